@@ -1,0 +1,61 @@
+// Package boot is how a machine starts: what the kernel command line says,
+// where the configuration comes from, and where things are on a node.
+//
+// It is the lowest room that both PID 1 and the services stand on, so it also
+// owns the two ideas that every writer on a node needs: the table of paths and
+// the atomic, synced file write.
+package boot
+
+// Version is the release of Garboard; the image build stamps it.
+var Version = "v0.1.0-dev"
+
+// Where things are on a node. The table in docs/design.md is this table.
+const (
+	StateDir      = "/system/state"             // STATE partition
+	ConfigFile    = "/system/state/config.yaml" // the applied configuration
+	ClockFile     = "/system/state/clock"       // last saved time, the clock's floor
+	SecretsDir    = "/system/secrets"           // tmpfs, 0700
+	EphemeralDir  = "/var"                      // EPHEMERAL partition
+	LogDir        = "/var/log"                  // logs of services, rotated
+	RunDir        = "/run/garboard"             // sockets
+	EtcdDataDir   = "/var/lib/etcd"
+	ContainerdDir = "/var/lib/containerd"
+	KubeletDir    = "/var/lib/kubelet"
+	ManifestsDir  = "/etc/kubernetes/manifests"
+	CRIConfDir    = "/var/cri/conf.d" // containerd drop-ins of the user
+	CNIConfDir    = "/etc/cni/net.d"
+	CNIBinDir     = "/opt/cni/bin"
+	CABundle      = "/etc/ssl/certs/ca-certificates"
+)
+
+// GPT partition labels.
+const (
+	LabelEFI       = "EFI"
+	LabelBootA     = "BOOT-A"
+	LabelBootB     = "BOOT-B"
+	LabelMeta      = "META"
+	LabelState     = "STATE"
+	LabelEphemeral = "EPHEMERAL"
+)
+
+// SeedConfigFile is where the container provisioner puts the configuration of
+// a node that has none on STATE yet.
+const SeedConfigFile = "/run/garboard-seed/config.yaml"
+
+// Mode says what kind of machine PID 1 runs on.
+type Mode int
+
+const (
+	// Machine is bare metal or a VM: PID 1 owns kernel, disks and clock.
+	Machine Mode = iota
+	// Container is a node in namespaces of a host: PID 1 skips kernel modules,
+	// disks and clock setting.
+	Container
+)
+
+func (m Mode) String() string {
+	if m == Container {
+		return "container"
+	}
+	return "machine"
+}

@@ -1,0 +1,250 @@
+// Package kernel brings in the Linux kernel that Garboard boots: where it comes from, and which of its modules come along.
+//
+// The default is the distribution's own kernel package, unchanged and signed by its publisher, fetched and verified by apt. Of its
+// modules (390 MB on a Debian 12) the ones that a Kubernetes node can use are kept: the table Modules names them with a reason each,
+// and Select closes the list over what they need. A module in the table that the kernel lacks is an error, so that an update of the
+// distribution can't take a driver away without anybody noticing.
+package kernel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/kernel/deb"
+	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz"
+)
+
+// AptPackages are what the build machine must have installed for Fetch to work.
+var AptPackages = append([]string{"kmod"}, deb.AptPackages...)
+
+// Flavour is one of the builds in which distributions publish their kernel.
+type Flavour string
+
+const (
+	// Cloud is the small build for virtual machines: virtio, NVMe, the hypervisors' own devices.
+	Cloud Flavour = "cloud"
+	// Generic is the build that also drives bare metal.
+	Generic Flavour = "generic"
+)
+
+// Flavours lists what Fetch accepts.
+var Flavours = []Flavour{Cloud, Generic}
+
+// metaPackages names, per flavour, the package that always depends on the newest kernel: Debian's name, then Ubuntu's.
+var metaPackages = map[Flavour][]string{
+	Cloud:   {"linux-image-cloud-amd64", "linux-image-virtual"},
+	Generic: {"linux-image-amd64", "linux-image-generic"},
+}
+
+// Kernel is a kernel on disk, ready to be put into an image.
+type Kernel struct {
+	Flavour Flavour `json:"flavour"`
+	// Release is what uname -r prints on it, and the name of its module folder.
+	Release string `json:"release"`
+	// Packages are the keys of the packages that it came from.
+	Packages []string `json:"packages"`
+	// Builtin holds the names of the table's modules that are built into this kernel.
+	Builtin []string `json:"builtin"`
+	// Modules holds the names of the modules that came along, the table's and those that they need.
+	Modules []string `json:"modules"`
+
+	dir string
+}
+
+// Image is the path of the bootable kernel.
+func (k *Kernel) Image() string { return filepath.Join(k.dir, "vmlinuz") }
+
+// ModulesDir is the path of the module folder, to be placed at /usr/lib/modules/<release>. It holds the uncompressed modules and the
+// indexes that depmod wrote for exactly these.
+func (k *Kernel) ModulesDir() string { return filepath.Join(k.dir, "lib/modules", k.Release) }
+
+// manifest is the file that makes a folder written by Fetch complete; it is written last.
+const manifest = "kernel.json"
+
+// Open reads back what Fetch wrote to dir.
+func Open(dir string) (*Kernel, error) {
+	data, err := os.ReadFile(filepath.Join(dir, manifest))
+	if err != nil {
+		return nil, fmt.Errorf("open kernel: %w", err)
+	}
+	k := &Kernel{dir: dir}
+	if err := json.Unmarshal(data, k); err != nil {
+		return nil, fmt.Errorf("open kernel %s: %w", dir, err)
+	}
+	return k, nil
+}
+
+// Resolve finds the packages that hold the newest kernel of a flavour: the meta package's dependency and, where the distribution
+// splits the modules off (Ubuntu), those packages too.
+func Resolve(ctx context.Context, flavour Flavour) ([]deb.Package, error) {
+	var meta []deb.Package
+	var err error
+	for _, name := range metaPackages[flavour] {
+		if meta, err = deb.Resolve(ctx, name); !errors.Is(err, deb.ErrUnknown) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("resolve %s kernel: %w", flavour, err)
+	}
+	if len(meta) == 0 {
+		return nil, fmt.Errorf("resolve kernel: unknown flavour %q (known: %v)", flavour, Flavours)
+	}
+	return follow(meta[0], func(name string) (deb.Package, error) {
+		found, err := deb.Resolve(ctx, name)
+		if err != nil {
+			return deb.Package{}, err
+		}
+		return found[0], nil
+	})
+}
+
+// follow walks the dependencies of a meta package to the packages that carry kernel images and modules.
+func follow(meta deb.Package, resolve func(string) (deb.Package, error)) ([]deb.Package, error) {
+	var packages []deb.Package
+	seen := map[string]bool{meta.Name: true}
+	for queue := slices.Clone(meta.Depends); len(queue) > 0; queue = queue[1:] {
+		name := queue[0]
+		carries := strings.HasPrefix(name, "linux-image-") || strings.HasPrefix(name, "linux-modules-")
+		if seen[name] || !carries {
+			continue
+		}
+		seen[name] = true
+		p, err := resolve(name)
+		if err != nil {
+			return nil, fmt.Errorf("dependency of %s: %w", meta.Name, err)
+		}
+		packages = append(packages, p)
+		queue = append(queue, p.Depends...)
+	}
+	if len(packages) == 0 {
+		return nil, fmt.Errorf("%s %s depends on no kernel package", meta.Name, meta.Version)
+	}
+	return packages, nil
+}
+
+// Fetch downloads the flavour's kernel and leaves its image and the curated modules in dir, which must be empty. Resolve tells
+// beforehand what it will take.
+func Fetch(ctx context.Context, flavour Flavour, dir string) (*Kernel, error) {
+	packages, err := Resolve(ctx, flavour)
+	if err != nil {
+		return nil, err
+	}
+	unpacked, err := os.MkdirTemp(dir, ".unpacked-")
+	if err != nil {
+		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
+	}
+	defer os.RemoveAll(unpacked)
+	if err := deb.Fetch(ctx, unpacked, packages...); err != nil {
+		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
+	}
+	k := &Kernel{Flavour: flavour, dir: dir}
+	for _, p := range packages {
+		k.Packages = append(k.Packages, p.Key())
+	}
+	if err := k.take(ctx, unpacked); err != nil {
+		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
+	}
+	return k, nil
+}
+
+// take moves image and modules from an unpacked package to where they stay.
+func (k *Kernel) take(ctx context.Context, unpacked string) error {
+	images, err := filepath.Glob(filepath.Join(unpacked, "boot/vmlinuz-*"))
+	if err != nil {
+		return err
+	}
+	if len(images) != 1 {
+		return fmt.Errorf("the packages hold %d kernel images, want 1", len(images))
+	}
+	k.Release = strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
+	if err := os.Rename(images[0], k.Image()); err != nil {
+		return err
+	}
+	// Read-only for others than root on Ubuntu, which a build as a normal user couldn't read back.
+	if err := os.Chmod(k.Image(), 0o644); err != nil {
+		return err
+	}
+
+	// Debian 12 has lib/modules, Debian 13 usr/lib/modules: depmod wants the former.
+	if _, err := os.Stat(filepath.Join(unpacked, "lib")); errors.Is(err, os.ErrNotExist) {
+		if err := os.Symlink("usr/lib", filepath.Join(unpacked, "lib")); err != nil {
+			return err
+		}
+	}
+	if err := depmod(ctx, unpacked, k.Release); err != nil {
+		return err
+	}
+	selection, err := Select(filepath.Join(unpacked, "lib/modules", k.Release), k.Flavour, Modules)
+	if err != nil {
+		return err
+	}
+	if err := selection.copyTo(k.ModulesDir()); err != nil {
+		return err
+	}
+	if err := depmod(ctx, k.dir, k.Release); err != nil {
+		return err
+	}
+	if err := pruneIndexes(k.ModulesDir()); err != nil {
+		return err
+	}
+	k.Builtin, k.Modules = selection.Builtin, selection.Names()
+
+	data, err := json.MarshalIndent(k, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(k.dir, manifest), append(data, '\n'), 0o644)
+}
+
+// depmod writes the indexes for the modules below base/lib/modules/release.
+func depmod(ctx context.Context, base, release string) error {
+	path, err := exec.LookPath("depmod")
+	if err != nil {
+		// Debian keeps it in a folder that isn't on a normal user's PATH.
+		path = "/usr/sbin/depmod"
+	}
+	cmd := exec.CommandContext(ctx, path, "-b", base, release)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, out)
+	}
+	return nil
+}
+
+// pruneIndexes removes what depmod writes for nobody on a node: the symbol tables. The binary indexes stay, for the modprobe in
+// containers that mount /lib/modules.
+func pruneIndexes(modules string) error {
+	for _, name := range []string{"modules.symbols", "modules.symbols.bin", "modules.builtin.modinfo"} {
+		if err := os.Remove(filepath.Join(modules, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// decompressor opens a module for reading as the kernel wants it: Debian 12 ships .ko, Debian 13 .ko.xz, Ubuntu .ko.zst.
+func decompressor(path string, file io.Reader) (io.Reader, func(), error) {
+	switch filepath.Ext(path) {
+	case ".xz":
+		r, err := xz.NewReader(file)
+		return r, func() {}, err
+	case ".zst":
+		r, err := zstd.NewReader(file)
+		if err != nil {
+			return nil, nil, err
+		}
+		return r, r.Close, nil
+	case ".ko":
+		return file, func() {}, nil
+	}
+	return nil, nil, fmt.Errorf("unknown module compression %q", filepath.Ext(path))
+}

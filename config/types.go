@@ -1,0 +1,241 @@
+// Package config is the machine configuration: one YAML document that says
+// everything about a node. Load reads it strictly, reports every problem at
+// once with its place, and fills the defaults in, so that nobody else in the
+// system ever asks whether a field was set. Encode writes it back.
+//
+// The types below are the schema: each field has its YAML name in the tag, and
+// its unit and default in the comment. A field whose zero value means something
+// else than its default is a pointer. Zero values are never written.
+package config
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Version is the only version of the document so far.
+const Version = "v1alpha1"
+
+// Config is the whole document.
+type Config struct {
+	Version string `yaml:"version"`
+	// Persist says whether the document is kept on STATE, so that a change
+	// made while running survives a reboot. Default true.
+	Persist *bool   `yaml:"persist"`
+	Machine Machine `yaml:"machine"`
+	Cluster Cluster `yaml:"cluster"`
+}
+
+// MachineType is the part that a machine plays in its cluster.
+type MachineType string
+
+const (
+	Init         MachineType = "init"         // a control plane that also bootstraps the cluster by itself
+	ControlPlane MachineType = "controlplane" // etcd and the Kubernetes control plane
+	Worker       MachineType = "worker"       // kubelet only; "join" is accepted as an alias
+)
+
+// ControlPlane reports whether etcd and the control plane run on the machine.
+func (t MachineType) ControlPlane() bool { return t == Init || t == ControlPlane }
+
+// Machine is what concerns this one node.
+type Machine struct {
+	Type MachineType `yaml:"type"` // required
+	// Token lets a node ask trustd for certificates; as cluster.token:
+	// six characters, a dot, sixteen characters of [a-z0-9]. Required.
+	Token Secret `yaml:"token"`
+	// CA signs the certificates of the machine API. Workers hold only crt.
+	CA CertKey `yaml:"ca"`
+	// CertSANs are further names and addresses in the API's certificate.
+	CertSANs   []string   `yaml:"certSANs"`
+	Network    Network    `yaml:"network"`
+	Time       Time       `yaml:"time"`
+	Install    Install    `yaml:"install"`
+	Kubelet    Kubelet    `yaml:"kubelet"`
+	Registries Registries `yaml:"registries"`
+	Files      []File     `yaml:"files"`
+	// Env is the environment of everything that fetches over the network on
+	// the node, such as http_proxy, https_proxy, no_proxy.
+	Env map[string]string `yaml:"env"`
+	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count.
+	Sysctls              map[string]string    `yaml:"sysctls"`
+	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
+}
+
+// Network is the node's own networking.
+type Network struct {
+	Hostname    string       `yaml:"hostname"`    // default: from DHCP, else made from a MAC address
+	Nameservers []netip.Addr `yaml:"nameservers"` // default: from DHCP
+	// Interfaces are as in the file; Links merges the entries of one interface.
+	// An empty list means: DHCP on every physical interface.
+	Interfaces []Interface `yaml:"interfaces"`
+}
+
+// Interface is one entry for one link. Several entries may name one link.
+type Interface struct {
+	Name   string       `yaml:"interface"` // required, such as eth0, bond0, wg0; lo0 is accepted for lo
+	CIDR   netip.Prefix `yaml:"cidr"`      // an address with its prefix length
+	MTU    int          `yaml:"mtu"`       // bytes; default: the kernel's
+	DHCP   bool         `yaml:"dhcp"`      // DHCPv4
+	Ignore bool         `yaml:"ignore"`    // leave the link alone
+	Routes []Route      `yaml:"routes"`
+
+	Bond      *Bond      `yaml:"bond"`
+	VLANs     []VLAN     `yaml:"vlans"`
+	VIP       *VIP       `yaml:"vip"`
+	WireGuard *WireGuard `yaml:"wireguard"`
+}
+
+// Route is a static route.
+type Route struct {
+	Network netip.Prefix `yaml:"network"` // required; 0.0.0.0/0 or ::/0 is the default route
+	Gateway netip.Addr   `yaml:"gateway"` // without it the network is on the link
+	Metric  uint32       `yaml:"metric"`  // default 1024; DHCP's routes have the same
+}
+
+// Bond makes the interface a bond.
+type Bond struct {
+	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
+	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
+	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // layer2 (default), layer2+3, layer3+4, encap2+3, encap3+4
+	MIIMon         int      `yaml:"miimon"`         // ms between link checks
+	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
+	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
+	Interfaces     []string `yaml:"interfaces"`     // required: the members
+}
+
+// VLAN is a tagged link on top of the interface.
+type VLAN struct {
+	ID     int          `yaml:"vlanId"` // required, 1 to 4094
+	CIDR   netip.Prefix `yaml:"cidr"`
+	DHCP   bool         `yaml:"dhcp"`
+	MTU    int          `yaml:"mtu"` // bytes
+	Routes []Route      `yaml:"routes"`
+}
+
+// VIP is the address that the control planes share.
+type VIP struct {
+	IP netip.Addr `yaml:"ip"` // required
+}
+
+// WireGuard makes the interface a WireGuard one.
+type WireGuard struct {
+	PrivateKey Secret          `yaml:"privateKey"` // required, base64 of 32 bytes
+	ListenPort int             `yaml:"listenPort"` // default: chosen by the kernel
+	Peers      []WireGuardPeer `yaml:"peers"`
+}
+
+// WireGuardPeer is one peer.
+type WireGuardPeer struct {
+	PublicKey  string         `yaml:"publicKey"` // required, base64 of 32 bytes
+	Endpoint   string         `yaml:"endpoint"`  // host:port
+	AllowedIPs []netip.Prefix `yaml:"allowedIPs"`
+	// PersistentKeepalive is the time between keepalives; default none.
+	PersistentKeepalive time.Duration `yaml:"persistentKeepaliveInterval"`
+}
+
+// Time is where the time comes from.
+type Time struct {
+	Servers     []string      `yaml:"servers"`     // default: pool.ntp.org
+	Disabled    bool          `yaml:"disabled"`    // trust the hardware clock
+	BootTimeout time.Duration `yaml:"bootTimeout"` // how long boot waits for a first sync; default 30s, then it goes on unsynced
+}
+
+// Install is where the system lives.
+type Install struct {
+	Disk  string `yaml:"disk"`  // device, such as /dev/vda; required on machines, unused in containers
+	Image string `yaml:"image"` // installer image; default: the release's own
+	Wipe  bool   `yaml:"wipe"`  // take the disk even if it holds foreign data
+}
+
+// Kubelet is the kubelet.
+type Kubelet struct {
+	Image      string            `yaml:"image"`      // default DefaultKubeletImage
+	ExtraArgs  map[string]string `yaml:"extraArgs"`  // flag without dashes: value
+	NodeLabels map[string]string `yaml:"nodeLabels"` // set at registration
+	ClusterDNS []netip.Addr      `yaml:"clusterDNS"` // default: the tenth address of each service subnet
+	NodeIP     NodeIP            `yaml:"nodeIP"`
+}
+
+// NodeIP says which of the node's addresses is the one that the cluster uses.
+type NodeIP struct {
+	ValidSubnets []netip.Prefix `yaml:"validSubnets"` // default: any
+}
+
+// Registries is where images come from.
+type Registries struct {
+	// Mirrors by registry host, such as docker.io, or '*' for all others.
+	Mirrors map[string]Mirror `yaml:"mirrors"`
+	// Config by the host (and port) that is talked to, mirrors included.
+	Config map[string]Registry `yaml:"config"`
+}
+
+// Mirror is asked instead of a registry, first endpoint first.
+type Mirror struct {
+	Endpoints []URL `yaml:"endpoints"` // required, http or https
+}
+
+// Registry is how to talk to a host that serves images.
+type Registry struct {
+	Auth *RegistryAuth `yaml:"auth"`
+	TLS  *RegistryTLS  `yaml:"tls"`
+}
+
+// RegistryAuth identifies the node: username and password, or auth (base64 of
+// both with a colon), or identityToken.
+type RegistryAuth struct {
+	Username      string `yaml:"username"`
+	Password      Secret `yaml:"password"`
+	Auth          Secret `yaml:"auth"`
+	IdentityToken Secret `yaml:"identityToken"`
+}
+
+// RegistryTLS replaces the public authorities for one host.
+type RegistryTLS struct {
+	CA                 PEM     `yaml:"ca"`             // base64 PEM
+	ClientIdentity     CertKey `yaml:"clientIdentity"` // client certificate
+	InsecureSkipVerify bool    `yaml:"insecureSkipVerify"`
+}
+
+// File is a file laid on the node at boot.
+type File struct {
+	Content     string   `yaml:"content"`
+	Permissions FileMode `yaml:"permissions"` // octal; default 0644
+	Path        string   `yaml:"path"`        // required, absolute
+	Op          FileOp   `yaml:"op"`          // default create
+}
+
+// FileOp is what to do with the file.
+type FileOp string
+
+const (
+	FileCreate    FileOp = "create"    // must not exist in the image
+	FileAppend    FileOp = "append"    // to the image's own file, at each boot anew
+	FileOverwrite FileOp = "overwrite" // replaces the image's own file
+)
+
+// SystemDiskEncryption says which partitions are encrypted.
+type SystemDiskEncryption struct {
+	State     *Encryption `yaml:"state"`
+	Ephemeral *Encryption `yaml:"ephemeral"`
+}
+
+// Encryption is the keys of one partition.
+type Encryption struct {
+	Keys []EncryptionKey `yaml:"keys"` // required, at least one
+}
+
+// EncryptionKey is exactly one of nodeID and static, in a slot.
+type EncryptionKey struct {
+	NodeID *EncryptionNodeID `yaml:"nodeID"`
+	Static *EncryptionStatic `yaml:"static"`
+	Slot   *int              `yaml:"slot"` // required, 0 to 31; keySlot is a deprecated alias
+}
+
+// EncryptionNodeID derives the key from the machine's UUID and the label.
+type EncryptionNodeID struct{}
+
+// EncryptionStatic is a passphrase in the configuration.
+type EncryptionStatic struct {
+	Passphrase Secret `yaml:"passphrase"` // required
+}

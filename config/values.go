@@ -1,0 +1,121 @@
+package config
+
+import (
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+// redacted is what a secret looks like wherever it isn't asked for by type.
+const redacted = "(secret)"
+
+// Secret is text that prints, logs and marshals as "(secret)". Only Encode
+// writes it; use string(s) for the value.
+type Secret string
+
+func (Secret) String() string               { return redacted }
+func (Secret) GoString() string             { return redacted }
+func (Secret) LogValue() slog.Value         { return slog.StringValue(redacted) }
+func (Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+// PEM is PEM text; in YAML it is base64 of that.
+type PEM []byte
+
+func (p PEM) MarshalText() ([]byte, error) { return []byte(encodePEM(p)), nil }
+
+func (p *PEM) UnmarshalText(text []byte) error {
+	data, err := decodePEM(text)
+	*p = data
+	return err
+}
+
+// KeyPEM is PEM with a private key in it: PEM that is a secret.
+type KeyPEM []byte
+
+func (KeyPEM) String() string               { return redacted }
+func (KeyPEM) GoString() string             { return redacted }
+func (KeyPEM) LogValue() slog.Value         { return slog.StringValue(redacted) }
+func (KeyPEM) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+func (p *KeyPEM) UnmarshalText(text []byte) error {
+	data, err := decodePEM(text)
+	*p = data
+	return err
+}
+
+func encodePEM(data []byte) string { return base64.StdEncoding.EncodeToString(data) }
+
+// decodePEM doesn't repeat the text in its errors: it may be a key.
+func decodePEM(text []byte) ([]byte, error) {
+	if strings.HasPrefix(strings.TrimSpace(string(text)), "-----BEGIN") {
+		return nil, errors.New("PEM must be base64-encoded once more (base64 -w0 FILE)")
+	}
+	// Line breaks come from tools that wrap base64.
+	data, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(string(text)), ""))
+	if err != nil {
+		return nil, errors.New("not base64")
+	}
+	if block, _ := pem.Decode(data); block == nil {
+		return nil, errors.New("no PEM inside the base64")
+	}
+	return data, nil
+}
+
+// CertKey is a certificate and its private key.
+type CertKey struct {
+	Crt PEM    `yaml:"crt"`
+	Key KeyPEM `yaml:"key"`
+}
+
+// CA is the pair as an authority.
+func (c CertKey) CA() pki.CA { return pki.CA{Cert: c.Crt, Key: c.Key} }
+
+// URL is an absolute URL.
+type URL struct{ url.URL }
+
+// ParseURL accepts absolute URLs with a host only.
+func ParseURL(text string) (URL, error) {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		var inner *url.Error
+		if errors.As(err, &inner) {
+			err = inner.Err // the outer one repeats the text
+		}
+		return URL{}, fmt.Errorf("not a URL: %w", err)
+	case u.Scheme == "" || u.Host == "":
+		return URL{}, errors.New("not an absolute URL such as https://host:port/path")
+	}
+	return URL{*u}, nil
+}
+
+func (u URL) String() string               { return u.URL.String() }
+func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
+
+func (u *URL) UnmarshalText(text []byte) (err error) {
+	*u, err = ParseURL(string(text))
+	return err
+}
+
+// FileMode is the permission bits of a file, octal in YAML.
+type FileMode fs.FileMode
+
+func (m FileMode) String() string               { return fmt.Sprintf("%04o", uint32(m)) }
+func (m FileMode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+func (m *FileMode) UnmarshalText(text []byte) error {
+	v, err := strconv.ParseUint(strings.TrimPrefix(string(text), "0o"), 8, 32)
+	if err != nil || v > 0o777 {
+		return errors.New("not octal permissions between 0000 and 0777, such as 0644")
+	}
+	*m = FileMode(v)
+	return nil
+}

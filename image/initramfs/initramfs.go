@@ -1,0 +1,227 @@
+// Package initramfs writes the archive that the kernel unpacks into its first root filesystem.
+//
+// It holds as little as can mount the real root filesystem, and that filesystem itself:
+//
+//	/init                        PID 1, stage 1
+//	/usr/lib/modules/<release>/  the modules that stage 1 loads, with a modules.dep for just these
+//	/rootfs.sqsh                 the root filesystem, to be mounted through a loop device
+//
+// and mountpoints. The archive has two segments, which the kernel unpacks one after the other
+// (Documentation/driver-api/early-userspace/buffer-format.rst): the first, everything small, is compressed with zstd; the second, the
+// root filesystem, is stored as it is, since it is compressed already and a second decompressor would only cost time. Nothing in the
+// archive depends on when, where or by whom it was built.
+package initramfs
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/u-root/u-root/pkg/cpio"
+)
+
+// Contents is what goes into an initramfs.
+type Contents struct {
+	// Init is the path of the program that becomes /init.
+	Init string
+	// RootFS is the path of the squashfs image that becomes /rootfs.sqsh.
+	RootFS string
+	// ModulesDir is a module folder with a modules.dep, named after the kernel's release; empty for none.
+	ModulesDir string
+}
+
+// Modules are what stage 1 loads, by name: enough for a root filesystem that is a file, with an overlay on it.
+var Modules = []string{"loop", "squashfs", "overlay"}
+
+const (
+	// RootFSName is where stage 1 finds the root filesystem.
+	RootFSName = "rootfs.sqsh"
+	// window is how far back zstd looks for repetitions, and so how much the kernel allocates to unpack: it takes up to 128 MiB.
+	window = 8 << 20
+	// alignment is where the kernel looks for the next segment of the archive.
+	alignment = 4
+)
+
+// directories exist before anything is mounted.
+var directories = []string{"dev", "proc", "sys", "run", "root", "usr", "usr/lib", "usr/lib/modules"}
+
+// Write writes the archive for c.
+func Write(w io.Writer, c Contents) error {
+	small, err := smallFiles(c)
+	if err != nil {
+		return fmt.Errorf("write initramfs: %w", err)
+	}
+	counted := &counter{w: w}
+	// One encoder goroutine: the output must not depend on the number of processors.
+	compressor, err := zstd.NewWriter(counted, zstd.WithEncoderLevel(zstd.SpeedBestCompression), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(window))
+	if err != nil {
+		return err
+	}
+	if err := writeSegment(compressor, small); err != nil {
+		return fmt.Errorf("write initramfs: %w", err)
+	}
+	if err := compressor.Close(); err != nil {
+		return fmt.Errorf("write initramfs: %w", err)
+	}
+	if err := counted.align(); err != nil {
+		return fmt.Errorf("write initramfs: %w", err)
+	}
+
+	rootfs, err := os.Open(c.RootFS)
+	if err != nil {
+		return fmt.Errorf("write initramfs: %w", err)
+	}
+	defer rootfs.Close()
+	record, err := file(RootFSName, rootfs, 0o400)
+	if err != nil {
+		return fmt.Errorf("write initramfs: %w", err)
+	}
+	if err := writeSegment(counted, []cpio.Record{record}); err != nil {
+		return fmt.Errorf("write initramfs: %w", err)
+	}
+	return counted.align()
+}
+
+// smallFiles lists the compressed segment.
+func smallFiles(c Contents) ([]cpio.Record, error) {
+	var records []cpio.Record
+	for _, dir := range directories {
+		records = append(records, cpio.Directory(dir, 0o755))
+	}
+	// The devices bridge the time until PID 1 mounts devtmpfs: the kernel opens the console for it, and Go's runtime opens null in place
+	// of standard files that are missing.
+	records = append(records,
+		cpio.Symlink("lib", "usr/lib"),
+		cpio.CharDev("dev/console", 0o600, 5, 1),
+		cpio.CharDev("dev/null", 0o666, 1, 3),
+	)
+	init, err := contents("init", c.Init, 0o755)
+	if err != nil {
+		return nil, err
+	}
+	records = append(records, init)
+	if c.ModulesDir == "" {
+		return records, nil
+	}
+	modules, err := moduleRecords(c.ModulesDir, Modules)
+	if err != nil {
+		return nil, err
+	}
+	return append(records, modules...), nil
+}
+
+// moduleRecords picks the named modules and what they need from a module folder, and the lines of modules.dep that say so. Names
+// without a file are built into the kernel: package kernel has made sure that each is one or the other.
+func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
+	index, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
+	if err != nil {
+		return nil, err
+	}
+	lines := map[string]string{}  // by module file
+	deps := map[string][]string{} // by module file
+	byName := map[string]string{} // module file by name
+	for line := range strings.Lines(string(index)) {
+		path, needs, _ := strings.Cut(strings.TrimSpace(line), ":")
+		lines[path], deps[path] = line, strings.Fields(needs)
+		name := strings.TrimSuffix(filepath.Base(path), ".ko")
+		byName[strings.ReplaceAll(name, "-", "_")] = path
+	}
+	taken := map[string]bool{}
+	for _, name := range names {
+		if path, ok := byName[name]; ok {
+			taken[path] = true
+			for _, dep := range deps[path] {
+				taken[dep] = true
+			}
+		}
+	}
+
+	base := filepath.Join("usr/lib/modules", filepath.Base(dir))
+	folders := map[string]bool{base: true}
+	var files []cpio.Record
+	var dep strings.Builder
+	paths := make([]string, 0, len(taken))
+	for path := range taken {
+		paths = append(paths, path)
+	}
+	slices.Sort(paths)
+	for _, path := range paths {
+		dep.WriteString(lines[path])
+		for parent := filepath.Dir(path); parent != "."; parent = filepath.Dir(parent) {
+			folders[filepath.Join(base, parent)] = true
+		}
+		record, err := contents(filepath.Join(base, path), filepath.Join(dir, path), 0o644)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, record)
+	}
+	files = append(files, cpio.StaticFile(filepath.Join(base, "modules.dep"), dep.String(), 0o644))
+
+	var records []cpio.Record
+	for folder := range folders {
+		records = append(records, cpio.Directory(folder, 0o755))
+	}
+	// Parents sort before their children.
+	slices.SortFunc(records, func(a, b cpio.Record) int { return strings.Compare(a.Name, b.Name) })
+	return append(records, files...), nil
+}
+
+// contents is a record with a small file's bytes.
+func contents(name, path string, perm uint64) (cpio.Record, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return cpio.Record{}, err
+	}
+	return cpio.StaticFile(name, string(data), perm), nil
+}
+
+// file is a record that is read while it is written.
+func file(name string, f *os.File, perm uint64) (cpio.Record, error) {
+	stat, err := f.Stat()
+	if err != nil {
+		return cpio.Record{}, err
+	}
+	record := cpio.StaticFile(name, "", perm)
+	record.ReaderAt = f
+	record.FileSize = uint64(stat.Size())
+	return record, nil
+}
+
+// writeSegment writes one complete cpio archive.
+func writeSegment(w io.Writer, records []cpio.Record) error {
+	cpio.MakeAllReproducible(records)
+	for i := range records {
+		// Each file its own inode, or the kernel takes them for hard links of one.
+		records[i].Ino = uint64(i + 1)
+	}
+	archive := cpio.Newc.Writer(w)
+	if err := cpio.WriteRecords(archive, records); err != nil {
+		return err
+	}
+	return cpio.WriteTrailer(archive)
+}
+
+// counter counts what passes, so that the next segment can be aligned.
+type counter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// align pads with zeros, which the kernel skips between segments.
+func (c *counter) align() error {
+	padding := (alignment - c.n%alignment) % alignment
+	_, err := io.Copy(c, bytes.NewReader(make([]byte, padding)))
+	return err
+}

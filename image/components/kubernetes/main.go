@@ -45,7 +45,7 @@ func server(command func() *cobra.Command) func() int {
 
 func runKubectl() int {
 	// The verbosity has to be known before the command exists: building it already reads plugins and .kuberc.
-	if err := logs.GlogSetter(kubectl.GetLogVerbosity(os.Args)); err != nil {
+	if _, err := logs.GlogSetter(kubectl.GetLogVerbosity(os.Args)); err != nil {
 		fmt.Fprintf(os.Stderr, "kubectl: set log verbosity: %v\n", err)
 	}
 	if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {

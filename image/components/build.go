@@ -1,0 +1,254 @@
+package components
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/progress"
+)
+
+const (
+	// recipe is part of every key: raise it when a change here makes different binaries from the same table.
+	recipe = "1"
+	// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
+	stopCompiler = 5 * time.Second
+	// quoted is how much of a failed command's output an error shows: the end, where compilers say what was wrong.
+	quoted = 4000
+)
+
+// Builder builds components out of a checkout.
+type Builder struct {
+	Root     string // the checkout: the directory with the main go.mod
+	Store    *cache.Store
+	Progress *progress.Reporter // may be nil
+}
+
+// Build builds components out of the checkout that the working directory is in, without names all of them. It returns the directory of each
+// component's result, which holds the component's Files.
+func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, names ...string) (map[string]string, error) {
+	root, err := FindRoot(".")
+	if err != nil {
+		return nil, err
+	}
+	return (&Builder{Root: root, Store: store, Progress: r}).Build(ctx, names...)
+}
+
+// FindRoot is the checkout that dir is in: the directory above it that has this package's table.
+func FindRoot(dir string) (string, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for at := abs; ; at = filepath.Dir(at) {
+		if _, err := os.Stat(filepath.Join(at, "image", "components", "components.go")); err == nil {
+			return at, nil
+		}
+		if at == filepath.Dir(at) {
+			return "", fmt.Errorf("%s is not inside a checkout of Garboard: no directory above it has image/components", abs)
+		}
+	}
+}
+
+// Build builds one component after the other: the Go compiler uses all cores by itself.
+func (b *Builder) Build(ctx context.Context, names ...string) (map[string]string, error) {
+	if len(names) == 0 {
+		names = Names()
+	}
+	var wanted []Component
+	for _, name := range names {
+		c, err := ByName(name)
+		if err != nil {
+			return nil, err
+		}
+		wanted = append(wanted, c)
+		b.Progress.Expect(name, c.Guess)
+	}
+	b.Progress.Plan(names...)
+	dirs := map[string]string{}
+	for _, c := range wanted {
+		dir, err := b.component(ctx, c)
+		if err != nil {
+			return nil, fmt.Errorf("build %s %s: %w", c.Name, c.Version, err)
+		}
+		dirs[c.Name] = dir
+	}
+	b.Progress.Summary("components", names...)
+	return dirs, nil
+}
+
+func (b *Builder) component(ctx context.Context, c Component) (string, error) {
+	module := filepath.Join(b.Root, "image", "components", c.Dir)
+	inputs, err := b.inputs(ctx, c, module)
+	if err != nil {
+		return "", err
+	}
+	hit := true
+	dir, err := b.Store.Build(ctx, c.Name, inputs, func(ctx context.Context, dir string) error {
+		hit = false
+		done := b.Progress.Step(c.Name)
+		err := compile(ctx, c, module, dir)
+		done(err)
+		return err
+	})
+	if err == nil && hit {
+		b.Progress.Cached(c.Name)
+	}
+	return dir, err
+}
+
+// inputs is everything that decides how a component's binaries come out.
+func (b *Builder) inputs(ctx context.Context, c Component, module string) ([]string, error) {
+	tree, err := cache.HashTree(module)
+	if err != nil {
+		return nil, err
+	}
+	inputs := []string{recipe, c.Name, c.Version, tree, strings.Join(c.Fold, " "), c.C}
+	for _, p := range c.Programs {
+		inputs = append(inputs, p.File, strings.Join(p.Links, " "), strings.Join(p.arguments(), " "))
+	}
+	if len(c.Programs) > 0 {
+		version, err := output(ctx, module, nil, "go", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
+		if err != nil {
+			return nil, err
+		}
+		inputs = append(inputs, version)
+	}
+	if c.usesC() {
+		toolchain, err := cToolchain(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		inputs = append(inputs, toolchain...)
+	}
+	return inputs, nil
+}
+
+func (c Component) usesC() bool {
+	for _, p := range c.Programs {
+		if p.Static {
+			return true
+		}
+	}
+	return c.C != ""
+}
+
+// cToolchain identifies the C compiler and the libraries that get linked in.
+func cToolchain(ctx context.Context, c Component) ([]string, error) {
+	version, err := output(ctx, "", nil, "gcc", "--version")
+	if err != nil {
+		return nil, err
+	}
+	libraries := []string{"libc.a"}
+	if c.C == "" {
+		libraries = append(libraries, "libseccomp.a")
+	}
+	identity := []string{version}
+	for _, library := range libraries {
+		path, err := output(ctx, "", nil, "gcc", "-print-file-name="+library)
+		if err != nil {
+			return nil, err
+		}
+		// gcc echoes the bare name of a library that it doesn't find.
+		if path = strings.TrimSpace(path); !filepath.IsAbs(path) {
+			return nil, fmt.Errorf("%s is missing: install the Debian packages %s", library, strings.Join(AptPackages, " "))
+		}
+		hash, err := cache.HashTree(path)
+		if err != nil {
+			return nil, err
+		}
+		identity = append(identity, hash)
+	}
+	return identity, nil
+}
+
+// compile puts a component's files into dir.
+func compile(ctx context.Context, c Component, module, dir string) error {
+	if c.C != "" {
+		_, err := output(ctx, module, nil, "gcc", "-Os", "-static", "-s", "-Wl,--build-id=none", "-DVERSION=\""+c.Version+"\"", "-o", filepath.Join(dir, c.Name), c.C)
+		return err
+	}
+	if len(c.Fold) > 0 {
+		folded, err := os.MkdirTemp("", "garboard-"+c.Name+"-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(folded)
+		if err := fold(ctx, module, c.Fold, folded); err != nil {
+			return fmt.Errorf("fold programs into one: %w", err)
+		}
+		module = folded
+	}
+	for _, p := range c.Programs {
+		args := append([]string{"build", "-o", filepath.Join(dir, p.File)}, p.arguments()...)
+		if _, err := output(ctx, module, p.environment(), "go", args...); err != nil {
+			return err
+		}
+		for _, link := range p.Links {
+			if err := os.Symlink(p.File, filepath.Join(dir, link)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// arguments are those for go build, but for the output.
+func (p Program) arguments() []string {
+	linker := "-s -w -buildid="
+	for _, variable := range p.Stamp {
+		linker += " -X " + variable
+	}
+	if p.Static {
+		linker += " -linkmode external -extldflags '-static -Wl,--build-id=none'"
+	}
+	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", "-tags=" + strings.Join(p.Tags, ","), "-ldflags=" + linker, p.Package}
+}
+
+// environment overrides what the user's own settings would change about the result.
+func (p Program) environment() []string {
+	cgo := "CGO_ENABLED=0"
+	if p.Static {
+		cgo = "CGO_ENABLED=1"
+	}
+	return []string{cgo, "GOFLAGS=", "GOWORK=off", "CC=gcc", "CGO_CFLAGS=-O2", "CGO_LDFLAGS="}
+}
+
+// output runs a command in dir and returns its standard output. A command that ctx ends goes with all of its children.
+func output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), env...)
+	// An own process group: go build starts compilers, and a signal to it alone would leave them writing into a directory that is gone.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = stopCompiler
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	out, err := cmd.Output()
+	if err == nil {
+		return string(out), nil
+	}
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	text := strings.TrimSpace(complaints.String())
+	if len(text) > quoted {
+		text = "…" + text[len(text)-quoted:]
+	}
+	command := name
+	if len(args) > 0 {
+		command += " " + args[0]
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", fmt.Errorf("run %s: %w", command, err)
+	}
+	return "", fmt.Errorf("%s in %s: %w: %s", command, dir, err, text)
+}

@@ -1,0 +1,163 @@
+// Package components builds the programs that Garboard didn't write: Kubernetes, etcd, containerd, runc, the CNI plugins, CoreDNS, flannel
+// and pause.
+//
+// Each is a small Go module of its own below this directory, with a go.mod that pins the version and, where needed, a main of a few lines.
+// Modules of their own because they disagree about their dependencies (containerd and Kubernetes about client-go, for one), and because a
+// go.sum per component is a list of exactly what went into it. This package is the table of them and the one way to build them; nothing is
+// downloaded but Go modules, which go.sum vouches for.
+package components
+
+import (
+	"fmt"
+	"time"
+)
+
+// Component is something that is built from published sources.
+type Component struct {
+	Name    string
+	Version string
+	Dir     string   // its module, below image/components
+	Files   []string // the names that its result directory holds
+
+	Programs []Program
+	Fold     []string // packages main that become one program (see fold.go)
+	C        string   // a C file, for a component that isn't Go
+
+	Guess time.Duration // how long two cores take with nothing cached, for the first estimate
+}
+
+// Program is one Go program of a component.
+type Program struct {
+	File    string   // in the result
+	Package string   // "." is the component's own main
+	Links   []string // names it answers to besides its own
+	Tags    []string // build tags
+	Stamp   []string // variables for the linker to set: path.Name=value
+	Static  bool     // uses cgo, and is linked statically all the same
+}
+
+// Versions of the components. Kubernetes' programs all have the same one.
+const (
+	KubernetesVersion = "v1.36.3"
+	EtcdVersion       = "v3.6.8"
+	ContainerdVersion = "v2.3.7"
+	RuncVersion       = "v1.5.2"
+	CNIVersion        = "v1.9.1"
+	CoreDNSVersion    = "v1.14.7"
+	FlannelVersion    = "v0.28.4"
+	PauseVersion      = "3.10.1"
+)
+
+// AptPackages are the Debian packages that building needs besides Go: a C compiler for runc and pause, and the library with which runc
+// compiles seccomp filters (without it every pod with the profile RuntimeDefault fails).
+var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev"}
+
+// All are the components, the longest build first: it is the one to see progress of, and the one to fail early.
+var All = []Component{
+	{
+		Name: "kubernetes", Version: KubernetesVersion, Dir: "kubernetes", Guess: 6 * time.Minute,
+		Files: []string{"kubernetes", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"},
+		Programs: []Program{{
+			File: "kubernetes", Package: ".", Stamp: kubernetesStamp(KubernetesVersion),
+			Links: []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"},
+		}},
+	},
+	{
+		Name: "etcd", Version: EtcdVersion, Dir: "etcd", Guess: 30 * time.Second,
+		Files: []string{"etcd", "etcdctl"},
+		Programs: []Program{{
+			File: "etcd", Package: ".", Links: []string{"etcdctl"},
+			Stamp: []string{"go.etcd.io/etcd/api/v3/version.GitSHA=" + EtcdVersion},
+		}},
+	},
+	{
+		Name: "containerd", Version: ContainerdVersion, Dir: "containerd", Guess: 45 * time.Second,
+		Files: []string{"containerd", "containerd-shim-runc-v2"},
+		Programs: []Program{
+			{File: "containerd", Package: "github.com/containerd/containerd/v2/cmd/containerd", Tags: containerdTags, Stamp: containerdStamp},
+			{File: "containerd-shim-runc-v2", Package: "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", Tags: containerdTags, Stamp: containerdStamp},
+		},
+	},
+	{
+		Name: "runc", Version: RuncVersion, Dir: "runc", Guess: 20 * time.Second,
+		Files: []string{"runc"},
+		Programs: []Program{{
+			File: "runc", Package: "github.com/opencontainers/runc", Static: true,
+			Tags: []string{"netgo", "osusergo", "seccomp", "urfave_cli_no_docs"},
+		}},
+	},
+	{
+		Name: "cni", Version: CNIVersion, Dir: "cni", Guess: 10 * time.Second,
+		Files: []string{"cni", "bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "ptp"},
+		Fold: []string{
+			cniPlugins + "/ipam/host-local", cniPlugins + "/main/bridge", cniPlugins + "/main/loopback", cniPlugins + "/main/ptp",
+			cniPlugins + "/meta/bandwidth", cniPlugins + "/meta/firewall", cniPlugins + "/meta/portmap",
+		},
+		Programs: []Program{{
+			File: "cni", Package: ".", Links: []string{"bandwidth", "bridge", "firewall", "host-local", "loopback", "portmap", "ptp"},
+			Stamp: []string{"github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=" + CNIVersion},
+		}},
+	},
+	{
+		Name: "coredns", Version: CoreDNSVersion, Dir: "coredns", Guess: 90 * time.Second,
+		Files:    []string{"coredns"},
+		Programs: []Program{{File: "coredns", Package: ".", Stamp: []string{"github.com/coredns/coredns/coremain.GitCommit=" + CoreDNSVersion}}},
+	},
+	{
+		Name: "flannel", Version: FlannelVersion, Dir: "flannel", Guess: 50 * time.Second,
+		Files: []string{"flanneld"},
+		Programs: []Program{{
+			File: "flanneld", Package: ".",
+			Stamp: []string{"main.version=" + FlannelVersion, "github.com/flannel-io/flannel/pkg/version.Version=" + FlannelVersion},
+		}},
+	},
+	{Name: "pause", Version: PauseVersion, Dir: "pause", Files: []string{"pause"}, C: "pause.c", Guess: time.Second},
+}
+
+const cniPlugins = "github.com/containernetworking/plugins/plugins"
+
+var (
+	// containerdTags leave out the snapshotters that need tools or kernel parts that aren't on a node.
+	containerdTags  = []string{"no_btrfs", "no_zfs", "no_devmapper"}
+	containerdStamp = []string{"github.com/containerd/containerd/v2/version.Version=" + ContainerdVersion}
+)
+
+// kubernetesStamp is what "kubectl version" and each node's status show. Without it both call themselves v0.0.0-master, and version checks
+// between the programs go wrong. A module has no Git commit; the build date is fixed so that builds are reproducible.
+func kubernetesStamp(version string) []string {
+	var major, minor, patch int
+	if _, err := fmt.Sscanf(version, "v%d.%d.%d", &major, &minor, &patch); err != nil {
+		panic(fmt.Sprintf("Kubernetes version %q: %v", version, err)) // a constant above is wrong
+	}
+	var stamp []string
+	for _, path := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		stamp = append(stamp,
+			path+".gitVersion="+version,
+			fmt.Sprintf("%s.gitMajor=%d", path, major),
+			fmt.Sprintf("%s.gitMinor=%d", path, minor),
+			path+".gitCommit=unknown",
+			path+".gitTreeState=archive",
+			path+".buildDate=1970-01-01T00:00:00Z",
+		)
+	}
+	return stamp
+}
+
+// Names lists all components, in the order in which they are built.
+func Names() []string {
+	names := make([]string, len(All))
+	for i, c := range All {
+		names[i] = c.Name
+	}
+	return names
+}
+
+// ByName finds a component.
+func ByName(name string) (Component, error) {
+	for _, c := range All {
+		if c.Name == name {
+			return c, nil
+		}
+	}
+	return Component{}, fmt.Errorf("no component is called %q; there are: %v", name, Names())
+}

@@ -1,0 +1,157 @@
+package logs
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	consolePrefix = "[garboard] "
+
+	// The kernel cuts a record of /dev/kmsg at 1024 bytes less its own prefix
+	// (LOG_LINE_MAX in kernel/printk): stay below.
+	maxConsoleLine = 900
+
+	// A service in a loop must not drown what a person at the console looks for,
+	// and a serial line at 115200 baud carries about 100 lines a second: after
+	// a burst, this many.
+	consoleBurst     = 200
+	consolePerSecond = 20
+)
+
+// console writes lines, one Write each, and no more than a reader can follow.
+type console struct {
+	w io.Writer
+
+	mu      sync.Mutex // guards all below and the order of writes
+	tokens  float64
+	filled  time.Time
+	dropped int
+	now     func() time.Time
+}
+
+func newConsole(w io.Writer) *console {
+	if w == nil {
+		w = io.Discard
+	}
+	return &console{w: w, tokens: consoleBurst, now: time.Now}
+}
+
+func (c *console) say(level slog.Level, text string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	if !c.filled.IsZero() {
+		c.tokens = min(consoleBurst, c.tokens+now.Sub(c.filled).Seconds()*consolePerSecond)
+	}
+	c.filled = now
+	if c.tokens < 1 {
+		c.dropped++
+		return
+	}
+	if c.dropped > 0 {
+		c.write(slog.LevelWarn, fmt.Sprintf("%d lines not shown here: too many at once (the services' logs have them)", c.dropped))
+		c.dropped = 0
+	}
+	c.tokens--
+	c.write(level, text)
+}
+
+// write splits text into records and hands each to the writer. The console has
+// nobody to report an error to.
+func (c *console) write(level slog.Level, text string) {
+	text = oneLine(text)
+	for text != "" {
+		part := text
+		if len(part) > maxConsoleLine {
+			part = part[:runeBoundary(text, maxConsoleLine)]
+		}
+		text = text[len(part):]
+		line := []byte(consolePrefix + part + "\n")
+		if leveled, ok := c.w.(interface{ WriteLevel(slog.Level, []byte) }); ok {
+			leveled.WriteLevel(level, line)
+		} else {
+			c.w.Write(line)
+		}
+	}
+}
+
+// runeBoundary is the largest cut <= n that doesn't split a character.
+func runeBoundary(s string, n int) int {
+	for i := n; i > n-utf8.UTFMax; i-- {
+		if utf8.RuneStart(s[i]) {
+			return i
+		}
+	}
+	return n
+}
+
+// KmsgDevice is the kernel's log as a file; see Documentation/ABI/testing/dev-kmsg.
+const KmsgDevice = "/dev/kmsg"
+
+// ConsoleLogLevel is what the kernel's console log level (printk(8)) has to be
+// for our lines to show and the kernel's chatter not to: notice and above.
+const ConsoleLogLevel = 6
+
+// Kmsg writes to the kernel's log, from where the kernel shows it on every
+// console with the time since boot in front, also when PID 1 dies right after.
+type Kmsg struct{ w io.Writer }
+
+// OpenKmsg opens the kernel's log at path for writing.
+func OpenKmsg(path string) (*Kmsg, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open kernel log: %w", err)
+	}
+	return &Kmsg{w: f}, nil
+}
+
+// Write is WriteLevel at info.
+func (k *Kmsg) Write(line []byte) (int, error) {
+	k.WriteLevel(slog.LevelInfo, line)
+	return len(line), nil
+}
+
+// WriteLevel writes one record with the syslog priority for level: a record is
+// what one write(2) brings.
+func (k *Kmsg) WriteLevel(level slog.Level, line []byte) {
+	// Facility 3 is "daemon" (syslog(3)); user records can't have the kernel's 0.
+	const facilityDaemon = 3 << 3
+	record := fmt.Appendf(nil, "<%d>%s", facilityDaemon|priority(level), bytes.TrimRight(line, "\n"))
+	k.w.Write(append(record, '\n'))
+}
+
+// priority of syslog(3) for a level.
+func priority(level slog.Level) int {
+	switch {
+	case level >= slog.LevelError:
+		return 3
+	case level >= slog.LevelWarn:
+		return 4
+	case level >= LevelNotice:
+		return 5
+	case level >= slog.LevelInfo:
+		return 6
+	}
+	return 7
+}
+
+// Plain is the console of a node in a container: the same lines as the kernel
+// would show, with the time since start in front.
+func Plain(w io.Writer) io.Writer { return &plain{w: w, start: time.Now()} }
+
+type plain struct {
+	w     io.Writer
+	start time.Time
+}
+
+func (p *plain) Write(line []byte) (int, error) {
+	_, err := fmt.Fprintf(p.w, "[%12.6f] %s", time.Since(p.start).Seconds(), line)
+	return len(line), err
+}

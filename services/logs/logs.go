@@ -1,0 +1,153 @@
+// Package logs keeps what the services of a node say.
+//
+// Each service, process and container has its own log: a bounded ring in
+// memory from the first line on, and, once EPHEMERAL is mounted, a rotated file
+// of bounded size beside it. What a person at the console has to know (warnings,
+// and lines that ask for it) also goes there as `[garboard] <service>: message`.
+//
+// Whoever writes a line never waits for a disk: files are written by one
+// goroutine behind a bounded queue. What doesn't fit, or fails to be written, is
+// counted, said once on the console, and noted in the file when writing works
+// again; the ring in memory has it in any case.
+package logs
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// LevelNotice is for normal events that a person at the console should see:
+	// above info, which is only in the service's own log.
+	LevelNotice = slog.LevelInfo + 2
+
+	// Bounds of one ring: a chatty service keeps its last minutes, and fifty of
+	// them stay under the memory budget of PID 1.
+	ringLines = 1000
+	ringBytes = 128 << 10
+
+	// A longer line is cut: nothing that a person reads is longer, and one
+	// process without newlines must not eat the memory.
+	maxLine = 16 << 10
+)
+
+// consoleKey can't clash with a key that somebody prints: it has a blank.
+const consoleKey = "to console"
+
+// Console as an attribute of a line sends it to the console too, whatever its
+// level: log.Info("listening", "address", a, logs.Console).
+var Console = slog.Bool(consoleKey, true)
+
+// Logs is all logs of a node.
+type Logs struct {
+	console *console
+	now     func() time.Time
+
+	mu   sync.Mutex // guards byID
+	byID map[string]*ring
+
+	disk disk
+}
+
+// New returns logs that live in memory. console gets one Write per line; see
+// Kmsg and Plain. It may be nil.
+func New(consoleWriter io.Writer) *Logs {
+	l := &Logs{
+		console: newConsole(consoleWriter),
+		now:     time.Now,
+		byID:    map[string]*ring{},
+	}
+	l.disk.say = l.Say
+	l.disk.open = openFile
+	return l
+}
+
+// Logger writes structured lines to the log of id, and to the console those of
+// level warn and above, of LevelNotice, and those that carry Console.
+func (l *Logs) Logger(id string) *slog.Logger {
+	return slog.New(&handler{logs: l, id: id})
+}
+
+// Say writes one line to the console only.
+func (l *Logs) Say(format string, args ...any) {
+	l.console.say(LevelNotice, fmt.Sprintf(format, args...))
+}
+
+// Tail returns the last lines of a log, oldest first, from memory. lines <= 0
+// means all that are there; an unknown id has none.
+func (l *Logs) Tail(id string, lines int) []string {
+	l.mu.Lock()
+	r := l.byID[id]
+	l.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	return r.tail(lines)
+}
+
+// IDs lists the logs that have been asked for, sorted.
+func (l *Logs) IDs() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ids := make([]string, 0, len(l.byID))
+	for id := range l.byID {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// add is the way of every line into its ring and, if there is one, its file.
+func (l *Logs) add(id, line string) {
+	if len(line) > maxLine {
+		line = line[:maxLine]
+	}
+	r := l.ring(id)
+	// The ring's lock is held over both, so that ring and file have one order,
+	// and so that Persist sees each line either in the ring or in the queue.
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.add(line)
+	l.disk.enqueue(id, line)
+}
+
+func (l *Logs) ring(id string) *ring {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.byID[id]
+	if r == nil {
+		r = &ring{}
+		l.byID[id] = r
+	}
+	return r
+}
+
+// ring keeps the last lines of one log.
+type ring struct {
+	mu    sync.Mutex // guards all below; add and all are called with it held
+	lines []string
+	bytes int
+}
+
+func (r *ring) add(line string) {
+	r.lines = append(r.lines, line)
+	r.bytes += len(line)
+	for len(r.lines) > ringLines || r.bytes > ringBytes && len(r.lines) > 1 {
+		r.bytes -= len(r.lines[0])
+		r.lines[0] = "" // let go of the text: append reuses the array only later
+		r.lines = r.lines[1:]
+	}
+}
+
+func (r *ring) tail(n int) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n <= 0 || n > len(r.lines) {
+		n = len(r.lines)
+	}
+	return slices.Clone(r.lines[len(r.lines)-n:])
+}

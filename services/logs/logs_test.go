@@ -1,0 +1,388 @@
+package logs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/google/go-cmp/cmp"
+)
+
+// screen is a console that keeps what it shows, and fails the test on a write
+// that isn't one line.
+type screen struct {
+	t  *testing.T
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if bytes.Count(p, []byte{'\n'}) != 1 || !bytes.HasSuffix(p, []byte{'\n'}) {
+		s.t.Errorf("console got %q, want one line per write", p)
+	}
+	return s.b.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func TestLoggerWritesOwnLogAndConsole(t *testing.T) {
+	s := &screen{t: t}
+	l := New(s)
+	l.now = func() time.Time { return time.Date(2021, 3, 9, 13, 57, 11, 0, time.UTC) }
+	log := l.Logger("networkd").With("link", "eth0")
+	log.Debug("not kept")
+	log.Info("address set", "addr", "10.0.0.2/24")
+	log.Warn("no answer", "err", errors.Join(errors.New("a"), errors.New("b")), "after", 1500*time.Millisecond)
+	log.WithGroup("dns").Info("resolvers", "n", 2, Console)
+	l.Say("up after %d s", 3)
+
+	var got []string
+	for _, line := range l.Tail("networkd", 0) {
+		got = append(got, line[len(timeLayout):])
+	}
+	want := []string{
+		"  address set link=eth0 addr=10.0.0.2/24",
+		`  warning: no answer link=eth0 err="a\nb" after=1.5s`,
+		"  resolvers link=eth0 dns.n=2",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("own log (-want +got):\n%s", d)
+	}
+	wantConsole := `[garboard] networkd: no answer link=eth0 err="a\nb" after=1.5s
+[garboard] networkd: resolvers link=eth0 dns.n=2
+[garboard] up after 3 s
+`
+	if d := cmp.Diff(wantConsole, s.String()); d != "" {
+		t.Errorf("console (-want +got):\n%s", d)
+	}
+}
+
+// S-276: <time> <name>: controller starting
+func TestS276LineFormat(t *testing.T) {
+	l := New(nil)
+	l.Logger("controller-runtime").Info("k8s.KubeletStaticPodController: controller starting")
+	line := l.Tail("controller-runtime", 1)[0]
+	stamp, rest, ok := strings.Cut(line, "  ")
+	if _, err := time.Parse("2006/01/02 15:04:05", stamp); err != nil || !ok || rest != "k8s.KubeletStaticPodController: controller starting" {
+		t.Errorf("got %q", line)
+	}
+}
+
+func TestConsoleSplitsLongLinesAtCharacters(t *testing.T) {
+	s := &screen{t: t}
+	l := New(s)
+	long := strings.Repeat("ä", 1000)
+	l.Say("%s", long)
+	var joined string
+	for line := range strings.Lines(s.String()) {
+		if len(line) > 1000 {
+			t.Errorf("line of %d bytes", len(line))
+		}
+		joined += strings.TrimSuffix(strings.TrimPrefix(line, consolePrefix), "\n")
+	}
+	if joined != long {
+		t.Errorf("parts don't add up: %q", joined)
+	}
+}
+
+func TestConsoleIsNotDrowned(t *testing.T) {
+	s := &screen{t: t}
+	l := New(s)
+	now := time.Unix(0, 0)
+	l.console.now = func() time.Time { return now }
+	for i := range 3 * consoleBurst {
+		l.Say("line %d", i)
+	}
+	if n := strings.Count(s.String(), "\n"); n != consoleBurst {
+		t.Errorf("%d lines shown of a burst, want %d", n, consoleBurst)
+	}
+	now = now.Add(time.Second)
+	l.Say("later")
+	if want := fmt.Sprintf("%d lines not shown here", 2*consoleBurst); !strings.Contains(s.String(), want) {
+		t.Errorf("console doesn't say %q", want)
+	}
+	if !strings.HasSuffix(s.String(), "[garboard] later\n") {
+		t.Error("the line after the burst is missing")
+	}
+}
+
+func TestKmsgPriorities(t *testing.T) {
+	var b bytes.Buffer
+	l := New(&Kmsg{w: &b})
+	l.Say("hello")
+	l.Logger("x").Warn("w")
+	l.Logger("x").Error("e")
+	want := "<29>[garboard] hello\n<28>[garboard] x: w\n<27>[garboard] x: e\n"
+	if b.String() != want {
+		t.Errorf("got %q, want %q", b.String(), want)
+	}
+}
+
+func TestWriterSplitsLines(t *testing.T) {
+	l := New(nil)
+	w := l.Writer("etcd")
+	for _, part := range []string{"on", "e\ntwo\r\n\nth", "ree"} {
+		w.Write([]byte(part))
+	}
+	w.Close()
+	w.Write(bytes.Repeat([]byte{'x'}, 3*maxLine))
+	got := l.Tail("etcd", 0)
+	if d := cmp.Diff([]string{"one", "two", "", "three"}, got[:4]); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	for _, line := range got {
+		if len(line) > maxLine {
+			t.Errorf("line of %d bytes kept", len(line))
+		}
+	}
+}
+
+func TestRingIsBounded(t *testing.T) {
+	l := New(nil)
+	log := l.Logger("noisy")
+	for i := range 3 * ringLines {
+		log.Info("line", "i", i)
+	}
+	got := l.Tail("noisy", 0)
+	if len(got) != ringLines || !strings.HasSuffix(got[len(got)-1], fmt.Sprint("i=", 3*ringLines-1)) {
+		t.Errorf("%d lines, last %q", len(got), got[len(got)-1])
+	}
+	w := l.Writer("fat")
+	for range 100 {
+		fmt.Fprintln(w, strings.Repeat("x", maxLine-1))
+	}
+	if n := len(l.Tail("fat", 0)); n*maxLine > ringBytes+maxLine {
+		t.Errorf("%d fat lines kept", n)
+	}
+	if n := len(l.Tail("noisy", 7)); n != 7 {
+		t.Errorf("Tail(7) gave %d lines", n)
+	}
+	if l.Tail("nobody", 1) != nil {
+		t.Error("unknown log has lines")
+	}
+	if d := cmp.Diff([]string{"fat", "noisy"}, l.IDs()); d != "" {
+		t.Error(d)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestPersistKeepsEarlierLinesAndEarlierBoots(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "log")
+	for boot := range 6 {
+		l := New(nil)
+		w := l.Writer("etcd")
+		fmt.Fprintf(w, "boot %d early\n", boot)
+		if err := l.Persist(dir); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(w, "boot %d late\n", boot)
+		l.Release()
+		fmt.Fprintf(w, "in memory only\n")
+		l.Release() // twice is harmless
+	}
+	for i, name := range []string{"etcd.log", "etcd.log.1", "etcd.log.2", "etcd.log.3"} {
+		want := fmt.Sprintf("boot %d early\nboot %d late\n", 5-i, 5-i)
+		if got := read(t, filepath.Join(dir, name)); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	entries, _ := os.ReadDir(dir)
+	if len(entries) != keepOld+1 {
+		t.Errorf("%d files, want %d", len(entries), keepOld+1)
+	}
+}
+
+func TestRotationBoundsSize(t *testing.T) {
+	dir := t.TempDir()
+	l := New(nil)
+	if err := l.Persist(dir); err != nil {
+		t.Fatal(err)
+	}
+	w := l.Writer("big/one")
+	line := strings.Repeat("y", 8000)
+	for range 2 * (keepOld + 1) * maxFile / len(line) {
+		fmt.Fprintln(w, line)
+		eventually.That(t, 10*time.Second, "the queue to have room", func() error {
+			l.disk.mu.Lock()
+			defer l.disk.mu.Unlock()
+			if len(l.disk.queue) > queueLines/2 {
+				return errors.New("full")
+			}
+			return nil
+		})
+	}
+	l.Release()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != keepOld+1 {
+		t.Fatalf("%v, %v", entries, err)
+	}
+	for _, e := range entries {
+		if info, _ := e.Info(); info.Size() > maxFile || !strings.HasPrefix(e.Name(), "big_one.log") {
+			t.Errorf("%s: %d bytes", e.Name(), info.Size())
+		}
+	}
+}
+
+// fullDisk is a file on a disk that is full, and half-writes, while full holds.
+type fullDisk struct {
+	file
+	fill *fill
+}
+
+type fill struct {
+	mu       sync.Mutex
+	full     bool
+	refusals int
+}
+
+func (f fullDisk) Write(p []byte) (int, error) {
+	f.fill.mu.Lock()
+	defer f.fill.mu.Unlock()
+	if f.fill.full {
+		f.fill.refusals++
+		n, _ := f.file.Write(p[:len(p)/2])
+		return n, syscall.ENOSPC
+	}
+	return f.file.Write(p)
+}
+
+func TestFullDiskIsSaidOnceAndCounted(t *testing.T) {
+	s := &screen{t: t}
+	l := New(s)
+	state := &fill{full: true}
+	l.disk.open = func(path string) (file, error) {
+		f, err := openFile(path)
+		return fullDisk{f, state}, err
+	}
+	dir := t.TempDir()
+	if err := l.Persist(dir); err != nil {
+		t.Fatal(err)
+	}
+	w := l.Writer("etcd")
+	for i := range 10 {
+		fmt.Fprintf(w, "lost %d\n", i)
+	}
+	eventually.That(t, 5*time.Second, "all lines to be refused", func() error {
+		state.mu.Lock()
+		defer state.mu.Unlock()
+		if state.refusals < 10 {
+			return fmt.Errorf("%d refused", state.refusals)
+		}
+		return nil
+	})
+	state.mu.Lock()
+	state.full = false
+	state.mu.Unlock()
+	fmt.Fprintln(w, "kept")
+	l.Release()
+	if n := strings.Count(s.String(), "no space left on device"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, s)
+	}
+	got := read(t, filepath.Join(dir, "etcd.log"))
+	if !strings.HasSuffix(got, "lines of all logs are missing here: the disk was full or too slow\nkept\n") || strings.Contains(got, "lost") {
+		t.Errorf("file: %q", got)
+	}
+	if n := len(l.Tail("etcd", 0)); n != 11 {
+		t.Errorf("%d lines in memory, want 11", n)
+	}
+}
+
+// A disk that hangs must not stop those who log.
+func TestStalledDiskDoesNotBlockWriters(t *testing.T) {
+	l := New(nil)
+	free := make(chan struct{})
+	l.disk.open = func(path string) (file, error) {
+		<-free
+		return openFile(path)
+	}
+	dir := t.TempDir()
+	if err := l.Persist(dir); err != nil {
+		t.Fatal(err)
+	}
+	w := l.Writer("x")
+	for i := range 2 * queueLines {
+		fmt.Fprintln(w, i) // ends only if it doesn't block
+	}
+	l.disk.mu.Lock()
+	dropped := l.disk.dropped
+	l.disk.mu.Unlock()
+	if dropped < queueLines-1 {
+		t.Errorf("%d dropped", dropped)
+	}
+	close(free)
+	l.Release()
+}
+
+func TestPersistTwiceFails(t *testing.T) {
+	l := New(nil)
+	dir := t.TempDir()
+	if err := l.Persist(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	if err := l.Persist(dir); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	l := New(nil)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			log := l.Logger(fmt.Sprint("svc", i%4))
+			for j := range 500 {
+				log.Info("x", "j", j)
+				if j%100 == 0 {
+					l.Tail("svc1", 10)
+					l.IDs()
+				}
+			}
+		})
+	}
+	dir := t.TempDir()
+	if err := l.Persist(dir); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	l.Release()
+	lines := 0
+	for i := range 4 {
+		lines += strings.Count(read(t, filepath.Join(dir, fmt.Sprintf("svc%d.log", i))), "\n")
+	}
+	if lines != 8*500 {
+		t.Errorf("%d lines on disk, want %d", lines, 8*500)
+	}
+}
+
+func TestValueTexts(t *testing.T) {
+	l := New(nil)
+	l.Logger("x").Info("m\nn", slog.Group("g", "a", 1), "empty", "", "t", time.Unix(0, 0), "any", []int{1, 2}, slog.Attr{})
+	got := l.Tail("x", 1)[0][len(timeLayout):]
+	if want := `  m; n g.a=1 empty="" t=1970-01-01T00:00:00Z any="[1 2]"`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,31 +1,43 @@
 // Package eventually waits in tests for a condition instead of for a time.
 //
 // Deadlines are written for an idle machine at native speed and scaled here, in
-// one place: by GARBOARD_TEST_SLOWDOWN where it is set (the test runner measures
-// it), and by the caller's factor for guests under software emulation.
+// one place: by how slow this machine is found to be, and by the caller's own
+// factor for guests under software emulation.
 package eventually
 
 import (
-	"os"
-	"strconv"
+	"sync"
 	"testing"
 	"time"
 )
 
 const (
 	pollFirst = 2 * time.Millisecond   // quick conditions cost nothing
-	pollMax   = 250 * time.Millisecond // slow ones don't burn the two cores
+	pollMax   = 250 * time.Millisecond // slow ones don't burn the cores
+
+	// A loop of so many rounds takes about reference on one idle 3 GHz core.
+	rounds    = 20_000_000
+	reference = 20 * time.Millisecond
+	// slowest bounds the scale, so that a machine that stood still for a moment
+	// doesn't turn a minute into an hour.
+	slowest = 8
 )
 
-// Slowdown is how many times slower than the reference this machine is: at
-// least 1.
-func Slowdown() float64 {
-	f, err := strconv.ParseFloat(os.Getenv("GARBOARD_TEST_SLOWDOWN"), 64)
-	if err != nil || f < 1 {
-		return 1
+// Slowdown is how many times slower than an idle, current machine this one is
+// right now: 1 to 8, measured once per process.
+var Slowdown = sync.OnceValue(func() float64 {
+	start := time.Now()
+	x := uint64(88172645463325252)
+	for range rounds { // xorshift64, Marsaglia 2003: nothing to optimise away
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
 	}
-	return f
-}
+	if x == 0 {
+		panic("xorshift64 never is zero")
+	}
+	return min(max(float64(time.Since(start))/float64(reference), 1), slowest)
+})
 
 // Scale is d on this machine.
 func Scale(d time.Duration) time.Duration {

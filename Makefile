@@ -1,0 +1,59 @@
+# Two commands matter: `make up` builds Garboard from source and boots a
+# one-node Kubernetes with it, `make test` proves it. `make help` lists the rest.
+
+CLUSTER     ?= garboard-default
+PROVISIONER ?= auto
+DEV         := out/dev
+
+.DEFAULT_GOAL := help
+
+.PHONY: help up down console kubectl chart build test unit stories lint bench setup clean
+.PHONY: $(DEV) # go's own cache decides what is stale
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container or auto)  ARGS=... for kubectl"
+
+$(DEV):
+	@command -v go >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl and put it on PATH"; exit 1; }
+	@mkdir -p out && go build -o $(DEV) ./tools/dev
+
+up: $(DEV) ## build everything, boot a one-node cluster, wait until it serves
+	@$(DEV) up --cluster $(CLUSTER) --provisioner $(PROVISIONER)
+
+down: $(DEV) ## stop the cluster and remove what make up made of it
+	@$(DEV) down --cluster $(CLUSTER)
+
+console: $(DEV) ## show and follow the node's console
+	@$(DEV) console --cluster $(CLUSTER)
+
+kubectl: $(DEV) ## kubectl against the cluster: make kubectl ARGS='get nodes'
+	@$(DEV) kubectl --cluster $(CLUSTER) -- $(ARGS)
+
+chart: $(DEV) ## the last boot as a chart (text; SVG in the cluster's directory)
+	@$(DEV) chart --cluster $(CLUSTER)
+
+build: $(DEV) ## build kernel, image and components into the cache
+	@$(DEV) build
+
+test: $(DEV) ## everything: linters, unit tests with -race, machine and cluster tests
+	@$(DEV) test
+
+unit: $(DEV) ## only the unit tests, with -race
+	@$(DEV) test --only unit
+
+stories: $(DEV) ## only the tests that boot machines and clusters
+	@$(DEV) test --only stories
+
+lint: $(DEV) ## gofmt, go vet and staticcheck
+	@$(DEV) test --only lint
+
+bench: $(DEV) ## figures beside their budgets
+	@$(DEV) bench --provisioner $(PROVISIONER)
+
+setup: $(DEV) ## install the packages that building and testing need
+	@$(DEV) setup
+
+clean: ## remove what was built in this checkout (the cache stays)
+	@rm -rf out

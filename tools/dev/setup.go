@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/spf13/cobra"
+)
+
+// testPackages are what only the tests need: real peers for real protocols.
+var testPackages = map[string]string{
+	"chrony":       "a real time server for the tests of timed",
+	"dnsmasq-base": "a real DHCP server for the tests of networkd",
+	"iproute2":     "links and namespaces in network tests",
+	"procps":       "what runs before and after a cluster",
+	"xfsprogs":     "file systems for the tests of disks",
+}
+
+func setupCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "setup",
+		Short: "Install the Debian packages that building and testing need",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return setup(cmd.Context(), cmd.OutOrStdout(), true)
+		},
+	}
+}
+
+// setup makes sure of the Debian packages, with the tests' own where asked. It
+// does nothing, quickly and silently, when all are there.
+func setup(ctx context.Context, out io.Writer, tests bool) error {
+	need := map[string]string{}
+	for _, table := range []map[string]string{image.AptPackages(), qemu.AptPackages()} {
+		for name, why := range table {
+			need[name] = why
+		}
+	}
+	if tests {
+		for name, why := range testPackages {
+			need[name] = why
+		}
+	}
+	missing, err := missingPackages(ctx, need)
+	if err != nil || len(missing) == 0 {
+		return err
+	}
+	fmt.Fprintln(out, "Installing what is missing on this machine:")
+	for _, name := range missing {
+		fmt.Fprintf(out, "  %-24s %s\n", name, need[name])
+	}
+	return install(ctx, out, missing)
+}
+
+func missingPackages(ctx context.Context, need map[string]string) ([]string, error) {
+	if _, err := exec.LookPath("dpkg-query"); err != nil {
+		return nil, errors.New("this isn't Debian or Ubuntu (no dpkg-query): building the image takes kernel and tools from Debian packages; use Debian 12 or newer, or a container or VM of it")
+	}
+	names := sortedNames(need)
+	// dpkg-query fails when one is unknown, and still lists the others.
+	out, _ := exec.CommandContext(ctx, "dpkg-query", append([]string{"-W", "-f", "${Package} ${db:Status-Status}\n"}, names...)...).Output()
+	installed := map[string]bool{}
+	for line := range strings.Lines(string(out)) {
+		name, status, _ := strings.Cut(strings.TrimSpace(line), " ")
+		installed[name] = installed[name] || status == "installed"
+	}
+	return slices.DeleteFunc(names, func(n string) bool { return installed[n] }), nil
+}
+
+func install(ctx context.Context, out io.Writer, packages []string) error {
+	var as []string
+	if os.Geteuid() != 0 {
+		as = []string{"sudo"}
+		if _, err := exec.LookPath("sudo"); err != nil {
+			return fmt.Errorf("not root, and no sudo; run this as root and try again:\n  apt-get update && apt-get install -y --no-install-recommends %s", strings.Join(packages, " "))
+		}
+	}
+	for _, args := range [][]string{
+		{"apt-get", "-q", "update"},
+		append([]string{"env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "install", "-y", "--no-install-recommends"}, packages...),
+	} {
+		full := slices.Concat(as, args)
+		fmt.Fprintf(out, "+ %s\n", strings.Join(full, " "))
+		cmd := exec.CommandContext(ctx, full[0], full[1:]...)
+		// sudo may ask for a password; apt's own lines tell where it is.
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, out, out
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%s: %w; run it yourself, then try again", strings.Join(full, " "), err)
+		}
+	}
+	return nil
+}
+
+func sortedNames(m map[string]string) []string {
+	names := make([]string, 0, len(m))
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,130 @@
+// Package rooms holds the import table of docs/design.md against the code.
+package rooms
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/garboard-os/garboard"
+
+// mayImport is the table: a room and the rooms that it may use. A room always
+// may use itself.
+var mayImport = map[string][]string{
+	"config":   {},
+	"api":      {},
+	"kernel":   {},
+	"boot":     {"config"},
+	"services": {"config", "api", "boot"},
+	"init":     {"services", "boot", "config"},
+	"image":    {"boot", "kernel", "config"},
+	"qemu":     {"config", "api", "image"},
+	"tools":    {"config", "api", "boot", "kernel", "image", "qemu"},
+}
+
+// bannedFromPID1 are modules that cost more than they bring in the one program
+// that every node runs, by the prefix of their packages.
+var bannedFromPID1 = map[string]string{
+	"k8s.io/": "20 MB; services/kubernetes is the own client",
+	"github.com/opencontainers/runc/libcontainer/": "needs cgo; it lives in services/sandbox",
+	"github.com/spf13/cobra":                       "client only",
+}
+
+type pkg struct {
+	ImportPath   string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Deps         []string
+}
+
+func list(t *testing.T, args ...string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps"}, args...)...)
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("go list %v: %v\n%s", args, err, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	var pkgs []pkg
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+}
+
+// room is the top folder of one of our packages, "" for anybody else's.
+func room(importPath string) string {
+	rest, ok := strings.CutPrefix(importPath, module+"/")
+	if !ok {
+		return ""
+	}
+	top, _, _ := strings.Cut(rest, "/")
+	return top
+}
+
+func TestRoomsImportOnlyWhatTheDesignAllows(t *testing.T) {
+	t.Parallel()
+	pkgs := list(t, "-tags=story", "./...")
+	if len(pkgs) == 0 {
+		t.Fatal("go list found no package")
+	}
+	for _, p := range pkgs {
+		from := room(p.ImportPath)
+		allowed, known := mayImport[from]
+		if !known {
+			t.Errorf("%s: the room %q isn't in the design", p.ImportPath, from)
+			continue
+		}
+		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			to := room(imported)
+			// Waiting in tests is one thing with one place, for every room.
+			if to == "" || to == from || imported == module+"/boot/eventually" {
+				continue
+			}
+			if !slices.Contains(allowed, to) {
+				t.Errorf("%s imports %s: %s/ may import %v only", p.ImportPath, imported, from, allowed)
+			}
+		}
+	}
+}
+
+func TestPID1StaysLight(t *testing.T) {
+	t.Parallel()
+	for _, dep := range list(t, "./init")[0].Deps {
+		for prefix, why := range bannedFromPID1 {
+			if strings.HasPrefix(dep+"/", prefix) || dep == path.Clean(prefix) {
+				t.Errorf("init depends on %s: %s", dep, why)
+			}
+		}
+	}
+}
+
+// The generic packages know no service by name.
+func TestGenericServicesImportNoOther(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"dag", "resource", "process"} {
+		for _, p := range list(t, "./services/"+name) {
+			for _, imported := range p.Imports {
+				if room(imported) == "services" && imported != p.ImportPath {
+					t.Errorf("%s imports %s: it must know no service", p.ImportPath, imported)
+				}
+			}
+		}
+	}
+}

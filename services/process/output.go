@@ -1,0 +1,113 @@
+package process
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+const (
+	// tailBytes is how much of a child's last output is kept: a few lines of any
+	// tool, and little beside a process.
+	tailBytes = 4 << 10
+	// tailLines is how many of them an error carries: more would hide it.
+	tailLines = 8
+)
+
+// tail keeps the last bytes that were written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte // at most 2*tailBytes, so that writes needn't shift each time
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(p)
+	if len(p) > tailBytes {
+		p = p[len(p)-tailBytes:]
+	}
+	t.buf = append(t.buf, p...)
+	if len(t.buf) > 2*tailBytes {
+		t.buf = append(t.buf[:0], t.buf[len(t.buf)-tailBytes:]...)
+	}
+	return n, nil
+}
+
+// String is the last lines, as valid UTF-8: a cut may have split a character,
+// and not every tool writes UTF-8.
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.buf
+	if len(b) > tailBytes {
+		b = b[len(b)-tailBytes:]
+		for len(b) > 0 && !utf8.RuneStart(b[0]) {
+			b = b[1:]
+		}
+	}
+	text := strings.TrimSpace(strings.ToValidUTF8(string(b), "\uFFFD"))
+	lines := strings.Split(text, "\n")
+	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
+}
+
+// tee makes cmd's output pass through t. Files are left alone: a pipe in front
+// of them would change what the child writes to.
+func tee(cmd *exec.Cmd, t *tail) {
+	if cmd.Stdout == nil && cmd.Stderr == nil {
+		cmd.Stdout, cmd.Stderr = t, t
+		return
+	}
+	if same(cmd.Stdout, cmd.Stderr) {
+		if through, ok := behind(cmd.Stderr, t); ok {
+			cmd.Stdout, cmd.Stderr = through, through
+		}
+		return
+	}
+	if through, ok := behind(cmd.Stderr, t); ok {
+		cmd.Stderr = through
+	}
+	if cmd.Stdout == nil {
+		cmd.Stdout = t
+	}
+}
+
+func behind(w io.Writer, t *tail) (io.Writer, bool) {
+	switch w.(type) {
+	case nil:
+		return t, true
+	case *os.File:
+		return nil, false
+	}
+	return io.MultiWriter(t, w), true
+}
+
+// same tells whether both streams go to one writer, which os/exec then writes to
+// from one goroutine only; that must stay so. Values that can't be compared are
+// not the same, as os/exec sees it too.
+func same(a, b io.Writer) (equal bool) {
+	defer func() {
+		if recover() != nil {
+			equal = false
+		}
+	}()
+	return a == b
+}
+
+// verdict turns what the kernel said into the error of Wait.
+func (c *Child) verdict(state *os.ProcessState, err error) error {
+	if err == nil && !state.Success() {
+		err = &exec.ExitError{ProcessState: state}
+	}
+	if err == nil {
+		return nil
+	}
+	if last := c.tail.String(); last != "" {
+		return fmt.Errorf("run %s: %w: %s", describe(c.cmd), err, last)
+	}
+	return fmt.Errorf("run %s: %w", describe(c.cmd), err)
+}

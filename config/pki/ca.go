@@ -1,8 +1,158 @@
-// Package pki makes the certificates of a cluster.
+// Package pki makes the certificates of a cluster: the authorities that the
+// configuration carries, and the short-lived leaves that nodes issue from them.
+//
+// Everything is PEM text in and out, because that is what the configuration,
+// Kubernetes and etcd hold. Time is always passed in: a node's clock may be
+// wrong when it issues its first certificates, and the rules for that are here,
+// in one place (see window).
 package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+const (
+	day = 24 * time.Hour
+
+	// CAValidity is how long authorities live. Ten years is what Kubernetes'
+	// own tools use, and what is asked of the aggregator's.
+	CAValidity = 3650 * day
+	// LeafValidity is for certificates that nodes issue to themselves and
+	// renew; a node that was off for less than that comes back by itself.
+	LeafValidity = 365 * day
+	// RenewBefore is the rest of validity at which a leaf is replaced: a
+	// quarter of LeafValidity leaves months to notice a broken renewal.
+	RenewBefore = 90 * day
+	// ClockSkew is how far NotBefore lies in the past: a hardware clock that
+	// holds local time is up to 14 hours off, rounded up to a day.
+	ClockSkew = day
+)
 
 // CA is a certificate authority: PEM text of its certificate and private key.
 // Key is empty where the authority is only trusted.
 type CA struct {
 	Cert, Key []byte
+}
+
+// Algorithm is the kind of a new key.
+type Algorithm int
+
+const (
+	ECDSA   Algorithm = iota // P-256: what all of Kubernetes and etcd accept
+	Ed25519                  // for our own programs
+)
+
+// NewMachineCA makes the authority of the machine API.
+func NewMachineCA(now time.Time) (CA, error) {
+	return NewCA(Ed25519, pkix.Name{Organization: []string{"garboard"}}, now)
+}
+
+// NewKubernetesCA makes the cluster's authority.
+func NewKubernetesCA(now time.Time) (CA, error) {
+	return NewCA(ECDSA, pkix.Name{CommonName: "kubernetes", Organization: []string{"kubernetes"}}, now)
+}
+
+// NewEtcdCA makes etcd's authority.
+func NewEtcdCA(now time.Time) (CA, error) {
+	return NewCA(ECDSA, pkix.Name{CommonName: "etcd", Organization: []string{"etcd"}}, now)
+}
+
+// NewAggregatorCA makes the authority of the apiserver as a client of extension
+// API servers.
+func NewAggregatorCA(now time.Time) (CA, error) {
+	return NewCA(ECDSA, pkix.Name{CommonName: "front-proxy"}, now)
+}
+
+// NewCA makes a self-signed authority that lives for CAValidity.
+func NewCA(alg Algorithm, subject pkix.Name, now time.Time) (CA, error) {
+	key, err := newKey(alg)
+	if err != nil {
+		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               subject,
+		NotBefore:             now.Add(-ClockSkew).UTC().Truncate(time.Second),
+		NotAfter:              now.Add(CAValidity).UTC().Truncate(time.Second),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
+	}
+	keyPEM, err := EncodeKey(key)
+	if err != nil {
+		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
+	}
+	return CA{Cert: EncodeCert(der), Key: keyPEM}, nil
+}
+
+// Parse returns certificate and key after checking that they are an authority
+// and belong together. The key is nil where the CA has none.
+func (ca CA) Parse() (*x509.Certificate, crypto.Signer, error) {
+	cert, err := ParseCert(ca.Cert)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !cert.IsCA {
+		return nil, nil, fmt.Errorf("certificate %q is not an authority's", cert.Subject)
+	}
+	if len(ca.Key) == 0 {
+		return cert, nil, nil
+	}
+	key, err := ParseKey(ca.Key)
+	if err != nil {
+		return nil, nil, err
+	}
+	if pub, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !pub.Equal(key.Public()) {
+		return nil, nil, fmt.Errorf("private key doesn't belong to certificate %q", cert.Subject)
+	}
+	return cert, key, nil
+}
+
+// NewServiceAccountKey makes the key that signs service account tokens.
+func NewServiceAccountKey() ([]byte, error) {
+	key, err := newKey(ECDSA)
+	if err != nil {
+		return nil, fmt.Errorf("make service account key: %w", err)
+	}
+	return EncodeKey(key)
+}
+
+func newKey(alg Algorithm) (crypto.Signer, error) {
+	switch alg {
+	case ECDSA:
+		return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	case Ed25519:
+		_, key, err := ed25519.GenerateKey(rand.Reader)
+		return key, err
+	}
+	return nil, errors.New("unknown key algorithm")
+}
+
+// serialBits stays below the 20 octets that RFC 5280 §4.1.2.2 allows.
+const serialBits = 128
+
+func newSerial() (*big.Int, error) {
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), serialBits))
+	if err != nil {
+		return nil, fmt.Errorf("make serial number: %w", err)
+	}
+	return n.Add(n, big.NewInt(1)), nil // zero isn't allowed
 }

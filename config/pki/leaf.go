@@ -1,0 +1,143 @@
+package pki
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Leaf is what a certificate is to say.
+type Leaf struct {
+	CN       string
+	Orgs     []string
+	DNS      []string
+	IPs      []netip.Addr
+	Server   bool          // usable by a server; needs DNS or IPs
+	Client   bool          // usable by a client
+	Validity time.Duration // default LeafValidity
+	Now      time.Time     // required
+}
+
+// Issue makes a fresh key and a certificate for it. The leaf never lives
+// outside of its authority's own validity.
+func (ca CA) Issue(leaf Leaf) (certPEM, keyPEM []byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
+		}
+	}()
+	parent, signer, err := ca.Parse()
+	if err != nil {
+		return nil, nil, err
+	}
+	if signer == nil {
+		return nil, nil, errors.New("authority has no private key here")
+	}
+	template, err := leaf.template(parent)
+	if err != nil {
+		return nil, nil, err
+	}
+	alg := ECDSA
+	if _, ok := signer.(ed25519.PrivateKey); ok {
+		alg = Ed25519
+	}
+	key, err := newKey(alg)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	if err != nil {
+		return nil, nil, err
+	}
+	keyPEM, err = EncodeKey(key)
+	return EncodeCert(der), keyPEM, err
+}
+
+func (leaf Leaf) template(parent *x509.Certificate) (*x509.Certificate, error) {
+	if !leaf.Server && !leaf.Client {
+		return nil, errors.New("neither for a server nor for a client")
+	}
+	if leaf.Server && len(leaf.DNS)+len(leaf.IPs) == 0 {
+		return nil, errors.New("a server certificate needs a DNS name or an address")
+	}
+	notBefore, notAfter, err := window(leaf.Now, leaf.Validity, parent)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	t := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: leaf.CN, Organization: leaf.Orgs},
+		NotBefore:             notBefore,
+		NotAfter:              notAfter,
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		BasicConstraintsValid: true,
+	}
+	for _, name := range leaf.DNS {
+		if name != "" && !slices.Contains(t.DNSNames, name) {
+			t.DNSNames = append(t.DNSNames, name)
+		}
+	}
+	seen := map[netip.Addr]bool{}
+	for _, ip := range leaf.IPs {
+		ip = ip.Unmap().WithZone("") // a SAN has no zone
+		if ip.IsValid() && !seen[ip] {
+			seen[ip] = true
+			t.IPAddresses = append(t.IPAddresses, net.IP(ip.AsSlice()))
+		}
+	}
+	if leaf.Server {
+		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	}
+	if leaf.Client {
+		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+	}
+	return t, nil
+}
+
+// window is when a leaf is valid. A clock that is behind its authority's start
+// is wrong, so the authority's start is taken for the present: otherwise the
+// node would issue certificates that expire too early, or never verify.
+func window(now time.Time, validity time.Duration, parent *x509.Certificate) (notBefore, notAfter time.Time, err error) {
+	if now.IsZero() {
+		return now, now, errors.New("no time given")
+	}
+	if validity == 0 {
+		validity = LeafValidity
+	}
+	if now.Before(parent.NotBefore) {
+		now = parent.NotBefore
+	}
+	if !now.Before(parent.NotAfter) {
+		return now, now, fmt.Errorf("authority %q has expired on %s", parent.Subject, parent.NotAfter.Format(time.DateOnly))
+	}
+	notBefore = now.Add(-ClockSkew).UTC().Truncate(time.Second)
+	if notBefore.Before(parent.NotBefore) {
+		notBefore = parent.NotBefore
+	}
+	notAfter = now.Add(validity).UTC().Truncate(time.Second)
+	if notAfter.After(parent.NotAfter) {
+		notAfter = parent.NotAfter
+	}
+	return notBefore, notAfter, nil
+}
+
+// Renew reports whether less than left remains of a certificate at now. One
+// that can't be read is an error.
+func Renew(certPEM []byte, now time.Time, left time.Duration) (bool, error) {
+	cert, err := ParseCert(certPEM)
+	if err != nil {
+		return false, err
+	}
+	return cert.NotAfter.Sub(now) < left, nil
+}

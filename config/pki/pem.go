@@ -1,0 +1,106 @@
+package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+)
+
+// minRSABits is the shortest RSA key that Go's TLS and Kubernetes still take.
+const minRSABits = 2048
+
+// EncodeCert is the PEM text of a DER certificate.
+func EncodeCert(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// EncodeKey is the PEM text of a private key: SEC 1 for ECDSA, because older
+// readers of Kubernetes' key files know nothing else, PKCS #8 for the rest.
+func EncodeKey(key crypto.Signer) ([]byte, error) {
+	if key, ok := key.(*ecdsa.PrivateKey); ok {
+		der, err := x509.MarshalECPrivateKey(key)
+		if err != nil {
+			return nil, fmt.Errorf("encode private key: %w", err)
+		}
+		return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode private key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// EncodePublicKey is the PEM text (PKIX) of a private key's public half.
+func EncodePublicKey(keyPEM []byte) ([]byte, error) {
+	key, err := ParseKey(keyPEM)
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, fmt.Errorf("encode public key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
+}
+
+// ParseCert reads the first certificate of PEM text.
+func ParseCert(text []byte) (*x509.Certificate, error) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("parse certificate: %w", err)
+		}
+		return cert, nil
+	}
+	return nil, errors.New("parse certificate: no CERTIFICATE block")
+}
+
+// ParseKey reads the first private key of PEM text: RSA, ECDSA or Ed25519, in
+// any of the three usual encodings. Errors never hold parts of the key.
+func ParseKey(text []byte) (crypto.Signer, error) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		var key any
+		var err error
+		switch block.Type {
+		case "EC PRIVATE KEY":
+			key, err = x509.ParseECPrivateKey(block.Bytes)
+		case "RSA PRIVATE KEY":
+			key, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+		case "PRIVATE KEY", "ED25519 PRIVATE KEY":
+			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		case "ENCRYPTED PRIVATE KEY":
+			return nil, errors.New("parse private key: it is encrypted, and there is nobody here to type a passphrase")
+		default: // such as EC PARAMETERS before an EC key
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("parse private key: malformed %s block", block.Type)
+		}
+		return usable(key)
+	}
+	return nil, errors.New("parse private key: no PRIVATE KEY block")
+}
+
+func usable(key any) (crypto.Signer, error) {
+	switch key := key.(type) {
+	case *rsa.PrivateKey:
+		if bits := key.N.BitLen(); bits < minRSABits {
+			return nil, fmt.Errorf("parse private key: RSA of %d bits is too short, %d are needed", bits, minRSABits)
+		}
+		return key, nil
+	case *ecdsa.PrivateKey:
+		return key, nil
+	case ed25519.PrivateKey:
+		return key, nil
+	}
+	return nil, fmt.Errorf("parse private key: unknown kind %T", key)
+}

@@ -1,0 +1,68 @@
+// Command sandbox runs processes in namespaces of their own, with libcontainer.
+//
+// It is a binary apart because libcontainer needs cgo: its first steps in a new
+// namespace are C, run before Go's runtime has threads. PID 1 stays free of that
+// and starts this one, small and static, where it needs a sandbox.
+//
+// The subcommands are a table. `node` runs a whole node from its root filesystem,
+// for clusters whose nodes are containers.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/opencontainers/runc/libcontainer"
+	// libcontainer starts this program again, as `init`, inside the namespaces;
+	// this is what then runs before Go does.
+	_ "github.com/opencontainers/runc/libcontainer/nsenter"
+)
+
+// initArg is the word with which libcontainer calls us back inside the new
+// namespaces (libcontainer's README, "Container init").
+const initArg = "init"
+
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == initArg {
+		libcontainer.Init() // ends in execve or exit
+	}
+}
+
+// A command is one thing that this program does.
+type command struct {
+	name  string
+	usage string
+	run   func(args []string) error
+}
+
+var commands = []command{
+	{"node", "node SPEC      run the node that the JSON file SPEC (- is standard input) describes", runNode},
+	{shieldCommand, "shield ROOT    cover the host's own settings below ROOT/proc (called by node)", runShield},
+}
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		var end nodeEnd
+		if errors.As(err, &end) {
+			os.Exit(int(end))
+		}
+		fmt.Fprintf(os.Stderr, "sandbox: %v\n", err)
+		os.Exit(exitFailed)
+	}
+}
+
+func run(args []string) error {
+	if len(args) > 0 {
+		for _, c := range commands {
+			if c.name == args[0] {
+				return c.run(args[1:])
+			}
+		}
+	}
+	text := "usage: sandbox COMMAND …"
+	for _, c := range commands {
+		text += "\n  " + c.usage
+	}
+	return errors.New(text)
+}

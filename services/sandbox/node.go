@@ -1,0 +1,162 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	// Without it cgroup managers can't set device rules.
+	_ "github.com/opencontainers/cgroups/devices"
+	"github.com/opencontainers/runc/libcontainer"
+	"golang.org/x/sys/unix"
+)
+
+// How this program ends tells whoever started it how the node ended.
+const (
+	exitFailed = 1  // the sandbox itself, with a line on standard error
+	exitReboot = 10 // the node asks to be started again
+	exitDied   = 11 // PID 1 ended in another way than by powering off or rebooting
+	exitKilled = 12 // PID 1 was killed: by us after the budget, or by someone else
+)
+
+// stopBudget is how long a node may take to power off in an orderly way: a
+// machine promises 30 s, and we add what the kernel needs to collect the rest.
+const stopBudget = 35 * time.Second
+
+// nodeEnd is an exit code as an error: nothing went wrong here, the node ended.
+type nodeEnd int
+
+func (e nodeEnd) Error() string { return fmt.Sprintf("node ended with code %d", int(e)) }
+
+// runNode runs a node from start to end.
+//
+// The process must be the first of new PID and mount namespaces (clone flags
+// CLONE_NEWPID and CLONE_NEWNS):
+//
+//	starter ─ sandbox, PID 1 of an outer namespace ─ the node's PID 1 ─ …
+//
+// So the kernel itself ends everything in the node when this process ends, in
+// whatever way, and unmounts all that it mounted. The starter sets a parent-death
+// signal for the same reason. (libcontainer's own one doesn't reach the node: it
+// gets lost in the clones between.)
+func runNode(args []string) error {
+	if len(args) != 1 {
+		return errors.New("node: needs one spec")
+	}
+	if os.Getpid() != 1 {
+		return errors.New("node: must be started as the first process of its own PID and mount namespaces (unshare --mount --pid --fork)")
+	}
+	// Children are started from this thread, and their fate hangs on it.
+	runtime.LockOSThread()
+	spec, err := readSpec(args[0])
+	if err != nil {
+		return err
+	}
+	root, state, err := ownMounts(spec.Work)
+	if err != nil {
+		return err
+	}
+	if err := mountRootfs(spec.Rootfs, root); err != nil {
+		return err
+	}
+	config, err := nodeConfig(spec, root)
+	if err != nil {
+		return err
+	}
+	console, err := os.OpenFile(spec.Console, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer console.Close()
+	container, err := libcontainer.Create(state, spec.ID, config)
+	if err != nil {
+		return fmt.Errorf("create node %s: %w", spec.ID, err)
+	}
+	ended, err := startAndWait(container, spec, console)
+	// The node is dead by now, or never lived; its pods' cgroups still exist.
+	if derr := container.Destroy(); derr != nil {
+		err = errors.Join(err, fmt.Errorf("remove node %s: %w", spec.ID, derr))
+	}
+	if err != nil {
+		return err
+	}
+	return ended
+}
+
+func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.File) (ended, err error) {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	process := &libcontainer.Process{
+		Args:   spec.Args,
+		Env:    []string{"PATH=/sbin:/usr/sbin:/bin:/usr/bin", "TERM=linux"},
+		Cwd:    "/",
+		Stdout: console,
+		Stderr: console,
+		Init:   true,
+	}
+	if err := container.Start(process); err != nil {
+		return nil, fmt.Errorf("start node %s: %w", spec.ID, err)
+	}
+	pid, err := process.Pid()
+	if err == nil && cgroups.IsCgroup2UnifiedMode() {
+		err = enterLeaf(filepath.Join(unifiedRoot, spec.Cgroup), pid)
+	}
+	if err == nil {
+		err = container.Exec()
+	}
+	if err != nil {
+		_ = process.Signal(unix.SIGKILL)
+		_, _ = process.Wait()
+		return nil, fmt.Errorf("start node %s: %w", spec.ID, err)
+	}
+	done := make(chan struct{})
+	go relay(signals, process, done)
+	ps, err := process.Wait()
+	close(done)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return nil, fmt.Errorf("wait for node %s: %w", spec.ID, err)
+	}
+	return howEnded(ps.Sys().(syscall.WaitStatus)), nil
+}
+
+// relay asks the node to power off at the first signal, and kills it at the
+// second one or when the budget is used up.
+func relay(signals <-chan os.Signal, process *libcontainer.Process, done <-chan struct{}) {
+	select {
+	case <-done:
+		return
+	case <-signals:
+	}
+	_ = process.Signal(unix.SIGTERM) // an error means that it's gone
+	select {
+	case <-done:
+		return
+	case <-signals:
+	case <-time.After(stopBudget):
+	}
+	_ = process.Signal(unix.SIGKILL)
+}
+
+// howEnded reads the end of PID 1. In a PID namespace, reboot(2) ends the
+// namespace, and its init with a signal that says which command it was.
+func howEnded(status syscall.WaitStatus) error {
+	switch {
+	case status.Exited() && status.ExitStatus() == 0:
+		return nil
+	case status.Signaled() && status.Signal() == syscall.SIGINT: // LINUX_REBOOT_CMD_POWER_OFF, _HALT
+		return nil
+	case status.Signaled() && status.Signal() == syscall.SIGHUP: // LINUX_REBOOT_CMD_RESTART
+		return nodeEnd(exitReboot)
+	case status.Signaled() && status.Signal() == syscall.SIGKILL:
+		return nodeEnd(exitKilled)
+	}
+	return nodeEnd(exitDied)
+}

@@ -1,0 +1,202 @@
+package oci
+
+import (
+	"archive/tar"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/klauspost/compress/zstd"
+)
+
+// tree is what a layer holds: path without a leading slash → file. Directories above a file come by themselves.
+type tree map[string]entry
+
+// entry is a file, a directory, a symbolic link, or all that is below a directory of the build machine.
+type entry struct {
+	mode fs.FileMode // permission bits, and fs.ModeDir or fs.ModeSymlink
+	text string      // a file's content or a link's target
+	from string      // the file on the build machine to copy, or for a tree, the directory
+	all  bool        // everything below from
+}
+
+func directory(perm fs.FileMode) entry           { return entry{mode: fs.ModeDir | perm} }
+func link(target string) entry                   { return entry{mode: fs.ModeSymlink, text: target} }
+func text(content string) entry                  { return entry{mode: 0o644, text: content} }
+func copyOf(from string, perm fs.FileMode) entry { return entry{mode: perm, from: from} }
+func below(dir string) entry                     { return entry{from: dir, all: true} }
+
+// expand replaces each "all below" by its entries and adds the directories that files lie in.
+func (t tree) expand() (tree, error) {
+	full := tree{}
+	for at, e := range t {
+		if !e.all {
+			full[at] = e
+			continue
+		}
+		err := filepath.WalkDir(e.from, func(name string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			relative, err := filepath.Rel(e.from, name)
+			if err != nil {
+				return err
+			}
+			found, err := entryOf(name, d)
+			full[path.Join(at, filepath.ToSlash(relative))] = found
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", e.from, err)
+		}
+	}
+	for name := range maps.Clone(full) {
+		for above := path.Dir(name); above != "."; above = path.Dir(above) {
+			if _, known := full[above]; !known {
+				full[above] = directory(0o755)
+			}
+		}
+	}
+	return full, nil
+}
+
+func entryOf(name string, d fs.DirEntry) (entry, error) {
+	info, err := d.Info()
+	if err != nil {
+		return entry{}, err
+	}
+	switch {
+	case info.Mode()&fs.ModeSymlink != 0:
+		target, err := os.Readlink(name)
+		return link(target), err
+	case !info.Mode().IsRegular():
+		return entry{}, fmt.Errorf("%s is neither file nor link", name)
+	case info.Mode()&0o100 != 0: // whether it is executable is all that a umask leaves alone
+		return copyOf(name, 0o755), nil
+	}
+	return copyOf(name, 0o644), nil
+}
+
+// writeTar writes the tree as an archive that depends on nothing but the files' names, contents and modes: sorted, owned by root, at the epoch.
+func (t tree) writeTar(w io.Writer) error {
+	full, err := t.expand()
+	if err != nil {
+		return err
+	}
+	archive := tar.NewWriter(w)
+	for _, name := range slices.Sorted(maps.Keys(full)) {
+		if err := full[name].writeTo(archive, name); err != nil {
+			return fmt.Errorf("archive %s: %w", name, err)
+		}
+	}
+	return archive.Close()
+}
+
+func (e entry) writeTo(archive *tar.Writer, name string) error {
+	header := &tar.Header{Name: name, Mode: int64(e.mode.Perm()), ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+	switch {
+	case e.mode.IsDir():
+		header.Typeflag, header.Name = tar.TypeDir, name+"/"
+		header.Mode = int64(e.mode &^ fs.ModeDir) // with the sticky bit, which directory() is given as in chmod(2)
+		return archive.WriteHeader(header)
+	case e.mode&fs.ModeSymlink != 0:
+		header.Typeflag, header.Linkname, header.Mode = tar.TypeSymlink, e.text, 0o777
+		return archive.WriteHeader(header)
+	}
+	var content io.Reader = strings.NewReader(e.text)
+	header.Typeflag, header.Size = tar.TypeReg, int64(len(e.text))
+	if e.from != "" {
+		f, err := os.Open(e.from)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		content, header.Size = f, info.Size()
+	}
+	if err := archive.WriteHeader(header); err != nil {
+		return err
+	}
+	_, err := io.Copy(archive, content)
+	return err
+}
+
+// layer is a finished layer: a compressed archive in a file, and what manifests say about it. It is a v1.Layer.
+type layer struct {
+	file           string
+	digest, diffID v1.Hash
+	size           int64
+}
+
+var _ v1.Layer = (*layer)(nil)
+
+func (l *layer) Digest() (v1.Hash, error)            { return l.digest, nil }
+func (l *layer) DiffID() (v1.Hash, error)            { return l.diffID, nil }
+func (l *layer) Size() (int64, error)                { return l.size, nil }
+func (l *layer) MediaType() (types.MediaType, error) { return types.OCILayerZStd, nil }
+func (l *layer) Compressed() (io.ReadCloser, error)  { return os.Open(l.file) }
+func (l *layer) Uncompressed() (io.ReadCloser, error) {
+	f, err := os.Open(l.file)
+	if err != nil {
+		return nil, err
+	}
+	decoder, err := zstd.NewReader(f)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &unpacker{decoder.IOReadCloser(), f}, nil
+}
+
+// unpacker closes the decoder and the file below it.
+type unpacker struct {
+	io.ReadCloser
+	file *os.File
+}
+
+func (u *unpacker) Close() error {
+	u.ReadCloser.Close()
+	return u.file.Close()
+}
+
+// makeLayer archives a tree into a file.
+func makeLayer(t tree, file string) (_ *layer, err error) {
+	f, err := os.Create(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	compressed, plain := sha256.New(), sha256.New()
+	// One thread: with more, how the stream is cut into blocks isn't promised to be the same each time.
+	encoder, err := zstd.NewWriter(io.MultiWriter(f, compressed), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	if err := t.writeTar(io.MultiWriter(encoder, plain)); err != nil {
+		return nil, err
+	}
+	if err := encoder.Close(); err != nil {
+		return nil, fmt.Errorf("compress: %w", err)
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	return &layer{file: file, size: size, digest: sum(compressed.Sum(nil)), diffID: sum(plain.Sum(nil))}, f.Close()
+}
+
+func sum(hash []byte) v1.Hash { return v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(hash)} }

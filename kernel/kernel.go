@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/kernel/deb"
@@ -86,50 +85,29 @@ func Open(dir string) (*Kernel, error) {
 // Resolve finds the packages that hold the newest kernel of a flavour: the meta package's dependency and, where the distribution
 // splits the modules off (Ubuntu), those packages too.
 func Resolve(ctx context.Context, flavour Flavour) ([]deb.Package, error) {
-	var meta []deb.Package
+	names, ok := metaPackages[flavour]
+	if !ok {
+		return nil, fmt.Errorf("resolve kernel: unknown flavour %q (known: %v)", flavour, Flavours)
+	}
 	var err error
-	for _, name := range metaPackages[flavour] {
-		if meta, err = deb.Resolve(ctx, name); !errors.Is(err, deb.ErrUnknown) {
+	for _, name := range names {
+		var packages []deb.Package
+		if packages, err = deb.Closure(ctx, carriesKernel, name); err == nil && len(packages) == 1 {
+			err = fmt.Errorf("%s %s depends on no kernel package", name, packages[0].Version)
+		}
+		if err == nil {
+			return packages[1:], nil // without the meta package itself, which is empty
+		}
+		if !errors.Is(err, deb.ErrUnknown) {
 			break
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("resolve %s kernel: %w", flavour, err)
-	}
-	if len(meta) == 0 {
-		return nil, fmt.Errorf("resolve kernel: unknown flavour %q (known: %v)", flavour, Flavours)
-	}
-	return follow(meta[0], func(name string) (deb.Package, error) {
-		found, err := deb.Resolve(ctx, name)
-		if err != nil {
-			return deb.Package{}, err
-		}
-		return found[0], nil
-	})
+	return nil, fmt.Errorf("resolve %s kernel: %w", flavour, err)
 }
 
-// follow walks the dependencies of a meta package to the packages that carry kernel images and modules.
-func follow(meta deb.Package, resolve func(string) (deb.Package, error)) ([]deb.Package, error) {
-	var packages []deb.Package
-	seen := map[string]bool{meta.Name: true}
-	for queue := slices.Clone(meta.Depends); len(queue) > 0; queue = queue[1:] {
-		name := queue[0]
-		carries := strings.HasPrefix(name, "linux-image-") || strings.HasPrefix(name, "linux-modules-")
-		if seen[name] || !carries {
-			continue
-		}
-		seen[name] = true
-		p, err := resolve(name)
-		if err != nil {
-			return nil, fmt.Errorf("dependency of %s: %w", meta.Name, err)
-		}
-		packages = append(packages, p)
-		queue = append(queue, p.Depends...)
-	}
-	if len(packages) == 0 {
-		return nil, fmt.Errorf("%s %s depends on no kernel package", meta.Name, meta.Version)
-	}
-	return packages, nil
+// carriesKernel tells the packages with images and modules from the others that a kernel depends on.
+func carriesKernel(name string) bool {
+	return strings.HasPrefix(name, "linux-image-") || strings.HasPrefix(name, "linux-modules-")
 }
 
 // Fetch downloads the flavour's kernel and leaves its image and the curated modules in dir, which must be empty. Resolve tells

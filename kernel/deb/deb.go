@@ -7,7 +7,6 @@
 package deb
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -38,34 +37,63 @@ type Package struct {
 // Key identifies the contents of the package, for a build cache.
 func (p Package) Key() string { return p.Name + "=" + p.Version + "@sha256:" + p.SHA256 }
 
-// Resolve asks apt for the version that it would install of each name.
+// Resolve asks apt for the version that it would install of each name. It asks once for all: reading apt's lists takes most of a second.
 func Resolve(ctx context.Context, names ...string) ([]Package, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	// --no-all-versions prints the candidates only. Names that apt doesn't know are no error if it knows one of the others.
+	out, err := run(ctx, "", "apt-cache", append([]string{"show", "--no-all-versions"}, names...)...)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	known := map[string]Package{}
+	for paragraph := range bytes.SplitSeq(out, []byte("\n\n")) {
+		if p := parse(paragraph); p.Version != "" && p.SHA256 != "" {
+			known[p.Name] = p
+		}
+	}
 	packages := make([]Package, 0, len(names))
 	for _, name := range names {
-		// --no-all-versions prints the candidate only. An unknown name is an error, but an empty answer also occurs (purely virtual names).
-		out, err := run(ctx, "", "apt-cache", "show", "--no-all-versions", name)
-		if err != nil || len(bytes.TrimSpace(out)) == 0 {
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
+		p, ok := known[name]
+		if !ok {
 			return nil, fmt.Errorf("resolve %s: %w", name, errors.Join(ErrUnknown, err))
-		}
-		p, err := parse(out)
-		if err != nil {
-			return nil, fmt.Errorf("resolve %s: %w", name, err)
 		}
 		packages = append(packages, p)
 	}
 	return packages, nil
 }
 
-// parse reads the first paragraph of a Packages index (deb822; see deb822(5)).
-func parse(index []byte) (Package, error) {
+// Closure resolves the names and whatever they depend on that wanted lets pass. One call of apt is made per level of dependencies.
+func Closure(ctx context.Context, wanted func(name string) bool, names ...string) ([]Package, error) {
+	var packages []Package
+	seen := map[string]bool{}
+	for level := names; len(level) > 0; {
+		for _, name := range level {
+			seen[name] = true
+		}
+		found, err := Resolve(ctx, level...)
+		if err != nil {
+			return nil, err
+		}
+		packages = append(packages, found...)
+		level = nil
+		for _, p := range found {
+			for _, name := range p.Depends {
+				if !seen[name] && wanted(name) && !slices.Contains(level, name) {
+					level = append(level, name)
+				}
+			}
+		}
+	}
+	return packages, nil
+}
+
+// parse reads one paragraph of a Packages index (deb822(5)).
+func parse(paragraph []byte) Package {
 	var p Package
-	lines := bufio.NewScanner(bytes.NewReader(index))
-	lines.Buffer(nil, len(index)+1)
-	for lines.Scan() && lines.Text() != "" {
-		field, value, _ := strings.Cut(lines.Text(), ":")
+	for line := range bytes.Lines(paragraph) {
+		field, value, _ := strings.Cut(string(line), ":")
 		value = strings.TrimSpace(value)
 		switch field {
 		case "Package":
@@ -78,10 +106,7 @@ func parse(index []byte) (Package, error) {
 			p.Depends = append(p.Depends, dependencies(value)...)
 		}
 	}
-	if p.Name == "" || p.Version == "" || p.SHA256 == "" {
-		return p, fmt.Errorf("apt's answer lacks Package, Version or SHA256: %.80q", index)
-	}
-	return p, nil
+	return p
 }
 
 // dependencies turns "a (>= 1) | b, c:any" into [a c].

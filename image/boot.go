@@ -1,0 +1,243 @@
+// Package image makes everything that a node boots. Its own job is the order: components and our programs first, then the kernel and the
+// tools from the distribution's packages, then the root filesystem out of these, then the initramfs around it. Each step is cached under
+// its inputs, so that a second build does nothing, and an edit of PID 1 repeats only what has PID 1 in it.
+package image
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/initramfs"
+	"github.com/garboard-os/garboard/image/program"
+	"github.com/garboard-os/garboard/image/progress"
+	"github.com/garboard-os/garboard/image/rootfs"
+	"github.com/garboard-os/garboard/image/squashfs"
+	"github.com/garboard-os/garboard/kernel"
+	"github.com/garboard-os/garboard/kernel/deb"
+)
+
+// AptPackages are what the build machine must have installed for Build to work, besides Go.
+var AptPackages = func() []string {
+	all := slices.Concat(kernel.AptPackages, rootfs.AptPackages, squashfs.AptPackages, program.AptPackages, components.AptPackages)
+	slices.Sort(all)
+	return slices.Compact(all)
+}()
+
+// recipe is part of the keys of root filesystem and initramfs: raise it when a change in how they are put together makes other bytes out
+// of the same parts.
+const recipe = "1"
+
+// First guesses, for two cores and nothing cached.
+const (
+	guessKernel    = 10 * time.Second
+	guessTools     = 10 * time.Second
+	guessRootFS    = 30 * time.Second
+	guessInitramfs = 5 * time.Second
+)
+
+// Names of the steps, as people see them and as the cache keeps them.
+const (
+	stepKernel    = "kernel"
+	stepTools     = "tools"
+	stepRootFS    = "rootfs"
+	stepInitramfs = "initramfs"
+)
+
+// nodeComponents are the components whose programs are in the root filesystem. The others come as container images.
+var nodeComponents = []string{"containerd", "runc", "cni"}
+
+// Boot is a node's software as paths on the build machine. The files are in a cache: they must not be written to, and stay at least until
+// this process ends.
+type Boot struct {
+	// Version is the release of Garboard.
+	Version string
+	// Kernel and Initramfs are what a boot loader loads; nothing else is needed for a node to come up.
+	Kernel, Initramfs string
+	// Release is what uname -r prints on the node.
+	Release string
+	// RootFS is the root filesystem as it is inside Initramfs, and Tree is the same as a folder, for nodes that are containers. In Tree all
+	// files belong to whoever built it.
+	RootFS, Tree string
+	// Init and Sandbox are the programs of these names.
+	Init, Sandbox string
+}
+
+// builder holds what all steps need.
+type builder struct {
+	store    *cache.Store
+	progress *progress.Reporter
+	programs program.Builder
+}
+
+// Build makes a node's software from the checkout at root, for a flavour of the kernel.
+func Build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour kernel.Flavour) (*Boot, error) {
+	b := &builder{store: store, progress: r}
+	b.programs = program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
+	r.Expect(stepKernel, guessKernel)
+	r.Expect(stepTools, guessTools)
+	r.Expect(stepRootFS, guessRootFS)
+	r.Expect(stepInitramfs, guessInitramfs)
+	steps := []string{program.Init.Name, program.Sandbox.Name, stepKernel, stepTools, stepRootFS, stepInitramfs}
+	r.Plan(append(slices.Clone(nodeComponents), steps...)...)
+
+	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, nodeComponents...)
+	if err != nil {
+		return nil, err
+	}
+	result := &Boot{Version: boot.Version}
+	if result.Init, err = b.programs.Build(ctx, program.Init); err != nil {
+		return nil, err
+	}
+	if result.Sandbox, err = b.programs.Build(ctx, program.Sandbox); err != nil {
+		return nil, err
+	}
+	linux, err := b.kernel(ctx, flavour)
+	if err != nil {
+		return nil, err
+	}
+	result.Kernel, result.Release = linux.Image(), linux.Release
+	tools, err := b.tools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = b.assemble(ctx, result, rootfs.Sources{
+		Version: boot.Version,
+		Init:    result.Init,
+		Programs: map[string]string{
+			"containerd":              filepath.Join(made["containerd"], "containerd"),
+			"containerd-shim-runc-v2": filepath.Join(made["containerd"], "containerd-shim-runc-v2"),
+			"runc":                    filepath.Join(made["runc"], "runc"),
+			"sandbox":                 result.Sandbox,
+		},
+		CNI:        made["cni"],
+		Tools:      tools,
+		ModulesDir: linux.ModulesDir(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.Summary("parts of the image", steps...)
+	return result, nil
+}
+
+// assemble makes root filesystem and initramfs.
+func (b *builder) assemble(ctx context.Context, result *Boot, src rootfs.Sources) error {
+	entries, err := rootfs.Plan(src)
+	if err != nil {
+		return err
+	}
+	inputs, err := describe(entries)
+	if err != nil {
+		return err
+	}
+	dir, err := b.step(ctx, stepRootFS, inputs, func(ctx context.Context, dir string) error {
+		tree := filepath.Join(dir, "tree")
+		if err := os.Mkdir(tree, 0o755); err != nil {
+			return err
+		}
+		if err := rootfs.Lay(tree, entries); err != nil {
+			return err
+		}
+		return squashfs.Pack(ctx, tree, filepath.Join(dir, initramfs.RootFSName))
+	})
+	if err != nil {
+		return err
+	}
+	result.Tree, result.RootFS = filepath.Join(dir, "tree"), filepath.Join(dir, initramfs.RootFSName)
+
+	contents := initramfs.Contents{Init: src.Init, RootFS: result.RootFS, ModulesDir: src.ModulesDir}
+	// The folder's name is its key: it stands for the contents, PID 1 and modules among them.
+	inputs = append([]string{recipe, filepath.Base(dir)}, initramfs.Modules...)
+	dir, err = b.step(ctx, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
+		out, err := os.Create(filepath.Join(dir, "initramfs"))
+		if err != nil {
+			return err
+		}
+		if err := initramfs.Write(out, contents); err != nil {
+			out.Close()
+			return err
+		}
+		return out.Close()
+	})
+	result.Initramfs = filepath.Join(dir, "initramfs")
+	return err
+}
+
+// describe lists what decides the bytes of a root filesystem.
+func describe(entries []rootfs.Entry) ([]string, error) {
+	inputs := append([]string{recipe}, squashfs.Options()...)
+	for _, e := range entries {
+		inputs = append(inputs, e.Path, e.Mode.String(), e.Text)
+		if e.From == "" {
+			continue
+		}
+		hash, err := cache.HashTree(e.From)
+		if err != nil {
+			return nil, err
+		}
+		inputs = append(inputs, hash)
+	}
+	return inputs, nil
+}
+
+func (b *builder) kernel(ctx context.Context, flavour kernel.Flavour) (*kernel.Kernel, error) {
+	packages, err := kernel.Resolve(ctx, flavour)
+	if err != nil {
+		return nil, err
+	}
+	inputs := append(keys(packages), string(flavour))
+	for _, row := range kernel.Modules {
+		inputs = append(inputs, row.Names, fmt.Sprint(row.MayLack))
+	}
+	dir, err := b.step(ctx, stepKernel, inputs, func(ctx context.Context, dir string) error {
+		_, err := kernel.Fetch(ctx, flavour, dir)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return kernel.Open(dir)
+}
+
+func (b *builder) tools(ctx context.Context) (string, error) {
+	packages, err := rootfs.ResolveTools(ctx)
+	if err != nil {
+		return "", err
+	}
+	inputs := append(keys(packages), recipe, strings.Join(rootfs.ToolNames(), " "))
+	return b.step(ctx, stepTools, inputs, func(ctx context.Context, dir string) error {
+		return rootfs.FetchTools(ctx, packages, dir)
+	})
+}
+
+func keys(packages []deb.Package) []string {
+	var keys []string
+	for _, p := range packages {
+		keys = append(keys, p.Key())
+	}
+	return keys
+}
+
+// step runs a cached build and shows it to whoever waits.
+func (b *builder) step(ctx context.Context, name string, inputs []string, build func(context.Context, string) error) (string, error) {
+	hit := true
+	dir, err := b.store.Build(ctx, name, inputs, func(ctx context.Context, dir string) error {
+		hit = false
+		done := b.progress.Step(name)
+		err := build(ctx, dir)
+		done(err)
+		return err
+	})
+	if err == nil && hit {
+		b.progress.Cached(name)
+	}
+	return dir, err
+}

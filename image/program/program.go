@@ -1,0 +1,220 @@
+// Package program builds the programs of this repository that go into an image: PID 1 and the sandbox.
+//
+// A result is cached under what decides its bytes: the files of the packages that it imports from here, the versions of the modules that
+// it imports from elsewhere, the flags and the toolchain. An edit of a test, or of a package that the program doesn't import, builds nothing.
+package program
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/progress"
+)
+
+// AptPackages are what the build machine must have installed, besides Go, for programs that use cgo.
+var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev"}
+
+const (
+	// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
+	stopCompiler = 5 * time.Second
+	// versionVariable is where the release is stamped: the one place that states it.
+	versionVariable = "github.com/garboard-os/garboard/boot.Version"
+)
+
+// Program is one of ours.
+type Program struct {
+	// Name is the name of the file, and of the step that people see.
+	Name string
+	// Package is relative to the root of the repository.
+	Package string
+	// Tags are build tags.
+	Tags []string
+	// Static says that it uses cgo, and is linked statically all the same. Others are built without cgo.
+	Static bool
+	// Guess is how long two cores take with nothing cached.
+	Guess time.Duration
+}
+
+// The programs that every image holds.
+var (
+	Init    = Program{Name: "init", Package: "./init", Guess: time.Minute}
+	Sandbox = Program{Name: "sandbox", Package: "./services/sandbox", Tags: []string{"netgo", "osusergo", "seccomp"}, Static: true, Guess: 30 * time.Second}
+)
+
+// Builder builds programs out of a checkout.
+type Builder struct {
+	// Root is the folder with go.mod.
+	Root string
+	// Version is the release to stamp.
+	Version  string
+	Store    *cache.Store
+	Progress *progress.Reporter // may be nil
+}
+
+// Build gives back the path of the built program.
+func (b *Builder) Build(ctx context.Context, p Program) (string, error) {
+	b.Progress.Expect(p.Name, p.Guess)
+	inputs, err := b.inputs(ctx, p)
+	if err != nil {
+		return "", fmt.Errorf("build %s: %w", p.Name, err)
+	}
+	hit := true
+	dir, err := b.Store.Build(ctx, p.Name, inputs, func(ctx context.Context, dir string) error {
+		hit = false
+		done := b.Progress.Step(p.Name)
+		_, err := b.golang(ctx, p, append([]string{"build", "-o", filepath.Join(dir, p.Name)}, p.arguments(b.Version)...)...)
+		done(err)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	if hit {
+		b.Progress.Cached(p.Name)
+	}
+	return filepath.Join(dir, p.Name), nil
+}
+
+func (p Program) arguments(version string) []string {
+	linker := "-s -w -buildid= -X " + versionVariable + "=" + version
+	if p.Static {
+		linker += " -linkmode external -extldflags '-static -Wl,--build-id=none'"
+	}
+	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", "-tags=" + strings.Join(p.Tags, ","), "-ldflags=" + linker, p.Package}
+}
+
+// environment overrides what the user's own settings would change about the result.
+func (p Program) environment() []string {
+	cgo := "CGO_ENABLED=0"
+	if p.Static {
+		cgo = "CGO_ENABLED=1"
+	}
+	return []string{cgo, "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH=amd64", "CC=gcc", "CGO_CFLAGS=-O2", "CGO_LDFLAGS="}
+}
+
+// source is what `go list -json` tells of a package.
+type source struct {
+	Dir, ImportPath string
+	Standard        bool
+	Module          *struct {
+		Path    string
+		Version string
+		Main    bool
+	}
+	GoFiles, CgoFiles, CFiles, HFiles, SFiles, EmbedFiles []string
+}
+
+// inputs lists everything that decides the program's bytes.
+func (b *Builder) inputs(ctx context.Context, p Program) ([]string, error) {
+	fields := "-json=Dir,ImportPath,Standard,Module,GoFiles,CgoFiles,CFiles,HFiles,SFiles,EmbedFiles"
+	listed, err := b.golang(ctx, p, "list", "-deps", fields, "-tags="+strings.Join(p.Tags, ","), p.Package)
+	if err != nil {
+		return nil, err
+	}
+	toolchain, err := b.golang(ctx, p, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOEXPERIMENT")
+	if err != nil {
+		return nil, err
+	}
+	inputs := append(p.arguments(b.Version), string(toolchain))
+	var modules []string
+	for decoder := json.NewDecoder(bytes.NewReader(listed)); ; {
+		var s source
+		err := decoder.Decode(&s)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read go list: %w", err)
+		}
+		switch {
+		case s.Standard || s.Module == nil:
+		case !s.Module.Main:
+			modules = append(modules, s.Module.Path+"@"+s.Module.Version)
+		default:
+			files, hash, err := s.identify()
+			if err != nil {
+				return nil, err
+			}
+			inputs = append(inputs, s.ImportPath, files, hash)
+		}
+	}
+	slices.Sort(modules)
+	inputs = append(inputs, slices.Compact(modules)...)
+	if p.Static {
+		linked, err := linkedLibraries(ctx)
+		if err != nil {
+			return nil, err
+		}
+		inputs = append(inputs, linked...)
+	}
+	return inputs, nil
+}
+
+// identify gives back the names of the files that are compiled in, and their hash.
+func (s source) identify() (names, hash string, err error) {
+	files := slices.Concat(s.GoFiles, s.CgoFiles, s.CFiles, s.HFiles, s.SFiles, s.EmbedFiles)
+	paths := make([]string, 0, len(files))
+	for _, name := range files {
+		paths = append(paths, filepath.Join(s.Dir, name))
+	}
+	hash, err = cache.HashTree(paths...)
+	return strings.Join(files, " "), hash, err
+}
+
+// linkedLibraries identifies the C compiler and the static libraries that it links in.
+func linkedLibraries(ctx context.Context) ([]string, error) {
+	version, err := exec.CommandContext(ctx, "gcc", "--version").Output()
+	if err != nil {
+		return nil, fmt.Errorf("run gcc (from the packages %s): %w", strings.Join(AptPackages, " "), err)
+	}
+	identity := []string{string(version)}
+	for _, library := range []string{"libc.a", "libseccomp.a"} {
+		path, err := exec.CommandContext(ctx, "gcc", "-print-file-name="+library).Output()
+		if err != nil {
+			return nil, fmt.Errorf("ask gcc for %s: %w", library, err)
+		}
+		// gcc echoes the bare name of a library that it doesn't find.
+		name := strings.TrimSpace(string(path))
+		if !filepath.IsAbs(name) {
+			return nil, fmt.Errorf("%s is missing: install the Debian packages %s", library, strings.Join(AptPackages, " "))
+		}
+		hash, err := cache.HashTree(name)
+		if err != nil {
+			return nil, err
+		}
+		identity = append(identity, hash)
+	}
+	return identity, nil
+}
+
+// golang runs the go command; ctx ends it with all the compilers that it started.
+func (b *Builder) golang(ctx context.Context, p Program, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = b.Root
+	cmd.Env = append(os.Environ(), p.environment()...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = stopCompiler
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("go %s %s: %w: %s", args[0], p.Package, err, bytes.TrimSpace(complaints.Bytes()))
+	}
+	return out, nil
+}

@@ -1,0 +1,270 @@
+// Package rootfs lays the root filesystem of a node: a tree of files on the build machine, which image/squashfs packs.
+//
+// The tree is a list of values. What every node has is in tables that can be read from top to bottom (layout.go), what comes from
+// Debian's packages is another table (tools.go), and the programs that this project builds are named in Sources. Nothing is copied
+// that isn't listed: there is no base image to strip down. There is no shell either, nor any script, and Check holds that true.
+//
+// The tree has one place for programs and libraries, /usr, and links from the old names (/bin, /sbin, /lib, /lib64) to it. The same tree serves
+// machines and container nodes; the latter have no use for the kernel modules.
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Entry is one path in the tree: a directory, a symbolic link, or a file with a text or with a copy of another file's bytes.
+type Entry struct {
+	// Path is absolute and clean.
+	Path string
+	// Mode has the permission bits, and fs.ModeDir or fs.ModeSymlink.
+	Mode fs.FileMode
+	// Text is a file's contents or a link's target.
+	Text string
+	// From is the file on the build machine whose bytes are copied; then Text is empty.
+	From string
+}
+
+func dir(path string, perm fs.FileMode) Entry { return Entry{Path: path, Mode: fs.ModeDir | perm} }
+func text(path, contents string) Entry        { return Entry{Path: path, Mode: 0o644, Text: contents} }
+func link(path, target string) Entry          { return Entry{Path: path, Mode: fs.ModeSymlink, Text: target} }
+func file(path string, perm fs.FileMode, from string) Entry {
+	return Entry{Path: path, Mode: perm, From: from}
+}
+
+// Sources are the parts of a tree that were built or fetched before. Each is a path on the build machine.
+type Sources struct {
+	// Version is the release that os-release states, such as v0.1.0.
+	Version string
+	// Init is PID 1.
+	Init string
+	// Programs maps names in /usr/bin to files: containerd, its shim, runc, sandbox.
+	Programs map[string]string
+	// CNI is a folder with the CNI plugins: one program, and links to it under their names.
+	CNI string
+	// Tools is a folder that FetchTools filled.
+	Tools string
+	// ModulesDir is the kernel's module folder, named after its release; empty for none.
+	ModulesDir string
+}
+
+// Plan lists the tree for the sources, sorted by path.
+func Plan(src Sources) ([]Entry, error) {
+	entries := slices.Concat(directories, links, accounts, []Entry{osRelease(src.Version), file("/usr/sbin/init", 0o755, src.Init)})
+	for name, from := range src.Programs {
+		entries = append(entries, file("/usr/bin/"+name, 0o755, from))
+	}
+	copies := []struct{ from, to string }{
+		{src.CNI, "/opt/cni/bin"},
+		{src.Tools, "/"},
+		{src.ModulesDir, path.Join("/usr/lib/modules", filepath.Base(src.ModulesDir))},
+	}
+	for _, c := range copies {
+		if c.from == "" {
+			continue
+		}
+		copied, err := copyOf(c.from, c.to)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, copied...)
+	}
+	return arrange(entries)
+}
+
+// copyOf lists the files and links below from as entries below to. Directories come by themselves.
+func copyOf(from, to string) ([]Entry, error) {
+	var entries []Entry
+	err := filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		relative, err := filepath.Rel(from, name)
+		if err != nil {
+			return err
+		}
+		e := Entry{Path: path.Join(to, relative)}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		switch info.Mode().Type() {
+		case fs.ModeSymlink:
+			e.Mode = fs.ModeSymlink
+			e.Text, err = os.Readlink(name)
+		case 0:
+			// Only whether it is executable counts: the rest is the umask of whoever built it.
+			e.Mode, e.From = 0o644, name
+			if info.Mode()&0o100 != 0 {
+				e.Mode = 0o755
+			}
+		default:
+			err = fmt.Errorf("%s is neither file nor link", name)
+		}
+		entries = append(entries, e)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", from, err)
+	}
+	return entries, nil
+}
+
+// arrange adds the directories that entries lie in, sorts, and refuses two entries for one path.
+func arrange(entries []Entry) ([]Entry, error) {
+	byPath := make(map[string]Entry, len(entries))
+	for _, e := range entries {
+		if !path.IsAbs(e.Path) || path.Clean(e.Path) != e.Path || e.Path == "/" {
+			return nil, fmt.Errorf("plan root filesystem: %q is no clean absolute path", e.Path)
+		}
+		if _, twice := byPath[e.Path]; twice {
+			return nil, fmt.Errorf("plan root filesystem: two entries for %s", e.Path)
+		}
+		byPath[e.Path] = e
+	}
+	for _, e := range entries {
+		for parent := path.Dir(e.Path); parent != "/"; parent = path.Dir(parent) {
+			above, ok := byPath[parent]
+			if !ok {
+				byPath[parent] = dir(parent, 0o755)
+			} else if !above.Mode.IsDir() {
+				return nil, fmt.Errorf("plan root filesystem: %s lies in %s, which is no directory", e.Path, parent)
+			}
+		}
+	}
+	arranged := make([]Entry, 0, len(byPath))
+	for _, e := range byPath {
+		arranged = append(arranged, e)
+	}
+	slices.SortFunc(arranged, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
+	return arranged, nil
+}
+
+// Lay writes the entries below root, an empty directory, and checks the result.
+func Lay(root string, entries []Entry) error {
+	for _, e := range entries {
+		if err := e.lay(filepath.Join(root, e.Path)); err != nil {
+			return fmt.Errorf("lay %s: %w", e.Path, err)
+		}
+	}
+	if err := os.Chmod(root, 0o755); err != nil {
+		return err
+	}
+	return Check(root)
+}
+
+func (e Entry) lay(name string) error {
+	switch {
+	case e.Mode.IsDir():
+		if err := os.Mkdir(name, 0o755); err != nil {
+			return err
+		}
+	case e.Mode&fs.ModeSymlink != 0:
+		return os.Symlink(e.Text, name)
+	default:
+		if err := e.write(name); err != nil {
+			return err
+		}
+	}
+	// The umask took part in the calls above.
+	return os.Chmod(name, e.Mode&^fs.ModeDir)
+}
+
+func (e Entry) write(name string) error {
+	var from io.Reader = strings.NewReader(e.Text)
+	if e.From != "" {
+		f, err := os.Open(e.From)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		from = f
+	}
+	to, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(to, from); err != nil {
+		to.Close()
+		return err
+	}
+	return to.Close()
+}
+
+// shells are names that a node must not have in any folder. (S-373)
+var shells = []string{"sh", "ash", "bash", "dash", "zsh", "ksh", "mksh", "busybox", "toybox", "perl", "python", "python3", "lua", "awk"}
+
+// Check looks through a tree for anything that could run a script: shells and other interpreters by name, and files that start with
+// #!. It also wants every link to lead somewhere inside the tree. It reports all that it finds.
+func Check(root string) error {
+	var found []error
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		inside := strings.TrimPrefix(name, root)
+		if slices.Contains(shells, d.Name()) && !d.IsDir() {
+			found = append(found, fmt.Errorf("%s: a node has no interpreter", inside))
+		}
+		switch {
+		case d.Type()&fs.ModeSymlink != 0:
+			found = append(found, checkLink(root, inside))
+		case d.Type().IsRegular():
+			script, err := isScript(name)
+			if err != nil {
+				return err
+			}
+			if script {
+				found = append(found, fmt.Errorf("%s: is a script", inside))
+			}
+		}
+		return nil
+	})
+	if err := errors.Join(append(found, err)...); err != nil {
+		return fmt.Errorf("check root filesystem: %w", err)
+	}
+	return nil
+}
+
+// mountedLater are places that are empty in the image: links into them are fine.
+var mountedLater = []string{"/run/", "/proc/", "/var/"}
+
+func checkLink(root, inside string) error {
+	target, err := os.Readlink(filepath.Join(root, inside))
+	if err != nil {
+		return err
+	}
+	if !path.IsAbs(target) {
+		target = path.Join(path.Dir(inside), target)
+	}
+	for _, place := range mountedLater {
+		if strings.HasPrefix(target, place) {
+			return nil
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(root, target)); err != nil {
+		return fmt.Errorf("%s: link to %s, which isn't there", inside, target)
+	}
+	return nil
+}
+
+func isScript(name string) (bool, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	var start [2]byte
+	n, err := io.ReadFull(f, start[:])
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return false, err
+	}
+	return string(start[:n]) == "#!", nil
+}

@@ -33,9 +33,8 @@ type Cluster struct {
 
 // ControlPlaneSet is how the control plane is reached.
 type ControlPlaneSet struct {
-	// Endpoint is the URL of the Kubernetes API, such as
-	// https://cluster.example.org:6443. Required. Default port 6443: Load
-	// always fills the port in.
+	// Endpoint is the URL of the Kubernetes API, with its port, such as
+	// https://cluster.example.org:6443. Required.
 	Endpoint URL `yaml:"endpoint"`
 	// LocalAPIServerPort is the port of the apiserver on each control plane.
 	// Default 6443.

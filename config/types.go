@@ -90,15 +90,15 @@ type Interface struct {
 type Route struct {
 	Network netip.Prefix `yaml:"network"` // required; 0.0.0.0/0 or ::/0 is the default route
 	Gateway netip.Addr   `yaml:"gateway"` // without it the network is on the link
-	Metric  uint32       `yaml:"metric"`  // default 1024; DHCP's routes have the same
+	Metric  uint32       `yaml:"metric"`  // lower wins; default 1024
 }
 
-// Bond makes the interface a bond.
+// Bond makes the interface a bond of links.
 type Bond struct {
 	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
 	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
 	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // layer2 (default), layer2+3, layer3+4, encap2+3, encap3+4
-	MIIMon         int      `yaml:"miimon"`         // ms between link checks
+	MIIMon         int      `yaml:"miimon"`         // ms between link checks; default 100, never 0: a dead link would go unnoticed
 	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
 	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
 	Interfaces     []string `yaml:"interfaces"`     // required: the members

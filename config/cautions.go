@@ -1,0 +1,76 @@
+package config
+
+// cautions are about configurations that work, but maybe not as meant. They are
+// warnings: none of them stops a node.
+var cautions = []check{
+	{"workers don't need private keys", cautionWorkerKeys},
+	{"static keys of STATE lie in the open", cautionStaticState},
+	{"DNS address is a service's", cautionClusterDNS},
+	{"fields without effect in this release", cautionNoEffect},
+}
+
+func cautionWorkerKeys(c *Config, r *report) {
+	if c.Machine.Type != Worker {
+		return
+	}
+	for _, k := range []struct {
+		where place
+		key   KeyPEM
+	}{
+		{at("machine", "ca", "key"), c.Machine.CA.Key},
+		{at("cluster", "ca", "key"), c.Cluster.CA.Key},
+		{at("cluster", "aggregatorCA", "key"), c.Cluster.AggregatorCA.Key},
+		{at("cluster", "etcd", "ca", "key"), c.Cluster.Etcd.CA.Key},
+		{at("cluster", "serviceAccount", "key"), c.Cluster.ServiceAccount.Key},
+	} {
+		if len(k.key) > 0 {
+			r.warn(k.where, "a worker doesn't need this private key; leave it out, so that a stolen worker doesn't give the cluster away")
+		}
+	}
+}
+
+func cautionStaticState(c *Config, r *report) {
+	if c.Machine.SystemDiskEncryption.State == nil {
+		return
+	}
+	for i, key := range c.Machine.SystemDiskEncryption.State.Keys {
+		if key.Static != nil {
+			r.warn(at("machine", "systemDiskEncryption", "state", "keys", i, "static"), "a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only")
+		}
+	}
+}
+
+func cautionClusterDNS(c *Config, r *report) {
+	for i, addr := range c.Machine.Kubelet.ClusterDNS {
+		inside := false
+		for _, subnet := range c.Cluster.Network.ServiceSubnets {
+			inside = inside || subnet.Contains(addr)
+		}
+		if !inside {
+			r.warn(at("machine", "kubelet", "clusterDNS", i), "%s is outside of the service subnets", addr)
+		}
+	}
+}
+
+// cautionNoEffect names what is read and checked, but what no service of this
+// release acts on: a disk that is believed to be encrypted mustn't be a surprise.
+func cautionNoEffect(c *Config, r *report) {
+	const what = "has no effect in this release"
+	if e := c.Machine.SystemDiskEncryption; e.State != nil || e.Ephemeral != nil {
+		r.warn(at("machine", "systemDiskEncryption"), what)
+	}
+	for i, in := range c.Machine.Network.Interfaces {
+		if in.Bond != nil {
+			r.warn(interfaceAt(i, "bond"), what)
+		}
+		if len(in.VLANs) > 0 {
+			r.warn(interfaceAt(i, "vlans"), what)
+		}
+		if in.VIP != nil {
+			r.warn(interfaceAt(i, "vip"), what)
+		}
+		if in.WireGuard != nil {
+			r.warn(interfaceAt(i, "wireguard"), what)
+		}
+	}
+}

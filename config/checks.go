@@ -1,0 +1,281 @@
+package config
+
+import (
+	"encoding/base64"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+// check looks at one subject of a Config with its defaults filled in. A check
+// must not depend on an earlier one having passed.
+type check struct {
+	name string
+	run  func(*Config, *report)
+}
+
+// checks refuse a configuration that can't work. They run in this order, all of
+// them, whatever the others find.
+var checks = []check{
+	{"version is known", checkVersion},
+	{"identity is there", checkIdentity},
+	{"tokens are well-formed", checkTokens},
+	{"authorities are whole", checkAuthorities},
+	{"endpoint is reachable by name and port", checkEndpoint},
+	{"hostname is valid", checkHostname},
+	{"interfaces are consistent", checkInterfaces},
+	{"bonds are consistent", checkBonds},
+	{"VLANs are consistent", checkVLANs},
+	{"shared address is possible", checkVIP},
+	{"WireGuard is consistent", checkWireGuard},
+	{"time servers are named", checkTime},
+	{"install disk is a device", checkInstall},
+	{"images have a version", checkImages},
+	{"arguments are flags", checkArgs},
+	{"node labels may be set by a kubelet", checkNodeLabels},
+	{"registries are reachable", checkRegistries},
+	{"files are distinct", checkFiles},
+	{"environment and sysctls are well-formed", checkEnv},
+	{"encryption keys are usable", checkEncryption},
+	{"certificate names are valid", checkSANs},
+	{"subnets fit", checkSubnets},
+	{"CNI is chosen once", checkCNI},
+	{"volumes are absolute", checkVolumes},
+	{"manifests are named", checkManifests},
+}
+
+func checkVersion(c *Config, r *report) {
+	switch c.Version {
+	case "":
+		r.lacks(at("version"), "this release reads "+Version)
+	case Version:
+	default:
+		r.bad(at("version"), "%s is not known; this release reads %s", quote(c.Version), Version)
+	}
+}
+
+func checkIdentity(c *Config, r *report) {
+	if c.Machine.Type == "" {
+		r.lacks(at("machine", "type"), "init, controlplane or worker")
+	}
+	if c.Cluster.ControlPlane.Endpoint == (URL{}) {
+		r.lacks(at("cluster", "controlPlane", "endpoint"), "the URL of the Kubernetes API")
+	}
+	for _, key := range []struct {
+		name  string
+		value string
+	}{{"id", c.Cluster.ID}, {"secret", string(c.Cluster.Secret)}} {
+		if key.value != "" && !isKey32(key.value) {
+			r.bad(at("cluster", key.name), "must be base64 of 32 bytes")
+		}
+	}
+	if !dnsName.MatchString(c.Cluster.Name) {
+		r.bad(at("cluster", "clusterName"), "%s must be of lower-case letters, digits, dashes and dots", quote(c.Cluster.Name))
+	}
+	if port := c.Cluster.ControlPlane.LocalAPIServerPort; port < 1 || port > maxPort {
+		r.bad(at("cluster", "controlPlane", "localAPIServerPort"), "%d is not a port (1 to %d)", port, maxPort)
+	}
+}
+
+// maxPort is the largest TCP and UDP port.
+const maxPort = 1<<16 - 1
+
+// keyBytes is the length of WireGuard's and of our own symmetric keys.
+const keyBytes = 32
+
+func isKey32(text string) bool {
+	data, err := base64.StdEncoding.DecodeString(text)
+	return err == nil && len(data) == keyBytes
+}
+
+// bootstrapToken is Kubernetes' form of bootstrap tokens.
+var bootstrapToken = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`)
+
+func checkTokens(c *Config, r *report) {
+	for _, t := range []struct {
+		where place
+		token Secret
+	}{{at("machine", "token"), c.Machine.Token}, {at("cluster", "token"), c.Cluster.Token}} {
+		switch {
+		case t.token == "":
+			r.lacks(t.where, "")
+		case !bootstrapToken.MatchString(string(t.token)):
+			r.bad(t.where, "must be six characters, a dot and sixteen characters, all of a-z and 0-9")
+		}
+	}
+}
+
+func checkAuthorities(c *Config, r *report) {
+	control := c.Machine.Type.ControlPlane()
+	for _, a := range []struct {
+		where      place
+		pair       CertKey
+		everywhere bool // workers need the certificate, too
+	}{
+		{at("machine", "ca"), c.Machine.CA, true},
+		{at("cluster", "ca"), c.Cluster.CA, true},
+		{at("cluster", "aggregatorCA"), c.Cluster.AggregatorCA, false},
+		{at("cluster", "etcd", "ca"), c.Cluster.Etcd.CA, false},
+	} {
+		if len(a.pair.Crt) == 0 {
+			if control || a.everywhere {
+				r.lacks(a.where.with("crt"), "")
+			}
+			continue
+		}
+		if len(a.pair.Key) == 0 && control {
+			r.lacks(a.where.with("key"), "a control plane issues certificates")
+		}
+		if _, _, err := a.pair.CA().Parse(); err != nil {
+			r.bad(a.where, "%v", err)
+		}
+	}
+	switch key := c.Cluster.ServiceAccount.Key; {
+	case len(key) > 0:
+		if _, err := pki.ParseKey(key); err != nil {
+			r.bad(at("cluster", "serviceAccount", "key"), "%v", err)
+		}
+	case control:
+		r.lacks(at("cluster", "serviceAccount", "key"), "a control plane signs service account tokens")
+	}
+}
+
+func checkEndpoint(c *Config, r *report) {
+	where, u := at("cluster", "controlPlane", "endpoint"), c.Cluster.ControlPlane.Endpoint
+	if u == (URL{}) {
+		return
+	}
+	switch {
+	case u.Scheme != "https":
+		r.bad(where, "must be https, not %s", quote(u.Scheme))
+	case u.Port() == "":
+		r.bad(where, "lacks the port; did you mean https://%s:%d", u.Host, DefaultAPIServerPort)
+	case strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil:
+		r.bad(where, "must be a scheme, a host and a port only; did you mean https://%s", u.Host)
+	}
+	checkHost(r, where, u.Hostname())
+}
+
+func checkTime(c *Config, r *report) {
+	for i, server := range c.Machine.Time.Servers {
+		checkHost(r, at("machine", "time", "servers", i), server)
+	}
+}
+
+func checkInstall(c *Config, r *report) {
+	if disk := c.Machine.Install.Disk; disk != "" && (!strings.HasPrefix(disk, "/dev/") || path.Clean(disk) != disk) {
+		r.bad(at("machine", "install", "disk"), "%s is not a device below /dev, such as /dev/sda", quote(disk))
+	}
+}
+
+// imageReference is looser than the specification: it catches slips, the
+// registry has the last word. The tag or digest is required, because a node
+// that restarts must run what it ran before.
+var imageReference = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)*(:[a-zA-Z0-9_][a-zA-Z0-9._-]*)?(@sha256:[a-f0-9]{64})?$`)
+
+func checkImages(c *Config, r *report) {
+	for _, i := range []struct {
+		where place
+		image string
+	}{
+		{at("machine", "install", "image"), c.Machine.Install.Image},
+		{at("machine", "kubelet", "image"), c.Machine.Kubelet.Image},
+		{at("cluster", "etcd", "image"), c.Cluster.Etcd.Image},
+		{at("cluster", "apiServer", "image"), c.Cluster.APIServer.Image},
+		{at("cluster", "controllerManager", "image"), c.Cluster.ControllerManager.Image},
+		{at("cluster", "scheduler", "image"), c.Cluster.Scheduler.Image},
+		{at("cluster", "proxy", "image"), c.Cluster.Proxy.Image},
+		{at("cluster", "coreDNS", "image"), c.Cluster.CoreDNS.Image},
+		{at("cluster", "network", "cni", "flannel", "image"), c.Cluster.Network.CNI.Flannel.Image},
+	} {
+		name := i.image[strings.LastIndexByte(i.image, '/')+1:]
+		switch {
+		case i.image == "":
+		case !imageReference.MatchString(i.image):
+			r.bad(i.where, "%s is not an image reference, such as registry.k8s.io/pause:%s", quote(i.image), PauseVersion)
+		case !strings.Contains(name, ":"):
+			r.bad(i.where, "%s lacks a tag or a digest", quote(i.image))
+		}
+	}
+}
+
+func checkArgs(c *Config, r *report) {
+	for _, a := range []struct {
+		where place
+		args  map[string]string
+	}{
+		{at("machine", "kubelet", "extraArgs"), c.Machine.Kubelet.ExtraArgs},
+		{at("cluster", "etcd", "extraArgs"), c.Cluster.Etcd.ExtraArgs},
+		{at("cluster", "apiServer", "extraArgs"), c.Cluster.APIServer.ExtraArgs},
+		{at("cluster", "controllerManager", "extraArgs"), c.Cluster.ControllerManager.ExtraArgs},
+		{at("cluster", "scheduler", "extraArgs"), c.Cluster.Scheduler.ExtraArgs},
+		{at("cluster", "proxy", "extraArgs"), c.Cluster.Proxy.ExtraArgs},
+	} {
+		for _, flag := range slices.Sorted(maps.Keys(a.args)) {
+			switch bare := strings.TrimLeft(flag, "-"); {
+			case bare == "" || strings.ContainsAny(flag, "= \t\n"):
+				r.bad(a.where.with(flag), "is not the name of a flag")
+			case bare != flag:
+				r.bad(a.where.with(flag), "is written without dashes; did you mean %s", bare)
+			}
+		}
+	}
+}
+
+func checkVolumes(c *Config, r *report) {
+	for _, v := range []struct {
+		where   place
+		volumes []Volume
+	}{
+		{at("cluster", "apiServer", "extraVolumes"), c.Cluster.APIServer.ExtraVolumes},
+		{at("cluster", "controllerManager", "extraVolumes"), c.Cluster.ControllerManager.ExtraVolumes},
+		{at("cluster", "scheduler", "extraVolumes"), c.Cluster.Scheduler.ExtraVolumes},
+	} {
+		for i, volume := range v.volumes {
+			checkAbsolute(r, v.where.with(i, "hostPath"), volume.HostPath)
+			checkAbsolute(r, v.where.with(i, "mountPath"), volume.MountPath)
+		}
+	}
+}
+
+// checkAbsolute wants a path without detours.
+func checkAbsolute(r *report, where place, name string) {
+	switch {
+	case name == "":
+		r.lacks(where, "")
+	case !path.IsAbs(name):
+		r.bad(where, "%s is not an absolute path", quote(name))
+	case path.Clean(name) != name:
+		r.bad(where, "%s is a detour; did you mean %s", quote(name), path.Clean(name))
+	}
+}
+
+func checkManifests(c *Config, r *report) {
+	for i, u := range c.Cluster.ExtraManifests {
+		checkHTTP(r, at("cluster", "extraManifests", i), u)
+	}
+	seen := map[string]bool{}
+	for i, m := range c.Cluster.InlineManifests {
+		where := at("cluster", "inlineManifests", i)
+		switch {
+		case m.Name == "":
+			r.lacks(where.with("name"), "")
+		case seen[m.Name]:
+			r.bad(where.with("name"), "%s names a second manifest", quote(m.Name))
+		}
+		seen[m.Name] = true
+		if strings.TrimSpace(m.Contents) == "" {
+			r.lacks(where.with("contents"), "")
+		}
+	}
+}
+
+func checkHTTP(r *report, where place, u URL) {
+	if u.Scheme != "http" && u.Scheme != "https" {
+		r.bad(where, "must be http or https, not %s", quote(u.Scheme))
+	}
+}

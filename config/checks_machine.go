@@ -1,0 +1,153 @@
+package config
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+var (
+	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+	sysctlName = regexp.MustCompile(`^[a-z0-9_-]+([./][A-Za-z0-9_:-]+)+$`)
+	envName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	// registryHost is the name of a registry as image references spell it.
+	registryHost = regexp.MustCompile(`^(\*|[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|\[[0-9a-fA-F:]+\](:[0-9]+)?)$`)
+
+	// kubeletLabels are the labels and prefixes that a kubelet may set on its
+	// own node within Kubernetes' own domains; it doesn't start with others
+	// (NodeRestriction, https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/).
+	kubeletLabels = []string{
+		"kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os", "beta.kubernetes.io/arch", "beta.kubernetes.io/os",
+		"node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type", "topology.kubernetes.io/region", "topology.kubernetes.io/zone",
+		"failure-domain.beta.kubernetes.io/region", "failure-domain.beta.kubernetes.io/zone",
+	}
+	kubeletDomains = []string{"kubelet.kubernetes.io", "node.kubernetes.io"}
+)
+
+func checkNodeLabels(c *Config, r *report) {
+	for _, key := range slices.Sorted(maps.Keys(c.Machine.Kubelet.NodeLabels)) {
+		where := at("machine", "kubelet", "nodeLabels", key)
+		domain, name, prefixed := strings.Cut(key, "/")
+		if !prefixed {
+			domain, name = "", key
+		}
+		value := c.Machine.Kubelet.NodeLabels[key]
+		switch {
+		case !labelName.MatchString(name) || prefixed && !isDNSName(domain):
+			r.bad(where, "is not the name of a label")
+		case value != "" && !labelName.MatchString(value):
+			r.bad(where, "%s can't be the value of a label", quote(value))
+		case (inDomain(domain, "kubernetes.io") || inDomain(domain, "k8s.io")) && !slices.Contains(kubeletLabels, key) &&
+			!slices.ContainsFunc(kubeletDomains, func(d string) bool { return inDomain(domain, d) }):
+			r.bad(where, "a kubelet may not set this label on itself; did you mean node.kubernetes.io/%s", name)
+		}
+	}
+}
+
+func inDomain(name, domain string) bool { return name == domain || strings.HasSuffix(name, "."+domain) }
+
+func checkRegistries(c *Config, r *report) {
+	mirrors := at("machine", "registries", "mirrors")
+	for _, host := range slices.Sorted(maps.Keys(c.Machine.Registries.Mirrors)) {
+		checkRegistryHost(r, mirrors.with(host), host)
+		endpoints := c.Machine.Registries.Mirrors[host].Endpoints
+		if len(endpoints) == 0 {
+			r.lacks(mirrors.with(host, "endpoints"), "a mirror without endpoints has no images")
+		}
+		for i, u := range endpoints {
+			checkHTTP(r, mirrors.with(host, "endpoints", i), u)
+		}
+	}
+	hosts := at("machine", "registries", "config")
+	for _, host := range slices.Sorted(maps.Keys(c.Machine.Registries.Config)) {
+		reg := c.Machine.Registries.Config[host]
+		checkRegistryHost(r, hosts.with(host), host)
+		if a := reg.Auth; a != nil {
+			ways := 0
+			for _, used := range []bool{a.Username != "" || a.Password != "", a.Auth != "", a.IdentityToken != ""} {
+				if used {
+					ways++
+				}
+			}
+			if ways != 1 {
+				r.bad(hosts.with(host, "auth"), "needs exactly one of username with password, auth, and identityToken")
+			} else if (a.Username == "") != (a.Password == "") {
+				r.bad(hosts.with(host, "auth"), "username and password belong together")
+			}
+		}
+		if t := reg.TLS; t != nil && (len(t.ClientIdentity.Crt) == 0) != (len(t.ClientIdentity.Key) == 0) {
+			r.bad(hosts.with(host, "tls", "clientIdentity"), "crt and key belong together")
+		}
+	}
+}
+
+func checkRegistryHost(r *report, where place, host string) {
+	if bare, found := strings.CutPrefix(host, "https://"); found {
+		r.bad(where, "is a host, not a URL; did you mean %s", quote(strings.TrimRight(bare, "/")))
+	} else if !registryHost.MatchString(host) {
+		r.bad(where, "is not the host of a registry, such as docker.io, or '*'")
+	}
+}
+
+func checkFiles(c *Config, r *report) {
+	first := map[string]FileOp{}
+	for i, f := range c.Machine.Files {
+		where := at("machine", "files", i)
+		checkAbsolute(r, where.with("path"), f.Path)
+		if op, twice := first[f.Path]; twice && f.Path != "" && (op != FileAppend || f.Op != FileAppend) {
+			r.bad(where.with("path"), "%s is written by an earlier entry; only several of op append go together", quote(f.Path))
+		}
+		first[f.Path] = f.Op
+	}
+}
+
+func checkEnv(c *Config, r *report) {
+	for _, name := range slices.Sorted(maps.Keys(c.Machine.Env)) {
+		if !envName.MatchString(name) {
+			r.bad(at("machine", "env", name), "is not the name of an environment variable")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Machine.Sysctls)) {
+		if !sysctlName.MatchString(name) {
+			r.bad(at("machine", "sysctls", name), "is not the name of a kernel parameter, such as vm.max_map_count")
+		}
+	}
+}
+
+// maxKeySlot is the last of LUKS2's 32 key slots.
+const maxKeySlot = 31
+
+func checkEncryption(c *Config, r *report) {
+	for _, p := range []struct {
+		name string
+		enc  *Encryption
+	}{{"state", c.Machine.SystemDiskEncryption.State}, {"ephemeral", c.Machine.SystemDiskEncryption.Ephemeral}} {
+		if p.enc == nil {
+			continue
+		}
+		where := at("machine", "systemDiskEncryption", p.name, "keys")
+		if len(p.enc.Keys) == 0 {
+			r.lacks(where, "an encrypted partition needs at least one")
+		}
+		slots := map[int]bool{}
+		for i, key := range p.enc.Keys {
+			if (key.NodeID == nil) == (key.Static == nil) {
+				r.bad(where.with(i), "needs exactly one of nodeID and static")
+			}
+			if key.Static != nil && key.Static.Passphrase == "" {
+				r.lacks(where.with(i, "static", "passphrase"), "")
+			}
+			switch {
+			case key.Slot == nil:
+				r.lacks(where.with(i, "slot"), "every key has its slot, 0 to 31")
+			case *key.Slot < 0 || *key.Slot > maxKeySlot:
+				r.bad(where.with(i, "slot"), "%d is out of range (0 to %d)", *key.Slot, maxKeySlot)
+			case slots[*key.Slot]:
+				r.bad(where.with(i, "slot"), "%d is already taken by another key", *key.Slot)
+			default:
+				slots[*key.Slot] = true
+			}
+		}
+	}
+}

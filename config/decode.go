@@ -1,0 +1,346 @@
+package config
+
+import (
+	"encoding"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+)
+
+// maxExpanded bounds what aliases may blow a document up to: nodes plus bytes
+// of text, counted each time they are used. A document without aliases can't
+// reach it within MaxSize.
+const maxExpanded = 4 * MaxSize
+
+// decoder fills typed values from nodes, driven by the types. It descends only
+// as deep as the types do, so nesting and aliases to oneself can't run away;
+// budget bounds the breadth.
+type decoder struct {
+	*report
+	budget int
+	where  place // of the node at hand
+}
+
+// document decodes the whole of the report's document.
+func (d *decoder) document(c *Config) { d.value(d.root, reflect.ValueOf(c).Elem()) }
+
+// inside runs f one step deeper.
+func (d *decoder) inside(step any, f func()) {
+	d.where = append(d.where, step)
+	f()
+	d.where = d.where[:len(d.where)-1]
+}
+
+func (d *decoder) bad(n *yaml.Node, format string, args ...any) {
+	d.badNode(n, d.where, format, args...)
+}
+
+// spend takes a node from the budget and reports whether to go on.
+func (d *decoder) spend(n *yaml.Node) bool {
+	if d.budget < 0 || d.full() {
+		return false
+	}
+	if d.budget -= 1 + len(n.Value); d.budget < 0 {
+		d.bad(n, "aliases expand the document to more than %d bytes", maxExpanded)
+		return false
+	}
+	return true
+}
+
+var (
+	durationType = reflect.TypeFor[time.Duration]()
+	addrType     = reflect.TypeFor[netip.Addr]()
+	prefixType   = reflect.TypeFor[netip.Prefix]()
+)
+
+// lenientLists are the lists for which a single element may stand.
+var lenientLists = map[reflect.Type]bool{reflect.TypeFor[[]WireGuardPeer](): true}
+
+func (d *decoder) value(n *yaml.Node, v reflect.Value) {
+	if n.Kind == yaml.AliasNode {
+		n = resolve(n)
+	}
+	if !d.spend(n) || isNull(n) {
+		return // null is the same as not there
+	}
+	if tag := n.ShortTag(); strings.HasPrefix(tag, "!") && !strings.HasPrefix(tag, "!!") || tag == "!!binary" {
+		d.bad(n, "the tag %s isn't supported", quote(tag))
+		return
+	}
+	if text, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		d.text(n, v, text)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(n, v.Elem())
+	case reflect.Struct:
+		d.structure(n, v)
+	case reflect.Map:
+		d.mapping(n, v)
+	case reflect.Slice:
+		d.list(n, v)
+	default:
+		d.scalar(n, v)
+	}
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// pairs calls f for each key of a mapping, after refusing doubled and odd ones.
+func (d *decoder) pairs(n *yaml.Node, f func(key, value *yaml.Node)) {
+	if n.Kind != yaml.MappingNode {
+		d.bad(n, "must be a mapping, not %s", kindOf(n))
+		return
+	}
+	lines := make(map[string]int, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content) && !d.full(); i += 2 {
+		key, value := resolve(n.Content[i]), n.Content[i+1]
+		d.inside(key.Value, func() {
+			first, twice := lines[key.Value]
+			switch {
+			case key.Kind != yaml.ScalarNode:
+				d.bad(n.Content[i], "a key must be text, not %s", kindOf(key))
+			case key.ShortTag() == "!!merge":
+				d.bad(n.Content[i], "merging with << isn't supported; write the fields out, or use an alias for the whole value")
+			case twice:
+				d.bad(n.Content[i], "is given twice, first on line %d", first)
+			default:
+				lines[key.Value] = n.Content[i].Line
+				f(n.Content[i], value)
+			}
+		})
+	}
+}
+
+func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
+	given := map[string]string{} // canonical name to the spelling used
+	d.pairs(n, func(key, value *yaml.Node) {
+		spelling := resolve(key).Value
+		name := spelling
+		field, ok := fieldByName(v.Type(), name)
+		if canonical, old := renamed[name]; !ok && old {
+			if field, ok = fieldByName(v.Type(), canonical); ok {
+				d.warn(d.where, "is deprecated; use %s", canonical)
+				name = canonical
+			}
+		}
+		if !ok {
+			d.bad(key, "unknown key%s", suggestKey(v.Type(), d.where))
+			return
+		}
+		if other, twice := given[name]; twice {
+			d.bad(key, "says the same as %s; keep only %s", other, name)
+			return
+		}
+		given[name] = spelling
+		d.value(value, v.FieldByIndex(field.Index))
+	})
+}
+
+func fieldByName(t reflect.Type, name string) (reflect.StructField, bool) {
+	for i := range t.NumField() {
+		if f := t.Field(i); f.Tag.Get("yaml") == name {
+			return f, true
+		}
+	}
+	return reflect.StructField{}, false
+}
+
+func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
+	m := reflect.MakeMap(v.Type())
+	d.pairs(n, func(key, value *yaml.Node) {
+		elem := reflect.New(v.Type().Elem()).Elem()
+		// Arguments and labels are text to us, but look like numbers and
+		// booleans to YAML; null is the empty text.
+		if elem.Kind() == reflect.String {
+			if value = resolve(value); value.Kind == yaml.ScalarNode && d.spend(value) {
+				if !isNull(value) {
+					elem.SetString(value.Value)
+				}
+			} else {
+				d.bad(value, "must be text, not %s", kindOf(value))
+			}
+		} else {
+			d.value(value, elem)
+		}
+		m.SetMapIndex(reflect.ValueOf(resolve(key).Value), elem)
+	})
+	if m.Len() > 0 {
+		v.Set(m)
+	}
+}
+
+func (d *decoder) list(n *yaml.Node, v reflect.Value) {
+	elems := n.Content
+	switch {
+	case n.Kind == yaml.MappingNode && lenientLists[v.Type()]:
+		d.warn(d.where, "is a list; a single entry is taken for a list of one")
+		elems = []*yaml.Node{n}
+	case n.Kind != yaml.SequenceNode:
+		d.bad(n, "must be a list, not %s", kindOf(n))
+		return
+	}
+	for i, elem := range elems {
+		if d.budget < 0 || d.full() {
+			return
+		}
+		d.inside(i, func() {
+			v.Grow(1)
+			v.SetLen(i + 1)
+			if isNull(resolve(elem)) {
+				d.bad(elem, "is an empty entry of a list")
+				return
+			}
+			d.value(elem, v.Index(i))
+		})
+	}
+}
+
+// text decodes the types that read themselves. Their errors don't repeat the
+// text where it may be a secret.
+func (d *decoder) text(n *yaml.Node, v reflect.Value, u encoding.TextUnmarshaler) {
+	if n.Kind != yaml.ScalarNode {
+		d.bad(n, "must be text, not %s", kindOf(n))
+		return
+	}
+	err := u.UnmarshalText([]byte(n.Value))
+	switch {
+	case n.Value == "":
+		d.bad(n, "is empty")
+	case err == nil:
+	case v.Type() == addrType:
+		d.bad(n, "%s is not an IP address, such as 10.0.0.1", quote(n.Value))
+	case v.Type() == prefixType:
+		if addr, err := netip.ParseAddr(n.Value); err == nil {
+			d.bad(n, "lacks the prefix length; did you mean %s/%d", addr, defaultBits(addr))
+			return
+		}
+		d.bad(n, "%s is not an address with a prefix length, such as 10.0.0.1/24", quote(n.Value))
+	default:
+		d.bad(n, "%v", err)
+	}
+}
+
+// defaultBits is the prefix length that people most often mean.
+func defaultBits(addr netip.Addr) int {
+	switch {
+	case addr.IsUnspecified():
+		return 0
+	case addr.Is4():
+		return 24
+	}
+	return 64
+}
+
+func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
+	if n.Kind != yaml.ScalarNode {
+		d.bad(n, "must be %s, not %s", nameOf(v.Type()), kindOf(n))
+		return
+	}
+	switch {
+	case v.Type() == durationType:
+		d.duration(n, v)
+	case v.Kind() == reflect.String:
+		// A token such as 123456.0123456789012345 looks like a number.
+		if n.ShortTag() == "!!bool" {
+			d.bad(n, "must be text, not a boolean; quote it")
+			return
+		}
+		v.SetString(n.Value)
+		d.choice(n, v)
+	case v.Kind() == reflect.Bool:
+		if n.ShortTag() != "!!bool" {
+			d.bad(n, "must be true or false, not %s", quote(n.Value))
+			return
+		}
+		v.SetBool(strings.EqualFold(n.Value, "true"))
+	case v.CanInt():
+		i, err := strconv.ParseInt(n.Value, 10, v.Type().Bits())
+		if err != nil {
+			d.bad(n, "must be a whole number, not %s", quote(n.Value))
+		}
+		v.SetInt(i)
+	case v.CanUint():
+		i, err := strconv.ParseUint(n.Value, 10, v.Type().Bits())
+		if err != nil {
+			d.bad(n, "must be a whole number from 0 to %d, not %s", uint64(1)<<v.Type().Bits()-1, quote(n.Value))
+		}
+		v.SetUint(i)
+	default:
+		panic(fmt.Sprintf("config: no way to decode %s", v.Type())) // a test decodes every field
+	}
+}
+
+func (d *decoder) duration(n *yaml.Node, v reflect.Value) {
+	span, err := time.ParseDuration(n.Value)
+	switch {
+	case err != nil && n.ShortTag() == "!!int":
+		d.bad(n, "lacks a unit; did you mean %ss", shorten(n.Value))
+	case err != nil:
+		d.bad(n, "%s is not a duration, such as 30s or 5m", quote(n.Value))
+	case span < 0:
+		d.bad(n, "must not be negative")
+	default:
+		v.SetInt(int64(span))
+	}
+}
+
+// choice refuses values that the type doesn't list.
+func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
+	values, ok := choices[v.Type()]
+	if !ok {
+		return
+	}
+	for _, value := range values {
+		if value == n.Value {
+			return
+		}
+	}
+	v.SetZero()
+	d.bad(n, "%s is not one of %s%s", quote(n.Value), strings.Join(values, ", "), didYouMean(n.Value, values))
+}
+
+// choices are the values of the types that have few. Aliases are last.
+var choices = map[reflect.Type][]string{
+	reflect.TypeFor[MachineType](): {string(Init), string(ControlPlane), string(Worker), joinAlias},
+	reflect.TypeFor[FileOp]():      {string(FileCreate), string(FileAppend), string(FileOverwrite)},
+	reflect.TypeFor[CNIName]():     {string(CNIFlannel), string(CNINone), string(CNICustom)},
+	reflect.TypeFor[ProxyMode]():   {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
+}
+
+func kindOf(n *yaml.Node) string {
+	switch n = resolve(n); n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	switch n.ShortTag() {
+	case "!!int", "!!float":
+		return "a number"
+	case "!!bool":
+		return "a boolean"
+	case "!!null":
+		return "nothing"
+	}
+	return "text"
+}
+
+func nameOf(t reflect.Type) string {
+	switch {
+	case t == durationType:
+		return "a duration"
+	case t.Kind() == reflect.Bool:
+		return "true or false"
+	case t.Kind() == reflect.String:
+		return "text"
+	}
+	return "a whole number"
+}

@@ -1,0 +1,120 @@
+package config
+
+import (
+	"net/netip"
+	"time"
+)
+
+const (
+	// DefaultAPIServerPort is what everybody expects Kubernetes at.
+	DefaultAPIServerPort = 6443
+	// DefaultTimeBootTimeout ends the wait for a first sync: longer than a
+	// server that has to be resolved and asked four times takes.
+	DefaultTimeBootTimeout = 30 * time.Second
+
+	defaultTimeServer  = "pool.ntp.org"
+	defaultRouteMetric = 1024 // the kernel's own for IPv6, and that of DHCP's routes
+	defaultMIIMon      = 100  // ms, as the kernel's bonding documentation recommends
+	defaultFilePerm    = 0o644
+
+	// clusterDNSOffset is the address within the service subnet that kubeadm
+	// made customary for the DNS service.
+	clusterDNSOffset = 10
+)
+
+var (
+	defaultPodSubnet     = netip.MustParsePrefix("10.244.0.0/16") // flannel's own default
+	defaultServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")  // kubeadm's
+)
+
+// defaults fill what a document leaves out, in this order. Each names its field.
+var defaults = []struct {
+	path string
+	fill func(*Config)
+}{
+	{"persist", func(c *Config) {
+		if c.Persist == nil {
+			yes := true
+			c.Persist = &yes
+		}
+	}},
+	{"machine.network.interfaces", func(c *Config) {
+		for i := range c.Machine.Network.Interfaces {
+			fillInterface(&c.Machine.Network.Interfaces[i])
+		}
+	}},
+	{"machine.time.servers", func(c *Config) { list(&c.Machine.Time.Servers, defaultTimeServer) }},
+	{"machine.time.bootTimeout", func(c *Config) { keep(&c.Machine.Time.BootTimeout, DefaultTimeBootTimeout) }},
+	{"machine.files", func(c *Config) {
+		for i := range c.Machine.Files {
+			keep(&c.Machine.Files[i].Permissions, defaultFilePerm)
+			keep(&c.Machine.Files[i].Op, FileCreate)
+		}
+	}},
+	{"cluster.clusterName", func(c *Config) { keep(&c.Cluster.Name, "garboard") }},
+	{"cluster.controlPlane.localAPIServerPort", func(c *Config) { keep(&c.Cluster.ControlPlane.LocalAPIServerPort, DefaultAPIServerPort) }},
+	{"cluster.network.cni.name", func(c *Config) { keep(&c.Cluster.Network.CNI.Name, CNIFlannel) }},
+	{"cluster.network.cni.flannel.image", func(c *Config) { keep(&c.Cluster.Network.CNI.Flannel.Image, DefaultFlannelImage) }},
+	{"cluster.network.dnsDomain", func(c *Config) { keep(&c.Cluster.Network.DNSDomain, "cluster.local") }},
+	{"cluster.network.podSubnets", func(c *Config) { list(&c.Cluster.Network.PodSubnets, defaultPodSubnet) }},
+	{"cluster.network.serviceSubnets", func(c *Config) { list(&c.Cluster.Network.ServiceSubnets, defaultServiceSubnet) }},
+	{"machine.kubelet.clusterDNS", func(c *Config) {
+		if c.Machine.Kubelet.ClusterDNS == nil {
+			c.Machine.Kubelet.ClusterDNS = clusterDNS(c.Cluster.Network.ServiceSubnets)
+		}
+	}},
+	{"machine.kubelet.image", func(c *Config) { keep(&c.Machine.Kubelet.Image, DefaultKubeletImage) }},
+	{"cluster.etcd.image", func(c *Config) { keep(&c.Cluster.Etcd.Image, DefaultEtcdImage) }},
+	{"cluster.apiServer.image", func(c *Config) { keep(&c.Cluster.APIServer.Image, DefaultAPIServerImage) }},
+	{"cluster.controllerManager.image", func(c *Config) { keep(&c.Cluster.ControllerManager.Image, DefaultControllerManagerImage) }},
+	{"cluster.scheduler.image", func(c *Config) { keep(&c.Cluster.Scheduler.Image, DefaultSchedulerImage) }},
+	{"cluster.proxy.image", func(c *Config) { keep(&c.Cluster.Proxy.Image, DefaultProxyImage) }},
+	{"cluster.proxy.mode", func(c *Config) { keep(&c.Cluster.Proxy.Mode, ProxyNFTables) }},
+	{"cluster.coreDNS.image", func(c *Config) { keep(&c.Cluster.CoreDNS.Image, DefaultCoreDNSImage) }},
+}
+
+// FillDefaults sets every field that has a default and isn't set. Load does it;
+// it is for a Config made by hand. Repeating it changes nothing.
+func (c *Config) FillDefaults() {
+	for _, d := range defaults {
+		d.fill(c)
+	}
+}
+
+func fillInterface(in *Interface) {
+	routes := func(routes []Route) {
+		for i := range routes {
+			keep(&routes[i].Metric, defaultRouteMetric)
+		}
+	}
+	routes(in.Routes)
+	for i := range in.VLANs {
+		routes(in.VLANs[i].Routes)
+	}
+	if in.Bond != nil {
+		keep(&in.Bond.Mode, "balance-rr")
+		keep(&in.Bond.LACPRate, "slow")
+		keep(&in.Bond.XmitHashPolicy, "layer2")
+		keep(&in.Bond.MIIMon, defaultMIIMon)
+	}
+}
+
+func list[T any](v *[]T, to ...T) {
+	if len(*v) == 0 {
+		*v = to
+	}
+}
+
+func clusterDNS(subnets []netip.Prefix) (addrs []netip.Addr) {
+	for _, subnet := range subnets {
+		if !subnet.IsValid() {
+			continue
+		}
+		addr := subnet.Masked().Addr()
+		for range clusterDNSOffset {
+			addr = addr.Next()
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs
+}

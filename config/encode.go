@@ -1,0 +1,129 @@
+package config
+
+import (
+	"bytes"
+	"encoding"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+)
+
+// comments stand above the fields that they are about, for whoever opens the
+// file: the fields that one edits, and those that one must not lose.
+var comments = map[string]string{
+	"version":                      "A node of a Garboard cluster. It holds secrets: keep it as you keep a private key.",
+	"persist":                      "Keep this document on the node's STATE partition.",
+	"machine":                      "What concerns this node alone.",
+	"machine.token":                "Lets a node ask a control plane for certificates.",
+	"machine.ca":                   "Signs the certificates of the machine API.",
+	"machine.registries.mirrors":   "Asked instead of the registries; '*' is any.",
+	"cluster":                      "What all nodes agree about.",
+	"cluster.token":                "Lets a kubelet join.",
+	"cluster.controlPlane":         "Where everybody reaches the Kubernetes API.",
+	"cluster.ca":                   "Signs the certificates of Kubernetes.",
+	"cluster.aggregatorCA":         "Signs the apiserver's certificate towards extension API servers.",
+	"cluster.serviceAccount":       "Signs service account tokens.",
+	"cluster.etcd.ca":              "Signs the certificates of etcd.",
+	"machine.install.wipe":         "Takes the disk even if it holds foreign data.",
+	"machine.systemDiskEncryption": "Losing these keys is losing the data.",
+}
+
+// Encode writes the document: every field that isn't zero, in the order of the
+// types, secrets included. Load reads it back to an equal Config.
+func (c *Config) Encode() ([]byte, error) {
+	root := encodeValue(reflect.ValueOf(c).Elem(), nil)
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := enc.Encode(root); err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	if err := enc.Close(); err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+func encodeValue(v reflect.Value, where place) *yaml.Node {
+	if text, ok := plainText(v); ok {
+		return text
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		return encodeValue(v.Elem(), where)
+	case reflect.Struct:
+		n := &yaml.Node{Kind: yaml.MappingNode}
+		for i := range v.NumField() {
+			if v.Field(i).IsZero() {
+				continue
+			}
+			name := v.Type().Field(i).Tag.Get("yaml")
+			inner := where.with(name)
+			key := &yaml.Node{Kind: yaml.ScalarNode, Value: name, HeadComment: comments[inner.String()]}
+			n.Content = append(n.Content, key, encodeValue(v.Field(i), inner))
+		}
+		return n
+	case reflect.Map:
+		n := &yaml.Node{Kind: yaml.MappingNode}
+		keys := v.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+		for _, key := range keys {
+			n.Content = append(n.Content, textNode(key.String()), encodeValue(v.MapIndex(key), where.with(key.String())))
+		}
+		return n
+	case reflect.Slice:
+		n := &yaml.Node{Kind: yaml.SequenceNode}
+		for i := range v.Len() {
+			n.Content = append(n.Content, encodeValue(v.Index(i), where.with(i)))
+		}
+		return n
+	}
+	panic(fmt.Sprintf("config: no way to encode %s", v.Type())) // a test encodes every field
+}
+
+// plainText makes the node of a value that is one piece of text in YAML.
+func plainText(v reflect.Value) (*yaml.Node, bool) {
+	switch x := v.Interface().(type) {
+	case time.Duration:
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: duration(x)}, true
+	case KeyPEM: // its MarshalText redacts
+		return textNode(encodePEM(x)), true
+	case FileMode:
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: x.String()}, true
+	}
+	switch {
+	case v.Kind() == reflect.String: // Secret, too: its MarshalText redacts
+		return textNode(v.String()), true
+	case v.Kind() == reflect.Bool, v.CanInt(), v.CanUint():
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: fmt.Sprint(v.Interface())}, true
+	}
+	if m, ok := v.Interface().(encoding.TextMarshaler); ok && v.Kind() != reflect.Pointer {
+		text, err := m.MarshalText()
+		if err != nil {
+			panic(fmt.Sprintf("config: encode %s: %v", v.Type(), err)) // none of our types fails
+		}
+		return textNode(string(text)), true
+	}
+	return nil, false
+}
+
+// textNode is quoted by the encoder where it would read as something else.
+func textNode(s string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
+}
+
+// duration is d without the zero units that its String has: 5m, not 5m0s.
+func duration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}

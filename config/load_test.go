@@ -1,0 +1,349 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var testTime = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+
+// testSecrets are the same for all tests: making them costs milliseconds.
+var testSecrets = sync.OnceValue(func() *Secrets {
+	s, err := NewSecrets(testTime)
+	if err != nil {
+		panic(err)
+	}
+	return s
+})
+
+// document is a valid configuration of the given type, without the sections
+// that a test adds.
+func document(t testing.TB, typ MachineType) string {
+	t.Helper()
+	c, err := Generate(Options{Type: typ, Endpoint: "https://10.5.0.2:6443", Secrets: testSecrets()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := c.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// with adds lines to a section of a document: "machine" or "cluster", or "" for
+// the top.
+func with(doc, section, lines string) string {
+	if section == "" {
+		return doc + lines
+	}
+	indented := "  " + strings.ReplaceAll(strings.TrimRight(lines, "\n"), "\n", "\n  ") + "\n"
+	head := section + ":\n"
+	return strings.Replace(doc, "\n"+head, "\n"+head+indented, 1)
+}
+
+// load loads and returns messages with their places made relative to the first
+// added line, so that the tests don't depend on the length of the secrets.
+func load(t *testing.T, doc string) (c *Config, warnings, problems []string) {
+	t.Helper()
+	c, ws, err := Load("test.yaml", []byte(doc))
+	for _, w := range ws {
+		warnings = append(warnings, w.String())
+	}
+	if err != nil {
+		var ps Problems
+		if !errors.As(err, &ps) {
+			t.Fatalf("error of type %T: %v", err, err)
+		}
+		for _, p := range ps {
+			problems = append(problems, p.String())
+		}
+	}
+	if (c == nil) != (err != nil) {
+		t.Fatalf("config %v with error %v", c != nil, err)
+	}
+	return c, warnings, problems
+}
+
+func TestLoadFillsDefaults(t *testing.T) {
+	for _, typ := range []MachineType{Init, ControlPlane, Worker} {
+		c, warnings, problems := load(t, document(t, typ))
+		if problems != nil || warnings != nil {
+			t.Fatal(problems, warnings)
+		}
+		if c.Machine.Type != typ {
+			t.Errorf("type %s", c.Machine.Type)
+		}
+		for _, d := range defaults {
+			if d.path == "machine.files" || d.path == "machine.network.interfaces" {
+				continue // of entries, below
+			}
+			if fieldAt(t, c, d.path).IsZero() {
+				t.Errorf("%s has no default", d.path)
+			}
+		}
+		got := fmt.Sprint(c.Machine.Kubelet.ClusterDNS, c.Cluster.Network.PodSubnets, c.Cluster.Network.ServiceSubnets)
+		if want := "[10.96.0.10] [10.244.0.0/16] [10.96.0.0/12]"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+func fieldAt(t *testing.T, c *Config, path string) reflect.Value {
+	t.Helper()
+	v := reflect.ValueOf(c).Elem()
+	for _, name := range strings.Split(path, ".") {
+		f, ok := fieldByName(v.Type(), name)
+		if !ok {
+			t.Fatalf("no field %s of %s", name, path)
+		}
+		v = v.FieldByIndex(f.Index)
+	}
+	return v
+}
+
+// fullMachine and fullCluster use every field of the schema; TestEveryField
+// proves that.
+const fullMachine = `certSANs: [node.example.org, 10.0.0.9]
+network:
+  hostname: one
+  nameservers: [10.0.0.1, "fe80::1%eth0"]
+  interfaces:
+    - interface: eth0
+      cidr: 10.0.0.201/8
+      mtu: 8765
+      routes:
+        - {network: 0.0.0.0/0, gateway: 10.0.0.1, metric: 7}
+      vlans:
+        - vlanId: 100
+          cidr: "192.168.2.10/28"
+          mtu: 1400
+          routes:
+            - network: 192.168.3.0/24
+              gateway: 192.168.2.1
+        - vlanId: 101
+          dhcp: true
+    - interface: eth1
+      ignore: true
+    - interface: bond0
+      dhcp: true
+      vip:
+        ip: 192.168.0.15
+      bond:
+        mode: 802.3ad
+        lacpRate: fast
+        xmitHashPolicy: layer3+4
+        miimon: 100
+        updelay: 200
+        downdelay: 200
+        interfaces: [eth2, eth3]
+    - interface: wg0
+      cidr: 192.168.2.1/24
+      wireguard:
+        privateKey: yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=
+        listenPort: 51820
+        peers:
+          - allowedIPs: [192.168.88.0/24]
+            endpoint: 209.202.254.14:8172
+            publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
+            persistentKeepaliveInterval: 5s
+time:
+  servers: [time.example.org]
+  disabled: true
+  bootTimeout: 1m30s
+install:
+  disk: /dev/vda
+  image: ghcr.io/garboard-os/installer:v0.1.0
+  wipe: true
+kubelet:
+  image: ghcr.io/garboard-os/kubelet:v1.35.4
+  extraArgs: {v: 4, fail-swap-on: false, text: "1"}
+  nodeLabels: {example.org/rack: "12"}
+  clusterDNS: [10.96.0.53]
+  nodeIP:
+    validSubnets: [10.0.0.0/8]
+registries:
+  mirrors:
+    '*':
+      endpoints: ["http://10.5.0.1:6000/"]
+    docker.io:
+      endpoints: ["https://one/v2", "https://two"]
+  config:
+    one:
+      auth: {username: me, password: secret}
+    two:
+      auth: {auth: bWU6c2VjcmV0}
+      tls: {insecureSkipVerify: true, ca: CRT, clientIdentity: {crt: CRT, key: KEY}}
+    three:5000:
+      auth: {identityToken: abc}
+files:
+  - content: |
+      [metrics]
+        address = "0.0.0.0:11234"
+    path: /var/cri/conf.d/metrics.toml
+    op: create
+  - {content: "x\n", permissions: 0600, path: /etc/x, op: append}
+env:
+  http_proxy: http://proxy:3128
+sysctls:
+  vm.max_map_count: 262144
+systemDiskEncryption:
+  state:
+    keys: [{nodeID: {}, slot: 0}, {static: {passphrase: other}, slot: 2}]
+  ephemeral:
+    keys: [{static: {passphrase: supersecret}, slot: 1}, {nodeID: {}, slot: 31}]
+`
+
+const fullCluster = `controlPlane:
+  endpoint: https://cluster.example.org:443
+  localAPIServerPort: 7443
+network:
+  cni:
+    name: custom
+    urls: [https://example.org/cni.yaml]
+    flannel: {image: "ghcr.io/flannel-io/flannel:v1"}
+  dnsDomain: k8s.example.org
+  podSubnets: [10.1.0.0/16, "fd00:1::/56"]
+  serviceSubnets: [10.2.0.0/16, "fd00:2::/112"]
+proxy: {image: "registry.k8s.io/kube-proxy:v1", mode: iptables, disabled: true, extraArgs: {v: 2}}
+coreDNS: {image: "registry.k8s.io/coredns:v1", disabled: true}
+apiServer:
+  image: registry.k8s.io/kube-apiserver:v1
+  certSANs: ["*.example.org"]
+  extraArgs: {v: 2}
+  extraVolumes: [{hostPath: /a, mountPath: /b, readonly: true}]
+controllerManager:
+  image: registry.k8s.io/kube-controller-manager:v1
+  extraArgs: {v: 2}
+  extraVolumes: [{hostPath: /a, mountPath: /b, readonly: true}]
+scheduler:
+  image: registry.k8s.io/kube-scheduler@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+  extraArgs: {v: 2}
+  extraVolumes: [{hostPath: /a, mountPath: /b, readonly: true}]
+extraManifests: [https://example.org/extra.yaml]
+inlineManifests: [{name: one, contents: "kind: ConfigMap\n"}]
+allowSchedulingOnControlPlanes: true
+`
+
+// full is a document that uses every field.
+func full(t testing.TB) string {
+	t.Helper()
+	s := testSecrets()
+	pem := func(data []byte) string { return encodePEM(data) }
+	pair := func(p CertKey) string { return fmt.Sprintf("{crt: %s, key: %s}", pem(p.Crt), pem(p.Key)) }
+	doc := fmt.Sprintf(`version: v1alpha1
+persist: false
+machine:
+  type: controlplane
+  token: %s
+  ca: %s
+cluster:
+  clusterName: big
+  id: %s
+  secret: %s
+  token: %s
+  ca: %s
+  aggregatorCA: %s
+  serviceAccount: {key: %s}
+  etcd: {ca: %s, image: "registry.k8s.io/etcd:3", extraArgs: {quota-backend-bytes: 8000000000}}
+`, string(s.MachineToken), pair(s.MachineCA), s.ClusterID, string(s.ClusterSecret), string(s.BootstrapToken),
+		pair(s.KubernetesCA), pair(s.AggregatorCA), pem(s.ServiceAccount), pair(s.EtcdCA))
+	machine := strings.NewReplacer("CRT", pem(s.EtcdCA.Crt), "KEY", pem(s.EtcdCA.Key)).Replace(fullMachine)
+	return with(with(doc, "machine", machine), "cluster", fullCluster)
+}
+
+// S-050 to S-078
+func TestEveryField(t *testing.T) {
+	c, _, problems := load(t, full(t))
+	if problems != nil {
+		t.Fatal(strings.Join(problems, "\n"))
+	}
+	set := map[string]bool{}
+	walk(reflect.ValueOf(c).Elem(), "", set)
+	all := map[string]bool{}
+	fields(reflect.TypeFor[Config](), "", all)
+	for name := range all {
+		if !set[name] {
+			t.Errorf("the full document doesn't use %s", name)
+		}
+	}
+	again := roundTrip(t, c)
+	if !reflect.DeepEqual(c, again) {
+		t.Error("Load(Encode(c)) differs from c")
+	}
+}
+
+// fields lists the paths of all leaves of the schema, walk those that are set.
+func fields(t reflect.Type, prefix string, into map[string]bool) {
+	inner, _ := element(t)
+	if inner == nil {
+		into[prefix] = true
+		return
+	}
+	for i := range inner.NumField() {
+		fields(inner.Field(i).Type, prefix+"."+inner.Field(i).Tag.Get("yaml"), into)
+	}
+}
+
+func walk(v reflect.Value, prefix string, into map[string]bool) {
+	inner, _ := element(v.Type())
+	switch {
+	case v.IsZero():
+	case inner == nil:
+		into[prefix] = true
+	case v.Kind() == reflect.Pointer:
+		walk(v.Elem(), prefix, into)
+	case v.Kind() == reflect.Slice:
+		for i := range v.Len() {
+			walk(v.Index(i), prefix, into)
+		}
+	case v.Kind() == reflect.Map:
+		for _, key := range v.MapKeys() {
+			walk(v.MapIndex(key), prefix, into)
+		}
+	default:
+		for i := range v.NumField() {
+			walk(v.Field(i), prefix+"."+v.Type().Field(i).Tag.Get("yaml"), into)
+		}
+	}
+}
+
+func roundTrip(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, c *Config) *Config {
+	t.Helper()
+	data, err := c.Encode()
+	if err != nil {
+		t.Fatalf("encode: %v", err)
+	}
+	again, _, err := Load("encoded", data)
+	if err != nil {
+		t.Fatalf("load what was encoded: %v\n%s", err, data)
+	}
+	return again
+}
+
+func TestLoadValues(t *testing.T) {
+	c, _, problems := load(t, full(t))
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	got := []any{
+		*c.Persist, c.Machine.Kubelet.ExtraArgs, c.Machine.Sysctls, c.Cluster.Etcd.ExtraArgs, c.Machine.Files[0].Content,
+		c.Machine.Files[0].Permissions, c.Machine.Files[1].Permissions, c.Machine.Time.BootTimeout,
+		c.Cluster.ControlPlane.Endpoint.Hostname(), c.Machine.Network.Interfaces[0].Routes[0], *c.Machine.SystemDiskEncryption.Ephemeral.Keys[0].Slot,
+	}
+	want := "[false map[fail-swap-on:false text:1 v:4] map[vm.max_map_count:262144] map[quota-backend-bytes:8000000000] [metrics]\n" +
+		"  address = \"0.0.0.0:11234\"\n 0644 0600 1m30s cluster.example.org {0.0.0.0/0 10.0.0.1 7} 1]"
+	if diff := cmp.Diff(want, fmt.Sprint(got)); diff != "" {
+		t.Error(diff)
+	}
+}

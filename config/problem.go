@@ -1,0 +1,202 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// maxProblems bounds the report: nobody reads more, and a hostile document
+// mustn't make us write more.
+const maxProblems = 50
+
+// Problem is one thing that is wrong with a document, and where. Line and
+// Column count from 1; they are 0 where a Config has no document.
+type Problem struct {
+	Name         string // of the document, such as a file name
+	Line, Column int
+	Path         string // such as machine.network.interfaces[0].cidr
+	What         string
+
+	missing bool // a required field isn't there
+}
+
+func (p Problem) String() string {
+	var b strings.Builder
+	if p.Name != "" {
+		b.WriteString(p.Name)
+		if p.Line > 0 {
+			fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
+		}
+		b.WriteString(": ")
+	}
+	if p.Path != "" {
+		b.WriteString(p.Path + ": ")
+	}
+	b.WriteString(p.What)
+	return b.String()
+}
+
+// Problems is the error of Load: everything that is wrong, in the order of the
+// document, one per line.
+type Problems []Problem
+
+func (ps Problems) Error() string {
+	lines := make([]string, len(ps))
+	for i, p := range ps {
+		lines[i] = p.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Warning is something that is accepted, but that its author should know.
+type Warning struct{ Problem }
+
+// place is a path in the document: field names and map keys (string) and list
+// indices (int).
+type place []any
+
+func at(elems ...any) place { return elems }
+
+// with is p extended, in memory of its own.
+func (p place) with(elems ...any) place {
+	return append(p[:len(p):len(p)], elems...)
+}
+
+func (p place) String() string {
+	var b strings.Builder
+	for i, e := range p {
+		switch e := e.(type) {
+		case int:
+			fmt.Fprintf(&b, "[%d]", e)
+		case string:
+			switch {
+			case !plainKey(e):
+				b.WriteString("[" + strconv.Quote(shorten(e)) + "]")
+			case i > 0:
+				b.WriteString("." + e)
+			default:
+				b.WriteString(e)
+			}
+		}
+	}
+	return b.String()
+}
+
+func plainKey(key string) bool {
+	return key != "" && len(key) <= maxQuoted && strings.IndexFunc(key, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-')
+	}) < 0
+}
+
+// maxQuoted is how much of a foreign text a message repeats, in bytes: enough
+// to find it again.
+const maxQuoted = 60
+
+func shorten(s string) string {
+	if len(s) <= maxQuoted {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxQuoted], "") + "…"
+}
+
+func quote(s string) string { return strconv.Quote(shorten(s)) }
+
+// report collects problems and warnings and knows where in the document a path
+// is.
+type report struct {
+	name     string
+	root     *yaml.Node // nil for a Config without a document
+	problems Problems
+	warnings []Warning
+}
+
+func (r *report) full() bool { return len(r.problems) >= maxProblems }
+
+// badNode reports a problem where the decoder stands.
+func (r *report) badNode(n *yaml.Node, p place, format string, args ...any) {
+	if !r.full() {
+		r.problems = append(r.problems, Problem{Name: r.name, Line: n.Line, Column: n.Column, Path: p.String(), What: fmt.Sprintf(format, args...)})
+	}
+}
+
+// bad reports a problem of a decoded value. Where the value or what holds it
+// couldn't be decoded, there is a better message already.
+func (r *report) bad(p place, format string, args ...any) {
+	r.add(p, false, fmt.Sprintf(format, args...))
+}
+
+// lacks reports that a required field isn't there.
+func (r *report) lacks(p place, why string) {
+	what := "is missing"
+	if why != "" {
+		what += ": " + why
+	}
+	r.add(p, true, what)
+}
+
+func (r *report) add(p place, missing bool, what string) {
+	if r.full() {
+		return
+	}
+	text := p.String()
+	for _, old := range r.problems {
+		if rest, ok := strings.CutPrefix(text, old.Path); ok && old.Path != "" && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return
+		}
+	}
+	line, column := r.locate(p)
+	r.problems = append(r.problems, Problem{Name: r.name, Line: line, Column: column, Path: text, What: what, missing: missing})
+}
+
+func (r *report) warn(p place, format string, args ...any) {
+	if len(r.warnings) >= maxProblems {
+		return
+	}
+	line, column := r.locate(p)
+	r.warnings = append(r.warnings, Warning{Problem{Name: r.name, Line: line, Column: column, Path: p.String(), What: fmt.Sprintf(format, args...)}})
+}
+
+// locate finds the place of p, or of the nearest thing that would hold it.
+func (r *report) locate(p place) (line, column int) {
+	n := r.root
+	if n == nil {
+		return 0, 0
+	}
+	line, column = n.Line, n.Column
+	for _, e := range p {
+		n = resolve(n)
+		var next *yaml.Node
+		switch e := e.(type) {
+		case int:
+			if n.Kind == yaml.SequenceNode && e < len(n.Content) {
+				next = n.Content[e]
+				line, column = next.Line, next.Column
+			} else if e == 0 {
+				continue // a map that was accepted for a list of one
+			}
+		case string:
+			for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+				if key := n.Content[i]; key.Value == e || renamed[key.Value] == e {
+					next = n.Content[i+1]
+					line, column = key.Line, key.Column
+				}
+			}
+		}
+		if next == nil {
+			break
+		}
+		n = next
+	}
+	return line, column
+}
+
+// resolve follows an alias to what it stands for.
+func resolve(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode && n.Alias != nil {
+		return n.Alias
+	}
+	return n
+}

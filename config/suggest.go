@@ -1,0 +1,140 @@
+package config
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// renamed maps deprecated spellings of fields to the ones that are meant, in
+// any struct that has the field.
+var renamed = map[string]string{"keySlot": "slot"}
+
+// misplaced maps where people put keys to where they belong, for the places
+// that were seen in the wild.
+var misplaced = map[string]string{
+	"machine.state":           "machine.systemDiskEncryption.state",
+	"machine.ephemeral":       "machine.systemDiskEncryption.ephemeral",
+	`machine.registries["*"]`: `machine.registries.mirrors["*"]`,
+	"network":                 "machine.network",
+}
+
+// maxDistance is how many typing errors a suggestion may forgive.
+const maxDistance = 2
+
+// suggestKey ends the message about an unknown key: where it was seen before,
+// else a similar key of the same struct, else the same key elsewhere.
+func suggestKey(t reflect.Type, where place) string {
+	if place, ok := misplaced[where.String()]; ok {
+		return "; did you mean " + place
+	}
+	key, _ := where[len(where)-1].(string)
+	var names []string
+	for i := range t.NumField() {
+		names = append(names, t.Field(i).Tag.Get("yaml"))
+	}
+	if hint := didYouMean(key, names); hint != "" {
+		return hint
+	}
+	if places := placesOf(reflect.TypeFor[Config](), "", key); len(places) > 0 {
+		return "; did you mean " + strings.Join(places, " or ")
+	}
+	return "; known here are " + strings.Join(names, ", ")
+}
+
+// placesOf lists the paths of the shallowest fields called key.
+func placesOf(t reflect.Type, prefix, key string) []string {
+	type level struct {
+		t      reflect.Type
+		prefix string
+	}
+	for todo := []level{{t, prefix}}; len(todo) > 0; {
+		var found []string
+		var deeper []level
+		for _, l := range todo {
+			for i := range l.t.NumField() {
+				f := l.t.Field(i)
+				name := l.prefix + f.Tag.Get("yaml")
+				if f.Tag.Get("yaml") == key {
+					found = append(found, name)
+				}
+				if inner, suffix := element(f.Type); inner != nil {
+					deeper = append(deeper, level{inner, name + suffix + "."})
+				}
+			}
+		}
+		if len(found) > 0 {
+			return found
+		}
+		todo = deeper
+	}
+	return nil
+}
+
+// element is the struct of ours inside a field's type, and how a path goes on.
+func element(t reflect.Type) (reflect.Type, string) {
+	suffix := ""
+	for {
+		switch t.Kind() {
+		case reflect.Pointer:
+			t = t.Elem()
+		case reflect.Slice, reflect.Map:
+			t = t.Elem()
+			suffix = "[]"
+		case reflect.Struct:
+			if t.NumField() > 0 && t.Field(0).Tag.Get("yaml") != "" {
+				return t, suffix
+			}
+			return nil, ""
+		default:
+			return nil, ""
+		}
+	}
+}
+
+// didYouMean names the most similar candidate, if one is similar enough.
+func didYouMean(got string, candidates []string) string {
+	best, bestDistance := "", maxDistance+1
+	for _, c := range candidates {
+		if d := distance(strings.ToLower(got), strings.ToLower(c)); d < bestDistance && d < len(c) {
+			best, bestDistance = c, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return "; did you mean " + best
+}
+
+// distance counts the insertions, deletions, replacements and swaps of
+// neighbours between two texts; it stops counting where no suggestion follows.
+func distance(a, b string) int {
+	if abs(len(a)-len(b)) > maxDistance {
+		return maxDistance + 1
+	}
+	rows := [3][]int{make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)}
+	for j := range rows[1] {
+		rows[1][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		before, last, row := rows[0], rows[1], rows[2]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		if slices.Min(row) > maxDistance {
+			return maxDistance + 1
+		}
+		rows = [3][]int{last, row, before}
+	}
+	return rows[1][len(b)]
+}
+
+func abs(n int) int { return max(n, -n) }

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/logs"
+)
+
+// intent is how the machine is to end.
+type intent int
+
+const (
+	powerOff intent = iota
+	reboot
+	halt
+)
+
+func (i intent) String() string { return [...]string{"power off", "reboot", "halt"}[i] }
+
+// request is someone's wish that the machine ends.
+type request struct {
+	intent intent
+	why    string        // never empty
+	delay  time.Duration // before anything is done, so that why can be read
+}
+
+// ask hands a request to the main loop. Only the first one counts: the machine
+// has one end, and a second ctrl-alt-del must not start it over.
+func (p *pid1) ask(r request) {
+	select {
+	case p.requests <- r:
+	default:
+		p.logs.Say("%s was asked for (%s): the machine is on its way out already", r.intent, r.why)
+	}
+}
+
+// The parts of shutdownBudget, which is a promise: whatever a service does, a
+// machine that is told to power off does so within 30 s. The rest is left for
+// the kernel itself.
+const (
+	recordBudget  = 1 * time.Second  // one small file
+	serviceBudget = 14 * time.Second // pods are killed by their node's end anyway, so what counts is that etcd ends cleanly
+	termBudget    = 3 * time.Second  // for what no service owns: shims and containers
+	killBudget    = 2 * time.Second  // SIGKILL takes effect at once, except in a hanging system call
+	unmountBudget = 4 * time.Second
+	syncBudget    = 3 * time.Second
+
+	shutdownBudget = recordBudget + serviceBudget + termBudget + killBudget + unmountBudget + syncBudget
+)
+
+// phase is one step of leaving. What isn't done within its budget is left alone.
+type phase struct {
+	what   string
+	budget time.Duration
+	do     func(ctx context.Context) error
+}
+
+// orderlyPhases is the way out: stop is the node's, and ended hands over its end.
+func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan error) []phase {
+	return []phase{
+		{"record the reason", recordBudget, func(context.Context) error { return recordReason(boot.StateDir, r) }},
+		{"stop services", serviceBudget, func(ctx context.Context) error {
+			stop()
+			select {
+			case err := <-ended:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}},
+		{"end processes", termBudget, func(ctx context.Context) error { return endProcesses(ctx, unix.SIGTERM) }},
+		{"kill processes", killBudget, func(ctx context.Context) error { return endProcesses(ctx, unix.SIGKILL) }},
+		{"unmount filesystems", unmountBudget, func(ctx context.Context) error {
+			p.logs.Release() // or its files keep /var busy
+			return unmountAll(ctx)
+		}},
+		{"write what is in memory to disk", syncBudget, func(context.Context) error { unix.Sync(); return nil }},
+	}
+}
+
+// exit is the one exit funnel; it doesn't return.
+func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
+	start := time.Now()
+	p.log.Warn(r.intent.String(), "because", r.why)
+	p.wait(r)
+	for _, ph := range p.phases(r, stop, ended) {
+		p.do(ph)
+	}
+	p.logs.Say("%s now, after %s", r.intent, time.Since(start).Round(time.Millisecond))
+	if p.dog != nil {
+		p.dog.release(r.intent)
+	}
+	err := p.leave(r.intent)
+	// Here only if the kernel didn't let go.
+	p.logs.Say("%s: %v", r.intent, err)
+	for {
+		unix.Pause()
+	}
+}
+
+// wait is the delay of a request, cut short by the next one: whoever presses
+// ctrl-alt-del has read the console.
+func (p *pid1) wait(r request) {
+	if r.delay == 0 {
+		return
+	}
+	p.logs.Say("%s in %s; ctrl-alt-del or the power button: at once", r.intent, r.delay)
+	timer := time.NewTimer(r.delay)
+	defer timer.Stop()
+	for {
+		select {
+		case <-p.requests:
+			return
+		case <-timer.C:
+			return
+		case answer := <-p.heartbeat:
+			close(answer)
+		}
+	}
+}
+
+// do runs a phase within its budget, and answers the watchdog meanwhile.
+func (p *pid1) do(ph phase) {
+	ctx, cancel := context.WithTimeout(context.Background(), ph.budget)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		done <- step{ph.what, func() error { return ph.do(ctx) }}.run()
+	}()
+	// A phase that minds its context returns with it; one that hangs doesn't.
+	const grace = 100 * time.Millisecond
+	late := time.NewTimer(ph.budget + grace)
+	defer late.Stop()
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				p.logs.Say("%v", err)
+			}
+			return
+		case <-late.C:
+			p.logs.Say("%s: not done after %s; going on without", ph.what, ph.budget)
+			return
+		case answer := <-p.heartbeat:
+			close(answer)
+		}
+	}
+}
+
+// failure is the request that follows from a node that has ended by itself.
+func (p *pid1) failure(err error) request {
+	why := "the node ended by itself"
+	if err != nil {
+		why = err.Error()
+	}
+	r := request{intent: reboot, why: why}
+	if p.mode == boot.Machine {
+		r.intent, r.delay = afterFailure(p.cmdline)
+	}
+	return r
+}
+
+// reasonFile says, on STATE, why the machine went down the last time.
+const reasonFile = "last-exit"
+
+// recordReason writes the reason for the next boot to read. Before STATE is
+// mounted there is nowhere to write it, and nothing that needs it.
+func recordReason(dir string, r request) error {
+	there, err := mountedAt()
+	if err != nil || !slices.Contains(there, dir) {
+		return err
+	}
+	line := fmt.Sprintf("%s %s: %s\n", time.Now().UTC().Format(time.RFC3339), r.intent, r.why)
+	return boot.WriteFile(filepath.Join(dir, reasonFile), []byte(line), 0o600)
+}
+
+// leaveFor is the last system call of a mode.
+func leaveFor(mode boot.Mode) func(intent) error {
+	return func(i intent) error {
+		if os.Getpid() != 1 {
+			return fmt.Errorf("not PID 1: the machine isn't ours")
+		}
+		// In a PID namespace reboot(2) ends just that, and tells the parent which
+		// of the two it was; powering off is a normal end there.
+		if mode == boot.Container && i != reboot {
+			os.Exit(0)
+		}
+		return unix.Reboot(map[intent]int{
+			powerOff: unix.LINUX_REBOOT_CMD_POWER_OFF,
+			reboot:   unix.LINUX_REBOOT_CMD_RESTART,
+			halt:     unix.LINUX_REBOOT_CMD_HALT,
+		}[i])
+	}
+}
+
+// afterFailure is what a machine does after it failed, by the kernel's own panic=
+// (Documentation/admin-guide/kernel-parameters.txt): reboot after so many
+// seconds, at once when negative, never when 0.
+func afterFailure(cmdline boot.Cmdline) (intent, time.Duration) {
+	text, _ := cmdline.Get("panic")
+	seconds, err := strconv.Atoi(text)
+	switch {
+	case err != nil:
+		return reboot, failureDelay
+	case seconds == 0:
+		return halt, 0
+	}
+	return reboot, time.Duration(max(seconds, 0)) * time.Second
+}
+
+// giveUp is the way out of stage 1, where nothing runs that could be stopped.
+func giveUp(console *logs.Logs, err error) {
+	line, _ := os.ReadFile("/proc/cmdline") // none before /proc is mounted
+	next, delay := afterFailure(boot.ParseCmdline(string(line)))
+	console.Say("this machine can't boot: %v; what follows: %s in %s", err, next, delay)
+	time.Sleep(delay)
+	unix.Sync()
+	console.Say("%s: %v", next, leaveFor(boot.Machine)(next))
+	for {
+		unix.Pause()
+	}
+}

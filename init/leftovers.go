@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pollLeftovers is how often the funnel looks whether processes or mounts are
+// gone.
+const pollLeftovers = 50 * time.Millisecond
+
+// endProcesses sends a signal to every process but this one and waits until none
+// is left. In a PID namespace those are the processes in it (kill(2)).
+func endProcesses(ctx context.Context, s unix.Signal) error {
+	if os.Getpid() != 1 {
+		return errors.New("not PID 1: other processes aren't ours")
+	}
+	for {
+		left, err := processes()
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		// Again and again: a process may have forked at the wrong moment.
+		if err := unix.Kill(-1, s); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("kill all with %s: %w", unix.SignalName(s), err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d are left: %s", len(left), strings.Join(left, ", "))
+		case <-time.After(pollLeftovers):
+		}
+	}
+}
+
+// processes names the processes other than ourselves, threads of the kernel and
+// zombies.
+func processes() ([]string, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue // gone meanwhile
+		}
+		if name, alive := parseStat(stat); alive {
+			found = append(found, fmt.Sprintf("%s (%d)", name, pid))
+		}
+	}
+	return found, nil
+}
+
+// parseStat reads a line of proc_pid_stat(5): "pid (name) state ppid …", where
+// the name may hold anything.
+func parseStat(line []byte) (name string, alive bool) {
+	const kernelThread = 0x00200000 // PF_KTHREAD, include/linux/sched.h
+	open, end := bytes.IndexByte(line, '('), bytes.LastIndexByte(line, ')')
+	if open < 0 || end < open {
+		return "", false
+	}
+	fields := strings.Fields(string(line[end+1:]))
+	if len(fields) < 7 {
+		return "", false
+	}
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	if err != nil || flags&kernelThread != 0 || fields[0] == "Z" || fields[0] == "X" {
+		return "", false
+	}
+	return string(line[open+1 : end]), true
+}
+
+// keepMounted stay mounted to the very end: the root, which can't be unmounted,
+// and filesystems without a disk behind. What is mounted below the latter isn't
+// kept, but for kernelMounts.
+var keepMounted = []string{"/", "/run", "/etc"}
+
+// kernelMounts stay with all that is below: what the kernel shows, its log and
+// the watchdog among it.
+var kernelMounts = []string{"/dev", "/proc", "/sys"}
+
+// unmountAll unmounts what is on disks, and what lies in the way, last mount
+// first, again and again until all is gone. What stays busy is made read-only,
+// which writes it out and leaves it clean.
+func unmountAll(ctx context.Context) error {
+	for {
+		left, err := toUnmount()
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		var errs []error
+		for _, target := range left {
+			if err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW); err != nil {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", target, err))
+			}
+		}
+		if len(errs) == 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			for _, target := range left {
+				// The error of the unmount is the one to tell.
+				_ = unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
+			}
+			return errors.Join(errs...)
+		case <-time.After(pollLeftovers):
+		}
+	}
+}
+
+func toUnmount() ([]string, error) {
+	targets, err := mountedAt()
+	slices.Reverse(targets)
+	return slices.DeleteFunc(targets, func(target string) bool {
+		return slices.Contains(keepMounted, target) || slices.ContainsFunc(kernelMounts, func(keep string) bool {
+			return target == keep || strings.HasPrefix(target, keep+"/")
+		})
+	}), err
+}

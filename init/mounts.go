@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+const (
+	noSuidDevExec = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	cgroupRoot    = "/sys/fs/cgroup"
+
+	// The writable half of /etc: on /run, so gone with the power.
+	etcUpper = "/run/etc/upper"
+	etcWork  = "/run/etc/work"
+)
+
+// mountPoint is a row of a mount table. What is mounted there already stays: by
+// stage 1, or by whoever made the container.
+type mountPoint struct {
+	target string
+	fstype string
+	flags  uintptr
+	data   string
+	// make are directories that have to exist first, on a filesystem that can be
+	// written to.
+	make []string
+	// without says why a node does without this mount where it isn't possible.
+	without string
+	// machine marks what a container has from its host, or not at all.
+	machine bool
+}
+
+// earlyMounts are those that stage 1 needs, and hands on.
+var earlyMounts = []mountPoint{
+	{target: "/proc", fstype: "proc", flags: noSuidDevExec},
+	{target: "/sys", fstype: "sysfs", flags: noSuidDevExec},
+	{target: "/dev", fstype: "devtmpfs", flags: unix.MS_NOSUID, data: "mode=0755"},
+}
+
+// mounts are all that a node needs before its first service; disks come later.
+var mounts = append(slices.Clone(earlyMounts), []mountPoint{
+	{target: "/dev/pts", fstype: "devpts", flags: unix.MS_NOSUID | unix.MS_NOEXEC, data: "mode=0620,ptmxmode=0666,gid=5", make: []string{"/dev/pts"}},
+	{target: "/dev/shm", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777", make: []string{"/dev/shm"}},
+	{target: "/dev/mqueue", fstype: "mqueue", flags: noSuidDevExec, make: []string{"/dev/mqueue"}, without: "only programs with POSIX message queues miss it"},
+	{target: "/dev/hugepages", fstype: "hugetlbfs", flags: unix.MS_NOSUID | unix.MS_NODEV, make: []string{"/dev/hugepages"}, machine: true, without: "only pods with huge pages miss it"},
+	{target: "/run", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=0755"},
+	{target: "/tmp", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
+	// Keys and certificates: never on a disk. 64 MiB is a thousand times what they take.
+	{target: boot.SecretsDir, fstype: "tmpfs", flags: noSuidDevExec, data: "mode=0700,size=64m"},
+	{target: "/etc", fstype: "overlay", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "lowerdir=/etc,upperdir=" + etcUpper + ",workdir=" + etcWork, make: []string{"/run/etc", etcUpper, etcWork}},
+	{target: cgroupRoot, fstype: "cgroup2", flags: noSuidDevExec, data: "nsdelegate,memory_recursiveprot", machine: true},
+	{target: "/sys/fs/bpf", fstype: "bpf", flags: noSuidDevExec, data: "mode=0700", machine: true, without: "only CNIs that pin eBPF programs miss it"},
+	{target: "/sys/kernel/security", fstype: "securityfs", flags: noSuidDevExec, machine: true, without: "the kernel may be built without security modules"},
+	{target: "/sys/kernel/tracing", fstype: "tracefs", flags: noSuidDevExec, machine: true, without: "only tracing tools miss it"},
+	{target: "/sys/firmware/efi/efivars", fstype: "efivarfs", flags: noSuidDevExec, machine: true, without: "the firmware may be a BIOS"},
+	{target: "/sys/fs/pstore", fstype: "pstore", flags: noSuidDevExec, machine: true, without: "only the last words of a kernel that died are lost"},
+}...)
+
+// mountAll mounts the rows of a table in order. skipped is told of those that a
+// node does without; nil tells nobody.
+func mountAll(table []mountPoint, skipped func(mountPoint, error)) error {
+	there, err := mountedAt()
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, m := range table {
+		if slices.Contains(there, m.target) {
+			continue
+		}
+		err := m.mount()
+		if err != nil && m.without != "" {
+			if skipped != nil {
+				skipped(m, err)
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m mountPoint) mount() error {
+	for _, dir := range m.make {
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	if err := unix.Mount(m.fstype, m.target, m.fstype, m.flags, m.data); err != nil {
+		return fmt.Errorf("mount %s on %s with %q: %w", m.fstype, m.target, m.data, err)
+	}
+	return nil
+}
+
+// forMode leaves out the rows that a mode doesn't have.
+func forMode(table []mountPoint, mode boot.Mode) []mountPoint {
+	return slices.DeleteFunc(slices.Clone(table), func(m mountPoint) bool {
+		return m.machine && mode == boot.Container
+	})
+}
+
+// shareMounts makes all mounts shared: a volume that the kubelet mounts must
+// show in containers that run already (bidirectional propagation), and the
+// kernel's default is private (mount_namespaces(7)).
+func shareMounts() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("make mounts shared: %w", err)
+	}
+	return nil
+}
+
+// devLinks are names in /dev that programs have built in and devtmpfs lacks.
+var devLinks = map[string]string{
+	"/dev/fd":     "/proc/self/fd",
+	"/dev/stdin":  "/proc/self/fd/0",
+	"/dev/stdout": "/proc/self/fd/1",
+	"/dev/stderr": "/proc/self/fd/2",
+}
+
+func linkDevices() error {
+	for name, target := range devLinks {
+		if err := os.Symlink(target, name); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountedAt lists where something is mounted, in the order of mounting.
+func mountedAt() ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var targets []string
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		// proc_pid_mountinfo(5): the fifth field, with blanks as octal escapes.
+		if fields := strings.Fields(lines.Text()); len(fields) > 4 {
+			targets = append(targets, unescape(fields[4]))
+		}
+	}
+	return targets, lines.Err()
+}
+
+// unescape turns \040 and its like back into characters.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}

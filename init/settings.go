@@ -1,0 +1,104 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+// setting is a row of the table of kernel settings (sysctl).
+type setting struct {
+	name, value, why string
+}
+
+// settings are what Kubernetes needs of a kernel. Those below net/ belong to a
+// network namespace, so a container sets its own; all others are the machine's.
+// (br_netfilter comes with bridge-nf-call-iptables set to 1: loading it, which
+// udevd does, is enough.)
+var settings = []setting{
+	{"net/ipv4/ip_forward", "1", "pods send through the node"},
+	{"net/ipv4/conf/all/rp_filter", "0", "answers may take another way than requests, with overlays and several links"},
+	{"net/ipv4/conf/default/rp_filter", "0", "the same, for links to come"},
+	{"net/ipv6/conf/all/forwarding", "1", "pods send through the node"},
+	{"net/ipv4/ping_group_range", "0 2147483647", "ping from pods without privileges"},
+	{"net/core/somaxconn", "32768", "servers in pods with many clients"},
+	{"net/ipv4/neigh/default/gc_thresh1", "1024", "a cluster has more neighbours than a home network"},
+	{"net/ipv4/neigh/default/gc_thresh2", "4096", "the same"},
+	{"net/ipv4/neigh/default/gc_thresh3", "8192", "the same"},
+	{"vm/overcommit_memory", "1", "the kubelet demands it: limits come from cgroups"},
+	{"vm/panic_on_oom", "0", "the kubelet demands it: one pod out of memory isn't the machine's end"},
+	{"vm/max_map_count", "262144", "databases and search engines map many files"},
+	{"kernel/panic", "10", "the kubelet demands it: a machine that died comes back, and the console can be read before"},
+	{"kernel/panic_on_oops", "1", "the kubelet demands it: a damaged kernel must not go on"},
+	{"kernel/keys/root_maxkeys", "1000000", "the kubelet demands it: each container has a keyring"},
+	{"kernel/keys/root_maxbytes", "25000000", "the same: 25 bytes a key"},
+	{"kernel/pid_max", "4194304", "the most there can be: pods have their own limits"},
+	{"kernel/kptr_restrict", "1", "addresses of the kernel are nobody's business"},
+	{"kernel/dmesg_restrict", "1", "nor is its log"},
+	{"kernel/unprivileged_bpf_disabled", "1", "a way into the kernel that no pod needs"},
+	{"fs/inotify/max_user_instances", "8192", "each container runtime, log collector and kubelet has some, all as root"},
+	{"fs/inotify/max_user_watches", "524288", "the same"},
+	{"fs/file-max", "9223372036854775807", "limits come from rlimits and cgroups"},
+	{"fs/protected_hardlinks", "1", "known attacks through shared directories"},
+	{"fs/protected_symlinks", "1", "the same"},
+	{"user/max_user_namespaces", "15000", "pods with user namespaces"},
+}
+
+// applySettings writes the table's rows below dir (/proc/sys). A kernel may lack
+// one; skipped is told of each that couldn't be set.
+func applySettings(dir string, table []setting, skipped func(setting, error)) {
+	for _, s := range table {
+		if err := os.WriteFile(filepath.Join(dir, s.name), []byte(s.value+"\n"), 0); err != nil {
+			skipped(s, err)
+		}
+	}
+}
+
+// settingsFor leaves a container those of its network namespace.
+func settingsFor(mode boot.Mode) []setting {
+	return slices.DeleteFunc(slices.Clone(settings), func(s setting) bool {
+		return mode == boot.Container && !strings.HasPrefix(s.name, "net/")
+	})
+}
+
+// openFiles is what containers may open: programs that need many expect to be
+// able to raise their own limit to this; and the kernel's fs.nr_open allows it.
+const openFiles = 1 << 20
+
+// raiseLimits sets the resource limits that all processes inherit. Where the hard
+// limit can't be raised (a container without CAP_SYS_RESOURCE) it stays.
+func raiseLimits() error {
+	for _, limit := range []struct {
+		resource int
+		name     string
+		value    uint64
+	}{
+		{unix.RLIMIT_NOFILE, "open files", openFiles},
+		{unix.RLIMIT_MEMLOCK, "locked memory", unix.RLIM_INFINITY},
+		{unix.RLIMIT_NPROC, "processes", unix.RLIM_INFINITY},
+	} {
+		var now syscall.Rlimit
+		if err := syscall.Getrlimit(limit.resource, &now); err != nil {
+			return fmt.Errorf("read limit of %s: %w", limit.name, err)
+		}
+		want := syscall.Rlimit{Cur: limit.value, Max: max(now.Max, limit.value)}
+		// Package syscall's, as children would get the limit from before the Go
+		// runtime's start otherwise.
+		err := syscall.Setrlimit(limit.resource, &want)
+		if errors.Is(err, unix.EPERM) {
+			err = syscall.Setrlimit(limit.resource, &syscall.Rlimit{Cur: min(now.Max, limit.value), Max: now.Max})
+		}
+		if err != nil {
+			return fmt.Errorf("set limit of %s: %w", limit.name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+// Real-time signals count from 34 for everyone who uses a C library's names
+// (signal(7)); those are systemd's and container runtimes' ways to stop an init.
+const rtmin = syscall.Signal(34)
+
+// signalIntents says what a signal to PID 1 means.
+var signalIntents = map[syscall.Signal]request{
+	syscall.SIGTERM: {intent: powerOff, why: "SIGTERM"},
+	syscall.SIGINT:  {intent: reboot, why: "ctrl-alt-del"},
+	syscall.SIGUSR1: {intent: halt, why: "SIGUSR1"},        // as with System V's init
+	syscall.SIGUSR2: {intent: powerOff, why: "SIGUSR2"},    // the same
+	syscall.SIGPWR:  {intent: powerOff, why: "SIGPWR"},     // an uninterruptible power supply, or LXC
+	rtmin + 3:       {intent: powerOff, why: "SIGRTMIN+3"}, // what podman and Kubernetes send
+	rtmin + 4:       {intent: powerOff, why: "SIGRTMIN+4"},
+	rtmin + 5:       {intent: reboot, why: "SIGRTMIN+5"},
+}
+
+// catchSignals reaps orphans and turns signals into requests. All other signals
+// are caught as well, and mean nothing: by default several of them would end a Go
+// program, and PID 1's end is the kernel's.
+func (p *pid1) catchSignals() {
+	children := make(chan os.Signal, 1) // signals merge: each sweep takes all there are
+	signal.Notify(children, syscall.SIGCHLD)
+	p.forever("reaper", func() { p.reap(children) })
+
+	others := make(chan os.Signal, 16)
+	for s := syscall.Signal(1); s <= 64; s++ {
+		switch s {
+		case syscall.SIGCHLD, syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGURG: // URG is the Go runtime's own
+		case 32, 33: // a C library's own
+		default:
+			signal.Notify(others, s)
+		}
+	}
+	p.forever("signals", func() {
+		for s := range others {
+			p.signalled(s.(syscall.Signal))
+		}
+	})
+}
+
+func (p *pid1) signalled(s syscall.Signal) {
+	r, ok := signalIntents[s]
+	if !ok {
+		return
+	}
+	if s == syscall.SIGINT && p.mode == boot.Container {
+		// There is no ctrl-alt-del: somebody pressed ctrl-C on the container.
+		r = request{intent: powerOff, why: "SIGINT"}
+	}
+	p.ask(r)
+}
+
+func (p *pid1) reap(children <-chan os.Signal) {
+	for {
+		if _, err := p.processes.Reap(); err != nil {
+			p.log.Warn("reap orphans", "err", err)
+		}
+		<-children
+	}
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+
+	"github.com/u-root/u-root/pkg/mount"
+	"github.com/u-root/u-root/pkg/mount/loop"
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/udev"
+)
+
+const (
+	rootImage = "/rootfs.sqsh" // the root filesystem, in the initramfs
+	newRoot   = "/newroot"     // where stage 1 mounts it
+	nextInit  = "/sbin/init"   // this program again, in it
+)
+
+// rootModules are what mounting the root filesystem takes. A kernel has them
+// built in, or the initramfs carries them.
+var rootModules = []string{
+	"loop",     // the image is a file
+	"squashfs", // its format
+	"overlay",  // the writable /etc on top, before udevd is there
+}
+
+// inInitramfs says whether this is stage 1: only there the image lies in the root.
+func inInitramfs() bool {
+	_, err := os.Stat(rootImage)
+	return err == nil
+}
+
+// stage1 doesn't return: it becomes stage 2, or gives up.
+func stage1() {
+	// u-root tells its steps to the global logger; ours are told below.
+	log.SetOutput(io.Discard)
+	console := logs.New(os.Stderr)
+	for _, s := range []step{
+		{"mount the kernel's filesystems", func() error { return mountAll(earlyMounts, nil) }},
+		{"open the kernel's log", func() (err error) { console, err = kernelConsole(); return err }},
+		{"load modules for the root filesystem", loadRootModules},
+		{"mount the root filesystem " + rootImage, mountRoot},
+		{"switch to the root filesystem", func() error { return mount.SwitchRoot(newRoot, nextInit) }},
+	} {
+		if err := s.run(); err != nil {
+			giveUp(console, err)
+		}
+	}
+}
+
+// step is one thing that booting takes, and how it is called when it fails.
+type step struct {
+	what string
+	do   func() error
+}
+
+// run makes a panic in a step its error.
+func (s step) run() (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%s: panic: %v", s.what, r)
+		}
+	}()
+	if err := s.do(); err != nil {
+		return fmt.Errorf("%s: %w", s.what, err)
+	}
+	return nil
+}
+
+// kernelConsole is a console on the kernel's log that shows our lines.
+func kernelConsole() (*logs.Logs, error) {
+	kmsg, err := logs.OpenKmsg(logs.KmsgDevice)
+	if err != nil {
+		return nil, err
+	}
+	// Or the kernel drops all but ten of our lines in five seconds.
+	if err := os.WriteFile("/proc/sys/kernel/printk_devkmsg", []byte("on\n"), 0); err != nil {
+		return nil, fmt.Errorf("lift the kernel log's rate limit: %w", err)
+	}
+	return logs.New(kmsg), showNotices()
+}
+
+// showNotices raises the kernel's console log level to where our lines show
+// (`quiet` lowers it below); a higher one, asked for by loglevel=, stays.
+func showNotices() error {
+	const setConsoleLevel = 8 // SYSLOG_ACTION_CONSOLE_LEVEL, syslog(2)
+	var level int
+	data, err := os.ReadFile("/proc/sys/kernel/printk")
+	if err == nil {
+		_, err = fmt.Sscan(string(data), &level)
+	}
+	if err != nil {
+		return fmt.Errorf("read the console log level: %w", err)
+	}
+	if level >= logs.ConsoleLogLevel {
+		return nil
+	}
+	// The level is passed as the length of a buffer that isn't looked at.
+	if _, err := unix.Klogctl(setConsoleLevel, make([]byte, logs.ConsoleLogLevel)); err != nil {
+		return fmt.Errorf("set the console log level: %w", err)
+	}
+	return nil
+}
+
+// loadRootModules leaves out what this kernel has neither built in nor as a
+// module in the initramfs: mounting will tell if it was needed. (The initramfs
+// has no list of what is built in.)
+func loadRootModules() error {
+	dir, err := udev.ModulesDir()
+	if err != nil {
+		return err
+	}
+	modules, err := udev.OpenModules(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, name := range rootModules {
+		if err := modules.Load(name); err != nil && !errors.Is(err, udev.ErrNoModule) {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountRoot attaches the image to a loop device, read-only, that goes when its
+// mount goes. The device keeps the image's pages alive after its name is deleted.
+func mountRoot() error {
+	device, err := loop.FindDevice()
+	if err != nil {
+		return fmt.Errorf("find a loop device: %w", err)
+	}
+	image, err := os.Open(rootImage)
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	dev, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	// Until it is mounted: without a user it would detach by itself.
+	defer dev.Close()
+	config := unix.LoopConfig{
+		Fd:   uint32(image.Fd()),
+		Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_READ_ONLY | unix.LO_FLAGS_AUTOCLEAR},
+	}
+	if err := unix.IoctlLoopConfigure(int(dev.Fd()), &config); err != nil {
+		return fmt.Errorf("attach %s to %s: %w", rootImage, device, err)
+	}
+	if err := os.Mkdir(newRoot, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(device, newRoot, "squashfs", unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("mount %s as squashfs: %w", device, err)
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/process"
+)
+
+const (
+	// firstHostname is the machine's name until the configuration gives it one.
+	firstHostname = "garboard"
+
+	// failureDelay is how long a node that failed stays, so that the console can
+	// be read, before the machine reboots, unless panic= says otherwise.
+	failureDelay = 30 * time.Second
+
+	// afterPanic is the pause before one of PID 1's own loops goes on after a
+	// panic: one that panics at once again must not burn a processor.
+	afterPanic = time.Second
+)
+
+// node is what PID 1 runs: services.Node, or a test's.
+type node interface {
+	// Run returns when ctx was cancelled and all has stopped, or when the node
+	// can't go on.
+	Run(ctx context.Context) error
+}
+
+// pid1 is the state of stage 2.
+type pid1 struct {
+	mode      boot.Mode
+	cmdline   boot.Cmdline
+	logs      *logs.Logs
+	log       *slog.Logger // own log, "init"
+	processes *process.Table
+
+	requests  chan request       // to the exit funnel; the first one counts
+	heartbeat chan chan struct{} // the watchdog asks, the main loop answers
+	dog       *watchdog          // nil in a container
+
+	prepare []step                                                  // before the node is made
+	newNode func(services.Options) (node, error)                    // services.NewNode
+	leave   func(intent) error                                      // the very last: reboot(2)
+	phases  func(request, context.CancelFunc, <-chan error) []phase // what leaving takes
+}
+
+// stage2 doesn't return.
+func stage2(mode boot.Mode) {
+	p := &pid1{
+		mode:      mode,
+		processes: process.New(),
+		requests:  make(chan request, 1),
+		heartbeat: make(chan chan struct{}),
+		newNode:   func(o services.Options) (node, error) { return services.NewNode(o) },
+		leave:     leaveFor(mode),
+	}
+	p.useLogs(logs.New(logs.Plain(os.Stdout)))
+	if mode == boot.Machine {
+		for _, s := range p.earlySteps() {
+			if err := s.run(); err != nil {
+				giveUp(p.logs, err)
+			}
+		}
+		p.dog = newWatchdog(p)
+	}
+	p.prepare = p.bootSteps()
+	p.phases = p.orderlyPhases
+	p.run()
+}
+
+// earlySteps of a machine come before anything can be heard, or be asked for.
+func (p *pid1) earlySteps() []step {
+	return []step{
+		{"mount the kernel's filesystems", func() error { return mountAll(earlyMounts, nil) }},
+		{"open the kernel's log", p.openConsole},
+		{"read the kernel command line", p.readCmdline},
+	}
+}
+
+func (p *pid1) useLogs(l *logs.Logs) {
+	p.logs = l
+	p.log = l.Logger("init")
+}
+
+// run is the life of PID 1: the boot and the node in one goroutine, signals and
+// devices in others, and here the main loop, which ends in the exit funnel.
+func (p *pid1) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	p.catchSignals()
+
+	ended := make(chan error, 1)
+	go func() { ended <- p.bootAndRun(ctx) }()
+
+	var r request
+	for r.why == "" {
+		select {
+		case r = <-p.requests:
+		case err := <-ended:
+			ended <- err // the funnel asks, too
+			r = p.failure(err)
+		case answer := <-p.heartbeat:
+			close(answer)
+		}
+	}
+	p.exit(r, cancel, ended)
+}
+
+// bootAndRun prepares the machine and runs the node; it returns only when one of
+// the two has failed, or ctx has ended.
+func (p *pid1) bootAndRun(ctx context.Context) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			p.panicked("boot", r)
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	for _, s := range p.prepare {
+		if err := s.run(); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+	n, err := p.newNode(services.Options{Mode: p.mode, Cmdline: p.cmdline, Processes: p.processes, Logs: p.logs})
+	if err != nil {
+		return fmt.Errorf("put the node together: %w", err)
+	}
+	return n.Run(ctx)
+}
+
+// bootSteps is what a machine, or a container, needs before its first service.
+func (p *pid1) bootSteps() []step {
+	steps := []step{
+		{"set the environment", setEnvironment},
+		{"mount filesystems", func() error {
+			return mountAll(forMode(mounts, p.mode), func(m mountPoint, err error) {
+				p.log.Info("doing without a mount", "err", err, "why that is no harm", m.without)
+			})
+		}},
+		{"share mounts", shareMounts},
+		{"link devices", linkDevices},
+		{"delegate cgroups", p.delegateCgroups},
+		{"apply kernel settings", func() error {
+			applySettings("/proc/sys", settingsFor(p.mode), func(s setting, err error) {
+				p.log.Info("kernel setting not applied", "name", s.name, "value", s.value, "err", err)
+			})
+			return nil
+		}},
+		{"raise resource limits", raiseLimits},
+	}
+	if p.mode == boot.Container {
+		return steps
+	}
+	return append(steps,
+		step{"take ctrl-alt-del", takeCtrlAltDel},
+		step{"set the first hostname", func() error { return unix.Sethostname([]byte(firstHostname)) }},
+		step{"watch the power button and the watchdog", p.watchDevices},
+	)
+}
+
+func (p *pid1) openConsole() error {
+	l, err := kernelConsole()
+	if err != nil {
+		return err
+	}
+	p.useLogs(l)
+	return nil
+}
+
+func (p *pid1) readCmdline() error {
+	line, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	p.cmdline = boot.ParseCmdline(string(line))
+	return nil
+}
+
+// delegateCgroups goes on without a controller that a kernel can't give: the
+// kubelet says what it misses.
+func (p *pid1) delegateCgroups() error {
+	if err := delegateCgroups(cgroupRoot); err != nil {
+		p.log.Warn("cgroups are incomplete", "err", err)
+	}
+	return nil
+}
+
+// setEnvironment gives children a PATH: the kernel gives PID 1 none.
+func setEnvironment() error {
+	return errors.Join(
+		os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"),
+		os.Setenv("HOME", "/"),
+	)
+}
+
+// takeCtrlAltDel makes the kernel send SIGINT to PID 1 instead of rebooting at
+// once (reboot(2), LINUX_REBOOT_CMD_CAD_OFF).
+func takeCtrlAltDel() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF) }
+
+// forever runs one of PID 1's own loops in a goroutine and, when it panics, says
+// so and runs it again. It is over when loop returns.
+func (p *pid1) forever(name string, loop func()) {
+	once := func() (done bool) {
+		defer func() {
+			if r := recover(); r != nil {
+				p.panicked(name, r)
+			}
+		}()
+		loop()
+		return true
+	}
+	go func() {
+		for !once() {
+			time.Sleep(afterPanic)
+		}
+	}()
+}
+
+// panicked tells of a panic: one line on the console, the stack in the log.
+func (p *pid1) panicked(where string, value any) {
+	p.log.Error("panic in PID 1", "where", where, "panic", fmt.Sprint(value))
+	fmt.Fprintf(p.logs.Writer("init"), "%s", debug.Stack())
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// watchdogTimeout is how long PID 1 may be stuck before the hardware resets
+	// the machine: longer than shutdownBudget, so that a slow shutdown isn't cut.
+	watchdogTimeout = 60 * time.Second
+
+	// watchdogPeriod leaves room for several missed beats, also on a machine
+	// under emulation, and for devices that round the timeout down to half.
+	watchdogPeriod = 10 * time.Second
+)
+
+// dogDevice is a watchdog that has been opened, and so armed
+// (Documentation/watchdog/watchdog-api.rst).
+type dogDevice interface {
+	SetTimeout(time.Duration) error
+	Pet() error
+	Disarm() error
+}
+
+// watchdog pets the device as long as the main loop answers. So it is the main
+// loop that is watched, not just a goroutine of its own.
+type watchdog struct {
+	open  func(path string) (dogDevice, error)
+	beats <-chan time.Time
+	alive func(within time.Duration) bool
+	tell  func(format string, args ...any)
+	again func(name string, loop func()) // runs a goroutine
+
+	mu       sync.Mutex // guards all below
+	device   dogDevice  // nil: none yet
+	released bool       // nothing is petted or opened any more
+}
+
+func newWatchdog(p *pid1) *watchdog {
+	return &watchdog{
+		open:  openWatchdog,
+		beats: time.Tick(watchdogPeriod),
+		alive: p.alive,
+		tell:  p.logs.Say,
+		again: p.forever,
+	}
+}
+
+// alive asks the main loop for an answer.
+func (p *pid1) alive(within time.Duration) bool {
+	answer := make(chan struct{})
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case p.heartbeat <- answer:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// start takes a watchdog into use, unless there is one already.
+func (w *watchdog) start(path string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.device != nil || w.released {
+		return
+	}
+	device, err := w.open(path)
+	if err != nil {
+		w.tell("watchdog %s isn't used: %v", path, err)
+		return
+	}
+	if err := device.SetTimeout(watchdogTimeout); err != nil {
+		// Its own timeout, a minute with most, has to do.
+		w.tell("watchdog %s keeps its own timeout: %v", path, err)
+	}
+	w.device = device
+	w.tell("watchdog %s: resets the machine when PID 1 is stuck for %s", path, watchdogTimeout)
+	w.again("watchdog", w.loop)
+}
+
+func (w *watchdog) loop() {
+	for {
+		if w.alive(watchdogPeriod) && !w.pet() {
+			return
+		}
+		<-w.beats
+	}
+}
+
+func (w *watchdog) pet() (goOn bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.released {
+		return false
+	}
+	if err := w.device.Pet(); err != nil {
+		w.tell("watchdog: %v", err)
+	}
+	return true
+}
+
+// release ends the watch. A machine that reboots stays watched until the firmware
+// takes over: should the reboot hang, it is reset. One that powers off or halts
+// mustn't be reset, so there the watchdog is disarmed.
+func (w *watchdog) release(i intent) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.released = true
+	if w.device == nil {
+		return
+	}
+	do := w.device.Disarm
+	if i == reboot {
+		do = w.device.Pet
+	}
+	if err := do(); err != nil {
+		w.tell("watchdog: %v", err)
+	}
+}
+
+// kernelDog is a watchdog device of the kernel.
+type kernelDog struct{ file *os.File }
+
+func openWatchdog(path string) (dogDevice, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	return kernelDog{f}, nil
+}
+
+func (d kernelDog) SetTimeout(timeout time.Duration) error {
+	if err := unix.IoctlSetPointerInt(int(d.file.Fd()), unix.WDIOC_SETTIMEOUT, int(timeout/time.Second)); err != nil {
+		return fmt.Errorf("set timeout of %s: %w", d.file.Name(), err)
+	}
+	return nil
+}
+
+func (d kernelDog) Pet() error {
+	_, err := d.file.Write([]byte{'1'})
+	return err
+}
+
+// Disarm is the "magic close": without the V, closing leaves the watchdog armed.
+func (d kernelDog) Disarm() error {
+	if _, err := d.file.Write([]byte{'V'}); err != nil {
+		return err
+	}
+	return d.file.Close()
+}

@@ -1,0 +1,196 @@
+package udev
+
+import (
+	"slices"
+	"sort"
+	"strings"
+)
+
+// aliases finds the modules that drive a device, by the patterns of a
+// modules.alias file (modules.alias(5), fnmatch(3)):
+//
+//	alias pci:v00008086d00001533sv*sd*bc*sc*i* igb
+//
+// There are some 15,000 patterns, and a machine has hundreds of devices. So the
+// patterns are sorted by what stands before their first wildcard, and a device is
+// compared only with those whose literal beginning is its own: one binary search
+// for each length that such a beginning has anywhere.
+type aliases struct {
+	entries []alias // sorted by prefix, then by place in the file
+	lengths []int   // that prefixes have, ascending
+}
+
+type alias struct {
+	prefix  string // literal beginning of the pattern
+	rest    string // from the first wildcard on; "" if there is none
+	module  string
+	ordinal int32 // line in the file: depmod orders modules as the kernel was linked
+}
+
+// parseAliases reads the text of a modules.alias file. Lines that aren't aliases
+// are comments to it.
+func parseAliases(text string) *aliases {
+	a := &aliases{}
+	text = canonicalPattern(text)
+	modules := map[string]string{} // one string for each module's name
+	seen := map[int]bool{}
+	ordinal := int32(0)
+	for line := range strings.Lines(text) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), "alias ")
+		if !ok {
+			continue
+		}
+		// The name of a module holds no blank, a pattern might.
+		cut := strings.LastIndexByte(rest, ' ')
+		if cut <= 0 {
+			continue
+		}
+		pattern, name := rest[:cut], rest[cut+1:]
+		if known, ok := modules[name]; ok {
+			name = known
+		} else {
+			modules[name] = name
+		}
+		literal := strings.IndexAny(pattern, "*?[\\")
+		if literal < 0 {
+			literal = len(pattern)
+		}
+		seen[literal] = true
+		a.entries = append(a.entries, alias{pattern[:literal], pattern[literal:], name, ordinal})
+		ordinal++
+	}
+	slices.SortFunc(a.entries, func(x, y alias) int {
+		if c := strings.Compare(x.prefix, y.prefix); c != 0 {
+			return c
+		}
+		return int(x.ordinal - y.ordinal)
+	})
+	for n := range seen {
+		a.lengths = append(a.lengths, n)
+	}
+	slices.Sort(a.lengths)
+	return a
+}
+
+// match lists the modules for a device's modalias, in the order of the file,
+// each once.
+func (a *aliases) match(modalias string) []string {
+	modalias = canonicalPattern(modalias)
+	var found []alias
+	for _, n := range a.lengths {
+		if n > len(modalias) {
+			break
+		}
+		prefix, rest := modalias[:n], modalias[n:]
+		first := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].prefix >= prefix })
+		for _, e := range a.entries[first:] {
+			if e.prefix != prefix {
+				break
+			}
+			if glob(e.rest, rest) {
+				found = append(found, e)
+			}
+		}
+	}
+	slices.SortFunc(found, func(x, y alias) int { return int(x.ordinal - y.ordinal) })
+	var modules []string
+	for _, e := range found {
+		if !slices.Contains(modules, e.module) {
+			modules = append(modules, e.module)
+		}
+	}
+	return modules
+}
+
+// canonicalPattern makes dashes underscores, which mean the same in names of
+// modules and in aliases, except between brackets, where a dash is a range.
+func canonicalPattern(s string) string {
+	if !strings.Contains(s, "-") {
+		return s
+	}
+	b := []byte(s)
+	inside := false
+	for i, c := range b {
+		switch {
+		case c == '[':
+			inside = true
+		case c == ']' || c == '\n':
+			inside = false
+		case c == '-' && !inside:
+			b[i] = '_'
+		}
+	}
+	return string(b)
+}
+
+// glob says whether s as a whole matches pattern, by the rules of fnmatch(3)
+// without flags: * ? [a-z] [!a-z] and \ before a literal character. It goes back
+// to the last star only, so its time is bounded by the product of the lengths.
+func glob(pattern, s string) bool {
+	p, i := 0, 0
+	star, mark := -1, 0 // the last star, and where in s it has swallowed up to
+	for i < len(s) {
+		if p < len(pattern) {
+			if pattern[p] == '*' {
+				star, mark = p, i
+				p++
+				continue
+			}
+			if width, ok := one(pattern[p:], s[i]); ok {
+				p += width
+				i++
+				continue
+			}
+		}
+		if star < 0 {
+			return false
+		}
+		mark++
+		p, i = star+1, mark
+	}
+	for p < len(pattern) && pattern[p] == '*' {
+		p++
+	}
+	return p == len(pattern)
+}
+
+// one matches a single character with the element at the start of pattern, and
+// says how long that element is.
+func one(pattern string, c byte) (width int, ok bool) {
+	switch pattern[0] {
+	case '?':
+		return 1, true
+	case '\\':
+		if len(pattern) > 1 {
+			return 2, pattern[1] == c
+		}
+	case '[':
+		if width, ok, closed := bracket(pattern, c); closed {
+			return width, ok
+		}
+		// Without its end a bracket is itself.
+	}
+	return 1, pattern[0] == c
+}
+
+func bracket(pattern string, c byte) (width int, ok, closed bool) {
+	i := 1
+	negated := i < len(pattern) && (pattern[i] == '!' || pattern[i] == '^')
+	if negated {
+		i++
+	}
+	for start := i; i < len(pattern); i++ {
+		if pattern[i] == ']' && i > start {
+			return i + 1, ok != negated, true
+		}
+		low, high := pattern[i], pattern[i]
+		if i+2 < len(pattern) && pattern[i+1] == '-' && pattern[i+2] != ']' {
+			high = pattern[i+2]
+			i += 2
+		}
+		if low <= c && c <= high {
+			ok = true
+		}
+	}
+	return 0, false, false
+}

@@ -1,0 +1,240 @@
+package udev
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoModule is what Load returns for a name that the kernel has neither as a
+// module nor built in.
+var ErrNoModule = errors.New("no such module")
+
+// Modules is a kernel's module folder, as depmod(8) left it: what there is, what
+// needs what, and which device wants which. It is safe for concurrent use.
+type Modules struct {
+	dir     string
+	files   map[string]string   // name: path below dir
+	needs   map[string][]string // name: hard dependencies, complete, the nearest first
+	before  map[string][]string // name: soft dependencies to be loaded first
+	after   map[string][]string // and afterwards
+	builtin map[string]bool
+	aliases *aliases
+
+	insert func(path string) error // finit_module(2), or a test's
+
+	mu    sync.Mutex           // guards loads
+	loads map[string]*loadOnce // modules that are loaded, or being loaded
+}
+
+// loadOnce is one module's way into the kernel, which several devices may wait for.
+type loadOnce struct {
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+// ModulesDir is the module folder of the running kernel.
+func ModulesDir() (string, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", fmt.Errorf("uname: %w", err)
+	}
+	return filepath.Join("/lib/modules", unix.ByteSliceToString(u.Release[:])), nil
+}
+
+// OpenModules reads the indexes of a module folder. modules.dep has to be there;
+// what else is missing is taken as empty.
+func OpenModules(dir string) (*Modules, error) {
+	m := &Modules{
+		dir:     dir,
+		files:   map[string]string{},
+		needs:   map[string][]string{},
+		before:  map[string][]string{},
+		after:   map[string][]string{},
+		builtin: map[string]bool{},
+		insert:  insertModule,
+		loads:   map[string]*loadOnce{},
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
+	if err != nil {
+		return nil, fmt.Errorf("open modules: %w", err)
+	}
+	m.parseDep(string(text))
+	var alias string
+	for name, parse := range map[string]func(string){
+		"modules.softdep": m.parseSoftdep,
+		"modules.builtin": m.parseBuiltin,
+		"modules.alias":   func(text string) { alias = text },
+	} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("open modules: %w", err)
+		}
+		parse(string(text))
+	}
+	m.aliases = parseAliases(alias)
+	return m, nil
+}
+
+// parseDep reads lines "path: path path …".
+func (m *Modules) parseDep(text string) {
+	for line := range strings.Lines(text) {
+		path, deps, ok := strings.Cut(strings.TrimSpace(line), ":")
+		if !ok {
+			continue
+		}
+		name := nameOf(path)
+		m.files[name] = path
+		for _, dep := range strings.Fields(deps) {
+			m.needs[name] = append(m.needs[name], nameOf(dep))
+		}
+	}
+}
+
+// parseSoftdep reads lines "softdep name pre: a b post: c" (modprobe.d(5)).
+func (m *Modules) parseSoftdep(text string) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 3 || fields[0] != "softdep" {
+			continue
+		}
+		name, into := canonical(fields[1]), m.before
+		for _, f := range fields[2:] {
+			switch f {
+			case "pre:":
+				into = m.before
+			case "post:":
+				into = m.after
+			default:
+				into[name] = append(into[name], canonical(f))
+			}
+		}
+	}
+}
+
+func (m *Modules) parseBuiltin(text string) {
+	for line := range strings.Lines(text) {
+		m.builtin[nameOf(strings.TrimSpace(line))] = true
+	}
+}
+
+// Load brings a module and what it needs into the kernel. One that is there
+// already, or built in, is no error.
+func (m *Modules) Load(name string) error { return m.load(canonical(name), nil) }
+
+// LoadFor loads all modules that want a device with this modalias, and names
+// them. A module that says that its device isn't there after all is no error.
+func (m *Modules) LoadFor(modalias string) (loaded []string, err error) {
+	for _, name := range m.aliases.match(modalias) {
+		switch e := m.Load(name); {
+		case e == nil:
+			loaded = append(loaded, name)
+		case errors.Is(e, unix.ENODEV):
+		default:
+			err = errors.Join(err, fmt.Errorf("device %s: %w", modalias, e))
+		}
+	}
+	return loaded, err
+}
+
+// load is Load; chain holds the modules on whose behalf it is called, so that a
+// circle of soft dependencies ends.
+func (m *Modules) load(name string, chain []string) error {
+	if m.files[name] == "" {
+		if m.builtin[name] {
+			return nil
+		}
+		return fmt.Errorf("load module %s: %w", name, ErrNoModule)
+	}
+	if slices.Contains(chain, name) {
+		return nil
+	}
+	chain = append(chain[:len(chain):len(chain)], name)
+	// modules.dep lists the nearest first, and what they need in turn later.
+	for _, need := range slices.Backward(m.needs[name]) {
+		if err := m.loadOne(need, chain); err != nil {
+			return fmt.Errorf("load module %s: %w", name, err)
+		}
+	}
+	return m.loadOne(name, chain)
+}
+
+// loadOne loads a module whose hard dependencies are there. While it waits for
+// another goroutine that loads the same, it holds nothing that one could want.
+func (m *Modules) loadOne(name string, chain []string) error {
+	m.mu.Lock()
+	known := m.loads[name] != nil
+	m.mu.Unlock()
+	if !known {
+		for _, soft := range m.before[name] {
+			m.loadSoft(soft, chain)
+		}
+	}
+	m.mu.Lock()
+	if l := m.loads[name]; l != nil {
+		m.mu.Unlock()
+		<-l.done
+		return l.err
+	}
+	l := &loadOnce{done: make(chan struct{})}
+	m.loads[name] = l
+	m.mu.Unlock()
+
+	if err := m.insert(filepath.Join(m.dir, m.files[name])); err != nil {
+		l.err = fmt.Errorf("load module %s: %w", name, err)
+		// Its device may come later: then it is tried again.
+		m.mu.Lock()
+		delete(m.loads, name)
+		m.mu.Unlock()
+	}
+	close(l.done)
+	if l.err == nil {
+		for _, soft := range m.after[name] {
+			m.loadSoft(soft, chain)
+		}
+	}
+	return l.err
+}
+
+// loadSoft loads what makes a module better but isn't needed: a name or an alias,
+// and nobody minds if it isn't there (modprobe.d(5)).
+func (m *Modules) loadSoft(name string, chain []string) {
+	if m.files[name] != "" {
+		m.load(name, chain)
+		return
+	}
+	for _, module := range m.aliases.match(name) {
+		m.load(module, chain)
+	}
+}
+
+// insertModule is finit_module(2). The image holds modules uncompressed.
+func insertModule(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	err = unix.FinitModule(int(f.Fd()), "", 0)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// nameOf turns kernel/net/8021q/8021q.ko into 8021q.
+func nameOf(path string) string {
+	base, _, _ := strings.Cut(filepath.Base(path), ".")
+	return canonical(base)
+}
+
+// canonical writes a module's name as the kernel does: file names mix dashes and
+// underscores.
+func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }

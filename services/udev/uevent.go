@@ -1,0 +1,137 @@
+package udev
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// The multicast group of the kernel's own uevents; group 2 is for daemons.
+	kernelGroup = 1
+
+	// What may wait while nobody reads, in bytes: a machine with hundreds of
+	// devices sends some thousand events of 500 bytes within a second of its boot.
+	listenBuffer = 8 << 20
+
+	// The kernel's own bound of one event (UEVENT_BUFFER_SIZE) is 2 KiB.
+	maxUevent = 8 << 10
+)
+
+// Uevent is what the kernel says when a device comes, goes or changes; see
+// lib/kobject_uevent.c in its source.
+type Uevent struct {
+	Action    string // add, remove, change, bind, …
+	DevPath   string // below /sys
+	Subsystem string
+	DevName   string // below /dev, if the device has a node
+	Modalias  string
+	Seq       uint64
+	// Lost says that events were dropped before this one: all other fields are
+	// empty then, and the reader has to look for itself.
+	Lost bool
+}
+
+// Listen hands over the kernel's uevents from now on until ctx ends; then the
+// channel is closed.
+func Listen(ctx context.Context) (<-chan Uevent, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
+	if err != nil {
+		return nil, fmt.Errorf("listen for uevents: socket: %w", err)
+	}
+	// The privileged one may pass net.core.rmem_max; without the right to, the
+	// small buffer has to do, and what it loses is made good by looking again.
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenBuffer)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listen for uevents: bind: %w", err)
+	}
+	socket := os.NewFile(uintptr(fd), "uevents")
+	conn, err := socket.SyscallConn()
+	if err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("listen for uevents: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { socket.Close() })
+
+	events := make(chan Uevent)
+	go func() {
+		defer close(events)
+		defer socket.Close()
+		defer stop()
+		buffer := make([]byte, maxUevent)
+		for {
+			event, ok, err := receive(conn.Read, buffer)
+			if err != nil {
+				return
+			}
+			if !ok {
+				continue
+			}
+			select {
+			case events <- event:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return events, nil
+}
+
+// receive reads one datagram; ok is false if it isn't a uevent of the kernel.
+func receive(read func(func(uintptr) bool) error, buffer []byte) (event Uevent, ok bool, err error) {
+	var n int
+	var from unix.Sockaddr
+	var failed error
+	err = read(func(fd uintptr) bool {
+		n, from, failed = unix.Recvfrom(int(fd), buffer, 0)
+		return failed != unix.EAGAIN && failed != unix.EINTR
+	})
+	if err != nil {
+		return Uevent{}, false, err
+	}
+	if errors.Is(failed, unix.ENOBUFS) {
+		return Uevent{Lost: true}, true, nil
+	}
+	if failed != nil {
+		return Uevent{}, false, failed
+	}
+	// Any process may send to the group: the kernel's port is 0.
+	if addr, isNetlink := from.(*unix.SockaddrNetlink); !isNetlink || addr.Pid != 0 {
+		return Uevent{}, false, nil
+	}
+	event, ok = parseUevent(buffer[:n])
+	return event, ok, nil
+}
+
+// parseUevent reads "add@/devices/…\0KEY=value\0…".
+func parseUevent(data []byte) (event Uevent, ok bool) {
+	fields := bytes.Split(data, []byte{0})
+	if !bytes.Contains(fields[0], []byte{'@'}) {
+		return Uevent{}, false
+	}
+	for _, field := range fields[1:] {
+		key, value, _ := strings.Cut(string(field), "=")
+		switch key {
+		case "ACTION":
+			event.Action = value
+		case "DEVPATH":
+			event.DevPath = value
+		case "SUBSYSTEM":
+			event.Subsystem = value
+		case "DEVNAME":
+			event.DevName = strings.TrimPrefix(value, "/dev/")
+		case "MODALIAS":
+			event.Modalias = value
+		case "SEQNUM":
+			event.Seq, _ = strconv.ParseUint(value, 10, 64)
+		}
+	}
+	return event, event.Action != "" && event.DevPath != ""
+}

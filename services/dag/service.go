@@ -49,7 +49,11 @@ const (
 	RestartNever                        // a task that runs once
 )
 
-// Health is how one sees that a running service works.
+// Health is how one sees that a running service works. The first check comes at
+// once, further ones in quick steps until one succeeds, then one per Period;
+// they never overlap. A service whose check has failed HealthFailures times in a
+// row, over at least HealthFailures-1 periods, is unhealthy, and no longer up.
+// It isn't restarted for that: only its own end is.
 type Health struct {
 	Check   func(ctx context.Context) error
 	Period  time.Duration // between checks; 0: DefaultHealthPeriod
@@ -62,13 +66,16 @@ type Service struct {
 	ID        string
 	DependsOn []string    // IDs that must be up; cycles and unknown IDs fail in New
 	Needs     []Condition // anything else to wait for
-	// Skip says why this service is not for this machine; "" runs it. A skipped
-	// service counts as up for those that depend on it.
-	Skip string
+	// Skip, asked once its needs hold, says why this service is not for this
+	// machine; nil or "" runs it. A skipped service counts as up for those that
+	// depend on it. Optional.
+	Skip func() string
 	// Prepare runs before each start, in state Preparing. Optional.
 	Prepare func(ctx context.Context, h *Handle) error
 	// Run is the service: it blocks until the service has ended, or until ctx is
-	// cancelled and it has stopped. It calls h.Started once it is running.
+	// cancelled and it has stopped. It calls h.Started once it is running, and
+	// isn't up before; a task that others wait for to be done doesn't call it:
+	// it is up when it has finished.
 	Run     func(ctx context.Context, h *Handle) error
 	Health  *Health
 	Restart RestartPolicy
@@ -77,9 +84,18 @@ type Service struct {
 	StopBudget time.Duration
 }
 
-// Handle is what a service's functions get to talk to the graph.
+// Handle is what a service's functions get to talk to the graph. It belongs to
+// one run: what is said through the handle of an earlier one is dropped.
 type Handle struct {
 	// Log writes to the service's own log and, from level warn, to the console.
-	Log *slog.Logger
-	svc *runner
+	Log     *slog.Logger
+	attempt *attempt
 }
+
+// Started says that the service runs, in words for its users: `Started task
+// kubelet (PID 2334) for container kubelet`. Its health checks begin now. Only
+// Run calls it; a further call, after the process was replaced, is an event.
+func (h *Handle) Started(message string) { h.attempt.started(message) }
+
+// Event adds a line to the story of the service without changing its state.
+func (h *Handle) Event(message string) { h.attempt.event(message) }

@@ -1,0 +1,181 @@
+package dag
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+)
+
+// attempt is one run of a service: Prepare, Run, and the health checks beside
+// it.
+type attempt struct {
+	r      *runner
+	ctx    context.Context // ends when the run is to stop or has ended
+	result chan error      // what Prepare or Run returned
+	checks sync.WaitGroup  // the health checks' goroutines
+
+	// The graph's mu guards all following fields.
+	startedAt time.Time // zero until Handle.Started
+	failures  int       // health checks failed in a row
+	failedAt  time.Time // when the first of them failed
+}
+
+// outcome is how an attempt ended.
+type outcome struct {
+	err       error
+	ran       time.Duration // in state Running
+	stopped   bool          // it was asked to
+	abandoned bool          // and did not within the budget
+}
+
+// try makes one attempt and returns when it has ended or was given up.
+func (r *runner) try(s *session) outcome {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(s.idle))
+	defer cancel()
+	a := &attempt{r: r, ctx: ctx, result: make(chan error, 1)}
+	r.g.mu.Lock()
+	r.attempt = a
+	log := r.tell(messagePrepare, change{state: Preparing})
+	r.g.mu.Unlock()
+	log()
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		a.result <- a.run(&Handle{Log: r.log, attempt: a})
+	}()
+
+	var end outcome
+	select {
+	case end.err = <-a.result:
+	case <-s.asked:
+		end.stopped = true
+	case <-r.mayStop:
+		end.stopped = true
+	}
+	if end.stopped {
+		r.say(messageStopping, change{state: Stopping})
+		cancel()
+		timer := time.NewTimer(r.svc.StopBudget)
+		defer timer.Stop()
+		select {
+		case end.err = <-a.result:
+			if errors.Is(end.err, context.Canceled) {
+				end.err = nil
+			}
+		case <-timer.C:
+			end.abandoned = true
+		}
+	}
+	cancel()
+	a.close(&end, returned)
+	return end
+}
+
+// close ends what is left of the attempt: from now on nothing is heard from it.
+func (a *attempt) close(end *outcome, returned <-chan struct{}) {
+	r := a.r
+	r.g.mu.Lock()
+	r.attempt = nil
+	if !a.startedAt.IsZero() {
+		end.ran = time.Since(a.startedAt)
+	}
+	r.g.mu.Unlock()
+	if !end.abandoned {
+		budget := r.svc.StopBudget
+		if waitAtMost(&a.checks, budget) {
+			return
+		}
+		r.say(fmt.Sprintf("Given up: a health check did not return within %s", budget), change{level: slog.LevelError})
+	}
+	former := make(chan struct{})
+	r.g.mu.Lock()
+	before := r.former
+	r.former = former
+	r.g.mu.Unlock()
+	go func() {
+		defer close(former)
+		<-returned
+		a.checks.Wait()
+		if before != nil {
+			<-before
+		}
+	}()
+}
+
+func (a *attempt) run(h *Handle) error {
+	r := a.r
+	if r.svc.Prepare != nil {
+		if err := r.guard(func() error { return r.svc.Prepare(a.ctx, h) }); err != nil {
+			return err
+		}
+	}
+	if a.ctx.Err() != nil {
+		return a.ctx.Err()
+	}
+	if !a.tell(messageRun, change{state: Starting}) {
+		return context.Canceled
+	}
+	return r.guard(func() error { return r.svc.Run(a.ctx, h) })
+}
+
+// tell records a step of this attempt, unless it is over or about to be.
+func (a *attempt) tell(message string, c change) bool {
+	a.r.g.mu.Lock()
+	if a.r.attempt != a || a.r.state == Stopping {
+		a.r.g.mu.Unlock()
+		return false
+	}
+	log := a.r.tell(message, c)
+	a.r.g.mu.Unlock()
+	log()
+	return true
+}
+
+func (a *attempt) event(message string) { a.tell(message, change{}) }
+
+func (a *attempt) started(message string) {
+	r := a.r
+	r.g.mu.Lock()
+	if r.attempt != a || r.state != Starting {
+		r.g.mu.Unlock()
+		a.event(message)
+		return
+	}
+	a.startedAt = time.Now()
+	log := r.tell(message, change{state: Running})
+	if r.svc.Health != nil {
+		a.checks.Go(a.watchHealth)
+	}
+	r.g.mu.Unlock()
+	log()
+}
+
+// guard calls a function of the service and turns a panic, or the end of its
+// goroutine, into an error; the stack goes to the service's log. It can't catch
+// what happens in goroutines that the function starts.
+func (r *runner) guard(f func() error) (err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		returned := false
+		defer func() {
+			if returned {
+				return
+			}
+			if p := recover(); p != nil {
+				err = fmt.Errorf("panic: %v", p)
+			} else {
+				err = errors.New("it ended its goroutine (runtime.Goexit)")
+			}
+			r.log.Error(err.Error(), "stack", string(debug.Stack()))
+		}()
+		err = f()
+		returned = true
+	}()
+	<-done
+	return err
+}

@@ -1,0 +1,149 @@
+package dag
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Chart is a boot as a picture: when each service waited, prepared, started and
+// ran until it was up for the first time, and which chain of services decided
+// how long it took. All times are since the kernel's start.
+type Chart struct {
+	From time.Duration // the first event
+	To   time.Duration // the last service came up, or the last event if one never did
+	Rows []Row         // by the time they came up, those that didn't at the end
+	// Critical is the chain that made the boot as long as it was, first to last:
+	// the service that came up last, before it the one of its needs that came up
+	// last, and so on.
+	Critical []string
+}
+
+// Row is one service of a chart.
+type Row struct {
+	ID       string
+	Spans    []Span
+	Up       time.Duration // 0 if it didn't come up
+	Critical bool
+	State    State // at Up, or at the end
+	after    []string
+}
+
+// Span is a time spent in one state, before the service was up.
+type Span struct {
+	State    State
+	From, To time.Duration
+}
+
+// In is the time spent in a state before the service was up.
+func (r Row) In(state State) time.Duration {
+	var sum time.Duration
+	for _, s := range r.Spans {
+		if s.State == state {
+			sum += s.To - s.From
+		}
+	}
+	return sum
+}
+
+// NewChart draws the boot from its events, oldest first (Graph.BootEvents).
+func NewChart(events []Event) Chart {
+	var c Chart
+	rows := make(map[string]*Row)
+	for i, e := range events {
+		if i == 0 {
+			c.From = e.SinceBoot
+		}
+		row := rows[e.Service]
+		if row == nil {
+			row = &Row{ID: e.Service}
+			rows[e.Service] = row
+		}
+		row.take(e)
+	}
+	end := c.From
+	if len(events) > 0 {
+		end = events[len(events)-1].SinceBoot
+	}
+	allUp := true
+	for _, row := range rows {
+		if row.Up == 0 {
+			allUp = false
+			row.close(end)
+		}
+		c.To = max(c.To, row.Up)
+	}
+	if !allUp {
+		c.To = end
+	}
+	c.Critical = criticalPath(rows)
+	for _, row := range rows {
+		c.Rows = append(c.Rows, *row)
+	}
+	slices.SortFunc(c.Rows, func(a, b Row) int {
+		if (a.Up == 0) != (b.Up == 0) {
+			if a.Up == 0 {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(cmp.Compare(a.Up, b.Up), strings.Compare(a.ID, b.ID))
+	})
+	return c
+}
+
+// take goes on by one event. What comes after the first time up isn't the boot
+// any more.
+func (r *Row) take(e Event) {
+	if r.Up != 0 {
+		return
+	}
+	r.close(e.SinceBoot)
+	r.State = e.State
+	if e.After != nil {
+		r.after = e.After
+	}
+	if e.Up {
+		r.Up = max(e.SinceBoot, 1)
+		return
+	}
+	if n := len(r.Spans); n == 0 || r.Spans[n-1].State != e.State {
+		r.Spans = append(r.Spans, Span{State: e.State, From: e.SinceBoot, To: e.SinceBoot})
+	}
+}
+
+func (r *Row) close(at time.Duration) {
+	if n := len(r.Spans); n > 0 {
+		r.Spans[n-1].To = at
+	}
+}
+
+// criticalPath walks back from the service that came up last. The graph has no
+// cycles; events of several graphs might, so a service is taken once.
+func criticalPath(rows map[string]*Row) []string {
+	last := func(ids []string) *Row {
+		var found *Row
+		for _, id := range ids {
+			row := rows[id]
+			if row == nil || row.Up == 0 || row.Critical {
+				continue
+			}
+			if found == nil || row.Up > found.Up || row.Up == found.Up && row.ID < found.ID {
+				found = row
+			}
+		}
+		return found
+	}
+	all := make([]string, 0, len(rows))
+	for id := range rows {
+		all = append(all, id)
+	}
+	var path []string
+	for row := last(all); row != nil; row = last(row.after) {
+		row.Critical = true
+		path = append(path, row.ID)
+	}
+	slices.Reverse(path)
+	return path
+}

@@ -1,0 +1,93 @@
+package dag
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// barWidth is the bars' width in characters: with the columns beside it a chart
+// fits a terminal of 132.
+const barWidth = 60
+
+// marks are what each state looks like in a bar of text: ASCII, for serial
+// consoles.
+var marks = []struct {
+	state State
+	mark  byte
+	label string
+}{
+	{Waiting, '.', "waiting"},
+	{Preparing, '-', "preparing"},
+	{Starting, '=', "starting"},
+	{Running, '#', "running, not healthy yet"},
+	{Failed, 'x', "failed"},
+}
+
+// Text writes the chart as a table with bars.
+func (c Chart) Text(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	width := len("SERVICE")
+	for _, row := range c.Rows {
+		width = max(width, utf8.RuneCountInString(row.ID))
+	}
+	fmt.Fprintf(out, "  %-*s %9s %9s %9s %9s %9s  %s\n", width, "SERVICE", "UP AT", "WAITING", "PREPARING", "STARTING", "RUNNING",
+		fmt.Sprintf("%-*s%s", barWidth-len(seconds(c.To)), seconds(c.From), seconds(c.To)))
+	for _, row := range c.Rows {
+		mark, up := " ", string(row.State)
+		if row.Critical {
+			mark = "*"
+		}
+		if row.Up != 0 {
+			up = seconds(row.Up)
+		}
+		fmt.Fprintf(out, "%s %-*s %9s", mark, width, row.ID, up)
+		for _, state := range []State{Waiting, Preparing, Starting, Running} {
+			fmt.Fprintf(out, " %9s", seconds(row.In(state)))
+		}
+		fmt.Fprintf(out, "  %s\n", strings.TrimRight(c.bar(row), " "))
+	}
+	var legend []string
+	for _, m := range marks {
+		legend = append(legend, fmt.Sprintf("%c %s", m.mark, m.label))
+	}
+	fmt.Fprintf(out, "%s, | up; times since the kernel's start\n", strings.Join(legend, ", "))
+	if len(c.Critical) > 0 {
+		fmt.Fprintf(out, "* critical path: %s\n", strings.Join(c.Critical, " > "))
+	}
+	return out.Flush()
+}
+
+func (c Chart) bar(row Row) string {
+	bar := []byte(strings.Repeat(" ", barWidth))
+	for _, span := range row.Spans {
+		for _, m := range marks {
+			if m.state == span.State {
+				for x := c.column(span.From); x <= c.column(span.To); x++ {
+					bar[x] = m.mark
+				}
+			}
+		}
+	}
+	if row.Up != 0 {
+		bar[c.column(row.Up)] = '|'
+	}
+	return string(bar)
+}
+
+// column is where a time lies in a bar.
+func (c Chart) column(at time.Duration) int {
+	if c.To <= c.From {
+		return 0
+	}
+	x := int(int64(barWidth-1) * int64(at-c.From) / int64(c.To-c.From))
+	return min(max(x, 0), barWidth-1)
+}
+
+// seconds prints a duration with milliseconds: the chart's columns compare.
+func seconds(d time.Duration) string {
+	return fmt.Sprintf("%.3fs", d.Seconds())
+}

@@ -1,0 +1,206 @@
+package dag
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotRunning is what Start, Stop and Restart return before Run and once the
+// graph stops: nothing is started any more then.
+var ErrNotRunning = errors.New("the services are not running")
+
+// DefaultStopBudget is for daemons that end on SIGTERM: more than enough for
+// them, and little when a machine shuts down.
+const DefaultStopBudget = 10 * time.Second
+
+// Options are what the graph gets from the node. All may be nil.
+type Options struct {
+	Log       func(id string) *slog.Logger // the log of a service
+	SinceBoot func() time.Duration         // CLOCK_BOOTTIME
+	Now       func() time.Time
+}
+
+// Status is where a service stands now.
+type Status struct {
+	ID       string
+	State    State
+	Health   HealthState
+	Message  string        // of the last event
+	Waiting  string        // what for, while it waits
+	Since    time.Duration // since boot: when it came into this state
+	Restarts int
+	Up       bool
+}
+
+// Graph runs services. Make one with New.
+type Graph struct {
+	opts    Options
+	runners map[string]*runner
+	order   []*runner // as given to New
+
+	// mu guards all following fields and the state in each runner: one lock, so
+	// that events have one order and a service one state.
+	mu      sync.Mutex
+	ran     bool
+	history history
+}
+
+// New makes a graph. Duplicate and unknown IDs, and dependency cycles, are
+// errors that name them.
+func New(opts Options, services ...Service) (*Graph, error) {
+	if opts.Log == nil {
+		opts.Log = func(string) *slog.Logger { return slog.New(slog.DiscardHandler) }
+	}
+	if opts.SinceBoot == nil {
+		opts.SinceBoot = sinceBoot
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	g := &Graph{opts: opts, runners: make(map[string]*runner, len(services))}
+	g.history.subs = make(map[chan Event]struct{})
+	if err := g.connect(services); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// sinceBoot reads CLOCK_BOOTTIME, which counts from the kernel's start and is
+// never set (clock_gettime(2)).
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}
+
+// Run starts all services, each as soon as its needs hold, and keeps them going
+// until ctx is cancelled. Then nothing is started any more, and each service is
+// stopped once all that depend on it have ended, within its StopBudget. Run
+// returns when all have ended or were given up; the latter is an error that
+// names them. A graph runs once.
+func (g *Graph) Run(ctx context.Context) error {
+	g.mu.Lock()
+	if g.ran {
+		g.mu.Unlock()
+		return errors.New("run services: they ran before")
+	}
+	g.ran = true
+	for _, r := range g.order {
+		r.open(ctx)
+	}
+	g.mu.Unlock()
+
+	var wg sync.WaitGroup
+	for _, r := range g.order {
+		wg.Go(func() { r.supervise(ctx) })
+	}
+	wg.Wait()
+
+	var left []string
+	for _, r := range g.order {
+		if r.abandoned() {
+			left = append(left, r.svc.ID)
+		}
+	}
+	if len(left) > 0 {
+		slices.Sort(left)
+		return fmt.Errorf("stop services: given up after their budget: %s", strings.Join(left, ", "))
+	}
+	return nil
+}
+
+// Status returns where service id stands; false if there is none.
+func (g *Graph) Status(id string) (Status, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r := g.runners[id]
+	if r == nil {
+		return Status{}, false
+	}
+	return r.status(), true
+}
+
+// Statuses returns where each service stands, sorted by ID.
+func (g *Graph) Statuses() []Status {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make([]Status, 0, len(g.order))
+	for _, r := range g.order {
+		all = append(all, r.status())
+	}
+	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Start starts a service that has ended or was stopped, and returns at once. Of
+// one that pauses before its next try, the pause ends. One that runs is left
+// alone.
+func (g *Graph) Start(_ context.Context, id string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r, err := g.find("start", id)
+	if err != nil {
+		return err
+	}
+	if r.session != nil {
+		r.session.hurry()
+		return nil
+	}
+	r.open(r.lifetime)
+	return nil
+}
+
+// Stop stops a service and returns when it has ended or was given up after its
+// budget. Those that depend on it go on. It stays stopped until Start.
+func (g *Graph) Stop(ctx context.Context, id string) error {
+	g.mu.Lock()
+	r, err := g.find("stop", id)
+	if err != nil {
+		g.mu.Unlock()
+		return err
+	}
+	s := r.session
+	if s != nil {
+		s.stop()
+	}
+	g.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	select {
+	case <-s.closed:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop service %q: %w", id, ctx.Err())
+	}
+}
+
+// Restart is Stop, then Start.
+func (g *Graph) Restart(ctx context.Context, id string) error {
+	if err := g.Stop(ctx, id); err != nil {
+		return err
+	}
+	return g.Start(ctx, id)
+}
+
+// find looks up a service that is to be changed. The caller holds mu.
+func (g *Graph) find(verb, id string) (*runner, error) {
+	r := g.runners[id]
+	if r == nil {
+		return nil, fmt.Errorf("%s service %q: no such service", verb, id)
+	}
+	if r.lifetime == nil || r.lifetime.Err() != nil {
+		return nil, fmt.Errorf("%s service %q: %w", verb, id, ErrNotRunning)
+	}
+	return r, nil
+}

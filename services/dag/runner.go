@@ -1,0 +1,311 @@
+package dag
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Messages of events; acceptance S-235 to S-238 fix most of them.
+const (
+	messageWaiting   = "Waiting for " // what a condition says follows
+	messagePrepare   = "Running pre state"
+	messageRun       = "Creating service runner"
+	messageHealthy   = "Health check successful"
+	messageUnhealthy = "Health check failed: " // the error follows
+	messageStopping  = "Stopping"
+	messageStopped   = "Stopped"
+	messageFinished  = "Finished"
+)
+
+// waitRetry is the pause before a condition is waited for again whose Wait has
+// returned an error of its own.
+const waitRetry = time.Second
+
+// runner is the state that the graph keeps beside a service. One goroutine,
+// supervise, moves it on; Handle.Started and health checks report into it.
+type runner struct {
+	g          *Graph
+	svc        Service
+	log        *slog.Logger
+	dependsOn  []string // sorted, each once
+	needs      []*runner
+	dependants []*runner
+
+	sessions chan *session // to supervise; at most the one in session
+	mayStop  chan struct{} // closed at shutdown once all dependants have ended
+	ended    chan struct{} // closed when supervise has returned
+
+	// The graph's mu guards all following fields.
+	lifetime  context.Context // Run's
+	session   *session        // nil while the service is at rest
+	attempt   *attempt        // the run under way, nil between runs
+	former    <-chan struct{} // closed when a run that was given up has ended
+	state     State
+	health    HealthState
+	message   string
+	waiting   string
+	since     time.Duration
+	restarts  int
+	succeeded bool          // ended by itself, without error
+	upChanged chan struct{} // closed and replaced when up() changes
+}
+
+// session is the time from a start, by Run or an operator, to the service's
+// rest: it spans all restarts.
+type session struct {
+	idle     context.Context // ends at shutdown or when asked to stop
+	cancel   context.CancelFunc
+	asked    chan struct{} // closed when an operator asked to stop
+	stopOnce sync.Once
+	kick     chan struct{} // ends a pause early
+	closed   chan struct{} // closed at the session's end
+}
+
+func (s *session) stop() {
+	s.stopOnce.Do(func() {
+		close(s.asked)
+		s.cancel()
+	})
+}
+
+func (s *session) hurry() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+func newRunner(g *Graph, svc Service) *runner {
+	if svc.StopBudget == 0 {
+		svc.StopBudget = DefaultStopBudget
+	}
+	dependsOn := slices.Clone(svc.DependsOn)
+	slices.Sort(dependsOn)
+	return &runner{
+		g:         g,
+		svc:       svc,
+		log:       g.opts.Log(svc.ID),
+		dependsOn: slices.Compact(dependsOn),
+		sessions:  make(chan *session, 1),
+		mayStop:   make(chan struct{}),
+		ended:     make(chan struct{}),
+		state:     Initialized,
+		health:    HealthUnknown,
+		upChanged: make(chan struct{}),
+	}
+}
+
+// up is the one definition of "up", for dependants and for users: the service
+// runs and, where it has a health check, is healthy. A skipped service is up,
+// since there is nothing to wait for, and so is a task (RestartNever,
+// RestartOnError) that has finished without error. The caller holds mu.
+func (r *runner) up() bool {
+	switch r.state {
+	case Running:
+		return r.svc.Health == nil || r.health == HealthOK
+	case Skipped:
+		return true
+	case Finished:
+		return r.succeeded && r.svc.Restart != RestartAlways
+	}
+	return false
+}
+
+// change is what an event changes beside the message. Zero values keep.
+type change struct {
+	state   State
+	health  HealthState
+	waiting string
+	level   slog.Level
+}
+
+// tell records a step: new state, event, wake-up of those who wait. The caller
+// holds mu, and logs what it returns after it has let go of it.
+func (r *runner) tell(message string, c change) (log func()) {
+	wasUp := r.up()
+	now := r.g.opts.SinceBoot()
+	if c.state != "" && c.state != r.state {
+		r.state, r.since, r.health = c.state, now, HealthUnknown
+	}
+	if c.health != "" {
+		r.health = c.health
+	}
+	r.message, r.waiting = bounded(message), c.waiting
+	up := r.up()
+	if up != wasUp {
+		close(r.upChanged)
+		r.upChanged = make(chan struct{})
+	}
+	e := Event{Service: r.svc.ID, State: r.state, Health: r.health, Up: up, Message: r.message, SinceBoot: now, Time: r.g.opts.Now()}
+	if r.state == Waiting || r.state == Preparing {
+		e.After = r.dependsOn
+	}
+	r.g.history.add(e)
+	return func() { r.log.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
+}
+
+// say is tell for callers without mu.
+func (r *runner) say(message string, c change) {
+	r.g.mu.Lock()
+	log := r.tell(message, c)
+	r.g.mu.Unlock()
+	log()
+}
+
+func (r *runner) status() Status {
+	return Status{
+		ID: r.svc.ID, State: r.state, Health: r.health, Message: r.message, Waiting: r.waiting,
+		Since: r.since, Restarts: r.restarts, Up: r.up(),
+	}
+}
+
+// open begins a session. The caller holds mu and has seen that there is none.
+func (r *runner) open(lifetime context.Context) {
+	s := &session{asked: make(chan struct{}), kick: make(chan struct{}, 1), closed: make(chan struct{})}
+	s.idle, s.cancel = context.WithCancel(lifetime)
+	r.lifetime, r.session, r.succeeded = lifetime, s, false
+	r.sessions <- s
+}
+
+// supervise is the runner's goroutine: it serves sessions until the graph stops
+// and all dependants have ended.
+func (r *runner) supervise(ctx context.Context) {
+	defer close(r.ended)
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		<-ctx.Done()
+		for _, d := range r.dependants {
+			<-d.ended
+		}
+		close(r.mayStop)
+	}()
+	for rest := false; !rest; {
+		select {
+		case s := <-r.sessions:
+			r.serve(s)
+			r.g.mu.Lock()
+			r.session = nil
+			r.g.mu.Unlock()
+			s.cancel()
+			close(s.closed)
+		case <-ctx.Done():
+			// No session is opened any more, but one may just have been.
+			r.g.mu.Lock()
+			rest = len(r.sessions) == 0
+			r.g.mu.Unlock()
+		}
+	}
+	<-released
+}
+
+// serve takes the service from its needs to its rest.
+func (r *runner) serve(s *session) {
+	if !r.await(s.idle) {
+		r.say(messageStopped, change{state: Finished})
+		return
+	}
+	if why, err := r.skip(); err != nil {
+		r.say(err.Error(), change{state: Failed, level: slog.LevelError})
+		return
+	} else if why != "" {
+		r.say(why, change{state: Skipped})
+		return
+	}
+	var p pace
+	for {
+		end := r.try(s)
+		switch {
+		case end.stopped:
+			r.sayStopped(end)
+			return
+		case end.err == nil && r.svc.Restart != RestartAlways:
+			r.g.mu.Lock()
+			r.succeeded = true
+			log := r.tell(messageFinished, change{state: Finished})
+			r.g.mu.Unlock()
+			log()
+			return
+		case r.svc.Restart == RestartNever:
+			r.say("Failed: "+end.err.Error(), change{state: Failed, level: slog.LevelError})
+			return
+		}
+		if !r.pause(s, &p, end) {
+			r.say(messageStopped, change{state: Finished})
+			return
+		}
+	}
+}
+
+func (r *runner) sayStopped(end outcome) {
+	switch {
+	case end.abandoned:
+		r.say(fmt.Sprintf("Given up: it did not stop within %s", r.svc.StopBudget), change{state: Failed, level: slog.LevelError})
+	case end.err != nil:
+		r.say(fmt.Sprintf("%s (%v)", messageStopped, end.err), change{state: Finished})
+	default:
+		r.say(messageStopped, change{state: Finished})
+	}
+}
+
+// pause lets the time before a restart pass; false says to stop instead.
+func (r *runner) pause(s *session, p *pace, end outcome) bool {
+	pause, looping := p.next(time.Now(), end.ran)
+	cause := "it ended without an error"
+	if end.err != nil {
+		cause = end.err.Error()
+	}
+	message := fmt.Sprintf("Failed: %s; next try in %s", cause, pause)
+	if looping {
+		message = fmt.Sprintf("Crash loop: %d ends within %s, the last one: %s; next try in %s", LoopRestarts, LoopWindow, cause, pause)
+	}
+	at := r.g.opts.Now().Add(pause).UTC().Format(time.TimeOnly)
+	select {
+	case <-s.kick: // asked for while it still ran
+	default:
+	}
+	r.say(message, change{state: Failed, level: slog.LevelWarn, waiting: fmt.Sprintf("the next try at %s UTC", at)})
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.kick:
+		*p = pace{}
+	case <-s.idle.Done():
+		return false
+	}
+	r.g.mu.Lock()
+	r.restarts++
+	r.g.mu.Unlock()
+	return true
+}
+
+func (r *runner) skip() (why string, err error) {
+	if r.svc.Skip == nil {
+		return "", nil
+	}
+	err = r.guard(func() error {
+		why = r.svc.Skip()
+		return nil
+	})
+	return why, err
+}
+
+// abandoned tells whether a run that was given up is still there.
+func (r *runner) abandoned() bool {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	if r.former == nil {
+		return false
+	}
+	select {
+	case <-r.former:
+		return false
+	default:
+		return true
+	}
+}

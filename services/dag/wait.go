@@ -1,0 +1,131 @@
+package dag
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+)
+
+// await blocks until all that the service waits for holds; false when ctx ended
+// first. Each part that comes true is an event with the rest. What held once may
+// have ended while the rest was waited for, so services are asked again at the
+// end.
+func (r *runner) await(ctx context.Context) bool {
+	conds := flatten(r.svc.Needs)
+	for _, need := range r.needs {
+		conds = append(conds, upCondition{need})
+	}
+	r.g.mu.Lock()
+	if r.former != nil {
+		conds = append(conds, formerRun{r.svc.ID, r.former})
+	}
+	r.g.mu.Unlock()
+	for {
+		open := slices.DeleteFunc(slices.Clone(conds), func(c Condition) bool {
+			up, ok := c.(upCondition)
+			return ok && up.holds()
+		})
+		if len(open) == 0 {
+			return ctx.Err() == nil
+		}
+		if !r.awaitOnce(ctx, open) {
+			return false
+		}
+		// Only services can be asked twice; other conditions have had their say.
+		conds = slices.DeleteFunc(conds, func(c Condition) bool {
+			_, ok := c.(upCondition)
+			return !ok
+		})
+	}
+}
+
+func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer func() {
+		cancel()
+		if !waitAtMost(&wg, r.svc.StopBudget) {
+			r.say(fmt.Sprintf("Given up: a condition did not return within %s", r.svc.StopBudget), change{level: slog.LevelError})
+		}
+	}()
+	held := make(chan int, len(open))
+	for i, c := range open {
+		wg.Go(func() {
+			if r.awaitOne(ctx, c) {
+				held <- i
+			}
+		})
+	}
+	closed := make([]bool, len(open))
+	for left := len(open); left > 0; left-- {
+		text := describe(unmet(open, closed))
+		r.say(messageWaiting+text, change{state: Waiting, waiting: text})
+		select {
+		case i := <-held:
+			closed[i] = true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+func unmet(conds []Condition, met []bool) []Condition {
+	var rest []Condition
+	for i, c := range conds {
+		if !met[i] {
+			rest = append(rest, c)
+		}
+	}
+	return rest
+}
+
+// awaitOne waits for one condition. One that fails, or panics, is logged and
+// waited for again: a service isn't started on an error.
+func (r *runner) awaitOne(ctx context.Context, c Condition) bool {
+	for {
+		err := r.guard(func() error { return c.Wait(ctx) })
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		r.log.Warn("wait for "+c.String(), "error", err)
+		if !sleep(ctx, waitRetry) {
+			return false
+		}
+	}
+}
+
+// sleep returns false when ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// waitAtMost waits for the group, at most for d.
+func waitAtMost(wg *sync.WaitGroup, d time.Duration) bool {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		wg.Wait()
+	}()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}

@@ -1,0 +1,90 @@
+package boot
+
+import "strings"
+
+// Names of the kernel parameters that are ours.
+const paramConfig = "garboard.config"
+
+// Param is one kernel parameter. Value is empty for a flag such as quiet.
+type Param struct{ Key, Value string }
+
+// Cmdline is the kernel command line.
+type Cmdline struct {
+	// Config is where the configuration is: a URL or "metal-iso"; empty where
+	// garboard.config= isn't given.
+	Config string
+	// Consoles are the values of console=, in order; the kernel's /dev/console
+	// is the last one.
+	Consoles []string
+	// Params is everything up to "--", in order.
+	Params []Param
+}
+
+// ParseCmdline reads /proc/cmdline in the way of the kernel (kernel-parameters
+// in its documentation): double quotes protect blanks, around a value or a whole
+// parameter, there are no escapes, and what follows "--" is for init, not for
+// us. It can't fail: an unclosed quote lasts to the end.
+func ParseCmdline(line string) Cmdline {
+	var c Cmdline
+	for line = strings.TrimSpace(line); line != ""; {
+		var word string
+		if word, line = nextWord(line); word == "--" {
+			break
+		}
+		word = unquote(word)
+		key, value, _ := strings.Cut(word, "=")
+		c.Params = append(c.Params, Param{Key: key, Value: unquote(value)})
+	}
+	c.Config, _ = c.Get(paramConfig)
+	c.Consoles = c.All("console")
+	return c
+}
+
+// nextWord cuts at the first blank outside of quotes.
+func nextWord(line string) (word, rest string) {
+	quoted := false
+	for i, r := range line {
+		switch {
+		case r == '"':
+			quoted = !quoted
+		case !quoted && isBlank(r):
+			return line[:i], strings.TrimLeft(line[i:], blanks)
+		}
+	}
+	return line, ""
+}
+
+const blanks = " \t\r\n"
+
+func isBlank(r rune) bool { return strings.ContainsRune(blanks, r) }
+
+// unquote takes one pair of quotes off the ends, or the one that was left open.
+func unquote(s string) string {
+	if bare, ok := strings.CutPrefix(s, `"`); ok {
+		return strings.TrimSuffix(bare, `"`)
+	}
+	return s
+}
+
+// Get is the value of the last parameter of that name, which is the one that
+// counts, and whether there is any. As for the kernel, - and _ are the same.
+func (c Cmdline) Get(key string) (value string, given bool) {
+	for _, v := range c.All(key) {
+		value, given = v, true
+	}
+	return value, given
+}
+
+// All is the values of all parameters of that name, in order.
+func (c Cmdline) All(key string) (values []string) {
+	for _, p := range c.Params {
+		if sameKey(p.Key, key) {
+			values = append(values, p.Value)
+		}
+	}
+	return values
+}
+
+func sameKey(a, b string) bool {
+	return strings.ReplaceAll(a, "-", "_") == strings.ReplaceAll(b, "-", "_")
+}

@@ -1,0 +1,89 @@
+package boot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+const (
+	// fetchAttempts with waits that double from fetchWait give a server and
+	// the network a minute to come up; then the caller decides.
+	fetchAttempts = 8
+	fetchWait     = 500 * time.Millisecond
+	fetchWaitMax  = 30 * time.Second
+	// fetchTimeout is for one attempt: a megabyte over a slow line.
+	fetchTimeout = 30 * time.Second
+)
+
+// Waiter passes time, or returns why it can't.
+type Waiter func(context.Context, time.Duration) error
+
+func wait(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// errFinal marks answers that asking again won't change.
+var errFinal = errors.New("asking again won't help")
+
+// fetch gets a document over HTTP, again and again while the failure may pass.
+// Errors show the URL without its password.
+func fetch(ctx context.Context, client *http.Client, wait Waiter, location string) ([]byte, error) {
+	u, err := url.Parse(location)
+	if err != nil {
+		return nil, errors.New("not a URL") // the error would repeat a password
+	}
+	pause := fetchWait
+	for attempt := 1; ; attempt++ {
+		data, err := fetchOnce(ctx, client, u)
+		if err == nil {
+			return data, nil
+		}
+		err = fmt.Errorf("get %s: %w", u.Redacted(), err)
+		if errors.Is(err, errFinal) || errors.Is(err, errTooLarge) || ctx.Err() != nil {
+			return nil, err
+		}
+		if attempt == fetchAttempts {
+			return nil, fmt.Errorf("%w (tried %d times)", err, attempt)
+		}
+		if waitErr := wait(ctx, pause); waitErr != nil {
+			return nil, errors.Join(err, waitErr)
+		}
+		pause = min(2*pause, fetchWaitMax)
+	}
+}
+
+func fetchOnce(ctx context.Context, client *http.Client, u *url.URL) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errFinal)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		var inner *url.Error
+		if errors.As(err, &inner) {
+			err = inner.Err // the outer one repeats method and URL
+		}
+		return nil, err
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusOK:
+		return readLimited(resp.Body)
+	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusRequestTimeout && resp.StatusCode != http.StatusTooManyRequests:
+		return nil, fmt.Errorf("%s: %w", resp.Status, errFinal)
+	}
+	return nil, errors.New(resp.Status)
+}

@@ -1,0 +1,220 @@
+package boot
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+const (
+	// isoLocation as the value of garboard.config= means a volume of that
+	// label, with isoFile on it.
+	isoLocation = "metal-iso"
+	isoFile     = "config.yaml"
+	dataPrefix  = "data:"
+
+	// fwCfgFile is how the kernel's qemu_fw_cfg module shows
+	// -fw_cfg name=opt/dev.garboard/config,file=….
+	fwCfgFile = "/sys/firmware/qemu_fw_cfg/by_name/opt/dev.garboard/config/raw"
+
+	// oemStrings are the SMBIOS structures of type 11, of which there may be
+	// several (DSP0134 §7.12); their strings start after a byte with the count.
+	oemStrings = "/sys/firmware/dmi/entries/11-*/raw"
+)
+
+// ErrNone is what a source says that holds no configuration.
+var ErrNone = errors.New("no configuration")
+
+// none is ErrNone with the reason.
+type none string
+
+func (n none) Error() string      { return string(n) }
+func (none) Is(target error) bool { return target == ErrNone }
+
+// Source is a place where the configuration may be.
+type Source struct {
+	Name string
+	// Read returns the document. An error that is ErrNone means that there is
+	// nothing at this source; any other, that there is, but out of reach.
+	Read func(context.Context) ([]byte, error)
+}
+
+// Mounter gives use the files of the volume with a file system label, mounted
+// read-only for as long as use runs. The error is ErrNone where no such volume is.
+type Mounter func(ctx context.Context, label string, use func(fs.FS) error) error
+
+// SourceOptions say what kind of machine looks for its configuration.
+type SourceOptions struct {
+	Mode    Mode
+	Cmdline Cmdline
+	Root    fs.FS        // default: the root of the file system
+	HTTP    *http.Client // default: http.DefaultClient
+	Mount   Mounter      // default: no volumes
+	// Wait passes the time between two attempts; default: really.
+	Wait Waiter
+}
+
+// Sources is the table of places, in the order in which they are asked.
+func Sources(o SourceOptions) []Source {
+	if o.Root == nil {
+		o.Root = os.DirFS("/")
+	}
+	if o.HTTP == nil {
+		o.HTTP = http.DefaultClient
+	}
+	if o.Wait == nil {
+		o.Wait = wait
+	}
+	if o.Mount == nil {
+		o.Mount = func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
+	}
+	state := Source{"state", func(context.Context) ([]byte, error) { return readFile(o.Root, ConfigFile) }}
+	if o.Mode == Container {
+		return []Source{
+			state,
+			{"seed", func(context.Context) ([]byte, error) { return readFile(o.Root, SeedConfigFile) }},
+		}
+	}
+	return []Source{
+		state,
+		{"kernel argument", func(ctx context.Context) ([]byte, error) {
+			if o.Cmdline.Config == "" {
+				return nil, none(paramConfig + "= isn't given")
+			}
+			return o.readLocation(ctx, o.Cmdline.Config)
+		}},
+		{"fw_cfg", func(context.Context) ([]byte, error) { return readFile(o.Root, fwCfgFile) }},
+		{"SMBIOS", o.readSMBIOS},
+	}
+}
+
+// Found is the configuration and where it was.
+type Found struct {
+	Source string
+	Data   []byte
+}
+
+// Find asks the sources in order. The first one that has something decides:
+// where that is out of reach, a later source isn't taken instead, because the
+// machine would then run another configuration than its operator chose. The
+// error is ErrNone where all are empty, and says what each source said.
+func Find(ctx context.Context, sources []Source) (Found, error) {
+	var said []string
+	for _, s := range sources {
+		data, err := s.Read(ctx)
+		switch {
+		case err == nil:
+			return Found{Source: s.Name, Data: data}, nil
+		case !errors.Is(err, ErrNone):
+			return Found{}, fmt.Errorf("read configuration from %s: %w", s.Name, err)
+		}
+		said = append(said, s.Name+": "+err.Error())
+	}
+	return Found{}, fmt.Errorf("%w: %s", ErrNone, strings.Join(said, "; "))
+}
+
+// readFile reads an absolute path below root, as far as a configuration goes.
+func readFile(root fs.FS, name string) ([]byte, error) {
+	f, err := root.Open(strings.TrimPrefix(name, "/"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, none("no " + name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := readLimited(f)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return data, nil
+}
+
+var errTooLarge = fmt.Errorf("larger than the %d bytes that a configuration may have", config.MaxSize)
+
+func readLimited(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, config.MaxSize+1))
+	if err == nil && len(data) > config.MaxSize {
+		err = errTooLarge
+	}
+	return data, err
+}
+
+// readLocation reads what garboard.config= names.
+func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byte, error) {
+	switch {
+	case location == isoLocation:
+		return o.readVolume(ctx)
+	case strings.HasPrefix(location, "http://"), strings.HasPrefix(location, "https://"):
+		return fetch(ctx, o.HTTP, o.Wait, location)
+	case strings.HasPrefix(location, dataPrefix):
+		_, text, _ := strings.Cut(location, "base64,")
+		data, err := base64.StdEncoding.DecodeString(text)
+		if err != nil || len(data) == 0 {
+			return nil, errors.New("data: URL holds no base64")
+		}
+		return data, nil
+	}
+	return nil, fmt.Errorf("%s=%s is neither an http or https URL nor %s", paramConfig, location, isoLocation)
+}
+
+func (o SourceOptions) readVolume(ctx context.Context) (data []byte, err error) {
+	err = o.Mount(ctx, isoLocation, func(files fs.FS) (err error) {
+		data, err = readFile(files, isoFile)
+		return err
+	})
+	// The operator asked for the volume: that nothing is there is a failure.
+	if errors.Is(err, ErrNone) {
+		return nil, fmt.Errorf("volume labelled %s with %s: %v", isoLocation, isoFile, err)
+	}
+	return data, err
+}
+
+// readSMBIOS looks for an OEM string that is spelled as the kernel argument:
+// garboard.config=URL, or garboard.config=data:;base64,… with the document.
+func (o SourceOptions) readSMBIOS(ctx context.Context) ([]byte, error) {
+	names, err := fs.Glob(o.Root, strings.TrimPrefix(oemStrings, "/"))
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		raw, err := readFile(o.Root, name)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range smbiosStrings(raw) {
+			if location, ok := strings.CutPrefix(s, paramConfig+"="); ok {
+				return o.readLocation(ctx, location)
+			}
+		}
+	}
+	return nil, none("no OEM string " + paramConfig + "= in " + path.Dir(path.Dir(oemStrings)))
+}
+
+// smbiosStrings is the strings of one structure: they follow its formatted
+// part, whose length is its second byte, each ended by a zero byte, all by
+// another (DSP0134 §6.1.3).
+func smbiosStrings(raw []byte) (found []string) {
+	if len(raw) < 2 || int(raw[1]) > len(raw) {
+		return nil
+	}
+	for _, s := range bytes.Split(raw[raw[1]:], []byte{0}) {
+		if len(s) == 0 {
+			break
+		}
+		found = append(found, string(s))
+	}
+	return found
+}

@@ -1,0 +1,175 @@
+package boot
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+// files makes a file system of absolute paths.
+func files(pairs ...string) fstest.MapFS {
+	m := fstest.MapFS{}
+	for i := 0; i < len(pairs); i += 2 {
+		m[strings.TrimPrefix(pairs[i], "/")] = &fstest.MapFile{Data: []byte(pairs[i+1])}
+	}
+	return m
+}
+
+// smbios is an OEM string structure.
+func smbios(ss ...string) string {
+	return "\x0b\x05\x00\x01" + string(rune(len(ss))) + strings.Join(ss, "\x00") + "\x00\x00"
+}
+
+const smbiosFile = "/sys/firmware/dmi/entries/11-0/raw"
+
+func volume(label string, files fs.FS) Mounter {
+	return func(_ context.Context, want string, use func(fs.FS) error) error {
+		if want != label {
+			return none("no volume labelled " + want)
+		}
+		return use(files)
+	}
+}
+
+func noWait(context.Context, time.Duration) error { return nil }
+
+func TestFind(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte("web")) }))
+	defer server.Close()
+	all := files(ConfigFile, "state", SeedConfigFile, "seed", fwCfgFile, "fw_cfg", smbiosFile, smbios("garboard.config=data:;base64,c21iaW9z"))
+	without := func(names ...string) fs.FS {
+		m := fstest.MapFS{}
+		for name, f := range all {
+			m[name] = f
+		}
+		for _, name := range names {
+			delete(m, strings.TrimPrefix(name, "/"))
+		}
+		return m
+	}
+	iso := volume("metal-iso", files("/config.yaml", "iso"))
+	for _, tt := range []struct {
+		name    string
+		options SourceOptions
+		source  string
+		data    string
+		err     string
+	}{
+		{"state first", SourceOptions{Root: all, Cmdline: ParseCmdline("garboard.config=" + server.URL)}, "state", "state", ""},
+		{"kernel argument", SourceOptions{Root: without(ConfigFile), Cmdline: ParseCmdline("garboard.config=" + server.URL)}, "kernel argument", "web", ""},
+		{"volume", SourceOptions{Root: without(ConfigFile), Cmdline: ParseCmdline("garboard.config=metal-iso"), Mount: iso}, "kernel argument", "iso", ""},
+		{"fw_cfg", SourceOptions{Root: without(ConfigFile)}, "fw_cfg", "fw_cfg", ""},
+		{"SMBIOS", SourceOptions{Root: without(ConfigFile, fwCfgFile)}, "SMBIOS", "smbios", ""},
+		{"SMBIOS with a URL", SourceOptions{Root: files(smbiosFile, smbios("Vendor", "garboard.config="+server.URL))}, "SMBIOS", "web", ""},
+		{"container: state", SourceOptions{Mode: Container, Root: all}, "state", "state", ""},
+		{"container: seed", SourceOptions{Mode: Container, Root: without(ConfigFile)}, "seed", "seed", ""},
+		{"container: nothing else", SourceOptions{Mode: Container, Root: without(ConfigFile, SeedConfigFile)}, "", "",
+			"no configuration: state: no /system/state/config.yaml; seed: no /run/garboard-seed/config.yaml"},
+		{"nothing", SourceOptions{Root: files(smbiosFile, smbios("Vendor"))}, "", "", "no configuration: state: no /system/state/config.yaml; " +
+			"kernel argument: garboard.config= isn't given; fw_cfg: no " + fwCfgFile + "; SMBIOS: no OEM string garboard.config= in /sys/firmware/dmi/entries"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.options.HTTP, tt.options.Wait = server.Client(), noWait
+			got, err := Find(t.Context(), Sources(tt.options))
+			if got.Source != tt.source || string(got.Data) != tt.data {
+				t.Errorf("found %q from %q", got.Data, got.Source)
+			}
+			if tt.err == "" && err != nil || tt.err != "" && (err == nil || err.Error() != tt.err || !errors.Is(err, ErrNone)) {
+				t.Errorf("error\n%v, want\n%v", err, tt.err)
+			}
+		})
+	}
+}
+
+// A source that was chosen and is out of reach isn't passed over.
+func TestFindStopsAtFailure(t *testing.T) {
+	rest := files(fwCfgFile, "fw_cfg")
+	for _, tt := range []struct{ arg, want string }{
+		{"metal-iso", "read configuration from kernel argument: volume labelled metal-iso with config.yaml: no volumes here"},
+		{"ftp://x", "read configuration from kernel argument: garboard.config=ftp://x is neither an http or https URL nor metal-iso"},
+		{"data:x", "read configuration from kernel argument: data: URL holds no base64"},
+		{"http://[", "read configuration from kernel argument: not a URL"},
+	} {
+		_, err := Find(t.Context(), Sources(SourceOptions{Root: rest, Cmdline: ParseCmdline("garboard.config=" + tt.arg), Wait: noWait}))
+		if err == nil || err.Error() != tt.want || errors.Is(err, ErrNone) {
+			t.Errorf("%s: %v", tt.arg, err)
+		}
+	}
+	big := files(ConfigFile, strings.Repeat("x", config.MaxSize+1))
+	if _, err := Find(t.Context(), Sources(SourceOptions{Root: big})); err == nil || !strings.Contains(err.Error(), "larger than the 1048576 bytes") {
+		t.Error(err)
+	}
+}
+
+func TestFetch(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		statuses []int // one per request, the last one again
+		requests int
+		err      string
+	}{
+		{"at once", []int{200}, 1, ""},
+		{"comes up", []int{503, 500, 429, 200}, 4, ""},
+		{"not there", []int{404}, 1, "get URL: 404 Not Found: asking again won't help"},
+		{"never", []int{503}, fetchAttempts, "get URL: 503 Service Unavailable (tried 8 times)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			requests := 0
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(tt.statuses[min(requests, len(tt.statuses)-1)])
+				requests++
+				w.Write([]byte("data"))
+			}))
+			defer server.Close()
+			var waited time.Duration
+			pass := func(_ context.Context, d time.Duration) error { waited += d; return nil }
+			location := strings.Replace(server.URL, "://", "://me:secret@", 1)
+			data, err := fetch(t.Context(), server.Client(), pass, location)
+			if requests != tt.requests {
+				t.Errorf("%d requests", requests)
+			}
+			if tt.err == "" {
+				if err != nil || string(data) != "data" {
+					t.Errorf("%q, %v", data, err)
+				}
+				return
+			}
+			want := strings.Replace(tt.err, "URL", strings.Replace(server.URL, "://", "://me:xxxxx@", 1), 1)
+			if err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+			if tt.requests > 1 && waited > 2*time.Minute {
+				t.Errorf("waited %s", waited)
+			}
+		})
+	}
+}
+
+func TestFetchEnds(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write(make([]byte, config.MaxSize+1)) }))
+	defer server.Close()
+	if _, err := fetch(t.Context(), server.Client(), noWait, server.URL); !errors.Is(err, errTooLarge) {
+		t.Errorf("too large: %v", err)
+	}
+	server.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reason := errors.New("power off")
+	stop := func(context.Context, time.Duration) error { cancel(reason); return wait(ctx, time.Hour) }
+	if _, err := fetch(ctx, http.DefaultClient, stop, server.URL); !errors.Is(err, reason) || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+func TestSMBIOSGarbage(t *testing.T) {
+	for _, raw := range []string{"", "\x0b", "\x0b\xff", "\x0b\x05\x00\x01\x00", "\x0b\x05\x00\x01\x01abc"} {
+		smbiosStrings([]byte(raw)) // doesn't panic
+	}
+}

@@ -9,6 +9,22 @@
 // Put a new value.
 package resource
 
+import (
+	"errors"
+	"log/slog"
+	"reflect"
+)
+
+// What a caller may want to decide on. The errors that are returned wrap these
+// and name the object.
+var (
+	ErrNotFound    = errors.New("not found")
+	ErrConflict    = errors.New("version conflict")
+	ErrTearingDown = errors.New("is being torn down")
+	ErrOwned       = errors.New("belongs to another owner")
+	ErrUndeclared  = errors.New("not declared by the controller")
+)
+
 // Phase of an object's life. A torn-down object stays until its finalizers are
 // gone.
 type Phase string
@@ -25,22 +41,143 @@ type Meta struct {
 	ID         string
 	Version    uint64 // grows by one on each change of the spec
 	Phase      Phase
-	Finalizers []string
-	Owner      string // the controller that writes it
+	Finalizers []string // sorted
+	Owner      string   // the controller that writes it
 }
 
-// Definition describes a type to users: its names and its table columns
-// (acceptance S-005, S-008, S-009).
-type Definition struct {
-	Type      string   // StaticPods.kubernetes.garboard.dev
-	Kind      string   // StaticPod, as tables print it
-	Aliases   []string // "bs", beside the lower-case plural that is always one
-	Namespace string   // the default one
-	Columns   []Column
+// Object is a fact.
+type Object[S any] struct {
+	Meta
+	Spec S
 }
 
-// Column is a type-specific column of `get` tables.
-type Column struct {
-	Name  string // upper case: READY
-	Value func(spec any) string
+// Reader reads objects: the Store, a Writer, or a controller's View.
+type Reader interface {
+	get(typ, namespace, id string) (Object[any], error)
+	list(typ, namespace string) ([]Object[any], error)
 }
+
+// Writer also writes them, in the name of one owner.
+type Writer interface {
+	Reader
+	put(at target, spec any) error
+	remove(at target) error
+	finalizer(at target, name string, present bool) error
+}
+
+// View is what a controller's Reconcile gets: the types that the controller has
+// declared, and its log.
+type View interface {
+	Reader
+	Writer
+	Log() *slog.Logger
+}
+
+// target says which object, and for a compare-and-swap which version of it.
+type target struct {
+	typ, namespace, id string
+	version            uint64
+	compare            bool
+}
+
+// Kind is a registered type of objects whose spec is an S.
+type Kind[S any] struct {
+	definition *Definition
+	namespace  string // "" is the default one, and all in List
+}
+
+// Define registers a type. It panics when one of its names is taken: packages
+// define their kinds in variables, so that shows at the first start.
+func Define[S any](d Definition) *Kind[S] {
+	return &Kind[S]{definition: register(d)}
+}
+
+// Type is the full plural name, for Input and Controller.Outputs.
+func (k *Kind[S]) Type() string { return k.definition.Type }
+
+// Definition is what Define was given.
+func (k *Kind[S]) Definition() Definition { return *k.definition }
+
+// In is the same kind, in another namespace than the default one.
+func (k *Kind[S]) In(namespace string) *Kind[S] {
+	return &Kind[S]{definition: k.definition, namespace: namespace}
+}
+
+func (k *Kind[S]) at(id string) target {
+	namespace := k.namespace
+	if namespace == "" {
+		namespace = k.definition.Namespace
+	}
+	return target{typ: k.definition.Type, namespace: namespace, id: id}
+}
+
+// Get returns one object; the error wraps ErrNotFound if it isn't there. The
+// spec is shared: look, don't touch.
+func (k *Kind[S]) Get(r Reader, id string) (Object[S], error) {
+	at := k.at(id)
+	o, err := r.get(at.typ, at.namespace, at.id)
+	if err != nil {
+		return Object[S]{}, err
+	}
+	return typed[S](o), nil
+}
+
+// List returns the objects of the kind, of all namespaces unless the kind comes
+// from In, sorted by namespace and ID. Listing what a controller hasn't declared
+// is a mistake in the program, and panics.
+func (k *Kind[S]) List(r Reader) []Object[S] {
+	found, err := r.list(k.definition.Type, k.namespace)
+	if err != nil {
+		panic(err)
+	}
+	objects := make([]Object[S], 0, len(found))
+	for _, o := range found {
+		objects = append(objects, typed[S](o))
+	}
+	return objects
+}
+
+// Put creates the object or gives it a new spec. Its version grows only when the
+// spec differs (reflect.DeepEqual), so writing what is already there wakes
+// nobody. From now on the spec must not be changed in place: the store couldn't
+// tell. The error wraps ErrOwned or ErrTearingDown.
+func (k *Kind[S]) Put(w Writer, id string, spec S) error {
+	return w.put(k.at(id), spec)
+}
+
+// CompareAndSwap is Put if the object has this version; 0 if it isn't there. The
+// error else wraps ErrConflict. Versions begin anew when an object is deleted
+// and created.
+func (k *Kind[S]) CompareAndSwap(w Writer, version uint64, id string, spec S) error {
+	at := k.at(id)
+	at.version, at.compare = version, true
+	return w.put(at, spec)
+}
+
+// Delete removes the object, or if it has finalizers marks it as torn down: then
+// it goes with the last of them. Deleting what isn't there is no error.
+func (k *Kind[S]) Delete(w Writer, id string) error {
+	return w.remove(k.at(id))
+}
+
+// AddFinalizer keeps the object, once it is deleted, until RemoveFinalizer: for
+// those who must clean up after it. Not only the owner may do that. An object
+// that is being torn down takes no new ones.
+func (k *Kind[S]) AddFinalizer(w Writer, id, name string) error {
+	return w.finalizer(k.at(id), name, true)
+}
+
+// RemoveFinalizer takes back AddFinalizer. It is no error if there is nothing to
+// take back.
+func (k *Kind[S]) RemoveFinalizer(w Writer, id, name string) error {
+	return w.finalizer(k.at(id), name, false)
+}
+
+// typed gives a stored object its Go type. Kinds with one name are one Kind, so
+// the type holds.
+func typed[S any](o Object[any]) Object[S] {
+	spec, _ := o.Spec.(S) // a nil interface S is stored as nil
+	return Object[S]{Meta: o.Meta, Spec: spec}
+}
+
+func sameSpec(a, b any) bool { return reflect.DeepEqual(a, b) }

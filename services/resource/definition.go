@@ -1,0 +1,120 @@
+package resource
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Definition describes a type to users: its names and its table columns
+// (acceptance S-005, S-008, S-009).
+type Definition struct {
+	Type      string   // StaticPods.kubernetes.garboard.dev
+	Kind      string   // StaticPod, as tables print it
+	Aliases   []string // "bs", beside the lower-case plural that is always one
+	Namespace string   // the default one
+	Columns   []Column
+}
+
+// Column is a type-specific column of `get` tables.
+type Column struct {
+	Name  string // upper case: READY
+	Value func(spec any) string
+}
+
+// Header names the columns that Row fills. The NODE column in front of them is
+// the client's.
+func (d Definition) Header() []string {
+	header := []string{"NAMESPACE", "TYPE", "ID", "VERSION"}
+	for _, c := range d.Columns {
+		header = append(header, c.Name)
+	}
+	return header
+}
+
+// Row is an object of this type as a line of a table.
+func (d Definition) Row(o Object[any]) []string {
+	row := []string{o.Namespace, d.Kind, o.ID, strconv.FormatUint(o.Version, 10)}
+	for _, c := range d.Columns {
+		row = append(row, c.Value(o.Spec))
+	}
+	return row
+}
+
+// plural is the type's short name: "staticpods".
+func (d Definition) plural() string {
+	name, _, _ := strings.Cut(d.Type, ".")
+	return strings.ToLower(name)
+}
+
+// names are all that Resolve finds the type by, in lower case.
+func (d Definition) names() []string {
+	names := []string{strings.ToLower(d.Type), strings.ToLower(d.Kind), d.plural()}
+	for _, alias := range d.Aliases {
+		names = append(names, strings.ToLower(alias))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// registry holds the types of the program, filled while its packages initialize.
+var registry = struct {
+	sync.RWMutex
+	byName map[string]*Definition
+	all    []*Definition
+}{byName: make(map[string]*Definition)}
+
+func register(d Definition) *Definition {
+	registry.Lock()
+	defer registry.Unlock()
+	if !strings.Contains(d.Type, ".") || d.Kind == "" || d.Namespace == "" {
+		panic(fmt.Sprintf("define resource type %q: needs a full name, a kind and a namespace", d.Type))
+	}
+	for _, name := range d.names() {
+		if taken := registry.byName[name]; taken != nil {
+			panic(fmt.Sprintf("define resource type %s: the name %q belongs to %s", d.Type, name, taken.Type))
+		}
+	}
+	for _, name := range d.names() {
+		registry.byName[name] = &d
+	}
+	registry.all = append(registry.all, &d)
+	return &d
+}
+
+// Definitions returns the registered types, sorted by type.
+func Definitions() []Definition {
+	registry.RLock()
+	defer registry.RUnlock()
+	all := make([]Definition, 0, len(registry.all))
+	for _, d := range registry.all {
+		all = append(all, *d)
+	}
+	slices.SortFunc(all, func(a, b Definition) int { return strings.Compare(a.Type, b.Type) })
+	return all
+}
+
+// Resolve finds a type by any of its names, whatever their case: alias ("bs"),
+// plural ("bootstrapstatus"), kind, full name. The error wraps ErrNotFound.
+func Resolve(name string) (Definition, error) {
+	registry.RLock()
+	defer registry.RUnlock()
+	if d := registry.byName[strings.ToLower(name)]; d != nil {
+		return *d, nil
+	}
+	known := make([]string, 0, len(registry.all))
+	for _, d := range registry.all {
+		known = append(known, d.plural())
+	}
+	slices.Sort(known)
+	return Definition{}, fmt.Errorf("resource type %q: %w; there are %s", name, ErrNotFound, strings.Join(known, ", "))
+}
+
+func defined(typ string) bool {
+	registry.RLock()
+	defer registry.RUnlock()
+	d := registry.byName[strings.ToLower(typ)]
+	return d != nil && d.Type == typ
+}

@@ -1,0 +1,328 @@
+package resource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+type podSpec struct {
+	Image string
+	Args  map[string]string
+}
+
+var (
+	pods = Define[podSpec](Definition{
+		Type: "TestPods.test.garboard.dev", Kind: "TestPod", Aliases: []string{"tp"}, Namespace: "controlplane",
+		Columns: []Column{{Name: "IMAGE", Value: func(spec any) string { return spec.(podSpec).Image }}},
+	})
+	statuses = Define[bool](Definition{Type: "TestPodStatus.test.garboard.dev", Kind: "TestPodStatus", Namespace: "controlplane"})
+	configs  = Define[*podSpec](Definition{Type: "TestConfigs.test.garboard.dev", Kind: "TestConfig", Namespace: "config"})
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestVersionGrowsOnlyWithTheSpec(t *testing.T) { // S-010
+	s := NewStore()
+	w := s.As("test")
+	if _, err := pods.Get(s, "a"); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "TestPods.test.garboard.dev controlplane/a") {
+		t.Errorf("error: %v", err)
+	}
+	for _, step := range []struct {
+		image   string
+		version uint64
+	}{{"one", 1}, {"one", 1}, {"two", 2}, {"one", 3}} {
+		must(t, pods.Put(w, "a", podSpec{Image: step.image, Args: map[string]string{"k": "v"}}))
+		got, err := pods.Get(s, "a")
+		must(t, err)
+		want := Object[podSpec]{
+			Meta: Meta{Namespace: "controlplane", Type: pods.Type(), ID: "a", Version: step.version, Phase: PhaseRunning, Owner: "test"},
+			Spec: podSpec{Image: step.image, Args: map[string]string{"k": "v"}},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+func TestCompareAndSwap(t *testing.T) {
+	s := NewStore()
+	w := s.As("test")
+	must(t, pods.CompareAndSwap(w, 0, "a", podSpec{Image: "one"}))
+	for _, version := range []uint64{0, 2} {
+		if err := pods.CompareAndSwap(w, version, "a", podSpec{Image: "x"}); !errors.Is(err, ErrConflict) {
+			t.Errorf("version %d: %v", version, err)
+		}
+	}
+	must(t, pods.CompareAndSwap(w, 1, "a", podSpec{Image: "two"}))
+	if err := pods.CompareAndSwap(w, 1, "gone", podSpec{}); !errors.Is(err, ErrConflict) {
+		t.Error(err)
+	}
+	if err := pods.Put(s.As("other"), "a", podSpec{}); !errors.Is(err, ErrOwned) {
+		t.Error(err)
+	}
+	if err := pods.Delete(s.As("other"), "a"); !errors.Is(err, ErrOwned) {
+		t.Error(err)
+	}
+}
+
+func TestFinalizersKeepADeletedObject(t *testing.T) {
+	s := NewStore()
+	owner, other := s.As("owner"), s.As("other")
+	must(t, pods.Put(owner, "a", podSpec{}))
+	must(t, pods.AddFinalizer(other, "a", `k8s.StaticPodStatus("a")`))
+	must(t, pods.AddFinalizer(other, "a", "b"))
+	must(t, pods.AddFinalizer(other, "a", "b"))
+	must(t, pods.Delete(owner, "a"))
+	must(t, pods.Delete(owner, "a"))
+	o, err := pods.Get(s, "a")
+	must(t, err)
+	if o.Phase != PhaseTearingDown || !slices.Equal(o.Finalizers, []string{"b", `k8s.StaticPodStatus("a")`}) || o.Version != 1 {
+		t.Errorf("%+v", o)
+	}
+	if err := pods.Put(owner, "a", podSpec{Image: "new"}); !errors.Is(err, ErrTearingDown) {
+		t.Error(err)
+	}
+	if err := pods.AddFinalizer(other, "a", "c"); !errors.Is(err, ErrTearingDown) {
+		t.Error(err)
+	}
+	must(t, pods.RemoveFinalizer(other, "a", "b"))
+	must(t, pods.RemoveFinalizer(other, "a", `k8s.StaticPodStatus("a")`))
+	must(t, pods.RemoveFinalizer(other, "a", "b"))
+	if _, err := pods.Get(s, "a"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+	if err := pods.AddFinalizer(other, "a", "c"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+}
+
+func TestNamespaces(t *testing.T) { // S-264, S-265
+	s := NewStore()
+	w := s.As("test")
+	extras := pods.In("extras")
+	must(t, pods.Put(w, "b", podSpec{Image: "default"}))
+	must(t, extras.Put(w, "b", podSpec{Image: "extra"}))
+	must(t, extras.Put(w, "a", podSpec{}))
+	var ids []string
+	for _, o := range pods.List(s) {
+		ids = append(ids, o.Namespace+"/"+o.ID)
+	}
+	if want := []string{"controlplane/b", "extras/a", "extras/b"}; !slices.Equal(ids, want) {
+		t.Errorf("%v", ids)
+	}
+	if n := len(extras.List(s)); n != 2 {
+		t.Errorf("%d extras", n)
+	}
+	if o, err := pods.Get(s, "b"); err != nil || o.Spec.Image != "default" {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+func TestS008TypesByAnyName(t *testing.T) {
+	for _, name := range []string{"tp", "TP", "testpods", "TestPod", "TestPods.test.garboard.dev", "testpods.TEST.garboard.dev"} {
+		if d, err := Resolve(name); err != nil || d.Type != pods.Type() {
+			t.Errorf("%s: %v, %v", name, d.Type, err)
+		}
+	}
+	_, err := Resolve("nonsense")
+	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "testpods") {
+		t.Error(err)
+	}
+	if all := Definitions(); len(all) != 3 || all[0].Type != configs.Type() {
+		t.Errorf("%v", all)
+	}
+	defer func() {
+		if p := fmt.Sprint(recover()); !strings.Contains(p, `"tp" belongs to TestPods.test.garboard.dev`) {
+			t.Error(p)
+		}
+	}()
+	Define[int](Definition{Type: "Taken.test.garboard.dev", Kind: "Taken", Aliases: []string{"tp"}, Namespace: "x"})
+}
+
+func TestS005S009TableRow(t *testing.T) {
+	s := NewStore()
+	must(t, pods.Put(s.As("test"), "a", podSpec{Image: "one"}))
+	d := pods.Definition()
+	if got := strings.Join(d.Header(), " "); got != "NAMESPACE TYPE ID VERSION IMAGE" {
+		t.Error(got)
+	}
+	if got := strings.Join(d.Row(s.Objects(d.Type, "")[0]), " "); got != "controlplane TestPod a 1 one" {
+		t.Error(got)
+	}
+}
+
+func TestWhen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		w := s.As("test")
+		cond := configs.When(s, "node", "the configuration to have an image", func(c *podSpec) bool { return c.Image != "" })
+		if cond.String() != "the configuration to have an image" {
+			t.Error(cond)
+		}
+		done := make(chan error, 1)
+		go func() { done <- cond.Wait(t.Context()) }()
+		for _, c := range []*podSpec{{}, {Args: map[string]string{"a": ""}}} {
+			must(t, configs.Put(w, "node", c))
+			synctest.Wait()
+			if len(done) > 0 {
+				t.Fatalf("it came true: %v", <-done)
+			}
+		}
+		must(t, configs.Put(w, "node", &podSpec{Image: "one"}))
+		synctest.Wait()
+		must(t, <-done)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := configs.When(s, "none", "none", nil).Wait(ctx); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// A watcher that reads slowly, at random, ends up with what the store holds, its
+// queue stays within what there is, and no event contradicts the one before.
+func TestWatchTellsTheTruthHoweverSlow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := NewStore()
+		w := s.As("test")
+		watch := &watcher{pending: make(map[key]Event), mark: make(chan struct{}, 1)}
+		s.watchers[pods.Type()] = map[*watcher]struct{}{watch: {}}
+		seen := make(map[string]Object[any])
+		read := func() bool {
+			e, ok := watch.next()
+			if !ok {
+				return false
+			}
+			before, known := seen[e.Object.ID]
+			switch {
+			case e.Kind == Created && known, e.Kind != Created && !known:
+				t.Fatalf("%s %s after %+v", e.Kind, e.Object.ID, before)
+			case e.Kind == Deleted:
+				delete(seen, e.Object.ID)
+			default:
+				seen[e.Object.ID] = e.Object
+			}
+			return true
+		}
+		ids := []string{"a", "b", "c", "d"}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			id := rapid.SampledFrom(ids).Draw(t, "id")
+			switch rapid.IntRange(0, 3).Draw(t, "do") {
+			case 0, 1:
+				if err := pods.Put(w, id, podSpec{Image: rapid.StringN(1, 1, 1).Draw(t, "image")}); err != nil {
+					t.Fatal(err)
+				}
+			case 2:
+				if err := pods.Delete(w, id); err != nil {
+					t.Fatal(err)
+				}
+			case 3:
+				read()
+			}
+			if len(watch.order) != len(watch.pending) || len(watch.order) > len(ids) {
+				t.Fatalf("queue %v", watch.order)
+			}
+		}
+		for read() {
+		}
+		for _, o := range s.Objects(pods.Type(), "") {
+			if diff := cmp.Diff(o, seen[o.ID]); diff != "" {
+				t.Fatal(diff)
+			}
+			delete(seen, o.ID)
+		}
+		if len(seen) > 0 {
+			t.Fatalf("seen, but gone: %v", seen)
+		}
+	})
+}
+
+func TestWatchBeginsWithWhatIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		w := s.As("test")
+		must(t, pods.Put(w, "a", podSpec{}))
+		ctx, cancel := context.WithCancel(t.Context())
+		events := s.Watch(ctx, pods.Type())
+		next := func(kind EventKind, id string) {
+			t.Helper()
+			if e := <-events; e.Kind != kind || e.Object.ID != id {
+				t.Errorf("%s %s, want %s %s", e.Kind, e.Object.ID, kind, id)
+			}
+		}
+		next(Created, "a")
+		must(t, pods.Put(w, "b", podSpec{}))
+		next(Created, "b")
+		must(t, pods.Put(w, "a", podSpec{Image: "new"}))
+		next(Updated, "a")
+		must(t, pods.Delete(w, "b"))
+		next(Deleted, "b")
+		// Nobody reads, and no writer waits.
+		for i := range 10_000 {
+			must(t, pods.Put(w, "a", podSpec{Image: fmt.Sprint(i)}))
+		}
+		cancel()
+		for range events {
+		}
+		synctest.Wait()
+		if n := len(s.watchers[pods.Type()]); n != 0 {
+			t.Errorf("%d watchers left", n)
+		}
+	})
+}
+
+// Writers race for one object; each success is one version, and none is lost.
+func TestCompareAndSwapUnderRace(t *testing.T) {
+	s := NewStore()
+	counts := statuses.In("race")
+	const writers, each = 8, 50
+	done := make(chan int, writers)
+	for range writers {
+		go func() {
+			w := s.As("test")
+			wins := 0
+			for wins < each {
+				o, err := counts.Get(s, "n")
+				if err != nil && !errors.Is(err, ErrNotFound) {
+					break
+				}
+				err = counts.CompareAndSwap(w, o.Version, "n", !o.Spec)
+				if err == nil {
+					wins++
+				} else if !errors.Is(err, ErrConflict) {
+					break
+				}
+			}
+			done <- wins
+		}()
+	}
+	deadline := time.After(time.Minute)
+	total := 0
+	for range writers {
+		select {
+		case n := <-done:
+			total += n
+		case <-deadline:
+			t.Fatal("writers hang")
+		}
+	}
+	o, err := counts.Get(s, "n")
+	must(t, err)
+	if total != writers*each || o.Version != uint64(total) {
+		t.Errorf("%d swaps, version %d", total, o.Version)
+	}
+}

@@ -1,0 +1,167 @@
+package resource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// retryFirst is the pause after a first failure, and the least one between a
+	// failure and the next try: a failing controller whose inputs change all the
+	// time must not spin.
+	retryFirst = 500 * time.Millisecond
+	// retryMax is what the pause doubles up to. A change of the inputs ends it
+	// early, so this is for causes outside the store.
+	retryMax = 30 * time.Second
+	// retryJitter spreads the pauses by up to this part: controllers that fail
+	// for one cause needn't all come back at once.
+	retryJitter = 0.2
+)
+
+// Input is a type that a controller reads, and whose changes wake it.
+type Input struct {
+	Type string
+	ID   string // "" is all
+}
+
+// Controller makes some facts true. Reconcile is called once at the start and
+// then whenever an input has changed since the last call began; several changes
+// may be one call, so it looks at all of its inputs anew. Calls never overlap.
+type Controller interface {
+	Name() string // k8s.KubeletStaticPodController
+	Inputs() []Input
+	Outputs() []string // types; no other controller writes them
+	// Reconcile makes it so. again > 0 asks for a call after that time even
+	// without a change. An error is logged, and the call is made again with a
+	// growing pause; so is a panic.
+	Reconcile(ctx context.Context, v View) (again time.Duration, err error)
+}
+
+// Runtime runs controllers.
+type Runtime struct {
+	store       *Store
+	log         *slog.Logger
+	controllers []Controller // sorted by name
+}
+
+// NewRuntime checks the controllers and returns their runtime. Two of one name,
+// two that write one type, and types that nobody has defined are errors.
+func NewRuntime(store *Store, log *slog.Logger, controllers ...Controller) (*Runtime, error) {
+	rt := &Runtime{store: store, log: log, controllers: slices.Clone(controllers)}
+	slices.SortStableFunc(rt.controllers, func(a, b Controller) int { return strings.Compare(a.Name(), b.Name()) })
+	var problems []error
+	writers := make(map[string]string)
+	for i, c := range rt.controllers {
+		if i > 0 && rt.controllers[i-1].Name() == c.Name() {
+			problems = append(problems, fmt.Errorf("controller %s is there twice", c.Name()))
+			continue
+		}
+		for _, in := range c.Inputs() {
+			if !defined(in.Type) {
+				problems = append(problems, fmt.Errorf("controller %s reads %s, which is not defined", c.Name(), in.Type))
+			}
+		}
+		for _, typ := range c.Outputs() {
+			if !defined(typ) {
+				problems = append(problems, fmt.Errorf("controller %s writes %s, which is not defined", c.Name(), typ))
+			}
+			if other, taken := writers[typ]; taken {
+				problems = append(problems, fmt.Errorf("%s has two writers: %s and %s", typ, other, c.Name()))
+			}
+			writers[typ] = c.Name()
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return rt, nil
+}
+
+// Run runs the controllers until ctx ends and all of them have returned.
+func (rt *Runtime) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for _, c := range rt.controllers {
+		wg.Go(func() { rt.drive(ctx, c) })
+	}
+	wg.Wait()
+	return nil
+}
+
+// drive runs one controller.
+func (rt *Runtime) drive(ctx context.Context, c Controller) {
+	mark := make(chan struct{}, 1)
+	defer rt.store.notify(c.Inputs(), mark)()
+	v := newView(rt.store, c, rt.log)
+	starting, pause := true, time.Duration(0)
+	for ctx.Err() == nil {
+		if starting {
+			v.log.Info("controller starting") // S-276
+			starting = false
+		}
+		again, err := reconcile(ctx, c, v)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			v.log.Error(fmt.Sprintf("controller failed: %v", err)) // S-279
+			starting, pause = true, min(max(2*pause, retryFirst), retryMax)
+			if !rest(ctx, nil, retryFirst) || !rest(ctx, mark, jitter(pause)-retryFirst) {
+				return
+			}
+			continue
+		}
+		pause = 0
+		if again <= 0 {
+			again = -1
+		}
+		if !rest(ctx, mark, again) {
+			return
+		}
+	}
+}
+
+// rest waits for a mark, at most for d, or without limit if d is -1; false says
+// that ctx has ended.
+func rest(ctx context.Context, mark <-chan struct{}, d time.Duration) bool {
+	var expired <-chan time.Time
+	if d != -1 {
+		timer := time.NewTimer(max(d, 0))
+		defer timer.Stop()
+		expired = timer.C
+	}
+	select {
+	case <-mark:
+	case <-expired:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+func jitter(d time.Duration) time.Duration {
+	return d + time.Duration(rand.Float64()*retryJitter*float64(d))
+}
+
+// reconcile makes one call and turns a panic into an error, with the stack in
+// the log.
+func reconcile(ctx context.Context, c Controller, v *view) (again time.Duration, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if wrong, ok := p.(error); ok {
+				err = fmt.Errorf("panic: %w", wrong)
+			} else {
+				err = fmt.Errorf("panic: %v", p)
+			}
+			v.log.Error(err.Error(), "stack", string(debug.Stack()))
+		}
+	}()
+	return c.Reconcile(ctx, v)
+}

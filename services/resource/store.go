@@ -1,0 +1,212 @@
+package resource
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Store holds the objects of a node, in memory. It is a Reader; As makes a
+// Writer. Its methods may be called from any goroutine.
+type Store struct {
+	// mu guards all following fields. Nothing blocks while it is held: watchers
+	// and controllers are only marked as having work.
+	mu       sync.RWMutex
+	objects  map[string]map[key]Object[any] // by type
+	watchers map[string]map[*watcher]struct{}
+	wakers   map[string]map[*waker]struct{}
+}
+
+type key struct{ namespace, id string }
+
+// NewStore returns an empty store.
+func NewStore() *Store {
+	return &Store{
+		objects:  make(map[string]map[key]Object[any]),
+		watchers: make(map[string]map[*watcher]struct{}),
+		wakers:   make(map[string]map[*waker]struct{}),
+	}
+}
+
+// As returns a Writer whose objects belong to owner: nobody else changes them.
+func (s *Store) As(owner string) Writer { return &writer{Store: s, owner: owner} }
+
+type writer struct {
+	*Store
+	owner string
+}
+
+// Object returns one object of a type that is known by name only.
+func (s *Store) Object(typ, namespace, id string) (Object[any], error) {
+	return s.get(typ, namespace, id)
+}
+
+// Objects returns the objects of a type that is known by name only, sorted by
+// namespace and ID; of all namespaces if namespace is "".
+func (s *Store) Objects(typ, namespace string) []Object[any] {
+	objects, _ := s.list(typ, namespace) // a store declares nothing to be violated
+	return objects
+}
+
+func (s *Store) get(typ, namespace, id string) (Object[any], error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	o, ok := s.objects[typ][key{namespace, id}]
+	if !ok {
+		return Object[any]{}, fmt.Errorf("get %s %s/%s: %w", typ, namespace, id, ErrNotFound)
+	}
+	return o, nil
+}
+
+func (s *Store) list(typ, namespace string) ([]Object[any], error) {
+	s.mu.RLock()
+	found := slices.Collect(maps.Values(s.objects[typ]))
+	s.mu.RUnlock()
+	if namespace != "" {
+		found = slices.DeleteFunc(found, func(o Object[any]) bool { return o.Namespace != namespace })
+	}
+	slices.SortFunc(found, func(a, b Object[any]) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.ID, b.ID))
+	})
+	return found, nil
+}
+
+func (w *writer) put(at target, spec any) error {
+	s := w.Store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fail := func(err error) error { return fmt.Errorf("put %s %s/%s: %w", at.typ, at.namespace, at.id, err) }
+	k := key{at.namespace, at.id}
+	o, exists := s.objects[at.typ][k]
+	switch {
+	case at.id == "":
+		return fail(fmt.Errorf("no ID"))
+	case exists && o.Owner != w.owner:
+		return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
+	case at.compare && o.Version != at.version:
+		return fail(fmt.Errorf("%w: version is %d, not %d", ErrConflict, o.Version, at.version))
+	case exists && o.Phase == PhaseTearingDown:
+		return fail(fmt.Errorf("%w, held by %s", ErrTearingDown, strings.Join(o.Finalizers, ", ")))
+	case exists && sameSpec(o.Spec, spec):
+		return nil
+	}
+	kind := Updated
+	if !exists {
+		kind = Created
+		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Phase: PhaseRunning, Owner: w.owner}
+	}
+	o.Version++
+	o.Spec = spec
+	s.store(k, o, kind)
+	return nil
+}
+
+func (w *writer) remove(at target) error {
+	s := w.Store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := key{at.namespace, at.id}
+	o, exists := s.objects[at.typ][k]
+	switch {
+	case !exists:
+		return nil
+	case o.Owner != w.owner:
+		return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
+	case len(o.Finalizers) == 0:
+		s.store(k, o, Deleted)
+	case o.Phase == PhaseRunning:
+		o.Phase = PhaseTearingDown
+		s.store(k, o, Updated)
+	}
+	return nil
+}
+
+func (w *writer) finalizer(at target, name string, present bool) error {
+	s := w.Store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := key{at.namespace, at.id}
+	o, exists := s.objects[at.typ][k]
+	i, has := slices.BinarySearch(o.Finalizers, name)
+	fail := func(err error) error {
+		return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, err)
+	}
+	switch {
+	case has == present && exists, !exists && !present:
+		return nil
+	case !exists:
+		return fail(ErrNotFound)
+	case present && o.Phase == PhaseTearingDown:
+		return fail(ErrTearingDown)
+	case present:
+		o.Finalizers = slices.Insert(slices.Clone(o.Finalizers), i, name)
+	default:
+		o.Finalizers = slices.Delete(slices.Clone(o.Finalizers), i, i+1)
+	}
+	if o.Phase == PhaseTearingDown && len(o.Finalizers) == 0 {
+		s.store(k, o, Deleted)
+		return nil
+	}
+	s.store(k, o, Updated)
+	return nil
+}
+
+// store makes a change and marks those who want to know. The caller holds mu.
+func (s *Store) store(k key, o Object[any], kind EventKind) {
+	if kind == Deleted {
+		delete(s.objects[o.Type], k)
+	} else {
+		if s.objects[o.Type] == nil {
+			s.objects[o.Type] = make(map[key]Object[any])
+		}
+		s.objects[o.Type][k] = o
+	}
+	for w := range s.watchers[o.Type] {
+		w.add(k, Event{Kind: kind, Object: o})
+	}
+	for w := range s.wakers[o.Type] {
+		if w.id == "" || w.id == o.ID {
+			w.wake()
+		}
+	}
+}
+
+// waker is how a controller is told that an input changed: a mark, since it
+// reads the store itself.
+type waker struct {
+	id   string // "" is any
+	mark chan<- struct{}
+}
+
+func (w *waker) wake() {
+	select {
+	case w.mark <- struct{}{}:
+	default: // it is marked already
+	}
+}
+
+// notify marks mark, which must have room for one, on each change of the inputs
+// until the returned function is called.
+func (s *Store) notify(inputs []Input, mark chan<- struct{}) (stop func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var added []func()
+	for _, in := range inputs {
+		w := &waker{id: in.ID, mark: mark}
+		if s.wakers[in.Type] == nil {
+			s.wakers[in.Type] = make(map[*waker]struct{})
+		}
+		s.wakers[in.Type][w] = struct{}{}
+		added = append(added, func() { delete(s.wakers[in.Type], w) })
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, remove := range added {
+			remove()
+		}
+	}
+}

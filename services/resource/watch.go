@@ -1,0 +1,173 @@
+package resource
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// EventKind is what happened to an object.
+type EventKind int
+
+const (
+	Created EventKind = iota
+	Updated           // spec, phase or finalizers
+	Deleted           // Object is what it was last
+)
+
+func (k EventKind) String() string { return [...]string{"created", "updated", "deleted"}[k] }
+
+// Event is a change, with the object as it is after it.
+type Event struct {
+	Kind   EventKind
+	Object Object[any]
+}
+
+// Watch returns the objects of a type, each as Created, and then every change,
+// until ctx ends; then the channel is closed. A watcher that doesn't keep up
+// never holds up the store: changes of one object merge, and it gets the last.
+// So its queue is no longer than the objects that are, or that it was told of.
+func (s *Store) Watch(ctx context.Context, typ string) <-chan Event {
+	w := &watcher{pending: make(map[key]Event), mark: make(chan struct{}, 1)}
+	s.mu.Lock()
+	for k, o := range s.objects[typ] {
+		w.add(k, Event{Kind: Created, Object: o})
+	}
+	if s.watchers[typ] == nil {
+		s.watchers[typ] = make(map[*watcher]struct{})
+	}
+	s.watchers[typ][w] = struct{}{}
+	s.mu.Unlock()
+
+	out := make(chan Event)
+	go func() {
+		defer close(out)
+		defer func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			delete(s.watchers[typ], w)
+		}()
+		w.deliver(ctx, out)
+	}()
+	return out
+}
+
+// watcher is the queue of one Watch.
+type watcher struct {
+	mark chan struct{} // has one element while something may be pending
+
+	// mu guards all following fields.
+	mu      sync.Mutex
+	pending map[key]Event // not delivered yet, one per object
+	order   []key         // of pending, oldest first
+}
+
+// add merges an event into what is pending for its object. What the watcher
+// will never have seen, it needn't see deleted.
+func (w *watcher) add(k key, e Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before, pending := w.pending[k]
+	switch {
+	case !pending:
+		w.order = append(w.order, k)
+	case before.Kind == Created && e.Kind == Deleted:
+		w.drop(k)
+		return
+	case before.Kind == Created:
+		e.Kind = Created
+	case before.Kind == Deleted:
+		e.Kind = Updated // created again
+	}
+	w.pending[k] = e
+	select {
+	case w.mark <- struct{}{}:
+	default:
+	}
+}
+
+// drop forgets a pending event. The caller holds mu.
+func (w *watcher) drop(k key) {
+	delete(w.pending, k)
+	for i := range w.order {
+		if w.order[i] == k {
+			w.order = append(w.order[:i], w.order[i+1:]...)
+			return
+		}
+	}
+}
+
+func (w *watcher) next() (Event, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.order) == 0 {
+		return Event{}, false
+	}
+	k := w.order[0]
+	w.order = w.order[1:]
+	e := w.pending[k]
+	delete(w.pending, k)
+	return e, true
+}
+
+func (w *watcher) deliver(ctx context.Context, out chan<- Event) {
+	for {
+		e, ok := w.next()
+		if !ok {
+			select {
+			case <-w.mark:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case out <- e:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Until is the condition that an object is there and says what one waits for. It
+// is a dag.Condition.
+type Until struct {
+	store *Store
+	at    target
+	text  string
+	ok    func(spec any) bool
+}
+
+// When is the condition that object id is there, isn't being torn down, and that
+// ok, unless nil, holds for its spec. text is what users read while they wait.
+func (k *Kind[S]) When(s *Store, id string, text string, ok func(S) bool) *Until {
+	return &Until{store: s, at: k.at(id), text: text, ok: func(spec any) bool {
+		typed, _ := spec.(S)
+		return ok == nil || ok(typed)
+	}}
+}
+
+func (u *Until) String() string { return u.text }
+
+// Wait returns nil once the condition holds, or ctx's error.
+func (u *Until) Wait(ctx context.Context) error {
+	mark := make(chan struct{}, 1)
+	stop := u.store.notify([]Input{{Type: u.at.typ, ID: u.at.id}}, mark)
+	defer stop()
+	for {
+		if u.Holds() {
+			return nil
+		}
+		select {
+		case <-mark:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w", u.text, ctx.Err())
+		}
+	}
+}
+
+// Holds tells whether the condition holds now.
+func (u *Until) Holds() bool {
+	o, err := u.store.get(u.at.typ, u.at.namespace, u.at.id)
+	return err == nil && o.Phase == PhaseRunning && u.ok(o.Spec)
+}

@@ -103,6 +103,7 @@ func (e entry) attempt(ctx context.Context, build func(context.Context, string) 
 	defer lock.Close()
 	if !e.exists() {
 		if err := e.make(ctx, build); err != nil {
+			_ = os.Remove(e.lockPath()) // an empty file would stay for each failed attempt; who waits for this one notices (see tryLock)
 			return false, err
 		}
 		defer e.prune()

@@ -175,12 +175,17 @@ func compile(ctx context.Context, c Component, module, dir string) error {
 		_, err := output(ctx, module, nil, "gcc", "-Os", "-static", "-s", "-Wl,--build-id=none", "-DVERSION=\""+c.Version+"\"", "-o", filepath.Join(dir, c.Name), c.C)
 		return err
 	}
+	// go build doesn't remove its work directory when it is stopped. Here it goes with the whole unfinished result, even after a SIGKILL.
+	work := filepath.Join(dir, ".work")
+	if err := os.Mkdir(work, 0o755); err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
 	if len(c.Fold) > 0 {
-		folded, err := os.MkdirTemp("", "garboard-"+c.Name+"-")
-		if err != nil {
+		folded := filepath.Join(work, "folded")
+		if err := os.Mkdir(folded, 0o755); err != nil {
 			return err
 		}
-		defer os.RemoveAll(folded)
 		if err := fold(ctx, module, c.Fold, folded); err != nil {
 			return fmt.Errorf("fold programs into one: %w", err)
 		}
@@ -188,7 +193,7 @@ func compile(ctx context.Context, c Component, module, dir string) error {
 	}
 	for _, p := range c.Programs {
 		args := append([]string{"build", "-o", filepath.Join(dir, p.File)}, p.arguments()...)
-		if _, err := output(ctx, module, p.environment(), "go", args...); err != nil {
+		if _, err := output(ctx, module, append(p.environment(), "GOTMPDIR="+work), "go", args...); err != nil {
 			return err
 		}
 		for _, link := range p.Links {

@@ -181,8 +181,10 @@ func makeLayer(t tree, file string) (_ *layer, err error) {
 	}
 	defer f.Close()
 	compressed, plain := sha256.New(), sha256.New()
+	// zstd, because the 139 MB of Kubernetes take 0.16 s to unpack (gzip: 0.85 s), less than it takes to write and hash them a second time as
+	// a download (0.45 s). The level doesn't matter for unpacking; this one costs half a second at build time and saves 5 %.
 	// One thread: with more, how the stream is cut into blocks isn't promised to be the same each time.
-	encoder, err := zstd.NewWriter(io.MultiWriter(f, compressed), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1))
+	encoder, err := zstd.NewWriter(io.MultiWriter(f, compressed), zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ package oci
 
 import (
 	"context"
+	"embed"
 	"fmt"
 	"maps"
 	"os"
@@ -28,9 +29,6 @@ import (
 )
 
 const (
-	// recipe is part of every key: raise it when a change to this package makes other images from the same inputs.
-	recipe = "1"
-
 	imagesStep = "images"
 	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -39,6 +37,24 @@ const (
 	refAnnotation        = "org.opencontainers.image.ref.name"
 	containerdAnnotation = "io.containerd.image.name"
 )
+
+// recipes are this package's own sources. They are part of the cache keys, so that a change here makes new images without anybody having to
+// think of it: making them takes seconds.
+//
+//go:embed images.go layer.go oci.go tools.go
+var recipes embed.FS
+
+func recipe(files ...string) (string, error) {
+	var all []string
+	for _, name := range files {
+		source, err := recipes.ReadFile(name)
+		if err != nil {
+			return "", err
+		}
+		all = append(all, string(source))
+	}
+	return cache.Key(all...), nil
+}
 
 // Steps are the names under which Build reports its progress.
 func Steps() []string { return []string{toolsStep, imagesStep} }
@@ -58,7 +74,11 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binari
 }
 
 func buildLayout(ctx context.Context, store *cache.Store, r *progress.Reporter, binaries map[string]string, tools string) (string, error) {
-	inputs := []string{recipe, fmt.Sprintf("%+v", images)}
+	sources, err := recipe("images.go", "layer.go", "oci.go")
+	if err != nil {
+		return "", err
+	}
+	inputs := []string{sources, fmt.Sprintf("%+v", images)}
 	// A result's directory is named by the key of all that went into it: as good as hashing its content, and free.
 	for _, name := range slices.Sorted(maps.Keys(binaries)) {
 		inputs = append(inputs, name, filepath.Base(binaries[name]))

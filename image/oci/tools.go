@@ -90,7 +90,11 @@ func nodeTools(ctx context.Context, store *cache.Store, r *progress.Reporter) (s
 	if err != nil {
 		return "", fmt.Errorf("resolve node tools: %w", err)
 	}
-	inputs := []string{recipe, fmt.Sprintf("%+v", tools)}
+	source, err := recipe("tools.go")
+	if err != nil {
+		return "", err
+	}
+	inputs := []string{source}
 	for _, p := range packages {
 		inputs = append(inputs, p.Key())
 	}
@@ -115,7 +119,7 @@ func resolveTools(ctx context.Context, store *cache.Store) ([]deb.Package, error
 	if err != nil {
 		return nil, err
 	}
-	dir, err := store.Build(ctx, "node-tools-packages", append([]string{recipe, state}, names...), func(ctx context.Context, dir string) error {
+	dir, err := store.Build(ctx, "node-tools-packages", append([]string{state}, names...), func(ctx context.Context, dir string) error {
 		// What else they depend on is for maintainer scripts, and for scripts that don't come along.
 		isLibrary := func(name string) bool { return strings.HasPrefix(name, "lib") }
 		packages, err := deb.Closure(ctx, isLibrary, names...)

@@ -10,7 +10,7 @@ import (
 )
 
 // scaleLimit keeps one odd step from turning all estimates into nonsense: a step may take up to this many times longer, or shorter.
-const scaleLimit = 8
+const scaleLimit = 4
 
 // estimates knows how long steps took, last time and in this run. The owner's mutex guards it.
 type estimates struct {

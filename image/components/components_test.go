@@ -1,0 +1,265 @@
+package components
+
+import (
+	"context"
+	"debug/buildinfo"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/image/cache"
+)
+
+// root is the checkout that this test is in.
+func root(t *testing.T) string {
+	t.Helper()
+	dir, err := FindRoot(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// modules are the module paths whose version a component's go.mod has to state as its own.
+var modules = map[string][]string{
+	"kubernetes": {"k8s.io/kubernetes"},
+	"etcd":       {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3"},
+	"containerd": {"github.com/containerd/containerd/v2"},
+	"runc":       {"github.com/opencontainers/runc"},
+	"cni":        {"github.com/containernetworking/plugins"},
+	"coredns":    {"github.com/coredns/coredns"},
+	"flannel":    {"github.com/flannel-io/flannel"},
+}
+
+func TestTableAgreesWithModules(t *testing.T) {
+	for _, c := range All {
+		t.Run(c.Name, func(t *testing.T) {
+			if c.C != "" {
+				if _, err := os.Stat(filepath.Join(root(t), "image", "components", c.Dir, c.C)); err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			content, err := os.ReadFile(filepath.Join(c.Dir, "go.mod"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range modules[c.Name] {
+				if want := regexp.MustCompile(`(?m)` + regexp.QuoteMeta(path) + ` ` + regexp.QuoteMeta(c.Version) + `( // indirect)?$`); !want.Match(content) {
+					t.Errorf("go.mod doesn't require %s at %s", path, c.Version)
+				}
+			}
+			if len(modules[c.Name]) == 0 {
+				t.Error("no module is known for it")
+			}
+			if _, err := os.Stat(filepath.Join(c.Dir, "go.sum")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestStagingModulesFollowKubernetes(t *testing.T) {
+	content, err := os.ReadFile("kubernetes/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "v0" + strings.TrimPrefix(KubernetesVersion, "v1")
+	replaced := regexp.MustCompile(`(?m)^\t(k8s\.io/\S+) => (\S+) (\S+)$`).FindAllStringSubmatch(string(content), -1)
+	if len(replaced) == 0 {
+		t.Fatal("no replaced modules")
+	}
+	for _, m := range replaced {
+		if m[1] != m[2] || m[3] != want {
+			t.Errorf("%s is replaced by %s %s, want version %s", m[1], m[2], m[3], want)
+		}
+	}
+}
+
+func TestTableIsComplete(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range All {
+		if c.Name == "" || c.Version == "" || c.Dir == "" || c.Guess == 0 {
+			t.Errorf("%+v lacks something", c)
+		}
+		if seen[c.Name] {
+			t.Errorf("%s is there twice", c.Name)
+		}
+		seen[c.Name] = true
+		if (c.C == "") == (len(c.Programs) == 0) {
+			t.Errorf("%s has to be either C or Go", c.Name)
+		}
+		var files []string
+		for _, p := range c.Programs {
+			files = append(files, append([]string{p.File}, p.Links...)...)
+		}
+		if c.C != "" {
+			files = []string{c.Name}
+		}
+		if !slices.Equal(files, c.Files) {
+			t.Errorf("%s: Files are %v, but its programs make %v", c.Name, c.Files, files)
+		}
+		for _, pkg := range c.Fold {
+			if name := filepath.Base(pkg); !slices.Contains(c.Files, name) {
+				t.Errorf("%s: nothing calls the folded %s", c.Name, name)
+			}
+		}
+	}
+	if _, err := ByName("systemd"); err == nil {
+		t.Error("there is a component systemd")
+	}
+}
+
+func TestUnknownComponentAndNoCheckout(t *testing.T) {
+	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}}
+	if _, err := b.Build(t.Context(), "kubernets"); err == nil || !strings.Contains(err.Error(), "kubernetes") {
+		t.Errorf("error doesn't say which names there are: %v", err)
+	}
+	if _, err := FindRoot(t.TempDir()); err == nil {
+		t.Error("found a checkout in an empty directory")
+	}
+}
+
+// checkout makes a directory that looks like a checkout with one tiny module, so that the real build path runs in seconds.
+func checkout(t *testing.T, source string) *Builder {
+	t.Helper()
+	b := &Builder{Root: t.TempDir(), Store: &cache.Store{Dir: t.TempDir()}}
+	for name, content := range map[string]string{
+		"tiny/go.mod":    "module example.com/tiny\n\ngo 1.26.0\n",
+		"tiny/go.sum":    "",
+		"tiny/main.go":   source,
+		"tiny/a/main.go": "package main\n\nimport \"os\"\n\nfunc main() {\n\tprint(name(), len(os.Args))\n}\n",
+		"tiny/a/name.go": "package main\n\nfunc name() string { return \"a\" }\n",
+		"tiny/b/main.go": "package main\n\nfunc main() { print(\"b\") }\n",
+	} {
+		path := filepath.Join(b.Root, "image", "components", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+var tiny = Component{Name: "tiny", Version: "v1", Dir: "tiny", Programs: []Program{{File: "tiny", Package: ".", Links: []string{"alias"}, Stamp: []string{"main.version=v1"}}}}
+
+const tinyMain = "package main\n\nvar version = \"unknown\"\n\nfunc main() { println(version) }\n"
+
+func TestBuildStampsAndIsReproducible(t *testing.T) {
+	var contents []string
+	for range 2 {
+		b := checkout(t, tinyMain)
+		dir, err := b.component(t.Context(), tiny)
+		if err != nil {
+			t.Fatal(err)
+		}
+		program := filepath.Join(dir, "alias")
+		if out, err := exec.CommandContext(t.Context(), program).CombinedOutput(); err != nil || string(out) != "v1\n" {
+			t.Errorf("program says %q, %v", out, err)
+		}
+		info, err := buildinfo.ReadFile(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range info.Settings {
+			if s.Key == "CGO_ENABLED" && s.Value != "0" || s.Key == "-trimpath" && s.Value != "true" {
+				t.Errorf("built with %s=%s", s.Key, s.Value)
+			}
+		}
+		content, err := os.ReadFile(program)
+		if err != nil {
+			t.Fatal(err)
+		}
+		contents = append(contents, string(content))
+	}
+	if contents[0] != contents[1] {
+		t.Error("two checkouts make different programs")
+	}
+}
+
+func TestEveryInputChangesTheKey(t *testing.T) {
+	b := checkout(t, tinyMain)
+	module := filepath.Join(b.Root, "image", "components", "tiny")
+	key := func(c Component) string {
+		t.Helper()
+		inputs, err := b.inputs(t.Context(), c, module)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cache.Key(inputs...)
+	}
+	keys := map[string]string{key(tiny): "the component itself"}
+	for what, change := range map[string]func(*Component){
+		"version": func(c *Component) { c.Version = "v2" },
+		"tag":     func(c *Component) { c.Programs[0].Tags = []string{"x"} },
+		"stamp":   func(c *Component) { c.Programs[0].Stamp = nil },
+		"cgo":     func(c *Component) { c.Programs[0].Static = true },
+		"link":    func(c *Component) { c.Programs[0].Links = nil },
+		"fold":    func(c *Component) { c.Fold = []string{"x"} },
+		"source": func(*Component) {
+			if err := os.WriteFile(filepath.Join(module, "main.go"), []byte(tinyMain+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		changed := tiny
+		changed.Programs = slices.Clone(tiny.Programs)
+		change(&changed)
+		if same, known := keys[key(changed)]; known {
+			t.Errorf("%s: the same key as %s", what, same)
+		}
+		keys[key(changed)] = what
+	}
+}
+
+func TestFoldedProgramsAnswerToTheirNames(t *testing.T) {
+	b := checkout(t, tinyMain)
+	folded := Component{Name: "folded", Version: "v1", Dir: "tiny", Fold: []string{"example.com/tiny/a", "example.com/tiny/b"},
+		Programs: []Program{{File: "folded", Package: ".", Links: []string{"a", "b"}}}}
+	dir, err := b.component(t.Context(), folded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"a": "a1", "b": "b"} {
+		if out, err := exec.CommandContext(t.Context(), filepath.Join(dir, name)).CombinedOutput(); err != nil || string(out) != want {
+			t.Errorf("%s says %q, %v; want %q", name, out, err, want)
+		}
+	}
+	if err := exec.CommandContext(t.Context(), filepath.Join(dir, "folded")).Run(); err == nil {
+		t.Error("it does something by its own name")
+	}
+}
+
+func TestCompilerErrorsAreShownAndNothingIsKept(t *testing.T) {
+	b := checkout(t, "package main\n\nfunc main() { undefinedThing() }\n")
+	_, err := b.component(t.Context(), tiny)
+	if err == nil || !strings.Contains(err.Error(), "undefinedThing") {
+		t.Errorf("error doesn't quote the compiler: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.component(ctx, tiny); err == nil {
+		t.Error("a cancelled build succeeded")
+	}
+	if left, _ := filepath.Glob(filepath.Join(b.Store.Dir, "tiny", "*")); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestKubernetesStamp(t *testing.T) {
+	stamp := kubernetesStamp("v1.36.3")
+	for _, want := range []string{
+		"k8s.io/component-base/version.gitVersion=v1.36.3", "k8s.io/component-base/version.gitMajor=1",
+		"k8s.io/component-base/version.gitMinor=36", "k8s.io/client-go/pkg/version.gitVersion=v1.36.3",
+	} {
+		if !slices.Contains(stamp, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// physicalEthernet is true for network cards: links that are no kernel-made
+// kind (veth, bridge, vxlan …) and carry Ethernet.
+func physicalEthernet(l netlink.Link) bool {
+	a := l.Attrs()
+	return l.Type() == "device" && a.EncapType == "ether" && a.Flags&net.FlagLoopback == 0
+}
+
+// bringUp sets the link up where it isn't.
+func bringUp(l netlink.Link) error {
+	a := l.Attrs()
+	if a.Flags&net.FlagUp != 0 {
+		return nil
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set %s up: %w", a.Name, err)
+	}
+	return nil
+}
+
+// apply makes the link what it is to be, given what we made of it before, and
+// returns what it is now. What others put on the link stays.
+func apply(l netlink.Link, was, is linkState) (linkState, error) {
+	a := l.Attrs()
+	now := linkState{index: a.Index, mtu: is.mtu}
+	var errs []error
+	if is.mtu != 0 && is.mtu != was.mtu {
+		if err := netlink.LinkSetMTU(l, is.mtu); err != nil {
+			errs = append(errs, fmt.Errorf("set the MTU of %s to %d: %w", a.Name, is.mtu, err))
+			now.mtu = was.mtu
+		}
+	}
+	// Old routes go before the addresses that they hang on; new ones come after.
+	for _, r := range missing(was.routes, is.routes) {
+		if err := netlink.RouteDel(r.kernel(a.Index, is.addresses)); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("remove route %s from %s: %w", r, a.Name, err))
+		}
+	}
+	for _, p := range missing(was.addresses, is.addresses) {
+		if err := netlink.AddrDel(l, &netlink.Addr{IPNet: ipNet(p)}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			errs = append(errs, fmt.Errorf("remove address %s from %s: %w", p, a.Name, err))
+		}
+	}
+	for _, p := range is.addresses {
+		if err := addAddress(l, p, was); err != nil {
+			errs = append(errs, fmt.Errorf("add address %s to %s: %w", p, a.Name, err))
+			continue
+		}
+		now.addresses = append(now.addresses, p)
+	}
+	// A removed address takes routes along: then all are set again.
+	again := len(missing(was.addresses, is.addresses)) > 0
+	for _, r := range is.routes {
+		if again || len(missing([]route{r}, was.routes)) > 0 {
+			if err := netlink.RouteReplace(r.kernel(a.Index, is.addresses)); err != nil {
+				errs = append(errs, fmt.Errorf("add route %s to %s: %w", r, a.Name, err))
+				continue
+			}
+		}
+		now.routes = append(now.routes, r)
+	}
+	return now, errors.Join(errs...)
+}
+
+func addAddress(l netlink.Link, p netip.Prefix, was linkState) error {
+	if len(missing([]netip.Prefix{p}, was.addresses)) == 0 {
+		return nil
+	}
+	return netlink.AddrReplace(l, &netlink.Addr{IPNet: ipNet(p)})
+}
+
+// kernel is the route as netlink wants it. A gateway outside the link's own
+// networks is reached on the link all the same: some clouds hand out /32.
+func (r route) kernel(index int, addresses []netip.Prefix) *netlink.Route {
+	k := &netlink.Route{
+		LinkIndex: index,
+		Dst:       ipNet(r.network),
+		Priority:  int(r.metric),
+		Protocol:  unix.RTPROT_STATIC,
+	}
+	if !r.gateway.IsValid() {
+		k.Scope = netlink.SCOPE_LINK
+		return k
+	}
+	k.Gw = r.gateway.AsSlice()
+	near := r.gateway.IsLinkLocalUnicast()
+	for _, p := range addresses {
+		near = near || p.Masked().Contains(r.gateway)
+	}
+	if !near {
+		k.Flags = int(netlink.FLAG_ONLINK)
+	}
+	return k
+}
+
+func (r route) String() string {
+	if !r.gateway.IsValid() {
+		return fmt.Sprintf("%s metric %d", r.network, r.metric)
+	}
+	return fmt.Sprintf("%s via %s metric %d", r.network, r.gateway, r.metric)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

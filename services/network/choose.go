@@ -1,0 +1,114 @@
+package network
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+// candidate is an address that the node could be known by.
+type candidate struct {
+	prefix netip.Prefix
+	link   string
+	// metric of the link's default route; noDefault where it has none.
+	metric uint32
+}
+
+const noDefault = ^uint32(0)
+
+// candidates are the addresses of one link, in their order.
+func candidates(link string, s linkState, valid []netip.Prefix) []candidate {
+	metric := noDefault
+	for _, r := range s.routes {
+		if r.network.Bits() == 0 {
+			metric = min(metric, r.metric)
+		}
+	}
+	var out []candidate
+	for _, p := range s.addresses {
+		a := p.Addr()
+		if !a.IsGlobalUnicast() {
+			continue // loopback and link-local ones reach nobody
+		}
+		if len(valid) > 0 && !slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(a) }) {
+			continue
+		}
+		out = append(out, candidate{prefix: p, link: link, metric: metric})
+	}
+	return out
+}
+
+// choose picks the node's address by one rule: the link with the default route
+// of the lowest metric, IPv4 before IPv6, the first address of the link. The
+// address of an earlier boot stays for as long as the node has it at all.
+func choose(all []candidate, pinned netip.Addr) (NodeAddress, bool) {
+	if len(all) == 0 {
+		return NodeAddress{}, false
+	}
+	sorted := slices.Clone(all)
+	slices.SortStableFunc(sorted, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.metric, b.metric), cmp.Compare(a.prefix.Addr().BitLen(), b.prefix.Addr().BitLen()))
+	})
+	n := NodeAddress{Primary: sorted[0].prefix.Addr(), Why: why(sorted)}
+	for _, c := range sorted {
+		n.All = append(n.All, c.prefix)
+		if c.prefix.Addr() == pinned && pinned != n.Primary {
+			n.Primary = pinned
+			n.Why = fmt.Sprintf("on %s; chosen earlier and still there (by the rule it would be %s: %s)", c.link, sorted[0].prefix.Addr(), n.Why)
+		}
+	}
+	return n, true
+}
+
+func why(sorted []candidate) string {
+	c := sorted[0]
+	family := "IPv4"
+	if c.prefix.Addr().Is6() {
+		family = "IPv6"
+	}
+	switch {
+	case len(sorted) == 1:
+		return "the only address, on " + c.link
+	case c.metric == noDefault:
+		return fmt.Sprintf("the first %s address, on %s; no link has a default route", family, c.link)
+	}
+	return fmt.Sprintf("the first %s address of %s, which has the default route with the lowest metric (%d)", family, c.link, c.metric)
+}
+
+// readPin is the address that was chosen at an earlier boot, if any.
+func readPin(file string) (netip.Addr, error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return netip.Addr{}, nil
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	a, err := netip.ParseAddr(strings.TrimSpace(string(data)))
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("node address in %s: %w", file, err)
+	}
+	return a, nil
+}
+
+func writePin(file string, a netip.Addr) error {
+	return boot.WriteFile(file, []byte(a.String()+"\n"), 0o644)
+}
+
+// isMountPoint compares devices: STATE is another one than the root it hangs in.
+func isMountPoint(dir string) bool {
+	var here, parent syscall.Stat_t
+	if syscall.Stat(dir, &here) != nil || syscall.Stat(filepath.Dir(dir), &parent) != nil {
+		return false
+	}
+	return here.Dev != parent.Dev
+}

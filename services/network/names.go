@@ -1,0 +1,95 @@
+package network
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxNameservers is all that resolvers read (MAXNS in resolv.conf(5)).
+	maxNameservers = 3
+	// maxHostname is the kernel's limit (sethostname(2)); Kubernetes takes
+	// node names of 253, so this is the shorter one.
+	maxHostname = 63
+)
+
+// hostnameSyntax is a DNS name in lower case (RFC 1123 §2.1), as Kubernetes
+// wants the names of nodes.
+var hostnameSyntax = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// cleanHostname is name as a node's name, or "" where it is none.
+func cleanHostname(name string) string {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if len(name) > maxHostname || !hostnameSyntax.MatchString(name) {
+		return ""
+	}
+	return name
+}
+
+// hostnameFromMAC is the name of a node that nobody named: the same at each boot.
+func hostnameFromMAC(mac net.HardwareAddr) string {
+	return fmt.Sprintf("garboard-%x", []byte(mac))
+}
+
+// files keeps the files under /etc that other programs read. It remembers what
+// it wrote, so that an unchanged one isn't written again.
+type files struct {
+	dir     string
+	written map[string]string
+}
+
+func (f *files) write(name, content string) error {
+	if f.written[name] == content {
+		return nil
+	}
+	if err := boot.WriteFile(filepath.Join(f.dir, name), []byte(content), 0o644); err != nil {
+		return err
+	}
+	if f.written == nil {
+		f.written = map[string]string{}
+	}
+	f.written[name] = content
+	return nil
+}
+
+// names sets the kernel's host name and writes /etc/hostname and /etc/hosts.
+func (f *files) names(hostname string, node netip.Addr) error {
+	if f.written["hostname"] != hostname+"\n" {
+		if err := unix.Sethostname([]byte(hostname)); err != nil {
+			return fmt.Errorf("set host name to %s: %w", hostname, err)
+		}
+	}
+	if err := f.write("hostname", hostname+"\n"); err != nil {
+		return err
+	}
+	return f.write("hosts", hosts(hostname, node))
+}
+
+func hosts(hostname string, node netip.Addr) string {
+	own := node.String()
+	if !node.IsValid() {
+		own = "127.0.1.1" // so that the own name resolves in any case
+	}
+	if short, _, dotted := strings.Cut(hostname, "."); dotted {
+		hostname += " " + short
+	}
+	return "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + own + " " + hostname + "\n"
+}
+
+func (f *files) resolvers(servers []netip.Addr) error {
+	var b strings.Builder
+	for i, s := range servers {
+		if i == maxNameservers {
+			break
+		}
+		fmt.Fprintf(&b, "nameserver %s\n", s)
+	}
+	return f.write("resolv.conf", b.String())
+}

@@ -1,0 +1,135 @@
+// Package network configures the node's links.
+//
+// It is the service `networkd`. One goroutine owns everything that is changed
+// through netlink: it compares what the configuration and the DHCP leases want
+// with what it has applied, and makes the difference so, whenever the
+// configuration, a link or a lease changes. DHCP clients run beside it and only
+// send it leases. It names the node, picks the one address that the cluster
+// knows it by, and publishes addresses, host name, resolvers and time servers.
+//
+//	configuration ─┐
+//	links (netlink)├─▶ owner: want − applied ─▶ netlink, /etc, resources
+//	leases (DHCP) ─┘
+package network
+
+import (
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/vishvananda/netlink"
+)
+
+// ID of the service.
+const ID = "networkd"
+
+// NodeAddress says which of the node's addresses is the one that the cluster
+// uses, and why.
+type NodeAddress struct {
+	Primary netip.Addr     `yaml:"primary"`
+	All     []netip.Prefix `yaml:"all"` // in the order of the choice
+	Why     string         `yaml:"why"`
+}
+
+// Addresses has one object, "default": it exists once the node has an address.
+var Addresses = resource.Define[NodeAddress](resource.Definition{
+	Type:      "NodeAddresses.net.garboard.dev",
+	Kind:      "NodeAddress",
+	Namespace: "network",
+	Columns: []resource.Column{
+		{Name: "PRIMARY", Value: func(s any) string { return s.(NodeAddress).Primary.String() }},
+		{Name: "WHY", Value: func(s any) string { return s.(NodeAddress).Why }},
+	},
+})
+
+// Hostnames has one object, "hostname".
+var Hostnames = resource.Define[string](resource.Definition{
+	Type:      "Hostnames.net.garboard.dev",
+	Kind:      "Hostname",
+	Namespace: "network",
+	Columns:   []resource.Column{{Name: "HOSTNAME", Value: func(s any) string { return s.(string) }}},
+})
+
+// Resolvers has one object, "resolvers": the name servers, best first.
+var Resolvers = resource.Define[[]netip.Addr](resource.Definition{
+	Type:      "Resolvers.net.garboard.dev",
+	Kind:      "Resolver",
+	Namespace: "network",
+	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
+})
+
+// TimeServers has one object, "timeservers": what DHCP offers (option 42).
+var TimeServers = resource.Define[[]netip.Addr](resource.Definition{
+	Type:      "TimeServers.net.garboard.dev",
+	Kind:      "TimeServer",
+	Namespace: "network",
+	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
+})
+
+// IDs of the objects above.
+const (
+	AddressID     = "default"
+	HostnameID    = "hostname"
+	ResolversID   = "resolvers"
+	TimeServersID = "timeservers"
+)
+
+func addressColumn(spec any) string {
+	var names []string
+	for _, a := range spec.([]netip.Addr) {
+		names = append(names, a.String())
+	}
+	return strings.Join(names, ",")
+}
+
+// Options are what the service stands on.
+type Options struct {
+	Mode  boot.Mode
+	Store *resource.Store
+	Logs  *logs.Logs
+
+	etcDir   string                  // /etc; tests have their own
+	pinFile  string                  // on STATE; tests have their own
+	pinReady func() bool             // whether STATE is mounted
+	physical func(netlink.Link) bool // which links get DHCP without being listed
+}
+
+// Daemon is the service; its state belongs to the goroutine of run.
+type Daemon struct {
+	o Options
+	// applied outlives a restart of the service, so that what an earlier run put
+	// on a link is known and can be taken away again.
+	applied map[string]linkState
+}
+
+// New makes the service; nothing runs yet.
+func New(o Options) *Daemon {
+	if o.etcDir == "" {
+		o.etcDir = "/etc"
+	}
+	if o.pinFile == "" {
+		o.pinFile = filepath.Join(boot.StateDir, "node-address")
+	}
+	if o.pinReady == nil {
+		o.pinReady = func() bool { return isMountPoint(filepath.Dir(o.pinFile)) }
+	}
+	if o.physical == nil {
+		o.physical = physicalEthernet
+	}
+	return &Daemon{o: o, applied: map[string]linkState{}}
+}
+
+// Service is networkd in the graph. It is up once the links of the
+// configuration have their addresses.
+func (d *Daemon) Service() dag.Service {
+	return dag.Service{
+		ID:        ID,
+		DependsOn: []string{"machined"},
+		Run:       d.run,
+		Restart:   dag.RestartAlways,
+	}
+}

@@ -1,0 +1,512 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// retryEvery is how often something unfinished is looked at again: a link
+	// that refused, a node address to pin, a link that others wait for.
+	retryEvery = time.Second
+	// linkGrace is how long links that nobody listed may take to get an address
+	// once the first has one, so that the node's address doesn't depend on which
+	// DHCP server was quicker.
+	linkGrace = 5 * time.Second
+)
+
+// owner is one run of the service: all of it belongs to one goroutine.
+type owner struct {
+	*Daemon
+	h   *dag.Handle
+	log *slog.Logger
+
+	cfg     *config.Config
+	plans   []config.Link
+	links   map[string]netlink.Link
+	clients map[string]*runningClient
+	leases  map[string]*lease
+	changed chan leaseChange
+	errs    map[string]error // by link: what the kernel refused
+	files   files
+
+	since     time.Time // when this run began
+	firstAddr time.Time // when the first unlisted link had an address
+	waiting   string    // what was last said to be waited for
+	told      bool      // whether a missing link was told at the console
+	started   bool
+	hostname  string // from DHCP or a MAC address: stays once chosen
+	pinned    netip.Addr
+	pinSaved  bool
+}
+
+type leaseChange struct {
+	link  string
+	from  *runningClient
+	lease *lease
+}
+
+// runningClient is a DHCP client and the way to end it.
+type runningClient struct {
+	index  int // of its link
+	cancel context.CancelFunc
+	done   chan struct{}
+	kick   chan struct{}
+}
+
+func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
+	o := &owner{
+		Daemon:  d,
+		h:       h,
+		log:     h.Log,
+		links:   map[string]netlink.Link{},
+		clients: map[string]*runningClient{},
+		leases:  map[string]*lease{},
+		changed: make(chan leaseChange),
+		errs:    map[string]error{},
+		files:   files{dir: d.o.etcDir},
+		since:   time.Now(),
+	}
+	var err error
+	if o.pinned, err = readPin(d.o.pinFile); err != nil {
+		o.log.Warn("the address of earlier boots is unknown: " + err.Error())
+	}
+	o.pinSaved = o.pinned.IsValid()
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer o.stopClients()
+	defer cancel()
+	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
+	if err := o.configure(); err != nil {
+		return err
+	}
+	links, err := subscribe(ctx)
+	if err != nil {
+		return err
+	}
+	return o.loop(ctx, configs, links)
+}
+
+// subscribe hears of every link: first of those that exist.
+func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
+	ch := make(chan netlink.LinkUpdate)
+	err := netlink.LinkSubscribeWithOptions(ch, ctx.Done(), netlink.LinkSubscribeOptions{ListExisting: true})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to links: %w", err)
+	}
+	return ch, nil
+}
+
+// configure takes the configuration over.
+func (o *owner) configure() error {
+	cfg, err := machine.Config(o.o.Store)
+	if err != nil {
+		return err
+	}
+	o.cfg, o.plans = cfg, cfg.Machine.Network.Links()
+	return nil
+}
+
+// note takes a change of a link in and reports whether it matters: pods' links
+// come and go all the time.
+func (o *owner) note(u netlink.LinkUpdate) bool {
+	a := u.Attrs()
+	maps.DeleteFunc(o.links, func(name string, l netlink.Link) bool {
+		return l.Attrs().Index == a.Index && name != a.Name // renamed
+	})
+	_, managed := planFor(o.plans, a.Name, o.o.physical(u.Link))
+	if u.Header.Type == unix.RTM_DELLINK {
+		delete(o.links, a.Name)
+		delete(o.applied, a.Name)
+		return managed
+	}
+	old, known := o.links[a.Name]
+	o.links[a.Name] = u.Link
+	if !managed {
+		return false
+	}
+	if !known {
+		return true
+	}
+	if old.Attrs().Flags&net.FlagUp == 0 && a.Flags&net.FlagUp != 0 {
+		delete(o.applied, a.Name) // going down had taken routes along
+	}
+	if c := o.clients[a.Name]; c != nil && !carrier(old) && carrier(u.Link) {
+		select {
+		case c.kick <- struct{}{}:
+		default:
+		}
+	}
+	return old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link)
+}
+
+func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
+
+// reconcile makes links, leases, files and resources what they are to be.
+func (o *owner) reconcile(ctx context.Context) {
+	var all []candidate
+	order := uint32(0)
+	for _, name := range o.order() {
+		l := o.links[name]
+		p, managed := planFor(o.plans, name, o.o.physical(l))
+		o.client(ctx, l, managed && p.DHCP)
+		if !managed {
+			o.withdraw(l)
+			continue
+		}
+		is := want(p, o.leases[name], order)
+		if p.DHCP {
+			order++
+		}
+		o.applyTo(l, is)
+		all = append(all, candidates(name, o.applied[name], o.cfg.Machine.Kubelet.NodeIP.ValidSubnets)...)
+	}
+	for name := range o.clients {
+		if _, here := o.links[name]; !here {
+			o.stopClient(name)
+		}
+	}
+	o.publish(all)
+}
+
+// order is listed links as they are listed, then the others by name.
+func (o *owner) order() []string {
+	names := slices.Sorted(maps.Keys(o.links))
+	at := func(name string) int {
+		i := slices.IndexFunc(o.plans, func(p config.Link) bool { return p.Name == name })
+		if i < 0 {
+			return len(o.plans)
+		}
+		return i
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return at(a) - at(b) })
+	return names
+}
+
+func (o *owner) applyTo(l netlink.Link, is linkState) {
+	name, index := l.Attrs().Name, l.Attrs().Index
+	err := bringUp(l)
+	if err == nil {
+		was := o.applied[name]
+		if was.index != index {
+			was = linkState{}
+		}
+		o.applied[name], err = apply(l, was, is)
+	}
+	o.refused(name, err)
+}
+
+// withdraw takes back what was ours on a link that isn't ours any more.
+func (o *owner) withdraw(l netlink.Link) {
+	name := l.Attrs().Name
+	was, ours := o.applied[name]
+	if !ours || was.index != l.Attrs().Index {
+		delete(o.errs, name)
+		return
+	}
+	_, err := apply(l, was, linkState{})
+	delete(o.applied, name)
+	o.refused(name, err)
+}
+
+// refused remembers, and says once, what the kernel didn't do.
+func (o *owner) refused(name string, err error) {
+	if err == nil {
+		delete(o.errs, name)
+		return
+	}
+	if old := o.errs[name]; old == nil || old.Error() != err.Error() {
+		o.log.Warn(err.Error() + "; trying again")
+	}
+	o.errs[name] = err
+}
+
+// client starts or stops the DHCP client of a link.
+func (o *owner) client(ctx context.Context, l netlink.Link, wanted bool) {
+	name, index := l.Attrs().Name, l.Attrs().Index
+	if c := o.clients[name]; c != nil {
+		if wanted && c.index == index {
+			return
+		}
+		o.stopClient(name)
+	}
+	if !wanted || l.Attrs().Flags&net.FlagUp == 0 {
+		return // a link that isn't up yet comes by again when it is
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := &runningClient{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1)}
+	o.clients[name] = c
+	dhcp := &dhcpClient{
+		link: name,
+		x:    wire{link: name, hostname: o.cfg.Machine.Network.Hostname},
+		log:  o.log,
+		kick: c.kick,
+		report: func(l *lease) {
+			select {
+			case o.changed <- leaseChange{name, c, l}:
+			case <-ctx.Done():
+			}
+		},
+	}
+	if o.pinned.Is4() {
+		dhcp.prefer = o.pinned // a server that doesn't own it offers another
+	}
+	go func() {
+		defer close(c.done)
+		dhcp.run(ctx)
+	}()
+}
+
+func (o *owner) stopClient(name string) {
+	c := o.clients[name]
+	c.cancel()
+	<-c.done
+	delete(o.clients, name)
+	delete(o.leases, name)
+}
+
+func (o *owner) stopClients() {
+	for name := range o.clients {
+		o.stopClient(name)
+	}
+}
+
+// loop waits for changes and reconciles after each.
+func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <-chan netlink.LinkUpdate) error {
+	tick := time.NewTicker(retryEvery)
+	defer tick.Stop()
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configs:
+			old := o.cfg
+			if err := o.configure(); err != nil {
+				return err
+			}
+			changed = !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
+				!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP)
+		case u, open := <-links:
+			if !open { // the kernel's buffer overflowed: list all anew
+				if ctx.Err() != nil {
+					return nil
+				}
+				clear(o.links)
+				var err error
+				if links, err = subscribe(ctx); err != nil {
+					return err
+				}
+				continue
+			}
+			changed = o.note(u)
+		case c := <-o.changed:
+			if changed = o.clients[c.link] == c.from; changed {
+				o.leases[c.link] = c.lease
+			}
+		case <-tick.C:
+			changed = !o.started || !o.pinSaved || len(o.errs) > 0
+		}
+		if changed {
+			o.reconcile(ctx)
+		}
+	}
+}
+
+// lacking is what the node waits for, sorted; empty once it has its addresses.
+func (o *owner) lacking() []string {
+	var out []string
+	listed := false
+	for _, p := range o.plans {
+		if p.Ignore || p.Name == "lo" {
+			continue
+		}
+		listed = listed || p.DHCP || len(p.Addresses) > 0
+		_, here := o.links[p.Name]
+		switch {
+		case !here:
+			out = append(out, fmt.Sprintf("interface %q to appear", p.Name))
+		case p.DHCP && o.leases[p.Name] == nil:
+			out = append(out, fmt.Sprintf("DHCP answer on %q", p.Name))
+		case o.errs[p.Name] != nil:
+			out = append(out, o.errs[p.Name].Error())
+		case len(o.applied[p.Name].addresses) < len(p.Addresses):
+			out = append(out, fmt.Sprintf("addresses on %q", p.Name))
+		}
+	}
+	if !listed {
+		out = append(out, o.lackingUnlisted()...)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// lackingUnlisted: without listed links one address is enough, but the other
+// links get a moment.
+func (o *owner) lackingUnlisted() []string {
+	var without, names []string
+	have := false
+	for _, name := range o.order() {
+		if c := o.clients[name]; c == nil {
+			continue
+		}
+		names = append(names, name)
+		if o.leases[name] != nil {
+			have = true
+		} else if carrier(o.links[name]) {
+			without = append(without, fmt.Sprintf("DHCP answer on %q", name))
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return []string{"a network interface to appear"}
+	case !have && len(without) == 0:
+		return []string{"a link on " + strings.Join(names, ", ")}
+	case !have:
+		o.firstAddr = time.Time{}
+		return without
+	}
+	if o.firstAddr.IsZero() {
+		o.firstAddr = time.Now()
+	}
+	if time.Since(o.firstAddr) >= linkGrace {
+		return nil
+	}
+	return without
+}
+
+// said reports what is waited for, once per change, and at the console when it
+// is a link that doesn't come.
+func (o *owner) said(lacking []string) {
+	text := "Waiting for " + strings.Join(lacking, ", ")
+	if text != o.waiting {
+		o.waiting = text
+		o.h.Event(text)
+	}
+	waited := time.Since(o.since)
+	if o.told || waited < quietFor || !strings.Contains(text, "appear") && !strings.Contains(text, "a link on") {
+		return
+	}
+	o.told = true
+	o.log.Warn(fmt.Sprintf("waiting for %s since %s; the interfaces here are: %s. "+
+		"Plug it in, load its driver, or correct machine.network.interfaces",
+		strings.Join(lacking, ", "), waited.Round(time.Second), strings.Join(slices.Sorted(maps.Keys(o.links)), ", ")))
+}
+
+// publish tells the others, once everything is there and on each change after.
+func (o *owner) publish(all []candidate) {
+	lacking := o.lacking()
+	addr, chosen := choose(all, o.pinned)
+	if !o.started {
+		if len(lacking) == 0 && !chosen {
+			lacking = []string{"an address that machine.kubelet.nodeIP.validSubnets allows"}
+		}
+		if len(lacking) > 0 {
+			o.said(lacking)
+			return
+		}
+	}
+	if err := o.tell(addr, chosen); err != nil {
+		o.log.Warn(err.Error() + "; trying again")
+		o.errs["names"] = err
+		return
+	}
+	delete(o.errs, "names")
+	if !o.started {
+		o.started = true
+		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))
+		o.h.Started(fmt.Sprintf("node %s has address %s", o.name(), addr.Primary))
+	}
+}
+
+// tell writes files and resources.
+func (o *owner) tell(addr NodeAddress, chosen bool) error {
+	w := o.o.Store.As(ID)
+	errs := []error{
+		o.files.resolvers(o.resolvers()),
+		Resolvers.Put(w, ResolversID, o.resolvers()),
+		TimeServers.Put(w, TimeServersID, o.timeServers()),
+	}
+	if !chosen {
+		// The last address stays published: those that use it can't do without.
+		o.log.Warn("the node has no address at the moment")
+		return errors.Join(errs...)
+	}
+	if o.pinned.IsValid() && o.pinned != addr.Primary {
+		o.log.Warn(fmt.Sprintf("the node's address changes from %s to %s: %s", o.pinned, addr.Primary, addr.Why))
+		o.pinSaved = false
+	}
+	o.pinned = addr.Primary
+	if !o.pinSaved && o.o.pinReady() {
+		err := writePin(o.o.pinFile, o.pinned)
+		o.pinSaved = err == nil
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs,
+		o.files.names(o.name(), addr.Primary),
+		Hostnames.Put(w, HostnameID, o.name()),
+		Addresses.Put(w, AddressID, addr),
+	)...)
+}
+
+// name is the configuration's, or else the first lease's, or else made from the
+// first MAC address; it stays once chosen, because the node is known by it.
+func (o *owner) name() string {
+	if name := o.cfg.Machine.Network.Hostname; name != "" {
+		return name
+	}
+	if o.hostname != "" {
+		return o.hostname
+	}
+	for _, name := range o.order() {
+		if l := o.leases[name]; l != nil {
+			if o.hostname = cleanHostname(l.hostname); o.hostname != "" {
+				return o.hostname
+			}
+		}
+	}
+	for _, name := range o.order() {
+		if _, ours := o.applied[name]; ours && len(o.links[name].Attrs().HardwareAddr) > 0 && name != "lo" {
+			o.hostname = hostnameFromMAC(o.links[name].Attrs().HardwareAddr)
+			return o.hostname
+		}
+	}
+	return "garboard"
+}
+
+func (o *owner) resolvers() []netip.Addr {
+	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
+		return ns
+	}
+	return o.fromLeases(func(l *lease) []netip.Addr { return l.resolvers })
+}
+
+func (o *owner) timeServers() []netip.Addr {
+	return o.fromLeases(func(l *lease) []netip.Addr { return l.ntp })
+}
+
+func (o *owner) fromLeases(what func(*lease) []netip.Addr) []netip.Addr {
+	out := []netip.Addr{}
+	for _, name := range o.order() {
+		if l := o.leases[name]; l != nil {
+			out = append(out, missing(what(l), out)...)
+		}
+	}
+	return out
+}

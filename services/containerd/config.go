@@ -1,0 +1,92 @@
+package containerd
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/pelletier/go-toml/v2"
+)
+
+const (
+	configFile = "/etc/containerd/config.toml"
+	hostsDir   = "/etc/containerd/certs.d" // hosts.toml per registry: containerd docs/hosts.md
+	stateDir   = "/run/containerd"
+)
+
+// table is a TOML table; containerd's plugin options are free-form, so its
+// configuration is too.
+type table = map[string]any
+
+// renderConfig is containerd's own configuration (version 3, containerd 2.x).
+// The user's drop-ins in /var/cri/conf.d are merged over it by containerd
+// (acceptance S-143).
+func renderConfig(mode boot.Mode) ([]byte, error) {
+	runtime := table{
+		"containerd": table{
+			"default_runtime_name": "runc",
+			"runtimes": table{"runc": table{
+				"runtime_type": "io.containerd.runc.v2",
+				// cgroupfs, as the kubelet: there is no systemd on a node.
+				"options": table{"SystemdCgroup": false, "BinaryName": "/usr/bin/runc"},
+			}},
+		},
+		"cni": table{"bin_dirs": []string{boot.CNIBinDir}, "conf_dir": boot.CNIConfDir},
+		// A container node may lack CAP_SYS_RESOURCE, without which a lower OOM
+		// score than one's own can't be set and every pod would fail.
+		"restrict_oom_score_adj": mode == boot.Container,
+	}
+	images := table{
+		"pinned_images": table{"sandbox": config.DefaultPauseImage},
+		"registry":      table{"config_path": hostsDir},
+	}
+	return toml.Marshal(table{
+		"version": 3,
+		"root":    boot.ContainerdDir,
+		"state":   stateDir,
+		"imports": []string{filepath.Join(boot.CRIConfDir, "*.toml")},
+		"grpc":    table{"address": Socket},
+		"disabled_plugins": []string{
+			"io.containerd.snapshotter.v1.blockfile",
+			"io.containerd.snapshotter.v1.native",
+			"io.containerd.snapshotter.v1.erofs",
+			"io.containerd.tracing.processor.v1.otlp",
+			"io.containerd.internal.v1.tracing",
+			"io.containerd.nri.v1.nri",
+		},
+		"plugins": table{
+			"io.containerd.cri.v1.runtime": runtime,
+			"io.containerd.cri.v1.images":  images,
+		},
+	})
+}
+
+// mirrorHosts is one hosts.toml per mirrored registry, by the name of the
+// directory that containerd looks in; '*' is its "_default". The registry's host
+// is dropped from the reference, the path asked of each endpoint as it is
+// (acceptance S-126, S-127).
+func mirrorHosts(mirrors map[string]config.Mirror) map[string][]byte {
+	out := make(map[string][]byte, len(mirrors))
+	for registry, mirror := range mirrors {
+		var b strings.Builder
+		for _, endpoint := range mirror.Endpoints {
+			u := endpoint.URL
+			// An endpoint's own path replaces /v2 in containerd's view, so it has to
+			// carry the API's root itself.
+			path := strings.TrimRight(u.Path, "/")
+			if !strings.HasSuffix(path, "/v2") {
+				path += "/v2"
+			}
+			u.Path = path
+			fmt.Fprintf(&b, "[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n  override_path = true\n", u.String())
+		}
+		dir := registry
+		if registry == "*" {
+			dir = "_default"
+		}
+		out[dir] = []byte(b.String())
+	}
+	return out
+}

@@ -1,0 +1,95 @@
+package containerd
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/pelletier/go-toml/v2"
+)
+
+func mirror(t *testing.T, endpoints ...string) config.Mirror {
+	t.Helper()
+	var m config.Mirror
+	for _, e := range endpoints {
+		u, err := config.ParseURL(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Endpoints = append(m.Endpoints, u)
+	}
+	return m
+}
+
+// S-126, S-127, S-129: the path is asked of each endpoint as it is, '*' is every
+// registry, plain http and a trailing slash are fine.
+func TestS127MirrorHosts(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		registry, dir string
+		endpoints     []string
+		want          []string
+	}{
+		{"*", "_default", []string{"http://10.5.0.1:6000/"}, []string{"http://10.5.0.1:6000/v2"}},
+		{"docker.io", "docker.io", []string{"https://a.example", "https://b.example/cache"}, []string{"https://a.example/v2", "https://b.example/cache/v2"}},
+		{"ghcr.io", "ghcr.io", []string{"https://a.example/x/v2/"}, []string{"https://a.example/x/v2"}},
+	} {
+		hosts := mirrorHosts(map[string]config.Mirror{tt.registry: mirror(t, tt.endpoints...)})
+		data, ok := hosts[tt.dir]
+		if !ok {
+			t.Errorf("%s: no hosts.toml in %s: %v", tt.registry, tt.dir, hosts)
+			continue
+		}
+		var parsed struct {
+			Host map[string]struct {
+				Capabilities []string `toml:"capabilities"`
+				OverridePath bool     `toml:"override_path"`
+			} `toml:"host"`
+		}
+		if err := toml.Unmarshal(data, &parsed); err != nil {
+			t.Errorf("%s: %v in\n%s", tt.registry, err, data)
+			continue
+		}
+		at := -1
+		for _, want := range tt.want {
+			host, ok := parsed.Host[want]
+			if !ok || !host.OverridePath || len(host.Capabilities) != 2 {
+				t.Errorf("%s: endpoint %s is missing or not as wanted in\n%s", tt.registry, want, data)
+			}
+			// The order of the endpoints is the order in which they are asked.
+			if i := strings.Index(string(data), want); i < at {
+				t.Errorf("%s: %s is out of order in\n%s", tt.registry, want, data)
+			} else {
+				at = i
+			}
+		}
+	}
+}
+
+// S-143: drop-ins of the user are merged over our configuration.
+func TestS143ConfigImportsDropIns(t *testing.T) {
+	t.Parallel()
+	for mode, restrict := range map[boot.Mode]bool{boot.Machine: false, boot.Container: true} {
+		data, err := renderConfig(mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var parsed struct {
+			Version int
+			Imports []string
+			Plugins map[string]struct {
+				Restrict bool `toml:"restrict_oom_score_adj"`
+			}
+		}
+		if err := toml.Unmarshal(data, &parsed); err != nil {
+			t.Fatalf("%v in\n%s", err, data)
+		}
+		if len(parsed.Imports) != 1 || parsed.Imports[0] != "/var/cri/conf.d/*.toml" {
+			t.Errorf("imports %v", parsed.Imports)
+		}
+		if got := parsed.Plugins["io.containerd.cri.v1.runtime"].Restrict; got != restrict {
+			t.Errorf("%v: restrict_oom_score_adj %v, want %v", mode, got, restrict)
+		}
+	}
+}

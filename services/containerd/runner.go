@@ -1,0 +1,272 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/errdefs"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/dag"
+)
+
+const (
+	snapshotter = "overlayfs"
+	fifoDir     = boot.RunDir + "/fifo"
+
+	// cleanupTimeout bounds what is done after a container has ended: removing
+	// task, container and snapshot is a few metadata writes.
+	cleanupTimeout = 10 * time.Second
+	// reattachPoll is how often a Runner looks whether a restarted containerd
+	// answers again.
+	reattachPoll = 200 * time.Millisecond
+)
+
+// Runner runs one OCI image as a service of the node: Prepare pulls it, Run
+// keeps one task of it and ends with it.
+type Runner struct {
+	Containerd *Containerd
+	ID         string
+	// Image is the reference to run, read at each start.
+	Image func() (string, error)
+	// Spec is the container's OCI runtime specification, on top of the image's
+	// own configuration, made at each start.
+	Spec func(ctx context.Context) ([]oci.SpecOpts, error)
+	// StopBudget is the time between SIGTERM and SIGKILL.
+	StopBudget time.Duration
+}
+
+// Prepare makes the image present and unpacked.
+func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
+	ref, err := r.Image()
+	if err != nil {
+		return err
+	}
+	_, err = r.image(ctx, ref, h.Event)
+	return err
+}
+
+// Pull fetches ref into the given containerd namespace unless it is there.
+func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(string)) (client.Image, error) {
+	cl, err := c.Client()
+	if err != nil {
+		return nil, err
+	}
+	ctx = namespaces.WithNamespace(ctx, namespace)
+	img, err := cl.GetImage(ctx, ref)
+	switch {
+	case errdefs.IsNotFound(err):
+		tell("Pulling image " + ref)
+		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter), client.WithResolver(resolver(ctx)))
+		if err != nil {
+			return nil, fmt.Errorf("pull image %s (mirrors are in machine.registries.mirrors): %w", ref, err)
+		}
+		return img, nil
+	case err != nil:
+		return nil, fmt.Errorf("look up image %s: %w", ref, err)
+	}
+	// A power cut can leave an image whose layers aren't all unpacked.
+	unpacked, err := img.IsUnpacked(ctx, snapshotter)
+	if err != nil {
+		return nil, fmt.Errorf("look up snapshots of image %s: %w", ref, err)
+	}
+	if !unpacked {
+		if err := img.Unpack(ctx, snapshotter); err != nil {
+			return nil, fmt.Errorf("unpack image %s: %w", ref, err)
+		}
+	}
+	return img, nil
+}
+
+func (r *Runner) image(ctx context.Context, ref string, tell func(string)) (client.Image, error) {
+	return r.Containerd.Pull(ctx, Namespace, ref, tell)
+}
+
+// resolver goes the way of the mirrors that the CRI uses too: one hosts
+// directory for both.
+func resolver(ctx context.Context) remotes.Resolver {
+	return docker.NewResolver(docker.ResolverOptions{
+		Hosts: dockerconfig.ConfigureHosts(ctx, dockerconfig.HostOptions{
+			HostDir: dockerconfig.HostDirFromRoot(hostsDir),
+		}),
+	})
+}
+
+// Run is the service's run function.
+func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
+	cl, err := r.Containerd.Client()
+	if err != nil {
+		return err
+	}
+	nctx := namespaces.WithNamespace(ctx, Namespace)
+	if err := r.remove(nctx, cl); err != nil {
+		return fmt.Errorf("remove the old container %s: %w", r.ID, err)
+	}
+	h.Event("Creating service runner")
+	container, err := r.create(nctx, cl, h)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(nctx), cleanupTimeout)
+		defer cancel()
+		if err := r.remove(cctx, cl); err != nil {
+			h.Log.Warn("remove container", "container", r.ID, "err", err)
+		}
+	}()
+	if err := os.MkdirAll(fifoDir, 0o700); err != nil {
+		return err
+	}
+	out := r.Containerd.Logs.Writer(r.ID)
+	defer out.Close()
+	task, err := container.NewTask(nctx, cio.NewCreator(cio.WithStreams(nil, out, out), cio.WithFIFODir(fifoDir)))
+	if err != nil {
+		return fmt.Errorf("create task of container %s: %w", r.ID, err)
+	}
+	exited, err := task.Wait(context.WithoutCancel(nctx))
+	if err != nil {
+		return fmt.Errorf("wait for container %s: %w", r.ID, err)
+	}
+	if err := task.Start(nctx); err != nil {
+		return fmt.Errorf("start container %s: %w", r.ID, err)
+	}
+	h.Started(fmt.Sprintf("Started task %s (PID %d) for container %s", r.ID, task.Pid(), r.ID))
+	return r.supervise(nctx, cl, task, exited)
+}
+
+func (r *Runner) create(ctx context.Context, cl *client.Client, h *dag.Handle) (client.Container, error) {
+	ref, err := r.Image()
+	if err != nil {
+		return nil, err
+	}
+	img, err := r.image(ctx, ref, h.Event)
+	if err != nil {
+		return nil, err
+	}
+	opts, err := r.Spec(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("specification of container %s: %w", r.ID, err)
+	}
+	container, err := cl.NewContainer(ctx, r.ID,
+		client.WithImage(img),
+		client.WithSnapshotter(snapshotter),
+		client.WithNewSnapshot(r.ID, img),
+		client.WithNewSpec(append([]oci.SpecOpts{oci.WithImageConfig(img)}, opts...)...),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("create container %s: %w", r.ID, err)
+	}
+	return container, nil
+}
+
+// supervise returns when the task has ended, or has been stopped because ctx
+// ended. An answer that never came because containerd died is not an exit: the
+// shim and the task live on, so it asks the next containerd.
+func (r *Runner) supervise(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return r.stop(ctx, task, exited)
+		case status := <-exited:
+			if status.Error() == nil {
+				return fmt.Errorf("container %s ended with status %d", r.ID, status.ExitCode())
+			}
+		}
+		var gone error
+		if task, exited, gone = r.reattach(ctx, cl); gone != nil {
+			return gone
+		}
+	}
+}
+
+// reattach finds the running task again once containerd answers.
+func (r *Runner) reattach(ctx context.Context, cl *client.Client) (client.Task, <-chan client.ExitStatus, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		case <-time.After(reattachPoll):
+		}
+		if r.Containerd.healthy(ctx) != nil {
+			continue
+		}
+		container, err := cl.LoadContainer(ctx, r.ID)
+		if errdefs.IsNotFound(err) {
+			return nil, nil, fmt.Errorf("container %s is gone after a restart of containerd", r.ID)
+		} else if err != nil {
+			continue
+		}
+		task, err := container.Task(ctx, nil)
+		if errdefs.IsNotFound(err) {
+			return nil, nil, fmt.Errorf("container %s ended while containerd was down", r.ID)
+		} else if err != nil {
+			continue
+		}
+		exited, err := task.Wait(context.WithoutCancel(ctx))
+		if err != nil {
+			continue
+		}
+		return task, exited, nil
+	}
+}
+
+func (r *Runner) stop(ctx context.Context, task client.Task, exited <-chan client.ExitStatus) error {
+	sctx := context.WithoutCancel(ctx)
+	if err := task.Kill(sctx, syscall.SIGTERM); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("stop container %s: %w", r.ID, err)
+	}
+	select {
+	case <-exited:
+		return nil
+	case <-time.After(r.StopBudget):
+	}
+	kctx, cancel := context.WithTimeout(sctx, cleanupTimeout)
+	defer cancel()
+	if err := task.Kill(kctx, syscall.SIGKILL, client.WithKillAll); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("kill container %s: %w", r.ID, err)
+	}
+	select {
+	case <-exited:
+		return nil
+	case <-kctx.Done():
+		return fmt.Errorf("container %s survived SIGKILL for %s", r.ID, cleanupTimeout)
+	}
+}
+
+// remove deletes what a former run of the container left: task, container and
+// snapshot. Nothing there is no error.
+func (r *Runner) remove(ctx context.Context, cl *client.Client) error {
+	container, err := cl.LoadContainer(ctx, r.ID)
+	if errdefs.IsNotFound(err) {
+		// A run that was cut off between snapshot and container leaves the former.
+		err := cl.SnapshotService(snapshotter).Remove(ctx, r.ID)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+		return nil
+	} else if err != nil {
+		return err
+	}
+	task, err := container.Task(ctx, nil)
+	if err == nil {
+		if _, err := task.Delete(ctx, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	} else if !errdefs.IsNotFound(err) {
+		return err
+	}
+	err = container.Delete(ctx, client.WithSnapshotCleanup)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}

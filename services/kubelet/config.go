@@ -1,0 +1,181 @@
+package kubelet
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/containerd"
+	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/secrets"
+	"gopkg.in/yaml.v3"
+)
+
+const (
+	configFile          = "/etc/kubernetes/kubelet.yaml"
+	bootstrapKubeconfig = "/etc/kubernetes/bootstrap-kubeconfig"
+	caFile              = "/etc/kubernetes/pki/ca.crt"
+	servingCertFile     = "/etc/kubernetes/pki/kubelet.crt"
+	servingKeyFile      = "/etc/kubernetes/pki/kubelet.key"
+	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself
+)
+
+// writeFiles writes everything that the kubelet reads at its start.
+func (o Options) writeFiles() error {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return err
+	}
+	s, err := secrets.Kubelet.Get(o.Store, "kubelet")
+	if err != nil {
+		return err
+	}
+	for _, d := range directories {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return err
+		}
+	}
+	kubeletYAML, err := yaml.Marshal(configuration(o.Mode, cfg))
+	if err != nil {
+		return fmt.Errorf("render %s: %w", configFile, err)
+	}
+	bootstrap, err := yaml.Marshal(bootstrapConfig(cfg))
+	if err != nil {
+		return fmt.Errorf("render %s: %w", bootstrapKubeconfig, err)
+	}
+	files := []struct {
+		path string
+		data []byte
+		perm os.FileMode
+	}{
+		{configFile, kubeletYAML, 0o600},
+		{bootstrapKubeconfig, bootstrap, 0o600},
+		{caFile, s.Spec.CA, 0o644},
+		{servingCertFile, s.Spec.ServingCert, 0o644},
+		{servingKeyFile, s.Spec.ServingKey, 0o600},
+	}
+	for _, f := range files {
+		if len(f.data) == 0 {
+			continue
+		}
+		if err := boot.WriteFile(f.path, f.data, f.perm); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// object is a Kubernetes configuration object in its YAML form.
+type object = map[string]any
+
+// configuration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
+func configuration(mode boot.Mode, c *config.Config) object {
+	k := object{
+		"apiVersion":         "kubelet.config.k8s.io/v1beta1",
+		"kind":               "KubeletConfiguration",
+		"staticPodPath":      boot.ManifestsDir,
+		"address":            "0.0.0.0",
+		"healthzBindAddress": "127.0.0.1",
+		"healthzPort":        10248,
+		"authentication": object{
+			"anonymous": object{"enabled": false},
+			"webhook":   object{"enabled": true},
+			"x509":      object{"clientCAFile": caFile},
+		},
+		"authorization":            object{"mode": "Webhook"},
+		"rotateCertificates":       true,
+		"tlsMinVersion":            "VersionTLS13",
+		"clusterDomain":            c.Cluster.Network.DNSDomain,
+		"clusterDNS":               clusterDNS(c),
+		"resolvConf":               "/etc/resolv.conf",
+		"containerRuntimeEndpoint": "unix://" + containerd.Socket,
+		"cgroupDriver":             "cgroupfs",
+		"cgroupRoot":               "/",
+		"systemCgroups":            "",
+		"volumePluginDir":          boot.KubeletDir + "/volumeplugins",
+		"serializeImagePulls":      false,
+		"logging":                  object{"format": "json"},
+		// Static pods are files that PID 1 writes; inotify tells the kubelet at once,
+		// this is only the fallback.
+		"fileCheckFrequency": "5s",
+		// The default of 5 minutes would show a network that came up late.
+		"nodeStatusReportFrequency": "1m",
+		"nodeStatusUpdateFrequency": "5s",
+	}
+	if taints := c.Machine.Type.ControlPlane() && !c.Cluster.AllowSchedulingOnControlPlanes; taints {
+		k["registerWithTaints"] = []object{{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}}
+	}
+	if c.Machine.Type.ControlPlane() {
+		k["tlsCertFile"], k["tlsPrivateKeyFile"] = servingCertFile, servingKeyFile
+	}
+	if mode == boot.Container {
+		// The disk belongs to the host, whose fill level is not this node's doing,
+		// and hosts with cgroup v1 are still about.
+		k["failCgroupV1"] = false
+		k["imageGCHighThresholdPercent"] = 100
+		k["evictionHard"] = object{"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%"}
+		k["failSwapOn"] = false
+	}
+	return k
+}
+
+// clusterDNS is in the order of the configuration.
+func clusterDNS(c *config.Config) []string {
+	out := make([]string, 0, len(c.Machine.Kubelet.ClusterDNS))
+	for _, a := range c.Machine.Kubelet.ClusterDNS {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// bootstrapConfig is the kubeconfig with the join token, good only for asking
+// for a certificate (kubernetes.io: TLS bootstrapping).
+func bootstrapConfig(c *config.Config) object {
+	return object{
+		"apiVersion": "v1",
+		"kind":       "Config",
+		"clusters": []object{{"name": "bootstrap", "cluster": object{
+			"server":                c.Cluster.ControlPlane.Endpoint.String(),
+			"certificate-authority": caFile,
+		}}},
+		"users":           []object{{"name": "bootstrap", "user": object{"token": string(c.Cluster.Token)}}},
+		"contexts":        []object{{"name": "bootstrap", "context": object{"cluster": "bootstrap", "user": "bootstrap"}}},
+		"current-context": "bootstrap",
+	}
+}
+
+// commandLine is what isn't in the configuration file; extra arguments of the
+// configuration win.
+func commandLine(c *config.Config, hostname string, addr netip.Addr) []string {
+	flags := map[string]string{
+		"config":               configFile,
+		"bootstrap-kubeconfig": bootstrapKubeconfig,
+		"kubeconfig":           kubeconfig,
+		"cert-dir":             boot.KubeletDir + "/pki",
+		"root-dir":             boot.KubeletDir,
+		"hostname-override":    hostname,
+		"node-ip":              addr.String(),
+	}
+	if labels := c.Machine.Kubelet.NodeLabels; len(labels) > 0 {
+		pairs := make([]string, 0, len(labels))
+		for k, v := range labels {
+			pairs = append(pairs, k+"="+v)
+		}
+		sort.Strings(pairs)
+		flags["node-labels"] = strings.Join(pairs, ",")
+	}
+	for k, v := range c.Machine.Kubelet.ExtraArgs {
+		flags[k] = v
+	}
+	args := make([]string, 0, len(flags))
+	for k, v := range flags {
+		args = append(args, "--"+k+"="+v)
+	}
+	sort.Strings(args)
+	return slices.Insert(args, 0, "kubelet")
+}

@@ -1,0 +1,93 @@
+package kubelet
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/google/go-cmp/cmp"
+)
+
+func cluster(t *testing.T, change func(*config.Config)) *config.Config {
+	t.Helper()
+	endpoint, err := config.ParseURL("https://10.5.0.2:6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &config.Config{}
+	c.Machine.Type = config.Init
+	c.Machine.Kubelet.ClusterDNS = []netip.Addr{netip.MustParseAddr("10.96.0.10")}
+	c.Cluster.ControlPlane.Endpoint = endpoint
+	c.Cluster.Token = "q9pyzr.0123456789abcdef"
+	c.Cluster.Network.DNSDomain = "cluster.local"
+	if change != nil {
+		change(c)
+	}
+	return c
+}
+
+// S-221: control planes are tainted unless the configuration lets pods in.
+func TestS221ControlPlaneTaint(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		change func(*config.Config)
+		want   bool
+	}{
+		{"control plane", nil, true},
+		{"one node", func(c *config.Config) { c.Cluster.AllowSchedulingOnControlPlanes = true }, false},
+		{"worker", func(c *config.Config) { c.Machine.Type = config.Worker }, false},
+	} {
+		_, got := configuration(boot.Machine, cluster(t, tt.change))["registerWithTaints"]
+		if got != tt.want {
+			t.Errorf("%s: tainted %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// S-243, S-244: health on loopback, static pods from our directory.
+func TestS243Configuration(t *testing.T) {
+	t.Parallel()
+	machine := configuration(boot.Machine, cluster(t, nil))
+	for key, want := range map[string]any{
+		"healthzBindAddress": "127.0.0.1", "healthzPort": 10248, "staticPodPath": "/etc/kubernetes/manifests",
+		"cgroupDriver": "cgroupfs", "clusterDNS": []string{"10.96.0.10"}, "tlsCertFile": servingCertFile,
+	} {
+		if diff := cmp.Diff(want, machine[key]); diff != "" {
+			t.Errorf("%s: %s", key, diff)
+		}
+	}
+	if _, ok := machine["failCgroupV1"]; ok {
+		t.Error("a machine has cgroup v2 and must not tolerate v1")
+	}
+	if container := configuration(boot.Container, cluster(t, nil)); container["failCgroupV1"] != false {
+		t.Error("a container node may be on a host with cgroup v1")
+	}
+	worker := configuration(boot.Machine, cluster(t, func(c *config.Config) { c.Machine.Type = config.Worker }))
+	if _, ok := worker["tlsCertFile"]; ok {
+		t.Error("a worker has no serving certificate of ours")
+	}
+}
+
+func TestS074CommandLine(t *testing.T) {
+	t.Parallel()
+	args := commandLine(cluster(t, func(c *config.Config) {
+		c.Machine.Kubelet.NodeLabels = map[string]string{"b": "2", "a": "1"}
+		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": "4", "node-ip": "10.9.9.9"}
+	}), "cp-1", netip.MustParseAddr("10.5.0.2"))
+	for _, want := range []string{"--hostname-override=cp-1", "--node-labels=a=1,b=2", "--v=4", "--node-ip=10.9.9.9"} {
+		if !slices.Contains(args, want) {
+			t.Errorf("%s is missing in %q", want, args)
+		}
+	}
+	if args[0] != "kubelet" || !slices.IsSorted(args[1:]) {
+		t.Errorf("not in a fixed order: %q", args)
+	}
+	for _, a := range args {
+		if a == "q9pyzr.0123456789abcdef" {
+			t.Error("the token is on the command line")
+		}
+	}
+}

@@ -1,0 +1,199 @@
+// Package kubelet runs the kubelet: an OCI image in containerd's system
+// namespace, with the node's namespaces and the mounts that pods' volumes must
+// reach through.
+//
+// It starts as soon as network and containerd are there, on every node, and
+// keeps trying until the control plane answers (acceptance S-211, S-244). Its
+// first credentials are the bootstrap token; from them it gets its own
+// certificate.
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/containerd"
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/services/secrets"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+const (
+	// ID of the service and its container.
+	ID = "kubelet"
+
+	healthURL     = "http://127.0.0.1:10248/healthz" // acceptance S-243
+	healthPeriod  = time.Second
+	healthTimeout = 5 * time.Second
+	// stopBudget: the kubelet has nothing to save; pods go on without it.
+	stopBudget = 10 * time.Second
+)
+
+// Options are what the service stands on.
+type Options struct {
+	Mode       boot.Mode
+	Store      *resource.Store
+	Containerd *containerd.Containerd
+}
+
+// Service is the kubelet in the graph.
+func Service(o Options) dag.Service {
+	runner := &containerd.Runner{
+		Containerd: o.Containerd,
+		ID:         ID,
+		Image:      o.image,
+		Spec:       o.spec,
+		StopBudget: stopBudget,
+	}
+	return dag.Service{
+		ID:        ID,
+		DependsOn: []string{containerd.ID, "networkd", "timed"},
+		Needs: []dag.Condition{
+			secrets.Kubelet.When(o.Store, "kubelet", "kubelet credentials to be made", func(secrets.KubeletSpec) bool { return true }),
+		},
+		Prepare: func(ctx context.Context, h *dag.Handle) error {
+			if err := o.writeFiles(); err != nil {
+				return err
+			}
+			return runner.Prepare(ctx, h)
+		},
+		Run:        runner.Run,
+		Health:     &dag.Health{Check: healthy, Period: healthPeriod, Timeout: healthTimeout},
+		Restart:    dag.RestartAlways,
+		StopBudget: stopBudget + 5*time.Second,
+	}
+}
+
+func (o Options) image() (string, error) {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return "", err
+	}
+	return cfg.Machine.Kubelet.Image, nil
+}
+
+func healthy(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, healthURL, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		const enough = 512 // names the failing check
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, enough))
+		return fmt.Errorf("%s: %s: %s", healthURL, resp.Status, body)
+	}
+	return nil
+}
+
+// directories the mounts below need on the node, with their modes.
+var directories = []struct {
+	path string
+	mode os.FileMode
+}{
+	{boot.KubeletDir, 0o700},
+	{boot.KubeletDir + "/pki", 0o700},
+	{boot.LogDir + "/pods", 0o755},
+	{boot.LogDir + "/containers", 0o755},
+	{boot.ManifestsDir, 0o755},
+	{boot.CNIConfDir, 0o755},
+	{filepath.Dir(caFile), 0o755},
+}
+
+// mounts is what the kubelet sees of the node. Those that pods' volumes are
+// mounted under are shared, so that containerd sees them too.
+var mounts = []specs.Mount{
+	{Type: "bind", Source: "/dev", Destination: "/dev", Options: []string{"rbind", "rshared", "rw", "nosuid"}},
+	{Type: "bind", Source: "/sys", Destination: "/sys", Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: "/run", Destination: "/run", Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: boot.KubeletDir, Destination: boot.KubeletDir, Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: boot.ContainerdDir, Destination: boot.ContainerdDir, Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: boot.LogDir + "/pods", Destination: boot.LogDir + "/pods", Options: []string{"rbind", "rw"}},
+	{Type: "bind", Source: boot.LogDir + "/containers", Destination: boot.LogDir + "/containers", Options: []string{"rbind", "rw"}},
+	{Type: "bind", Source: "/etc/kubernetes", Destination: "/etc/kubernetes", Options: []string{"rbind", "ro"}},
+	{Type: "bind", Source: "/etc/os-release", Destination: "/etc/os-release", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/resolv.conf", Destination: "/etc/resolv.conf", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/hosts", Destination: "/etc/hosts", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: boot.CABundle, Destination: "/etc/ssl/certs/ca-certificates.crt", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/usr/lib/modules", Destination: "/lib/modules", Options: []string{"rbind", "ro"}},
+}
+
+func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
+	args, err := o.arguments()
+	if err != nil {
+		return nil, err
+	}
+	return []oci.SpecOpts{
+		oci.WithProcessArgs(args...),
+		oci.WithPrivileged,
+		oci.WithAllDevicesAllowed,
+		oci.WithHostNamespace(specs.NetworkNamespace),
+		oci.WithHostNamespace(specs.PIDNamespace),
+		oci.WithHostNamespace(specs.IPCNamespace),
+		oci.WithHostNamespace(specs.UTSNamespace),
+		oci.WithHostNamespace(specs.CgroupNamespace),
+		oci.WithCgroup("/system/kubelet"),
+		withoutDefaultMounts("/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
+		oci.WithMounts(mounts),
+		withSharedMounts,
+		oci.WithMaskedPaths(nil),
+		oci.WithReadonlyPaths(nil),
+	}, nil
+}
+
+// withoutDefaultMounts drops the mounts that a container gets by default and
+// the node's own take the place of.
+func withoutDefaultMounts(destinations ...string) oci.SpecOpts {
+	drop := make(map[string]bool, len(destinations))
+	for _, d := range destinations {
+		drop[d] = true
+	}
+	return func(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
+		kept := s.Mounts[:0]
+		for _, m := range s.Mounts {
+			if !drop[m.Destination] {
+				kept = append(kept, m)
+			}
+		}
+		s.Mounts = kept
+		return nil
+	}
+}
+
+// withSharedMounts keeps the propagation of the mounts above: runc makes all
+// mounts of a container private otherwise.
+func withSharedMounts(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
+	s.Linux.RootfsPropagation = "rshared"
+	return nil
+}
+
+func (o Options) arguments() ([]string, error) {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	addr, err := network.Addresses.Get(o.Store, "default")
+	if err != nil {
+		return nil, err
+	}
+	name, err := network.Hostnames.Get(o.Store, "hostname")
+	if err != nil {
+		return nil, err
+	}
+	return commandLine(cfg, name.Spec, addr.Spec.Primary), nil
+}

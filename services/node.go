@@ -1,0 +1,108 @@
+// Package services lists what a node runs. The two tables in this file are the
+// machine: its services with what each depends on, and its controllers. The
+// packages below hold one service or one group of controllers each, and the
+// generic ones (dag, resource, process, logs) that know none of them by name.
+package services
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/clock"
+	"github.com/garboard-os/garboard/services/containerd"
+	"github.com/garboard-os/garboard/services/controlplane"
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/disks"
+	"github.com/garboard-os/garboard/services/etcd"
+	"github.com/garboard-os/garboard/services/kubelet"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/process"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/services/secrets"
+	"github.com/garboard-os/garboard/services/udev"
+)
+
+// paramChart as a kernel parameter names a device, such as /dev/ttyS1, that gets
+// the boot chart as SVG: for machines that are only watched from outside.
+const paramChart = "garboard.chart"
+
+// Options are what PID 1 gives its node.
+type Options struct {
+	Mode      boot.Mode
+	Cmdline   boot.Cmdline
+	Processes *process.Table
+	Logs      *logs.Logs
+}
+
+// Node is the services, the resources and the controllers of one machine.
+type Node struct {
+	Store   *resource.Store
+	graph   *dag.Graph
+	runtime *resource.Runtime
+	report  reporter
+	logs    *logs.Logs
+}
+
+// NewNode puts the node together; nothing runs yet. An error here is a defect
+// of the tables below, and a test finds it first.
+func NewNode(o Options) (*Node, error) {
+	store := resource.NewStore()
+	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
+	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
+
+	graph, err := dag.New(
+		dag.Options{Log: o.Logs.Logger},
+		//                                                       depends on
+		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}), // nothing
+		machine.Service(machine.Options{ //                        udevd
+			Store: store, Logs: o.Logs, MountState: d.MountState,
+			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
+		}),
+		d.Service(), //                                            machined
+		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),             // machined
+		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),                 // networkd, disks
+		ctrd.Service(), //                                                                               disks
+		etcd.Service(etcd.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),                     // containerd, networkd, timed
+		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),               // containerd, networkd, timed
+	)
+	if err != nil {
+		return nil, fmt.Errorf("service graph: %w", err)
+	}
+	controllers := append(
+		secrets.Controllers(secrets.Options{}),
+		controlplane.Controllers(controlplane.Options{Logs: o.Logs})...,
+	)
+	runtime, err := resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)
+	if err != nil {
+		return nil, fmt.Errorf("controllers: %w", err)
+	}
+	chartTo, _ := o.Cmdline.Get(paramChart)
+	return &Node{
+		Store: store, graph: graph, runtime: runtime, logs: o.Logs,
+		report: reporter{graph: graph, store: store, logs: o.Logs, chartTo: chartTo},
+	}, nil
+}
+
+// Run runs the node until ctx is cancelled and everything has stopped, services
+// in reverse order of their dependencies.
+func (n *Node) Run(ctx context.Context) error {
+	// The controllers go on while services stop: a service may still want what
+	// they make. They end last.
+	rctx, stopControllers := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := n.runtime.Run(rctx); err != nil && rctx.Err() == nil {
+			n.logs.Logger("controller-runtime").Error("controllers ended", slog.Any("err", err))
+		}
+	})
+	wg.Go(func() { n.report.run(rctx) })
+	err := n.graph.Run(ctx)
+	stopControllers()
+	wg.Wait()
+	return err
+}

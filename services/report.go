@@ -1,0 +1,131 @@
+package services
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/controlplane"
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/resource"
+)
+
+const (
+	// waitReport is how often the console says what the machine still waits for: a
+	// person who looks at it gets an answer before they get impatient.
+	waitReport = 10 * time.Second
+
+	chartFile = "boot-chart.svg" // in boot.LogDir
+)
+
+// reporter tells the console the story of the services: every transition, what
+// the machine waits for and since when, and, once all are up, the boot chart.
+type reporter struct {
+	graph   *dag.Graph
+	store   *resource.Store
+	logs    *logs.Logs
+	chartTo string // device that also gets the chart as SVG, "" for none
+	charted bool
+}
+
+func (r *reporter) run(ctx context.Context) {
+	events := r.graph.Subscribe(ctx)
+	pods := r.store.Watch(ctx, controlplane.StaticPodStatuses.Type())
+	ready := map[string]bool{}
+	tick := time.NewTicker(waitReport)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e := <-events:
+			r.event(e)
+		case <-pods:
+			r.pods(ready)
+		case <-tick.C:
+			if waiting := waitingFor(r.graph.Statuses(), dag.SinceBoot()); waiting != "" {
+				r.logs.Say("not up yet: %s", waiting)
+			}
+		}
+	}
+}
+
+func (r *reporter) event(e dag.Event) {
+	up := ""
+	if e.Up {
+		up = " (up)"
+	}
+	r.logs.Say("%s: %s%s: %s", e.Service, e.State, up, e.Message)
+	if e.Up && !r.charted && waitingFor(r.graph.Statuses(), 0) == "" {
+		r.charted = true
+		r.chart()
+	}
+}
+
+// pods says once per change whether the control plane's pods serve: they aren't
+// services of the graph, and are what most people wait for.
+func (r *reporter) pods(ready map[string]bool) {
+	for _, pod := range controlplane.StaticPodStatuses.List(r.store) {
+		if now := pod.Spec.Ready(); now != ready[pod.ID] {
+			ready[pod.ID] = now
+			word := map[bool]string{true: "ready", false: "not ready"}[now]
+			r.logs.Say("static pod %s: %s", pod.ID, word)
+		}
+	}
+}
+
+// chart shows how the boot went: as text on the console, as a picture beside the
+// logs.
+func (r *reporter) chart() {
+	chart := dag.NewChart(r.graph.BootEvents())
+	var text, svg bytes.Buffer
+	if err := chart.Text(&text); err != nil {
+		r.logs.Say("boot chart: %v", err)
+		return
+	}
+	for line := range strings.Lines(text.String()) {
+		r.logs.Say("%s", strings.TrimRight(line, "\n"))
+	}
+	if err := chart.SVG(&svg); err != nil {
+		r.logs.Say("boot chart: %v", err)
+		return
+	}
+	if err := boot.WriteFile(filepath.Join(boot.LogDir, chartFile), svg.Bytes(), 0o644); err != nil {
+		r.logs.Say("boot chart: %v", err)
+	}
+	if r.chartTo == "" {
+		return
+	}
+	if err := writeDevice(r.chartTo, svg.Bytes()); err != nil {
+		r.logs.Say("boot chart: %v", err)
+	}
+}
+
+func writeDevice(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.Write(data)
+	return err
+}
+
+// waitingFor names every service that isn't up, what it does about it, and
+// since when. "" when all are up.
+func waitingFor(statuses []dag.Status, now time.Duration) string {
+	var parts []string
+	for _, s := range statuses {
+		if s.Up {
+			continue
+		}
+		parts = append(parts, fmt.Sprintf("%s %s for %s: %s", s.ID, s.State, max(now-s.Since, 0).Round(time.Second), s.Message))
+	}
+	return strings.Join(parts, "; ")
+}

@@ -1,0 +1,276 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/services/secrets"
+)
+
+// componentsVar names a folder with the programs etcd, kube-apiserver,
+// kube-controller-manager and kube-scheduler. `make test` sets it, once they are
+// built; without it there is nothing to test against.
+const componentsVar = "GARBOARD_COMPONENTS"
+
+// realNode is a control plane without a kubelet: the test starts what is in the
+// static pods' files.
+type realNode struct {
+	t       *testing.T
+	bin     string
+	dir     string
+	config  *config.Config
+	store   *resource.Store
+	etcdURL string
+}
+
+// S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control plane
+// accept what is rendered, and a joining kubelet gets its certificate.
+func TestRealControlPlane(t *testing.T) {
+	bin := os.Getenv(componentsVar)
+	if bin == "" {
+		t.Logf("%s isn't set: only the cluster's own tests prove this then", componentsVar)
+		return
+	}
+	n := &realNode{t: t, bin: bin, dir: t.TempDir(), config: testConfig(t)}
+	n.prepare()
+	n.runControllers()
+	if entries, _ := os.ReadDir(n.path("manifests")); len(entries) > 0 {
+		t.Fatalf("static pods before etcd is up: %v", entries)
+	}
+	n.startEtcd()
+	for _, program := range programs {
+		n.startProgram(program)
+	}
+	client := n.admin()
+	n.checkManifests(client)
+	n.checkBootstrap(client)
+	n.checkLabel(client)
+	n.checkHealthEndpoints()
+	n.checkEncryption(client)
+}
+
+func (n *realNode) path(parts ...string) string {
+	return filepath.Join(append([]string{n.dir}, parts...)...)
+}
+
+// prepare moves every port that would be a node's own to a free one on loopback.
+func (n *realNode) prepare() {
+	c := &n.config.Cluster
+	port := freePort(n.t)
+	endpoint, err := config.ParseURL("https://127.0.0.1:" + strconv.Itoa(port))
+	put(n.t, err)
+	c.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: port}
+	n.etcdURL = "https://127.0.0.1:" + strconv.Itoa(freePort(n.t))
+	c.APIServer.ExtraArgs = map[string]string{"bind-address": "127.0.0.1", "etcd-servers": n.etcdURL}
+	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(freePort(n.t))}
+	c.Scheduler.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(freePort(n.t))}
+	n.store = testStore(n.t, n.config)
+}
+
+func (n *realNode) runControllers() {
+	controllers := append(
+		secrets.Controllers(secrets.Options{Dir: n.path("secrets")}),
+		Controllers(Options{
+			Logs: logs.New(testWriter{n.t}), ManifestsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
+			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
+		})...)
+	rt, err := resource.NewRuntime(n.store, testLog(n.t), controllers...)
+	put(n.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = rt.Run(ctx) }()
+	n.t.Cleanup(func() { cancel(); <-done })
+}
+
+func (n *realNode) startEtcd() {
+	var keys secrets.EtcdSpec
+	eventually.That(n.t, 10*time.Second, "etcd's certificates", func() error {
+		o, err := secrets.Etcd.Get(n.store, secrets.EtcdID)
+		keys = o.Spec
+		return err
+	})
+	for name, data := range map[string][]byte{"ca": keys.CA, "crt": keys.ServerCert, "key": keys.ServerKey} {
+		put(n.t, os.WriteFile(n.path("etcd-"+name), data, 0o600))
+	}
+	peer := "http://127.0.0.1:" + strconv.Itoa(freePort(n.t))
+	n.start("etcd", "--data-dir="+n.path("etcd"), "--listen-client-urls="+n.etcdURL, "--advertise-client-urls="+n.etcdURL,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--unsafe-no-fsync",
+		"--client-cert-auth", "--trusted-ca-file="+n.path("etcd-ca"), "--cert-file="+n.path("etcd-crt"), "--key-file="+n.path("etcd-key"))
+	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL}))
+}
+
+// startProgram runs the command of a static pod's file.
+func (n *realNode) startProgram(name string) {
+	var pod map[string]any // the decoder would make nested maps Objects too
+	eventually.That(n.t, 10*time.Second, "static pod "+name, func() error {
+		data, err := os.ReadFile(n.path("manifests", "garboard-"+name+".yaml"))
+		if err != nil {
+			return err
+		}
+		return yaml.Unmarshal(data, &pod)
+	})
+	var command []string
+	for _, arg := range kubernetes.Object(pod).List("spec", "containers")[0]["command"].([]any) {
+		command = append(command, arg.(string))
+	}
+	n.start(command[0], command[1:]...)
+}
+
+// start runs a program until the test ends; what it said is shown if the test fails.
+func (n *realNode) start(name string, args ...string) {
+	output, err := os.Create(n.path(name + ".log"))
+	put(n.t, err)
+	cmd := exec.Command(filepath.Join(n.bin, name), args...)
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	put(n.t, cmd.Start())
+	n.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		output.Close()
+		if n.t.Failed() {
+			said, _ := os.ReadFile(output.Name())
+			n.t.Logf("%s said:\n%s", name, said[max(0, len(said)-8000):])
+		}
+	})
+}
+
+func (n *realNode) admin() *kubernetes.Client {
+	o, err := secrets.Kubernetes.Get(n.store, secrets.KubernetesID)
+	put(n.t, err)
+	client, err := adminClient(o.Spec)
+	put(n.t, err)
+	n.t.Cleanup(client.Close)
+	eventually.That(n.t, 90*time.Second, "apiserver to be ready", func() error { return client.Ready(context.Background()) })
+	return client
+}
+
+func (n *realNode) checkManifests(client *kubernetes.Client) {
+	n.t.Helper()
+	for _, o := range wantedObjects(n.store) {
+		eventually.That(n.t, 60*time.Second, o.String()+" to be made", func() error {
+			missing, err := client.Missing(n.t.Context(), o)
+			if err == nil && missing {
+				err = errors.New("still missing")
+			}
+			return err
+		})
+	}
+}
+
+// checkBootstrap asks for a certificate as a joining kubelet does.
+func (n *realNode) checkBootstrap(client *kubernetes.Client) {
+	n.t.Helper()
+	kubelet, err := kubernetes.New(kubernetes.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Token: testToken})
+	put(n.t, err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	put(n.t, err)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:n2", Organization: []string{"system:nodes"}},
+	}, key)
+	put(n.t, err)
+	csr := kubernetes.Object{
+		"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": object{"name": "n2"},
+		"spec": object{
+			"request":    base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})),
+			"signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+			"usages":     list{"digital signature", "client auth"},
+		},
+	}
+	if _, err := kubelet.Create(n.t.Context(), csr); err != nil {
+		n.t.Fatalf("a bootstrap token can't ask for a certificate: %v", err)
+	}
+	ref := kubernetes.Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: "n2"}
+	eventually.That(n.t, 60*time.Second, "kubelet's certificate to be approved and issued", func() error {
+		o, err := client.Get(n.t.Context(), ref)
+		if err == nil && o.Text("status", "certificate") == "" {
+			err = fmt.Errorf("status is %v", o["status"])
+		}
+		return err
+	})
+}
+
+// checkLabel registers a node as the kubelet would (S-221).
+func (n *realNode) checkLabel(client *kubernetes.Client) {
+	n.t.Helper()
+	node := kubernetes.Object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": "n1"}}
+	_, err := client.Create(n.t.Context(), node)
+	put(n.t, err)
+	eventually.That(n.t, 30*time.Second, "node to be marked as a control plane", func() error {
+		o, err := client.Get(n.t.Context(), kubernetes.Ref{APIVersion: "v1", Kind: "Node", Name: "n1"})
+		if err != nil {
+			return err
+		}
+		labels, _ := o.At("metadata", "labels").(map[string]any)
+		if _, ok := labels[controlPlaneRole]; !ok || !strings.Contains(fmt.Sprint(o.At("spec", "taints")), controlPlaneRole) {
+			return fmt.Errorf("labels %v, taints %v", labels, o.At("spec", "taints"))
+		}
+		return nil
+	})
+}
+
+// checkHealthEndpoints: without a name one gets there, and nowhere else.
+func (n *realNode) checkHealthEndpoints() {
+	n.t.Helper()
+	nobody, err := kubernetes.New(kubernetes.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt})
+	put(n.t, err)
+	if err := nobody.Ready(n.t.Context()); err != nil {
+		n.t.Errorf("/readyz without a name: %v", err)
+	}
+	var status *kubernetes.StatusError
+	if _, err := nobody.Raw(n.t.Context(), "/api"); !errors.As(err, &status) || status.Code != 401 {
+		n.t.Errorf("/api without a name: %v, want 401", err)
+	}
+}
+
+// checkEncryption looks for a Secret's content in etcd's files.
+func (n *realNode) checkEncryption(client *kubernetes.Client) {
+	n.t.Helper()
+	const marker = "garboard-plain-text-marker"
+	_, err := client.Apply(n.t.Context(), kubernetes.Object{
+		"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": "probe", "namespace": "default"}, "stringData": object{"k": marker},
+	}, false)
+	put(n.t, err)
+	put(n.t, filepath.WalkDir(n.path("etcd"), func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if strings.Contains(string(data), marker) {
+			n.t.Errorf("%s holds the Secret in plain text", path)
+		}
+		return err
+	}))
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	put(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}

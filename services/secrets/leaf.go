@@ -1,0 +1,69 @@
+package secrets
+
+import (
+	"crypto/x509"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+// keep returns have if it still is what want asks for, else a new certificate.
+func keep(have, ca config.CertKey, want pki.Leaf) (config.CertKey, error) {
+	if cert, err := pki.ParseCert(have.Crt); err == nil && fits(cert, ca, want) {
+		return have, nil
+	}
+	crt, key, err := ca.CA().Issue(want)
+	return config.CertKey{Crt: crt, Key: key}, err
+}
+
+// fits is false for a certificate of another authority or subject, one that lacks
+// a name, and one near its end. More names than needed are fine: an address that
+// went away for a moment is no reason to restart the control plane.
+func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
+	authority, err := pki.ParseCert(ca.Crt)
+	if err != nil || cert.CheckSignatureFrom(authority) != nil {
+		return false
+	}
+	if cert.Subject.CommonName != want.CN || !slices.Equal(cert.Subject.Organization, want.Orgs) {
+		return false
+	}
+	if want.Now.Before(cert.NotBefore) && cert.NotBefore.After(authority.NotBefore) || want.Now.After(renewAt(cert)) {
+		return false
+	}
+	for _, name := range want.DNS {
+		if !slices.Contains(cert.DNSNames, name) {
+			return false
+		}
+	}
+	for _, addr := range want.IPs {
+		if !slices.ContainsFunc(cert.IPAddresses, func(ip net.IP) bool { return ip.Equal(addr.AsSlice()) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func renewAt(cert *x509.Certificate) time.Time { return cert.NotAfter.Add(-pki.RenewBefore) }
+
+// renewal is the time until the first of certs has to be replaced.
+func renewal(now time.Time, certs ...config.PEM) time.Duration {
+	first := pki.LeafValidity
+	for _, c := range certs {
+		if cert, err := pki.ParseCert(c); err == nil {
+			first = min(first, renewAt(cert).Sub(now))
+		}
+	}
+	// An authority near its own end gives certificates that are due at once.
+	const atLeast = time.Hour
+	return max(first+time.Second, atLeast)
+}
+
+// uniqueAddrs sorts, so that the same addresses in another order are the same.
+func uniqueAddrs(addrs []netip.Addr) []netip.Addr {
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}

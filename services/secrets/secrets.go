@@ -1,0 +1,121 @@
+// Package secrets makes the keys and certificates of a control plane node, from
+// the authorities that the configuration holds.
+//
+// Nothing of it is kept on disk: every boot issues anew what is signed by a CA
+// that the node knows, into resources and from there into /system/secrets, a
+// tmpfs. What is still right is kept, so that a change elsewhere doesn't restart
+// the control plane: a certificate is replaced when its authority or subject
+// changed, when a name or address is missing in it, or when it nears its end.
+//
+//	configuration, addresses ─→ EtcdController       ─→ EtcdSecrets
+//	                         ─→ KubernetesController ─→ KubernetesSecrets, KubeletSecrets
+//	KubernetesSecrets        ─→ FilesController      ─→ files, SecretsStatuses (content hash)
+package secrets
+
+import (
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/resource"
+)
+
+// IDs of the one object of each kind.
+const (
+	EtcdID       = "etcd"
+	KubernetesID = "kubernetes"
+	KubeletID    = "kubelet"
+)
+
+// namespace holds what must not be shown to readers of the API.
+const namespace = "secrets"
+
+// EtcdSpec is what etcd and its clients on this node need. PEM.
+type EtcdSpec struct {
+	CA         config.PEM    `yaml:"ca"`
+	ServerCert config.PEM    `yaml:"serverCert"` // for clients of this member
+	ServerKey  config.KeyPEM `yaml:"serverKey"`
+	PeerCert   config.PEM    `yaml:"peerCert"` // among members
+	PeerKey    config.KeyPEM `yaml:"peerKey"`
+	ClientCert config.PEM    `yaml:"clientCert"` // of Garboard itself
+	ClientKey  config.KeyPEM `yaml:"clientKey"`
+}
+
+// Etcd is the secrets of etcd, on control planes.
+var Etcd = resource.Define[EtcdSpec](resource.Definition{
+	Type: "EtcdSecrets.secrets.garboard.dev", Kind: "EtcdSecret", Namespace: namespace,
+})
+
+// KubernetesSpec is what the control plane's programs need. PEM.
+type KubernetesSpec struct {
+	CA             config.CertKey `yaml:"ca"`             // of the cluster; signs kubelets' certificates too
+	APIServer      config.CertKey `yaml:"apiServer"`      // serving
+	KubeletClient  config.CertKey `yaml:"kubeletClient"`  // apiserver → kubelets
+	EtcdCA         config.PEM     `yaml:"etcdCA"`         // what etcd's certificates are signed by
+	EtcdClient     config.CertKey `yaml:"etcdClient"`     // apiserver → etcd
+	AggregatorCA   config.PEM     `yaml:"aggregatorCA"`   // what aggregated API servers trust
+	FrontProxy     config.CertKey `yaml:"frontProxy"`     // apiserver → aggregated API servers
+	ServiceAccount config.CertKey `yaml:"serviceAccount"` // public key, private key
+
+	Admin             config.CertKey `yaml:"admin"` // system:masters
+	ControllerManager config.CertKey `yaml:"controllerManager"`
+	Scheduler         config.CertKey `yaml:"scheduler"`
+
+	// EncryptionKey encrypts Secrets in etcd: 32 bytes, or none.
+	EncryptionKey config.KeyPEM `yaml:"encryptionKey"`
+	Endpoint      string        `yaml:"endpoint"`      // URL of the cluster's API
+	LocalEndpoint string        `yaml:"localEndpoint"` // URL of this node's apiserver
+}
+
+// Kubernetes is the secrets of the control plane, on control planes.
+var Kubernetes = resource.Define[KubernetesSpec](resource.Definition{
+	Type: "KubernetesSecrets.secrets.garboard.dev", Kind: "KubernetesSecret", Namespace: namespace,
+})
+
+// KubeletSpec is what the kubelet trusts, and on control planes the certificate
+// with which it serves, so that the node itself can check whom it asks about static
+// pods. Workers don't hold the CA's key; their kubelets sign for themselves.
+type KubeletSpec struct {
+	CA          config.PEM    `yaml:"ca"` // of the cluster: who may ask the kubelet
+	ServingCert config.PEM    `yaml:"servingCert"`
+	ServingKey  config.KeyPEM `yaml:"servingKey"`
+}
+
+// Kubelet is the secrets of the kubelet, on every node.
+var Kubelet = resource.Define[KubeletSpec](resource.Definition{
+	Type: "KubeletSecrets.secrets.garboard.dev", Kind: "KubeletSecret", Namespace: namespace,
+})
+
+// StatusSpec says that the files are written.
+type StatusSpec struct {
+	// Version is a hash of the files' content: it changes when and only when a
+	// program must be started anew to see them.
+	Version string `yaml:"version"`
+}
+
+// Statuses is the state of the control plane's secret files.
+var Statuses = resource.Define[StatusSpec](resource.Definition{
+	Type: "SecretsStatuses.secrets.garboard.dev", Kind: "SecretsStatus", Namespace: "controlplane",
+	Columns: []resource.Column{{Name: "CONTENT", Value: func(spec any) string { return spec.(StatusSpec).Version }}},
+})
+
+// Options are what the controllers stand on; the zero value is a node's.
+type Options struct {
+	Dir string           // where files go; "": boot.SecretsDir
+	Now func() time.Time // nil: time.Now
+}
+
+// Controllers are the controllers of this package.
+func Controllers(o Options) []resource.Controller {
+	if o.Dir == "" {
+		o.Dir = boot.SecretsDir
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return []resource.Controller{
+		&EtcdController{now: o.Now},
+		&KubernetesController{now: o.Now},
+		&FilesController{dir: o.Dir},
+	}
+}

@@ -30,6 +30,9 @@ import (
 const containerFlag = "--mode=container"
 
 func main() {
+	if os.Getpid() != 1 {
+		os.Exit(help(os.Args[1:]))
+	}
 	mode := boot.Machine
 	if slices.Contains(os.Args[1:], containerFlag) {
 		mode = boot.Container

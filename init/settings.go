@@ -36,6 +36,8 @@ var settings = []setting{
 	{"vm/overcommit_memory", "1", "the kubelet demands it: limits come from cgroups"},
 	{"vm/panic_on_oom", "0", "the kubelet demands it: one pod out of memory isn't the machine's end"},
 	{"vm/max_map_count", "262144", "databases and search engines map many files"},
+	{"kernel/modprobe", self, "there is no modprobe but this program: see help"},
+	{"kernel/poweroff_cmd", self + " " + askPowerOff, "hypervisors and hot processors power off through a program"},
 	{"kernel/panic", "10", "the kubelet demands it: a machine that died comes back, and the console can be read before"},
 	{"kernel/panic_on_oops", "1", "the kubelet demands it: a damaged kernel must not go on"},
 	{"kernel/keys/root_maxkeys", "1000000", "the kubelet demands it: each container has a keyring"},

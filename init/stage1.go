@@ -18,7 +18,7 @@ import (
 const (
 	rootImage = "/rootfs.sqsh" // the root filesystem, in the initramfs
 	newRoot   = "/newroot"     // where stage 1 mounts it
-	nextInit  = "/sbin/init"   // this program again, in it
+	self      = "/sbin/init"   // this program again, in it
 )
 
 // rootModules are what mounting the root filesystem takes. A kernel has them
@@ -45,7 +45,7 @@ func stage1() {
 		{"open the kernel's log", func() (err error) { console, err = kernelConsole(); return err }},
 		{"load modules for the root filesystem", loadRootModules},
 		{"mount the root filesystem " + rootImage, mountRoot},
-		{"switch to the root filesystem", func() error { return mount.SwitchRoot(newRoot, nextInit) }},
+		{"switch to the root filesystem", func() error { return mount.SwitchRoot(newRoot, self) }},
 	} {
 		if err := s.run(); err != nil {
 			giveUp(console, err)

@@ -144,6 +144,12 @@ func (p *pid1) bootAndRun(ctx context.Context) (err error) {
 func (p *pid1) bootSteps() []step {
 	steps := []step{
 		{"set the environment", setEnvironment},
+		{"apply kernel settings", func() error {
+			applySettings("/proc/sys", settingsFor(p.mode), func(s setting, err error) {
+				p.log.Info("kernel setting not applied", "name", s.name, "value", s.value, "err", err)
+			})
+			return nil
+		}},
 		{"mount filesystems", func() error {
 			return mountAll(forMode(mounts, p.mode), func(m mountPoint, err error) {
 				p.log.Info("doing without a mount", "err", err, "why that is no harm", m.without)
@@ -152,12 +158,6 @@ func (p *pid1) bootSteps() []step {
 		{"share mounts", shareMounts},
 		{"link devices", linkDevices},
 		{"delegate cgroups", p.delegateCgroups},
-		{"apply kernel settings", func() error {
-			applySettings("/proc/sys", settingsFor(p.mode), func(s setting, err error) {
-				p.log.Info("kernel setting not applied", "name", s.name, "value", s.value, "err", err)
-			})
-			return nil
-		}},
 		{"raise resource limits", raiseLimits},
 	}
 	if p.mode == boot.Container {

@@ -52,16 +52,7 @@ func ModulesDir() (string, error) {
 // OpenModules reads the indexes of a module folder. modules.dep has to be there;
 // what else is missing is taken as empty.
 func OpenModules(dir string) (*Modules, error) {
-	m := &Modules{
-		dir:     dir,
-		files:   map[string]string{},
-		needs:   map[string][]string{},
-		before:  map[string][]string{},
-		after:   map[string][]string{},
-		builtin: map[string]bool{},
-		insert:  insertModule,
-		loads:   map[string]*loadOnce{},
-	}
+	m := newModules(dir)
 	text, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
 	if err != nil {
 		return nil, fmt.Errorf("open modules: %w", err)
@@ -81,6 +72,20 @@ func OpenModules(dir string) (*Modules, error) {
 	}
 	m.aliases = parseAliases(alias)
 	return m, nil
+}
+
+func newModules(dir string) *Modules {
+	return &Modules{
+		dir:     dir,
+		files:   map[string]string{},
+		needs:   map[string][]string{},
+		before:  map[string][]string{},
+		after:   map[string][]string{},
+		builtin: map[string]bool{},
+		aliases: &aliases{},
+		insert:  insertModule,
+		loads:   map[string]*loadOnce{},
+	}
 }
 
 // parseDep reads lines "path: path path …".

@@ -1,0 +1,127 @@
+package udev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// required are modules that a node needs and that no device asks for. The kernel
+// asks for most of them itself when they are used (file systems, kinds of links,
+// expressions of nftables; see Modprobe), but each time that costs the start of a
+// process in the middle of something else, and some it never asks for. They are
+// loaded in this order; before says which are there before udevd is up, the
+// others come while the node goes on.
+var required = []struct {
+	name   string
+	before bool
+	why    string
+}{
+	{"xfs", true, "STATE and EPHEMERAL are the first that the node looks for"},
+	{"overlay", false, "layers of containers"},
+	{"br_netfilter", false, "packets between pods on one bridge pass kube-proxy's rules; nobody asks, and it brings its own settings, switched on"},
+	{"nf_conntrack", false, "its settings, which kube-proxy writes, exist only once it is loaded"},
+	{"veth", false, "pods' links"},
+	{"vxlan", false, "flannel's link"},
+	{"nf_tables", false, "kube-proxy's rules"},
+	{"nft_chain_nat", false, "kube-proxy's rules"},
+	{"nft_ct", false, "kube-proxy's rules"},
+	{"nft_fib_inet", false, "kube-proxy's rules"},
+	{"nft_masq", false, "kube-proxy's rules"},
+	{"nft_numgen", false, "kube-proxy's rules"},
+	{"nft_reject_inet", false, "kube-proxy's rules"},
+	{"ip_tables", false, "iptables-legacy in containers looks whether it is there; nobody asks"},
+	{"ip6_tables", false, "iptables-legacy in containers looks whether it is there; nobody asks"},
+}
+
+// substitutes are loaded when, after all devices have been seen to, the node
+// /dev/<unless> isn't there.
+var substitutes = []struct{ name, unless, why string }{
+	{"softdog", "watchdog", "no hardware watchdog: the kernel's own one at least watches PID 1"},
+}
+
+// Modprobe loads what the kernel asks for: the name of a module, or an alias such
+// as fs-xfs. PID 1 makes itself the kernel's /sbin/modprobe (kernel.modprobe in
+// Documentation/admin-guide/sysctl/kernel.rst), so this runs in a process of its
+// own, which the kernel starts and waits for.
+func Modprobe(name string) error {
+	dir, err := ModulesDir()
+	if err != nil {
+		return err
+	}
+	m, err := OpenModules(dir)
+	if err != nil {
+		return err
+	}
+	return m.modprobe(name)
+}
+
+func (m *Modules) modprobe(name string) error {
+	if err := m.Load(name); !errors.Is(err, ErrNoModule) {
+		return err
+	}
+	loaded, err := m.LoadFor(name)
+	if len(loaded) == 0 && err == nil {
+		return fmt.Errorf("load module %s: %w", name, ErrNoModule)
+	}
+	return err
+}
+
+// makeStaticNodes makes the device nodes whose first opening makes the kernel ask
+// for their module (modules.devname, of depmod(8)): /dev/fuse, /dev/net/tun and
+// their like. dev is /dev.
+func makeStaticNodes(modulesDir, dev string) error {
+	data, err := os.ReadFile(filepath.Join(modulesDir, "modules.devname"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for line := range strings.Lines(string(data)) {
+		node, ok := parseStaticNode(line)
+		if !ok {
+			continue
+		}
+		path := filepath.Join(dev, node.name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		err := unix.Mknod(path, node.mode, int(unix.Mkdev(node.major, node.minor)))
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, fmt.Errorf("make node %s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type staticNode struct {
+	name         string
+	mode         uint32
+	major, minor uint32
+}
+
+// parseStaticNode reads "fuse fuse c10:229": module, name, kind and numbers.
+func parseStaticNode(line string) (n staticNode, ok bool) {
+	fields := strings.Fields(line)
+	if len(fields) != 3 || strings.HasPrefix(line, "#") || !filepath.IsLocal(fields[1]) {
+		return n, false
+	}
+	n.name = fields[1]
+	switch fields[2][0] {
+	case 'c':
+		n.mode = unix.S_IFCHR | 0o600
+	case 'b':
+		n.mode = unix.S_IFBLK | 0o600
+	default:
+		return n, false
+	}
+	_, err := fmt.Sscanf(fields[2][1:], "%d:%d", &n.major, &n.minor)
+	return n, err == nil
+}

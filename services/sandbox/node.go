@@ -116,6 +116,10 @@ func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.
 		_, _ = process.Wait()
 		return nil, fmt.Errorf("start node %s: %w", spec.ID, err)
 	}
+	// Whoever started us waits for this line.
+	if _, err := fmt.Println("started"); err != nil {
+		fmt.Fprintf(os.Stderr, "sandbox: tell that node %s started: %v\n", spec.ID, err)
+	}
 	done := make(chan struct{})
 	go relay(signals, process, done)
 	ps, err := process.Wait()

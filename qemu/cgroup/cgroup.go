@@ -1,0 +1,172 @@
+// Package cgroup finds, freezes and removes the cgroups of container nodes, from
+// outside.
+//
+// A node's cgroup is one directory in each mounted hierarchy: several on a host
+// with cgroup v1 or both versions ("hybrid"), one where there is only v2. While a
+// node lives, its sandbox owns them; what is here is for what a sandbox that was
+// killed leaves behind, as cgroups are the one thing that the kernel doesn't
+// collect by itself.
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Parent holds the cgroups of all clusters.
+const Parent = "/garboard"
+
+const (
+	// busyBudget is how long a cgroup may stay busy after its processes were
+	// killed: the kernel takes them out only when they have really ended.
+	busyBudget = 5 * time.Second
+	busyPoll   = 10 * time.Millisecond
+)
+
+// A Hierarchy is one mounted tree of cgroups.
+type Hierarchy struct {
+	Mount       string
+	Controllers []string // v1 only
+	Unified     bool     // v2
+}
+
+// Hierarchies are those of this machine.
+func Hierarchies() ([]Hierarchy, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parse(f)
+}
+
+// parse reads mountinfo (proc_pid_mountinfo(5)). Mounts that show only a part of
+// their hierarchy, as in containers, are left out: a path from the top can't be
+// found through them.
+func parse(mountinfo io.Reader) ([]Hierarchy, error) {
+	var all []Hierarchy
+	lines := bufio.NewScanner(mountinfo)
+	for lines.Scan() {
+		before, after, ok := strings.Cut(lines.Text(), " - ")
+		left, right := strings.Fields(before), strings.Fields(after)
+		const root, point = 3, 4
+		if !ok || len(left) <= point || len(right) < 3 || left[root] != "/" {
+			continue
+		}
+		h := Hierarchy{Mount: left[point]}
+		switch right[0] {
+		case "cgroup2":
+			h.Unified = true
+		case "cgroup":
+			h.Controllers = strings.Split(right[2], ",")
+		default:
+			continue
+		}
+		if !slices.ContainsFunc(all, func(o Hierarchy) bool { return o.Mount == h.Mount }) {
+			all = append(all, h)
+		}
+	}
+	return all, lines.Err()
+}
+
+// Remove removes a cgroup with all below it in every hierarchy, and its parents
+// where they are empty then. What doesn't exist is fine.
+func Remove(path string) error {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return err
+	}
+	// What was killed while frozen dies only now (cgroup v1).
+	if file, value, err := freezer(hierarchies, path, false); err == nil {
+		if f, err := os.OpenFile(file, os.O_WRONLY, 0); err == nil {
+			_, _ = f.WriteString(value)
+			f.Close()
+		}
+	}
+	end := time.Now().Add(busyBudget)
+	var errs []error
+	for _, h := range hierarchies {
+		if err := removeTree(filepath.Join(h.Mount, path), end); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for parent := filepath.Dir(path); parent != "/"; parent = filepath.Dir(parent) {
+			if unix.Rmdir(filepath.Join(h.Mount, parent)) != nil {
+				break // in use by another cluster
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func removeTree(dir string, end time.Time) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(dir, e.Name()), end); err != nil {
+				return err
+			}
+		}
+	}
+	for {
+		err := unix.Rmdir(dir)
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return fmt.Errorf("remove cgroup %s: %w", dir, err)
+		}
+		time.Sleep(busyPoll)
+	}
+}
+
+// Freeze stops every process in a cgroup, or lets them run on.
+func Freeze(path string, frozen bool) error {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return err
+	}
+	file, value, err := freezer(hierarchies, path, frozen)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(value), 0o644)
+}
+
+func freezer(hierarchies []Hierarchy, path string, frozen bool) (file, value string, err error) {
+	for _, h := range hierarchies {
+		if slices.Contains(h.Controllers, "freezer") {
+			value = "THAWED"
+			if frozen {
+				value = "FROZEN"
+			}
+			return filepath.Join(h.Mount, path, "freezer.state"), value, nil
+		}
+	}
+	for _, h := range hierarchies {
+		if h.Unified {
+			value = "0"
+			if frozen {
+				value = "1"
+			}
+			return filepath.Join(h.Mount, path, "cgroup.freeze"), value, nil
+		}
+	}
+	return "", "", errors.New("no cgroup hierarchy that can freeze")
+}

@@ -1,0 +1,414 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu/cgroup"
+)
+
+const (
+	// readyBudget is for the host process to have its nodes started. It takes
+	// less than a second; QEMU on a busy machine takes longest.
+	readyBudget = 60 * time.Second
+	// downBudget is for nodes whose data is about to be removed.
+	downBudget = 5 * time.Second
+	// endBudget is how long a host process may take beyond its nodes' budget.
+	endBudget = 10 * time.Second
+	endPoll   = 20 * time.Millisecond
+
+	logTail = 2 << 10 // of host.log, in an error
+)
+
+// Defaults of a node. 4 GiB is twice what a control plane needs, for pods.
+const (
+	defaultCPUs      = 2
+	defaultMemoryMiB = 4096
+	defaultDiskGiB   = 20
+)
+
+var containerNetwork = netip.MustParsePrefix("10.5.0.0/24")
+
+// Options say what Up is to bring up. Name, Boot and Images are required.
+type Options struct {
+	Name        string
+	Provisioner string // QEMU, Container, or Auto, the default
+	Boot        Boot
+	Images      string // directory of an OCI layout
+	// Self is the command whose subcommands `host --cluster NAME` and
+	// `dial ADDRESS` call Host and Dial; default this program.
+	Self      []string
+	CPUs      int
+	MemoryMiB int
+	DiskGiB   int
+	Isolated  bool
+	// Out is told in whole lines what happens.
+	Out io.Writer
+}
+
+// Cluster is one that exists.
+type Cluster struct {
+	Plan
+	dir clusterDir
+}
+
+// Open finds a cluster. The error is ErrNoCluster where there is none.
+func Open(name string) (*Cluster, error) {
+	d, err := dirOf(name)
+	if err != nil {
+		return nil, err
+	}
+	p, err := readPlan(d)
+	if err != nil {
+		return nil, err
+	}
+	return &Cluster{Plan: p, dir: d}, nil
+}
+
+// List finds all clusters, sorted by name.
+func List() ([]*Cluster, error) {
+	home, err := Home()
+	if err != nil {
+		return nil, err
+	}
+	plans, err := filepath.Glob(filepath.Join(home, "*", "plan.json"))
+	if err != nil {
+		return nil, err
+	}
+	var all []*Cluster
+	for _, p := range plans {
+		c, err := Open(filepath.Base(filepath.Dir(p)))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// Dir is the cluster's directory.
+func (c *Cluster) Dir() string { return string(c.dir) }
+
+// Kubeconfig is the file for kubectl.
+func (c *Cluster) Kubeconfig() string { return c.dir.kubeconfig() }
+
+// Console is the file with a node's console.
+func (c *Cluster) Console(node string) string { return c.dir.console(node) }
+
+// Status asks the host process for its nodes.
+func (c *Cluster) Status(ctx context.Context) ([]NodeStatus, error) {
+	var s []NodeStatus
+	return s, ask(ctx, c.dir, http.MethodGet, "/status", &s)
+}
+
+// HostPID is the cluster's host process, 0 if the cluster is off.
+func (c *Cluster) HostPID() (int, error) { return holder(c.dir.lock()) }
+
+// On starts a node that is off.
+func (c *Cluster) On(ctx context.Context, node string) error { return c.verb(ctx, node, "on") }
+
+// Off presses a node's power button and waits until it's off.
+func (c *Cluster) Off(ctx context.Context, node string) error { return c.verb(ctx, node, "off") }
+
+// Cut takes a node's power away.
+func (c *Cluster) Cut(ctx context.Context, node string) error { return c.verb(ctx, node, "cut") }
+
+// Freeze stops a node's time.
+func (c *Cluster) Freeze(ctx context.Context, node string) error { return c.verb(ctx, node, "freeze") }
+
+// Thaw lets it run on.
+func (c *Cluster) Thaw(ctx context.Context, node string) error { return c.verb(ctx, node, "thaw") }
+
+func (c *Cluster) verb(ctx context.Context, node, verb string) error {
+	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/"+verb, nil)
+}
+
+// Up brings a cluster up: a new one, or one that exists, with its state. What runs
+// already and boots the same keeps running. When it returns, the nodes have
+// started; Kubernetes hasn't yet. If a new cluster can't be brought up, or ctx
+// ends, nothing remains of it.
+func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
+	d, err := dirOf(o.Name)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := readPlan(d)
+	switch {
+	case errors.Is(err, ErrNoCluster):
+		if plan, err = create(ctx, d, o); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				// Not with ctx: it may have ended, and this must be done still.
+				err = errors.Join(err, Down(context.Background(), o.Name))
+			}
+		}()
+	case err != nil:
+		return nil, err
+	default:
+		if plan, err = renew(ctx, d, plan, o); err != nil {
+			return nil, err
+		}
+	}
+	c := &Cluster{Plan: plan, dir: d}
+	pid, err := c.HostPID()
+	if err != nil {
+		return nil, err
+	}
+	if pid != 0 {
+		return c, c.turnOnAll(ctx)
+	}
+	return c, spawnHost(ctx, d, plan)
+}
+
+// renew takes over what the caller boots now, and stops a cluster that boots
+// something else.
+func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error) {
+	if o.Provisioner != "" && o.Provisioner != Auto && o.Provisioner != plan.Provisioner {
+		return plan, fmt.Errorf("cluster %s exists with provisioner %s; remove it first (make down), or take another name", plan.Name, plan.Provisioner)
+	}
+	next := plan
+	next.Boot, next.Images, next.Self = o.Boot, o.Images, o.self()
+	if next.Boot == plan.Boot && next.Images == plan.Images {
+		return plan, nil
+	}
+	o.say("What cluster %s boots has changed: restarting its nodes.", plan.Name)
+	if err := stopHost(ctx, d, stopBudget); err != nil {
+		return plan, err
+	}
+	return next, writePlan(d, next)
+}
+
+func (c *Cluster) turnOnAll(ctx context.Context) error {
+	for _, n := range c.Nodes {
+		if err := c.On(ctx, n.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o Options) say(format string, args ...any) {
+	if o.Out != nil {
+		fmt.Fprintf(o.Out, format+"\n", args...)
+	}
+}
+
+func (o Options) self() []string {
+	if len(o.Self) > 0 {
+		return o.Self
+	}
+	// An error is the proc file system's absence; starting the host then says so.
+	self, _ := os.Executable()
+	return []string{self}
+}
+
+// create plans a new cluster and writes its directory, the plan last: without it
+// there is no cluster.
+func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
+	choice, err := Choose(ctx, o.Provisioner)
+	if err != nil {
+		return Plan{}, err
+	}
+	o.say("%s", choice)
+	if err := os.MkdirAll(filepath.Dir(string(d)), 0o700); err != nil {
+		return Plan{}, err
+	}
+	// Two that are created at the same time must not plan the same port.
+	release, err := waitHold(filepath.Join(filepath.Dir(string(d)), ".lock"))
+	if err != nil {
+		return Plan{}, err
+	}
+	defer release()
+	plan, err := newPlan(o, choice)
+	if err != nil {
+		return Plan{}, err
+	}
+	nodes, kubeconfig, err := configurations(plan, time.Now())
+	if err != nil {
+		return Plan{}, err
+	}
+	// What an interrupted creation left is nobody's.
+	if err := os.RemoveAll(string(d)); err != nil {
+		return Plan{}, err
+	}
+	if err := writeCluster(d, plan, nodes, kubeconfig); err != nil {
+		return Plan{}, errors.Join(err, os.RemoveAll(string(d)))
+	}
+	return plan, nil
+}
+
+func writeCluster(d clusterDir, plan Plan, nodes map[string][]byte, kubeconfig []byte) error {
+	if err := os.Mkdir(string(d), 0o700); err != nil {
+		return err
+	}
+	for name, data := range nodes {
+		if err := os.Mkdir(d.node(name), 0o700); err != nil {
+			return err
+		}
+		if err := replace(d.config(name), data, 0o600); err != nil {
+			return err
+		}
+	}
+	if err := replace(d.kubeconfig(), kubeconfig, 0o600); err != nil {
+		return err
+	}
+	return writePlan(d, plan)
+}
+
+func newPlan(o Options, choice Choice) (Plan, error) {
+	port, err := freePort(o.Name)
+	if err != nil {
+		return Plan{}, err
+	}
+	p := Plan{
+		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
+		Network: containerNetwork, Isolated: o.Isolated,
+		Boot: o.Boot, Images: o.Images, Self: o.self(), KubernetesPort: port,
+	}
+	address := gateway(p.Network).Next()
+	if p.Provisioner == QEMU {
+		p.Network, address = slirpNetwork, slirpGuest
+	}
+	p.Nodes = []Node{{
+		Name: o.Name + "-controlplane-1", Type: "init", Address: address,
+		CPUs: or(o.CPUs, defaultCPUs), MemoryMiB: or(o.MemoryMiB, defaultMemoryMiB), DiskGiB: or(o.DiskGiB, defaultDiskGiB),
+	}}
+	return p, nil
+}
+
+func or(value, otherwise int) int {
+	if value == 0 {
+		return otherwise
+	}
+	return value
+}
+
+// spawnHost starts the host process, on its own from then on, and waits for its
+// word.
+func spawnHost(ctx context.Context, d clusterDir, plan Plan) error {
+	log, err := os.OpenFile(d.log(), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	hear, speak, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer hear.Close()
+	args := append(plan.Self[1:len(plan.Self):len(plan.Self)], "host", "--cluster", plan.Name)
+	cmd := exec.Command(plan.Self[0], args...)
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{speak} // reportFD
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	speak.Close()
+	if err != nil {
+		return fmt.Errorf("start the host process: %w", err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }() // so that it doesn't become a zombie of ours
+	answer := make(chan report, 1)
+	go func() {
+		var r report
+		if json.NewDecoder(hear).Decode(&r) != nil {
+			r = report{Error: "the host process ended without a word: " + strings.TrimSpace(readLast(d.log(), logTail))}
+		}
+		answer <- r
+	}()
+	select {
+	case r := <-answer:
+		if r.Ready {
+			return nil
+		}
+		err = errors.New(r.Error)
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-time.After(readyBudget):
+		err = fmt.Errorf("the host process isn't ready within %s; see %s", readyBudget, d.log())
+	}
+	// It either ends by itself or must not go on; the nodes die with it.
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-exited:
+	case <-time.After(downBudget):
+		_ = cmd.Process.Kill()
+		<-exited
+	}
+	return err
+}
+
+// stopHost ends a cluster's host process and waits until it has ended. Nodes get
+// the budget to power off.
+func stopHost(ctx context.Context, d clusterDir, budget time.Duration) error {
+	pid, err := holder(d.lock())
+	if err != nil || pid == 0 {
+		return err
+	}
+	// One that doesn't answer is killed below.
+	_ = ask(ctx, d, http.MethodPost, "/stop?budget="+budget.String(), nil)
+	end := time.Now().Add(budget + endBudget)
+	for killed := false; ; {
+		now, err := holder(d.lock())
+		if err != nil || now != pid {
+			return err
+		}
+		if time.Now().After(end) {
+			if killed {
+				return fmt.Errorf("host process %d can't be killed", pid)
+			}
+			killed, end = true, time.Now().Add(endBudget)
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				return fmt.Errorf("kill host process %d: %w", pid, err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(endPoll):
+		}
+	}
+}
+
+// Stop powers all nodes of a cluster off. Its state stays, for the next Up.
+func Stop(ctx context.Context, name string) error {
+	c, err := Open(name)
+	if err != nil {
+		return err
+	}
+	budget := stopBudget
+	if c.Accelerator == "tcg" {
+		budget = stopBudgetEmulated
+	}
+	return stopHost(ctx, c.dir, budget)
+}
+
+// Down removes a cluster with all that it has, also one that was killed in any
+// state. A cluster that doesn't exist is fine.
+func Down(ctx context.Context, name string) error {
+	d, err := dirOf(name)
+	if err != nil {
+		return err
+	}
+	if err := stopHost(ctx, d, downBudget); err != nil {
+		return err
+	}
+	if err := cgroup.Remove(clusterCgroup(name)); err != nil {
+		return err
+	}
+	return os.RemoveAll(string(d))
+}

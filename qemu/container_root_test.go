@@ -1,0 +1,317 @@
+package qemu
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+)
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: namespaces, mounts and cgroups")
+	}
+}
+
+// goBuild builds a program of this module once per test run.
+func goBuild(t *testing.T, out string, env []string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"build", "-o", out}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build %v: %v\n%s", args, err, text)
+	}
+}
+
+var (
+	buildOnce sync.Once
+	built     Boot
+)
+
+// artefacts are the sandbox program and a squashfs with the test's init, and an
+// image layout that is empty.
+func artefacts(t *testing.T) Options {
+	t.Helper()
+	needRoot(t)
+	buildOnce.Do(func() {
+		dir, err := os.MkdirTemp("", "garboard-test-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		removeAtEnd = append(removeAtEnd, dir)
+		root := filepath.Join(dir, "root")
+		for _, d := range []string{"proc", "sys", "dev", "run", "tmp", "var", "system/state", "sbin"} {
+			if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		goBuild(t, filepath.Join(root, "sbin/init"), []string{"CGO_ENABLED=0"}, "./testdata/init")
+		goBuild(t, filepath.Join(dir, "sandbox"), []string{"CGO_ENABLED=1"},
+			"-tags", "netgo osusergo seccomp", "-ldflags", "-s -w -linkmode external -extldflags=-static", "../services/sandbox")
+		image := filepath.Join(dir, "root.sqsh")
+		if text, err := exec.Command("mksquashfs", root, image, "-quiet", "-no-progress").CombinedOutput(); err != nil {
+			t.Fatalf("mksquashfs: %v\n%s", err, text)
+		}
+		built = Boot{Rootfs: image, Sandbox: filepath.Join(dir, "sandbox")}
+	})
+	images := t.TempDir()
+	if err := os.WriteFile(filepath.Join(images, "index.json"), []byte(`{"schemaVersion":2,"manifests":[]}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return Options{Provisioner: Container, Boot: built, Images: images, Self: []string{os.Args[0]}}
+}
+
+// up brings a cluster up that is removed at the end of the test.
+func up(t *testing.T, o Options) *Cluster {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := Down(context.Background(), o.Name); err != nil {
+			t.Errorf("down: %v", err)
+		}
+	})
+	c, err := Up(t.Context(), o)
+	if err != nil {
+		t.Fatalf("up: %v", err)
+	}
+	return c
+}
+
+// tell sends a line to the test's init, through the forwarded port.
+func tellNode(c *Cluster, line string) (string, error) {
+	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", c.KubernetesPort))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	fmt.Fprintln(conn, line)
+	answer, err := bufio.NewReader(conn).ReadString('\n')
+	return strings.TrimSpace(answer), err
+}
+
+func expect(t *testing.T, c *Cluster, line, want string) {
+	t.Helper()
+	eventually.That(t, 10*time.Second, fmt.Sprintf("%q is answered with %q", line, want), func() error {
+		got, err := tellNode(c, line)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(got, want) {
+			return fmt.Errorf("answer %q", got)
+		}
+		return nil
+	})
+}
+
+func state(t *testing.T, c *Cluster, want string) {
+	t.Helper()
+	eventually.That(t, 10*time.Second, "node is "+want, func() error {
+		s, err := c.Status(t.Context())
+		if err != nil {
+			return err
+		}
+		if s[0].State != want {
+			return fmt.Errorf("it is %q", s[0].State)
+		}
+		return nil
+	})
+}
+
+func TestContainerNodeLeavesNothing(t *testing.T) {
+	o := artefacts(t)
+	o.Name = "leaves-nothing"
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	before := takeSnapshot(t, o.Name)
+	c := up(t, o)
+	expect(t, c, "who", "leaves-nothing-controlplane-1 boot 1")
+	expect(t, c, "get http://10.5.0.1:5000/v2/", "200 OK {}")
+
+	// What the kubelet writes stays in the node; what it has no business with
+	// can't be written; what is the node's own can.
+	expect(t, c, "write /proc/sys/vm/overcommit_memory 1", "1 <nil>")
+	expect(t, c, "write /proc/sys/kernel/panic 17", "17 <nil>")
+	expect(t, c, "write /proc/sys/vm/swappiness 17", "read-only file system")
+	expect(t, c, "write /proc/sys/net/ipv4/ip_forward 1", "1 <nil>")
+	expect(t, c, "write /proc/sys/kernel/shmmni 17", "17 <nil>")
+	expect(t, c, "write /etc-is-read-only x", "read-only file system")
+
+	if diff := before.diff(takeSnapshot(t, o.Name), whileUp); diff != "" {
+		t.Errorf("the host differs while the cluster is up:\n%s", diff)
+	}
+	if err := Down(t.Context(), o.Name); err != nil {
+		t.Fatal(err)
+	}
+	if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+		t.Errorf("the cluster left something behind:\n%s", diff)
+	}
+}
+
+// After a kill of the host process nothing lives on; the next Up finds the state.
+func TestContainerHostProcessKilled(t *testing.T) {
+	o := artefacts(t)
+	o.Name = "host-killed"
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	before := takeSnapshot(t, o.Name)
+	c := up(t, o)
+	expect(t, c, "who", "boot 1")
+	pid, err := c.HostPID()
+	if err != nil || pid == 0 {
+		t.Fatalf("host process: %d, %v", pid, err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually.That(t, 5*time.Second, "all is gone but cgroups", func() error {
+		if diff := before.diff(takeSnapshot(t, o.Name), everything&^cgroups); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
+	})
+	if c, err = Up(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, "who", "boot 2")
+	if err := Down(t.Context(), o.Name); err != nil {
+		t.Fatal(err)
+	}
+	if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+		t.Errorf("left behind:\n%s", diff)
+	}
+}
+
+func TestContainerClustersSideBySide(t *testing.T) {
+	o := artefacts(t)
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	a, b := o, o
+	a.Name, b.Name = "side-a", "side-b"
+	ca, cb := up(t, a), up(t, b)
+	expect(t, ca, "who", "side-a-controlplane-1 boot 1")
+	expect(t, cb, "who", "side-b-controlplane-1 boot 1")
+	if err := Down(t.Context(), a.Name); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, cb, "who", "side-b-controlplane-1 boot 1")
+	if _, err := Open(a.Name); !errors.Is(err, ErrNoCluster) {
+		t.Errorf("open a removed cluster: %v", err)
+	}
+}
+
+func TestContainerSwitches(t *testing.T) {
+	o := artefacts(t)
+	o.Name = "switches"
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	c := up(t, o)
+	name := c.Nodes[0].Name
+	ctx := t.Context()
+	expect(t, c, "who", "boot 1")
+
+	_, _ = tellNode(c, "reboot") // no answer comes
+	expect(t, c, "who", "boot 2")
+
+	if err := c.Cut(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	state(t, c, "power cut")
+	if err := c.On(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, "who", "boot 3")
+
+	if err := c.Off(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	state(t, c, "off")
+	if text := readLast(c.Console(name), 100); !strings.HasSuffix(text, "powering off\n") {
+		t.Errorf("console ends with %q", text)
+	}
+	again, err := Up(ctx, o) // turns on what is off
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, again, "who", "boot 4")
+
+	if err := c.Freeze(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	state(t, c, "frozen")
+	if err := c.Thaw(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, "who", "boot 4")
+	if err := c.Freeze(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	// Also what stands still can be removed.
+	if err := Down(ctx, o.Name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Ctrl-C while a cluster is made leaves nothing of it.
+func TestContainerUpInterrupted(t *testing.T) {
+	o := artefacts(t)
+	o.Name = "interrupted"
+	home := t.TempDir()
+	t.Setenv("GARBOARD_HOME", home)
+	before := takeSnapshot(t, o.Name)
+	ctx, cancel := context.WithCancel(t.Context())
+	o.Self = []string{"/bin/sleep", "1000"} // never gets ready
+	go func() {
+		for {
+			if _, err := os.Stat(filepath.Join(home, "clusters", o.Name, "host.log")); err == nil {
+				cancel()
+				return
+			}
+		}
+	}()
+	o.Self = []string{"/bin/sh", "-c", "sleep 1000"}
+	if _, err := Up(ctx, o); !errors.Is(err, context.Canceled) {
+		t.Fatalf("up: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(home, "clusters", o.Name)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory is still there: %v", err)
+	}
+	if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+		t.Errorf("left behind:\n%s", diff)
+	}
+}
+
+// What can't start says why, in one line, and leaves nothing.
+func TestContainerUpBroken(t *testing.T) {
+	o := artefacts(t)
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	for _, tc := range []struct {
+		name, want string
+		change     func(*Options)
+	}{
+		{"no-rootfs", "root filesystem: stat /nowhere: no such file or directory", func(o *Options) { o.Boot.Rootfs = "/nowhere" }},
+		{"no-squashfs", "mount squashfs " + o.Boot.Sandbox + ": invalid argument", func(o *Options) { o.Boot.Rootfs = o.Boot.Sandbox }},
+		{"no-sandbox", "/nowhere: no such file or directory", func(o *Options) { o.Boot.Sandbox = "/nowhere" }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := o
+			o.Name = tc.name
+			tc.change(&o)
+			before := takeSnapshot(t, o.Name)
+			_, err := Up(t.Context(), o)
+			if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("up: %v; want one line with %q", err, tc.want)
+			}
+			if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+				t.Errorf("left behind:\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,128 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// The host process answers HTTP on a UNIX socket in the cluster's directory, which
+// nobody but its owner may enter:
+//
+//	GET  /status                      all nodes
+//	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
+//	POST /stop?budget=DURATION        ends the process
+func (h *hostProcess) control() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		all := make([]NodeStatus, 0, len(h.nodes))
+		for _, n := range h.nodes {
+			all = append(all, n.status())
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(all)
+	})
+	verbs := map[string]func(ctx context.Context, n *node) error{
+		"on":     func(ctx context.Context, n *node) error { return n.turnOn(ctx) },
+		"off":    func(_ context.Context, n *node) error { return n.powerOff(stopBudgetEmulated) },
+		"cut":    func(_ context.Context, n *node) error { return n.cut() },
+		"freeze": func(ctx context.Context, n *node) error { return n.freeze(ctx, true) },
+		"thaw":   func(ctx context.Context, n *node) error { return n.freeze(ctx, false) },
+	}
+	mux.HandleFunc("POST /nodes/{name}/{verb}", func(w http.ResponseWriter, r *http.Request) {
+		n, err := h.node(r.PathValue("name"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		do, ok := verbs[r.PathValue("verb")]
+		if !ok {
+			http.Error(w, "no such verb: "+r.PathValue("verb"), http.StatusNotFound)
+			return
+		}
+		if err := do(r.Context(), n); err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
+	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, r *http.Request) {
+		budget, err := time.ParseDuration(r.FormValue("budget"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		h.askStop(budget)
+	})
+	return mux
+}
+
+// longestSocket is sun_path of unix(7), with its final zero.
+const longestSocket = 107
+
+// socketPath gives a name to a socket in a directory however deep: where the path
+// is too long, by way of an open descriptor of the directory.
+func socketPath(path string) (short string, done func(), err error) {
+	if len(path) <= longestSocket {
+		return path, func() {}, nil
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), func() { dir.Close() }, nil
+}
+
+func listenUnix(path string) (net.Listener, error) {
+	// Only the holder of the lock comes here, so an old one is a dead one's.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	short, done, err := socketPath(path)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return net.Listen("unix", short)
+}
+
+// ask sends one request to a cluster's host process.
+func ask(ctx context.Context, d clusterDir, method, path string, answer any) error {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			short, done, err := socketPath(d.socket())
+			if err != nil {
+				return nil, err
+			}
+			defer done()
+			return new(net.Dialer).DialContext(ctx, "unix", short)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, method, "http://host"+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("cluster %s doesn't answer: %w", filepath.Base(string(d)), err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(strings.TrimSpace(string(body)))
+	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal(body, answer)
+}

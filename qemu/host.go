@@ -1,0 +1,213 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// stopBudget is how long nodes may take to power off when the host process is
+	// asked to end. A machine promises 30 s; emulation is slower than that, and a
+	// container's sandbox cuts its power after 35 s itself.
+	stopBudget         = 40 * time.Second
+	stopBudgetEmulated = 120 * time.Second
+
+	// A node that ends right after its start, again and again, is started again
+	// ever more slowly: its console can be read meanwhile, and the machine used.
+	soonEnded   = 20 * time.Second
+	restartWait = time.Second
+	restartMax  = 30 * time.Second
+)
+
+// reportFD is where Up waits for word from a host process that it starts.
+const reportFD = 3
+
+// report is one line of that word. The last has Ready or Error.
+type report struct {
+	Ready bool   `json:"ready,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// Host is the process of one cluster: it runs the nodes until ctx ends or Down
+// asks it to stop. log is its own log.
+func Host(ctx context.Context, name string, log *slog.Logger) error {
+	out := reportFile()
+	err := host(ctx, name, log, func() { tell(out, report{Ready: true}) })
+	if err != nil {
+		tell(out, report{Error: err.Error()})
+	}
+	return err
+}
+
+// reportFile is descriptor 3 where Up has put a pipe there, nil otherwise.
+func reportFile() *os.File {
+	var st unix.Stat_t
+	if unix.Fstat(reportFD, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
+		return nil
+	}
+	unix.CloseOnExec(reportFD) // else nodes would hold it open
+	return os.NewFile(reportFD, "report")
+}
+
+func tell(out *os.File, r report) {
+	if out == nil {
+		return
+	}
+	_ = json.NewEncoder(out).Encode(r) // nobody may be waiting any more
+	out.Close()
+}
+
+func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err error) {
+	d, err := dirOf(name)
+	if err != nil {
+		return err
+	}
+	plan, err := readPlan(d)
+	if err != nil {
+		return err
+	}
+	release, err := hold(d.lock())
+	if err != nil {
+		return fmt.Errorf("cluster %s runs already: %w", name, err)
+	}
+	defer release()
+	log.Info("cluster starts", "cluster", name, "provisioner", plan.Provisioner)
+	var p provisioner
+	budget := stopBudget
+	switch plan.Provisioner {
+	case Container:
+		p, err = newContainers(plan, d, log)
+	case QEMU:
+		p, err = newMachines(plan, d, log)
+		if plan.Accelerator != "kvm" {
+			budget = stopBudgetEmulated
+		}
+	default:
+		err = fmt.Errorf("provisioner %q of cluster %s isn't known", plan.Provisioner, name)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+
+	api, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", plan.KubernetesPort))
+	if err != nil {
+		return fmt.Errorf("the port of the cluster's API is in use: %w; end the program that has it, or `make down` and `make up` for another port", err)
+	}
+	defer api.Close()
+	go forward(api, log, p, plan.controlPlanes(), kubernetesPort)
+
+	h := &hostProcess{plan: plan, log: log, provisioner: p, stop: make(chan struct{})}
+	if err := h.startAll(ctx); err != nil {
+		h.stopAll(0)
+		return err
+	}
+	control, err := listenUnix(d.socket())
+	if err != nil {
+		h.stopAll(0)
+		return err
+	}
+	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: dialBudget}
+	go func() {
+		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("control socket", "error", err)
+		}
+	}()
+	ready()
+	select {
+	case <-ctx.Done():
+	case <-h.stop:
+		budget = h.budget
+	}
+	log.Info("cluster stops", "cluster", name, "budget", budget)
+	h.stopAll(budget)
+	server.Close()
+	return nil
+}
+
+func (p Plan) controlPlanes() []Node {
+	var all []Node
+	for _, n := range p.Nodes {
+		if n.Type != "worker" {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// hostProcess is what lives in Host.
+type hostProcess struct {
+	plan        Plan
+	log         *slog.Logger
+	provisioner provisioner
+	nodes       []*node
+
+	stopOnce sync.Once
+	budget   time.Duration // set before stop is closed
+	stop     chan struct{} // closed when Down asks
+}
+
+// askStop ends the process, giving the nodes the budget.
+func (h *hostProcess) askStop(budget time.Duration) {
+	h.stopOnce.Do(func() {
+		h.budget = budget
+		close(h.stop)
+	})
+}
+
+// startAll starts every node once, so that what is wrong with them is known now.
+func (h *hostProcess) startAll(ctx context.Context) error {
+	for _, n := range h.plan.Nodes {
+		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1)}
+		if err := node.start(ctx); err != nil {
+			return err
+		}
+		h.nodes = append(h.nodes, node)
+		node.done.Go(node.supervise)
+	}
+	return nil
+}
+
+// stopAll stops all nodes at the same time, and cuts the power of those that
+// don't make it within the budget.
+func (h *hostProcess) stopAll(budget time.Duration) {
+	var all sync.WaitGroup
+	for _, n := range h.nodes {
+		all.Go(func() { n.shutdown(budget) })
+	}
+	all.Wait()
+}
+
+func (h *hostProcess) node(name string) (*node, error) {
+	for _, n := range h.nodes {
+		if n.Name == name {
+			return n, nil
+		}
+	}
+	return nil, fmt.Errorf("cluster %s has no node %q", h.plan.Name, name)
+}
+
+// readLast is the end of a file, for messages.
+func readLast(path string, size int64) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > size {
+		_, _ = f.Seek(-size, io.SeekEnd)
+	}
+	text, _ := io.ReadAll(f)
+	return string(text)
+}

@@ -1,0 +1,115 @@
+// Package keeper is an OS thread that never ends, for what Linux binds to a thread
+// rather than to a process.
+//
+// Two things are: a parent-death signal fires when the *thread* that started the
+// child ends (prctl(2), PR_SET_PDEATHSIG), and Go ends threads as it likes; and a
+// network namespace belongs to the thread that entered it. So children that must
+// die with this process are started on a keeper, and a keeper may live in a network
+// namespace of its own, which has no name anywhere and vanishes with its last
+// user.
+package keeper
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// Keeper runs functions on its thread, one after the other.
+type Keeper struct {
+	work chan func()
+	ns   *os.File // the network namespace, nil for the process' own
+}
+
+// New starts a thread in the network namespace of the process.
+func New() *Keeper {
+	k := &Keeper{work: make(chan func())}
+	go k.run(func() {})
+	return k
+}
+
+// NewInNamespace starts a thread in a new, empty network namespace.
+func NewInNamespace() (*Keeper, error) {
+	k := &Keeper{work: make(chan func())}
+	ready := make(chan error, 1)
+	go k.run(func() {
+		ready <- k.enterNew()
+	})
+	if err := <-ready; err != nil {
+		return nil, fmt.Errorf("make a network namespace: %w", err)
+	}
+	return k, nil
+}
+
+func (k *Keeper) enterNew() (err error) {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	k.ns, err = os.Open("/proc/thread-self/ns/net")
+	return err
+}
+
+// run never unlocks: the thread is lost for everybody else, on purpose.
+func (k *Keeper) run(first func()) {
+	runtime.LockOSThread()
+	first()
+	for f := range k.work {
+		f()
+	}
+	// Only Close comes here. The thread ends with the goroutine, and takes along
+	// what hung on it.
+}
+
+// Do runs f on the thread and waits for it.
+func (k *Keeper) Do(f func() error) error {
+	done := make(chan error)
+	k.work <- func() { done <- f() }
+	return <-done
+}
+
+// Close ends the thread, and with it the children that were started on it with a
+// parent-death signal. Nobody may call Do afterwards.
+func (k *Keeper) Close() error {
+	close(k.work)
+	if k.ns == nil {
+		return nil
+	}
+	return k.ns.Close()
+}
+
+// Listen opens a TCP listener in the namespace.
+func (k *Keeper) Listen(address string) (net.Listener, error) {
+	var l net.Listener
+	err := k.Do(func() (err error) {
+		l, err = net.Listen("tcp4", address)
+		return err
+	})
+	return l, err
+}
+
+// Dial connects to a numeric TCP address in the namespace. It doesn't block the
+// thread: it visits the namespace with one that is thrown away afterwards.
+func (k *Keeper) Dial(ctx context.Context, address string) (net.Conn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		if k.ns != nil {
+			runtime.LockOSThread() // not unlocked: a thread in a foreign namespace must not be used again
+			if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+				done <- result{nil, fmt.Errorf("enter network namespace: %w", err)}
+				return
+			}
+		}
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp4", address)
+		done <- result{conn, err}
+	}()
+	r := <-done
+	return r.conn, r.err
+}

@@ -1,0 +1,287 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu/keeper"
+	"github.com/garboard-os/garboard/qemu/qmp"
+	"github.com/garboard-os/garboard/qemu/registry"
+	"golang.org/x/sys/unix"
+)
+
+// qmpBudget is for QEMU to start and answer on a busy machine.
+const qmpBudget = 20 * time.Second
+
+// machines runs nodes as virtual machines, without root. Each has QEMU's user
+// network of its own: the host's loopback reaches the node by a forwarded port,
+// the node reaches the registry by a forwarded address, and nothing else needs to
+// be reached.
+type machines struct {
+	plan   Plan
+	dir    clusterDir
+	log    *slog.Logger
+	keeper *keeper.Keeper
+	images net.Listener
+
+	mu        sync.Mutex // guards all below
+	forwarded map[string]int
+}
+
+func newMachines(p Plan, d clusterDir, log *slog.Logger) (*machines, error) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("registry: %w", err)
+	}
+	go serve(l, registry.New(p.Images), log)
+	return &machines{plan: p, dir: d, log: log, keeper: keeper.New(), images: l, forwarded: map[string]int{}}, nil
+}
+
+// machine is everything that QEMU's command line says about one node.
+type machine struct {
+	plan     Plan
+	node     Node
+	dir      clusterDir
+	registry string // address on the loopback
+	apiPort  int    // on the loopback
+}
+
+// monitorFD is the descriptor of QEMU's end of the monitor: the first after the
+// three standard ones. A socket without a name can't be left behind.
+const monitorFD = 3
+
+// arguments of QEMU. The processor without cx16 under emulation is for QEMU 7.2:
+// with it, half the boots of a 6.12 kernel died of a double fault.
+func (m machine) arguments() []string {
+	accelerator, cpu := "tcg,thread=multi", "max,cx16=off"
+	if m.plan.Accelerator == "kvm" {
+		accelerator, cpu = "kvm", "host"
+	}
+	args := []string{
+		"-name", option(m.plan.Name + "/" + m.node.Name),
+		"-accel", accelerator, "-cpu", cpu, "-machine", "q35",
+		"-smp", strconv.Itoa(m.node.CPUs), "-m", strconv.Itoa(m.node.MemoryMiB),
+		"-uuid", machineUUID(m.plan.Name, m.node.Name),
+		// A reset ends QEMU, and we start it again: one way for both provisioners.
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-chardev", "file,id=console,append=on,path=" + option(m.dir.console(m.node.Name)),
+		"-serial", "chardev:console",
+		"-chardev", fmt.Sprintf("socket,id=monitor,fd=%d", monitorFD),
+		"-mon", "chardev=monitor,mode=control",
+		"-kernel", m.plan.Boot.Kernel, "-initrd", m.plan.Boot.Initramfs,
+		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 " + m.plan.Boot.Cmdline),
+		"-fw_cfg", "name=opt/dev.garboard/config,file=" + option(m.dir.config(m.node.Name)),
+		"-drive", "if=none,id=disk,format=raw,discard=unmap,file=" + option(m.dir.disk(m.node.Name)),
+		"-device", "virtio-blk-pci,drive=disk,serial=garboard-" + m.node.Name,
+		"-netdev", m.network(),
+		"-device", "virtio-net-pci,netdev=net,mac=" + hardwareAddress(m.plan.Name, m.node.Name).String(),
+		"-device", "virtio-rng-pci",
+		"-device", "i6300esb", "-action", "watchdog=reset",
+	}
+	return args
+}
+
+func (m machine) network() string {
+	dial := make([]string, 0, len(m.plan.Self)+2)
+	for _, word := range append(m.plan.Self[:len(m.plan.Self):len(m.plan.Self)], "dial", m.registry) {
+		dial = append(dial, quote(word))
+	}
+	options := []string{
+		"user", "id=net", "net=" + slirpNetwork.String(), "dhcpstart=" + slirpGuest.String(),
+		"hostname=" + m.node.Name,
+		fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:%d", m.apiPort, kubernetesPort),
+		option(fmt.Sprintf("guestfwd=tcp:%s:%d-cmd:%s", slirpRegistry, registryPort, strings.Join(dial, " "))),
+	}
+	if m.plan.Isolated {
+		options = append(options, "restrict=on")
+	}
+	return strings.Join(options, ",")
+}
+
+// option escapes text for QEMU's option lists: a comma is written twice.
+func option(text string) string { return strings.ReplaceAll(text, ",", ",,") }
+
+// quote protects a word from the shell-like splitting of guestfwd's command.
+func quote(word string) string {
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// machineUUID is a node's hardware identity: always the same (RFC 9562, version 8:
+// bits of our own making).
+func machineUUID(cluster, node string) string {
+	sum := sha256.Sum256([]byte("garboard machine " + cluster + "/" + node))
+	sum[6] = sum[6]&0x0f | 0x80
+	sum[8] = sum[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
+}
+
+func (v *machines) Start(ctx context.Context, n Node) (Running, error) {
+	if err := makeDisk(v.dir.disk(n.Name), int64(n.DiskGiB)<<30); err != nil {
+		return nil, err
+	}
+	port, err := v.forwardedPort(n.Name)
+	if err != nil {
+		return nil, err
+	}
+	m := machine{plan: v.plan, node: n, dir: v.dir, registry: v.images.Addr().String(), apiPort: port}
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return nil, fmt.Errorf("monitor of %s: %w", n.Name, err)
+	}
+	r := &runningMachine{done: make(chan struct{})}
+	r.cmd = exec.Command(Program, m.arguments()...)
+	r.cmd.ExtraFiles = []*os.File{theirs}
+	r.cmd.Stdout, r.cmd.Stderr = &r.complaint, &r.complaint
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	err = v.keeper.Do(r.cmd.Start)
+	theirs.Close()
+	if err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("start %s: %w", n.Name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, qmpBudget)
+	defer cancel()
+	monitor, err := qmp.New(ctx, ours, r.note)
+	if err != nil {
+		r.Cut()
+		_ = r.cmd.Wait()
+		return nil, fmt.Errorf("start %s: %w: %s", n.Name, err, strings.TrimSpace(r.complaint.String()))
+	}
+	r.monitor = monitor
+	go r.collect()
+	return r, nil
+}
+
+// forwardedPort is the loopback port that leads to a node's API, the same one
+// each time that the node is started by this process.
+func (v *machines) forwardedPort(node string) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if port := v.forwarded[node]; port != 0 {
+		return port, nil
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	v.forwarded[node] = l.Addr().(*net.TCPAddr).Port
+	return v.forwarded[node], nil
+}
+
+func (v *machines) Reach(ctx context.Context, n Node, port int) (net.Conn, error) {
+	v.mu.Lock()
+	forwarded := v.forwarded[n.Name]
+	v.mu.Unlock()
+	if port != kubernetesPort || forwarded == 0 {
+		return nil, fmt.Errorf("reach %s: port %d isn't forwarded", n.Name, port)
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp4", fmt.Sprintf("127.0.0.1:%d", forwarded))
+}
+
+func (v *machines) Close() error {
+	return errors.Join(v.images.Close(), v.keeper.Close())
+}
+
+// makeDisk makes a sparse file where none is; the node's data stays.
+func makeDisk(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Truncate(size)
+}
+
+// socketPair is a connection whose one end a child inherits.
+func socketPair() (ours net.Conn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	our := os.NewFile(uintptr(fds[0]), "monitor")
+	defer our.Close() // FileConn has its own copy
+	theirs = os.NewFile(uintptr(fds[1]), "monitor of the machine")
+	if ours, err = net.FileConn(our); err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return ours, theirs, nil
+}
+
+type runningMachine struct {
+	cmd       *exec.Cmd
+	monitor   *qmp.Client
+	complaint bytes.Buffer // standard error; complete when done is closed
+
+	mu     sync.Mutex // guards reason
+	reason string     // of the last SHUTDOWN
+
+	done chan struct{} // closed when the two below are set
+	end  End
+	err  error
+}
+
+func (r *runningMachine) note(e qmp.Event) {
+	if e.Name == "SHUTDOWN" {
+		r.mu.Lock()
+		r.reason = e.Reason
+		r.mu.Unlock()
+	}
+}
+
+func (r *runningMachine) collect() {
+	defer close(r.done)
+	err := r.cmd.Wait()
+	<-r.monitor.Done() // why it ended is the last that it says
+	r.monitor.Close()
+	r.mu.Lock()
+	reason := r.reason
+	r.mu.Unlock()
+	switch {
+	case r.cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled():
+		r.end = EndKilled
+	case err != nil:
+		r.end, r.err = EndFailed, fmt.Errorf("%w: %s", err, strings.TrimSpace(r.complaint.String()))
+	case reason == "guest-reset":
+		r.end = EndReboot
+	case reason == "guest-panic":
+		r.end = EndDied
+	default:
+		r.end = EndOff
+	}
+}
+
+func (r *runningMachine) Wait() (End, error) {
+	<-r.done
+	return r.end, r.err
+}
+
+func (r *runningMachine) PowerOff(ctx context.Context) error {
+	// A machine that stands still can't see its power button.
+	return errors.Join(r.Freeze(ctx, false), r.monitor.Do(ctx, "system_powerdown"))
+}
+
+func (r *runningMachine) Cut() { _ = r.cmd.Process.Kill() }
+
+func (r *runningMachine) Freeze(ctx context.Context, frozen bool) error {
+	if frozen {
+		return r.monitor.Do(ctx, "stop")
+	}
+	return r.monitor.Do(ctx, "cont")
+}

@@ -1,0 +1,39 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+)
+
+// The test binary is also the program that a cluster calls back: `host --cluster
+// NAME` and `dial ADDRESS`, as the developers' tool has them.
+func TestMain(m *testing.M) {
+	switch {
+	case len(os.Args) == 4 && os.Args[1] == "host":
+		os.Exit(callback(func(ctx context.Context) error {
+			return Host(ctx, os.Args[3], slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		}))
+	case len(os.Args) == 3 && os.Args[1] == "dial":
+		os.Exit(callback(func(ctx context.Context) error { return Dial(ctx, os.Args[2]) }))
+	}
+	code := m.Run()
+	for _, dir := range removeAtEnd {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+func callback(f func(context.Context) error) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := f(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,129 @@
+package qemu
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"gopkg.in/yaml.v3"
+)
+
+const (
+	kubernetesPort = 6443
+	registryPort   = 5000
+	qemuDisk       = "/dev/vda"
+)
+
+// Addresses in QEMU's user network (QEMU's documentation, "Using the user mode
+// network stack"): it gives the guest the first, and we put the registry on the
+// second, which is nobody's.
+var (
+	slirpGuest    = netip.MustParseAddr("10.0.2.15")
+	slirpRegistry = netip.MustParseAddr("10.0.2.100")
+	slirpNetwork  = netip.MustParsePrefix("10.0.2.0/24")
+)
+
+// gateway is the address of the host process in a network: the first.
+func gateway(network netip.Prefix) netip.Addr { return network.Masked().Addr().Next() }
+
+// registryAddress is where nodes find the images.
+func (p Plan) registryAddress() netip.AddrPort {
+	if p.Provisioner == QEMU {
+		return netip.AddrPortFrom(slirpRegistry, registryPort)
+	}
+	return netip.AddrPortFrom(gateway(p.Network), registryPort)
+}
+
+// configurations makes the machine configuration of each node, from one set of
+// fresh secrets, and the administrator's kubeconfig.
+func configurations(p Plan, now time.Time) (nodes map[string][]byte, kubeconfig []byte, err error) {
+	secrets, err := config.NewSecrets(now)
+	if err != nil {
+		return nil, nil, err
+	}
+	nodes = map[string][]byte{}
+	for _, n := range p.Nodes {
+		data, err := nodeConfiguration(p, n, secrets, now)
+		if err != nil {
+			return nil, nil, fmt.Errorf("configuration of %s: %w", n.Name, err)
+		}
+		nodes[n.Name] = data
+	}
+	kubeconfig, err = adminKubeconfig(p, secrets.KubernetesCA.CA(), now)
+	return nodes, kubeconfig, err
+}
+
+func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) ([]byte, error) {
+	o := config.Options{
+		ClusterName: p.Name,
+		Endpoint:    fmt.Sprintf("https://%s:%d", p.Nodes[0].Address, kubernetesPort),
+		Type:        config.MachineType(n.Type),
+		Hostname:    n.Name,
+		Mirrors:     map[string][]string{"*": {"http://" + p.registryAddress().String()}},
+		// The user comes through a port of this machine's loopback.
+		CertSANs:        []string{"127.0.0.1", "localhost"},
+		AllowScheduling: true,
+		Secrets:         secrets,
+		Now:             now,
+	}
+	if p.Provisioner == QEMU {
+		o.InstallDisk = qemuDisk
+	}
+	c, err := config.Generate(o)
+	if err != nil {
+		return nil, err
+	}
+	// The clock is this machine's in a container, and starts from it in QEMU; no
+	// time server could be reached.
+	c.Machine.Time.Disabled = true
+	if p.Provisioner == Container {
+		c.Machine.Network.Interfaces = []config.Interface{{
+			Name: "eth0",
+			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
+			// Leads nowhere: but Kubernetes takes its address from the default route.
+			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway(p.Network)}},
+		}}
+	}
+	return c.Encode()
+}
+
+// adminValidity is how long the kubeconfig of a development cluster works.
+const adminValidity = 365 * 24 * time.Hour
+
+type kubeconfigFile struct {
+	APIVersion     string           `yaml:"apiVersion"`
+	Kind           string           `yaml:"kind"`
+	Clusters       []map[string]any `yaml:"clusters"`
+	Users          []map[string]any `yaml:"users"`
+	Contexts       []map[string]any `yaml:"contexts"`
+	CurrentContext string           `yaml:"current-context"`
+}
+
+// adminKubeconfig is for the person at this machine. "system:masters" passes all
+// checks of the API, also before any role exists.
+func adminKubeconfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
+	cert, key, err := ca.Issue(pki.Leaf{CN: "garboard-admin", Orgs: []string{"system:masters"}, Client: true, Validity: adminValidity, Now: now})
+	if err != nil {
+		return nil, err
+	}
+	b64 := base64.StdEncoding.EncodeToString
+	return yaml.Marshal(kubeconfigFile{
+		APIVersion: "v1",
+		Kind:       "Config",
+		Clusters: []map[string]any{{"name": p.Name, "cluster": map[string]string{
+			"server":                     fmt.Sprintf("https://127.0.0.1:%d", p.KubernetesPort),
+			"certificate-authority-data": b64(ca.Cert),
+		}}},
+		Users: []map[string]any{{"name": p.Name + "-admin", "user": map[string]string{
+			"client-certificate-data": b64(cert),
+			"client-key-data":         b64(key),
+		}}},
+		Contexts: []map[string]any{{"name": p.Name, "context": map[string]string{
+			"cluster": p.Name, "user": p.Name + "-admin",
+		}}},
+		CurrentContext: p.Name,
+	})
+}

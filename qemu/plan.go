@@ -1,0 +1,155 @@
+// Package qemu runs development clusters: whole nodes on this machine, as virtual
+// machines or as containers, behind one small interface.
+//
+//	gbctl / dev ── Up, Down … ──► ~/.garboard/clusters/NAME/   plan.json, kubeconfig, NODE/…
+//	     │ starts, asks over control.sock          ▲
+//	     ▼                                         │
+//	host process of the cluster ──────────────────-┘
+//	     ├─ sandbox or QEMU, one per node (die with the host process)
+//	     ├─ registry: the images, to nodes only
+//	     └─ 127.0.0.1:PORT ─► the Kubernetes API of the nodes
+//
+// One process per cluster holds all that lives: kill it in any way, and the kernel
+// takes down every node, network and mount with it. What can remain is on disk,
+// where it should, and empty cgroups, which the next Up or Down removes.
+package qemu
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// Plan is what a cluster is made of. It is written once and then only changes with
+// the artefacts that it boots.
+type Plan struct {
+	Name        string       `json:"name"`
+	Provisioner string       `json:"provisioner"` // QEMU or Container
+	Accelerator string       `json:"accelerator,omitempty"`
+	Network     netip.Prefix `json:"network"` // of the nodes
+	// Isolated takes away the nodes' way to other machines. Containers have none
+	// in any case.
+	Isolated bool   `json:"isolated,omitempty"`
+	Boot     Boot   `json:"boot"`
+	Images   string `json:"images"` // OCI layout
+	// KubernetesPort on 127.0.0.1 leads to the API of the control planes.
+	KubernetesPort int    `json:"kubernetesPort"`
+	Nodes          []Node `json:"nodes"`
+	// Self is the program, with arguments, whose subcommands `host` and `dial`
+	// call Host and Dial.
+	Self []string `json:"self"`
+}
+
+// Boot is what nodes boot from: paths of files.
+type Boot struct {
+	Kernel    string `json:"kernel,omitempty"`    // QEMU
+	Initramfs string `json:"initramfs,omitempty"` // QEMU
+	// Cmdline is added to the kernel's command line.
+	Cmdline string `json:"cmdline,omitempty"`
+	Rootfs  string `json:"rootfs,omitempty"`  // containers: squashfs image or directory
+	Sandbox string `json:"sandbox,omitempty"` // containers: the sandbox program
+}
+
+// Node is one machine.
+type Node struct {
+	Name      string     `json:"name"`
+	Type      string     `json:"type"` // machine.type of its configuration
+	Address   netip.Addr `json:"address"`
+	CPUs      int        `json:"cpus"`      // QEMU
+	MemoryMiB int        `json:"memoryMiB"` // QEMU
+	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse
+}
+
+// clusterName becomes part of paths, cgroups and links.
+var clusterName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
+
+func checkName(name string) error {
+	if !clusterName.MatchString(name) {
+		return fmt.Errorf("cluster name %q: must be 1 to 40 of a-z, 0-9 and -, with no - at the ends", name)
+	}
+	return nil
+}
+
+// Home is the directory that holds all clusters: ~/.garboard/clusters, or
+// $GARBOARD_HOME/clusters.
+func Home() (string, error) {
+	base := os.Getenv("GARBOARD_HOME")
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", err
+		}
+		base = filepath.Join(home, ".garboard")
+	}
+	return filepath.Abs(filepath.Join(base, "clusters"))
+}
+
+// clusterDir is where things of one cluster are.
+type clusterDir string
+
+func dirOf(name string) (clusterDir, error) {
+	if err := checkName(name); err != nil {
+		return "", err
+	}
+	home, err := Home()
+	return clusterDir(filepath.Join(home, name)), err
+}
+
+func (d clusterDir) file(name string) string { return filepath.Join(string(d), name) }
+
+func (d clusterDir) plan() string              { return d.file("plan.json") }
+func (d clusterDir) lock() string              { return d.file("lock") }
+func (d clusterDir) log() string               { return d.file("host.log") }
+func (d clusterDir) socket() string            { return d.file("control.sock") }
+func (d clusterDir) kubeconfig() string        { return d.file("kubeconfig") }
+func (d clusterDir) node(n string) string      { return d.file(n) }
+func (d clusterDir) config(n string) string    { return filepath.Join(d.node(n), "config.yaml") }
+func (d clusterDir) console(n string) string   { return filepath.Join(d.node(n), "console.log") }
+func (d clusterDir) disk(n string) string      { return filepath.Join(d.node(n), "disk.img") }
+func (d clusterDir) work(n string) string      { return filepath.Join(d.node(n), "work") }
+func (d clusterDir) state(n string) string     { return filepath.Join(d.node(n), "state") }
+func (d clusterDir) ephemeral(n string) string { return filepath.Join(d.node(n), "var") }
+
+// ErrNoCluster is for those who may take it as an answer.
+var ErrNoCluster = errors.New("there is no such cluster")
+
+func readPlan(d clusterDir) (Plan, error) {
+	data, err := os.ReadFile(d.plan())
+	if errors.Is(err, os.ErrNotExist) {
+		return Plan{}, fmt.Errorf("cluster %s: %w", filepath.Base(string(d)), ErrNoCluster)
+	}
+	if err != nil {
+		return Plan{}, err
+	}
+	var p Plan
+	if err := json.Unmarshal(data, &p); err != nil {
+		return Plan{}, fmt.Errorf("%s: %w", d.plan(), err)
+	}
+	return p, nil
+}
+
+func writePlan(d clusterDir, p Plan) error {
+	data, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replace(d.plan(), append(data, '\n'), 0o600)
+}
+
+// replace writes a file so that readers see the old or the new one, whole. It
+// isn't synced: what is here is worth less than the machine that it is on.
+func replace(path string, data []byte, perm os.FileMode) error {
+	partial := path + ".partial"
+	defer os.Remove(partial)
+	if err := os.WriteFile(partial, data, perm); err != nil {
+		return err
+	}
+	if err := os.Chmod(partial, perm); err != nil {
+		return err
+	}
+	return os.Rename(partial, path)
+}

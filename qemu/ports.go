@@ -1,0 +1,43 @@
+package qemu
+
+import (
+	"fmt"
+	"hash/fnv"
+	"net"
+)
+
+// Ports are taken below what Linux gives to outgoing connections (32768 and up,
+// ip_local_port_range): otherwise any of those could sit on a cluster's port when
+// it starts again.
+const (
+	firstPort = 20000
+	lastPort  = 29999
+)
+
+// freePort finds a port of the loopback for a new cluster: one that's free, and in
+// no other cluster's plan. It starts looking at a place that depends on the name,
+// so that a cluster that is made again mostly keeps its port.
+func freePort(name string) (int, error) {
+	clusters, err := List()
+	if err != nil {
+		return 0, err
+	}
+	planned := map[int]bool{}
+	for _, c := range clusters {
+		planned[c.KubernetesPort] = true
+	}
+	h := fnv.New32a()
+	h.Write([]byte(name))
+	const count = lastPort - firstPort + 1
+	for i := range count {
+		port := firstPort + (int(h.Sum32()%count)+i)%count
+		if planned[port] {
+			continue
+		}
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			return port, l.Close()
+		}
+	}
+	return 0, fmt.Errorf("no free port between %d and %d on 127.0.0.1", firstPort, lastPort)
+}

@@ -1,0 +1,99 @@
+package qemu
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// Program is QEMU's name for the machines that we run.
+	Program = "qemu-system-x86_64"
+
+	// probeBudget is for QEMU to start (0.1 s) and the guest to run (0.1 s),
+	// tenfold for a busy machine. A KVM that hangs costs this at each `up`.
+	probeBudget = 2 * time.Second
+	// probePassed is QEMU's exit status when the guest writes 0x10 to
+	// isa-debug-exit: (value << 1) | 1, in QEMU's hw/misc/debugexit.c.
+	probePassed = 0x10<<1 | 1
+
+	probeROMSize   = 64 << 10 // what QEMU takes as firmware at least
+	probeResetAt   = probeROMSize - 16
+	probeDebugPort = "0xf4"
+)
+
+//go:embed probe.bin
+var probeCode []byte
+
+// errNoKVM says why KVM isn't there, or isn't what it says.
+var errNoKVM = errors.New("no hardware virtualisation")
+
+// probeKVM runs a guest of 222 bytes under KVM. It returns nil if the guest ran to
+// its end. The device file proves nothing: hosts exist where it opens, and then no
+// guest gets past 16-bit mode.
+func probeKVM(ctx context.Context) error {
+	kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNoKVM, err)
+	}
+	kvm.Close()
+	if err := probe(ctx, "kvm", "host"); err != nil {
+		return fmt.Errorf("%w: /dev/kvm is there, but %w", errNoKVM, err)
+	}
+	return nil
+}
+
+// probe runs the guest with one of QEMU's accelerators.
+func probe(ctx context.Context, accelerator, cpu string) error {
+	dir, err := os.MkdirTemp("", "garboard-probe-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	rom := filepath.Join(dir, "rom")
+	if err := os.WriteFile(rom, probeROM(), 0o600); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeBudget)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, Program,
+		"-accel", accelerator, "-cpu", cpu, "-machine", "q35", "-m", "16",
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-bios", rom, "-device", "isa-debug-exit,iobase="+probeDebugPort+",iosize=4")
+	// A guest that hangs inside the kernel takes a moment to be killed.
+	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to handle
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("a guest of %d bytes didn't end within %s", len(probeCode), probeBudget)
+	case errors.As(err, &exit) && exit.ExitCode() == probePassed:
+		return nil
+	case err != nil:
+		return fmt.Errorf("%s: %w: %s", Program, err, strings.TrimSpace(string(out)))
+	}
+	return fmt.Errorf("a guest of %d bytes ended without a word", len(probeCode))
+}
+
+// probeROM is firmware with nothing in it but the guest. The processor starts at
+// the reset vector, 16 bytes below the end, with a jump to the start.
+func probeROM() []byte {
+	const hlt = 0xf4
+	rom := make([]byte, probeROMSize)
+	for i := range rom {
+		rom[i] = hlt
+	}
+	copy(rom, probeCode)
+	const jumpSize = 3
+	distance := probeROMSize - (probeResetAt + jumpSize) // wraps around to 0 in 16 bits
+	copy(rom[probeResetAt:], []byte{0xe9, byte(distance), byte(distance >> 8)})
+	return rom
+}

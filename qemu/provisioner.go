@@ -1,0 +1,131 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+)
+
+// The ways to run a node.
+const (
+	Auto      = "auto"
+	QEMU      = "qemu"
+	Container = "container"
+)
+
+// Choice is a way to run nodes, and why it was taken.
+type Choice struct {
+	Name string // QEMU or Container
+	// Accelerator is QEMU's: kvm or tcg (software emulation). Empty for Container.
+	Accelerator string
+	Why         string
+}
+
+func (c Choice) String() string {
+	if c.Name == QEMU {
+		return fmt.Sprintf("nodes run in QEMU (%s): %s", c.Accelerator, c.Why)
+	}
+	return fmt.Sprintf("nodes run as containers: %s", c.Why)
+}
+
+// Choose decides how nodes run on this machine. want is Auto, QEMU or Container.
+func Choose(ctx context.Context, want string) (Choice, error) {
+	return chooser{
+		root: os.Geteuid() == 0,
+		qemu: func() error { _, err := exec.LookPath(Program); return err },
+		kvm:  func() error { return probeKVM(ctx) },
+	}.choose(want)
+}
+
+// chooser is the decision with its facts as fields, for tests.
+type chooser struct {
+	root bool
+	qemu func() error // nil if QEMU is installed
+	kvm  func() error // nil if KVM runs a guest
+}
+
+func (c chooser) choose(want string) (Choice, error) {
+	switch want {
+	case Container:
+		if !c.root {
+			return Choice{}, errors.New("nodes as containers need root, for namespaces and cgroups: run as root (sudo), or take PROVISIONER=qemu")
+		}
+		return Choice{Name: Container, Why: "asked for"}, nil
+	case QEMU:
+		return c.qemuChoice("asked for")
+	case Auto, "":
+	default:
+		return Choice{}, fmt.Errorf("provisioner %q: must be %s, %s or %s", want, QEMU, Container, Auto)
+	}
+	missing := c.qemu()
+	if missing == nil {
+		err := c.kvm()
+		if err == nil {
+			return Choice{Name: QEMU, Accelerator: "kvm", Why: "KVM ran a test guest"}, nil
+		}
+		if !c.root {
+			return Choice{Name: QEMU, Accelerator: "tcg", Why: fmt.Sprintf("emulated, ten times slower; %v, and containers need root", err)}, nil
+		}
+		return Choice{Name: Container, Why: err.Error()}, nil
+	}
+	if c.root {
+		return Choice{Name: Container, Why: fmt.Sprintf("no QEMU here (%v)", missing)}, nil
+	}
+	return Choice{}, fmt.Errorf("%w; install qemu-system-x86, or run as root to have nodes as containers", missing)
+}
+
+func (c chooser) qemuChoice(why string) (Choice, error) {
+	if err := c.qemu(); err != nil {
+		return Choice{}, fmt.Errorf("%w; install the package qemu-system-x86", err)
+	}
+	if err := c.kvm(); err != nil {
+		return Choice{Name: QEMU, Accelerator: "tcg", Why: fmt.Sprintf("%s; emulated in software, as there is %v", why, err)}, nil
+	}
+	return Choice{Name: QEMU, Accelerator: "kvm", Why: why + "; KVM ran a test guest"}, nil
+}
+
+// AptPackages are what a Debian machine needs to run nodes, and why.
+func AptPackages() map[string]string {
+	return map[string]string{
+		"qemu-system-x86": "runs nodes as virtual machines",
+	}
+}
+
+// An End is how a node's run ended.
+type End int
+
+const (
+	EndOff    End = iota // powered off by itself, or when asked to
+	EndReboot            // wants to be started again
+	EndKilled            // power was cut
+	EndDied              // the node's PID 1 or the virtual machine broke down
+	EndFailed            // what runs the node couldn't; see the error
+)
+
+func (e End) String() string {
+	return [...]string{"off", "rebooting", "power cut", "died", "failed"}[e]
+}
+
+// Running is one node from power-on to power-off.
+type Running interface {
+	// Wait blocks until the node has ended. It may be called by many.
+	Wait() (End, error)
+	// PowerOff presses the power button: the node stops in order, in its own time.
+	PowerOff(ctx context.Context) error
+	// Cut takes the power away.
+	Cut()
+	// Freeze holds the node's time, or lets it run on.
+	Freeze(ctx context.Context, frozen bool) error
+}
+
+// A provisioner runs the nodes of one cluster. Starting one needs ctx only until
+// it runs.
+type provisioner interface {
+	Start(ctx context.Context, n Node) (Running, error)
+	// Reach connects to a port of a node.
+	reacher
+	// Close removes what the nodes shared. All have ended.
+	Close() error
+}

@@ -1,0 +1,92 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// dialBudget bounds one try to reach a node, which is one hop away: a node that
+// doesn't answer within it is off or frozen.
+const dialBudget = 5 * time.Second
+
+// A reacher connects to a TCP port of a node.
+type reacher interface {
+	Reach(ctx context.Context, n Node, port int) (net.Conn, error)
+}
+
+// forward hands each connection of l to the first of the nodes that takes it, until
+// l is closed.
+func forward(l net.Listener, log *slog.Logger, to reacher, nodes []Node, port int) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if !errors.Is(err, net.ErrClosed) {
+				log.Error("forward", "port", port, "error", err)
+			}
+			return
+		}
+		go func() {
+			defer conn.Close()
+			for _, n := range nodes {
+				ctx, cancel := context.WithTimeout(context.Background(), dialBudget)
+				peer, err := to.Reach(ctx, n, port)
+				cancel()
+				if err == nil {
+					splice(conn, peer)
+					return
+				}
+			}
+		}()
+	}
+}
+
+type halfCloser interface{ CloseWrite() error }
+
+// splice copies both ways until both sides are done, passing on half-closes.
+func splice(a, b net.Conn) {
+	defer b.Close()
+	var both sync.WaitGroup
+	one := func(to, from net.Conn) {
+		_, err := io.Copy(to, from)
+		if h, ok := to.(halfCloser); ok && err == nil {
+			_ = h.CloseWrite()
+			return
+		}
+		to.Close() // broken: the other direction mustn't wait
+		from.Close()
+	}
+	both.Go(func() { one(a, b) })
+	both.Go(func() { one(b, a) })
+	both.Wait()
+}
+
+// Dial connects standard input and output to a TCP address: QEMU starts it for
+// each connection that a guest makes to the registry, as QEMU itself has no way
+// that also works in an isolated network.
+func Dial(ctx context.Context, address string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(conn, os.Stdin)
+		if h, ok := conn.(halfCloser); ok {
+			_ = h.CloseWrite()
+		}
+		sent <- err
+	}()
+	// QEMU gives one socket as both; the end of the answer is the end.
+	if _, err := io.Copy(os.Stdout, conn); err != nil {
+		return fmt.Errorf("dial %s: %w", address, err)
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+// Package registry serves the images of an OCI layout to nodes, read-only, by the
+// pull half of the OCI distribution specification.
+//
+// Nodes reach it as a mirror of every registry: they ask for the path of a
+// reference as it is, without the registry's host. So
+// registry.k8s.io/coredns/coredns:v1 of the layout is found as
+// coredns/coredns:v1. Nothing is held in memory but the names; blobs are files.
+package registry
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+const refAnnotation = "org.opencontainers.image.ref.name"
+
+// manifestLimit is the size above which a file isn't taken for a manifest: what
+// the distribution specification advises registries to accept.
+const manifestLimit = 4 << 20
+
+var (
+	resource = regexp.MustCompile(`^/v2/([a-z0-9][a-z0-9._/-]*)/(manifests|blobs|tags)/([^/]+)$`)
+	digest   = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+// Registry is the HTTP handler. It follows changes of the layout.
+type Registry struct {
+	dir string
+
+	mu     sync.Mutex // guards all below
+	stamp  time.Time  // of the index.json that tags came from
+	tags   map[string]map[string]v1.Descriptor
+	failed error
+}
+
+// New serves the layout in dir.
+func New(dir string) *Registry { return &Registry{dir: dir} }
+
+func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		refuse(w, http.StatusMethodNotAllowed, "UNSUPPORTED", "this registry is read-only")
+		return
+	}
+	if req.URL.Path == "/v2/" || req.URL.Path == "/v2" {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, "{}")
+		return
+	}
+	part := resource.FindStringSubmatch(req.URL.Path)
+	if part == nil {
+		refuse(w, http.StatusNotFound, "NAME_UNKNOWN", "no such path: "+req.URL.Path)
+		return
+	}
+	switch repository, kind, reference := part[1], part[2], part[3]; kind {
+	case "manifests":
+		r.manifest(w, req, repository, reference)
+	case "blobs":
+		r.blob(w, req, reference)
+	case "tags":
+		r.list(w, repository)
+	}
+}
+
+func (r *Registry) manifest(w http.ResponseWriter, req *http.Request, repository, reference string) {
+	var media string
+	if !digest.MatchString(reference) {
+		d, err := r.find(repository, reference)
+		if err != nil {
+			refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", err.Error())
+			return
+		}
+		reference, media = d.Digest.String(), string(d.MediaType)
+	}
+	path := r.file(reference)
+	info, err := os.Stat(path)
+	if err != nil || info.Size() > manifestLimit {
+		refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", "no manifest "+reference)
+		return
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		refuse(w, http.StatusInternalServerError, "UNKNOWN", err.Error())
+		return
+	}
+	if media == "" {
+		var m struct {
+			MediaType string `json:"mediaType"`
+		}
+		if json.Unmarshal(data, &m) != nil || m.MediaType == "" {
+			refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", reference+" isn't a manifest")
+			return
+		}
+		media = m.MediaType
+	}
+	w.Header().Set("Content-Type", media)
+	w.Header().Set("Docker-Content-Digest", reference)
+	w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+	if req.Method == http.MethodGet {
+		_, _ = w.Write(data) // an error is the client's, which went away
+	}
+}
+
+func (r *Registry) blob(w http.ResponseWriter, req *http.Request, reference string) {
+	if !digest.MatchString(reference) {
+		refuse(w, http.StatusBadRequest, "DIGEST_INVALID", "not a sha256 digest: "+reference)
+		return
+	}
+	f, err := os.Open(r.file(reference))
+	if err != nil {
+		refuse(w, http.StatusNotFound, "BLOB_UNKNOWN", "no blob "+reference)
+		return
+	}
+	defer f.Close()
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Docker-Content-Digest", reference)
+	// Content never changes under a digest; no time, so that nothing is compared
+	// by it. ServeContent does ranges.
+	w.Header().Set("ETag", `"`+reference+`"`)
+	http.ServeContent(w, req, "", time.Time{}, f)
+}
+
+func (r *Registry) list(w http.ResponseWriter, repository string) {
+	tags, err := r.load()
+	if err != nil || tags[repository] == nil {
+		refuse(w, http.StatusNotFound, "NAME_UNKNOWN", "no repository "+repository)
+		return
+	}
+	names := []string{}
+	for tag := range tags[repository] {
+		names = append(names, tag)
+	}
+	slices.Sort(names)
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"name": repository, "tags": names})
+}
+
+func (r *Registry) file(digest string) string {
+	return filepath.Join(r.dir, "blobs", "sha256", strings.TrimPrefix(digest, "sha256:"))
+}
+
+func (r *Registry) find(repository, tag string) (v1.Descriptor, error) {
+	tags, err := r.load()
+	if err != nil {
+		return v1.Descriptor{}, err
+	}
+	d, ok := tags[repository][tag]
+	if !ok {
+		return v1.Descriptor{}, fmt.Errorf("no image %s:%s in %s", repository, tag, r.dir)
+	}
+	return d, nil
+}
+
+// load reads the layout's index, again when it has changed.
+func (r *Registry) load() (map[string]map[string]v1.Descriptor, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	path := filepath.Join(r.dir, "index.json")
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if r.tags != nil && info.ModTime().Equal(r.stamp) {
+		return r.tags, r.failed
+	}
+	r.stamp = info.ModTime()
+	r.tags, r.failed = readIndex(path)
+	return r.tags, r.failed
+}
+
+func readIndex(path string) (map[string]map[string]v1.Descriptor, error) {
+	tags := map[string]map[string]v1.Descriptor{}
+	f, err := os.Open(path)
+	if err != nil {
+		return tags, err
+	}
+	defer f.Close()
+	index, err := v1.ParseIndexManifest(f)
+	if err != nil {
+		return tags, fmt.Errorf("%s: %w", path, err)
+	}
+	for _, d := range index.Manifests {
+		text := d.Annotations[refAnnotation]
+		if text == "" {
+			continue // reachable by its digest only
+		}
+		ref, err := name.NewTag(text)
+		if err != nil {
+			return tags, fmt.Errorf("%s: %w", path, err)
+		}
+		repository := ref.RepositoryStr()
+		if tags[repository] == nil {
+			tags[repository] = map[string]v1.Descriptor{}
+		}
+		tags[repository][ref.TagStr()] = d
+	}
+	return tags, nil
+}
+
+// refuse answers with an error in the form of the specification.
+func refuse(w http.ResponseWriter, status int, code, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"errors": []map[string]string{{"code": code, "message": message}},
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -71,6 +72,10 @@ func (m *Modules) modprobe(name string) error {
 	return err
 }
 
+// openNodes may be opened by everyone: what they give away is checked by the
+// driver (Documentation/networking/tuntap.rst, filesystems/fuse.rst).
+var openNodes = []string{"fuse", "net/tun"}
+
 // makeStaticNodes makes the device nodes whose first opening makes the kernel ask
 // for their module (modules.devname, of depmod(8)): /dev/fuse, /dev/net/tun and
 // their like. dev is /dev.
@@ -93,7 +98,11 @@ func makeStaticNodes(modulesDir, dev string) error {
 			errs = append(errs, err)
 			continue
 		}
+		// Chmod, since the umask applies to mknod(2).
 		err := unix.Mknod(path, node.mode, int(unix.Mkdev(node.major, node.minor)))
+		if err == nil {
+			err = os.Chmod(path, os.FileMode(node.mode).Perm())
+		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			errs = append(errs, fmt.Errorf("make node %s: %w", path, err))
 		}
@@ -121,6 +130,9 @@ func parseStaticNode(line string) (n staticNode, ok bool) {
 		n.mode = unix.S_IFBLK | 0o600
 	default:
 		return n, false
+	}
+	if slices.Contains(openNodes, n.name) {
+		n.mode |= 0o666
 	}
 	_, err := fmt.Sscanf(fields[2][1:], "%d:%d", &n.major, &n.minor)
 	return n, err == nil

@@ -195,7 +195,7 @@ func (b *builder) kernel(ctx context.Context, flavour kernel.Flavour) (*kernel.K
 	}
 	inputs := append(keys(packages), string(flavour))
 	for _, row := range kernel.Modules {
-		inputs = append(inputs, row.Names, fmt.Sprint(row.MayLack))
+		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}
 	dir, err := b.step(ctx, stepKernel, inputs, func(ctx context.Context, dir string) error {
 		_, err := kernel.Fetch(ctx, flavour, dir)

@@ -53,13 +53,16 @@ func Select(modulesDir string, flavour Flavour, table []Row) (*Selection, error)
 		}
 	}
 	for _, row := range table {
+		if row.Only != "" && row.Only != flavour {
+			continue
+		}
 		for _, name := range strings.Fields(row.Names) {
 			switch {
 			case index.files[name] != "":
 				take(name)
 			case index.builtin[name]:
 				s.Builtin = append(s.Builtin, name)
-			case !row.mayLack(flavour):
+			case !row.Optional:
 				missing = append(missing, fmt.Errorf("%s: neither a module nor built in (wanted for: %s)", name, row.Why))
 			}
 		}

@@ -3,7 +3,7 @@
 // It holds as little as can mount the real root filesystem, and that filesystem itself:
 //
 //	/init                        PID 1, stage 1
-//	/usr/lib/modules/<release>/  the modules that stage 1 loads, with a modules.dep for just these
+//	/usr/lib/modules/<release>/  the modules that stage 1 loads, a modules.dep for just these, and modules.builtin
 //	/rootfs.sqsh                 the root filesystem, to be mounted through a loop device
 //
 // and mountpoints. The archive has two segments, which the kernel unpacks one after the other
@@ -162,6 +162,11 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 		files = append(files, record)
 	}
 	files = append(files, cpio.StaticFile(filepath.Join(base, "modules.dep"), dep.String(), 0o644))
+	builtin, err := contents(filepath.Join(base, "modules.builtin"), filepath.Join(dir, "modules.builtin"), 0o644)
+	if err != nil {
+		return nil, err
+	}
+	files = append(files, builtin)
 
 	var records []cpio.Record
 	for folder := range folders {

@@ -36,10 +36,12 @@ type request struct {
 // ask hands a request to the main loop. Only the first one counts: the machine
 // has one end, and a second ctrl-alt-del must not start it over.
 func (p *pid1) ask(r request) {
+	if p.leaving.Load() {
+		p.logs.Say("%s asked for by %s: the machine is on its way out already", r.intent, r.why)
+	}
 	select {
 	case p.requests <- r:
 	default:
-		p.logs.Say("%s was asked for (%s): the machine is on its way out already", r.intent, r.why)
 	}
 }
 
@@ -81,7 +83,7 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 		{"kill processes", killBudget, func(ctx context.Context) error { return endProcesses(ctx, unix.SIGKILL) }},
 		{"unmount filesystems", unmountBudget, func(ctx context.Context) error {
 			p.logs.Release() // or its files keep /var busy
-			return unmountAll(ctx)
+			return unmountAll(ctx, p.mode)
 		}},
 		{"write what is in memory to disk", syncBudget, func(context.Context) error { unix.Sync(); return nil }},
 	}
@@ -90,6 +92,7 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 // exit is the one exit funnel; it doesn't return.
 func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
 	start := time.Now()
+	p.leaving.Store(true)
 	p.log.Warn(r.intent.String(), "because", r.why)
 	p.wait(r)
 	for _, ph := range p.phases(r, stop, ended) {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
 )
 
 // pollLeftovers is how often the funnel looks whether processes or mounts are
@@ -95,8 +97,10 @@ var kernelMounts = []string{"/dev", "/proc", "/sys"}
 
 // unmountAll unmounts what is on disks, and what lies in the way, last mount
 // first, again and again until all is gone. What stays busy is made read-only,
-// which writes it out and leaves it clean.
-func unmountAll(ctx context.Context) error {
+// which writes it out and leaves it clean: on a machine. In a container the
+// filesystem behind a mount is the host's, all of it, and would become read-only
+// there.
+func unmountAll(ctx context.Context, mode boot.Mode) error {
 	for {
 		left, err := toUnmount()
 		if err != nil || len(left) == 0 {
@@ -113,6 +117,9 @@ func unmountAll(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
+			if mode == boot.Container {
+				return errors.Join(errs...)
+			}
 			for _, target := range left {
 				// The error of the unmount is the one to tell.
 				_ = unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")

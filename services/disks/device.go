@@ -1,0 +1,200 @@
+package disks
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// sysSector is the unit of every size in sysfs, whatever the disk's own sector.
+const sysSector = 512
+
+// device is a whole disk as the kernel shows it under /sys/block.
+type device struct {
+	Name      string // vda
+	Path      string // /dev/vda
+	Size      int64  // bytes
+	Sector    int    // bytes: the unit of its partition table
+	Model     string
+	Serial    string
+	ReadOnly  bool
+	Removable bool
+}
+
+// notDisks are block devices that are made of memory, of files, or of others.
+var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "mtd"}
+
+func isDisk(name string) bool {
+	return !slices.ContainsFunc(notDisks, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// devices lists the disks, by name.
+func (d *Disks) devices() ([]device, error) {
+	entries, err := os.ReadDir("/sys/block")
+	if err != nil {
+		return nil, err
+	}
+	var out []device
+	for _, e := range entries {
+		if !d.o.isDisk(e.Name()) {
+			continue
+		}
+		dev, err := readDevice(e.Name())
+		if errors.Is(err, fs.ErrNotExist) || err == nil && dev.Size == 0 {
+			continue // went away meanwhile, or a card reader without a card
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, dev)
+	}
+	slices.SortFunc(out, func(a, b device) int {
+		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name)) // sdz before sdaa
+	})
+	return out, nil
+}
+
+func readDevice(name string) (device, error) {
+	dir := filepath.Join("/sys/block", name)
+	size, err := readNumber(filepath.Join(dir, "size"))
+	if err != nil {
+		return device{}, err
+	}
+	sector, err := readNumber(filepath.Join(dir, "queue/logical_block_size"))
+	if err != nil {
+		return device{}, err
+	}
+	return device{
+		Name:      name,
+		Path:      "/dev/" + strings.ReplaceAll(name, "!", "/"),
+		Size:      size * sysSector,
+		Sector:    int(sector),
+		Model:     firstText(dir, "device/model"),
+		Serial:    firstText(dir, "serial", "device/serial", "device/vpd_pg80"),
+		ReadOnly:  firstText(dir, "ro") == "1",
+		Removable: firstText(dir, "removable") == "1",
+	}, nil
+}
+
+func readNumber(file string) (int64, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+}
+
+// firstText is the content of the first file that has printable content: which
+// one has depends on the driver.
+func firstText(dir string, files ...string) string {
+	for _, f := range files {
+		data, err := os.ReadFile(filepath.Join(dir, f))
+		if err != nil {
+			continue
+		}
+		s := strings.Map(func(r rune) rune {
+			if r < ' ' || r > '~' {
+				return -1 // vpd_pg80 has a binary head
+			}
+			return r
+		}, string(data))
+		if s = strings.Join(strings.Fields(s), " "); s != "" {
+			return s
+		}
+	}
+	return ""
+}
+
+// partitionPath is the device node of the disk's n-th partition, once the
+// kernel has it.
+func (dev device) partitionPath(n int) (string, bool) {
+	dir := filepath.Join("/sys/block", dev.Name)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", false
+	}
+	for _, e := range entries {
+		got, err := readNumber(filepath.Join(dir, e.Name(), "partition"))
+		if err != nil || int(got) != n {
+			continue
+		}
+		path := "/dev/" + strings.ReplaceAll(e.Name(), "!", "/")
+		_, err = os.Stat(path)
+		return path, err == nil
+	}
+	return "", false
+}
+
+// inUse says what keeps the disk or one of its partitions busy; "" for nothing.
+func (dev device) inUse() (string, error) {
+	dir := filepath.Join("/sys/block", dev.Name)
+	parts, err := filepath.Glob(filepath.Join(dir, dev.Name+"*"))
+	if err != nil {
+		return "", err
+	}
+	for _, p := range append(parts, dir) {
+		if holders, err := os.ReadDir(filepath.Join(p, "holders")); err == nil && len(holders) > 0 {
+			return fmt.Sprintf("%s is part of %s", filepath.Base(p), holders[0].Name()), nil
+		}
+		number := firstText(p, "dev")
+		mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != number, false
+		})
+		if err != nil {
+			return "", err
+		}
+		if len(mounts) > 0 {
+			return fmt.Sprintf("%s is mounted on %s", filepath.Base(p), mounts[0].Mountpoint), nil
+		}
+	}
+	return "", nil
+}
+
+// table shows the disks to a person who has to choose one.
+func (d *Disks) table() string {
+	devices, err := d.devices()
+	if err != nil {
+		return err.Error()
+	}
+	if len(devices) == 0 {
+		return "there are no disks"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "DEVICE\tSIZE\tMODEL\tSERIAL\tHOLDS")
+	for _, dev := range devices {
+		holds := "?"
+		if f, err := d.inspect(dev); err == nil {
+			holds = f.String()
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", dev.Path, bytesText(dev.Size), dash(dev.Model), dash(dev.Serial), holds)
+	}
+	w.Flush()
+	return strings.TrimRight(b.String(), "\n")
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// bytesText is a size as people read it.
+func bytesText(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	f, i := float64(n), 0
+	for ; f >= 1024 && i < len(units)-1; i++ {
+		f /= 1024
+	}
+	return strings.TrimSuffix(strconv.FormatFloat(f, 'f', 1, 64), ".0") + " " + units[i]
+}

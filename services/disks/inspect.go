@@ -1,0 +1,189 @@
+package disks
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/garboard-os/garboard/boot"
+)
+
+// verdict on a disk.
+type verdict int
+
+const (
+	empty    verdict = iota // nobody's: may be taken
+	ours                    // has our layout
+	halfMade                // ours, but making the layout was interrupted
+	foreign                 // somebody's
+)
+
+// edge is how much at the beginning and at the end must be zero on an empty
+// disk: partition tables and the metadata of nearly everything are there.
+const edge = 1 << 20
+
+// found is what is on a disk.
+type found struct {
+	verdict  verdict
+	holds    string     // in words, for foreign ones
+	bootable bool       // an installation medium
+	table    *gpt.Table // where there is a valid one
+	pending  journal
+}
+
+func (f found) String() string {
+	switch f.verdict {
+	case empty:
+		return "nothing"
+	case ours:
+		return "Garboard"
+	case halfMade:
+		return "Garboard, half made"
+	}
+	return f.holds
+}
+
+// inspect reads, and only reads.
+func (d *Disks) inspect(dev device) (found, error) {
+	file, err := os.Open(dev.Path)
+	if err != nil {
+		return found{}, err
+	}
+	defer file.Close()
+	f, err := look(file, dev)
+	if err != nil {
+		return found{}, fmt.Errorf("inspect %s: %w", dev.Path, err)
+	}
+	return f, nil
+}
+
+func look(file *os.File, dev device) (found, error) {
+	f := found{}
+	var err error
+	if f.pending, err = readJournal(file); err != nil {
+		return f, err
+	}
+	if f.pending.step == stepLayout {
+		f.verdict = halfMade
+		return f, nil
+	}
+	whole, err := identify(file, dev.Size)
+	if err != nil {
+		return f, err
+	}
+	f.bootable = whole.kind == "iso9660"
+	if whole.kind != "" {
+		f.verdict, f.holds = foreign, describe(whole)
+		return f, nil
+	}
+	return lookAtTable(file, dev, f)
+}
+
+func lookAtTable(file *os.File, dev device, f found) (found, error) {
+	table, err := gpt.Read(file, dev.Sector, dev.Sector)
+	if err == nil {
+		f.table = table
+		if isOurs(table) {
+			f.verdict = ours
+			return f, nil
+		}
+		f.verdict = foreign
+		f.holds, err = describeTable(file, dev, table)
+		return f, err
+	}
+	mbr, err := read(file, 0, 512)
+	if err != nil {
+		return f, err
+	}
+	// A DOS partition table: the mark of a boot sector, and an entry in use.
+	if bytes.HasSuffix(mbr, []byte{0x55, 0xaa}) && len(bytes.TrimLeft(mbr[446:510], "\x00")) > 0 {
+		f.verdict, f.holds = foreign, "a DOS partition table"
+		return f, nil
+	}
+	for _, at := range []int64{0, dev.Size - edge} {
+		zero, err := blank(file, at, edge)
+		if err != nil {
+			return f, err
+		}
+		if !zero {
+			f.verdict, f.holds = foreign, "unknown data"
+			return f, nil
+		}
+	}
+	return f, nil
+}
+
+func describe(c content) string {
+	switch c.kind {
+	case "LUKS", "LVM2", "Linux RAID", "ZFS", "bcache", "Ceph BlueStore", "swap":
+		return c.String()
+	}
+	return strings.Replace(c.String(), c.kind, c.kind+" file system", 1)
+}
+
+// isOurs: every partition of the layout with its own type, and no other.
+func isOurs(t *gpt.Table) bool {
+	wanted := boot.Layout(0)
+	n := 0
+	for _, p := range t.Partitions {
+		if p.Type == gpt.Unused {
+			continue
+		}
+		n++
+		if !slices.ContainsFunc(wanted, func(w boot.Partition) bool {
+			return w.Label == p.Name && strings.EqualFold(w.Type, string(p.Type))
+		}) {
+			return false
+		}
+	}
+	return n == len(wanted)
+}
+
+// describeTable names the partitions with what they hold.
+func describeTable(file *os.File, dev device, t *gpt.Table) (string, error) {
+	var parts []string
+	for _, p := range t.Partitions {
+		if p.Type == gpt.Unused {
+			continue
+		}
+		size := int64(p.Size)
+		c, err := identify(io.NewSectionReader(file, int64(p.Start)*int64(dev.Sector), size), size)
+		if err != nil {
+			return "", err
+		}
+		text := fmt.Sprintf("%q", p.Name)
+		if c.kind != "" {
+			text += " (" + c.String() + ")"
+		}
+		parts = append(parts, text)
+	}
+	if len(parts) == 0 {
+		return "an empty GPT partition table", nil
+	}
+	return "partitions " + strings.Join(parts, ", "), nil
+}
+
+// partition is one of ours on a disk.
+type partition struct {
+	label string
+	n     int   // its number
+	start int64 // bytes
+	size  int64
+}
+
+func (f found) partition(dev device, label string) (partition, error) {
+	if f.table == nil {
+		return partition{}, errors.New("no partition table")
+	}
+	for _, p := range f.table.Partitions {
+		if p.Type != gpt.Unused && p.Name == label {
+			return partition{label: label, n: p.Index, start: int64(p.Start) * int64(dev.Sector), size: int64(p.Size)}, nil
+		}
+	}
+	return partition{}, fmt.Errorf("no partition %s on %s", label, dev.Path)
+}

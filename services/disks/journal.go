@@ -1,0 +1,62 @@
+package disks
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// The journal says on the disk itself what is being done to it, so that a power
+// cut in the middle leaves neither a disk that looks foreign nor a file system
+// that looks finished. It is one sector, which disks write whole or not at all,
+// in the gap between partition table and first partition:
+//
+//	step written, synced ─▶ the step is done, synced ─▶ step cleared, synced
+//
+// A step that is found on the disk is done again from its beginning: nothing of
+// value can be there.
+const (
+	journalAt    = 1<<20 - 4096
+	journalMagic = "garboard journal 1: "
+	journalSize  = 512
+)
+
+// Steps.
+const (
+	stepNone   = ""
+	stepLayout = "layout" // the whole disk: partition table and all file systems
+	stepFormat = "format" // one partition
+)
+
+// journal is what was begun and not finished.
+type journal struct {
+	step  string
+	label string // the partition that is being formatted
+}
+
+func readJournal(r io.ReaderAt) (journal, error) {
+	buf, err := read(r, journalAt, journalSize)
+	if err != nil || !bytes.HasPrefix(buf, []byte(journalMagic)) {
+		return journal{}, err
+	}
+	line, _, _ := strings.Cut(strings.TrimPrefix(string(buf), journalMagic), "\n")
+	step, label, _ := strings.Cut(line, " ")
+	return journal{step: step, label: label}, nil
+}
+
+func writeJournal(f *os.File, j journal) error {
+	buf := make([]byte, journalSize)
+	if j.step != stepNone {
+		copy(buf, journalMagic+strings.TrimSpace(j.step+" "+j.label)+"\n")
+	}
+	// The sector may be 4 KiB; the kernel then reads and writes the whole of it.
+	if _, err := f.WriteAt(buf, journalAt); err != nil {
+		return fmt.Errorf("write journal on %s: %w", f.Name(), err)
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("sync %s: %w", f.Name(), err)
+	}
+	return nil
+}

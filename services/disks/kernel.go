@@ -1,0 +1,74 @@
+package disks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// nodeTimeout is how long the kernel may take to show a new partition.
+	nodeTimeout = 10 * time.Second
+	nodePoll    = 10 * time.Millisecond
+)
+
+// showPartitions sees to it that the kernel has the table's partitions, and that
+// each has a device node. The kernel reads a new disk's table by itself, but not
+// one of which only the backup is left.
+func showPartitions(ctx context.Context, file *os.File, dev device, t *gpt.Table) error {
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	for _, p := range t.Partitions {
+		if p.Type == gpt.Unused {
+			continue
+		}
+		if err := dev.showPartition(ctx, file, p); err != nil {
+			return fmt.Errorf("partition %d (%s) of %s: %w", p.Index, p.Name, dev.Path, err)
+		}
+	}
+	return nil
+}
+
+func (dev device) showPartition(ctx context.Context, file *os.File, p *gpt.Partition) error {
+	if _, there := dev.partitionPath(p.Index); there {
+		return nil
+	}
+	start, size := int64(p.Start)*int64(dev.Sector), int64(p.End-p.Start+1)*int64(dev.Sector)
+	// EBUSY: it is there, only its node isn't yet.
+	if err := addPartition(file, p.Index, start, size); err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("show it to the kernel: %w", err)
+	}
+	for {
+		if _, there := dev.partitionPath(p.Index); there {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for its device: %w", ctx.Err())
+		case <-time.After(nodePoll):
+		}
+	}
+}
+
+// addPartition is ioctl BLKPG with BLKPG_ADD_PARTITION (linux/blkpg.h).
+func addPartition(file *os.File, n int, start, size int64) error {
+	part := unix.BlkpgPartition{Start: start, Length: size, Pno: int32(n)}
+	arg := unix.BlkpgIoctlArg{
+		Op:      unix.BLKPG_ADD_PARTITION,
+		Datalen: int32(unsafe.Sizeof(part)),
+		Data:    (*byte)(unsafe.Pointer(&part)),
+	}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKPG, uintptr(unsafe.Pointer(&arg)))
+	runtime.KeepAlive(&part)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

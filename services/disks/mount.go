@@ -1,0 +1,133 @@
+package disks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	repair = "/usr/sbin/xfs_repair"
+	// repairTimeout is enough for some ten million files on a slow disk.
+	repairTimeout = 10 * time.Minute
+	// unmountPatience is how long a file system may stay busy after everything
+	// that used it has been told to stop.
+	unmountPatience = 5 * time.Second
+	unmountPoll     = 100 * time.Millisecond
+)
+
+// mount is one row of what is mounted from the system disk.
+type mount struct {
+	label string
+	dir   string
+	flags uintptr
+}
+
+// stateMount: nothing on STATE is ever run.
+func stateMount(dir string) mount {
+	return mount{boot.LabelState, dir, unix.MS_NOATIME | unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOEXEC}
+}
+
+// ephemeralMount: containers run from EPHEMERAL, and set-user-id programs work in
+// their volumes as they do on any other node. Device nodes are never on it.
+func ephemeralMount(dir string) mount {
+	return mount{boot.LabelEphemeral, dir, unix.MS_NOATIME | unix.MS_NODEV}
+}
+
+// mountPartition mounts one partition of dev unless it is mounted already. The
+// caller holds d.mu.
+func (d *Disks) mountPartition(ctx context.Context, dev device, m mount) error {
+	if slices.Contains(d.mounts, m.dir) {
+		return nil
+	}
+	f, err := d.inspect(dev)
+	if err != nil {
+		return err
+	}
+	p, err := f.partition(dev, m.label)
+	if err != nil {
+		return err
+	}
+	if err := d.show(ctx, dev, f); err != nil {
+		return err
+	}
+	path, there := dev.partitionPath(p.n)
+	if !there {
+		return fmt.Errorf("partition %d (%s) of %s has no device", p.n, m.label, dev.Path)
+	}
+	if mounted, err := mountinfo.Mounted(m.dir); err != nil {
+		return err
+	} else if mounted {
+		return fmt.Errorf("mount %s on %s: something else is mounted there", path, m.dir)
+	}
+	err = unix.Mount(path, m.dir, "xfs", m.flags, "")
+	// EUCLEAN: the kernel found the file system damaged (errno(3) calls it
+	// "structure needs cleaning"). All else, a dirty log too, it deals with itself.
+	if errors.Is(err, unix.EUCLEAN) {
+		d.log.Warn(fmt.Sprintf("%s on %s is damaged: repairing it, for at most %s", m.label, path, repairTimeout))
+		if err := d.repair(ctx, path); err != nil {
+			return fmt.Errorf("repair %s (%s): %w", m.label, path, err)
+		}
+		d.log.Warn(fmt.Sprintf("%s on %s is repaired", m.label, path))
+		err = unix.Mount(path, m.dir, "xfs", m.flags, "")
+	}
+	if err != nil {
+		return fmt.Errorf("mount %s (%s) on %s: %w", m.label, path, m.dir, err)
+	}
+	d.mounts = append(d.mounts, m.dir)
+	return nil
+}
+
+// repair runs xfs_repair. Where the log can't be replayed it is given up: its
+// last seconds are lost, the rest is saved.
+func (d *Disks) repair(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	err := d.o.Processes.Run(ctx, exec.Command(repair, path))
+	var exit *exec.ExitError
+	const dirtyLog = 2 // xfs_repair(8), EXIT STATUS
+	if errors.As(err, &exit) && exit.ExitCode() == dirtyLog {
+		d.log.Warn(fmt.Sprintf("the log of %s can't be replayed: giving up what was written in the last seconds", path))
+		return d.o.Processes.Run(ctx, exec.Command(repair, "-L", path))
+	}
+	return err
+}
+
+// unmount undoes the mounts in reverse order.
+func (d *Disks) unmount() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, dir := range slices.Backward(d.mounts) {
+		if err := unmountDir(dir); err != nil {
+			d.log.Warn(err.Error())
+		}
+	}
+	d.mounts, d.system = nil, nil
+}
+
+// unmountDir waits a moment for the last user to go. Then it detaches: what is
+// still open stays usable, and the data is on the disk at least.
+func unmountDir(dir string) error {
+	var err error
+	for end := time.Now().Add(unmountPatience); ; time.Sleep(unmountPoll) {
+		if err = unix.Unmount(dir, 0); err == nil || !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			break
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	file, openErr := os.Open(dir)
+	if openErr == nil {
+		openErr = errors.Join(unix.Syncfs(int(file.Fd())), file.Close())
+	}
+	return errors.Join(fmt.Errorf("unmount %s: %w; detaching it", dir, err), openErr, unix.Unmount(dir, unix.MNT_DETACH))
+}

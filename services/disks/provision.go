@@ -1,0 +1,288 @@
+package disks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/garboard-os/garboard/boot"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	mkfs = "/usr/sbin/mkfs.xfs"
+	// mkfsTimeout: it writes some MiB per TiB; a slow USB disk under emulation
+	// still does that in seconds.
+	mkfsTimeout = 5 * time.Minute
+)
+
+// take makes dev the system disk: partitions an empty one, finishes a half-made
+// one, leaves a finished one alone, refuses the rest.
+func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
+	f, err := d.inspect(dev)
+	if err != nil {
+		return err
+	}
+	switch f.verdict {
+	case foreign:
+		if err := d.mayWipe(dev, f, wipe); err != nil {
+			return err
+		}
+		d.log.Warn(fmt.Sprintf("erasing %s, which held %s: machine.install.wipe is set", dev.Path, f.holds))
+		return d.layOut(ctx, dev)
+	case empty:
+		d.log.Info(fmt.Sprintf("%s is empty: making the system's partitions", dev.Path))
+		return d.layOut(ctx, dev)
+	case halfMade:
+		d.log.Warn(fmt.Sprintf("%s was left half made by an interruption: making the system's partitions again", dev.Path))
+		return d.layOut(ctx, dev)
+	}
+	return d.finish(ctx, dev, f)
+}
+
+// mayWipe is nil where the disk's content is to be erased and may be.
+func (d *Disks) mayWipe(dev device, f found, wipe bool) error {
+	busy, err := dev.inUse()
+	switch {
+	case err != nil:
+		return err
+	case f.bootable:
+		return d.refuse(dev, fmt.Sprintf("is an installation medium (%s)", f.holds), "Name another disk in machine.install.disk")
+	case dev.ReadOnly:
+		return d.refuse(dev, "is read-only", "Name another disk in machine.install.disk")
+	case busy != "":
+		return d.refuse(dev, "is in use: "+busy, "Name another disk in machine.install.disk")
+	case !wipe:
+		return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds),
+			"Name another disk in machine.install.disk, or set machine.install.wipe: true to erase this one")
+	}
+	return nil
+}
+
+// refuse says what is wrong, what ends it, and what there is to choose from.
+func (d *Disks) refuse(dev device, why, next string) error {
+	return fmt.Errorf("disk %s %s. %s. The disks here:\n%s", dev.Path, why, next, d.table())
+}
+
+// layOut makes the whole disk ours. It begins with the journal, so that it is
+// done anew when it doesn't come to its end.
+func (d *Disks) layOut(ctx context.Context, dev device) error {
+	if dev.Size < boot.MinDisk {
+		return d.refuse(dev, fmt.Sprintf("is too small: %s of at least %s", bytesText(dev.Size), bytesText(boot.MinDisk)),
+			"Name another disk in machine.install.disk")
+	}
+	file, err := openDisk(dev)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+
+	table := newTable(dev)
+	steps := []struct {
+		name string
+		do   func() error
+	}{
+		{"journal", func() error { return writeJournal(file, journal{step: stepLayout}) }},
+		{"erase", func() error { return erase(file, dev, table) }},
+		{"table", func() error { return writeTable(file, dev, table) }},
+		{"partitions", func() error { return showPartitions(ctx, file, dev, table) }},
+		{"format " + boot.LabelState, func() error { return d.format(ctx, dev, table, boot.LabelState) }},
+		{"format " + boot.LabelEphemeral, func() error { return d.format(ctx, dev, table, boot.LabelEphemeral) }},
+		{"done", func() error { return writeJournal(file, journal{}) }},
+	}
+	for _, s := range steps {
+		if err := errors.Join(ctx.Err(), d.o.before(s.name)); err != nil {
+			return err
+		}
+		if err := s.do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openDisk opens for writing a disk that nobody uses: the kernel refuses to open
+// one exclusively that is mounted or part of something (open(2), O_EXCL on block
+// devices). It doesn't stay exclusive, or mkfs couldn't have a partition.
+func openDisk(dev device) (*os.File, error) {
+	free, err := os.OpenFile(dev.Path, os.O_RDWR|unix.O_EXCL, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open disk: %w", err)
+	}
+	defer free.Close()
+	return os.OpenFile(dev.Path, os.O_RDWR, 0)
+}
+
+// newTable is the layout as a partition table, aligned to whole MiB.
+func newTable(dev device) *gpt.Table {
+	const mib = 1 << 20
+	sectors := func(bytes int64) uint64 { return uint64(bytes / int64(dev.Sector)) }
+	t := &gpt.Table{LogicalSectorSize: dev.Sector, PhysicalSectorSize: dev.Sector, ProtectiveMBR: true}
+	at := int64(mib)
+	for i, p := range boot.Layout(dev.Size) {
+		size := p.Size
+		if size == 0 {
+			size = (dev.Size-mib)&^(mib-1) - at // the last MiB has the backup table
+		}
+		t.Partitions = append(t.Partitions, &gpt.Partition{
+			Index: i + 1,
+			Name:  p.Label,
+			Type:  gpt.Type(p.Type),
+			Start: sectors(at),
+			End:   sectors(at+size) - 1,
+		})
+		at += size
+	}
+	return t
+}
+
+// erase zeroes what other systems would recognise: the edges of the disk, and
+// those of each partition to be. The journal's sector stays.
+func erase(file *os.File, dev device, t *gpt.Table) error {
+	zero := func(at, n int64) error {
+		_, err := file.WriteAt(make([]byte, n), at)
+		return err
+	}
+	errs := []error{
+		zero(0, journalAt),
+		zero(journalAt+4096, edge-journalAt-4096),
+		zero(dev.Size-edge, edge),
+	}
+	for _, p := range t.Partitions {
+		start, end := int64(p.Start)*int64(dev.Sector), int64(p.End+1)*int64(dev.Sector)
+		errs = append(errs, zero(start, edge), zero(end-edge, edge))
+	}
+	if err := errors.Join(append(errs, file.Sync())...); err != nil {
+		return fmt.Errorf("erase %s: %w", dev.Path, err)
+	}
+	return nil
+}
+
+func writeTable(file *os.File, dev device, t *gpt.Table) error {
+	if err := t.Write(file, dev.Size); err != nil {
+		return fmt.Errorf("write partition table of %s: %w", dev.Path, err)
+	}
+	if err := unix.IoctlSetInt(int(file.Fd()), unix.BLKRRPART, 0); err != nil {
+		return fmt.Errorf("make the kernel read the partition table of %s: %w", dev.Path, err)
+	}
+	return nil
+}
+
+// format makes the file system of one partition and returns when it is on the
+// disk.
+func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, label string) error {
+	p, err := found{table: t}.partition(dev, label)
+	if err != nil {
+		return err
+	}
+	path, there := dev.partitionPath(p.n)
+	if !there {
+		return fmt.Errorf("partition %d (%s) of %s has no device", p.n, label, dev.Path)
+	}
+	ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
+	defer cancel()
+	if err := d.o.Processes.Run(ctx, exec.Command(mkfs, "-q", "-f", "-L", label, path)); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := file.Sync(); err != nil {
+		return fmt.Errorf("sync %s: %w", path, err)
+	}
+	return nil
+}
+
+// finish sees to it that both partitions of a finished layout have a file
+// system: a reset has zeroed one, or formatting it was interrupted.
+func (d *Disks) finish(ctx context.Context, dev device, f found) error {
+	if len(d.mounts) > 1 {
+		return nil // mounted: both have one
+	}
+	if err := d.show(ctx, dev, f); err != nil {
+		return err
+	}
+	for _, label := range []string{boot.LabelState, boot.LabelEphemeral} {
+		again := f.pending.step == stepFormat && f.pending.label == label
+		if !again {
+			blank, err := d.unformatted(dev, f, label)
+			if err != nil {
+				return err
+			}
+			if !blank {
+				continue
+			}
+		}
+		d.log.Warn(fmt.Sprintf("%s on %s has no file system: making one", label, dev.Path))
+		if err := d.formatAgain(ctx, dev, f, label); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Disks) show(ctx context.Context, dev device, f found) error {
+	file, err := os.Open(dev.Path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return showPartitions(ctx, file, dev, f.table)
+}
+
+// unformatted is true for a partition that begins with nothing but zeros;
+// anything but our file system on it is an error.
+func (d *Disks) unformatted(dev device, f found, label string) (bool, error) {
+	p, err := f.partition(dev, label)
+	if err != nil {
+		return false, err
+	}
+	file, err := os.Open(dev.Path)
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	part := io.NewSectionReader(file, p.start, p.size)
+	c, err := identify(part, p.size)
+	if err != nil || c.kind == "xfs" {
+		return false, err
+	}
+	zero, err := blank(part, 0, edge)
+	if err != nil || zero {
+		return zero, err
+	}
+	holds := "unknown data"
+	if c.kind != "" {
+		holds = c.String()
+	}
+	return false, d.refuse(dev, fmt.Sprintf("holds %s in its partition %s, where an xfs file system was", holds, label),
+		"Zero the beginning of that partition to have it made again")
+}
+
+func (d *Disks) formatAgain(ctx context.Context, dev device, f found, label string) error {
+	file, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := writeJournal(file, journal{step: stepFormat, label: label}); err != nil {
+		return err
+	}
+	if err := d.o.before("format " + label); err != nil {
+		return err
+	}
+	if err := d.format(ctx, dev, f.table, label); err != nil {
+		return err
+	}
+	if err := d.o.before("done"); err != nil {
+		return err
+	}
+	return writeJournal(file, journal{})
+}

@@ -1,0 +1,175 @@
+package disks
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// signature is how a kind of content shows itself: magic at an offset, which is
+// from the end of the device where it is negative.
+type signature struct {
+	name  string
+	at    int64
+	magic string
+	// label is where a name of at most labelLen bytes is; labelLen 0: nowhere.
+	label    int64
+	labelLen int
+}
+
+// signatures of everything that someone may want to keep. Each magic and offset
+// is from the on-disk format's own documentation or header file.
+var signatures = []signature{
+	{name: "xfs", at: 0, magic: "XFSB", label: 108, labelLen: 12},
+	{name: "btrfs", at: 0x10040, magic: "_BHRfS_M", label: 0x1012b, labelLen: 256},
+	{name: "f2fs", at: 1024, magic: "\x10\x20\xf5\xf2"},
+	{name: "erofs", at: 1024, magic: "\xe2\xe1\xf5\xe0"},
+	{name: "squashfs", at: 0, magic: "hsqs"},
+	{name: "ntfs", at: 3, magic: "NTFS    "},
+	{name: "exfat", at: 3, magic: "EXFAT   "},
+	{name: "vfat", at: 82, magic: "FAT32   ", label: 71, labelLen: 11},
+	{name: "vfat", at: 54, magic: "FAT16   ", label: 43, labelLen: 11},
+	{name: "vfat", at: 54, magic: "FAT12   ", label: 43, labelLen: 11},
+	{name: "iso9660", at: 32769, magic: "CD001", label: 32808, labelLen: 32},
+	{name: "LUKS", at: 0, magic: "LUKS\xba\xbe"},
+	{name: "LVM2", at: 24, magic: "LVM2 001"}, // the label is in one of the first four sectors
+	{name: "LVM2", at: 512 + 24, magic: "LVM2 001"},
+	{name: "LVM2", at: 2*512 + 24, magic: "LVM2 001"},
+	{name: "LVM2", at: 3*512 + 24, magic: "LVM2 001"},
+	{name: "Linux RAID", at: 0, magic: "\xfc\x4e\x2b\xa9"},          // metadata 1.1
+	{name: "Linux RAID", at: 4096, magic: "\xfc\x4e\x2b\xa9"},       // 1.2
+	{name: "Linux RAID", at: -8 << 10, magic: "\xfc\x4e\x2b\xa9"},   // 1.0
+	{name: "Linux RAID", at: -64 << 10, magic: "\xfc\x4e\x2b\xa9"},  // 0.90
+	{name: "Linux RAID", at: -128 << 10, magic: "\xfc\x4e\x2b\xa9"}, // 0.90, size no multiple of 64 KiB
+	{name: "swap", at: 4086, magic: "SWAPSPACE2", label: 1052, labelLen: 16},
+	{name: "bcache", at: 4120, magic: "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
+	{name: "Ceph BlueStore", at: 0, magic: "bluestore block device"},
+}
+
+const (
+	extMagicAt = 0x438
+	zfsFirst   = 128 << 10 // uberblocks of the first label
+	zfsLast    = 256 << 10
+	zfsMagic   = 0x00bab10c
+)
+
+// content is what a device or partition holds.
+type content struct {
+	kind  string // "" where nothing is known
+	label string
+}
+
+func (c content) String() string {
+	if c.label == "" {
+		return c.kind
+	}
+	return fmt.Sprintf("%s %q", c.kind, c.label)
+}
+
+// identify looks for signatures on a device of the given size. Reading beyond
+// the end of a small one finds nothing; any other read error is an error.
+func identify(r io.ReaderAt, size int64) (content, error) {
+	for _, s := range signatures {
+		at := s.at
+		if at < 0 {
+			at = (size &^ 4095) + at // both RAID formats align down
+		}
+		magic, err := read(r, at, len(s.magic))
+		if err != nil {
+			return content{}, err
+		}
+		if string(magic) != s.magic {
+			continue
+		}
+		c := content{kind: s.name}
+		if s.labelLen > 0 {
+			label, err := read(r, s.label, s.labelLen)
+			if err != nil {
+				return content{}, err
+			}
+			c.label = text(label)
+		}
+		return c, nil
+	}
+	if c, err := identifyExt(r); err != nil || c.kind != "" {
+		return c, err
+	}
+	return identifyZFS(r)
+}
+
+// identifyExt tells ext2, 3 and 4 apart by their features (the kernel's
+// Documentation/filesystems/ext4).
+func identifyExt(r io.ReaderAt) (content, error) {
+	const (
+		compatAt, incompatAt, labelAt, labelLen = 0x45c, 0x460, 0x478, 16
+		hasJournal                              = 0x4
+		ext4Only                                = 0x2c0 // extents, 64bit, flex_bg
+	)
+	magic, err := read(r, extMagicAt, 2)
+	if err != nil || string(magic) != "\x53\xef" {
+		return content{}, err
+	}
+	head, err := read(r, compatAt, 8)
+	if err != nil {
+		return content{}, err
+	}
+	label, err := read(r, labelAt, labelLen)
+	if err != nil {
+		return content{}, err
+	}
+	c := content{kind: "ext2", label: text(label)}
+	switch {
+	case binary.LittleEndian.Uint32(head[incompatAt-compatAt:])&ext4Only != 0:
+		c.kind = "ext4"
+	case binary.LittleEndian.Uint32(head)&hasJournal != 0:
+		c.kind = "ext3"
+	}
+	return c, nil
+}
+
+func identifyZFS(r io.ReaderAt) (content, error) {
+	blocks, err := read(r, zfsFirst, zfsLast-zfsFirst)
+	if err != nil {
+		return content{}, err
+	}
+	for at := 0; at < len(blocks); at += 1024 {
+		if binary.LittleEndian.Uint64(blocks[at:]) == zfsMagic || binary.BigEndian.Uint64(blocks[at:]) == zfsMagic {
+			return content{kind: "ZFS"}, nil
+		}
+	}
+	return content{}, nil
+}
+
+// read returns n bytes; zeros stand for what is beyond the end.
+func read(r io.ReaderAt, at int64, n int) ([]byte, error) {
+	buf := make([]byte, n)
+	if at < 0 {
+		return buf, nil
+	}
+	if _, err := r.ReadAt(buf, at); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return buf, nil
+}
+
+// text is a label without its padding; what isn't printable was no label.
+func text(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	s := strings.TrimSpace(string(b))
+	if strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) || s == "NO NAME" {
+		return ""
+	}
+	return s
+}
+
+// blank reports whether n bytes from at on are all zero.
+func blank(r io.ReaderAt, at int64, n int) (bool, error) {
+	buf, err := read(r, at, n)
+	if err != nil {
+		return false, err
+	}
+	return len(bytes.TrimLeft(buf, "\x00")) == 0, nil
+}

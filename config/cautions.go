@@ -1,5 +1,10 @@
 package config
 
+import (
+	"net/netip"
+	"slices"
+)
+
 // cautions are about configurations that work, but maybe not as meant. They are
 // warnings: none of them stops a node.
 var cautions = []check{
@@ -42,11 +47,7 @@ func cautionStaticState(c *Config, r *report) {
 
 func cautionClusterDNS(c *Config, r *report) {
 	for i, addr := range c.Machine.Kubelet.ClusterDNS {
-		inside := false
-		for _, subnet := range c.Cluster.Network.ServiceSubnets {
-			inside = inside || subnet.Contains(addr)
-		}
-		if !inside {
+		if !slices.ContainsFunc(c.Cluster.Network.ServiceSubnets, func(subnet netip.Prefix) bool { return subnet.Contains(addr) }) {
 			r.warn(at("machine", "kubelet", "clusterDNS", i), "%s is outside of the service subnets", addr)
 		}
 	}

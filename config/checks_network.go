@@ -279,6 +279,7 @@ func checkSubnets(c *Config, r *report) {
 		}
 		if len(s.subnets) > 2 || len(s.subnets) == 2 && s.subnets[0].Addr().Is4() == s.subnets[1].Addr().Is4() {
 			r.bad(where, "holds more than one subnet of an address family")
+			return
 		}
 	}
 	for i, pods := range net.PodSubnets {

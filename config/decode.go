@@ -14,8 +14,8 @@ import (
 
 // maxExpanded bounds what aliases may blow a document up to: nodes plus bytes
 // of text, counted each time they are used. A document without aliases can't
-// reach it within MaxSize.
-const maxExpanded = 4 * MaxSize
+// reach it within MaxSize, even where two bytes of it become three of UTF-8.
+const maxExpanded = 2 * MaxSize
 
 // decoder fills typed values from nodes, driven by the types. It descends only
 // as deep as the types do, so nesting and aliases to oneself can't run away;

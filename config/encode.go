@@ -5,9 +5,11 @@ import (
 	"encoding"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"gopkg.in/yaml.v3"
 )
@@ -111,10 +113,27 @@ func plainText(v reflect.Value) (*yaml.Node, bool) {
 	return nil, false
 }
 
-// textNode is quoted by the encoder where it would read as something else.
+// textNode is quoted by the encoder where it would read as something else. Of
+// text in several lines the encoder writes blocks that don't read back when
+// they hold odd blanks: those are quoted here.
 func textNode(s string) *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
+	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
+	if strings.ContainsFunc(s, unicode.IsControl) || strings.ContainsFunc(s, unicode.IsSpace) {
+		if n.Style = yaml.DoubleQuotedStyle; blockText.MatchString(s) {
+			n.Style = yaml.LiteralStyle
+		} else if plainWords.MatchString(s) {
+			n.Style = 0
+		}
+	}
+	return n
 }
+
+var (
+	// blockText is lines of visible characters, with blanks before and between them only.
+	blockText = regexp.MustCompile(`^[!-~](([ -~\t]*[!-~])?\n+ *[!-~])*([ -~\t]*[!-~])?\n+$`)
+	// plainWords is one line.
+	plainWords = regexp.MustCompile(`^[!-~]+( [!-~]+)*$`)
+)
 
 // duration is d without the zero units that its String has: 5m, not 5m0s.
 func duration(d time.Duration) string {

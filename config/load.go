@@ -20,22 +20,30 @@ const MaxSize = 1 << 20
 
 // Load reads a document strictly and fills the defaults in. name is what
 // problems call it, such as a file name or URL. The error is of type Problems
-// and holds everything that is wrong; warnings may be there even then.
+// and holds everything that is wrong; deprecated spellings are warned about
+// even then.
 func Load(name string, data []byte) (*Config, []Warning, error) {
 	r := &report{name: name}
+	if err := r.refuse(data); err != nil {
+		return nil, nil, err
+	}
 	if err := r.parse(data); err != nil {
 		return nil, nil, r.truncated(data, err)
 	}
 	c := &Config{}
 	d := &decoder{report: r, budget: maxExpanded}
 	d.document(c)
-	normalize(c, r)
-	c.FillDefaults()
-	for _, check := range checks {
-		check.run(c, r)
+	if !r.full() && d.budget >= 0 { // else what was decoded is a part only
+		normalize(c, r)
+		c.FillDefaults()
+		for _, check := range checks {
+			check.run(c, r)
+		}
 	}
-	for _, check := range cautions {
-		check.run(c, r)
+	if len(r.problems) == 0 {
+		for _, check := range cautions {
+			check.run(c, r)
+		}
 	}
 	slices.SortStableFunc(r.warnings, func(a, b Warning) int { return inOrder(a.Problem, b.Problem) })
 	if len(r.problems) > 0 {
@@ -55,25 +63,32 @@ func inOrder(a, b Problem) int {
 // syntaxError is how yaml.v3 gives places.
 var syntaxError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
 
-// parse makes the tree of nodes: one document with a mapping at its top.
-func (r *report) parse(data []byte) (problems Problems) {
-	fail := func(line, column int, format string, args ...any) Problems {
-		return Problems{{Name: r.name, Line: line, Column: column, What: fmt.Sprintf(format, args...)}}
-	}
+// fail makes the one problem after which there is nothing to look at.
+func (r *report) fail(line, column int, format string, args ...any) Problems {
+	return Problems{{Name: r.name, Line: line, Column: column, What: fmt.Sprintf(format, args...)}}
+}
+
+// refuse looks at what isn't worth parsing. Its result is nil or Problems.
+func (r *report) refuse(data []byte) error {
 	if len(data) > MaxSize {
-		return fail(0, 0, "has %d bytes, more than the %d that a configuration may have", len(data), MaxSize)
+		return r.fail(0, 0, "has %d bytes, more than the %d that a configuration may have", len(data), MaxSize)
 	}
 	if len(bytes.TrimSpace(data)) == 0 {
-		return fail(0, 0, "is empty")
+		return r.fail(0, 0, "is empty")
 	}
 	if i := bytes.IndexByte(data, 0); i >= 0 {
-		return fail(bytes.Count(data[:i], []byte("\n"))+1, i-bytes.LastIndexByte(data[:i], '\n'), "holds a zero byte: this is not a text file")
+		return r.fail(bytes.Count(data[:i], []byte("\n"))+1, i-bytes.LastIndexByte(data[:i], '\n'), "holds a zero byte: this is not a text file")
 	}
+	return nil
+}
+
+// parse makes the tree of nodes: one document with a mapping at its top.
+func (r *report) parse(data []byte) Problems {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc yaml.Node
 	if err := dec.Decode(&doc); err != nil {
 		if errors.Is(err, io.EOF) {
-			return fail(0, 0, "is empty")
+			return r.fail(0, 0, "is empty")
 		}
 		m := syntaxError.FindStringSubmatch(err.Error())
 		line, _ := strconv.Atoi(m[1])
@@ -81,43 +96,52 @@ func (r *report) parse(data []byte) (problems Problems) {
 		if strings.Contains(what, "cannot start any token") {
 			what += "; YAML is indented with spaces, not with tabs"
 		}
-		return fail(max(line, 1), 1, "not valid YAML: %s", what)
+		return r.fail(max(line, 1), 1, "not valid YAML: %s", what)
 	}
 	var second yaml.Node
 	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
-		return fail(max(second.Line, 1), max(second.Column, 1), "holds more than one YAML document; a configuration is one")
+		return r.fail(max(second.Line, 1), max(second.Column, 1), "holds more than one YAML document; a configuration is one")
 	}
 	r.root = doc.Content[0]
 	if r.root.Kind != yaml.MappingNode {
-		return fail(r.root.Line, r.root.Column, "is %s, not a mapping that starts with version, machine and cluster", kindOf(r.root))
+		return r.fail(r.root.Line, r.root.Column, "is %s, not a mapping that starts with version, machine and cluster", kindOf(r.root))
 	}
 	return nil
 }
 
-// truncated makes one problem of many where the document was probably cut off:
-// it doesn't end with a line's end, or all that is wrong is that things are
-// missing. A list of consequences would hide the cause.
+// truncated makes one problem of what follows from a document having been cut
+// off: a list of consequences would hide the cause. It was cut off, probably,
+// where it doesn't end with a line's end and something is missing or broken at
+// its end, or where it ends well, but all that is wrong is that things are missing.
 func (r *report) truncated(data []byte, problems Problems) error {
 	lines := bytes.Count(data, []byte("\n"))
-	last := Problem{Name: r.name, Line: max(lines, 1), Column: 1}
+	if !bytes.HasSuffix(data, []byte("\n")) {
+		last := Problem{Name: r.name, Line: lines + 1, Column: len(data) - bytes.LastIndexByte(data, '\n')}
+		var rest, consequences Problems
+		for _, p := range problems {
+			if p.missing || p.Line >= last.Line || r.root == nil {
+				consequences = append(consequences, p)
+			} else {
+				rest = append(rest, p)
+			}
+		}
+		if len(consequences) == 0 {
+			return problems
+		}
+		first := consequences[0]
+		first.Name = fmt.Sprintf("line %d", first.Line)
+		first.Line = 0
+		last.What = fmt.Sprintf("ends in the middle of a line, after %d bytes, so it is probably truncated; first consequence: %s", len(data), first)
+		return append(rest, last)
+	}
 	var lacking []string
 	for _, p := range problems {
 		if p.missing {
 			lacking = append(lacking, p.Path)
 		}
 	}
-	switch {
-	case len(data) > MaxSize || len(bytes.TrimSpace(data)) == 0:
+	if len(lacking) < len(problems) || len(lacking) == 1 {
 		return problems
-	case !bytes.HasSuffix(data, []byte("\n")):
-		last.Line, last.Column = lines+1, len(data)-bytes.LastIndexByte(data, '\n')
-		first := problems[0]
-		first.Name = ""
-		last.What = fmt.Sprintf("ends in the middle of a line, after %d bytes, so it is probably truncated; first consequence: %s", len(data), first)
-		return Problems{last}
-	case len(lacking) == len(problems) && len(problems) > 1:
-		last.What = fmt.Sprintf("ends here without %s: is it truncated?", strings.Join(lacking, ", "))
-		return Problems{last}
 	}
-	return problems
+	return Problems{{Name: r.name, Line: lines, Column: 1, What: fmt.Sprintf("ends here without %s: is it truncated?", strings.Join(lacking, ", "))}}
 }

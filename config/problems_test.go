@@ -1,0 +1,291 @@
+package config
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// oneProblem are lines added to a section of a valid document, and what Load
+// says about the whole: path and words. Places are tested apart.
+var oneProblem = []struct{ section, lines, want string }{
+	// Structure.
+	{"machine", "tokn: x", `machine.tokn: unknown key; did you mean token`},
+	{"machine", "instal: {disk: /dev/sda}", `machine.instal: unknown key; did you mean install`},
+	{"cluster", "podSubnets: [10.0.0.0/8]", `cluster.podSubnets: unknown key; did you mean cluster.network.podSubnets`},
+	{"cluster", "hostname: x", `cluster.hostname: unknown key; did you mean machine.network.hostname`},
+	{"machine", "time: {zone: x}", `machine.time.zone: unknown key; known here are servers, disabled, bootTimeout`},
+	{"machine", "env: {a: 1}\nenv: {b: 1}", `machine.env: is given twice, first on line N`},
+	{"machine", "env: {a: 1, a: 2}", `machine.env.a: is given twice, first on line N`},
+	{"machine", "? [a]\n: b", `machine[""]: a key must be text, not a list`},
+	{"machine", "<<: {env: {a: b}}", `machine["<<"]: merging with << isn't supported; write the fields out, or use an alias for the whole value`},
+	// Types.
+	{"machine", "env: [a]", `machine.env: must be a mapping, not a list`},
+	{"machine", "files: {}", `machine.files: must be a list, not a mapping`},
+	{"machine", "certSANs: a.example.org", `machine.certSANs: must be a list, not text`},
+	{"machine", "certSANs: [[a]]", `machine.certSANs[0]: must be text, not a list`},
+	{"machine", "certSANs: [a, null]", `machine.certSANs[1]: is an empty entry of a list`},
+	{"machine", "time: soon", `machine.time: must be a mapping, not text`},
+	{"machine", "time: {disabled: yes}", `machine.time.disabled: must be true or false, not "yes"`},
+	{"machine", "time: {disabled: [true]}", `machine.time.disabled: must be true or false, not a list`},
+	{"machine", "time: {bootTimeout: 30}", `machine.time.bootTimeout: lacks a unit; did you mean 30s`},
+	{"machine", "time: {bootTimeout: soon}", `machine.time.bootTimeout: "soon" is not a duration, such as 30s or 5m`},
+	{"machine", "time: {bootTimeout: -1s}", `machine.time.bootTimeout: must not be negative`},
+	{"machine", "network: {hostname: true}", `machine.network.hostname: must be text, not a boolean; quote it`},
+	{"machine", "network: {hostname: !secret x}", `machine.network.hostname: the tag "!secret" isn't supported`},
+	{"machine", "network: {nameservers: [10.0.0.300]}", `machine.network.nameservers[0]: "10.0.0.300" is not an IP address, such as 10.0.0.1`},
+	{"machine", "network: {nameservers: ['']}", `machine.network.nameservers[0]: is empty`},
+	{"machine", "network: {nameservers: [{}]}", `machine.network.nameservers[0]: must be text, not a mapping`},
+	{"machine", "network: {interfaces: [{interface: eth0, mtu: big}]}", `machine.network.interfaces[0].mtu: must be a whole number, not "big"`},
+	{"machine", "network: {interfaces: [{interface: eth0, routes: [{network: 0.0.0.0/0, metric: -1}]}]}",
+		`machine.network.interfaces[0].routes[0].metric: must be a whole number from 0 to 4294967295, not "-1"`},
+	{"machine", "env: {a: [b]}", `machine.env.a: must be text, not a list`},
+	{"machine", "files: [{path: /a, permissions: 644x}]", `machine.files[0].permissions: not octal permissions between 0000 and 0777, such as 0644`},
+	{"machine", "files: [{path: /a, permissions: 0888}]", `machine.files[0].permissions: not octal permissions between 0000 and 0777, such as 0644`},
+	{"machine", "files: [{path: /a, op: appendd}]", `machine.files[0].op: "appendd" is not one of create, append, overwrite; did you mean append`},
+	{"cluster", "proxy: {mode: ebpf}", `cluster.proxy.mode: "ebpf" is not one of nftables, iptables, ipvs`},
+	{"machine", "registries: {config: {a: {tls: {ca: '-----BEGIN CERTIFICATE-----'}}}}", `machine.registries.config.a.tls.ca: PEM must be base64-encoded once more (base64 -w0 FILE)`},
+	{"machine", "registries: {config: {a: {tls: {ca: '%%%'}}}}", `machine.registries.config.a.tls.ca: not base64`},
+	{"machine", "registries: {config: {a: {tls: {ca: YWJj}}}}", `machine.registries.config.a.tls.ca: no PEM inside the base64`},
+	// Addresses and links.
+	{"machine", "network: {hostname: My_Host}", `machine.network.hostname: "My_Host" must be of lower-case letters, digits, dashes and dots, 63 at most: Kubernetes names the node after it`},
+	{"machine", "network: {nameservers: [0.0.0.0]}", `machine.network.nameservers[0]: 0.0.0.0 can't be the address of a server`},
+	{"machine", "network: {interfaces: [{cidr: 10.0.0.1/8}]}", `machine.network.interfaces[0].interface: is missing`},
+	{"machine", "network: {interfaces: [{interface: a-name-of-16-bytes}]}", `machine.network.interfaces[0].interface: "a-name-of-16-bytes" is longer than the 15 bytes that Linux allows`},
+	{"machine", "network: {interfaces: [{interface: eth/0}]}", `machine.network.interfaces[0].interface: "eth/0" can't be the name of an interface`},
+	{"machine", "network: {interfaces: [{interface: eth0, mtu: 10}]}", `machine.network.interfaces[0].mtu: 10 is out of range (68 to 65535 bytes)`},
+	{"machine", "network: {interfaces: [{interface: eth0, mtu: 1400}, {interface: eth0, mtu: 1500}]}", `machine.network.interfaces[1].mtu: 1500 contradicts the 1400 of an earlier entry for eth0`},
+	{"machine", "network: {interfaces: [{interface: eth0, ignore: true, dhcp: true}]}", `machine.network.interfaces[0].ignore: contradicts the rest of the entry: an ignored interface is left alone`},
+	{"machine", "network: {interfaces: [{interface: eth0, ignore: true}, {interface: eth0, dhcp: true}]}", `machine.network.interfaces[1]: contradicts an earlier entry for eth0: one of them ignores it`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.1}]}", `machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 'fd00::1'}]}", `machine.network.interfaces[0].cidr: lacks the prefix length; did you mean fd00::1/64`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: a/b}]}", `machine.network.interfaces[0].cidr: "a/b" is not an address with a prefix length, such as 10.0.0.1/24`},
+	{"machine", "network: {interfaces: [{interface: eth0, routes: [{gateway: 10.0.0.1}]}]}", `machine.network.interfaces[0].routes[0].network: is missing: 0.0.0.0/0 is the default route`},
+	{"machine", "network: {interfaces: [{interface: eth0, routes: [{network: 0.0.0.0}]}]}", `machine.network.interfaces[0].routes[0].network: lacks the prefix length; did you mean 0.0.0.0/0`},
+	{"machine", "network: {interfaces: [{interface: eth0, routes: [{network: 10.0.0.1/8}]}]}", `machine.network.interfaces[0].routes[0].network: 10.0.0.1/8 has bits set outside of its prefix; did you mean 10.0.0.0/8`},
+	{"machine", "network: {interfaces: [{interface: eth0, routes: [{network: 10.0.0.0/8, gateway: 'fe80::1'}]}]}", `machine.network.interfaces[0].routes[0].gateway: fe80::1 is of another address family than 10.0.0.0/8`},
+	{"machine", "network: {interfaces: [{interface: bond0, bond: {mode: lacp, interfaces: [eth0]}}]}", `machine.network.interfaces[0].bond.mode: "lacp" is not one of balance-rr, active-backup, balance-xor, broadcast, 802.3ad, balance-tlb, balance-alb`},
+	{"machine", "network: {interfaces: [{interface: bond0, bond: {}}]}", `machine.network.interfaces[0].bond.interfaces: is missing: a bond has members`},
+	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [bond0]}}]}", `machine.network.interfaces[0].bond.interfaces[0]: a bond can't be its own member`},
+	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0, eth0]}}]}", `machine.network.interfaces[0].bond.interfaces[1]: "eth0" is already a member of bond0`},
+	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0], updelay: 150}}]}", `machine.network.interfaces[0].bond.updelay: 150 ms is not a multiple of miimon, 100 ms`},
+	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 4095}]}]}", `machine.network.interfaces[0].vlans[0].vlanId: 4095 is out of range (1 to 4094)`},
+	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 1}, {vlanId: 1}]}]}", `machine.network.interfaces[0].vlans[1].vlanId: 1 is given twice for eth0`},
+	{"machine", "network: {interfaces: [{interface: eth0, vip: {}}]}", `machine.network.interfaces[0].vip.ip: is missing`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.1/8, vip: {ip: 10.0.0.1}}]}", `machine.network.interfaces[0].vip.ip: 10.0.0.1 is also the interface's own address: it has to be free, because it moves between nodes`},
+	{"machine", "network: {interfaces: [{interface: wg0, wireguard: {privateKey: abc}}]}", `machine.network.interfaces[0].wireguard.privateKey: must be base64 of 32 bytes, as wg genkey prints it`},
+	// The machine.
+	{"machine", "time: {servers: ['a b']}", `machine.time.servers[0]: "a b" is neither a DNS name nor an IP address`},
+	{"machine", "install: {disk: sda}", `machine.install.disk: "sda" is not a device below /dev, such as /dev/sda`},
+	{"machine", "install: {image: 'installer'}", `machine.install.image: "installer" lacks a tag or a digest`},
+	{"machine", "install: {image: 'Not an image'}", `machine.install.image: "Not an image" is not an image reference, such as registry.k8s.io/pause:3.10.1`},
+	{"machine", "certSANs: ['https://x']", `machine.certSANs[0]: "https://x" is neither a DNS name nor an IP address`},
+	{"machine", "files: [{content: x}]", `machine.files[0].path: is missing`},
+	{"machine", "files: [{path: etc/x}]", `machine.files[0].path: "etc/x" is not an absolute path`},
+	{"machine", "files: [{path: /var/../etc/x}]", `machine.files[0].path: "/var/../etc/x" is a detour; did you mean /etc/x`},
+	{"machine", "files: [{path: /a}, {path: /a, op: append}]", `machine.files[1].path: "/a" is written by an earlier entry; only several of op append go together`},
+	{"machine", "env: {a b: c}", `machine.env["a b"]: is not the name of an environment variable`},
+	{"machine", "sysctls: {../etc: 1}", `machine.sysctls["../etc"]: is not the name of a kernel parameter, such as vm.max_map_count`},
+	{"machine", "registries: {mirrors: {'https://docker.io/': {endpoints: [http://a]}}}", `machine.registries.mirrors["https://docker.io/"]: is a host, not a URL; did you mean "docker.io"`},
+	{"machine", "registries: {mirrors: {a/b: {endpoints: [http://a]}}}", `machine.registries.mirrors["a/b"]: is not the host of a registry, such as docker.io, or '*'`},
+	{"machine", "registries: {mirrors: {docker.io: {}}}", `machine.registries.mirrors["docker.io"].endpoints: is missing: a mirror without endpoints has no images`},
+	{"machine", "registries: {mirrors: {docker.io: {endpoints: [10.5.0.1]}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: not an absolute URL such as https://host:port/path`},
+	{"machine", "registries: {mirrors: {docker.io: {endpoints: [ftp://a]}}}", `machine.registries.mirrors["docker.io"].endpoints[0]: must be http or https, not "ftp"`},
+	{"machine", "registries: {config: {a: {auth: {}}}}", `machine.registries.config.a.auth: needs exactly one of username with password, auth, and identityToken`},
+	{"machine", "registries: {config: {a: {auth: {username: x}}}}", `machine.registries.config.a.auth: username and password belong together`},
+	{"machine", "systemDiskEncryption: {state: {}}", `machine.systemDiskEncryption.state.keys: is missing: an encrypted partition needs at least one`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}}]}}", `machine.systemDiskEncryption.state.keys[0].slot: is missing: every key has its slot, 0 to 31`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{slot: 1}]}}", `machine.systemDiskEncryption.state.keys[0]: needs exactly one of nodeID and static`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 32}]}}", `machine.systemDiskEncryption.state.keys[0].slot: 32 is out of range (0 to 31)`},
+	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 1}, {static: {passphrase: x}, slot: 1}]}}", `machine.systemDiskEncryption.state.keys[1].slot: 1 is already taken by another key`},
+	// The cluster.
+	{"cluster", "extraManifests: ['file:///x']", `cluster.extraManifests[0]: not an absolute URL such as https://host:port/path`},
+	{"cluster", "inlineManifests: [{contents: x}]", `cluster.inlineManifests[0].name: is missing`},
+	{"cluster", "inlineManifests: [{name: a, contents: x}, {name: a, contents: y}]", `cluster.inlineManifests[1].name: "a" names a second manifest`},
+	{"cluster", "inlineManifests: [{name: a}]", `cluster.inlineManifests[0].contents: is missing`},
+}
+
+var (
+	lineNumber = regexp.MustCompile(`first on line \d+`)
+	location   = regexp.MustCompile(`^test\.yaml:\d+:\d+: `)
+)
+
+func TestOneProblem(t *testing.T) {
+	doc := document(t, ControlPlane)
+	for _, tt := range oneProblem {
+		t.Run(tt.lines, func(t *testing.T) {
+			// A section that Generate writes makes way for the test's.
+			key, _, _ := strings.Cut(tt.lines, ":")
+			base := regexp.MustCompile(`(?m)^  `+regexp.QuoteMeta(key)+`:.*\n(    .*\n)*`).ReplaceAllString(doc, "")
+			_, _, problems := load(t, with(base, tt.section, tt.lines))
+			if len(problems) != 1 || !location.MatchString(problems[0]) {
+				t.Fatalf("problems:\n%s", strings.Join(problems, "\n"))
+			}
+			got := lineNumber.ReplaceAllString(location.ReplaceAllString(problems[0], ""), "first on line N")
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// replaced are documents with something replaced.
+func TestReplaced(t *testing.T) {
+	s := testSecrets()
+	for _, tt := range []struct {
+		old, new string
+		typ      MachineType
+		want     string
+	}{
+		{"version: v1alpha1", "version: v2", Init, `version: "v2" is not known; this release reads v1alpha1`},
+		{"version: v1alpha1\n", "", Init, `version: is missing: this release reads v1alpha1`},
+		{"type: init\n", "", Init, `machine.type: is missing: init, controlplane or worker`},
+		{"type: init", "type: inti", Init, `machine.type: "inti" is not one of init, controlplane, worker, join; did you mean init`},
+		{string(s.MachineToken), "abc", Init, `machine.token: must be six characters, a dot and sixteen characters, all of a-z and 0-9`},
+		{"https://10.5.0.2:6443", "http://10.5.0.2:6443", Init, `cluster.controlPlane.endpoint: must be https, not "http"`},
+		{"https://10.5.0.2:6443", "https://10.5.0.2", Init, `cluster.controlPlane.endpoint: lacks the port; did you mean https://10.5.0.2:6443`},
+		{"https://10.5.0.2:6443", "https://10.5.0.2:6443/api", Init, `cluster.controlPlane.endpoint: must be a scheme, a host and a port only; did you mean https://10.5.0.2:6443`},
+		{"https://10.5.0.2:6443", "10.5.0.2:6443", Init, `cluster.controlPlane.endpoint: not a URL: first path segment in URL cannot contain colon`},
+		{encodePEM(s.KubernetesCA.Key), encodePEM(s.EtcdCA.Key), Init, `cluster.ca: private key doesn't belong to certificate "CN=kubernetes,O=kubernetes"`},
+		{"    key: " + encodePEM(s.KubernetesCA.Key) + "\n", "", Init, `cluster.ca.key: is missing: a control plane issues certificates`},
+		{"  # Signs service account tokens.\n  serviceAccount:\n    key: " + encodePEM(s.ServiceAccount) + "\n", "", Init, `cluster.serviceAccount.key: is missing: a control plane signs service account tokens`},
+		{encodePEM(s.ServiceAccount), encodePEM(s.EtcdCA.Crt), Init, `cluster.serviceAccount.key: parse private key: no PRIVATE KEY block`},
+		{s.ClusterID, "abc", Worker, `cluster.id: must be base64 of 32 bytes`},
+		{"type: worker", "type: worker\n  network: {interfaces: [{interface: eth0, vip: {ip: 10.0.0.1}}]}", Worker, `machine.network.interfaces[0].vip: is for control planes; this is a worker`},
+		{"type: worker", "type: worker\n  kubelet: {extraArgs: {--v: 2}}\n  x: {", Worker, `SYNTAX`},
+		{"kubelet:\n", "kubelet:\n    extraArgs: {--v: 2}\n", Worker, `machine.kubelet.extraArgs.--v: is written without dashes; did you mean v`},
+		{"kubelet:\n", "kubelet:\n    extraArgs: {v=2: x}\n", Worker, `machine.kubelet.extraArgs["v=2"]: is not the name of a flag`},
+		{"kubelet:\n", "kubelet:\n    nodeLabels: {node-role.kubernetes.io/worker: x}\n", Worker, `machine.kubelet.nodeLabels["node-role.kubernetes.io/worker"]: a kubelet may not set this label on itself; did you mean node.kubernetes.io/worker`},
+		{"kubelet:\n", "kubelet:\n    nodeLabels: {a: 'b c'}\n", Worker, `machine.kubelet.nodeLabels.a: "b c" can't be the value of a label`},
+		{"kubelet:\n", "kubelet:\n    nodeLabels: {a b: c}\n", Worker, `machine.kubelet.nodeLabels["a b"]: is not the name of a label`},
+		{"  network:\n", "  network:\n    podSubnets: [10.96.0.0/16]\n", Init, `cluster.network.podSubnets[0]: 10.96.0.0/16 overlaps the service subnet 10.96.0.0/12`},
+		{"  network:\n", "  network:\n    podSubnets: [10.244.0.1/16]\n", Init, `cluster.network.podSubnets[0]: 10.244.0.1/16 has bits set outside of its prefix; did you mean 10.244.0.0/16`},
+		{"  network:\n", "  network:\n    podSubnets: [10.244.0.0/24]\n", Init, `cluster.network.podSubnets[0]: 10.244.0.0/24 is too small for the pods of two nodes; use a prefix length of 23 or less`},
+		{"  network:\n", "  network:\n    podSubnets: [10.1.0.0/16, 10.2.0.0/16]\n", Init, `cluster.network.podSubnets: holds more than one subnet of an address family`},
+		{"  network:\n", "  network:\n    serviceSubnets: [11.0.0.0/8]\n", Init, `cluster.network.serviceSubnets[0]: 11.0.0.0/8 is larger than kube-apiserver allows; use a prefix length of 12 or more`},
+		{"  network:\n", "  network:\n    dnsDomain: a_b\n", Init, `cluster.network.dnsDomain: "a_b" is not a DNS name`},
+		{"    cni:\n", "    cni:\n      urls: [http://a]\n", Init, `cluster.network.cni.urls: contradicts name flannel; did you mean name custom`},
+		{"    cni:\n", "    cni:\n      name: custom\n", Init, `cluster.network.cni.urls: is missing: a custom CNI is installed from there`},
+		{"controlPlane:\n", "controlPlane:\n    localAPIServerPort: 70000\n", Init, `cluster.controlPlane.localAPIServerPort: 70000 is not a port (1 to 65535)`},
+		{"  apiServer:\n", "  apiServer:\n    extraVolumes: [{hostPath: a, mountPath: /b}]\n", Init, `cluster.apiServer.extraVolumes[0].hostPath: "a" is not an absolute path`},
+	} {
+		t.Run(tt.want, func(t *testing.T) {
+			doc := document(t, tt.typ)
+			if strings.Count(doc, tt.old) != 1 {
+				t.Fatalf("%q is in the document %d times", tt.old, strings.Count(doc, tt.old))
+			}
+			_, _, problems := load(t, strings.Replace(doc, tt.old, tt.new, 1))
+			if tt.want == "SYNTAX" {
+				if len(problems) != 1 || !strings.Contains(problems[0], "not valid YAML: ") {
+					t.Error(problems)
+				}
+				return
+			}
+			if len(problems) != 1 || location.ReplaceAllString(problems[0], "") != tt.want {
+				t.Errorf("problems:\n%s", strings.Join(problems, "\n"))
+			}
+		})
+	}
+}
+
+// All problems come at once, in the order of the document, with their places.
+func TestAllProblemsAtOnce(t *testing.T) {
+	doc := `version: v1alpha1
+machine:
+  type: join
+  tokn: abcdef.0123456789abcdef
+  network:
+    hostname: [a]
+    interfaces:
+      - interface: eth0
+        cidr: 10.0.0.1
+      - mtu: 1
+  mystery: 1
+cluster:
+  controlPlane:
+    endpoint: cluster.example.org
+persist: maybe
+`
+	want := `test.yaml:2:1: machine.token: is missing
+test.yaml:2:1: machine.ca.crt: is missing
+test.yaml:4:3: machine.tokn: unknown key; did you mean token
+test.yaml:6:15: machine.network.hostname: must be text, not a list
+test.yaml:9:15: machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24
+test.yaml:10:9: machine.network.interfaces[1].interface: is missing
+test.yaml:10:9: machine.network.interfaces[1].mtu: 1 is out of range (68 to 65535 bytes)
+test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, certSANs, network, time, install, kubelet, registries, files, env, sysctls, systemDiskEncryption
+test.yaml:12:1: cluster.token: is missing
+test.yaml:12:1: cluster.ca.crt: is missing
+test.yaml:14:15: cluster.controlPlane.endpoint: not an absolute URL such as https://host:port/path
+test.yaml:15:10: persist: must be true or false, not "maybe"`
+	_, warnings, problems := load(t, doc)
+	if diff := cmp.Diff(want, strings.Join(problems, "\n")); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{`test.yaml:3:3: machine.type: "join" is an alias; use "worker"`}, warnings); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestNotADocument(t *testing.T) {
+	for _, tt := range []struct{ name, doc, want string }{
+		{"empty", "", "test.yaml: is empty"},
+		{"blank", " \n\n", "test.yaml: is empty"},
+		{"comment", "# nothing\n", "test.yaml: is empty"},
+		{"zero bytes", "a: b\nc\x00", "test.yaml:2:2: holds a zero byte: this is not a text file"},
+		{"text", "hello\n", "test.yaml:1:1: is text, not a mapping that starts with version, machine and cluster"},
+		{"list", "- a\n", "test.yaml:1:1: is a list, not a mapping that starts with version, machine and cluster"},
+		{"two documents", "a: b\n---\nc: d\n", "test.yaml:2:1: holds more than one YAML document; a configuration is one"},
+		{"tabs", "machine:\n\ttype: init\n", "test.yaml:2:1: not valid YAML: found character that cannot start any token; YAML is indented with spaces, not with tabs"},
+		{"syntax", "a: b: c\n", "test.yaml:1:1: not valid YAML: mapping values are not allowed in this context"},
+		{"large", strings.Repeat("#", MaxSize+1), "test.yaml: has 1048577 bytes, more than the 1048576 that a configuration may have"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, problems := load(t, tt.doc)
+			if diff := cmp.Diff([]string{tt.want}, problems); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A document cut anywhere is either whole enough to mean the same, or gives
+// exactly one problem.
+func TestTruncated(t *testing.T) {
+	for _, doc := range []string{document(t, Init), full(t)} {
+		whole := len(doc)
+		for n := 1; n < whole; n += 7 {
+			_, _, err := Load("test.yaml", []byte(doc[:n]))
+			if err != nil && strings.Contains(err.Error(), "\n") {
+				t.Fatalf("cut after %d of %d bytes:\n%v", n, whole, err)
+			}
+		}
+	}
+	doc := document(t, Init)
+	cut := strings.Index(doc, "  token: ") + len("  token: abc")
+	_, _, problems := load(t, doc[:cut])
+	want := []string{"test.yaml:9:13: ends in the middle of a line, after 290 bytes, so it is probably truncated; " +
+		"first consequence: line 2: cluster.controlPlane.endpoint: is missing: the URL of the Kubernetes API"}
+	if diff := cmp.Diff(want, problems); diff != "" {
+		t.Error(diff)
+	}
+	// What isn't a consequence is still said.
+	_, _, problems = load(t, strings.Replace(doc[:cut], "type:", "mtype: x\n  type:", 1))
+	if len(problems) != 2 || !strings.Contains(problems[0], "machine.mtype: unknown key; did you mean type") {
+		t.Error(problems)
+	}
+	// A file without a last line's end that is wrong elsewhere isn't truncated.
+	_, _, problems = load(t, strings.TrimSuffix(with(doc, "machine", "tokn: x"), "\n"))
+	if len(problems) != 1 || !strings.HasSuffix(problems[0], "machine.tokn: unknown key; did you mean token") {
+		t.Error(problems)
+	}
+	cut = strings.Index(doc, "cluster:\n")
+	_, _, problems = load(t, doc[:cut])
+	want = []string{"test.yaml:16:1: ends here without cluster.controlPlane.endpoint, cluster.token, cluster.ca.crt, cluster.aggregatorCA.crt, " +
+		"cluster.etcd.ca.crt, cluster.serviceAccount.key: is it truncated?"}
+	if diff := cmp.Diff(want, problems); diff != "" {
+		t.Error(diff)
+	}
+}

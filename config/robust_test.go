@@ -1,0 +1,233 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// maxLoadTime is for the worst documents of MaxSize: one second on the
+// reference machine, with room for the race detector and a busy machine.
+const maxLoadTime = 10 * time.Second
+
+// hostile are documents that try to cost much.
+func hostile(t testing.TB) map[string]string {
+	fill := func(head, unit, tail string) string {
+		return head + strings.Repeat(unit, (MaxSize-len(head)-len(tail))/len(unit)) + tail
+	}
+	bomb := "machine:\n  network:\n    nameservers: &a [10.0.0.1" + strings.Repeat(", 10.0.0.1", 5000) + "]\n    interfaces:\n" +
+		"      - &i {interface: eth0, bond: {interfaces: &m [a" + strings.Repeat(", a", 5000) + "]}}\n" + strings.Repeat("      - *i\n", 5000)
+	var lol strings.Builder
+	lol.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x]\n")
+	for i := range 20 {
+		fmt.Fprintf(&lol, "a%d: &a%d [%s*a%d]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 8), i)
+	}
+	lol.WriteString("machine: *a20\n")
+	return map[string]string{
+		"alias bomb in known fields":   bomb,
+		"alias bomb in unknown keys":   lol.String(),
+		"alias to itself":              "machine: &a\n  network: *a\n",
+		"deep flow lists":              fill("machine: ", "[", "\n"),
+		"deep flow mappings":           fill("machine: ", "{a: ", "\n"),
+		"deep indentation":             deep(700),
+		"unknown keys":                 many(func(i int) string { return fmt.Sprintf("k%06d: 1\n", i) }),
+		"the same key":                 fill("", "a: 1\n", ""),
+		"long key":                     fill("", "k", ": 1\n"),
+		"long value":                   fill("version: ", "v", "\n"),
+		"long list":                    fill("machine: {certSANs: [a", ",a", "]}\n"),
+		"long list of odd names":       fill("machine: {certSANs: [a", ",%", "]}\n"),
+		"many interfaces":              fill("machine: {network: {interfaces: [{interface: a}", ",{interface: a}", "]}}\n"),
+		"many files":                   fill("machine: {files: [{path: /a}", ",{path: /a}", "]}\n"),
+		"many environment variables":   "machine:\n  env:\n" + many(func(i int) string { return fmt.Sprintf("    k%06d: 1\n", i) })[:MaxSize-100] + "\n",
+		"many podSubnets":              fill("cluster: {network: {podSubnets: [10.0.0.0/8", ",10.0.0.0/8", "], serviceSubnets: [10.0.0.0/8]}}\n"),
+		"many subnets on both sides":   "cluster: {network: {podSubnets: [10.0.0.0/8" + strings.Repeat(",10.0.0.0/8", 40000) + "], serviceSubnets: [11.0.0.0/8" + strings.Repeat(",11.0.0.0/8", 40000) + "]}}\n",
+		"many anchors":                 many(func(i int) string { return fmt.Sprintf("k%06d: &k%06d 1\n", i, i) }),
+		"many comments":                fill("", "# c\n", "machine: {}\n"),
+		"many documents":               fill("", "---\n", ""),
+		"control characters":           fill("", "\x01", "\n"),
+		"not UTF-8":                    fill("a: \"", "\xff", "\"\n"),
+		"quotes":                       fill("", "'", "\n"),
+		"percent":                      fill("", "%", "\n"),
+		"question marks":               fill("", "? ", "\n"),
+		"dashes":                       fill("", "- ", "\n"),
+		"base64 of megabytes in PEM":   fill("machine: {ca: {crt: ", "QUFB", "}}\n"),
+		"WireGuard peers upon peers":   fill("machine: {network: {interfaces: [{interface: w, wireguard: {peers: [{}", ",{}", "]}}]}}\n"),
+		"inline manifests by thousand": fill("cluster: {inlineManifests: [{name: a}", ",{name: a}", "]}\n"),
+	}
+}
+
+func deep(levels int) string {
+	var b strings.Builder
+	for i := range levels {
+		b.WriteString(strings.Repeat("  ", i) + "a:\n")
+	}
+	return b.String()
+}
+
+func many(line func(int) string) string {
+	var b strings.Builder
+	for i := 0; b.Len() < MaxSize-100; i++ {
+		b.WriteString(line(i))
+	}
+	return b.String()
+}
+
+func TestHostileDocuments(t *testing.T) {
+	for name, doc := range hostile(t) {
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			_, _, err := Load("test.yaml", []byte(doc))
+			took := time.Since(start)
+			t.Logf("%d bytes took %s", len(doc), took)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			if took > maxLoadTime {
+				t.Errorf("took %s", took)
+			}
+			if n := len(err.Error()); n > 64<<10 {
+				t.Errorf("the report has %d bytes", n)
+			}
+		})
+	}
+}
+
+func TestAliases(t *testing.T) {
+	c, _ := accepted(t, with(with(document(t, Init), "machine", "certSANs: &names [a.example.org]"), "", "\n")+"\n")
+	if len(c.Machine.CertSANs) != 1 {
+		t.Error(c.Machine.CertSANs)
+	}
+	doc := with(document(t, Init), "machine", "network: {interfaces: [{interface: eth0, routes: &r [{network: 10.0.0.0/8}]}, {interface: eth1, routes: *r}]}")
+	c, _ = accepted(t, doc)
+	in := c.Machine.Network.Interfaces
+	in[0].Routes[0].Metric = 5
+	if in[1].Routes[0].Network != in[0].Routes[0].Network || in[1].Routes[0].Metric == 5 {
+		t.Error("an alias shares memory with its anchor")
+	}
+	got := refused(t, hostile(t)["alias bomb in known fields"])
+	if !strings.Contains(got, "aliases expand the document to more than 2097152 bytes") {
+		t.Error(got)
+	}
+}
+
+// FuzzLoad: whatever comes in, Load ends, and what it accepts survives a round
+// trip.
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(full(f)))
+	f.Add([]byte(document(f, Worker)))
+	for _, tt := range oneProblem {
+		f.Add([]byte(with(document(f, Worker), tt.section, tt.lines)))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, _, err := Load("fuzz", data)
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an error without words")
+			}
+			return
+		}
+		if again := roundTrip(t, c); !reflect.DeepEqual(c, again) {
+			t.Error("Load(Encode(c)) differs from c")
+		}
+	})
+}
+
+// Any text survives Encode and Load, wherever text is free.
+func TestTextRoundTrip(t *testing.T) {
+	base, _ := accepted(t, document(t, Init))
+	rapid.Check(t, func(t *rapid.T) {
+		c := *base
+		text := rapid.StringOf(rapid.OneOf(rapid.Rune(), rapid.SampledFrom([]rune(" \n\t:#-'\"|>&*!%@`{}[],?~\\\u0085\u2028\ufeff0x_.")))).
+			Filter(func(s string) bool { return !strings.ContainsRune(s, 0) })
+		c.Machine.Files = nil
+		for i := range rapid.IntRange(0, 3).Draw(t, "files") {
+			c.Machine.Files = append(c.Machine.Files, File{
+				Path: fmt.Sprintf("/f%d", i), Content: text.Draw(t, "content"), Op: FileCreate, Permissions: FileMode(rapid.IntRange(1, 0o777).Draw(t, "permissions")),
+			})
+		}
+		c.Machine.Env = rapid.MapOfN(rapid.StringMatching(`[A-Za-z_][A-Za-z0-9_]{0,8}`), text, 1, 4).Draw(t, "env")
+		c.Machine.Time.BootTimeout = time.Duration(rapid.Int64Range(1, 1<<50).Draw(t, "timeout"))
+		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": text.Draw(t, "arg")}
+		var addr [16]byte
+		copy(addr[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address"))
+		c.Machine.Network.Interfaces = []Interface{{Name: "eth0", CIDR: netip.PrefixFrom(netip.AddrFrom16(addr), rapid.IntRange(0, 128).Draw(t, "bits"))}}
+		if again := roundTrip(t, &c); !reflect.DeepEqual(&c, again) {
+			t.Fatalf("\n%#v\n%#v", c.Machine.Files, again.Machine.Files)
+		}
+	})
+}
+
+// Secrets are written by Encode and by nothing else.
+func TestSecretsDontLeak(t *testing.T) {
+	c, _, problems := load(t, full(t))
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	s := testSecrets()
+	secrets := []string{string(s.MachineToken), string(s.ClusterSecret), encodePEM(s.KubernetesCA.Key), string(s.KubernetesCA.Key), "supersecret", "yAnz5TF+lXXJte14tji3zlMNq"}
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "config", c, "token", c.Machine.Token, "key", c.Cluster.CA.Key)
+	asJSON, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for how, text := range map[string]string{
+		"%v": fmt.Sprintf("%v", *c), "%+v": fmt.Sprintf("%+v", *c), "%#v": fmt.Sprintf("%#v", *c), "%s": fmt.Sprintf("%s %x %q", c.Machine.CA.Key, c.Cluster.CA.Key, c.Cluster.Token),
+		"log": log.String(), "JSON": string(asJSON),
+	} {
+		for i, secret := range secrets {
+			if strings.Contains(text, secret) || strings.Contains(text, fmt.Sprintf("%x", secret)) {
+				t.Errorf("%s shows secret %d", how, i)
+			}
+		}
+	}
+	data, err := c.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, secret := range secrets {
+		if !strings.Contains(string(data), secret) && i != 3 {
+			t.Errorf("Encode leaves secret %d out", i)
+		}
+	}
+}
+
+// Problems don't repeat secrets.
+func TestProblemsDontLeak(t *testing.T) {
+	s := testSecrets()
+	doc := document(t, Init)
+	for _, tt := range []struct{ old, new string }{
+		{string(s.MachineToken), "hunter2"},
+		{string(s.MachineToken), "{hunter2: x}"},
+		{string(s.ClusterSecret), "hunter2"},
+		{encodePEM(s.KubernetesCA.Key), "hunter2"},
+		{encodePEM(s.KubernetesCA.Key), "'-----BEGIN hunter2'"},
+		{encodePEM(s.KubernetesCA.Key), encodePEM([]byte("-----BEGIN PRIVATE KEY-----\nhunter2+\n-----END PRIVATE KEY-----\n"))},
+		{"machine:\n", "machine:\n  network: {interfaces: [{interface: w, wireguard: {privateKey: hunter2}}]}\n"},
+		{"machine:\n", "machine:\n  registries: {mirrors: {a: {endpoints: ['ftp://me:hunter2@host']}}}\n"},
+		{"https://10.5.0.2:6443", "https://me:hunter2@%zz"},
+		{"https://10.5.0.2:6443", "https://me:hunter2@host:1"},
+	} {
+		got := refused(t, strings.Replace(doc, tt.old, tt.new, 1))
+		if got == "" || strings.Contains(got, "hunter2") {
+			t.Errorf("%s: %s", tt.new, got)
+		}
+	}
+}
+
+func BenchmarkLoad(b *testing.B) {
+	data := []byte(full(b))
+	b.SetBytes(int64(len(data)))
+	for b.Loop() {
+		if _, _, err := Load("x", data); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

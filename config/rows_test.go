@@ -1,0 +1,152 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// accepted strips the places off the warnings of a document that must load.
+func accepted(t *testing.T, doc string) (*Config, string) {
+	t.Helper()
+	c, warnings, problems := load(t, doc)
+	if problems != nil {
+		t.Fatal(strings.Join(problems, "\n"))
+	}
+	var kept []string
+	for _, w := range warnings {
+		if w = location.ReplaceAllString(w, ""); !strings.Contains(w, "no effect in this release") {
+			kept = append(kept, w)
+		}
+	}
+	return c, strings.Join(kept, "\n")
+}
+
+func refused(t *testing.T, doc string) string {
+	t.Helper()
+	_, _, problems := load(t, doc)
+	for i, p := range problems {
+		problems[i] = location.ReplaceAllString(p, "")
+	}
+	return strings.Join(problems, "\n")
+}
+
+func want(t *testing.T, want, got string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestQ01KeySlot(t *testing.T) {
+	base := document(t, Init)
+	key := func(fields string) string {
+		return with(base, "machine", fmt.Sprintf("systemDiskEncryption:\n  ephemeral:\n    keys:\n      - {static: {passphrase: x}, %s}\n", fields))
+	}
+	c, warnings := accepted(t, key("keySlot: 3"))
+	want(t, "machine.systemDiskEncryption.ephemeral.keys[0].keySlot: is deprecated; use slot", warnings)
+	if slot := c.Machine.SystemDiskEncryption.Ephemeral.Keys[0].Slot; slot == nil || *slot != 3 {
+		t.Errorf("slot %v", slot)
+	}
+	const path = "machine.systemDiskEncryption.ephemeral.keys[0]"
+	want(t, path+".keySlot: says the same as slot; keep only slot", refused(t, key("slot: 3, keySlot: 3")))
+	want(t, path+".slot: says the same as keySlot; keep only slot", refused(t, key("keySlot: 3, slot: 3")))
+	want(t, path+".slot: 32 is out of range (0 to 31)", refused(t, key("keySlot: 32")))
+}
+
+func TestQ02EncryptionUnderMachine(t *testing.T) {
+	want(t, "machine.state: unknown key; did you mean machine.systemDiskEncryption.state\n"+
+		"machine.ephemeral: unknown key; did you mean machine.systemDiskEncryption.ephemeral",
+		refused(t, with(document(t, Init), "machine", "state:\n  keys:\n    - nodeID: {}\n      slot: 1\nephemeral: {}\n")))
+}
+
+func TestQ03MirrorsBesideStar(t *testing.T) {
+	want(t, `machine.registries["*"]: unknown key; did you mean machine.registries.mirrors["*"]`,
+		refused(t, with(document(t, Init), "machine", "registries:\n  mirrors:\n  '*':\n    endpoints:\n    - http://10.5.0.1:6000/\n")))
+}
+
+func TestQ04WireGuard(t *testing.T) {
+	link := func(endpoint string) string {
+		return fmt.Sprintf(`interfaces:
+  - interface: wg0
+    mtu: 1500
+    cidr: 192.168.2.1/24
+    wireguard:
+      privateKey: yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=
+      listenPort: 51820
+      peers:
+        allowedIPs:
+          - 192.168.88.0/24
+        endpoint: %s
+        publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
+`, endpoint)
+	}
+	nested := func(lines string) string { return "network:\n  " + strings.ReplaceAll(lines, "\n", "\n  ") }
+	c, warnings := accepted(t, with(document(t, Init), "machine", nested(link("209.202.254.14:8172"))))
+	want(t, "machine.network.interfaces[0].wireguard.peers: is a list; a single entry is taken for a list of one", warnings)
+	if peers := c.Machine.Network.Interfaces[0].WireGuard.Peers; len(peers) != 1 || peers[0].Endpoint != "209.202.254.14:8172" {
+		t.Errorf("peers %+v", peers)
+	}
+	want(t, `machine.network.interfaces[0].wireguard.peers[0].endpoint: "209.202.254.14.8172" lacks a colon before the port; did you mean 209.202.254.14:8172`,
+		refused(t, with(document(t, Init), "machine", nested(link("209.202.254.14.8172")))))
+	for _, endpoint := range []string{"host", "host:0", "host:x", `":1"`} {
+		if got := refused(t, with(document(t, Init), "machine", nested(link(endpoint)))); !strings.HasPrefix(got, "machine.network.interfaces[0].wireguard.peers[0].endpoint: ") {
+			t.Errorf("%s: %s", endpoint, got)
+		}
+	}
+	want(t, "network: unknown key; did you mean machine.network", refused(t, with(document(t, Init), "", nested(link("209.202.254.14:8172"))+"\n")))
+}
+
+func TestQ05Loopback(t *testing.T) {
+	c, warnings := accepted(t, with(document(t, Init), "machine", "network: {interfaces: [{interface: lo0, cidr: 192.168.0.21/24}, {interface: lo, cidr: 10.2.2.2/24}]}"))
+	want(t, `machine.network.interfaces[0].interface: "lo0" is an alias; Linux calls it "lo"`, warnings)
+	if links := c.Machine.Network.Links(); len(links) != 1 || links[0].Name != "lo" {
+		t.Errorf("links %+v", links)
+	}
+}
+
+func TestQ06EntriesMerge(t *testing.T) {
+	c, _ := accepted(t, with(document(t, Init), "machine", `network:
+  interfaces:
+    - {interface: eth0, cidr: 10.0.0.2/8, routes: [{network: 0.0.0.0/0, gateway: 10.0.0.1}]}
+    - {interface: eth1, dhcp: true}
+    - {interface: eth0, cidr: 192.168.0.2/24, mtu: 1400, vlans: [{vlanId: 5}]}
+    - {interface: eth0, cidr: 10.0.0.2/8, routes: [{network: 0.0.0.0/0, gateway: 10.0.0.1}, {network: 172.16.0.0/12, gateway: 10.0.0.3}]}
+`))
+	var got []string
+	for _, l := range c.Machine.Network.Links() {
+		got = append(got, fmt.Sprintf("%s %v %d %t %v %d", l.Name, l.Addresses, l.MTU, l.DHCP, l.Routes, len(l.VLANs)))
+	}
+	want(t, "eth0 [10.0.0.2/8 192.168.0.2/24] 1400 false [{0.0.0.0/0 10.0.0.1 1024} {172.16.0.0/12 10.0.0.3 1024}] 1\neth1 [] 0 true [] 0", strings.Join(got, "\n"))
+}
+
+func TestQ13Join(t *testing.T) {
+	c, warnings := accepted(t, strings.Replace(document(t, Worker), "type: worker", "type: join", 1))
+	want(t, `machine.type: "join" is an alias; use "worker"`, warnings)
+	if c.Machine.Type != Worker {
+		t.Errorf("type %s", c.Machine.Type)
+	}
+}
+
+func TestCautions(t *testing.T) {
+	_, warnings := accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: x}, slot: 0}]}}"))
+	want(t, "machine.systemDiskEncryption.state.keys[0].static: a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only", warnings)
+	_, warnings = accepted(t, strings.Replace(document(t, Worker), "  kubelet:\n", "  kubelet:\n    clusterDNS: [10.0.0.1]\n", 1))
+	want(t, "machine.kubelet.clusterDNS[0]: 10.0.0.1 is outside of the service subnets", warnings)
+	_, warnings = accepted(t, strings.Replace(document(t, Init), "type: init", "type: worker", 1))
+	if n := strings.Count(warnings, "a worker doesn't need this private key"); n != 5 {
+		t.Errorf("%d warnings about keys:\n%s", n, warnings)
+	}
+	_, all, _ := load(t, full(t))
+	var silent []string
+	for _, field := range []string{"systemDiskEncryption", "bond", "vlans", "vip", "wireguard"} {
+		if !strings.Contains(strings.Join(all, "\n"), field+": has no effect in this release") {
+			silent = append(silent, field)
+		}
+	}
+	if silent != nil {
+		t.Errorf("no warning about %v", silent)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -46,6 +47,11 @@ var files embed.FS
 // KubeletStaticPodController gives the pods to the kubelet and asks it how they do.
 type KubeletStaticPodController struct {
 	manifestsDir, filesDir, kubeletURL string
+
+	// client is kept for its connection: a handshake for each look at the pods would be
+	// most of what an idle node computes.
+	client     *kubernetes.Client
+	clientWith kubernetes.Options // what it was made with
 }
 
 // Name implements resource.Controller.
@@ -174,25 +180,41 @@ func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[str
 	return nil
 }
 
-// refresh asks the kubelet, and says whether all pods are ready.
-func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.View) (bool, error) {
+// kubelet is a client of this node's kubelet. By loopback, but the certificate must be
+// the kubelet's all the same: any process with the host's network may listen on that
+// port before the kubelet does.
+func (c *KubeletStaticPodController) kubelet(v resource.View) (*kubernetes.Client, error) {
 	o, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	hostname, err := network.Hostnames.Get(v, network.HostnameID)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	// By loopback, but the certificate must be this node's kubelet's all the same: any
-	// process with the host's network may listen on that port before the kubelet does.
-	client, err := kubernetes.New(kubernetes.Options{
-		Server: c.kubeletURL, CA: o.Spec.CA.Crt, ServerName: hostname.Spec, Cert: o.Spec.KubeletClient.Crt, Key: o.Spec.KubeletClient.Key,
-	})
+	with := kubernetes.Options{
+		Server: c.kubeletURL, ServerName: hostname.Spec, CA: o.Spec.CA.Crt, Cert: o.Spec.KubeletClient.Crt, Key: o.Spec.KubeletClient.Key,
+	}
+	if c.client != nil && reflect.DeepEqual(with, c.clientWith) {
+		return c.client, nil
+	}
+	client, err := kubernetes.New(with)
+	if err != nil {
+		return nil, err
+	}
+	if c.client != nil {
+		c.client.Close()
+	}
+	c.client, c.clientWith = client, with
+	return client, nil
+}
+
+// refresh asks the kubelet, and says whether all pods are ready.
+func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.View) (bool, error) {
+	client, err := c.kubelet(v)
 	if err != nil {
 		return false, err
 	}
-	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, statusBudget)
 	defer cancel()
 	answer, err := client.Raw(ctx, "/pods")

@@ -221,14 +221,18 @@ func controllerManagerFlags(c ControllerManagerConfig, secrets string) map[strin
 		"cluster-signing-key-file":               secrets + "/ca.key",
 		"configure-cloud-routes":                 "false",
 		"controllers":                            "*,tokencleaner",
-		"kubeconfig":                             secrets + "/kubeconfig",
-		"leader-elect":                           "true",
-		"profiling":                              "false",
-		"root-ca-file":                           secrets + "/ca.crt",
-		"service-account-private-key-file":       secrets + "/service-account.key",
-		"service-cluster-ip-range":               c.ServiceCIDR,
-		"tls-min-version":                        tlsMinVersion,
-		"use-service-account-credentials":        "true",
+		// Each controller asks for its own token: at the default of 20 requests a second that
+		// alone takes 5 seconds, in which no node can join.
+		"kube-api-burst":                   "200",
+		"kube-api-qps":                     "100",
+		"kubeconfig":                       secrets + "/kubeconfig",
+		"leader-elect":                     "true",
+		"profiling":                        "false",
+		"root-ca-file":                     secrets + "/ca.crt",
+		"service-account-private-key-file": secrets + "/service-account.key",
+		"service-cluster-ip-range":         c.ServiceCIDR,
+		"tls-min-version":                  tlsMinVersion,
+		"use-service-account-credentials":  "true",
 	}
 }
 

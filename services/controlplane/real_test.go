@@ -86,7 +86,7 @@ func (n *realNode) prepare() {
 	c.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: port}
 	n.etcdURL = "https://127.0.0.1:" + strconv.Itoa(freePort(n.t))
 	c.APIServer.ExtraArgs = map[string]string{"bind-address": "127.0.0.1", "etcd-servers": n.etcdURL}
-	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(freePort(n.t))}
+	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(freePort(n.t)), "flex-volume-plugin-dir": n.path("flex")}
 	c.Scheduler.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(freePort(n.t))}
 	n.store = testStore(n.t, n.config)
 }

@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 )
 
@@ -76,6 +77,28 @@ func (o Object) String() string {
 		gv = "/" + gv
 	}
 	return gv + "/" + o.Kind() + "/" + o.Name()
+}
+
+// MarshalYAML hides what a Secret holds: YAML is for people and for files that
+// people read. What goes to an API server is JSON, and complete.
+func (o Object) MarshalYAML() (any, error) {
+	plain := map[string]any(o)
+	if o.Kind() != "Secret" {
+		return plain, nil
+	}
+	shown := maps.Clone(plain)
+	for _, field := range []string{"data", "stringData"} {
+		values, _ := plain[field].(map[string]any)
+		if values == nil {
+			continue
+		}
+		hidden := make(map[string]any, len(values))
+		for key := range values {
+			hidden[key] = "(secret)"
+		}
+		shown[field] = hidden
+	}
+	return shown, nil
 }
 
 // Plain is v as an Object: what a typed manifest becomes once it went through

@@ -89,9 +89,11 @@ func (r *reporter) chart() {
 		r.logs.Say("boot chart: %v", err)
 		return
 	}
+	r.logs.Say("boot chart:")
 	for line := range strings.Lines(text.String()) {
 		r.logs.Say("%s", strings.TrimRight(line, "\n"))
 	}
+	r.logs.Say("boot chart ends")
 	if err := chart.SVG(&svg); err != nil {
 		r.logs.Say("boot chart: %v", err)
 		return

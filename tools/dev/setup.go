@@ -38,11 +38,9 @@ func setupCommand() *cobra.Command {
 // setup makes sure of the Debian packages, with the tests' own where asked. It
 // does nothing, quickly and silently, when all are there.
 func setup(ctx context.Context, out io.Writer, tests bool) error {
-	need := map[string]string{}
-	for _, table := range []map[string]string{image.AptPackages(), qemu.AptPackages()} {
-		for name, why := range table {
-			need[name] = why
-		}
+	need := qemu.AptPackages()
+	for _, name := range image.AptPackages {
+		need[name] = "builds kernel, image and components"
 	}
 	if tests {
 		for name, why := range testPackages {

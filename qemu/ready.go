@@ -1,0 +1,223 @@
+package qemu
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+)
+
+const (
+	readyPoll = 200 * time.Millisecond
+	// answerBudget is for one question to an API server that may just be starting.
+	answerBudget = 5 * time.Second
+	answerLimit  = 16 << 20 // bytes of one list
+)
+
+// A Milestone is something that a new cluster reaches.
+type Milestone struct {
+	What  string
+	After time.Duration // since the wait began
+}
+
+// WaitReady returns once the API answers, every planned node is Ready and the
+// cluster's DNS runs. tell hears of each step as it is reached; waiting, on each
+// try, what isn't so yet. Both may be nil.
+func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting func(error)) error {
+	api, err := c.api()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	for _, step := range []struct {
+		what  string
+		check func(context.Context) error
+	}{
+		{"the Kubernetes API answers", api.answers},
+		{"every node is Ready", func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
+		{"cluster DNS answers", api.dnsReady},
+	} {
+		for {
+			err := step.check(ctx)
+			if err == nil {
+				break
+			}
+			if waiting != nil {
+				waiting(err)
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("waiting until %s: %w; the last answer: %w", step.what, ctx.Err(), err)
+			case <-time.After(readyPoll):
+			}
+		}
+		if tell != nil {
+			tell(Milestone{step.what, time.Since(start)})
+		}
+	}
+	return nil
+}
+
+// Chart is the file with the picture of a node's last boot. The node makes it once
+// all its services are up.
+func (c *Cluster) Chart(node string) string {
+	if c.Provisioner == Container {
+		return filepath.Join(c.dir.ephemeral(node), "log", "boot-chart.svg")
+	}
+	return c.dir.chart(node)
+}
+
+// api asks the Kubernetes API with the cluster's own kubeconfig.
+type api struct {
+	server string
+	client *http.Client
+}
+
+// api reads the kubeconfig that create wrote.
+func (c *Cluster) api() (*api, error) {
+	data, err := os.ReadFile(c.Kubeconfig())
+	if err != nil {
+		return nil, err
+	}
+	var k struct {
+		Clusters []struct {
+			Cluster struct {
+				Server string `yaml:"server"`
+				CA     string `yaml:"certificate-authority-data"`
+			} `yaml:"cluster"`
+		} `yaml:"clusters"`
+		Users []struct {
+			User struct {
+				Cert string `yaml:"client-certificate-data"`
+				Key  string `yaml:"client-key-data"`
+			} `yaml:"user"`
+		} `yaml:"users"`
+	}
+	if err := yaml.Unmarshal(data, &k); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Kubeconfig(), err)
+	}
+	if len(k.Clusters) == 0 || len(k.Users) == 0 {
+		return nil, fmt.Errorf("%s: no cluster or no user in it", c.Kubeconfig())
+	}
+	var decoded [3][]byte
+	for i, text := range []string{k.Clusters[0].Cluster.CA, k.Users[0].User.Cert, k.Users[0].User.Key} {
+		if decoded[i], err = base64.StdEncoding.DecodeString(text); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.Kubeconfig(), err)
+		}
+	}
+	pair, err := tls.X509KeyPair(decoded[1], decoded[2])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Kubeconfig(), err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(decoded[0])
+	return &api{
+		server: k.Clusters[0].Cluster.Server,
+		client: &http.Client{
+			Timeout: answerBudget,
+			// A proxy of the user's environment doesn't lead to loopback.
+			Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}},
+		},
+	}, nil
+}
+
+func (a *api) get(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, firstLine(string(body)))
+	}
+	return body, nil
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return line
+}
+
+func (a *api) answers(ctx context.Context) error {
+	_, err := a.get(ctx, "/readyz")
+	return err
+}
+
+// condition is how Kubernetes states a fact about a node or a deployment.
+type condition struct{ Type, Status, Message string }
+
+// holds is nil if the condition is true, and says why it isn't otherwise.
+func holds(conditions []condition, want string) error {
+	for _, c := range conditions {
+		if c.Type != want {
+			continue
+		}
+		if c.Status == "True" {
+			return nil
+		}
+		return fmt.Errorf("not %s: %s", want, c.Message)
+	}
+	return fmt.Errorf("not %s", want)
+}
+
+func (a *api) nodesReady(ctx context.Context, count int) error {
+	body, err := a.get(ctx, "/api/v1/nodes")
+	if err != nil {
+		return err
+	}
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Status   struct{ Conditions []condition }
+		}
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		return err
+	}
+	if len(list.Items) < count {
+		return fmt.Errorf("%d of %d nodes have registered", len(list.Items), count)
+	}
+	var unready []error
+	for _, n := range list.Items {
+		if err := holds(n.Status.Conditions, "Ready"); err != nil {
+			unready = append(unready, fmt.Errorf("node %s is %w", n.Metadata.Name, err))
+		}
+	}
+	return errors.Join(unready...)
+}
+
+func (a *api) dnsReady(ctx context.Context) error {
+	body, err := a.get(ctx, "/apis/apps/v1/namespaces/kube-system/deployments/coredns")
+	if err != nil {
+		return err
+	}
+	var deployment struct {
+		Status struct{ Conditions []condition }
+	}
+	if err := json.Unmarshal(body, &deployment); err != nil {
+		return err
+	}
+	if err := holds(deployment.Status.Conditions, "Available"); err != nil {
+		return fmt.Errorf("deployment coredns is %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/progress"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/spf13/cobra"
+)
+
+const (
+	defaultCluster = "garboard-default"
+
+	// How long a cluster may take to serve, from power-on. Emulated nodes run ten
+	// times slower; both leave room for a busy machine.
+	readyBudget         = 3 * time.Minute
+	readyBudgetEmulated = 20 * time.Minute
+
+	// patience is how often up says what it waits for.
+	patience = 5 * time.Second
+)
+
+func clusterFlag(cmd *cobra.Command, name *string) *cobra.Command {
+	cmd.Flags().StringVar(name, "cluster", defaultCluster, "name of the cluster")
+	return cmd
+}
+
+func upCommand() *cobra.Command {
+	var name, provisioner string
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Build everything, boot a one-node cluster and wait until it serves",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return up(cmd.Context(), cmd.OutOrStdout(), name, provisioner)
+		},
+	}
+	cmd.Flags().StringVar(&provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container or auto")
+	return clusterFlag(cmd, &name)
+}
+
+func up(ctx context.Context, out io.Writer, name, provisioner string) error {
+	root, err := repository()
+	if err != nil {
+		return err
+	}
+	if err := setup(ctx, out, false); err != nil {
+		return err
+	}
+	made, err := build(ctx, root, out)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	c, err := boot(ctx, out, name, provisioner, made)
+	if err != nil {
+		return err
+	}
+	if err := awaitReady(ctx, out, c, start); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	if err := kubectl(ctx, c, os.Stdin, out, "get", "nodes", "-o", "wide"); err != nil {
+		return err
+	}
+	target := ""
+	if name != defaultCluster {
+		target = " CLUSTER=" + name
+	}
+	fmt.Fprintf(out, `
+Cluster %s serves, %s after power-on.
+  kubectl   make kubectl%[3]s ARGS='get pods -A'   (or: export KUBECONFIG=%[4]s)
+  console   make console%[3]s
+  chart     make chart%[3]s
+  remove    make down%[3]s
+`, name, time.Since(start).Round(100*time.Millisecond), target, c.Kubeconfig())
+	return nil
+}
+
+// boot starts the cluster with what was built.
+func boot(ctx context.Context, out io.Writer, name, provisioner string, made *artifacts) (*qemu.Cluster, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return qemu.Up(ctx, qemu.Options{
+		Name:        name,
+		Provisioner: provisioner,
+		Boot:        qemu.Boot{Kernel: made.Kernel, Initramfs: made.Initramfs, Rootfs: made.RootFS, Sandbox: made.Sandbox},
+		Images:      made.Layout,
+		Self:        []string{self},
+		Out:         out,
+	})
+}
+
+// awaitReady tells what is reached and, in between, what it waits for.
+func awaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.Time) error {
+	budget := readyBudget
+	if c.Accelerator == "tcg" {
+		budget = readyBudgetEmulated
+	}
+	ctx, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	var mu sync.Mutex // guards said
+	said := time.Now()
+	err := c.WaitReady(ctx,
+		func(m qemu.Milestone) {
+			fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(start).Seconds(), m.What)
+		},
+		func(why error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if time.Since(said) < patience {
+				return
+			}
+			said = time.Now()
+			fmt.Fprintf(out, "%6.1fs  … %s\n", time.Since(start).Seconds(), oneLine(waitingFor(c, why)))
+		})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w\nThe console tells more: make console CLUSTER=%s", err, c.Name)
+	}
+	return err
+}
+
+// waitingFor prefers the node's own words to a refused connection.
+func waitingFor(c *qemu.Cluster, why error) string {
+	if !errors.Is(why, syscall.ECONNREFUSED) && !errors.Is(why, io.EOF) && !errors.Is(why, syscall.ECONNRESET) {
+		return why.Error()
+	}
+	if line := lastSaid(c.Console(c.Nodes[0].Name)); line != "" {
+		return line
+	}
+	return "the node boots"
+}
+
+func downCommand() *cobra.Command {
+	var name string
+	return clusterFlag(&cobra.Command{
+		Use:   "down",
+		Short: "Stop a cluster and remove all of it",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := qemu.Open(name)
+			if errors.Is(err, qemu.ErrNoCluster) {
+				fmt.Fprintf(cmd.OutOrStdout(), "There is no cluster %s.\n", name)
+			}
+			// Also then: what a killed one left is removed.
+			if err := qemu.Down(cmd.Context(), name); err != nil {
+				return err
+			}
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "Cluster %s is gone.\n", name)
+			}
+			return nil
+		},
+	}, &name)
+}
+
+func kubectlCommand() *cobra.Command {
+	var name string
+	return clusterFlag(&cobra.Command{
+		Use:   "kubectl -- ARGS",
+		Short: "kubectl against a cluster",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := qemu.Open(name)
+			if err != nil {
+				return hint(err, name)
+			}
+			return kubectl(cmd.Context(), c, os.Stdin, cmd.OutOrStdout(), args...)
+		},
+	}, &name)
+}
+
+// kubectl runs the one that was built with the cluster.
+func kubectl(ctx context.Context, c *qemu.Cluster, in io.Reader, out io.Writer, args ...string) error {
+	root, err := repository()
+	if err != nil {
+		return err
+	}
+	store, err := cache.Default()
+	if err != nil {
+		return err
+	}
+	r := progress.New(os.Stderr, filepath.Join(store.Dir, estimatesFile))
+	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, "kubernetes")
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(made["kubernetes"], "kubectl"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, os.Stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); errors.As(err, &exit) {
+		return exitCode(max(exit.ExitCode(), 1))
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
+
+func hint(err error, name string) error {
+	if errors.Is(err, qemu.ErrNoCluster) {
+		return fmt.Errorf("there is no cluster %s; make one with: make up", name)
+	}
+	return err
+}
+
+// hostCommand is the process that holds a cluster; up starts it.
+func hostCommand() *cobra.Command {
+	var name string
+	return clusterFlag(&cobra.Command{
+		Use:    "host",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return qemu.Host(cmd.Context(), name, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		},
+	}, &name)
+}
+
+// dialCommand joins a QEMU guest's connection to an address of this machine.
+func dialCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "dial ADDRESS",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE:   func(cmd *cobra.Command, args []string) error { return qemu.Dial(cmd.Context(), args[0]) },
+	}
+}

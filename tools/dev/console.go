@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+const (
+	followPoll = 200 * time.Millisecond
+	// tailBytes of a console hold the last lines that the node said.
+	tailBytes = 16 << 10
+)
+
+func consoleCommand() *cobra.Command {
+	var name string
+	return clusterFlag(&cobra.Command{
+		Use:   "console",
+		Short: "Show the node's console; on a terminal, follow it until Ctrl-C",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := qemu.Open(name)
+			if err != nil {
+				return hint(err, name)
+			}
+			follow := term.IsTerminal(int(os.Stdout.Fd()))
+			return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(c.Nodes[0].Name), follow)
+		},
+	}, &name)
+}
+
+func showConsole(ctx context.Context, out io.Writer, path string, follow bool) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for {
+		if _, err := io.Copy(out, f); err != nil {
+			return err
+		}
+		if !follow {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil // Ctrl-C is how one ends it
+		case <-time.After(followPoll):
+		}
+	}
+}
+
+// said is a line of Garboard on a console, after the kernel's timestamp.
+var said = regexp.MustCompile(`\[garboard\] (.*)`)
+
+// lastSaid is the last thing the node said on its console, "" for nothing yet.
+func lastSaid(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if end, err := f.Seek(0, io.SeekEnd); err == nil {
+		_, _ = f.Seek(max(end-tailBytes, 0), io.SeekStart)
+	}
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return ""
+	}
+	all := said.FindAllSubmatch(data, -1)
+	if len(all) == 0 {
+		return ""
+	}
+	return string(bytes.TrimSpace(all[len(all)-1][1]))
+}
+
+func oneLine(s string) string {
+	const width = 160 // a wide terminal
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > width {
+		s = s[:width-1] + "…"
+	}
+	return s
+}
+
+func chartCommand() *cobra.Command {
+	var name string
+	return clusterFlag(&cobra.Command{
+		Use:   "chart",
+		Short: "Show how the last boot went, as a chart",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := qemu.Open(name)
+			if err != nil {
+				return hint(err, name)
+			}
+			return printChart(cmd.OutOrStdout(), c)
+		},
+	}, &name)
+}
+
+// printChart shows the chart that the node drew on its console when all its
+// services were up, and where the picture is.
+func printChart(out io.Writer, c *qemu.Cluster) error {
+	node := c.Nodes[0].Name
+	lines, err := lastChart(c.Console(node))
+	if err != nil {
+		return err
+	}
+	if len(lines) == 0 {
+		return errors.New("the node hasn't drawn its boot chart yet: it does once all its services are up")
+	}
+	for _, line := range lines {
+		fmt.Fprintln(out, line)
+	}
+	fmt.Fprintf(out, "\nas a picture: %s\n", c.Chart(node))
+	return nil
+}
+
+// The node marks where its chart begins and ends.
+const (
+	chartBegin = "boot chart:"
+	chartEnd   = "boot chart ends"
+)
+
+func lastChart(console string) ([]string, error) {
+	f, err := os.Open(console)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var chart, current []string
+	open := false
+	for s := bufio.NewScanner(f); s.Scan(); {
+		m := said.FindStringSubmatch(s.Text())
+		switch {
+		case m == nil:
+		case m[1] == chartBegin:
+			open, current = true, nil
+		case m[1] == chartEnd && open:
+			open, chart = false, current
+		case open:
+			current = append(current, m[1])
+		}
+	}
+	return chart, nil
+}

@@ -1,0 +1,68 @@
+// Command dev builds Garboard and runs development clusters and tests with it;
+// the Makefile's targets are its subcommands.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	// The first Ctrl-C ends the work in order; the second ends the program.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	root := &cobra.Command{
+		Use:           "dev",
+		Short:         "Build Garboard, run development clusters, test",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(
+		setupCommand(), buildCommand(), testCommand(), benchCommand(),
+		upCommand(), downCommand(), consoleCommand(), kubectlCommand(), chartCommand(),
+		hostCommand(), dialCommand(),
+	)
+	err := root.ExecuteContext(ctx)
+	stop()
+	if err == nil {
+		return
+	}
+	var exit exitCode
+	if errors.As(err, &exit) {
+		os.Exit(int(exit))
+	}
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "interrupted; what was under way has been undone")
+		os.Exit(130) // 128 + SIGINT, as shells count
+	}
+	fmt.Fprintln(os.Stderr, "error:", err)
+	os.Exit(1)
+}
+
+// exitCode is the status of a program that spoke for itself.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// repository is the checkout that the program was started in.
+func repository() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for at := dir; ; at = filepath.Dir(at) {
+		if _, err := os.Stat(filepath.Join(at, "image", "components")); err == nil {
+			return at, nil
+		}
+		if at == filepath.Dir(at) {
+			return "", fmt.Errorf("%s isn't inside a checkout of Garboard", dir)
+		}
+	}
+}

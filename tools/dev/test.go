@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// storyTimeout bounds all tests that boot machines, on two slow cores.
+const storyTimeout = 50 * time.Minute
+
+// A phase is one part of `make test`.
+type phase struct {
+	name string
+	what string
+	run  func(ctx context.Context, root string, out io.Writer) error
+}
+
+var phases = []phase{
+	{"lint", "gofmt, go vet, staticcheck", lint},
+	{"unit", "unit tests and tests in network namespaces, with -race", unit},
+	{"stories", "machines and clusters, booted for real", stories},
+}
+
+func testCommand() *cobra.Command {
+	var only string
+	cmd := &cobra.Command{
+		Use:   "test",
+		Short: "Run the tests",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			root, err := repository()
+			if err != nil {
+				return err
+			}
+			if err := setup(ctx, out, true); err != nil {
+				return err
+			}
+			return runPhases(ctx, root, out, only)
+		},
+	}
+	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit or stories")
+	return cmd
+}
+
+// runPhases runs them in order and stops at the first that fails: later ones
+// take long and stand on the earlier.
+func runPhases(ctx context.Context, root string, out io.Writer, only string) error {
+	known := false
+	for _, p := range phases {
+		if only != "" && only != p.name {
+			continue
+		}
+		known = true
+		fmt.Fprintf(out, "== %s: %s\n", p.name, p.what)
+		start := time.Now()
+		if err := p.run(ctx, root, out); err != nil {
+			return fmt.Errorf("%s (after %s): %w", p.name, time.Since(start).Round(time.Second), err)
+		}
+		fmt.Fprintf(out, "== %s: passed in %s\n", p.name, time.Since(start).Round(time.Second))
+	}
+	if !known {
+		return fmt.Errorf("--only %s: no such phase", only)
+	}
+	return nil
+}
+
+func lint(ctx context.Context, root string, out io.Writer) error {
+	gofmt := exec.CommandContext(ctx, "gofmt", "-l", ".")
+	gofmt.Dir = root
+	unformatted, err := gofmt.Output()
+	if err != nil {
+		return fmt.Errorf("gofmt: %w", err)
+	}
+	if len(unformatted) > 0 {
+		return errors.New("not formatted, run gofmt -w on: " + strings.Join(strings.Fields(string(unformatted)), " "))
+	}
+	if err := goRun(ctx, root, out, "vet", "-tags=story", "./..."); err != nil {
+		return err
+	}
+	return goRun(ctx, root, out, "tool", "staticcheck", "-tags=story", "./...")
+}
+
+func unit(ctx context.Context, root string, out io.Writer) error {
+	return goRun(ctx, root, out, "test", "-race", "./...")
+}
+
+// stories builds everything first, so that a test's time is the test's.
+func stories(ctx context.Context, root string, out io.Writer) error {
+	if _, err := build(ctx, root, out); err != nil {
+		return err
+	}
+	// One at a time: a guest under software emulation takes both cores.
+	return goRun(ctx, root, out, "test", "-tags=story", "-v", "-count=1", "-p=1", "-timeout="+storyTimeout.String(), "./qemu/stories/...")
+}
+
+func goRun(ctx context.Context, root string, out io.Writer, args ...string) error {
+	fmt.Fprintf(out, "+ go %s\n", strings.Join(args, " "))
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = root
+	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	// Tests get the chance to take down what they booted before they are killed.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 30 * time.Second
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go %s: %w", args[0], err)
+	}
+	return nil
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,7 @@ type pid1 struct {
 	processes *process.Table
 
 	requests  chan request       // to the exit funnel; the first one counts
+	leaving   atomic.Bool        // the funnel has been entered
 	heartbeat chan chan struct{} // the watchdog asks, the main loop answers
 	dog       *watchdog          // nil in a container
 

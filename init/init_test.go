@@ -1,0 +1,346 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/process"
+)
+
+// screen is a console that a test reads.
+type screen struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func newTestPID1(mode boot.Mode) (*pid1, *screen) {
+	s := &screen{}
+	p := &pid1{
+		mode:      mode,
+		processes: process.New(),
+		requests:  make(chan request, 1),
+		heartbeat: make(chan chan struct{}),
+	}
+	p.useLogs(logs.New(s))
+	return p, s
+}
+
+// The promise to whoever presses the power button.
+func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
+	if shutdownBudget > 29*time.Second {
+		t.Errorf("shutdown may take %s, and the kernel wants its part of 30 s", shutdownBudget)
+	}
+	p, _ := newTestPID1(boot.Machine)
+	var sum time.Duration
+	for _, ph := range p.orderlyPhases(request{}, nil, nil) {
+		sum += ph.budget
+	}
+	if sum != shutdownBudget {
+		t.Errorf("phases take up to %s, the budget says %s", sum, shutdownBudget)
+	}
+	if watchdogTimeout <= shutdownBudget || watchdogPeriod*3 > watchdogTimeout {
+		t.Error("the watchdog cuts an orderly shutdown, or a late beat")
+	}
+}
+
+// exitOf runs the funnel to its end and says what was left with.
+func exitOf(p *pid1, r request, phases ...phase) intent {
+	left := make(chan intent)
+	p.phases = func(request, context.CancelFunc, <-chan error) []phase { return phases }
+	p.leave = func(i intent) error {
+		left <- i
+		select {} // reboot(2) doesn't return
+	}
+	go p.exit(r, nil, nil)
+	return <-left
+}
+
+func TestFunnelGoesOnWhateverAPhaseDoes(t *testing.T) {
+	p, s := newTestPID1(boot.Machine)
+	never := make(chan struct{})
+	var last bool
+	got := exitOf(p, request{intent: halt, why: "test"},
+		phase{"fail", time.Second, func(context.Context) error { return errors.New("broken disk") }},
+		phase{"panic", time.Second, func(context.Context) error { panic("oh") }},
+		phase{"hang", time.Millisecond, func(context.Context) error { <-never; return nil }},
+		phase{"last", time.Second, func(context.Context) error { last = true; return nil }},
+	)
+	if got != halt || !last {
+		t.Errorf("left with %s, last phase done: %v", got, last)
+	}
+	for _, want := range []string{"init: halt because=test", "fail: broken disk", "panic: panic: oh", "hang: not done after 1ms; going on without", "halt now"} {
+		if !strings.Contains(s.String(), want) {
+			t.Errorf("console doesn't say %q:\n%s", want, s)
+		}
+	}
+}
+
+func TestSecondRequestDoesNotStartOver(t *testing.T) {
+	p, s := newTestPID1(boot.Machine)
+	calls := 0
+	got := exitOf(p, request{intent: powerOff, why: "power button"}, phase{"once", time.Second, func(context.Context) error {
+		calls++
+		for range 3 {
+			p.ask(request{intent: reboot, why: "ctrl-alt-del"})
+		}
+		return nil
+	}})
+	if got != powerOff || calls != 1 {
+		t.Errorf("left with %s after %d calls", got, calls)
+	}
+	if want := "reboot asked for by ctrl-alt-del: the machine is on its way out already"; strings.Count(s.String(), want) != 3 {
+		t.Errorf("console:\n%s", s)
+	}
+}
+
+func TestDelayIsCutByARequest(t *testing.T) {
+	p, s := newTestPID1(boot.Machine)
+	p.requests <- request{intent: powerOff, why: "power button"}
+	if got := exitOf(p, request{intent: reboot, why: "no disk", delay: time.Hour}); got != reboot {
+		t.Errorf("left with %s", got)
+	}
+	if want := "init: reboot because=\"no disk\"\n[garboard] reboot in 1h0m0s; "; !strings.Contains(s.String(), want) {
+		t.Errorf("console doesn't say %q:\n%s", want, s)
+	}
+}
+
+func TestAfterFailureFollowsThePanicArgument(t *testing.T) {
+	for line, want := range map[string]struct {
+		intent intent
+		delay  time.Duration
+	}{
+		"console=ttyS0":    {reboot, failureDelay},
+		"panic=5":          {reboot, 5 * time.Second},
+		"quiet panic=-1 x": {reboot, 0},
+		"panic=0":          {halt, 0},
+		"panic=soon":       {reboot, failureDelay},
+	} {
+		i, d := afterFailure(boot.ParseCmdline(line))
+		if i != want.intent || d != want.delay {
+			t.Errorf("%s: %s in %s, want %s in %s", line, i, d, want.intent, want.delay)
+		}
+	}
+}
+
+func TestFailureOfTheNode(t *testing.T) {
+	p, _ := newTestPID1(boot.Container)
+	if r := p.failure(errors.New("no graph")); r.intent != reboot || r.delay != 0 || r.why != "no graph" {
+		t.Errorf("container: %+v", r)
+	}
+	p, _ = newTestPID1(boot.Machine)
+	if r := p.failure(nil); r.intent != reboot || r.delay != failureDelay || r.why == "" {
+		t.Errorf("machine: %+v", r)
+	}
+}
+
+func TestSignalsMean(t *testing.T) {
+	for _, c := range []struct {
+		mode   boot.Mode
+		signal syscall.Signal
+		want   intent
+	}{
+		{boot.Machine, syscall.SIGTERM, powerOff},
+		{boot.Machine, syscall.SIGINT, reboot},
+		{boot.Machine, syscall.SIGUSR1, halt},
+		{boot.Container, syscall.SIGINT, powerOff},
+		{boot.Container, rtmin + 3, powerOff},
+		{boot.Container, rtmin + 5, reboot},
+	} {
+		p, _ := newTestPID1(c.mode)
+		p.signalled(c.signal)
+		if r := <-p.requests; r.intent != c.want || r.why == "" {
+			t.Errorf("%s: %s means %+v", c.mode, unix.SignalName(c.signal), r)
+		}
+	}
+	p, _ := newTestPID1(boot.Machine)
+	p.signalled(syscall.SIGHUP)
+	select {
+	case r := <-p.requests:
+		t.Errorf("SIGHUP means %+v", r)
+	default:
+	}
+}
+
+func TestRecordReason(t *testing.T) {
+	dir := t.TempDir()
+	if err := recordReason(dir, request{intent: reboot, why: "x"}); err != nil {
+		t.Error(err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
+		t.Error("written to where STATE isn't mounted")
+	}
+}
+
+func TestStepTurnsPanicIntoError(t *testing.T) {
+	err := step{"do it", func() error { panic("x") }}.run()
+	if err == nil || err.Error() != "do it: panic: x" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestApplySettings(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "net/ipv4"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var skipped []string
+	applySettings(dir, []setting{{"net/ipv4/ip_forward", "1", ""}, {"vm/none", "1", ""}}, func(s setting, err error) {
+		skipped = append(skipped, s.name)
+	})
+	got, err := os.ReadFile(filepath.Join(dir, "net/ipv4/ip_forward"))
+	if string(got) != "1\n" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if d := cmp.Diff([]string{"vm/none"}, skipped); d != "" {
+		t.Error(d)
+	}
+}
+
+// A container must not touch what belongs to the whole host.
+func TestContainerTouchesOnlyItsOwn(t *testing.T) {
+	for _, s := range settingsFor(boot.Container) {
+		if !strings.HasPrefix(s.name, "net/") {
+			t.Errorf("setting %s", s.name)
+		}
+	}
+	for _, m := range forMode(mounts, boot.Container) {
+		if strings.HasPrefix(m.target, "/sys/") || strings.HasPrefix(m.target, "/proc/") {
+			t.Errorf("mount %s", m.target)
+		}
+	}
+	p, _ := newTestPID1(boot.Container)
+	for _, s := range p.bootSteps() {
+		if strings.Contains(s.what, "ctrl-alt-del") || strings.Contains(s.what, "watchdog") || strings.Contains(s.what, "hostname") {
+			t.Errorf("step %q", s.what)
+		}
+	}
+}
+
+func TestTablesAreSound(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range settings {
+		if s.why == "" || s.value == "" || seen[s.name] || filepath.Clean(s.name) != s.name {
+			t.Errorf("setting %+v", s)
+		}
+		seen[s.name] = true
+	}
+	for _, m := range mounts {
+		if m.fstype == "" || filepath.Clean(m.target) != m.target || seen[m.target] {
+			t.Errorf("mount %+v", m)
+		}
+		seen[m.target] = true
+	}
+}
+
+func TestUnescape(t *testing.T) {
+	for in, want := range map[string]string{`/plain`: "/plain", `/a\040b`: "/a b", `/tab\011\134x`: "/tab\t\\x", `/odd\0`: `/odd\0`, `/odd\999`: `/odd\999`} {
+		if got := unescape(in); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	line := func(name, state string, flags uint) []byte {
+		return fmt.Appendf(nil, "42 (%s) %s 1 42 42 0 -1 %d 1 2 3", name, state, flags)
+	}
+	for _, c := range []struct {
+		line  []byte
+		name  string
+		alive bool
+	}{
+		{line("etcd", "S", 0x400100), "etcd", true},
+		{line("a) S (b", "D", 0), "a) S (b", true},
+		{line("kworker/0:1", "I", 0x4208060), "", false},
+		{line("sh", "Z", 0x400100), "", false},
+		{[]byte("junk"), "", false},
+		{[]byte("1 (x) S"), "", false},
+	} {
+		if name, alive := parseStat(c.line); name != c.name || alive != c.alive {
+			t.Errorf("%s: %q, %v", c.line, name, alive)
+		}
+	}
+}
+
+func TestHasKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	for text, want := range map[string]bool{
+		"10000000000000 0\n": true, // the ACPI power button: 116 = 64 + 52
+		"10000000000000\n":   false,
+		"402000000 3803078f800d001 feffffdfffefffff fffffffffffffffe\n": true,  // a keyboard with a power key
+		"402000000 3803078f800d001 feefffdfffefffff fffffffffffffffe\n": false, // one without
+		"junk x\n": false,
+		"":         false,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got := hasKey(path, keyPower); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	if hasKey(path+".none", keyPower) {
+		t.Error("a device without capabilities has a key")
+	}
+}
+
+func TestButtonAsksForPowerOffWhenPressed(t *testing.T) {
+	event := func(kind, code uint16, value uint32) []byte {
+		b := make([]byte, 16, 24)
+		b = append(b, byte(kind), byte(kind>>8), byte(code), byte(code>>8))
+		return append(b, byte(value), 0, 0, 0)
+	}
+	path := filepath.Join(t.TempDir(), "event0")
+	var stream []byte
+	for _, e := range [][]byte{event(eventKey, 30, 1), event(eventKey, keyPower, 0), event(0, keyPower, 1)} {
+		stream = append(stream, e...)
+	}
+	read := func() (request, bool) {
+		p, _ := newTestPID1(boot.Machine)
+		if err := os.WriteFile(path, stream, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.watchButton(path); err == nil {
+			t.Error("no error at the end of the device")
+		}
+		select {
+		case r := <-p.requests:
+			return r, true
+		default:
+			return request{}, false
+		}
+	}
+	if r, asked := read(); asked {
+		t.Errorf("other keys, and letting go: %+v", r)
+	}
+	stream = append(stream, event(eventKey, keyPower, 1)...)
+	if r, _ := read(); r.intent != powerOff || r.why != "power button" {
+		t.Errorf("got %+v", r)
+	}
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/eventually"
+)
+
+// fakeDog remembers what was done to it.
+type fakeDog struct {
+	mu   sync.Mutex
+	done []string
+}
+
+func (d *fakeDog) note(what string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.done = append(d.done, what)
+	return nil
+}
+
+func (d *fakeDog) SetTimeout(t time.Duration) error { return d.note("timeout " + t.String()) }
+func (d *fakeDog) Pet() error                       { return d.note("pet") }
+func (d *fakeDog) Disarm() error                    { return d.note("disarm") }
+
+func (d *fakeDog) count(what string) (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, w := range d.done {
+		if w == what {
+			n++
+		}
+	}
+	return n
+}
+
+func newTestWatchdog(p *pid1) (*watchdog, *fakeDog, chan time.Time) {
+	d := &fakeDog{}
+	beats := make(chan time.Time)
+	w := newWatchdog(p)
+	w.open = func(string) (dogDevice, error) { return d, nil }
+	w.beats = beats
+	return w, d, beats
+}
+
+func TestWatchdogIsPettedWhileTheMainLoopAnswers(t *testing.T) {
+	p, _ := newTestPID1(boot.Machine)
+	w, d, beats := newTestWatchdog(p)
+	answering := true
+	w.alive = func(time.Duration) bool { return answering }
+	w.start("/dev/watchdog")
+	w.start("/dev/watchdog") // a second one changes nothing
+	pets := func(n int) {
+		eventually.That(t, 5*time.Second, "the watchdog to be petted", func() error {
+			if got := d.count("pet"); got != n {
+				return fmt.Errorf("%d times, want %d", got, n)
+			}
+			return nil
+		})
+	}
+	pets(1)
+	beats <- time.Time{}
+	pets(2)
+	answering = false // seen after the next beat, which synchronizes
+	beats <- time.Time{}
+	beats <- time.Time{} // taken only once the beat before is dealt with
+	if n := d.count("pet"); n != 2 {
+		t.Errorf("petted %d times although the main loop is stuck", n)
+	}
+}
+
+func TestMainLoopAnswersBeforeAndInsideTheFunnel(t *testing.T) {
+	p, _ := newTestPID1(boot.Machine)
+	if p.alive(time.Millisecond) {
+		t.Error("alive without a main loop")
+	}
+	inPhase := make(chan bool)
+	exitOf(p, request{intent: halt, why: "test"}, phase{"long", 10 * time.Second, func(context.Context) error {
+		go func() { inPhase <- p.alive(5 * time.Second) }()
+		if !<-inPhase {
+			t.Error("no answer while a phase runs")
+		}
+		return nil
+	}})
+}
+
+func TestWatchdogAtTheEnd(t *testing.T) {
+	for i, want := range map[intent]string{powerOff: "disarm", halt: "disarm", reboot: "pet"} {
+		p, _ := newTestPID1(boot.Machine)
+		w, d, _ := newTestWatchdog(p)
+		w.alive = func(time.Duration) bool { return false }
+		w.start("/dev/watchdog")
+		w.release(i)
+		if diff := cmp.Diff([]string{"timeout 1m0s", want}, d.done); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", i, diff)
+		}
+		if w.pet() {
+			t.Errorf("%s: petted after release", i)
+		}
+	}
+}
+
+func TestWatchdogThatCannotBeOpened(t *testing.T) {
+	p, s := newTestPID1(boot.Machine)
+	w, _, _ := newTestWatchdog(p)
+	w.open = func(string) (dogDevice, error) { return nil, errors.New("device or resource busy") }
+	w.start("/dev/watchdog")
+	w.release(powerOff)
+	if !strings.Contains(s.String(), "watchdog /dev/watchdog isn't used: device or resource busy") {
+		t.Errorf("console:\n%s", s)
+	}
+}

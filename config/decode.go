@@ -17,6 +17,10 @@ import (
 // reach it within MaxSize, even where two bytes of it become three of UTF-8.
 const maxExpanded = 2 * MaxSize
 
+// maxEntries bounds a list or a mapping: a hundred times what anybody needs, and
+// few enough for checks that compare each with each.
+const maxEntries = 10_000
+
 // decoder fills typed values from nodes, driven by the types. It descends only
 // as deep as the types do, so nesting and aliases to oneself can't run away;
 // budget bounds the breadth.
@@ -99,6 +103,9 @@ func (d *decoder) pairs(n *yaml.Node, f func(key, value *yaml.Node)) {
 		d.bad(n, "must be a mapping, not %s", kindOf(n))
 		return
 	}
+	if d.crowded(n, len(n.Content)/2) {
+		return
+	}
 	lines := make(map[string]int, len(n.Content)/2)
 	for i := 0; i+1 < len(n.Content) && !d.full(); i += 2 {
 		key, value := resolve(n.Content[i]), n.Content[i+1]
@@ -117,6 +124,14 @@ func (d *decoder) pairs(n *yaml.Node, f func(key, value *yaml.Node)) {
 			}
 		})
 	}
+}
+
+// crowded reports more entries than there may be.
+func (d *decoder) crowded(n *yaml.Node, entries int) bool {
+	if entries > maxEntries {
+		d.bad(n, "has %d entries; there may be %d", entries, maxEntries)
+	}
+	return entries > maxEntries
 }
 
 func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
@@ -185,6 +200,8 @@ func (d *decoder) list(n *yaml.Node, v reflect.Value) {
 		elems = []*yaml.Node{n}
 	case n.Kind != yaml.SequenceNode:
 		d.bad(n, "must be a list, not %s", kindOf(n))
+		return
+	case d.crowded(n, len(n.Content)):
 		return
 	}
 	for i, elem := range elems {

@@ -256,7 +256,7 @@ func TestNotADocument(t *testing.T) {
 func TestTruncated(t *testing.T) {
 	for _, doc := range []string{document(t, Init), full(t)} {
 		whole := len(doc)
-		for n := 1; n < whole; n += 7 {
+		for n := 1; n < whole; n += 31 {
 			_, _, err := Load("test.yaml", []byte(doc[:n]))
 			if err != nil && strings.Contains(err.Error(), "\n") {
 				t.Fatalf("cut after %d of %d bytes:\n%v", n, whole, err)

@@ -47,7 +47,7 @@ func hostile(t testing.TB) map[string]string {
 		"many files":                   fill("machine: {files: [{path: /a}", ",{path: /a}", "]}\n"),
 		"many environment variables":   "machine:\n  env:\n" + many(func(i int) string { return fmt.Sprintf("    k%06d: 1\n", i) })[:MaxSize-100] + "\n",
 		"many podSubnets":              fill("cluster: {network: {podSubnets: [10.0.0.0/8", ",10.0.0.0/8", "], serviceSubnets: [10.0.0.0/8]}}\n"),
-		"many subnets on both sides":   "cluster: {network: {podSubnets: [10.0.0.0/8" + strings.Repeat(",10.0.0.0/8", 40000) + "], serviceSubnets: [11.0.0.0/8" + strings.Repeat(",11.0.0.0/8", 40000) + "]}}\n",
+		"many subnets on both sides":   "cluster: {network: {podSubnets: [10.0.0.0/8" + strings.Repeat(",10.0.0.0/8", 9000) + "], serviceSubnets: [11.0.0.0/8" + strings.Repeat(",11.0.0.0/8", 9000) + "]}}\n",
 		"many anchors":                 many(func(i int) string { return fmt.Sprintf("k%06d: &k%06d 1\n", i, i) }),
 		"many comments":                fill("", "# c\n", "machine: {}\n"),
 		"many documents":               fill("", "---\n", ""),

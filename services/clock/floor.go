@@ -1,0 +1,55 @@
+package clock
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+// raise puts the clock to at least the time of the build and the time that was
+// saved last (design, duty 5). It returns what it did, in words, or "".
+func (d *Daemon) raise() (string, error) {
+	floor, why := d.o.built, "this system was built then"
+	saved, err := d.saved()
+	if saved.After(floor) {
+		floor, why = saved, "that was saved last"
+	}
+	now := d.o.kernel.Now()
+	if !now.Before(floor) {
+		return "", err
+	}
+	if setErr := d.o.kernel.Set(floor); setErr != nil {
+		return "", errors.Join(err, setErr)
+	}
+	return fmt.Sprintf("the clock was at %s, and is put to %s: %s", stamp(now), stamp(floor), why), err
+}
+
+// saved is the zero time where nothing was saved.
+func (d *Daemon) saved() (time.Time, error) {
+	data, err := os.ReadFile(d.o.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return time.Time{}, nil
+	}
+	if err != nil {
+		return time.Time{}, fmt.Errorf("saved time: %w", err)
+	}
+	t, err := time.Parse(time.RFC3339, strings.TrimSpace(string(data)))
+	if err != nil {
+		return time.Time{}, fmt.Errorf("saved time in %s: %w", d.o.file, err)
+	}
+	return t, nil
+}
+
+func (d *Daemon) save() error {
+	if err := boot.WriteFile(d.o.file, []byte(stamp(d.o.kernel.Now())+"\n"), 0o644); err != nil {
+		return fmt.Errorf("save the time: %w", err)
+	}
+	return nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

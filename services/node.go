@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/clock"
@@ -55,8 +56,14 @@ func NewNode(o Options) (*Node, error) {
 	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
+	since := dag.SinceBoot
+	if o.Mode == boot.Container {
+		// A container has no kernel of its own: its boot began with PID 1.
+		began := time.Now()
+		since = func() time.Duration { return time.Since(began) }
+	}
 	graph, err := dag.New(
-		dag.Options{Log: o.Logs.Logger},
+		dag.Options{Log: o.Logs.Logger, SinceBoot: since},
 		//                                                       depends on
 		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}), // nothing
 		machine.Service(machine.Options{ //                        udevd
@@ -64,11 +71,11 @@ func NewNode(o Options) (*Node, error) {
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline}),
 		}),
 		d.Service(), //                                            machined
-		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),             // machined
-		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),                 // networkd, disks
+		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(), // machined
+		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),     // networkd, disks
 		ctrd.Service(), //                                                                               disks
-		etcd.Service(etcd.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),                     // containerd, networkd, timed
-		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),               // containerd, networkd, timed
+		etcd.Service(etcd.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),       // containerd, networkd, timed
+		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}), // containerd, networkd, timed
 	)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)
@@ -84,7 +91,7 @@ func NewNode(o Options) (*Node, error) {
 	chartTo, _ := o.Cmdline.Get(paramChart)
 	return &Node{
 		Store: store, graph: graph, runtime: runtime, logs: o.Logs,
-		report: reporter{graph: graph, store: store, logs: o.Logs, chartTo: chartTo},
+		report: reporter{graph: graph, store: store, logs: o.Logs, chartTo: chartTo, since: since},
 	}, nil
 }
 

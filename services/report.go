@@ -12,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/controlplane"
 	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/resource"
 )
@@ -31,7 +32,10 @@ type reporter struct {
 	store   *resource.Store
 	logs    *logs.Logs
 	chartTo string // device that also gets the chart as SVG, "" for none
-	charted bool
+
+	since     func() time.Duration // since boot
+	charted   bool
+	persisted bool
 }
 
 func (r *reporter) run(ctx context.Context) {
@@ -49,7 +53,7 @@ func (r *reporter) run(ctx context.Context) {
 		case <-pods:
 			r.pods(ready)
 		case <-tick.C:
-			if waiting := waitingFor(r.graph.Statuses(), dag.SinceBoot()); waiting != "" {
+			if waiting := waitingFor(r.graph.Statuses(), r.since()); waiting != "" {
 				r.logs.Say("not up yet: %s", waiting)
 			}
 		}
@@ -62,6 +66,12 @@ func (r *reporter) event(e dag.Event) {
 		up = " (up)"
 	}
 	r.logs.Say("%s: %s%s: %s", e.Service, e.State, up, e.Message)
+	if e.Service == disks.ID && e.Up && !r.persisted {
+		r.persisted = true
+		if err := r.logs.Persist(boot.LogDir); err != nil {
+			r.logs.Say("logs stay in memory only: %v", err)
+		}
+	}
 	if e.Up && !r.charted && waitingFor(r.graph.Statuses(), 0) == "" {
 		r.charted = true
 		r.chart()

@@ -111,7 +111,6 @@ func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
 	if err := r.remove(nctx, cl); err != nil {
 		return fmt.Errorf("remove the old container %s: %w", r.ID, err)
 	}
-	h.Event("Creating service runner")
 	container, err := r.create(nctx, cl, h)
 	if err != nil {
 		return err

@@ -72,10 +72,8 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:        ID,
 		DependsOn: []string{containerd.ID, "networkd", "timed"},
-		Needs: []dag.Condition{
-			secrets.Etcd.When(o.Store, "etcd", "etcd certificates to be made", func(secrets.EtcdSpec) bool { return true }),
-		},
-		Skip: o.skip,
+		Needs:     []dag.Condition{certificates{o}},
+		Skip:      o.skip,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := o.prepareFiles(); err != nil {
 				return err
@@ -92,8 +90,23 @@ func Service(o Options) dag.Service {
 	}
 }
 
-// skip is asked as soon as the configuration is known, before the certificates
-// that a worker never gets.
+// certificates waits for those of etcd, which a worker never gets: there it
+// holds as soon as the configuration says so, and the service is skipped.
+type certificates struct{ o Options }
+
+func (certificates) String() string { return "etcd certificates to be made" }
+
+func (c certificates) Wait(ctx context.Context) error {
+	known := machine.Configs.When(c.o.Store, machine.ConfigID, "a configuration", func(*config.Config) bool { return true })
+	if err := known.Wait(ctx); err != nil {
+		return err
+	}
+	if c.o.skip() != "" {
+		return nil
+	}
+	return secrets.Etcd.When(c.o.Store, secrets.EtcdID, c.String(), func(secrets.EtcdSpec) bool { return true }).Wait(ctx)
+}
+
 func (o Options) skip() string {
 	cfg, err := machine.Config(o.Store)
 	if err != nil || cfg.Machine.Type.ControlPlane() {
@@ -112,7 +125,7 @@ func (o Options) image() (string, error) {
 
 // prepareFiles writes the certificates and makes sure of the data directory.
 func (o Options) prepareFiles() error {
-	s, err := secrets.Etcd.Get(o.Store, "etcd")
+	s, err := secrets.Etcd.Get(o.Store, secrets.EtcdID)
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/secrets"
@@ -22,7 +24,8 @@ const (
 	caFile              = "/etc/kubernetes/pki/ca.crt"
 	servingCertFile     = "/etc/kubernetes/pki/kubelet.crt"
 	servingKeyFile      = "/etc/kubernetes/pki/kubelet.key"
-	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself
+	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself, or for it
+	clientFile          = boot.KubeletDir + "/pki/kubelet-client-current.pem"
 )
 
 // writeFiles writes everything that the kubelet reads at its start.
@@ -31,7 +34,7 @@ func (o Options) writeFiles() error {
 	if err != nil {
 		return err
 	}
-	s, err := secrets.Kubelet.Get(o.Store, "kubelet")
+	s, err := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
 	if err != nil {
 		return err
 	}
@@ -44,7 +47,7 @@ func (o Options) writeFiles() error {
 	if err != nil {
 		return fmt.Errorf("render %s: %w", configFile, err)
 	}
-	bootstrap, err := yaml.Marshal(bootstrapConfig(cfg))
+	bootstrap, err := yaml.Marshal(kubeconfigFor(cfg, object{"token": string(cfg.Cluster.Token)}))
 	if err != nil {
 		return fmt.Errorf("render %s: %w", bootstrapKubeconfig, err)
 	}
@@ -56,8 +59,8 @@ func (o Options) writeFiles() error {
 		{configFile, kubeletYAML, 0o600},
 		{bootstrapKubeconfig, bootstrap, 0o600},
 		{caFile, s.Spec.CA, 0o644},
-		{servingCertFile, s.Spec.ServingCert, 0o644},
-		{servingKeyFile, s.Spec.ServingKey, 0o600},
+		{servingCertFile, s.Spec.Serving.Crt, 0o644},
+		{servingKeyFile, s.Spec.Serving.Key, 0o600},
 	}
 	for _, f := range files {
 		if len(f.data) == 0 {
@@ -67,7 +70,43 @@ func (o Options) writeFiles() error {
 			return err
 		}
 	}
-	return nil
+	if len(s.Spec.Client.Crt) == 0 {
+		return nil
+	}
+	return writeClient(cfg, s.Spec)
+}
+
+// writeClient gives the kubelet its first certificate, in the place and form in
+// which it keeps those that it renews itself. What is there and still good stays.
+func writeClient(cfg *config.Config, s secrets.KubeletSpec) error {
+	if have, err := os.ReadFile(clientFile); err == nil && stillGood(have, s, time.Now()) {
+		return nil
+	}
+	pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
+	if err := boot.WriteFile(clientFile, pair, 0o600); err != nil {
+		return err
+	}
+	data, err := yaml.Marshal(kubeconfigFor(cfg, object{"client-certificate": clientFile, "client-key": clientFile}))
+	if err != nil {
+		return fmt.Errorf("render %s: %w", kubeconfig, err)
+	}
+	return boot.WriteFile(kubeconfig, data, 0o600)
+}
+
+// stillGood is whether a certificate of an earlier boot is for this node, in this
+// cluster, and valid now.
+func stillGood(have []byte, s secrets.KubeletSpec, now time.Time) bool {
+	old, err := pki.ParseCert(have)
+	if err != nil {
+		return false
+	}
+	fresh, err := pki.ParseCert(s.Client.Crt)
+	if err != nil {
+		return false
+	}
+	ca, err := pki.ParseCert(s.CA)
+	return err == nil && old.CheckSignatureFrom(ca) == nil &&
+		old.Subject.CommonName == fresh.Subject.CommonName && now.After(old.NotBefore) && now.Before(old.NotAfter)
 }
 
 // object is a Kubernetes configuration object in its YAML form.
@@ -133,19 +172,20 @@ func clusterDNS(c *config.Config) []string {
 	return out
 }
 
-// bootstrapConfig is the kubeconfig with the join token, good only for asking
-// for a certificate (kubernetes.io: TLS bootstrapping).
-func bootstrapConfig(c *config.Config) object {
+// kubeconfigFor is a kubeconfig for the cluster's endpoint. With the join token
+// it is good only for asking for a certificate (kubernetes.io: TLS
+// bootstrapping).
+func kubeconfigFor(c *config.Config, user object) object {
 	return object{
 		"apiVersion": "v1",
 		"kind":       "Config",
-		"clusters": []object{{"name": "bootstrap", "cluster": object{
+		"clusters": []object{{"name": c.Cluster.Name, "cluster": object{
 			"server":                c.Cluster.ControlPlane.Endpoint.String(),
 			"certificate-authority": caFile,
 		}}},
-		"users":           []object{{"name": "bootstrap", "user": object{"token": string(c.Cluster.Token)}}},
-		"contexts":        []object{{"name": "bootstrap", "context": object{"cluster": "bootstrap", "user": "bootstrap"}}},
-		"current-context": "bootstrap",
+		"users":           []object{{"name": "kubelet", "user": user}},
+		"contexts":        []object{{"name": "kubelet", "context": object{"cluster": c.Cluster.Name, "user": "kubelet"}}},
+		"current-context": "kubelet",
 	}
 }
 

@@ -60,7 +60,7 @@ func Service(o Options) dag.Service {
 		ID:        ID,
 		DependsOn: []string{containerd.ID, "networkd", "timed"},
 		Needs: []dag.Condition{
-			secrets.Kubelet.When(o.Store, "kubelet", "kubelet credentials to be made", func(secrets.KubeletSpec) bool { return true }),
+			secrets.Kubelet.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.KubeletSpec) bool { return true }),
 		},
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := o.writeFiles(); err != nil {

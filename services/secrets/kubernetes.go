@@ -77,21 +77,28 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	if err != nil {
 		return 0, err
 	}
-	again := renewal(now, kubelet.ServingCert, spec.APIServer.Crt, spec.KubeletClient.Crt, spec.EtcdClient.Crt, spec.FrontProxy.Crt,
+	again := renewal(now, kubelet.Serving.Crt, kubelet.Client.Crt, spec.APIServer.Crt, spec.KubeletClient.Crt, spec.EtcdClient.Crt, spec.FrontProxy.Crt,
 		spec.Admin.Crt, spec.ControllerManager.Crt, spec.Scheduler.Crt)
 	return again, Kubernetes.Put(v, KubernetesID, spec)
 }
 
-// kubelet is the kubelet's serving certificate, with the name and group that one
-// from the cluster's own signer would have.
+// kubelet is the kubelet's certificates, with the name and group that those from
+// the cluster's own signers would have.
 func (n node) kubelet(r resource.Reader, now time.Time) (KubeletSpec, error) {
-	var have config.CertKey
+	var have KubeletSpec
 	if o, err := Kubelet.Get(r, KubeletID); err == nil {
-		have = config.CertKey{Crt: o.Spec.ServingCert, Key: o.Spec.ServingKey}
+		have = o.Spec
 	}
-	want := n.server(pki.Leaf{CN: "system:node:" + n.hostname, Orgs: []string{"system:nodes"}, Now: now})
-	serving, err := keep(have, n.config.Cluster.CA, want)
-	return KubeletSpec{CA: n.config.Cluster.CA.Crt, ServingCert: serving.Crt, ServingKey: serving.Key}, err
+	spec := KubeletSpec{CA: n.config.Cluster.CA.Crt}
+	leaf := pki.Leaf{CN: "system:node:" + n.hostname, Orgs: []string{"system:nodes"}, Now: now}
+	client := leaf
+	client.Client = true
+	var err error
+	if spec.Serving, err = keep(have.Serving, n.config.Cluster.CA, n.server(leaf)); err != nil {
+		return spec, err
+	}
+	spec.Client, err = keep(have.Client, n.config.Cluster.CA, client)
+	return spec, err
 }
 
 // complete says which of the secrets isn't in the configuration.

@@ -72,13 +72,16 @@ var Kubernetes = resource.Define[KubernetesSpec](resource.Definition{
 	Type: "KubernetesSecrets.secrets.garboard.dev", Kind: "KubernetesSecret", Namespace: namespace,
 })
 
-// KubeletSpec is what the kubelet trusts, and on control planes the certificate
-// with which it serves, so that the node itself can check whom it asks about static
-// pods. Workers don't hold the CA's key; their kubelets sign for themselves.
+// KubeletSpec is what the kubelet trusts, and on control planes its own
+// certificates: the one that it serves with, so that the node itself can check
+// whom it asks about static pods, and its first one as a client. The latter is
+// what the bootstrap token would get it, minutes later where its tries back off
+// while the API server that they need is only starting beside it. Workers don't
+// hold the CA's key: their kubelets sign for themselves, and take the token.
 type KubeletSpec struct {
-	CA          config.PEM    `yaml:"ca"` // of the cluster: who may ask the kubelet
-	ServingCert config.PEM    `yaml:"servingCert"`
-	ServingKey  config.KeyPEM `yaml:"servingKey"`
+	CA      config.PEM     `yaml:"ca"` // of the cluster: who may ask the kubelet
+	Serving config.CertKey `yaml:"serving"`
+	Client  config.CertKey `yaml:"client"`
 }
 
 // Kubelet is the secrets of the kubelet, on every node.

@@ -353,7 +353,7 @@ func TestWorker(t *testing.T) {
 	b := newBench(t, c)
 	eventually.That(t, 5*time.Second, "kubelet's CA", func() error {
 		o, err := Kubelet.Get(b.store, KubeletID)
-		if err == nil && (!bytes.Equal(o.Spec.CA, c.Cluster.CA.Crt) || len(o.Spec.ServingKey) > 0) {
+		if err == nil && (!bytes.Equal(o.Spec.CA, c.Cluster.CA.Crt) || len(o.Spec.Serving.Key) > 0 || len(o.Spec.Client.Key) > 0) {
 			err = fmt.Errorf("got %+v", o.Spec)
 		}
 		return err

@@ -51,7 +51,7 @@ func (c Chart) SVG(w io.Writer) error {
 	height := svgTop + len(c.Rows)*svgRow + svgFoot
 	fmt.Fprintf(out, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" viewBox="0 0 %.0f %d">`+"\n", width, height, width, height)
 	fmt.Fprintf(out, "<style>%s</style>\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n", svgStyle)
-	s.text(svgMargin, 24, "title", fmt.Sprintf("Boot: all up %s after the kernel's start", seconds(c.To)))
+	s.text(svgMargin, 24, "title", c.title())
 	s.legend()
 	s.axis()
 	for i, row := range c.Rows {
@@ -63,6 +63,19 @@ func (c Chart) SVG(w io.Writer) error {
 	}
 	fmt.Fprintln(out, "</svg>")
 	return out.Flush()
+}
+
+func (c Chart) title() string {
+	up := 0
+	for _, row := range c.Rows {
+		if row.Up != 0 {
+			up++
+		}
+	}
+	if up == len(c.Rows) {
+		return fmt.Sprintf("Boot: all services up %s after the kernel's start", seconds(c.To))
+	}
+	return fmt.Sprintf("Boot: %d of %d services up %s after the kernel's start", up, len(c.Rows), seconds(c.To))
 }
 
 type sketch struct {

@@ -60,7 +60,7 @@ func New(opts Options, services ...Service) (*Graph, error) {
 		opts.Log = func(string) *slog.Logger { return slog.New(slog.DiscardHandler) }
 	}
 	if opts.SinceBoot == nil {
-		opts.SinceBoot = sinceBoot
+		opts.SinceBoot = SinceBoot
 	}
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -73,9 +73,9 @@ func New(opts Options, services ...Service) (*Graph, error) {
 	return g, nil
 }
 
-// sinceBoot reads CLOCK_BOOTTIME, which counts from the kernel's start and is
+// SinceBoot is the time since the kernel started: CLOCK_BOOTTIME, which counts from the kernel's start and is
 // never set (clock_gettime(2)).
-func sinceBoot() time.Duration {
+func SinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		return 0

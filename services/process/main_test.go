@@ -24,6 +24,7 @@ var helpers = map[string]func(args []string){
 	"orphans":    helperOrphans,
 	"forget":     helperForget,
 	"storm":      helperStorm,
+	"init":       helperInit,
 	"behind":     helperBehind,
 	"grandchild": helperGrandchild,
 	"stubborn":   helperStubborn,

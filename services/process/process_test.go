@@ -127,13 +127,13 @@ func TestRunKillsTheGroupWhenItsContextEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer read.Close()
+	defer write.Close()
 	cmd := helper("grandchild", "stay")
 	cmd.Stdout = write
 	ended := make(chan error, 1)
 	table := New()
 	go func() { ended <- table.Run(ctx, cmd) }()
 	grandchild := readPID(t, read)
-	write.Close()
 	cancel()
 	err = <-ended
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "signal: killed") {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -178,6 +179,9 @@ func helperBehind(args []string) {
 	if args[0] == "no-children" {
 		table.children = func() ([]int, error) { return nil, fs.ErrNotExist }
 	}
+	// The kernel lists children by the thread that forked them: one thread, so
+	// that ours comes first.
+	runtime.LockOSThread()
 	own := exec.Command("/bin/true")
 	check(own.Start())
 	awaitExit(own.Process.Pid)

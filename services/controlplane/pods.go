@@ -51,9 +51,13 @@ func staticPod(in podInput) (kubernetes.Object, error) {
 	files := filepath.Join(in.filesDir, in.config.program())
 	switch c := in.config.(type) {
 	case APIServerConfig:
+		flags := apiServerFlags(c, secrets, files, in.address)
+		if _, own := c.ExtraArgs["anonymous-auth"]; own {
+			delete(flags, "authentication-config") // the apiserver takes one of the two only
+		}
 		return in.pod(container{
 			image:   c.Image,
-			command: arguments(apiServer, apiServerFlags(c, secrets, files, in.address), c.ExtraArgs),
+			command: arguments(apiServer, flags, c.ExtraArgs),
 			cpu:     "200m", memory: "256Mi",
 			mounts: append([]Volume{{secrets, secrets, true}, {files, files, true}}, c.ExtraVolumes...),
 			port:   c.LocalPort,

@@ -68,6 +68,7 @@ func TestRealControlPlane(t *testing.T) {
 	client := n.admin()
 	n.checkManifests(client)
 	n.checkBootstrap(client)
+	n.checkCreateOnly(client)
 	n.checkLabel(client)
 	n.checkHealthEndpoints()
 	n.checkEncryption(client)
@@ -179,6 +180,27 @@ func (n *realNode) checkManifests(client *kubernetes.Client) {
 			}
 			return err
 		})
+	}
+}
+
+// checkCreateOnly: what a person changed stays, what is gone comes back (S-218).
+func (n *realNode) checkCreateOnly(client *kubernetes.Client) {
+	n.t.Helper()
+	ctx := n.t.Context()
+	changed := kubernetes.Ref{APIVersion: "v1", Kind: "ConfigMap", Namespace: kubeSystem, Name: "coredns"}
+	gone := kubernetes.Ref{APIVersion: "v1", Kind: "Service", Namespace: kubeSystem, Name: "kube-dns"}
+	_, err := client.Merge(ctx, changed, kubernetes.Object{"data": object{"Corefile": "mine"}})
+	put(n.t, err)
+	put(n.t, client.Delete(ctx, gone))
+	for _, ready := range []bool{false, true} {
+		put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: ready, Endpoint: n.etcdURL}))
+	}
+	eventually.That(n.t, 30*time.Second, "the deleted Service to come back", func() error {
+		_, err := client.Get(ctx, gone)
+		return err
+	})
+	if o, err := client.Get(ctx, changed); err != nil || o.Text("data", "Corefile") != "mine" {
+		n.t.Errorf("the changed ConfigMap is %v, %v", o["data"], err)
 	}
 }
 

@@ -1,0 +1,165 @@
+package controlplane
+
+import (
+	"bytes"
+	"flag"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+var update = flag.Bool("update", false, "write what is rendered into testdata")
+
+// golden compares with a file that people have looked at.
+func golden(t *testing.T, name string, v any) {
+	t.Helper()
+	got, err := yaml.Marshal(v)
+	put(t, err)
+	path := filepath.Join("testdata", name+".yaml")
+	if *update {
+		put(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		put(t, os.WriteFile(path, got, 0o644))
+	}
+	want, err := os.ReadFile(path)
+	put(t, err)
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got), go test -update writes it anew:\n%s", path, diff)
+	}
+}
+
+// S-262, S-342: the pods, with what a user adds and overrides.
+func TestPods(t *testing.T) {
+	c := testConfig(t)
+	c.Cluster.APIServer.ExtraArgs = map[string]string{"profiling": "true", "v": "2"}
+	c.Cluster.APIServer.ExtraVolumes = []config.Volume{{HostPath: "/var/policy", MountPath: "/policy", ReadOnly: true}}
+	for _, spec := range programConfigs(&c.Cluster) {
+		pod, err := staticPod(podInput{
+			config: spec, configVersion: 3, secretsVersion: "0123456789abcdef", address: netip.MustParseAddr("192.0.2.10"),
+			secretsDir: "/system/secrets/kubernetes", filesDir: "/etc/kubernetes",
+		})
+		put(t, err)
+		golden(t, "pods/"+spec.program(), pod)
+	}
+}
+
+// S-267
+func TestProgramConfigs(t *testing.T) {
+	c := testConfig(t)
+	for _, spec := range programConfigs(&c.Cluster) {
+		golden(t, "configs/"+spec.program(), spec)
+	}
+}
+
+func TestIPv6NodeBindsBoth(t *testing.T) {
+	flags := apiServerFlags(APIServerConfig{}, "", "", netip.MustParseAddr("2001:db8::1"))
+	if flags["bind-address"] != "::" || flags["advertise-address"] != "2001:db8::1" {
+		t.Errorf("binds %s, advertises %s", flags["bind-address"], flags["advertise-address"])
+	}
+}
+
+// S-264, S-266: exactly the manifests of the documents, without the pod security
+// policy that Kubernetes no longer has, and with flannel, the default CNI.
+func TestManifests(t *testing.T) {
+	c := testConfig(t)
+	manifests, err := renderManifests(&c.Cluster, true)
+	put(t, err)
+	want := []string{
+		"00-kubelet-bootstrapping-token", "01-csr-approver-role-binding", "01-csr-node-bootstrap", "01-csr-renewal-role-binding",
+		"02-kube-system-sa-role-binding", "05-flannel", "10-kube-proxy", "11-core-dns", "11-core-dns-svc", "11-kube-config-in-cluster",
+	}
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(manifests))); diff != "" {
+		t.Errorf("manifests (-want +got):\n%s", diff)
+	}
+	for id, objects := range manifests {
+		golden(t, "manifests/"+id, objects)
+		for _, o := range objects {
+			if strings.Contains(o.Text("metadata", "name"), "{{") {
+				t.Errorf("%s: %s", id, o)
+			}
+		}
+	}
+	token := manifests["00-kubelet-bootstrapping-token"][0]
+	if token.Text("stringData", "token-id")+"."+token.Text("stringData", "token-secret") != testToken {
+		t.Errorf("the token isn't the cluster's: %v", token)
+	}
+}
+
+// What the configuration switches off isn't rendered, and dual stack is.
+func TestManifestChoices(t *testing.T) {
+	c := testConfig(t)
+	c.Cluster.Network.CNI.Name = config.CNINone
+	c.Cluster.Proxy.Disabled = true
+	c.Cluster.CoreDNS.Disabled = true
+	c.Cluster.InlineManifests = []config.InlineManifest{{Name: "mine", Contents: "# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: Namespace, metadata: {name: b}}\n"}}
+	manifests, err := renderManifests(&c.Cluster, true)
+	put(t, err)
+	for _, id := range []string{"05-flannel", "10-kube-proxy", "11-core-dns", "11-core-dns-svc"} {
+		if manifests[id] != nil {
+			t.Errorf("%s is rendered", id)
+		}
+	}
+	if inline := manifests["20-mine"]; len(inline) != 2 || inline[1].Name() != "b" {
+		t.Errorf("inline manifest: %v", inline)
+	}
+
+	c = testConfig(t)
+	c.Cluster.Network.PodSubnets = append(c.Cluster.Network.PodSubnets, netip.MustParsePrefix("fd00:244::/56"))
+	c.Cluster.Network.ServiceSubnets = append(c.Cluster.Network.ServiceSubnets, netip.MustParsePrefix("fd00:10:96::/112"))
+	manifests, err = renderManifests(&c.Cluster, true)
+	put(t, err)
+	if diff := cmp.Diff([]any{"10.96.0.10", "fd00:10:96::a"}, manifests["11-core-dns-svc"][0].At("spec", "clusterIPs")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// CoreDNS doesn't start when told to forward to nobody.
+func TestCorefileWithoutResolvers(t *testing.T) {
+	if got := corefile("cluster.local", false); strings.Contains(got, "forward") || strings.Contains(got, "loop") {
+		t.Error(got)
+	}
+}
+
+func TestBadManifests(t *testing.T) {
+	for name, spoil := range map[string]func(*config.Cluster){
+		"token":         func(c *config.Cluster) { c.Token = "nodot" },
+		"no subnet":     func(c *config.Cluster) { c.Network.ServiceSubnets = nil },
+		"inline syntax": func(c *config.Cluster) { c.InlineManifests = []config.InlineManifest{{Name: "x", Contents: "a: [1"}} },
+		"inline object": func(c *config.Cluster) {
+			c.InlineManifests = []config.InlineManifest{{Name: "x", Contents: "kind: Pod"}}
+		},
+	} {
+		c := testConfig(t)
+		spoil(&c.Cluster)
+		if _, err := renderManifests(&c.Cluster, true); err == nil || strings.Contains(err.Error(), "nodot") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+// S-278: the same pod is the same file, byte for byte.
+func TestPodsAreDeterministic(t *testing.T) {
+	c := testConfig(t)
+	in := podInput{config: programConfigs(&c.Cluster)[0], address: testAddress}
+	var first []byte
+	for range 20 {
+		pod, err := staticPod(in)
+		put(t, err)
+		text, err := yaml.Marshal(pod)
+		put(t, err)
+		if first == nil {
+			first = text
+		}
+		if !bytes.Equal(first, text) {
+			t.Fatal("two renderings differ")
+		}
+	}
+}

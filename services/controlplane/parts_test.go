@@ -1,0 +1,102 @@
+package controlplane
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/services/kubernetes"
+)
+
+func TestCNIConfig(t *testing.T) {
+	text, err := cniConfig("FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_IPV6_NETWORK=fd00::/56\nFLANNEL_IPV6_SUBNET=fd00:0:0:3::1/64\nFLANNEL_MTU=1450\n")
+	put(t, err)
+	var got map[string]any
+	put(t, json.Unmarshal(text, &got))
+	want := map[string]any{
+		"cniVersion": "1.0.0", "name": "cbr0",
+		"plugins": []any{
+			map[string]any{
+				"type": "bridge", "bridge": "cni0", "mtu": 1450.0, "isDefaultGateway": true, "hairpinMode": true, "ipMasq": false,
+				"ipam": map[string]any{
+					"type": "host-local", "dataDir": "/run/cni",
+					"ranges": []any{[]any{map[string]any{"subnet": "10.244.3.0/24"}}, []any{map[string]any{"subnet": "fd00:0:0:3::/64"}}},
+					"routes": []any{map[string]any{"dst": "10.244.0.0/16"}, map[string]any{"dst": "fd00::/56"}},
+				},
+			},
+			map[string]any{"type": "portmap", "capabilities": map[string]any{"portMappings": true}, "backend": "nftables", "snat": true},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for name, env := range map[string]string{
+		"empty":       "",
+		"half":        "FLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\n",
+		"no subnet":   "FLANNEL_MTU=1450\n",
+		"not numbers": "FLANNEL_NETWORK=x\nFLANNEL_SUBNET=y\nFLANNEL_MTU=z\n",
+	} {
+		if got, err := cniConfig(env); err == nil {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// S-221: the label always, the taint as configured, and others' taints stay.
+func TestNodePatch(t *testing.T) {
+	theirs := object{"key": "theirs", "effect": "NoExecute"}
+	ours := object{"key": controlPlaneRole, "effect": "NoSchedule"}
+	label := object{"labels": object{controlPlaneRole: ""}}
+	node := func(labelled bool, taints ...any) kubernetes.Object {
+		meta := object{"name": "n1", "resourceVersion": "7"}
+		if labelled {
+			meta["labels"] = object{controlPlaneRole: ""}
+		}
+		return kubernetes.Object{"metadata": meta, "spec": object{"taints": taints}}
+	}
+	for _, tt := range []struct {
+		name  string
+		allow bool
+		node  kubernetes.Object
+		want  kubernetes.Object
+	}{
+		{"done", false, node(true, ours), nil},
+		{"done, schedulable", true, node(true, theirs), nil},
+		{"label only", false, node(false, theirs, ours), kubernetes.Object{"metadata": label}},
+		{"new", false, node(false), kubernetes.Object{
+			"metadata": object{"labels": label["labels"], "resourceVersion": "7"}, "spec": object{"taints": list{ours}},
+		}},
+		{"taint to go", true, node(true, theirs, ours), kubernetes.Object{
+			"metadata": object{"resourceVersion": "7"}, "spec": object{"taints": list{theirs}},
+		}},
+	} {
+		c := testConfig(t)
+		c.Cluster.AllowSchedulingOnControlPlanes = tt.allow
+		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+// S-145: downloads go by the proxy of the machine configuration, not of our own
+// environment.
+func TestProxies(t *testing.T) {
+	t.Setenv("https_proxy", "http://wrong.example.org:1")
+	transport := proxyClient(map[string]string{"https_proxy": "http://proxy.example.org:3128", "no_proxy": "inside.example.org"}).Transport.(*http.Transport)
+	for target, want := range map[string]string{
+		"https://github.com/x.yaml":       "http://proxy.example.org:3128",
+		"https://inside.example.org/x":    "",
+		"http://plain.example.org/x.yaml": "",
+	} {
+		req, err := http.NewRequest(http.MethodGet, target, nil)
+		put(t, err)
+		proxy, err := transport.Proxy(req)
+		put(t, err)
+		if got := fmt.Sprint(proxy); got != want && (proxy != nil || want != "") {
+			t.Errorf("%s goes by %v, want %q", target, proxy, want)
+		}
+	}
+}

@@ -63,10 +63,9 @@ type Boot struct {
 	Kernel, Initramfs string
 	// Release is what uname -r prints on the node.
 	Release string
-	// RootFS is the root filesystem as it is inside Initramfs, and Tree is the same as a folder, for nodes that are containers. In Tree all
-	// files belong to whoever built it.
-	RootFS, Tree string
-	// Init and Sandbox are the programs of these names.
+	// RootFS is the root filesystem as it is inside Initramfs, for nodes that are containers: a squashfs with an empty file in PID 1's place.
+	RootFS string
+	// Init is PID 1, to be bound to that place, and Sandbox is what starts a container node.
 	Init, Sandbox string
 }
 
@@ -110,7 +109,6 @@ func Build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	}
 	err = b.assemble(ctx, result, rootfs.Sources{
 		Version: boot.Version,
-		Init:    result.Init,
 		Programs: map[string]string{
 			"containerd":              filepath.Join(made["containerd"], "containerd"),
 			"containerd-shim-runc-v2": filepath.Join(made["containerd"], "containerd-shim-runc-v2"),
@@ -139,10 +137,11 @@ func (b *builder) assemble(ctx context.Context, result *Boot, src rootfs.Sources
 		return err
 	}
 	dir, err := b.step(ctx, stepRootFS, inputs, func(ctx context.Context, dir string) error {
-		tree := filepath.Join(dir, "tree")
-		if err := os.Mkdir(tree, 0o755); err != nil {
+		tree, err := os.MkdirTemp(dir, ".tree-")
+		if err != nil {
 			return err
 		}
+		defer os.RemoveAll(tree)
 		if err := rootfs.Lay(tree, entries); err != nil {
 			return err
 		}
@@ -151,11 +150,15 @@ func (b *builder) assemble(ctx context.Context, result *Boot, src rootfs.Sources
 	if err != nil {
 		return err
 	}
-	result.Tree, result.RootFS = filepath.Join(dir, "tree"), filepath.Join(dir, initramfs.RootFSName)
+	result.RootFS = filepath.Join(dir, initramfs.RootFSName)
 
-	contents := initramfs.Contents{Init: src.Init, RootFS: result.RootFS, ModulesDir: src.ModulesDir}
-	// The folder's name is its key: it stands for the contents, PID 1 and modules among them.
-	inputs = append([]string{recipe, filepath.Base(dir)}, initramfs.Modules...)
+	program, err := cache.HashTree(result.Init)
+	if err != nil {
+		return err
+	}
+	contents := initramfs.Contents{Init: result.Init, RootFS: result.RootFS, ModulesDir: src.ModulesDir}
+	// The folder's name is its key: it stands for all that is in the root filesystem, modules included.
+	inputs = append([]string{recipe, filepath.Base(dir), program}, initramfs.Modules...)
 	dir, err = b.step(ctx, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
 		out, err := os.Create(filepath.Join(dir, "initramfs"))
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 
 const (
 	rootImage = "/rootfs.sqsh" // the root filesystem, in the initramfs
+	firstInit = "/init"        // this program, in the initramfs
 	newRoot   = "/newroot"     // where stage 1 mounts it
 	self      = "/sbin/init"   // this program again, in it
 )
@@ -45,6 +46,7 @@ func stage1() {
 		{"open the kernel's log", func() (err error) { console, err = kernelConsole(); return err }},
 		{"load modules for the root filesystem", loadRootModules},
 		{"mount the root filesystem " + rootImage, mountRoot},
+		{"bind PID 1 into it", bindSelf},
 		{"switch to the root filesystem", func() error { return mount.SwitchRoot(newRoot, self) }},
 	} {
 		if err := s.run(); err != nil {
@@ -160,6 +162,21 @@ func mountRoot() error {
 	}
 	if err := unix.Mount(device, newRoot, "squashfs", unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("mount %s as squashfs: %w", device, err)
+	}
+	return nil
+}
+
+// bindSelf shows this program, read-only, in the root filesystem, which has an
+// empty file in its place. The mount keeps the program's pages alive after its
+// name in the initramfs is deleted.
+func bindSelf() error {
+	place := newRoot + self
+	if err := unix.Mount(firstInit, place, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", firstInit, place, err)
+	}
+	const flags = unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+	if err := unix.Mount("", place, "", flags, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", place, err)
 	}
 	return nil
 }

@@ -163,7 +163,7 @@ func hardwareAddress(cluster, node string) net.HardwareAddr {
 }
 
 func (c *containers) spec(n Node, link string) sandboxSpec {
-	return sandboxSpec{
+	spec := sandboxSpec{
 		ID:        c.plan.Name + "." + n.Name,
 		Hostname:  n.Name,
 		Rootfs:    c.plan.Boot.Rootfs,
@@ -178,6 +178,10 @@ func (c *containers) spec(n Node, link string) sandboxSpec {
 		Args:    []string{"/sbin/init", "--mode=container"},
 		Console: c.dir.console(n.Name),
 	}
+	if c.plan.Boot.Init != "" {
+		spec.Binds = append(spec.Binds, sandboxBind{Source: c.plan.Boot.Init, Target: spec.Args[0], ReadOnly: true})
+	}
+	return spec
 }
 
 func (c *containers) Start(ctx context.Context, n Node) (Running, error) {

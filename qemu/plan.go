@@ -51,6 +51,7 @@ type Boot struct {
 	// Cmdline is added to the kernel's command line.
 	Cmdline string `json:"cmdline,omitempty"`
 	Rootfs  string `json:"rootfs,omitempty"`  // containers: squashfs image or directory
+	Init    string `json:"init,omitempty"`    // containers: PID 1, if Rootfs has only an empty file in its place
 	Sandbox string `json:"sandbox,omitempty"` // containers: the sandbox program
 }
 
@@ -109,6 +110,7 @@ func (d clusterDir) kubeconfig() string        { return d.file("kubeconfig") }
 func (d clusterDir) node(n string) string      { return d.file(n) }
 func (d clusterDir) config(n string) string    { return filepath.Join(d.node(n), "config.yaml") }
 func (d clusterDir) console(n string) string   { return filepath.Join(d.node(n), "console.log") }
+func (d clusterDir) chart(n string) string     { return filepath.Join(d.node(n), "boot-chart.svg") }
 func (d clusterDir) disk(n string) string      { return filepath.Join(d.node(n), "disk.img") }
 func (d clusterDir) work(n string) string      { return filepath.Join(d.node(n), "work") }
 func (d clusterDir) state(n string) string     { return filepath.Join(d.node(n), "state") }

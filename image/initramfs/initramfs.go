@@ -2,7 +2,7 @@
 //
 // It holds as little as can mount the real root filesystem, and that filesystem itself:
 //
-//	/init                        PID 1, stage 1
+//	/init                        PID 1; stage 1 binds it over its place in the root filesystem
 //	/usr/lib/modules/<release>/  the modules that stage 1 loads, a modules.dep for just these, and modules.builtin
 //	/rootfs.sqsh                 the root filesystem, to be mounted through a loop device
 //

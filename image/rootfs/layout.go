@@ -39,6 +39,9 @@ var links = []Entry{
 	link("/etc/os-release", "../usr/lib/os-release"),
 }
 
+// initPlace is where PID 1 is bound: an empty file.
+var initPlace = Entry{Path: "/usr/sbin/init", Mode: 0o755}
+
 // accounts and the rest of what a C library or Go's resolver asks for. Nobody logs in: the accounts give names to numbers.
 var accounts = []Entry{
 	text("/etc/passwd", lines(

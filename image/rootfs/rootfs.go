@@ -4,6 +4,10 @@
 // Debian's packages is another table (tools.go), and the programs that this project builds are named in Sources. Nothing is copied
 // that isn't listed: there is no base image to strip down. There is no shell either, nor any script, and Check holds that true.
 //
+// PID 1 isn't in the tree, only its place is. It is /init of the initramfs anyway, and is bound from there: so it is in what a node boots
+// once instead of twice, and an edit of it doesn't mean compressing the root filesystem anew. A container node gets it bound in the
+// same way.
+//
 // The tree has one place for programs and libraries, /usr, and links from the old names (/bin, /sbin, /lib, /lib64) to it. The same tree serves
 // machines and container nodes; the latter have no use for the kernel modules.
 package rootfs
@@ -43,8 +47,6 @@ func file(path string, perm fs.FileMode, from string) Entry {
 type Sources struct {
 	// Version is the release that os-release states, such as v0.1.0.
 	Version string
-	// Init is PID 1.
-	Init string
 	// Programs maps names in /usr/bin to files: containerd, its shim, runc, sandbox.
 	Programs map[string]string
 	// CNI is a folder with the CNI plugins: one program, and links to it under their names.
@@ -57,7 +59,7 @@ type Sources struct {
 
 // Plan lists the tree for the sources, sorted by path.
 func Plan(src Sources) ([]Entry, error) {
-	entries := slices.Concat(directories, links, accounts, []Entry{osRelease(src.Version), file("/usr/sbin/init", 0o755, src.Init)})
+	entries := slices.Concat(directories, links, accounts, []Entry{initPlace, osRelease(src.Version)})
 	for name, from := range src.Programs {
 		entries = append(entries, file("/usr/bin/"+name, 0o755, from))
 	}

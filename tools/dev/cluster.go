@@ -98,7 +98,7 @@ func boot(ctx context.Context, out io.Writer, name, provisioner string, made *ar
 	return qemu.Up(ctx, qemu.Options{
 		Name:        name,
 		Provisioner: provisioner,
-		Boot:        qemu.Boot{Kernel: made.Kernel, Initramfs: made.Initramfs, Rootfs: made.RootFS, Sandbox: made.Sandbox},
+		Boot:        qemu.Boot{Kernel: made.Kernel, Initramfs: made.Initramfs, Rootfs: made.RootFS, Init: made.Init, Sandbox: made.Sandbox},
 		Images:      made.Layout,
 		Self:        []string{self},
 		Out:         out,

@@ -6,12 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"syscall"
 	"time"
 
-	"github.com/opencontainers/cgroups"
 	// Without it cgroup managers can't set device rules.
 	_ "github.com/opencontainers/cgroups/devices"
 	"github.com/opencontainers/runc/libcontainer"
@@ -104,14 +102,7 @@ func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.
 	if err := container.Start(process); err != nil {
 		return nil, fmt.Errorf("start node %s: %w", spec.ID, err)
 	}
-	pid, err := process.Pid()
-	if err == nil && cgroups.IsCgroup2UnifiedMode() {
-		err = enterLeaf(filepath.Join(unifiedRoot, spec.Cgroup), pid)
-	}
-	if err == nil {
-		err = container.Exec()
-	}
-	if err != nil {
+	if err := container.Exec(); err != nil {
 		_ = process.Signal(unix.SIGKILL)
 		_, _ = process.Wait()
 		return nil, fmt.Errorf("start node %s: %w", spec.ID, err)

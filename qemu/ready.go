@@ -25,6 +25,13 @@ const (
 	answerLimit  = 16 << 20 // bytes of one list
 )
 
+// What WaitReady tells of, in this order.
+const (
+	MilestoneAPI   = "Kubernetes API answers"
+	MilestoneReady = "node Ready"
+	MilestoneDNS   = "cluster DNS answers"
+)
+
 // A Milestone is something that a new cluster reaches.
 type Milestone struct {
 	What  string
@@ -44,9 +51,9 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 		what  string
 		check func(context.Context) error
 	}{
-		{"the Kubernetes API answers", api.answers},
-		{"every node is Ready", func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
-		{"cluster DNS answers", api.dnsReady},
+		{MilestoneAPI, api.answers},
+		{MilestoneReady, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
+		{MilestoneDNS, api.dnsReady},
 	} {
 		for {
 			err := step.check(ctx)
@@ -58,7 +65,7 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("waiting until %s: %w; the last answer: %w", step.what, ctx.Err(), err)
+				return fmt.Errorf("waiting for %s: %w; the last answer: %w", step.what, ctx.Err(), err)
 			case <-time.After(readyPoll):
 			}
 		}

@@ -1,9 +1,315 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
 	"github.com/spf13/cobra"
 )
 
-func benchCommand() *cobra.Command {
-	return &cobra.Command{Use: "bench"}
+// Budgets are those of docs/design.md.
+const (
+	budgetInit    = 30 << 20 // bytes of PID 1, stripped
+	budgetPSS     = 60 << 20 // bytes of memory of PID 1 and its helpers, idle
+	budgetPayload = 60 << 20 // bytes over the network to boot
+	budgetReady   = 15 * time.Second
+
+	// controlPlaneMiB is the memory in which a one-node control plane has to run,
+	// so the bench gives a virtual machine no more.
+	controlPlaneMiB = 2048
+
+	// settle is how long a node that just came up is left alone before its memory
+	// is read: "idle" is a minute after boot.
+	settle = 20 * time.Second
+)
+
+// A figure is one row of the bench.
+type figure struct {
+	what   string
+	value  string
+	budget string // "" where the design names none
+	over   bool
 }
+
+func benchCommand() *cobra.Command {
+	var provisioner string
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure, and print each figure beside its budget",
+		Long: `Measure, and print each figure beside its budget.
+
+Boots a fresh one-node cluster as a container and one in QEMU, one after the
+other, and removes them again. Times on a machine that does other things wobble:
+compare figures of one run.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return bench(cmd.Context(), cmd.OutOrStdout(), provisioner)
+		},
+	}
+	cmd.Flags().StringVar(&provisioner, "provisioner", qemu.Auto, "what to boot: qemu, container, or auto for both")
+	return cmd
+}
+
+func bench(ctx context.Context, out io.Writer, provisioner string) error {
+	root, err := repository()
+	if err != nil {
+		return err
+	}
+	if err := setup(ctx, out, false); err != nil {
+		return err
+	}
+	made, err := build(ctx, root, out)
+	if err != nil {
+		return err
+	}
+	figures, err := sizes(made)
+	if err != nil {
+		return err
+	}
+	for _, p := range []string{qemu.Container, qemu.QEMU} {
+		if provisioner != qemu.Auto && provisioner != p {
+			continue
+		}
+		if p == qemu.Container && os.Geteuid() != 0 {
+			fmt.Fprintln(out, "container nodes need root: left out")
+			continue
+		}
+		measured, err := benchNode(ctx, out, p, made)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p, err)
+		}
+		figures = append(figures, measured...)
+	}
+	fmt.Fprintln(out)
+	return printFigures(out, figures)
+}
+
+func printFigures(out io.Writer, figures []figure) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "WHAT\tFIGURE\tBUDGET\t")
+	for _, f := range figures {
+		verdict := ""
+		if f.over {
+			verdict = "over budget"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", f.what, f.value, f.budget, verdict)
+	}
+	return w.Flush()
+}
+
+func sizes(made *artifacts) ([]figure, error) {
+	size := func(paths ...string) (total int64, err error) {
+		for _, p := range paths {
+			info, err := os.Stat(p)
+			if err != nil {
+				return 0, err
+			}
+			total += info.Size()
+		}
+		return total, nil
+	}
+	pid1, err := size(made.Init)
+	if err != nil {
+		return nil, err
+	}
+	kernel, err := size(made.Kernel)
+	if err != nil {
+		return nil, err
+	}
+	initramfs, err := size(made.Initramfs)
+	if err != nil {
+		return nil, err
+	}
+	return []figure{
+		bytesFigure("PID 1 binary, stripped", pid1, budgetInit),
+		bytesFigure("kernel + initramfs with root filesystem", kernel+initramfs, budgetPayload),
+	}, nil
+}
+
+// benchNode boots one fresh node, reads its story, and removes it.
+func benchNode(ctx context.Context, out io.Writer, provisioner string, made *artifacts) (_ []figure, err error) {
+	name := "bench-" + provisioner
+	if err := qemu.Down(ctx, name); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, qemu.Down(context.WithoutCancel(ctx), name)) }()
+	start := time.Now()
+	c, err := bootWith(ctx, out, name, provisioner, made, func(o *qemu.Options) { o.MemoryMiB, o.Isolated = controlPlaneMiB, true })
+	if err != nil {
+		return nil, err
+	}
+	how := c.Provisioner
+	if c.Accelerator != "" {
+		how += " (" + c.Accelerator + ")"
+	}
+	var reached []qemu.Milestone
+	err = awaitReady(ctx, out, c, start, func(m qemu.Milestone) {
+		reached = append(reached, qemu.Milestone{What: m.What, After: time.Since(start)})
+	})
+	if err != nil {
+		return nil, err
+	}
+	node := c.Nodes[0].Name
+	figures, err := upTimes(how, c.Console(node))
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range reached {
+		f := figure{what: how + ": power-on → " + m.What, value: seconds(m.After)}
+		if provisioner == qemu.Container && m.What == qemu.MilestoneReady {
+			f.budget, f.over = seconds(budgetReady), m.After > budgetReady
+		}
+		figures = append(figures, f)
+	}
+	if provisioner == qemu.Container {
+		f, err := idleMemory(ctx, out, c)
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, f)
+	}
+	fmt.Fprintln(out)
+	return figures, keepChart(out, c, how)
+}
+
+// keepChart prints the chart and saves the picture from the cluster's removal.
+func keepChart(out io.Writer, c *qemu.Cluster, how string) error {
+	fmt.Fprintf(out, "%s:\n", how)
+	lines, err := lastChart(c.Console(c.Nodes[0].Name))
+	if err != nil {
+		return err
+	}
+	for _, line := range lines {
+		fmt.Fprintln(out, line)
+	}
+	data, err := os.ReadFile(c.Chart(c.Nodes[0].Name))
+	if err != nil {
+		return err
+	}
+	file := filepath.Join("out", "boot-chart-"+c.Provisioner+".svg")
+	if err := os.WriteFile(file, data, 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "as a picture: %s\n", file)
+	return nil
+}
+
+// upLine is the console's line for a service that has just come up; the time is
+// since the kernel's start, or since PID 1's in a container.
+var upLine = regexp.MustCompile(`^\[ *(\d+\.\d+)\] \[garboard\] ([a-z]+): \S+ \(up\)`)
+
+// anyLine is the first thing that PID 1 says.
+var anyLine = regexp.MustCompile(`^\[ *(\d+\.\d+)\] \[garboard\] `)
+
+// upTimes reads from the console when PID 1 first spoke and when each service
+// came up.
+func upTimes(how, console string) ([]figure, error) {
+	f, err := os.Open(console)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var figures []figure
+	seen := map[string]bool{}
+	add := func(what, at string) error {
+		if seen[what] {
+			return nil
+		}
+		seen[what] = true
+		s, err := strconv.ParseFloat(at, 64)
+		figures = append(figures, figure{what: how + ": kernel start → " + what, value: fmt.Sprintf("%.1f s", s)})
+		return err
+	}
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		line := strings.TrimRight(s.Text(), "\r")
+		if m := anyLine.FindStringSubmatch(line); m != nil {
+			if err := add("init", m[1]); err != nil {
+				return nil, err
+			}
+		}
+		if m := upLine.FindStringSubmatch(line); m != nil {
+			if err := add(m[2], m[1]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return figures, s.Err()
+}
+
+// idleMemory is PID 1's proportional set size (proc(5), smaps_rollup).
+func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) (figure, error) {
+	fmt.Fprintf(out, "letting the node settle for %s\n", settle)
+	select {
+	case <-ctx.Done():
+		return figure{}, ctx.Err()
+	case <-time.After(settle):
+	}
+	host, err := c.HostPID()
+	if err != nil {
+		return figure{}, err
+	}
+	pid, err := nodeInit(host)
+	if err != nil {
+		return figure{}, err
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return figure{}, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if kib, ok := strings.CutPrefix(line, "Pss:"); ok {
+			n, err := strconv.ParseInt(strings.Fields(kib)[0], 10, 64)
+			return bytesFigure("PID 1, idle, proportional set size", n<<10, budgetPSS), err
+		}
+	}
+	return figure{}, fmt.Errorf("/proc/%d/smaps_rollup has no Pss", pid)
+}
+
+// nodeInit finds the first descendant of a host process that is a node's PID 1.
+func nodeInit(host int) (int, error) {
+	var children []byte
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", host))
+	if err != nil {
+		return 0, err
+	}
+	for _, task := range tasks {
+		more, err := os.ReadFile(task)
+		if err == nil {
+			children = append(append(children, ' '), more...)
+		}
+	}
+	for _, field := range strings.Fields(string(children)) {
+		child, err := strconv.Atoi(field)
+		if err != nil {
+			return 0, err
+		}
+		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
+		if strings.HasPrefix(string(command), "/sbin/init\x00") {
+			return child, nil
+		}
+		if found, err := nodeInit(child); err == nil {
+			return found, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d has no node below it", host)
+}
+
+func bytesFigure(what string, n, budget int64) figure {
+	return figure{what: what, value: mib(n), budget: "≤ " + mib(budget), over: n > budget}
+}
+
+func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }

@@ -64,11 +64,11 @@ func up(ctx context.Context, out io.Writer, name, provisioner string) error {
 		return err
 	}
 	start := time.Now()
-	c, err := boot(ctx, out, name, provisioner, made)
+	c, err := bootWith(ctx, out, name, provisioner, made, nil)
 	if err != nil {
 		return err
 	}
-	if err := awaitReady(ctx, out, c, start); err != nil {
+	if err := awaitReady(ctx, out, c, start, nil); err != nil {
 		return err
 	}
 	fmt.Fprintln(out)
@@ -89,24 +89,30 @@ Cluster %s serves, %s after power-on.
 	return nil
 }
 
-// boot starts the cluster with what was built.
-func boot(ctx context.Context, out io.Writer, name, provisioner string, made *artifacts) (*qemu.Cluster, error) {
+// bootWith starts the cluster with what was built; change, if any, has the last
+// word about how.
+func bootWith(ctx context.Context, out io.Writer, name, provisioner string, made *artifacts, change func(*qemu.Options)) (*qemu.Cluster, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	return qemu.Up(ctx, qemu.Options{
+	o := qemu.Options{
 		Name:        name,
 		Provisioner: provisioner,
 		Boot:        qemu.Boot{Kernel: made.Kernel, Initramfs: made.Initramfs, Rootfs: made.RootFS, Init: made.Init, Sandbox: made.Sandbox},
 		Images:      made.Layout,
 		Self:        []string{self},
 		Out:         out,
-	})
+	}
+	if change != nil {
+		change(&o)
+	}
+	return qemu.Up(ctx, o)
 }
 
-// awaitReady tells what is reached and, in between, what it waits for.
-func awaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.Time) error {
+// awaitReady tells what is reached and, in between, what it waits for. reached,
+// if any, hears of each milestone too.
+func awaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.Time, reached func(qemu.Milestone)) error {
 	budget := readyBudget
 	if c.Accelerator == "tcg" {
 		budget = readyBudgetEmulated
@@ -118,6 +124,9 @@ func awaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 	err := c.WaitReady(ctx,
 		func(m qemu.Milestone) {
 			fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(start).Seconds(), m.What)
+			if reached != nil {
+				reached(m)
+			}
 		},
 		func(why error) {
 			mu.Lock()

@@ -129,7 +129,7 @@ func Controllers(o Options) []resource.Controller {
 
 // soon is when to look again for something that will come by itself within
 // seconds: short enough not to be felt in the start of a cluster.
-const soon = 500 * time.Millisecond
+const soon = 250 * time.Millisecond
 
 // ignoreNotFound is for what somebody else will publish: the change wakes us.
 func ignoreNotFound(err error) error {

@@ -126,7 +126,9 @@ func configuration(mode boot.Mode, c *config.Config) object {
 			"webhook":   object{"enabled": true},
 			"x509":      object{"clientCAFile": caFile},
 		},
-		"authorization":            object{"mode": "Webhook"},
+		// The default keeps a refusal for 30 s: the node's own first question about its
+		// static pods comes before the role binding that allows it.
+		"authorization":            object{"mode": "Webhook", "webhook": object{"cacheUnauthorizedTTL": "1s"}},
 		"rotateCertificates":       true,
 		"tlsMinVersion":            "VersionTLS13",
 		"clusterDomain":            c.Cluster.Network.DNSDomain,

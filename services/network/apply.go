@@ -52,15 +52,18 @@ func apply(l netlink.Link, was, is linkState) (linkState, error) {
 			errs = append(errs, fmt.Errorf("remove address %s from %s: %w", p, a.Name, err))
 		}
 	}
+	// With an address the kernel drops the routes that depend on it and the other
+	// addresses of its network (secondary ones): then all are set again.
+	again := len(missing(was.addresses, is.addresses)) > 0
 	for _, p := range is.addresses {
-		if err := addAddress(l, p, was); err != nil {
-			errs = append(errs, fmt.Errorf("add address %s to %s: %w", p, a.Name, err))
-			continue
+		if again || len(missing([]netip.Prefix{p}, was.addresses)) > 0 {
+			if err := netlink.AddrReplace(l, &netlink.Addr{IPNet: ipNet(p)}); err != nil {
+				errs = append(errs, fmt.Errorf("add address %s to %s: %w", p, a.Name, err))
+				continue
+			}
 		}
 		now.addresses = append(now.addresses, p)
 	}
-	// A removed address takes routes along: then all are set again.
-	again := len(missing(was.addresses, is.addresses)) > 0
 	for _, r := range is.routes {
 		if again || len(missing([]route{r}, was.routes)) > 0 {
 			if err := netlink.RouteReplace(r.kernel(a.Index, is.addresses)); err != nil {
@@ -71,13 +74,6 @@ func apply(l netlink.Link, was, is linkState) (linkState, error) {
 		now.routes = append(now.routes, r)
 	}
 	return now, errors.Join(errs...)
-}
-
-func addAddress(l netlink.Link, p netip.Prefix, was linkState) error {
-	if len(missing([]netip.Prefix{p}, was.addresses)) == 0 {
-		return nil
-	}
-	return netlink.AddrReplace(l, &netlink.Addr{IPNet: ipNet(p)})
 }
 
 // kernel is the route as netlink wants it. A gateway outside the link's own

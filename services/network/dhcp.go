@@ -84,6 +84,10 @@ func (c *dhcpClient) acquire(ctx context.Context) *lease {
 		wait := jitter(pause)
 		next := time.Now().Add(wait)
 		l, err := c.ask(ctx, min(wait, answerWait))
+		if errors.Is(err, errKicked) {
+			pause = discoverFirst / 2 // doubled by the loop
+			continue
+		}
 		if err == nil {
 			c.log.Info(fmt.Sprintf("DHCP lease on %s: %s from %s", c.link, l.address, l.server))
 			return l
@@ -109,11 +113,26 @@ func noAnswer(link string, since time.Duration, err error) string {
 		"or a static address (cidr) for %s in machine.network.interfaces", what, since.Round(time.Second), discoverMax, link)
 }
 
+// errKicked: the link came back while we waited for an answer that was lost.
+var errKicked = errors.New("link came back")
+
 // ask tries once: discover, offer, request, ack.
 func (c *dhcpClient) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	ctx, kicked := context.WithCancelCause(ctx)
+	defer kicked(nil)
+	go func() {
+		select {
+		case <-c.kick:
+			kicked(errKicked)
+		case <-ctx.Done():
+		}
+	}()
 	offer, err := c.x.discover(ctx, c.prefer)
+	if cause := context.Cause(ctx); errors.Is(cause, errKicked) {
+		return nil, cause
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -10,7 +9,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -46,9 +44,9 @@ type owner struct {
 	errs    map[string]error // by link: what the kernel refused
 	files   files
 
-	since     time.Time // when this run began
 	firstAddr time.Time // when the first unlisted link had an address
 	waiting   string    // what was last said to be waited for
+	since     time.Time // since when
 	told      bool      // whether a missing link was told at the console
 	started   bool
 	hostname  string // from DHCP or a MAC address: stays once chosen
@@ -81,7 +79,6 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		changed: make(chan leaseChange),
 		errs:    map[string]error{},
 		files:   files{dir: d.o.etcDir},
-		since:   time.Now(),
 	}
 	var err error
 	if o.pinned, err = readPin(d.o.pinFile); err != nil {
@@ -327,186 +324,4 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 			o.reconcile(ctx)
 		}
 	}
-}
-
-// lacking is what the node waits for, sorted; empty once it has its addresses.
-func (o *owner) lacking() []string {
-	var out []string
-	listed := false
-	for _, p := range o.plans {
-		if p.Ignore || p.Name == "lo" {
-			continue
-		}
-		listed = listed || p.DHCP || len(p.Addresses) > 0
-		_, here := o.links[p.Name]
-		switch {
-		case !here:
-			out = append(out, fmt.Sprintf("interface %q to appear", p.Name))
-		case p.DHCP && o.leases[p.Name] == nil:
-			out = append(out, fmt.Sprintf("DHCP answer on %q", p.Name))
-		case o.errs[p.Name] != nil:
-			out = append(out, o.errs[p.Name].Error())
-		case len(o.applied[p.Name].addresses) < len(p.Addresses):
-			out = append(out, fmt.Sprintf("addresses on %q", p.Name))
-		}
-	}
-	if !listed {
-		out = append(out, o.lackingUnlisted()...)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// lackingUnlisted: without listed links one address is enough, but the other
-// links get a moment.
-func (o *owner) lackingUnlisted() []string {
-	var without, names []string
-	have := false
-	for _, name := range o.order() {
-		if c := o.clients[name]; c == nil {
-			continue
-		}
-		names = append(names, name)
-		if o.leases[name] != nil {
-			have = true
-		} else if carrier(o.links[name]) {
-			without = append(without, fmt.Sprintf("DHCP answer on %q", name))
-		}
-	}
-	switch {
-	case len(names) == 0:
-		return []string{"a network interface to appear"}
-	case !have && len(without) == 0:
-		return []string{"a link on " + strings.Join(names, ", ")}
-	case !have:
-		o.firstAddr = time.Time{}
-		return without
-	}
-	if o.firstAddr.IsZero() {
-		o.firstAddr = time.Now()
-	}
-	if time.Since(o.firstAddr) >= linkGrace {
-		return nil
-	}
-	return without
-}
-
-// said reports what is waited for, once per change, and at the console when it
-// is a link that doesn't come.
-func (o *owner) said(lacking []string) {
-	text := "Waiting for " + strings.Join(lacking, ", ")
-	if text != o.waiting {
-		o.waiting = text
-		o.h.Event(text)
-	}
-	waited := time.Since(o.since)
-	if o.told || waited < quietFor || !strings.Contains(text, "appear") && !strings.Contains(text, "a link on") {
-		return
-	}
-	o.told = true
-	o.log.Warn(fmt.Sprintf("waiting for %s since %s; the interfaces here are: %s. "+
-		"Plug it in, load its driver, or correct machine.network.interfaces",
-		strings.Join(lacking, ", "), waited.Round(time.Second), strings.Join(slices.Sorted(maps.Keys(o.links)), ", ")))
-}
-
-// publish tells the others, once everything is there and on each change after.
-func (o *owner) publish(all []candidate) {
-	lacking := o.lacking()
-	addr, chosen := choose(all, o.pinned)
-	if !o.started {
-		if len(lacking) == 0 && !chosen {
-			lacking = []string{"an address that machine.kubelet.nodeIP.validSubnets allows"}
-		}
-		if len(lacking) > 0 {
-			o.said(lacking)
-			return
-		}
-	}
-	if err := o.tell(addr, chosen); err != nil {
-		o.log.Warn(err.Error() + "; trying again")
-		o.errs["names"] = err
-		return
-	}
-	delete(o.errs, "names")
-	if !o.started {
-		o.started = true
-		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))
-		o.h.Started(fmt.Sprintf("node %s has address %s", o.name(), addr.Primary))
-	}
-}
-
-// tell writes files and resources.
-func (o *owner) tell(addr NodeAddress, chosen bool) error {
-	w := o.o.Store.As(ID)
-	errs := []error{
-		o.files.resolvers(o.resolvers()),
-		Resolvers.Put(w, ResolversID, o.resolvers()),
-		TimeServers.Put(w, TimeServersID, o.timeServers()),
-	}
-	if !chosen {
-		// The last address stays published: those that use it can't do without.
-		o.log.Warn("the node has no address at the moment")
-		return errors.Join(errs...)
-	}
-	if o.pinned.IsValid() && o.pinned != addr.Primary {
-		o.log.Warn(fmt.Sprintf("the node's address changes from %s to %s: %s", o.pinned, addr.Primary, addr.Why))
-		o.pinSaved = false
-	}
-	o.pinned = addr.Primary
-	if !o.pinSaved && o.o.pinReady() {
-		err := writePin(o.o.pinFile, o.pinned)
-		o.pinSaved = err == nil
-		errs = append(errs, err)
-	}
-	return errors.Join(append(errs,
-		o.files.names(o.name(), addr.Primary),
-		Hostnames.Put(w, HostnameID, o.name()),
-		Addresses.Put(w, AddressID, addr),
-	)...)
-}
-
-// name is the configuration's, or else the first lease's, or else made from the
-// first MAC address; it stays once chosen, because the node is known by it.
-func (o *owner) name() string {
-	if name := o.cfg.Machine.Network.Hostname; name != "" {
-		return name
-	}
-	if o.hostname != "" {
-		return o.hostname
-	}
-	for _, name := range o.order() {
-		if l := o.leases[name]; l != nil {
-			if o.hostname = cleanHostname(l.hostname); o.hostname != "" {
-				return o.hostname
-			}
-		}
-	}
-	for _, name := range o.order() {
-		if _, ours := o.applied[name]; ours && len(o.links[name].Attrs().HardwareAddr) > 0 && name != "lo" {
-			o.hostname = hostnameFromMAC(o.links[name].Attrs().HardwareAddr)
-			return o.hostname
-		}
-	}
-	return "garboard"
-}
-
-func (o *owner) resolvers() []netip.Addr {
-	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
-		return ns
-	}
-	return o.fromLeases(func(l *lease) []netip.Addr { return l.resolvers })
-}
-
-func (o *owner) timeServers() []netip.Addr {
-	return o.fromLeases(func(l *lease) []netip.Addr { return l.ntp })
-}
-
-func (o *owner) fromLeases(what func(*lease) []netip.Addr) []netip.Addr {
-	out := []netip.Addr{}
-	for _, name := range o.order() {
-		if l := o.leases[name]; l != nil {
-			out = append(out, missing(what(l), out)...)
-		}
-	}
-	return out
 }

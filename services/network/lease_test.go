@@ -1,0 +1,310 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/insomniacslk/dhcp/dhcpv4"
+)
+
+// script is a DHCP server that does what the test says, and writes down with the
+// second at which it was asked.
+type script struct {
+	start time.Time
+
+	mu     sync.Mutex // guards all following fields
+	answer func(what string) (*dhcpv4.DHCPv4, error)
+	asked  []string
+}
+
+func (s *script) say(ctx context.Context, what string) (*dhcpv4.DHCPv4, error) {
+	s.mu.Lock()
+	s.asked = append(s.asked, fmt.Sprintf("%s@%d", what, int(time.Since(s.start).Seconds()+0.5)))
+	ack, err := s.answer(what)
+	s.mu.Unlock()
+	if errors.Is(err, errNoAnswer) {
+		<-ctx.Done()
+	}
+	return ack, err
+}
+
+func (s *script) set(answer func(what string) (*dhcpv4.DHCPv4, error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = answer
+}
+
+func (s *script) questions() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.asked)
+}
+
+func (s *script) discover(ctx context.Context, prefer netip.Addr) (*dhcpv4.DHCPv4, error) {
+	what := "discover"
+	if prefer.IsValid() {
+		what += "(" + prefer.String() + ")"
+	}
+	return s.say(ctx, what)
+}
+
+func (s *script) request(ctx context.Context, _ *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
+	return s.say(ctx, "request")
+}
+
+func (s *script) extend(ctx context.Context, _ *lease, broadcast bool) (*dhcpv4.DHCPv4, error) {
+	if broadcast {
+		return s.say(ctx, "rebind")
+	}
+	return s.say(ctx, "renew")
+}
+
+// ack grants 10.0.0.5/24.
+func ack(t *testing.T, seconds uint32, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
+	t.Helper()
+	m, err := dhcpv4.New(append([]dhcpv4.Modifier{
+		dhcpv4.WithMessageType(dhcpv4.MessageTypeAck),
+		dhcpv4.WithYourIP(net.IPv4(10, 0, 0, 5)),
+		dhcpv4.WithNetmask(net.CIDRMask(24, 32)),
+		dhcpv4.WithLeaseTime(seconds),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4(10, 0, 0, 1))),
+	}, more...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// client is a running DHCP client in virtual time.
+type client struct {
+	*script
+	kick chan struct{}
+	log  *syncBuffer
+	stop func()
+
+	mu      sync.Mutex // guards reports
+	reports []string
+}
+
+func startClient(t *testing.T, answer func(what string) (*dhcpv4.DHCPv4, error)) *client {
+	t.Helper()
+	c := &client{script: &script{start: time.Now(), answer: answer}, kick: make(chan struct{}, 1), log: &syncBuffer{}}
+	d := &dhcpClient{
+		link: "eth0", x: c.script, kick: c.kick, log: slog.New(slog.NewTextHandler(c.log, nil)),
+		report: func(l *lease) {
+			text := "lost"
+			if l != nil {
+				text = l.address.String()
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.reports = append(c.reports, fmt.Sprintf("%s@%d", text, int(time.Since(c.start).Seconds()+0.5)))
+		},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { d.run(ctx) })
+	c.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(c.stop)
+	return c
+}
+
+func (c *client) reported() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.reports)
+}
+
+func TestLeaseIsRenewedAtT1(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000), nil })
+		time.Sleep(1600 * time.Second)
+		c.stop()
+		want := []string{"discover@0", "request@0", "renew@500", "renew@1000", "renew@1500"}
+		if diff := cmp.Diff(want, c.questions()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// T1 500, T2 875, end 1000: the server is asked at half of what is left, at least
+// 60 s apart (RFC 2131 §4.4.5), then anybody, then the lease is over and begins
+// anew with a wish for the same address.
+func TestLeaseOfDeadServerExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000), nil })
+		synctest.Wait()
+		c.set(func(string) (*dhcpv4.DHCPv4, error) { return nil, errNoAnswer })
+		time.Sleep(1000*time.Second + 500*time.Millisecond)
+		synctest.Wait()
+		want := []string{"discover@0", "request@0", "renew@500", "renew@688", "renew@781", "renew@841", "rebind@875", "rebind@938", "rebind@998", "discover(10.0.0.5)@1000"}
+		if diff := cmp.Diff(want, c.questions()[:len(want)]); diff != "" {
+			t.Error(diff)
+		}
+		c.stop()
+		if diff := cmp.Diff([]string{"10.0.0.5/24@0", "lost@1000"}, c.reported()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestAnotherServerTakesTheLeaseOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000), nil })
+		synctest.Wait()
+		c.set(func(what string) (*dhcpv4.DHCPv4, error) {
+			if what == "renew" {
+				return nil, errNoAnswer
+			}
+			return ack(t, 1000), nil
+		})
+		time.Sleep(1000 * time.Second)
+		c.stop()
+		if diff := cmp.Diff([]string{"10.0.0.5/24@0", "10.0.0.5/24@875"}, c.reported()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestNakEndsTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startClient(t, func(what string) (*dhcpv4.DHCPv4, error) {
+			if what == "renew" {
+				return nil, errNak
+			}
+			return ack(t, 1000), nil
+		})
+		time.Sleep(600 * time.Second)
+		c.stop()
+		if diff := cmp.Diff([]string{"10.0.0.5/24@0", "lost@500", "10.0.0.5/24@500"}, c.reported()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// A server that calls itself 0.0.0.0 can't be written to: ask everybody.
+func TestServerWithoutAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		none := dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4zero))
+		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000, none), nil })
+		time.Sleep(501 * time.Second)
+		c.stop()
+		if diff := cmp.Diff([]string{"discover@0", "request@0", "rebind@500"}, c.questions()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestInfiniteLeaseIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 0xffffffff), nil })
+		time.Sleep(1000 * time.Hour)
+		c.stop()
+		if got := c.questions(); len(got) != 2 {
+			t.Errorf("asked %v", got)
+		}
+	})
+}
+
+// Silence: the pauses grow, one line says so, and a link that comes back is
+// asked at once.
+func TestNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return nil, errNoAnswer })
+		time.Sleep(4 * time.Minute)
+		synctest.Wait()
+		if n := len(c.questions()); n < 7 || n > 10 {
+			t.Errorf("asked %d times in 4 minutes: %v", n, c.questions())
+		}
+		if got := strings.Count(c.log.String(), "no DHCP answer on eth0 for"); got != 1 {
+			t.Errorf("said %d times that there is no answer:\n%s", got, c.log)
+		}
+		for _, while := range []time.Duration{0, time.Second} { // the second: while waiting for the answer to the first
+			time.Sleep(while)
+			before := len(c.questions())
+			c.kick <- struct{}{}
+			synctest.Wait()
+			if after := len(c.questions()); after != before+1 {
+				t.Errorf("asked %d times after the link came back, want one more than %d", after, before)
+			}
+		}
+		c.stop()
+	})
+}
+
+func TestLeaseFromACK(t *testing.T) {
+	net24 := func(s string) *net.IPNet { _, n, _ := net.ParseCIDR(s); return n }
+	now := time.Now()
+	for name, c := range map[string]struct {
+		more   []dhcpv4.Modifier
+		routes []string
+		mtu    int
+		t1, t2 time.Duration
+	}{
+		"router": {
+			[]dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptRouter(net.IPv4(10, 0, 0, 1)))},
+			[]string{"0.0.0.0/0 via 10.0.0.1 metric 0"}, 0, 500 * time.Second, 875 * time.Second,
+		},
+		"classless routes replace the router": {
+			[]dhcpv4.Modifier{
+				dhcpv4.WithOption(dhcpv4.OptRouter(net.IPv4(10, 0, 0, 1))),
+				dhcpv4.WithOption(dhcpv4.OptClasslessStaticRoute(
+					&dhcpv4.Route{Dest: net24("192.168.0.0/16"), Router: net.IPv4(10, 0, 0, 9)},
+					&dhcpv4.Route{Dest: net24("169.254.169.254/32"), Router: net.IPv4zero},
+				)),
+			},
+			[]string{"192.168.0.0/16 via 10.0.0.9 metric 0", "169.254.169.254/32 metric 0"}, 0, 500 * time.Second, 875 * time.Second,
+		},
+		"times of the server": {
+			[]dhcpv4.Modifier{
+				dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionRenewTimeValue, []byte{0, 0, 0, 100})),
+				dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionRebindingTimeValue, []byte{0, 0, 0, 200})),
+			}, nil, 0, 100 * time.Second, 200 * time.Second,
+		},
+		"times of the server in the wrong order": {
+			[]dhcpv4.Modifier{
+				dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionRenewTimeValue, []byte{0, 0, 0, 200})),
+				dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionRebindingTimeValue, []byte{0, 0, 0, 100})),
+			}, nil, 0, 500 * time.Second, 875 * time.Second,
+		},
+		"MTU": {
+			[]dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{0x05, 0xdc}))},
+			nil, 1500, 500 * time.Second, 875 * time.Second,
+		},
+		"MTU that is a mistake": {
+			[]dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptGeneric(dhcpv4.OptionInterfaceMTU, []byte{0, 68}))},
+			nil, 0, 500 * time.Second, 875 * time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := newLease(ack(t, 1000, c.more...), now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, r := range l.routes {
+				got = append(got, r.String())
+			}
+			if diff := cmp.Diff(c.routes, got); diff != "" {
+				t.Error(diff)
+			}
+			if l.mtu != c.mtu || l.renewAt.Sub(now) != c.t1 || l.rebindAt.Sub(now) != c.t2 {
+				t.Errorf("MTU %d, T1 %s, T2 %s", l.mtu, l.renewAt.Sub(now), l.rebindAt.Sub(now))
+			}
+		})
+	}
+	if _, err := newLease(ack(t, 1000, dhcpv4.WithYourIP(net.IPv4zero)), now); err == nil {
+		t.Error("an address of 0.0.0.0 was taken")
+	}
+}

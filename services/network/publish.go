@@ -1,0 +1,109 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// publish tells the others, once everything is there and on each change after.
+func (o *owner) publish(all []candidate) {
+	lacking := o.lacking()
+	addr, chosen := choose(all, o.pinned)
+	if !o.started {
+		if len(lacking) == 0 && !chosen {
+			lacking = []string{"an address that machine.kubelet.nodeIP.validSubnets allows"}
+		}
+		if len(lacking) > 0 {
+			o.said(lacking)
+			return
+		}
+	}
+	if err := o.tell(addr, chosen); err != nil {
+		o.log.Warn(err.Error() + "; trying again")
+		o.errs["names"] = err
+		return
+	}
+	delete(o.errs, "names")
+	if !o.started {
+		o.started = true
+		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))
+		o.h.Started(fmt.Sprintf("node %s has address %s", o.name(), addr.Primary))
+	}
+}
+
+// tell writes files and resources.
+func (o *owner) tell(addr NodeAddress, chosen bool) error {
+	w := o.o.Store.As(ID)
+	errs := []error{
+		o.files.resolvers(o.resolvers()),
+		Resolvers.Put(w, ResolversID, o.resolvers()),
+		TimeServers.Put(w, TimeServersID, o.timeServers()),
+	}
+	if !chosen {
+		// The last address stays published: those that use it can't do without.
+		o.log.Warn("the node has no address at the moment")
+		return errors.Join(errs...)
+	}
+	if o.pinned.IsValid() && o.pinned != addr.Primary {
+		o.log.Warn(fmt.Sprintf("the node's address changes from %s to %s: %s", o.pinned, addr.Primary, addr.Why))
+		o.pinSaved = false
+	}
+	o.pinned = addr.Primary
+	if !o.pinSaved && o.o.pinReady() {
+		err := writePin(o.o.pinFile, o.pinned)
+		o.pinSaved = err == nil
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs,
+		o.files.names(o.name(), addr.Primary),
+		Hostnames.Put(w, HostnameID, o.name()),
+		Addresses.Put(w, AddressID, addr),
+	)...)
+}
+
+// name is the configuration's, or else the first lease's, or else made from the
+// first MAC address; it stays once chosen, because the node is known by it.
+func (o *owner) name() string {
+	if name := o.cfg.Machine.Network.Hostname; name != "" {
+		return name
+	}
+	if o.hostname != "" {
+		return o.hostname
+	}
+	for _, name := range o.order() {
+		if l := o.leases[name]; l != nil {
+			if o.hostname = cleanHostname(l.hostname); o.hostname != "" {
+				return o.hostname
+			}
+		}
+	}
+	for _, name := range o.order() {
+		if _, ours := o.applied[name]; ours && len(o.links[name].Attrs().HardwareAddr) > 0 && name != "lo" {
+			o.hostname = hostnameFromMAC(o.links[name].Attrs().HardwareAddr)
+			return o.hostname
+		}
+	}
+	return "garboard"
+}
+
+func (o *owner) resolvers() []netip.Addr {
+	if ns := o.cfg.Machine.Network.Nameservers; len(ns) > 0 {
+		return ns
+	}
+	return o.fromLeases(func(l *lease) []netip.Addr { return l.resolvers })
+}
+
+func (o *owner) timeServers() []netip.Addr {
+	return o.fromLeases(func(l *lease) []netip.Addr { return l.ntp })
+}
+
+func (o *owner) fromLeases(what func(*lease) []netip.Addr) []netip.Addr {
+	out := []netip.Addr{}
+	for _, name := range o.order() {
+		if l := o.leases[name]; l != nil {
+			out = append(out, missing(what(l), out)...)
+		}
+	}
+	return out
+}

@@ -62,6 +62,9 @@ type machine struct {
 // three standard ones. A socket without a name can't be left behind.
 const monitorFD = 3
 
+// diskSerial is how much of a serial number a virtio disk shows (VIRTIO_BLK_ID_BYTES).
+const diskSerial = 20
+
 // arguments of QEMU. The processor without cx16 under emulation is for QEMU 7.2:
 // with it, half the boots of a 6.12 kernel died of a double fault.
 func (m machine) arguments() []string {
@@ -84,7 +87,7 @@ func (m machine) arguments() []string {
 		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 " + m.plan.Boot.Cmdline),
 		"-fw_cfg", "name=opt/dev.garboard/config,file=" + option(m.dir.config(m.node.Name)),
 		"-drive", "if=none,id=disk,format=raw,discard=unmap,file=" + option(m.dir.disk(m.node.Name)),
-		"-device", "virtio-blk-pci,drive=disk,serial=garboard-" + m.node.Name,
+		"-device", "virtio-blk-pci,drive=disk,serial=" + machineUUID(m.plan.Name, m.node.Name)[:diskSerial],
 		"-netdev", m.network(),
 		"-device", "virtio-net-pci,netdev=net,mac=" + hardwareAddress(m.plan.Name, m.node.Name).String(),
 		"-device", "virtio-rng-pci",

@@ -31,7 +31,7 @@ const manifestLimit = 4 << 20
 
 var (
 	resource = regexp.MustCompile(`^/v2/([a-z0-9][a-z0-9._/-]*)/(manifests|blobs|tags)/([^/]+)$`)
-	digest   = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	hash     = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
 // Registry is the HTTP handler. It follows changes of the layout.
@@ -75,7 +75,7 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 func (r *Registry) manifest(w http.ResponseWriter, req *http.Request, repository, reference string) {
 	var media string
-	if !digest.MatchString(reference) {
+	if !hash.MatchString(reference) {
 		d, err := r.find(repository, reference)
 		if err != nil {
 			refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", err.Error())
@@ -113,7 +113,7 @@ func (r *Registry) manifest(w http.ResponseWriter, req *http.Request, repository
 }
 
 func (r *Registry) blob(w http.ResponseWriter, req *http.Request, reference string) {
-	if !digest.MatchString(reference) {
+	if !hash.MatchString(reference) {
 		refuse(w, http.StatusBadRequest, "DIGEST_INVALID", "not a sha256 digest: "+reference)
 		return
 	}

@@ -1,0 +1,114 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/vishvananda/netlink"
+)
+
+func TestNamespaceIsApart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: a network namespace")
+	}
+	k, err := NewInNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = k.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := k.Listen("127.0.0.1:5000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "inside")
+			conn.Close()
+		}
+	}()
+	conn, err := k.Dial(t.Context(), "127.0.0.1:5000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, _ := io.ReadAll(conn); string(text) != "inside" {
+		t.Errorf("heard %q", text)
+	}
+	// The same address out here is another's. Many goroutines, so that a thread
+	// that came back from inside would be met.
+	for range 4 * runtime.GOMAXPROCS(0) {
+		if conn, err := net.Dial("tcp", "127.0.0.1:5000"); err == nil {
+			conn.Close()
+			t.Fatal("reached the inside without entering")
+		}
+	}
+	l.Close()
+	if _, err := k.Dial(t.Context(), "127.0.0.1:5000"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dial after close: %v", err)
+	}
+	if err := k.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A child with a parent-death signal lives as long as the keeper, not as long as
+// the goroutine that started it, and dies with it.
+func TestChildrenHangOnTheKeeper(t *testing.T) {
+	k := New()
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	if err := k.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	select {
+	case err := <-exited:
+		t.Fatalf("child ended early: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually.That(t, 5*time.Second, "the child is killed", func() error {
+		select {
+		case <-exited:
+			return nil
+		default:
+			return errors.New("it lives")
+		}
+	})
+}
+
+func TestDialEndsWithContext(t *testing.T) {
+	k := New()
+	defer k.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := k.Dial(ctx, "127.0.0.1:1"); !errors.Is(err, context.Canceled) {
+		t.Errorf("dial: %v", err)
+	}
+}

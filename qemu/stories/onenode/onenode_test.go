@@ -1,0 +1,268 @@
+//go:build story
+
+// Package onenode is the main story: one node becomes a Kubernetes cluster that
+// runs pods, loses its power, and is the same cluster again. It is told twice, by
+// the same code: in a container and in an emulated machine, neither of which
+// reaches anything outside.
+package onenode
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/story"
+)
+
+func TestMain(m *testing.M) { story.Main(m) }
+
+const (
+	podsBudget    = 20 * time.Second // for two pods whose image is there
+	serviceBudget = 10 * time.Second // for kube-proxy and DNS to know of them
+
+	// powerOffBudget is a promise: whatever runs, a machine that is asked to power
+	// off has done so within it.
+	powerOffBudget = 30 * time.Second
+)
+
+// web are two pods, a service and a client, of an image that is on the node
+// already. kubectl's proxy is a small HTTP server that serves files, and kubectl
+// a small HTTP client: no shell is needed, and none is there.
+const web = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: default}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: web
+        image: IMAGE
+        command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/etc/pod, --www-prefix=/pod/]
+        ports: [{containerPort: 8080}]
+        readinessProbe: {httpGet: {path: /pod/name, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
+        volumeMounts: [{name: pod, mountPath: /etc/pod}]
+        securityContext: {allowPrivilegeEscalation: false, seccompProfile: {type: RuntimeDefault}}
+      volumes:
+      - name: pod
+        downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: default}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: client
+    image: IMAGE
+    command: [/usr/local/bin/kubectl, proxy, --port=8001]
+`
+
+func TestOneNodeInContainer(t *testing.T) {
+	c := oneNode(t, "one-container", qemu.Container)
+	t.Run("power off", func(t *testing.T) { powersOff(t, c) })
+}
+
+func TestOneNodeInQEMU(t *testing.T) {
+	c := oneNode(t, "one-qemu", qemu.QEMU, func(o *qemu.Options) { o.Isolated = true })
+	t.Run("power off", func(t *testing.T) { powersOff(t, c) })
+}
+
+func oneNode(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {
+	m := story.Marks(t)
+	c := story.New(t, name, provisioner, options...)
+	m.Reached("power is on")
+	c.Ready(m)
+	c.Apply(strings.ReplaceAll(web, "IMAGE", config.DefaultAPIServerImage))
+	c.Eventually(podsBudget, "the pods run and are ready", func() error { return ready(c) })
+	m.Reached("pods are ready")
+	works(t, c)
+	m.Reached("the pods answer")
+	unreachable(t, c)
+	boots(t, c)
+	before := objects(c)
+
+	if err := c.Cut(t.Context(), c.Node()); err != nil {
+		t.Fatal(err)
+	}
+	m.Reached("power is cut")
+	m = story.Marks(t)
+	if err := c.On(t.Context(), c.Node()); err != nil {
+		t.Fatal(err)
+	}
+	m.Reached("power is on again")
+	c.Ready(m)
+	c.Eventually(podsBudget, "the pods run and are ready again", func() error { return ready(c) })
+	m.Reached("pods are ready")
+	works(t, c)
+	m.Reached("the pods answer")
+	for object, uid := range objects(c) {
+		if before[object] != uid {
+			t.Errorf("%s had UID %q before the power cut, and has %q", object, before[object], uid)
+		}
+		delete(before, object)
+	}
+	if len(before) > 0 {
+		t.Errorf("lost in the power cut: %v", before)
+	}
+	return c
+}
+
+// pods are the names of the web pods.
+func pods(c *story.Cluster) ([]string, error) {
+	out, err := c.Try("get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].metadata.name}")
+	return strings.Fields(out), err
+}
+
+// ready: after a power cut the API says what it knew before it, so the kubelet's
+// word is asked for, through the containers' start.
+func ready(c *story.Cluster) error {
+	out, err := c.Try("get", "pods", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+	if err != nil {
+		return err
+	}
+	if n := strings.Count(out, " True\n"); n != 3 {
+		return fmt.Errorf("%d of 3 pods are ready:\n%s", n, out)
+	}
+	return nil
+}
+
+// get is an HTTP request by the client pod.
+func get(c *story.Cluster, url, path string) (string, error) {
+	return c.Try("exec", "client", "--", "/usr/local/bin/kubectl", "--server="+url, "--request-timeout=5s", "get", "--raw", path)
+}
+
+// works: both pods answer through the service's name, and logs and exec too.
+func works(t *testing.T, c *story.Cluster) {
+	t.Helper()
+	want, err := pods(c)
+	if err != nil || len(want) != 2 {
+		t.Fatalf("pods %q: %v", want, err)
+	}
+	answered := map[string]bool{}
+	c.Eventually(serviceBudget, "both pods answer at http://web", func() error {
+		name, err := get(c, "http://web.default.svc.cluster.local", "/pod/name")
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(want, name) {
+			return fmt.Errorf("%q answers", name)
+		}
+		if answered[name] = true; len(answered) < 2 {
+			return fmt.Errorf("only %s has answered", name)
+		}
+		return nil
+	})
+	// The short name goes through the pod's search path.
+	if _, err := get(c, "http://web", "/pod/name"); err != nil {
+		t.Error(err)
+	}
+	if ip := strings.TrimSpace(c.Kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")); ip != "" {
+		if _, err := get(c, "http://"+ip, "/pod/name"); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, pod := range want {
+		if log := c.Kubectl("logs", pod); !strings.Contains(log, "Starting to serve") {
+			t.Errorf("log of %s: %q", pod, log)
+		}
+		if out := c.Kubectl("exec", pod, "--", "/usr/local/bin/kubectl", "version", "--client"); !strings.Contains(out, config.KubernetesVersion) {
+			t.Errorf("exec in %s: %q", pod, out)
+		}
+	}
+}
+
+// unreachable: there is no way from a pod to any other machine, nor to this one.
+func unreachable(t *testing.T, c *story.Cluster) {
+	t.Helper()
+	here, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	go func() {
+		for {
+			conn, err := here.Accept()
+			if err != nil {
+				return
+			}
+			t.Errorf("the node came through to this machine, from %s", conn.RemoteAddr())
+			conn.Close()
+		}
+	}()
+	port := here.Addr().(*net.TCPAddr).Port
+	outside := []string{"http://198.51.100.1"} // RFC 5737: an address for documents
+	if c.Provisioner == qemu.QEMU {
+		outside = append(outside, fmt.Sprintf("http://10.0.2.2:%d", port)) // QEMU's name for this machine
+	} else {
+		outside = append(outside, fmt.Sprintf("http://10.5.0.1:%d", port))
+	}
+	for _, url := range outside {
+		if out, err := get(c, url, "/"); err == nil {
+			t.Errorf("%s answers %q", url, out)
+		}
+	}
+}
+
+// boots prints what the console tells about the boot.
+func boots(t *testing.T, c *story.Cluster) {
+	t.Helper()
+	for _, what := range [][]string{
+		{"udevd: ", "(up)"}, {"networkd: ", "(up)"}, {"disks: ", "(up)"}, {"containerd: ", "(up)"}, {"etcd: ", "(up)"}, {"kubelet: ", "(up)"},
+		{"static pod ", "apiserver", ": ready"},
+	} {
+		line := c.Says(time.Second, 0, what...)
+		t.Logf("%7.1fs  after the kernel's start: %s", line.At.Seconds(), line.Text)
+	}
+}
+
+// objects are UIDs of what must outlive a power cut.
+func objects(c *story.Cluster) map[string]string {
+	uids := map[string]string{}
+	for _, line := range strings.Split(strings.TrimSpace(c.Kubectl(
+		"get", "namespaces,nodes,deployments,replicasets,pods,services,configmaps,serviceaccounts,daemonsets", "--all-namespaces",
+		"-o", `jsonpath={range .items[*]}{.kind}/{.metadata.namespace}/{.metadata.name} {.metadata.uid}{"\n"}{end}`)), "\n") {
+		object, uid, _ := strings.Cut(line, " ")
+		uids[object] = uid
+	}
+	return uids
+}
+
+// powersOff presses the power button.
+func powersOff(t *testing.T, c *story.Cluster) {
+	start := time.Now()
+	if err := c.Off(t.Context(), c.Node()); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(start)
+	t.Logf("%7.1fs  from the power button to power off", took.Seconds())
+	if limit := c.Scale(powerOffBudget); took > limit {
+		t.Errorf("it took %s, the promise is %s", took, limit)
+	}
+	status, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status[0].State != "off" {
+		t.Errorf("the node is %q", status[0].State)
+	}
+	if text := c.Text(); !strings.Contains(text, "power off now") {
+		t.Error("the console doesn't say that the machine powers off")
+	}
+}

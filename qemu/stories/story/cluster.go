@@ -1,0 +1,212 @@
+//go:build story
+
+package story
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu"
+)
+
+const (
+	// emulation is how many times slower a node under software emulation is, on
+	// two cores: Go code runs 6 to 15 times slower there.
+	emulation = 12
+
+	// ReadyBudget is for a node to be Ready and its DNS to serve, at native speed.
+	// The design promises 15 s to Ready with nothing else on the machine.
+	ReadyBudget = 45 * time.Second
+
+	consoleTail = 60 // lines of the console in the message of a failed test
+	askBudget   = 30 * time.Second
+)
+
+// Cluster is a cluster that ends with its test.
+type Cluster struct {
+	*qemu.Cluster
+	t       *testing.T
+	kubectl string
+}
+
+// Option changes how a cluster is made.
+type Option func(*qemu.Options)
+
+// New brings a cluster up: its nodes have started when it returns. name is short
+// and the story's own.
+func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
+	t.Helper()
+	made := Built(t)
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	o := qemu.Options{
+		Name:        name,
+		Provisioner: provisioner,
+		Boot:        qemu.Boot{Kernel: made.Kernel, Initramfs: made.Initramfs, Rootfs: made.RootFS, Init: made.Init, Sandbox: made.Sandbox},
+		Images:      made.Layout,
+		Self:        []string{os.Args[0]},
+	}
+	for _, change := range options {
+		change(&o)
+	}
+	return up(t, o, made)
+}
+
+func up(t *testing.T, o qemu.Options, made *Artefacts) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, kubectl: made.Kubectl}
+	t.Cleanup(func() {
+		if t.Failed() && c.Cluster != nil {
+			t.Logf("the console ends with:\n%s", c.tail())
+		}
+		// Not with the test's context, which has ended.
+		if err := qemu.Down(context.Background(), o.Name); err != nil {
+			t.Errorf("down: %v", err)
+		}
+	})
+	var err error
+	if c.Cluster, err = qemu.Up(t.Context(), o); err != nil {
+		t.Fatalf("up: %v", err)
+	}
+	return c
+}
+
+// Node is the name of the only node.
+func (c *Cluster) Node() string { return c.Nodes[0].Name }
+
+// Scale is a time at native speed on this cluster's nodes. How busy this machine
+// is comes on top, in package eventually.
+func (c *Cluster) Scale(d time.Duration) time.Duration {
+	if c.Accelerator == "tcg" {
+		return d * emulation
+	}
+	return d
+}
+
+// Eventually waits until check returns nil; the budget is for native speed.
+func (c *Cluster) Eventually(budget time.Duration, name string, check func() error) {
+	c.t.Helper()
+	eventually.That(c.t, c.Scale(budget), name, check)
+}
+
+// Ready waits until the node is Ready and its DNS serves, and prints when what
+// was reached.
+func (c *Cluster) Ready(m *Mark) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(ReadyBudget)))
+	defer cancel()
+	if err := c.WaitReady(ctx, func(s qemu.Milestone) { m.Reached(s.What) }, nil); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// Text is all that the node said on its console.
+func (c *Cluster) Text() string {
+	c.t.Helper()
+	data, err := os.ReadFile(c.Console(c.Node()))
+	if err != nil && !os.IsNotExist(err) {
+		c.t.Fatal(err)
+	}
+	return string(data)
+}
+
+func (c *Cluster) tail() string {
+	lines := strings.Split(strings.TrimRight(c.Text(), "\n"), "\n")
+	return strings.Join(lines[max(len(lines)-consoleTail, 0):], "\n")
+}
+
+// own are lines that Garboard said, after the time since the boot.
+var own = regexp.MustCompile(`^\[ *([0-9.]+)\] \[garboard\] (.*)$`)
+
+// A Line is one that Garboard said on the console.
+type Line struct {
+	At   time.Duration // since the boot
+	Text string
+}
+
+// Lines are what Garboard said from an offset of the console on.
+func (c *Cluster) Lines(offset int) []Line {
+	c.t.Helper()
+	var all []Line
+	for line := range strings.Lines(c.Text()[offset:]) {
+		m := own.FindStringSubmatch(strings.TrimRight(line, "\r\n"))
+		if m == nil {
+			continue
+		}
+		at, err := time.ParseDuration(m[1] + "s")
+		if err != nil {
+			c.t.Fatalf("console: %v in %q", err, line)
+		}
+		all = append(all, Line{at, m[2]})
+	}
+	return all
+}
+
+// Says waits until one line of the console, from the offset on, has all the
+// parts, and returns it.
+func (c *Cluster) Says(budget time.Duration, offset int, parts ...string) Line {
+	c.t.Helper()
+	var found Line
+	c.Eventually(budget, fmt.Sprintf("the console has a line with %q", parts), func() error {
+		for _, line := range c.Lines(offset) {
+			if containsAll(line.Text, parts) {
+				found = line
+				return nil
+			}
+		}
+		return fmt.Errorf("it hasn't yet, in %d lines", len(c.Lines(offset)))
+	})
+	return found
+}
+
+func containsAll(text string, parts []string) bool {
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			return false
+		}
+	}
+	return true
+}
+
+// Try runs the kubectl that was built with the cluster.
+func (c *Cluster) Try(args ...string) (string, error) { return c.TryWith("", args...) }
+
+// TryWith gives kubectl something to read.
+func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(askBudget)))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.kubectl, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	cmd.Stdin = strings.NewReader(stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// Kubectl is Try where nothing may go wrong.
+func (c *Cluster) Kubectl(args ...string) string {
+	c.t.Helper()
+	out, err := c.Try(args...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return out
+}
+
+// Apply hands manifests to the cluster.
+func (c *Cluster) Apply(manifests string) {
+	c.t.Helper()
+	if _, err := c.TryWith(manifests, "apply", "-f", "-"); err != nil {
+		c.t.Fatal(err)
+	}
+}

@@ -1,0 +1,164 @@
+//go:build story
+
+// Package story is what all stories share: tests that boot whole nodes, the very
+// artefacts that `make up` boots, and live through something with them. Each story
+// is a folder beside this one, and runs only with the build tag "story".
+//
+// A story's cluster has a directory and a name of its own, so that it never meets
+// another, and is gone when the test is, however that ends. Where a test fails,
+// the end of the console is in its message.
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/oci"
+	"github.com/garboard-os/garboard/image/progress"
+	"github.com/garboard-os/garboard/kernel"
+	"github.com/garboard-os/garboard/qemu"
+	"golang.org/x/sys/unix"
+)
+
+// ownerVar tells a host process which test it belongs to.
+const ownerVar = "GARBOARD_STORY_PID"
+
+// Main is TestMain of a story: the test binary is also the program that a cluster
+// calls back, as `host --cluster NAME` and `dial ADDRESS`.
+func Main(m *testing.M) {
+	switch {
+	case len(os.Args) == 4 && os.Args[1] == "host":
+		os.Exit(callback(func(ctx context.Context) error { return host(ctx, os.Args[3]) }))
+	case len(os.Args) == 3 && os.Args[1] == "dial":
+		os.Exit(callback(func(ctx context.Context) error { return qemu.Dial(ctx, os.Args[2]) }))
+	}
+	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
+	os.Exit(m.Run())
+}
+
+func callback(f func(context.Context) error) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := f(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// host runs a cluster for as long as its test lives. A test that was interrupted,
+// or ran out of time, cleans nothing up, so this does.
+func host(ctx context.Context, cluster string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	owner, err := strconv.Atoi(os.Getenv(ownerVar))
+	if err != nil {
+		return fmt.Errorf("%s: %w", ownerVar, err)
+	}
+	test, err := unix.PidfdOpen(owner, 0)
+	if err != nil {
+		return fmt.Errorf("watch test %d: %w", owner, err)
+	}
+	var orphaned sync.WaitGroup
+	orphaned.Go(func() {
+		for {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(test), Events: unix.POLLIN}}, 1000)
+			if n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
+				break // it has ended
+			}
+			if ctx.Err() != nil {
+				return
+			}
+		}
+		cancel()
+	})
+	err = qemu.Host(ctx, cluster, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	alone := ctx.Err() != nil && syscall.Kill(owner, 0) != nil
+	cancel()
+	orphaned.Wait()
+	if alone {
+		err = errors.Join(err, os.RemoveAll(os.Getenv("GARBOARD_HOME")))
+	}
+	return err
+}
+
+// Artefacts are what `make up` would boot.
+type Artefacts struct {
+	*image.Boot
+	Layout  string // OCI layout with all images
+	Kubectl string
+}
+
+var build = sync.OnceValues(func() (*Artefacts, error) {
+	root, err := repository()
+	if err != nil {
+		return nil, err
+	}
+	store, err := cache.Default()
+	if err != nil {
+		return nil, err
+	}
+	ctx := context.Background()
+	r := progress.New(os.Stderr, filepath.Join(store.Dir, "durations.json"))
+	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names()...)
+	if err != nil {
+		return nil, err
+	}
+	booted, err := image.Build(ctx, root, store, r, kernel.Cloud)
+	if err != nil {
+		return nil, err
+	}
+	layout, err := oci.Build(ctx, store, r, made)
+	if err != nil {
+		return nil, err
+	}
+	return &Artefacts{Boot: booted, Layout: layout, Kubectl: filepath.Join(made["kubernetes"], "kubectl")}, nil
+})
+
+// Built makes the artefacts, once, from the cache where they are there.
+func Built(t testing.TB) *Artefacts {
+	t.Helper()
+	a, err := build()
+	if err != nil {
+		t.Fatalf("build what the story boots: %v", err)
+	}
+	return a
+}
+
+func repository() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// A Mark notes how long things took, for the reader of the test's output.
+type Mark struct {
+	t     testing.TB
+	start time.Time
+}
+
+// Marks begins to count.
+func Marks(t testing.TB) *Mark { return &Mark{t: t, start: time.Now()} }
+
+// Reached prints what has come true since the beginning.
+func (m *Mark) Reached(what string) {
+	m.t.Helper()
+	m.t.Logf("%7.1fs  %s", time.Since(m.start).Seconds(), what)
+}

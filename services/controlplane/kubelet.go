@@ -52,6 +52,7 @@ type KubeletStaticPodController struct {
 	// most of what an idle node computes.
 	client     *kubernetes.Client
 	clientWith kubernetes.Options // what it was made with
+	retry      time.Duration      // the pause after the last failure to look; 0 after success
 }
 
 // Name implements resource.Controller.
@@ -108,8 +109,13 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	ready, err := c.refresh(ctx, v)
 	if err != nil {
-		return 0, fmt.Errorf("error refreshing pod status: %w", err)
+		// As the runtime says it of controllers that fail (S-280), but without its pause: a
+		// change of the configuration must not wait for a kubelet that can't answer yet.
+		v.Log().Error(fmt.Sprintf("controller failed: error refreshing pod status: %v", err))
+		c.retry = min(max(2*c.retry, statusSoon), statusLater)
+		return c.retry, nil
 	}
+	c.retry = 0
 	if ready {
 		return statusLater, nil
 	}

@@ -26,14 +26,14 @@ import (
 
 // AptPackages are what the build machine must have installed for Build to work, besides Go.
 var AptPackages = func() []string {
-	all := slices.Concat(kernel.AptPackages, rootfs.AptPackages, squashfs.AptPackages, program.AptPackages, components.AptPackages)
+	all := slices.Concat(kernel.AptPackages, rootfs.AptPackages, squashfs.AptPackages, initramfs.AptPackages, program.AptPackages, components.AptPackages)
 	slices.Sort(all)
 	return slices.Compact(all)
 }()
 
 // recipe is part of the keys of root filesystem and initramfs: raise it when a change in how they are put together makes other bytes out
 // of the same parts.
-const recipe = "1"
+const recipe = "2"
 
 // First guesses, for two cores and nothing cached.
 const (
@@ -164,7 +164,7 @@ func (b *builder) assemble(ctx context.Context, result *Boot, src rootfs.Sources
 		if err != nil {
 			return err
 		}
-		if err := initramfs.Write(out, contents); err != nil {
+		if err := initramfs.Write(ctx, out, contents); err != nil {
 			out.Close()
 			return err
 		}

@@ -7,24 +7,25 @@ import (
 
 // directories are what a node mounts on or writes to; all others come into being with the files in them.
 var directories = []Entry{
-	dir("/dev", 0o755),                      // devtmpfs
-	dir("/etc", 0o755),                      // overlay over this one, rebuilt from the configuration at each boot
-	dir("/etc/cni", 0o755),                  //
-	dir("/etc/cni/net.d", 0o700),            // configuration of the CNI plugins
-	dir("/etc/kubernetes", 0o755),           //
+	dir("/dev", 0o755), // devtmpfs
+	dir("/etc", 0o755), // overlay over this one, rebuilt from the configuration at each boot
+	dir("/etc/cni", 0o755),
+	dir("/etc/cni/net.d", 0o700), // configuration of the CNI plugins
+	dir("/etc/kubernetes", 0o755),
 	dir("/etc/kubernetes/manifests", 0o700), // static pods
 	dir("/opt/cni/bin", 0o755),              // CNI plugins; an overlay where a CNI installs its own
-	dir("/proc", 0o555),                     //
-	dir("/run", 0o755),                      // tmpfs
-	dir("/sys", 0o555),                      //
-	dir("/system", 0o755),                   //
-	dir("/system/boot", 0o700),              // the slot or EFI partition that is being written
-	dir("/system/secrets", 0o700),           // tmpfs: keys and certificates
-	dir("/system/state", 0o700),             // STATE
-	dir("/tmp", 0o777|fs.ModeSticky),        // tmpfs
-	dir("/usr/lib/modules", 0o755),          //
-	dir("/usr/libexec/kubernetes", 0o755),   // where Kubernetes' defaults look for volume plugins
-	dir("/var", 0o755),                      // EPHEMERAL
+	dir("/proc", 0o555),
+	dir("/run", 0o755), // tmpfs
+	dir("/sys", 0o555),
+	dir("/system", 0o755),
+	dir("/system/boot", 0o700),       // the slot or EFI partition that is being written
+	dir("/system/secrets", 0o700),    // tmpfs: keys and certificates
+	dir("/system/state", 0o700),      // STATE
+	dir("/tmp", 0o777|fs.ModeSticky), // tmpfs
+	dir("/usr/lib/modules", 0o755),
+	dir("/usr/lib64", 0o755),              // the dynamic linker, for the tools that have one
+	dir("/usr/libexec/kubernetes", 0o755), // where Kubernetes' defaults look for volume plugins
+	dir("/var", 0o755),                    // EPHEMERAL
 }
 
 // links keep the names that programs and manifests have built in.

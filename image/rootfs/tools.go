@@ -82,7 +82,7 @@ func FetchTools(ctx context.Context, packages []deb.Package, dir string) error {
 	if err := deb.Fetch(ctx, unpacked, packages...); err != nil {
 		return fmt.Errorf("fetch tools: %w", err)
 	}
-	if err := takeTools(unpacked, dir); err != nil {
+	if err := takeTools(unpacked, dir, ToolNames()); err != nil {
 		return fmt.Errorf("fetch tools: %w", err)
 	}
 	if err := takeAuthorities(filepath.Join(unpacked, caFolder), filepath.Join(dir, caBundle)); err != nil {
@@ -92,17 +92,13 @@ func FetchTools(ctx context.Context, packages []deb.Package, dir string) error {
 }
 
 // takeTools copies the tools, and whatever the ELF headers of what it copied ask for.
-func takeTools(unpacked, dir string) error {
+func takeTools(unpacked, dir string, names []string) error {
 	index, err := indexFiles(unpacked)
 	if err != nil {
 		return err
 	}
-	var queue []string
-	for _, t := range tools {
-		queue = append(queue, t.Name)
-	}
 	seen := map[string]bool{}
-	for ; len(queue) > 0; queue = queue[1:] {
+	for queue := slices.Clone(names); len(queue) > 0; queue = queue[1:] {
 		name := queue[0]
 		if seen[name] {
 			continue

@@ -17,10 +17,10 @@ import (
 var AptPackages = []string{"squashfs-tools"}
 
 const (
-	// blockSize is the unit of compression and of reading. Four times mksquashfs' default saves 5 % of the image; above that, a node
-	// with 1 GiB of RAM pays more for reading a page than the image gains.
-	blockSize = "512K"
-	// level is zstd's. The highest that needs no more memory for reading than the block itself; 22 gains 0.3 %.
+	// blockSize is the unit of compression and of reading: the largest there is. It saves 6 % over the default of 128K, and boots aren't
+	// measurably slower for it: programs are read nearly whole when they start.
+	blockSize = "1M"
+	// level is zstd's. Above it, compressing takes twice the time for 0.01 %.
 	level = "19"
 )
 

@@ -1,3 +1,5 @@
+//go:build story
+
 package controlplane
 
 import (
@@ -31,16 +33,14 @@ import (
 	"github.com/garboard-os/garboard/services/secrets"
 )
 
-// componentsVar names a folder with the programs etcd, kube-apiserver,
-// kube-controller-manager and kube-scheduler. `make test` sets it, once they are
-// built; without it there is nothing to test against.
+// componentsVar is a list like PATH of the folders with etcd and the control plane's
+// programs. `make stories` sets it once they are built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
 // realNode is a control plane without a kubelet: the test starts what is in the
 // static pods' files.
 type realNode struct {
 	t       *testing.T
-	bin     string
 	dir     string
 	config  *config.Config
 	store   *resource.Store
@@ -50,12 +50,7 @@ type realNode struct {
 // S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control plane
 // accept what is rendered, and a joining kubelet gets its certificate.
 func TestRealControlPlane(t *testing.T) {
-	bin := os.Getenv(componentsVar)
-	if bin == "" {
-		t.Logf("%s isn't set: only the cluster's own tests prove this then", componentsVar)
-		return
-	}
-	n := &realNode{t: t, bin: bin, dir: t.TempDir(), config: testConfig(t)}
+	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
 	n.prepare()
 	n.runControllers()
 	if entries, _ := os.ReadDir(n.path("manifests")); len(entries) > 0 {
@@ -141,11 +136,28 @@ func (n *realNode) startProgram(name string) {
 	n.start(command[0], command[1:]...)
 }
 
+// program finds one that was built.
+func (n *realNode) program(name string) string {
+	n.t.Helper()
+	for _, dir := range filepath.SplitList(os.Getenv(componentsVar)) {
+		if path := filepath.Join(dir, name); executable(path) {
+			return path
+		}
+	}
+	n.t.Fatalf("no %s in %s=%q: `make stories` builds the components and sets it", name, componentsVar, os.Getenv(componentsVar))
+	return ""
+}
+
+func executable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o100 != 0
+}
+
 // start runs a program until the test ends; what it said is shown if the test fails.
 func (n *realNode) start(name string, args ...string) {
 	output, err := os.Create(n.path(name + ".log"))
 	put(n.t, err)
-	cmd := exec.Command(filepath.Join(n.bin, name), args...)
+	cmd := exec.Command(n.program(name), args...)
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	put(n.t, cmd.Start())

@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -36,6 +37,9 @@ const (
 	// quietFor is how long a missing disk is nobody's business: controllers of
 	// real machines take that long to find theirs.
 	quietFor = 10 * time.Second
+	// nearlyFull is the percentage of free space below which the kubelet evicts
+	// pods by default (nodefs.available<10%); half of that is worth a line.
+	nearlyFull = 5
 	// stopBudget: a file system with a lot in memory takes its time to unmount.
 	stopBudget = 20 * time.Second
 )
@@ -51,6 +55,7 @@ type Options struct {
 	stateDir string                  // tests have their own
 	varDir   string                  // tests have their own
 	before   func(step string) error // tests cut the power before a step
+	patience time.Duration           // quietFor; tests have less
 }
 
 // Disks is the service and the way to STATE before it runs.
@@ -74,6 +79,9 @@ func New(o Options) *Disks {
 	if o.varDir == "" {
 		o.varDir = boot.EphemeralDir
 	}
+	if o.patience == 0 {
+		o.patience = quietFor
+	}
 	if o.before == nil {
 		o.before = func(string) error { return nil }
 	}
@@ -88,6 +96,20 @@ func (d *Disks) Service() dag.Service {
 		Run:        d.run,
 		Restart:    dag.RestartOnError,
 		StopBudget: stopBudget,
+	}
+}
+
+// warnFull says that a file system is nearly full while things still work.
+func (d *Disks) warnFull() {
+	for label, dir := range map[string]string{boot.LabelState: d.o.stateDir, boot.LabelEphemeral: d.o.varDir} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil || st.Blocks == 0 {
+			continue
+		}
+		if free := int64(st.Bavail) * st.Bsize; st.Bavail*100 < st.Blocks*nearlyFull {
+			d.log.Warn(fmt.Sprintf("%s (%s) is nearly full: %s of %s are free. Going on; the kubelet removes images and evicts pods to make room",
+				label, dir, bytesText(free), bytesText(int64(st.Blocks)*st.Bsize)))
+		}
 	}
 }
 
@@ -110,6 +132,7 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	if err := d.persist(cfg); err != nil {
 		return err
 	}
+	d.warnFull()
 	h.Started(message)
 	for {
 		select {
@@ -225,7 +248,7 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device,
 		if !waiting {
 			h.Event(fmt.Sprintf("Waiting for disk %q to appear", name))
 		}
-		if !told && time.Since(since) >= quietFor {
+		if !told && time.Since(since) >= d.o.patience {
 			told = true
 			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk; the disks here:\n%s",
 				name, time.Since(since).Round(time.Second), d.table()))

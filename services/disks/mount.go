@@ -69,9 +69,7 @@ func (d *Disks) mountPartition(ctx context.Context, dev device, m mount) error {
 		return fmt.Errorf("mount %s on %s: something else is mounted there", path, m.dir)
 	}
 	err = unix.Mount(path, m.dir, "xfs", m.flags, "")
-	// EUCLEAN: the kernel found the file system damaged (errno(3) calls it
-	// "structure needs cleaning"). All else, a dirty log too, it deals with itself.
-	if errors.Is(err, unix.EUCLEAN) {
+	if d.damaged(ctx, path, err) {
 		d.log.Warn(fmt.Sprintf("%s on %s is damaged: repairing it, for at most %s", m.label, path, repairTimeout))
 		if err := d.repair(ctx, path); err != nil {
 			return fmt.Errorf("repair %s (%s): %w", m.label, path, err)
@@ -84,6 +82,24 @@ func (d *Disks) mountPartition(ctx context.Context, dev device, m mount) error {
 	}
 	d.mounts = append(d.mounts, m.dir)
 	return nil
+}
+
+// damaged tells a file system that needs repair from all other reasons not to
+// mount: what a power cut leaves in the log, the kernel deals with by itself.
+func (d *Disks) damaged(ctx context.Context, path string, err error) bool {
+	switch {
+	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG): // wrong structure, wrong checksum
+		return true
+	case !errors.Is(err, unix.EIO):
+		return false
+	}
+	// The kernel has this for some damaged headers, and for a failing disk, which
+	// is better left alone: a look that changes nothing tells them apart.
+	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
+	defer cancel()
+	var exit *exec.ExitError
+	const corrupt = 1 // xfs_repair(8), EXIT STATUS with -n
+	return errors.As(d.o.Processes.Run(ctx, exec.Command(repair, "-n", path)), &exit) && exit.ExitCode() == corrupt
 }
 
 // repair runs xfs_repair. Where the log can't be replayed it is given up: its

@@ -1,0 +1,79 @@
+package disks
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+// Each signature is found where it belongs, with its label, and nowhere else.
+func TestIdentify(t *testing.T) {
+	const size = 2 << 20
+	for _, s := range signatures {
+		disk := make([]byte, size)
+		at := s.at
+		if at < 0 {
+			at += size
+		}
+		copy(disk[at:], s.magic)
+		want := content{kind: s.name}
+		if s.labelLen > 0 {
+			copy(disk[s.label:], "mine")
+			want.label = "mine"
+		}
+		if got, err := identify(bytes.NewReader(disk), size); got != want || err != nil {
+			t.Errorf("%s at %d: got %v, %v", s.name, s.at, got, err)
+		}
+	}
+	for name, put := range map[string]func(disk []byte){
+		"ext2": func(d []byte) { copy(d[extMagicAt:], "\x53\xef") },
+		"ext3": func(d []byte) { copy(d[extMagicAt:], "\x53\xef"); d[0x45c] = 4 },
+		"ext4": func(d []byte) { copy(d[extMagicAt:], "\x53\xef"); d[0x45c] = 4; d[0x460] = 0x40 },
+		"ZFS":  func(d []byte) { copy(d[zfsFirst+3*1024:], "\x0c\xb1\xba\x00") },
+		"":     func(d []byte) { copy(d[99999:], "nothing that anybody knows") },
+	} {
+		disk := make([]byte, size)
+		put(disk)
+		if got, err := identify(bytes.NewReader(disk), size); got.kind != name || err != nil {
+			t.Errorf("%s: got %v, %v", name, got, err)
+		}
+	}
+	if got, err := identify(bytes.NewReader([]byte("tiny")), 4); got.kind != "" || err != nil {
+		t.Errorf("a tiny device: %v, %v", got, err)
+	}
+}
+
+// The layout fits at every size that is taken, in whole MiB, EPHEMERAL last and
+// with most of the disk.
+func TestLayoutFits(t *testing.T) {
+	for _, gibs := range []float64{3, 3.5, 7.9, 8, 20, 2000} {
+		for _, sector := range []int{512, 4096} {
+			size := int64(gibs*(1<<30)) &^ 4095
+			table := newTable(device{Size: size, Sector: sector})
+			end := int64(1 << 20)
+			for _, p := range table.Partitions {
+				start := int64(p.Start) * int64(sector)
+				if start != end {
+					t.Errorf("%v GiB: %s starts at %d, want %d", gibs, p.Name, start, end)
+				}
+				end = int64(p.End+1) * int64(sector)
+			}
+			last := table.Partitions[len(table.Partitions)-1]
+			if room := size - end; last.Name != boot.LabelEphemeral || room < 1<<20 || room > 3<<20 {
+				t.Errorf("%v GiB: %s ends %d before the end", gibs, last.Name, room)
+			}
+			if share := end - int64(last.Start)*int64(sector); share < size/2 {
+				t.Errorf("%v GiB: EPHEMERAL has only %s", gibs, bytesText(share))
+			}
+		}
+	}
+}
+
+func TestBytesText(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 1536: "1.5 KiB", 16 << 30: "16 GiB", 3 << 39: "1.5 TiB"} {
+		if got := bytesText(n); got != want {
+			t.Errorf("%d is %q, want %q", n, got, want)
+		}
+	}
+}

@@ -118,6 +118,9 @@ var directories = []struct {
 // mounts is what the kubelet sees of the node. Those that pods' volumes are
 // mounted under are shared, so that containerd sees them too.
 var mounts = []specs.Mount{
+	// The node's own, not a fresh one: in a container node, settings of the host
+	// are covered there.
+	{Type: "bind", Source: "/proc", Destination: "/proc", Options: []string{"rbind", "rw", "nosuid", "noexec", "nodev"}},
 	{Type: "bind", Source: "/dev", Destination: "/dev", Options: []string{"rbind", "rshared", "rw", "nosuid"}},
 	{Type: "bind", Source: "/sys", Destination: "/sys", Options: []string{"rbind", "rshared", "rw"}},
 	{Type: "bind", Source: "/run", Destination: "/run", Options: []string{"rbind", "rshared", "rw"}},
@@ -148,7 +151,7 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 		oci.WithHostNamespace(specs.UTSNamespace),
 		oci.WithHostNamespace(specs.CgroupNamespace),
 		oci.WithCgroup("/system/kubelet"),
-		withoutDefaultMounts("/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
+		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
 		oci.WithMounts(mounts),
 		withSharedMounts,
 		oci.WithMaskedPaths(nil),

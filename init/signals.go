@@ -34,10 +34,8 @@ func (p *pid1) catchSignals() {
 
 	others := make(chan os.Signal, 16)
 	for s := syscall.Signal(1); s <= 64; s++ {
-		switch s {
-		case syscall.SIGCHLD, syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGURG: // URG is the Go runtime's own
-		case 32, 33: // a C library's own
-		default:
+		// URG is how the Go runtime wakes its own threads.
+		if s != syscall.SIGCHLD && s != syscall.SIGURG && !uncatchable(s) {
 			signal.Notify(others, s)
 		}
 	}
@@ -46,6 +44,14 @@ func (p *pid1) catchSignals() {
 			p.signalled(s.(syscall.Signal))
 		}
 	})
+}
+
+// uncatchable are the signals that nothing can be done about: by the kernel's
+// rules, and, from 32 to 34, which C libraries use among threads, by the Go
+// runtime's. The kernel drops the latter for PID 1, which has no handler for them
+// (pid_namespaces(7)), but for a race while a thread is being made.
+func uncatchable(s syscall.Signal) bool {
+	return s == syscall.SIGKILL || s == syscall.SIGSTOP || 32 <= s && s <= 34
 }
 
 func (p *pid1) signalled(s syscall.Signal) {

@@ -79,6 +79,10 @@ func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) (
 	// The clock is this machine's in a container, and starts from it in QEMU; no
 	// time server could be reached.
 	c.Machine.Time.Disabled = true
+	if p.Accelerator == "tcg" {
+		c.Cluster.ControllerManager.ExtraArgs = emulatedLeases
+		c.Cluster.Scheduler.ExtraArgs = emulatedLeases
+	}
 	if p.Provisioner == Container {
 		c.Machine.Network.Interfaces = []config.Interface{{
 			Name: "eth0",
@@ -88,6 +92,14 @@ func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) (
 		}}
 	}
 	return c.Encode()
+}
+
+// emulatedLeases are patient: a leader that is ten times slower than a real one
+// misses the 10 s in which it must renew its lease, ends, and starts all over. The
+// price is that the leader after a power cut waits for the old lease that long.
+var emulatedLeases = map[string]string{
+	"leader-elect-lease-duration": "60s",
+	"leader-elect-renew-deadline": "40s",
 }
 
 // adminValidity is how long the kubeconfig of a development cluster works.

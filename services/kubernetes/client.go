@@ -34,6 +34,11 @@ const (
 	requestTimeout = 30 * time.Second
 	// idleTimeout closes kept connections, so that a client which is asked rarely doesn't hold one.
 	idleTimeout = 30 * time.Second
+	// pingAfter is how long a connection may be silent before it is asked whether it still
+	// is one, and pingTimeout how long the answer may take: a peer that lost its power
+	// doesn't say good-bye, and requests would wait for it in vain.
+	pingAfter   = 15 * time.Second
+	pingTimeout = 10 * time.Second
 	// maxBody bounds an answer. The largest one asked for is the list of a node's pods, some KB for each of 110.
 	maxBody = 64 << 20
 )
@@ -88,6 +93,7 @@ func New(o Options) (*Client, error) {
 		TLSHandshakeTimeout: requestTimeout, // under emulation a handshake takes seconds
 		IdleConnTimeout:     idleTimeout,
 		ForceAttemptHTTP2:   true,
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
 	}
 	return &Client{server: strings.TrimSuffix(o.Server, "/"), token: o.Token, http: &http.Client{Transport: transport}}, nil
 }

@@ -192,20 +192,31 @@ func (m *Modules) loadOne(name string, chain []string) error {
 	m.loads[name] = l
 	m.mu.Unlock()
 
-	if err := m.insert(filepath.Join(m.dir, m.files[name])); err != nil {
-		l.err = fmt.Errorf("load module %s: %w", name, err)
-		// Its device may come later: then it is tried again.
-		m.mu.Lock()
-		delete(m.loads, name)
-		m.mu.Unlock()
-	}
-	close(l.done)
+	m.insertOnce(name, l)
 	if l.err == nil {
 		for _, soft := range m.after[name] {
 			m.loadSoft(soft, chain)
 		}
 	}
 	return l.err
+}
+
+// insertOnce brings a module into the kernel and lets go of those who wait for it.
+func (m *Modules) insertOnce(name string, l *loadOnce) {
+	l.err = fmt.Errorf("load module %s: panic", name) // unless insert returns
+	defer func() {
+		if l.err != nil {
+			// Its device may come later: then it is tried again.
+			m.mu.Lock()
+			delete(m.loads, name)
+			m.mu.Unlock()
+		}
+		close(l.done)
+	}()
+	l.err = m.insert(filepath.Join(m.dir, m.files[name]))
+	if l.err != nil {
+		l.err = fmt.Errorf("load module %s: %w", name, l.err)
+	}
 }
 
 // loadSoft loads what makes a module better but isn't needed: a name or an alias,

@@ -70,8 +70,10 @@ type daemon struct {
 	listen  func(context.Context) (<-chan Uevent, error)
 	modules *Modules
 
-	backlog []job
+	urgent  []job // devices, and what has to be there before udevd is up
+	later   []job // what can wait until then, one at a time
 	running int
+	up      bool   // the devices that were there have been seen to
 	seq     uint64 // of the last event seen
 	loaded  int
 	failed  int
@@ -123,49 +125,43 @@ func (d *daemon) run(ctx context.Context, started func(string)) error {
 	if err := makeStaticNodes(d.modules.dir, d.dev); err != nil {
 		d.log.Warn("device nodes for modules that load on demand", "err", err)
 	}
-	d.require(true)
+	d.require()
 	d.coldplug()
 
 	work, done := make(chan job), make(chan outcome)
 	for range min(maxWorkers, max(2, runtime.NumCPU())) {
 		go d.worker(ctx, work, done)
 	}
-	settling := true
+	return d.loop(ctx, events, work, done, started)
+}
+
+func (d *daemon) loop(ctx context.Context, events <-chan Uevent, work chan<- job, done <-chan outcome, started func(string)) error {
 	timeout := time.After(settleTimeout)
 	for {
-		if settling && d.settled() {
-			settling = false
-			started(d.summary())
-			d.substitute()
-			d.require(false)
+		if !d.up && d.settled() {
+			d.goOn(started)
 		}
-		next, first := work, job{}
-		if len(d.backlog) > 0 {
-			first = d.backlog[0]
-		} else {
-			next = nil
+		// Without a job the channel is nil, and its case never chosen.
+		var to chan<- job
+		j, ok := d.next()
+		if ok {
+			to = work
 		}
 		select {
 		case e, ok := <-events:
-			if !ok {
-				if ctx.Err() != nil {
-					return nil
-				}
+			if !ok && ctx.Err() == nil {
 				return errors.New("the kernel's uevents ended")
 			}
 			d.take(e)
-		case next <- first:
-			d.backlog = d.backlog[1:]
-			d.running++
+		case to <- j:
+			d.dispatched()
 		case o := <-done:
 			d.running--
 			d.finish(o)
 		case <-timeout:
-			if settling {
-				settling = false
-				d.require(false)
-				d.log.Warn("devices keep coming; going on", "after", settleTimeout, "waiting", len(d.backlog)+d.running)
-				started(d.summary())
+			if !d.up {
+				d.log.Warn("devices keep coming, or loading is slow; going on", "after", settleTimeout, "waiting", len(d.urgent)+d.running)
+				d.goOn(started)
 			}
 		case <-ctx.Done():
 			return nil
@@ -173,22 +169,40 @@ func (d *daemon) run(ctx context.Context, started func(string)) error {
 	}
 }
 
-func (d *daemon) summary() string {
-	return fmt.Sprintf("Loaded %d modules for %d devices", d.loaded, d.devices)
+// goOn ends the settling.
+func (d *daemon) goOn(started func(string)) {
+	d.up = true
+	d.substitute()
+	started(fmt.Sprintf("Loaded %d modules for %d devices", d.loaded, d.devices))
+}
+
+// next is the job to hand out now, if there is one. What can wait doesn't take a
+// processor from the node that is starting: one at a time.
+func (d *daemon) next() (j job, ok bool) {
+	switch {
+	case len(d.urgent) > 0:
+		return d.urgent[0], true
+	case len(d.later) > 0 && d.up && d.running == 0:
+		return d.later[0], true
+	}
+	return job{}, false
+}
+
+// dispatched notes that the job that next gave has been handed out.
+func (d *daemon) dispatched() {
+	d.running++
+	if len(d.urgent) > 0 {
+		d.urgent = d.urgent[1:]
+		return
+	}
+	d.later = d.later[1:]
 }
 
 func (d *daemon) worker(ctx context.Context, work <-chan job, done chan<- outcome) {
 	for {
 		select {
 		case j := <-work:
-			o := outcome{job: j}
-			start := time.Now()
-			if j.modalias != "" {
-				o.loaded, o.err = d.modules.LoadFor(j.modalias)
-			} else {
-				o.err = d.modules.Load(j.module)
-			}
-			o.took = time.Since(start)
+			o := d.load(j)
 			select {
 			case done <- o:
 			case <-ctx.Done():
@@ -198,6 +212,25 @@ func (d *daemon) worker(ctx context.Context, work <-chan job, done chan<- outcom
 			return
 		}
 	}
+}
+
+// load does a job. A panic in it becomes its error: this runs in a goroutine that
+// nobody else guards, inside PID 1.
+func (d *daemon) load(j job) (o outcome) {
+	o.job = j
+	start := time.Now()
+	defer func() {
+		o.took = time.Since(start)
+		if r := recover(); r != nil {
+			o.err = fmt.Errorf("load for %+v: panic: %v", j, r)
+		}
+	}()
+	if j.modalias != "" {
+		o.loaded, o.err = d.modules.LoadFor(j.modalias)
+	} else {
+		o.err = d.modules.Load(j.module)
+	}
+	return o
 }
 
 func (d *daemon) take(e Uevent) {
@@ -212,7 +245,7 @@ func (d *daemon) take(e Uevent) {
 	d.seq = max(d.seq, e.Seq)
 	if e.Action == "add" && e.Modalias != "" {
 		d.devices++
-		d.backlog = append(d.backlog, job{modalias: e.Modalias})
+		d.plug(e.Modalias)
 	}
 }
 
@@ -234,7 +267,7 @@ func (d *daemon) finish(o outcome) {
 
 // settled says that all devices that the kernel has told of have been seen to.
 func (d *daemon) settled() bool {
-	if len(d.backlog) > 0 || d.running > 0 {
+	if len(d.urgent) > 0 || d.running > 0 {
 		return false
 	}
 	seq, err := d.seqnum()
@@ -250,12 +283,14 @@ func (d *daemon) seqnum() (uint64, error) {
 	return strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
 }
 
-// require queues the modules of the table that come before udevd is up, or the
-// others.
-func (d *daemon) require(before bool) {
+// require queues the modules of the table.
+func (d *daemon) require() {
 	for _, r := range required {
-		if r.before == before {
-			d.backlog = append(d.backlog, job{module: r.name, why: r.why})
+		j := job{module: r.name, why: r.why}
+		if r.before {
+			d.urgent = append(d.urgent, j)
+		} else {
+			d.later = append(d.later, j)
 		}
 	}
 }
@@ -264,9 +299,20 @@ func (d *daemon) require(before bool) {
 func (d *daemon) substitute() {
 	for _, r := range substitutes {
 		if _, err := os.Stat(filepath.Join(d.dev, r.unless)); errors.Is(err, os.ErrNotExist) {
-			d.backlog = append(d.backlog, job{module: r.name, why: r.why})
+			d.later = append(d.later, job{module: r.name, why: r.why})
 		}
 	}
+}
+
+// plug queues a device. Those of processors can wait: their modules make things
+// quicker (and test themselves at length), and whoever encrypts or hashes before
+// they are there makes the kernel ask for them (see Modprobe).
+func (d *daemon) plug(modalias string) {
+	if strings.HasPrefix(modalias, "cpu:") {
+		d.later = append(d.later, job{modalias: modalias})
+		return
+	}
+	d.urgent = append(d.urgent, job{modalias: modalias})
 }
 
 // modaliasPlaces are where sysfs shows the modaliases of devices: by bus, and by
@@ -284,7 +330,7 @@ func (d *daemon) coldplug() {
 	kinds := modaliases(d.sysfs)
 	d.devices += len(kinds)
 	for _, m := range kinds {
-		d.backlog = append(d.backlog, job{modalias: m})
+		d.plug(m)
 	}
 }
 

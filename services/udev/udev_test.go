@@ -137,6 +137,46 @@ func TestSettlesAfterFollowUpDevices(t *testing.T) {
 	}
 }
 
+// A panic on the way to the kernel is a failed load, not the end of PID 1.
+func TestPanicInAWorkerIsAFailedLoad(t *testing.T) {
+	k := newFakeKernel(t)
+	k.insert = func(string) error { panic("oh") }
+	d := newTestDaemon(t, k, fakeSysfs(t, "1", map[string]string{"bus/pci/devices/0": "pci:bc01"}), make(chan Uevent))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	started := make(chan string, 1)
+	go d.run(ctx, func(m string) { started <- m })
+	if got := <-started; got != "Loaded 0 modules for 1 devices" {
+		t.Errorf("started with %q", got)
+	}
+}
+
+// What processors like is loaded after udevd is up.
+func TestProcessorsCanWait(t *testing.T) {
+	k := newFakeKernel(t)
+	k.aliases = parseAliases("alias cpu:type:x86,ven*fam*mod*:feature:*0099* virtio_net\n")
+	d := newTestDaemon(t, k, fakeSysfs(t, "1", map[string]string{"bus/cpu/devices/cpu0": "cpu:type:x86,ven0fam6mod1:feature:,0099,"}), make(chan Uevent))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	atStart := make(chan []string, 1)
+	go d.run(ctx, func(string) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		atStart <- slices.Clone(k.order)
+	})
+	if order := <-atStart; slices.Contains(order, "virtio_net") {
+		t.Errorf("loaded before: %v", order)
+	}
+	eventually.That(t, 5*time.Second, "the processor's module to be loaded", func() error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if !slices.Contains(k.order, "virtio_net") {
+			return fmt.Errorf("loaded: %v", k.order)
+		}
+		return nil
+	})
+}
+
 func TestLostEventsMakeItLookAgain(t *testing.T) {
 	k := newFakeKernel(t)
 	events := make(chan Uevent)

@@ -103,10 +103,10 @@ var Modules = []Row{
 	// Packet filter: kube-proxy in each mode, CNI portmap and firewall plugins, flannel, Calico, Cilium, the node's own firewall.
 	{Names: "nfnetlink nf_conntrack nf_conntrack_netlink nf_nat nf_tables", Why: "connection tracking and nftables"},
 	{Names: "nft_chain_nat nft_ct nft_nat nft_masq nft_redir nft_reject nft_reject_inet nft_reject_ipv4 nft_reject_ipv6", Why: "kube-proxy in nftables mode"},
-	{Names: "nft_limit nft_log nft_numgen nft_hash nft_objref nft_quota nft_queue nft_connlimit nft_socket nft_tproxy nft_synproxy", Why: "nftables rules of the node, kube-proxy and CNIs"},
+	{Names: "nft_limit nft_log nft_numgen nft_hash nft_quota nft_queue nft_connlimit nft_socket nft_tproxy nft_synproxy", Why: "nftables rules of the node, kube-proxy and CNIs"},
 	{Names: "nft_fib nft_fib_inet nft_fib_ipv4 nft_fib_ipv6 nft_fib_netdev nft_flow_offload nf_flow_table nf_flow_table_inet", Why: "local addresses in kube-proxy's sets; offloaded flows"},
 	{Names: "nft_compat nft_meta_bridge nft_reject_bridge nft_dup_netdev nft_fwd_netdev nft_xfrm", Why: "iptables-nft in containers; bridges", Optional: true},
-	{Names: "nft_counter", Why: "counters, a module of their own before Linux 5.17", Optional: true},
+	{Names: "nft_counter nft_objref", Why: "counters and named objects, modules of their own in older kernels", Optional: true},
 	{Names: "ip_tables iptable_filter iptable_nat iptable_mangle iptable_raw ip6_tables ip6table_filter ip6table_nat ip6table_mangle ip6table_raw", Why: "iptables-legacy in containers"},
 	{Names: "ipt_REJECT ip6t_REJECT ipt_rpfilter ip6t_rpfilter xt_MASQUERADE xt_NETMAP xt_REDIRECT xt_nat xt_CT xt_TPROXY xt_TCPMSS xt_CHECKSUM xt_NFLOG xt_LOG xt_CLASSIFY xt_DSCP xt_TRACE", Why: "targets of iptables rules"},
 	{Names: "xt_addrtype xt_bpf xt_cgroup xt_comment xt_connlimit xt_connmark xt_conntrack xt_hashlimit xt_iprange xt_length xt_limit xt_mac xt_mark xt_multiport xt_nfacct xt_owner xt_physdev xt_pkttype xt_policy xt_recent xt_sctp xt_set xt_socket xt_state xt_statistic xt_string xt_tcpmss xt_tcpudp xt_time xt_u32", Why: "matches of iptables rules (kube-proxy, portmap, network policies)"},

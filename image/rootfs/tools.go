@@ -63,7 +63,7 @@ func ResolveTools(ctx context.Context) ([]deb.Package, error) {
 	}
 	slices.Sort(names)
 	// What else they depend on is for their maintainer scripts, and for scripts that don't come along.
-	isLibrary := func(name string) bool { return strings.HasPrefix(name, "lib") }
+	isLibrary := func(name string) bool { return strings.HasPrefix(name, "lib") || name == "zlib1g" }
 	packages, err := deb.Closure(ctx, isLibrary, slices.Compact(names)...)
 	if err != nil {
 		return nil, fmt.Errorf("tools of the root filesystem: %w", err)

@@ -29,6 +29,7 @@ type fakeClock struct {
 	off   time.Duration
 	sets  []time.Time
 	slews []time.Duration
+	last  unix.Timex
 }
 
 func (c *fakeClock) Now() time.Time {
@@ -51,6 +52,7 @@ func (c *fakeClock) Adjust(tx *unix.Timex) error {
 	defer c.mu.Unlock()
 	c.off += time.Duration(tx.Offset)
 	c.slews = append(c.slews, time.Duration(tx.Offset))
+	c.last = *tx
 	return nil
 }
 
@@ -58,6 +60,18 @@ func (c *fakeClock) error() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.off
+}
+
+func (c *fakeClock) disturb(off time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off = off
+}
+
+func (c *fakeClock) adjusted() unix.Timex {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
 }
 
 func (c *fakeClock) jumps() int {
@@ -165,11 +179,15 @@ func TestStepThenSlew(t *testing.T) {
 		if !n.up() || c.jumps() != 1 || c.error() != 0 {
 			t.Fatalf("up %v, set %d times, off by %s\n%s", n.up(), c.jumps(), c.error(), n.log)
 		}
-		c.off = 40 * time.Millisecond
+		c.disturb(40 * time.Millisecond)
 		time.Sleep(65 * time.Second) // virtual
 		synctest.Wait()
 		if c.jumps() != 1 || c.error() != 0 {
 			t.Errorf("set %d times, off by %s; want it pulled", c.jumps(), c.error())
+		}
+		// Nanoseconds, the kernel's loop on, "unsynchronised" off.
+		if tx := c.adjusted(); tx.Modes&(adjOffset|adjNano) != adjOffset|adjNano || tx.Offset != -40_000_000 || tx.Status != staPLL || tx.Constant != minPoll-4 || tx.Maxerror != 5000 {
+			t.Errorf("adjtimex got %+v", tx)
 		}
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
@@ -265,7 +283,7 @@ func TestFloor(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				clock := &fakeClock{off: at(c.now).Sub(time.Now())}
+				clock := &fakeClock{off: time.Until(at(c.now))}
 				n := startNode(t, Options{kernel: clock, ask: silence, built: at(c.built), file: file}, config.Time{})
 				synctest.Wait()
 				if got := stamp(clock.Now()); got != c.want {

@@ -62,11 +62,28 @@ func command(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
+type syncBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
 // machineUnderTest is the service with what is around it.
 type machineUnderTest struct {
 	t       *testing.T
 	store   *resource.Store
-	console *bytes.Buffer
+	console *syncBuffer
 	dir     string
 	disks   *Disks
 	cut     string // the step before which the power goes
@@ -74,10 +91,10 @@ type machineUnderTest struct {
 
 var errPowerCut = errors.New("power cut")
 
-// boot is a machine that sees these disks only.
+// bootMachine is a machine that sees these disks only.
 func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	t.Helper()
-	m := &machineUnderTest{t: t, store: resource.NewStore(), console: &bytes.Buffer{}, dir: t.TempDir()}
+	m := &machineUnderTest{t: t, store: resource.NewStore(), console: &syncBuffer{}, dir: t.TempDir()}
 	for _, dir := range []string{"state", "var"} {
 		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o755); err != nil {
 			t.Fatal(err)

@@ -336,6 +336,37 @@ func TestS090StaticAndIgnored(t *testing.T) {
 	n.names("node-1.example.org", "10.5.0.2 node-1.example.org node-1\n", "nameserver 10.5.0.1\nnameserver 10.5.0.3\n") // S-095
 }
 
+// Two default routes of one metric, and one from DHCP: the kernel would keep only
+// the last. The link that comes first wins. IPv6 beside it.
+func TestDefaultRoutesOfSeveralLinks(t *testing.T) {
+	needRoot(t)
+	p := newPeer(t)
+	p.wire("eth0", "far0", "10.13.0.1/24")
+	p.wire("eth1", "far1", "10.13.1.1/24")
+	p.wire("eth2", "far2", "10.13.2.1/24")
+	p.dnsmasq("--interface=far2", "--dhcp-range=10.13.2.50,10.13.2.60,2m")
+	static := func(link, cidr, network, gateway string) config.Interface {
+		return config.Interface{Name: link, CIDR: prefix(cidr), Routes: []config.Route{{Network: prefix(network), Gateway: addr(gateway)}}}
+	}
+	n := startNode(t, config.Network{Interfaces: []config.Interface{
+		static("eth1", "10.13.1.2/24", "0.0.0.0/0", "10.13.1.1"),
+		static("eth1", "2001:db8:1::2/64", "::/0", "2001:db8:1::1"),
+		static("eth0", "10.13.0.2/24", "0.0.0.0/0", "10.13.0.1"),
+		{Name: "eth2", DHCP: true},
+	}})
+	n.up(10 * time.Second)
+	same(t, "routes of eth1", routes(t, "eth1"), "0.0.0.0/0 via 10.13.1.1 metric 1024")
+	same(t, "routes of eth0", routes(t, "eth0"), "0.0.0.0/0 via 10.13.0.1 metric 1025")
+	same(t, "routes of eth2", routes(t, "eth2"), "0.0.0.0/0 via 10.13.2.1 metric 1026")
+	if got := n.address(); got.Primary != addr("10.13.1.2") || len(got.All) != 4 || got.All[1] != prefix("2001:db8:1::2/64") {
+		t.Errorf("node address is %+v", got)
+	}
+	out, err := exec.Command("ip", "-6", "route", "show", "default").Output()
+	if err != nil || !strings.Contains(string(out), "via 2001:db8:1::1 dev eth1") {
+		t.Errorf("IPv6 default route: %s (%v)", out, err)
+	}
+}
+
 // names checks what the node calls itself, everywhere it says so.
 func (n *node) names(hostname, hostsLine, resolv string) {
 	n.t.Helper()

@@ -123,6 +123,11 @@ func (o *owner) configure() error {
 // note takes a change of a link in and reports whether it matters: pods' links
 // come and go all the time.
 func (o *owner) note(u netlink.LinkUpdate) bool {
+	// News of a bridge's port: it doesn't tell the link's kind, so that a pod's
+	// veth would look like a network card, and "deleted" means only off the bridge.
+	if u.Family == unix.AF_BRIDGE {
+		return false
+	}
 	a := u.Attrs()
 	maps.DeleteFunc(o.links, func(name string, l netlink.Link) bool {
 		return l.Attrs().Index == a.Index && name != a.Name // renamed
@@ -158,7 +163,7 @@ func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP 
 // reconcile makes links, leases, files and resources what they are to be.
 func (o *owner) reconcile(ctx context.Context) {
 	var all []candidate
-	order := uint32(0)
+	order, routes := uint32(0), taken{}
 	for _, name := range o.order() {
 		l := o.links[name]
 		p, managed := planFor(o.plans, name, o.o.physical(l))
@@ -167,7 +172,7 @@ func (o *owner) reconcile(ctx context.Context) {
 			o.withdraw(l)
 			continue
 		}
-		is := want(p, o.leases[name], order)
+		is := want(p, o.leases[name], order, routes)
 		if p.DHCP {
 			order++
 		}

@@ -35,12 +35,29 @@ func planFor(all []config.Link, name string, physical bool) (p config.Link, mana
 	return config.Link{Name: name, DHCP: physical}, physical || name == "lo"
 }
 
-// want is what the link is to have. order tells links with default routes
-// apart: the kernel refuses two with one metric.
-func want(p config.Link, l *lease, order uint32) linkState {
+// taken are the routes of the links so far. The kernel has one route per network
+// and metric: the second would replace the first, on another link.
+type taken map[route]bool
+
+// place gives the route the next free metric, so that the link that comes first
+// wins.
+func (t taken) place(r route) route {
+	for {
+		key := route{network: r.network, metric: r.metric}
+		if !t[key] {
+			t[key] = true
+			return r
+		}
+		r.metric++
+	}
+}
+
+// want is what the link is to have. order counts the links with DHCP: the metric
+// of one's routes doesn't depend on whether another has a lease already.
+func want(p config.Link, l *lease, order uint32, t taken) linkState {
 	s := linkState{mtu: p.MTU, addresses: slices.Clone(p.Addresses)}
 	for _, r := range p.Routes {
-		s.routes = append(s.routes, route{network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric})
+		s.routes = append(s.routes, t.place(route{network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric}))
 	}
 	if l == nil {
 		return s
@@ -52,11 +69,12 @@ func want(p config.Link, l *lease, order uint32) linkState {
 		s.addresses = append(s.addresses, l.address)
 	}
 	for _, r := range l.routes {
-		r.metric = defaultMetric + order
 		// A static route to the same network is there because someone wanted it.
-		if !slices.ContainsFunc(s.routes, func(o route) bool { return o.network == r.network }) {
-			s.routes = append(s.routes, r)
+		if slices.ContainsFunc(s.routes, func(o route) bool { return o.network == r.network }) {
+			continue
 		}
+		r.metric = defaultMetric + order
+		s.routes = append(s.routes, t.place(r))
 	}
 	return s
 }

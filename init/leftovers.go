@@ -86,10 +86,10 @@ func parseStat(line []byte) (name string, alive bool) {
 	return string(line[open+1 : end]), true
 }
 
-// keepMounted stay mounted to the very end: the root, which can't be unmounted,
-// and filesystems without a disk behind. What is mounted below the latter isn't
-// kept, but for kernelMounts.
-var keepMounted = []string{"/", "/run", "/etc"}
+// keepMounted stay mounted to the very end: the root and this program, which are
+// in use as long as it runs, and filesystems without a disk behind. What is
+// mounted below the latter isn't kept, but for kernelMounts.
+var keepMounted = []string{"/", "/run", "/etc", "/usr/sbin/init"}
 
 // kernelMounts stay with all that is below: what the kernel shows, its log and
 // the watchdog among it.

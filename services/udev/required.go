@@ -15,28 +15,24 @@ import (
 // asks for most of them itself when they are used (file systems, kinds of links,
 // expressions of nftables; see Modprobe), but each time that costs the start of a
 // process in the middle of something else, and some it never asks for. They are
-// loaded in this order; before says which are there before udevd is up, the
-// others come while the node goes on.
-var required = []struct {
-	name   string
-	before bool
-	why    string
-}{
-	{"xfs", true, "STATE and EPHEMERAL are the first that the node looks for"},
-	{"overlay", false, "layers of containers"},
-	{"br_netfilter", false, "packets between pods on one bridge pass kube-proxy's rules; nobody asks, and it brings its own settings, switched on"},
-	{"nf_conntrack", false, "its settings, which kube-proxy writes, exist only once it is loaded"},
-	{"veth", false, "pods' links"},
-	{"vxlan", false, "flannel's link"},
-	{"nf_tables", false, "kube-proxy's rules"},
-	{"nft_chain_nat", false, "kube-proxy's rules"},
-	{"nft_ct", false, "kube-proxy's rules"},
-	{"nft_fib_inet", false, "kube-proxy's rules"},
-	{"nft_masq", false, "kube-proxy's rules"},
-	{"nft_numgen", false, "kube-proxy's rules"},
-	{"nft_reject_inet", false, "kube-proxy's rules"},
-	{"ip_tables", false, "iptables-legacy in containers looks whether it is there; nobody asks"},
-	{"ip6_tables", false, "iptables-legacy in containers looks whether it is there; nobody asks"},
+// loaded in this order, one at a time, when the devices have been seen to and the
+// node goes on.
+var required = []struct{ name, why string }{
+	{"xfs", "STATE and EPHEMERAL; first, since disks are what the node looks for next"},
+	{"overlay", "layers of containers"},
+	{"br_netfilter", "packets between pods on one bridge pass kube-proxy's rules; nobody asks, and it brings its own settings, switched on"},
+	{"nf_conntrack", "its settings, which kube-proxy writes, exist only once it is loaded"},
+	{"veth", "pods' links"},
+	{"vxlan", "flannel's link"},
+	{"nf_tables", "kube-proxy's rules"},
+	{"nft_chain_nat", "kube-proxy's rules"},
+	{"nft_ct", "kube-proxy's rules"},
+	{"nft_fib_inet", "kube-proxy's rules"},
+	{"nft_masq", "kube-proxy's rules"},
+	{"nft_numgen", "kube-proxy's rules"},
+	{"nft_reject_inet", "kube-proxy's rules"},
+	{"ip_tables", "iptables-legacy in containers looks whether it is there; nobody asks"},
+	{"ip6_tables", "iptables-legacy in containers looks whether it is there; nobody asks"},
 }
 
 // substitutes are loaded when, after all devices have been seen to, the node

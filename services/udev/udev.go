@@ -70,8 +70,8 @@ type daemon struct {
 	listen  func(context.Context) (<-chan Uevent, error)
 	modules *Modules
 
-	urgent  []job // devices, and what has to be there before udevd is up
-	later   []job // what can wait until then, one at a time
+	urgent  []job // devices
+	later   []job // what can wait until udevd is up, one at a time
 	running int
 	up      bool   // the devices that were there have been seen to
 	seq     uint64 // of the last event seen
@@ -286,12 +286,7 @@ func (d *daemon) seqnum() (uint64, error) {
 // require queues the modules of the table.
 func (d *daemon) require() {
 	for _, r := range required {
-		j := job{module: r.name, why: r.why}
-		if r.before {
-			d.urgent = append(d.urgent, j)
-		} else {
-			d.later = append(d.later, j)
-		}
+		d.later = append(d.later, job{module: r.name, why: r.why})
 	}
 }
 

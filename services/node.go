@@ -63,7 +63,7 @@ func NewNode(o Options) (*Node, error) {
 		since = func() time.Duration { return time.Since(began) }
 	}
 	graph, err := dag.New(
-		dag.Options{Log: o.Logs.Logger, SinceBoot: since},
+		dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since},
 		//                                                       depends on
 		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}), // nothing
 		machine.Service(machine.Options{ //                        udevd

@@ -31,6 +31,7 @@ type runner struct {
 	g          *Graph
 	svc        Service
 	log        *slog.Logger
+	story      *slog.Logger
 	dependsOn  []string // sorted, each once
 	needs      []*runner
 	dependants []*runner
@@ -89,6 +90,7 @@ func newRunner(g *Graph, svc Service) *runner {
 		g:         g,
 		svc:       svc,
 		log:       g.opts.Log(svc.ID),
+		story:     g.opts.Story(svc.ID),
 		dependsOn: slices.Compact(dependsOn),
 		sessions:  make(chan *session, 1),
 		mayStop:   make(chan struct{}),
@@ -145,7 +147,7 @@ func (r *runner) tell(message string, c change) (log func()) {
 		e.After = r.dependsOn
 	}
 	r.g.history.add(e)
-	return func() { r.log.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
+	return func() { r.story.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
 }
 
 // say is tell for callers without mu.

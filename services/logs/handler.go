@@ -21,6 +21,7 @@ type handler struct {
 	group  string // prefix of keys: "a.b."
 	attrs  string // rendered: " k=v k=v"
 	notice bool   // Console was given to With
+	quiet  bool   // nothing goes to the console
 }
 
 // Enabled drops debug lines: nobody reads them on an appliance, and making them
@@ -70,7 +71,7 @@ func (h *handler) Handle(_ context.Context, rec slog.Record) error {
 		when = h.logs.now()
 	}
 	h.logs.add(h.id, when.UTC().Format(timeLayout)+"  "+levelPrefix(rec.Level)+text)
-	if notice {
+	if notice && !h.quiet {
 		h.logs.console.say(max(rec.Level, LevelNotice), h.id+": "+text)
 	}
 	return nil

@@ -72,6 +72,11 @@ func (l *Logs) Logger(id string) *slog.Logger {
 	return slog.New(&handler{logs: l, id: id})
 }
 
+// Quiet is Logger without the console: for what is told there in another way.
+func (l *Logs) Quiet(id string) *slog.Logger {
+	return slog.New(&handler{logs: l, id: id, quiet: true})
+}
+
 // Say writes one line to the console only.
 func (l *Logs) Say(format string, args ...any) {
 	l.console.say(LevelNotice, fmt.Sprintf(format, args...))

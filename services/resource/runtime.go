@@ -100,7 +100,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 	mark := make(chan struct{}, 1)
 	defer rt.store.notify(c.Inputs(), mark)()
 	v := newView(rt.store, c, rt.log)
-	starting, pause := true, time.Duration(0)
+	starting, pause, told := true, time.Duration(0), ""
 	for ctx.Err() == nil {
 		if starting {
 			v.log.Info("controller starting") // S-276
@@ -111,14 +111,21 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 			return
 		}
 		if err != nil {
-			v.log.Error(fmt.Sprintf("controller failed: %v", err)) // S-279
+			// The first failure of a kind is news; its repetitions, while what it waits
+			// for comes up, are only worth a line in the log.
+			level := slog.LevelWarn
+			if err.Error() == told {
+				level = slog.LevelInfo
+			}
+			told = err.Error()
+			v.log.Log(ctx, level, fmt.Sprintf("controller failed: %v", err)) // S-279
 			starting, pause = true, min(max(2*pause, retryFirst), retryMax)
 			if !rest(ctx, nil, retryFirst) || !rest(ctx, mark, jitter(pause)-retryFirst) {
 				return
 			}
 			continue
 		}
-		pause = 0
+		pause, told = 0, ""
 		if again <= 0 {
 			again = -1
 		}

@@ -180,11 +180,16 @@ func (s *syncBuffer) String() string {
 
 func startNode(t *testing.T, cfg config.Network) *node {
 	t.Helper()
-	dir := t.TempDir()
-	return startNodeIn(t, dir, cfg)
+	return startNodeIn(t, t.TempDir(), cfg)
 }
 
 func startNodeIn(t *testing.T, dir string, cfg config.Network) *node {
+	t.Helper()
+	// The test's cards are veths.
+	return startNodeWith(t, dir, cfg, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, "eth") })
+}
+
+func startNodeWith(t *testing.T, dir string, cfg config.Network, physical func(netlink.Link) bool) *node {
 	t.Helper()
 	n := &node{t: t, store: resource.NewStore(), console: &syncBuffer{}, etc: dir, pin: filepath.Join(dir, "node-address")}
 	n.configure(cfg)
@@ -192,8 +197,7 @@ func startNodeIn(t *testing.T, dir string, cfg config.Network) *node {
 	d := New(Options{
 		Mode: boot.Machine, Store: n.store, Logs: l,
 		etcDir: n.etc, pinFile: n.pin, pinReady: func() bool { return true },
-		// The test's cards are veths.
-		physical: func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, "eth") },
+		physical: physical,
 	})
 	var err error
 	n.graph, err = dag.New(dag.Options{Log: l.Logger}, dag.Service{
@@ -364,6 +368,48 @@ func TestDefaultRoutesOfSeveralLinks(t *testing.T) {
 	out, err := exec.Command("ip", "-6", "route", "show", "default").Output()
 	if err != nil || !strings.Contains(string(out), "via 2001:db8:1::1 dev eth1") {
 		t.Errorf("IPv6 default route: %s (%v)", out, err)
+	}
+}
+
+// The links of pods are nobody's cards, also not when a bridge tells of them.
+func TestPodLinksAreLeftAlone(t *testing.T) {
+	needRoot(t)
+	p := newPeer(t)
+	var mu sync.Mutex
+	cards := map[string]bool{}
+	n := startNodeWith(t, t.TempDir(), config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.14.0.2/24")}}},
+		func(l netlink.Link) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			is := physicalEthernet(l)
+			if is {
+				cards[l.Attrs().Name] = true
+			}
+			return is
+		})
+	p.wire("pod0", "far1", "10.14.1.1/24")
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}
+	pod, err := netlink.LinkByName("pod0")
+	for _, step := range []func() error{
+		func() error { return err },
+		func() error { return netlink.LinkAdd(bridge) },
+		func() error { return netlink.LinkSetUp(bridge) },
+		func() error { return netlink.LinkSetUp(pod) },
+		func() error { return netlink.LinkSetMaster(pod, bridge) },
+		func() error { return netlink.LinkSetNoMaster(pod) },
+		func() error { return netlink.LinkSetMaster(pod, bridge) },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { netlink.LinkDel(bridge) })
+	p.wire("eth0", "far0", "10.14.0.1/24") // news of links come in order: this is the last
+	n.up(5 * time.Second)
+	mu.Lock()
+	defer mu.Unlock()
+	if len(cards) > 0 {
+		t.Errorf("taken for network cards: %v", cards)
 	}
 }
 

@@ -81,22 +81,37 @@ func (m machine) arguments() []string {
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-chardev", "file,id=console,append=on,path=" + option(m.dir.console(m.node.Name)),
 		"-serial", "chardev:console",
+		// The second port gets the boot chart, whole, once per boot.
+		"-serial", "file:" + option(m.dir.chart(m.node.Name)),
+		"-kernel", m.plan.Boot.Kernel, "-initrd", m.plan.Boot.Initramfs,
+		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 garboard.chart=/dev/ttyS1 " + m.plan.Boot.Cmdline),
+		"-fw_cfg", "name=opt/dev.garboard/config,file=" + option(m.dir.config(m.node.Name)),
+	}
+	if m.node.DiskGiB >= 0 {
+		args = append(args,
+			"-drive", "if=none,id=disk,format=raw,discard=unmap,file="+option(m.dir.disk(m.node.Name)),
+			"-device", "virtio-blk-pci,drive=disk,serial="+machineUUID(m.plan.Name, m.node.Name)[:diskSerial])
+	}
+	args = append(args,
+		"-netdev", m.network(),
+		"-device", "virtio-net-pci,netdev=net,mac="+hardwareAddress(m.plan.Name, m.node.Name).String(),
+		"-device", "virtio-rng-pci",
+		"-device", "i6300esb", "-action", "watchdog=reset")
+	return append(args, monitorArguments()...)
+}
+
+func monitorArguments() []string {
+	return []string{
 		"-chardev", fmt.Sprintf("socket,id=monitor,fd=%d", monitorFD),
 		"-mon", "chardev=monitor,mode=control",
-		"-kernel", m.plan.Boot.Kernel, "-initrd", m.plan.Boot.Initramfs,
-		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 " + m.plan.Boot.Cmdline),
-		"-fw_cfg", "name=opt/dev.garboard/config,file=" + option(m.dir.config(m.node.Name)),
-		"-drive", "if=none,id=disk,format=raw,discard=unmap,file=" + option(m.dir.disk(m.node.Name)),
-		"-device", "virtio-blk-pci,drive=disk,serial=" + machineUUID(m.plan.Name, m.node.Name)[:diskSerial],
-		"-netdev", m.network(),
-		"-device", "virtio-net-pci,netdev=net,mac=" + hardwareAddress(m.plan.Name, m.node.Name).String(),
-		"-device", "virtio-rng-pci",
-		"-device", "i6300esb", "-action", "watchdog=reset",
+		"-S", // wait for us, so that no event is missed
 	}
-	return args
 }
 
 func (m machine) network() string {
+	if m.plan.Unplugged {
+		return "hubport,id=net,hubid=0"
+	}
 	dial := make([]string, 0, len(m.plan.Self)+2)
 	for _, word := range append(m.plan.Self[:len(m.plan.Self):len(m.plan.Self)], "dial", m.registry) {
 		dial = append(dial, quote(word))
@@ -131,38 +146,51 @@ func machineUUID(cluster, node string) string {
 }
 
 func (v *machines) Start(ctx context.Context, n Node) (Running, error) {
-	if err := makeDisk(v.dir.disk(n.Name), int64(n.DiskGiB)<<30); err != nil {
-		return nil, err
+	if n.DiskGiB >= 0 {
+		if err := makeDisk(v.dir.disk(n.Name), int64(n.DiskGiB)<<30); err != nil {
+			return nil, err
+		}
 	}
 	port, err := v.forwardedPort(n.Name)
 	if err != nil {
 		return nil, err
 	}
 	m := machine{plan: v.plan, node: n, dir: v.dir, registry: v.images.Addr().String(), apiPort: port}
+	r, err := launch(ctx, v.keeper, m.arguments())
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", n.Name, err)
+	}
+	return r, nil
+}
+
+// launch starts QEMU, and lets the guest run once its monitor answers.
+func launch(ctx context.Context, k *keeper.Keeper, args []string) (*runningMachine, error) {
 	ours, theirs, err := socketPair()
 	if err != nil {
-		return nil, fmt.Errorf("monitor of %s: %w", n.Name, err)
+		return nil, fmt.Errorf("monitor: %w", err)
 	}
 	r := &runningMachine{done: make(chan struct{})}
-	r.cmd = exec.Command(Program, m.arguments()...)
-	r.cmd.ExtraFiles = []*os.File{theirs}
+	r.cmd = exec.Command(Program, args...)
+	r.cmd.ExtraFiles = []*os.File{theirs} // monitorFD
 	r.cmd.Stdout, r.cmd.Stderr = &r.complaint, &r.complaint
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	err = v.keeper.Do(r.cmd.Start)
+	err = k.Do(r.cmd.Start)
 	theirs.Close()
 	if err != nil {
 		ours.Close()
-		return nil, fmt.Errorf("start %s: %w", n.Name, err)
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, qmpBudget)
 	defer cancel()
-	monitor, err := qmp.New(ctx, ours, r.note)
+	r.monitor, err = qmp.New(ctx, ours, r.note)
+	if err == nil {
+		err = r.monitor.Do(ctx, "cont")
+	}
 	if err != nil {
 		r.Cut()
 		_ = r.cmd.Wait()
-		return nil, fmt.Errorf("start %s: %w: %s", n.Name, err, strings.TrimSpace(r.complaint.String()))
+		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(r.complaint.String()))
 	}
-	r.monitor = monitor
 	go r.collect()
 	return r, nil
 }

@@ -33,9 +33,11 @@ type Plan struct {
 	Network     netip.Prefix `json:"network"` // of the nodes
 	// Isolated takes away the nodes' way to other machines. Containers have none
 	// in any case.
-	Isolated bool   `json:"isolated,omitempty"`
-	Boot     Boot   `json:"boot"`
-	Images   string `json:"images"` // OCI layout
+	Isolated bool `json:"isolated,omitempty"`
+	// Unplugged is a cable to nowhere, for nodes in QEMU.
+	Unplugged bool   `json:"unplugged,omitempty"`
+	Boot      Boot   `json:"boot"`
+	Images    string `json:"images"` // OCI layout
 	// KubernetesPort on 127.0.0.1 leads to the API of the control planes.
 	KubernetesPort int    `json:"kubernetesPort"`
 	Nodes          []Node `json:"nodes"`
@@ -62,7 +64,7 @@ type Node struct {
 	Address   netip.Addr `json:"address"`
 	CPUs      int        `json:"cpus"`      // QEMU
 	MemoryMiB int        `json:"memoryMiB"` // QEMU
-	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse
+	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
 }
 
 // clusterName becomes part of paths, cgroups and links.

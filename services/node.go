@@ -68,7 +68,7 @@ func NewNode(o Options) (*Node, error) {
 		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}), // nothing
 		machine.Service(machine.Options{ //                        udevd
 			Store: store, Logs: o.Logs, MountState: d.MountState,
-			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline}),
+			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
 		}),
 		d.Service(), //                                            machined
 		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(), // machined

@@ -51,8 +51,13 @@ type Options struct {
 	Self      []string
 	CPUs      int
 	MemoryMiB int
-	DiskGiB   int
+	DiskGiB   int // of QEMU nodes; negative: no disk
 	Isolated  bool
+	// Unplugged gives QEMU nodes a network that nobody else is on.
+	Unplugged bool
+	// Prepare may change what a new node begins with, before it starts: in dir,
+	// config.yaml, and disk.img (QEMU) or state and var (containers).
+	Prepare func(dir string) error
 	// Out is told in whole lines what happens.
 	Out io.Writer
 }
@@ -182,7 +187,7 @@ func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error
 	next := plan
 	next.Boot, next.Images, next.Self = o.Boot, o.Images, o.self()
 	if next.Boot == plan.Boot && next.Images == plan.Images {
-		return plan, nil
+		return next, writePlan(d, next)
 	}
 	o.say("What cluster %s boots has changed: restarting its nodes.", plan.Name)
 	if err := stopHost(ctx, d, stopBudget); err != nil {
@@ -244,13 +249,13 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	if err := os.RemoveAll(string(d)); err != nil {
 		return Plan{}, err
 	}
-	if err := writeCluster(d, plan, nodes, kubeconfig); err != nil {
+	if err := writeCluster(d, plan, nodes, kubeconfig, o.Prepare); err != nil {
 		return Plan{}, errors.Join(err, os.RemoveAll(string(d)))
 	}
 	return plan, nil
 }
 
-func writeCluster(d clusterDir, plan Plan, nodes map[string][]byte, kubeconfig []byte) error {
+func writeCluster(d clusterDir, plan Plan, nodes map[string][]byte, kubeconfig []byte, prepare func(dir string) error) error {
 	if err := os.Mkdir(string(d), 0o700); err != nil {
 		return err
 	}
@@ -260,6 +265,12 @@ func writeCluster(d clusterDir, plan Plan, nodes map[string][]byte, kubeconfig [
 		}
 		if err := replace(d.config(name), data, 0o600); err != nil {
 			return err
+		}
+		if prepare == nil {
+			continue
+		}
+		if err := prepare(d.node(name)); err != nil {
+			return fmt.Errorf("prepare %s: %w", name, err)
 		}
 	}
 	if err := replace(d.kubeconfig(), kubeconfig, 0o600); err != nil {
@@ -275,7 +286,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: containerNetwork, Isolated: o.Isolated,
+		Network: containerNetwork, Isolated: o.Isolated, Unplugged: o.Unplugged,
 		Boot: o.Boot, Images: o.Images, Self: o.self(), KubernetesPort: port,
 	}
 	address := gateway(p.Network).Next()

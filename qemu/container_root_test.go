@@ -259,6 +259,20 @@ func TestContainerSwitches(t *testing.T) {
 	}
 }
 
+// The same on a host that has only cgroup v2. (Where the controllers are with v1, it
+// has none; the rest is the same.)
+func TestContainersWithCgroupV2(t *testing.T) {
+	needRoot(t)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestContainer(NodeLeavesNothing|HostProcessKilled|Switches)$", "-test.v")
+	cmd.Env = append(os.Environ(), onlyV2+"=1")
+	// Go makes the mounts of the new namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Count(string(out), "--- PASS") != 3 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // Ctrl-C while a cluster is made leaves nothing of it.
 func TestContainerUpInterrupted(t *testing.T) {
 	o := artefacts(t)
@@ -267,17 +281,18 @@ func TestContainerUpInterrupted(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", home)
 	before := takeSnapshot(t, o.Name)
 	ctx, cancel := context.WithCancel(t.Context())
-	o.Self = []string{"/bin/sleep", "1000"} // never gets ready
+	o.Self = []string{"/bin/sh", "-c", "sleep 1000"} // never gets ready
+	done := make(chan error, 1)
 	go func() {
-		for {
-			if _, err := os.Stat(filepath.Join(home, "clusters", o.Name, "host.log")); err == nil {
-				cancel()
-				return
-			}
-		}
+		_, err := Up(ctx, o)
+		done <- err
 	}()
-	o.Self = []string{"/bin/sh", "-c", "sleep 1000"}
-	if _, err := Up(ctx, o); !errors.Is(err, context.Canceled) {
+	eventually.That(t, 10*time.Second, "the host process is started", func() error {
+		_, err := os.Stat(filepath.Join(home, "clusters", o.Name, "host.log"))
+		return err
+	})
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Fatalf("up: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(home, "clusters", o.Name)); !errors.Is(err, os.ErrNotExist) {

@@ -8,7 +8,13 @@ import (
 	"os/signal"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
+
+// onlyV2 asks for a machine with only cgroup v2. The process has a mount namespace
+// of its own then.
+const onlyV2 = "GARBOARD_TEST_ONLY_CGROUP_V2"
 
 // The test binary is also the program that a cluster calls back: `host --cluster
 // NAME` and `dial ADDRESS`, as the developers' tool has them.
@@ -20,6 +26,12 @@ func TestMain(m *testing.M) {
 		}))
 	case len(os.Args) == 3 && os.Args[1] == "dial":
 		os.Exit(callback(func(ctx context.Context) error { return Dial(ctx, os.Args[2]) }))
+	}
+	if os.Getenv(onlyV2) != "" {
+		if err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
+			fmt.Fprintln(os.Stderr, "mount cgroup2:", err)
+			os.Exit(1)
+		}
 	}
 	code := m.Run()
 	for _, dir := range removeAtEnd {

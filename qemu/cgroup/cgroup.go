@@ -52,7 +52,7 @@ func Hierarchies() ([]Hierarchy, error) {
 
 // parse reads mountinfo (proc_pid_mountinfo(5)). Mounts that show only a part of
 // their hierarchy, as in containers, are left out: a path from the top can't be
-// found through them.
+// found through them. So are those that a later mount hides.
 func parse(mountinfo io.Reader) ([]Hierarchy, error) {
 	var all []Hierarchy
 	lines := bufio.NewScanner(mountinfo)
@@ -60,7 +60,13 @@ func parse(mountinfo io.Reader) ([]Hierarchy, error) {
 		before, after, ok := strings.Cut(lines.Text(), " - ")
 		left, right := strings.Fields(before), strings.Fields(after)
 		const root, point = 3, 4
-		if !ok || len(left) <= point || len(right) < 3 || left[root] != "/" {
+		if !ok || len(left) <= point || len(right) < 3 {
+			continue
+		}
+		all = slices.DeleteFunc(all, func(h Hierarchy) bool {
+			return h.Mount == left[point] || strings.HasPrefix(h.Mount, left[point]+"/")
+		})
+		if left[root] != "/" {
 			continue
 		}
 		h := Hierarchy{Mount: left[point]}
@@ -72,9 +78,7 @@ func parse(mountinfo io.Reader) ([]Hierarchy, error) {
 		default:
 			continue
 		}
-		if !slices.ContainsFunc(all, func(o Hierarchy) bool { return o.Mount == h.Mount }) {
-			all = append(all, h)
-		}
+		all = append(all, h)
 	}
 	return all, lines.Err()
 }

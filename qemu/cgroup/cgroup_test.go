@@ -33,6 +33,7 @@ func TestHierarchiesAreFound(t *testing.T) {
 			{Mount: "/sys/fs/cgroup/unified", Unified: true},
 		}, "/sys/fs/cgroup/freezer/garboard/c/n/freezer.state FROZEN"},
 		{"v2", unified, []Hierarchy{{Mount: "/sys/fs/cgroup", Unified: true}}, "/sys/fs/cgroup/garboard/c/n/cgroup.freeze 1"},
+		{"v2 over v1", hybrid + unified, []Hierarchy{{Mount: "/sys/fs/cgroup", Unified: true}}, "/sys/fs/cgroup/garboard/c/n/cgroup.freeze 1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,158 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"net/netip"
+)
+
+func TestClusterNames(t *testing.T) {
+	t.Parallel()
+	for name, ok := range map[string]bool{
+		"a": true, "garboard-default": true, "x1": true, strings.Repeat("a", 40): true,
+		"": false, "-a": false, "a-": false, "A": false, "a/b": false, "..": false, "a b": false, ".lock": false, strings.Repeat("a", 41): false,
+	} {
+		if err := checkName(name); (err == nil) != ok {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+func TestPlanIsKept(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	want := testPlan(Container)
+	d, err := dirOf(want.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(want.Name); !errors.Is(err, ErrNoCluster) {
+		t.Errorf("open without a plan: %v", err)
+	}
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writePlan(d, want); err != nil {
+		t.Fatal(err)
+	}
+	all, err := List()
+	if err != nil || len(all) != 1 {
+		t.Fatalf("list: %v, %v", all, err)
+	}
+	if diff := cmp.Diff(want, all[0].Plan, cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
+		t.Errorf("plan (-want +got):\n%s", diff)
+	}
+	// A plan that is broken is said, with its place.
+	if err := os.WriteFile(d.plan(), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(want.Name); err == nil || !strings.Contains(err.Error(), d.plan()) {
+		t.Errorf("open with a broken plan: %v", err)
+	}
+}
+
+// A port that another cluster has planned, or that is in use, isn't given again.
+func TestPortsDontCollide(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	first, err := freePort("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := testPlan(Container)
+	plan.KubernetesPort = first
+	d, _ := dirOf(plan.Name)
+	if err := errors.Join(os.MkdirAll(string(d), 0o700), writePlan(d, plan)); err != nil {
+		t.Fatal(err)
+	}
+	second, err := freePort("c")
+	if err != nil || second == first {
+		t.Fatalf("second port %d, first %d: %v", second, first, err)
+	}
+	l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if third, err := freePort("c"); err != nil || third == first || third == second {
+		t.Errorf("third port %d: %v", third, err)
+	}
+}
+
+// The holder of a lock is known to other processes, and nobody once it's dead.
+func TestLock(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "lock")
+	if pid, err := holder(path); pid != 0 || err != nil {
+		t.Errorf("holder of nothing: %d, %v", pid, err)
+	}
+	holding := exec.Command(os.Args[0], "-test.run=^TestLockHelper$")
+	holding.Env = append(os.Environ(), "GARBOARD_TEST_LOCK="+path)
+	in, _ := holding.StdinPipe()
+	out, _ := holding.StdoutPipe()
+	if err := holding.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if pid, err := holder(path); pid != holding.Process.Pid || err != nil {
+		t.Errorf("holder %d, %v; want %d", pid, err, holding.Process.Pid)
+	}
+	if _, err := hold(path); err == nil {
+		t.Error("two hold the lock")
+	}
+	in.Close()
+	_ = holding.Wait()
+	if pid, err := holder(path); pid != 0 || err != nil {
+		t.Errorf("holder after the end: %d, %v", pid, err)
+	}
+}
+
+// TestLockHelper is the other process of TestLock.
+func TestLockHelper(t *testing.T) {
+	path := os.Getenv("GARBOARD_TEST_LOCK")
+	if path == "" {
+		return
+	}
+	if _, err := hold(path); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Print("held")
+	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
+// Sockets work however deep the directory is.
+func TestLongSocketPath(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := clusterDir(dir)
+	l, err := listenUnix(d.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	h := &hostProcess{stop: make(chan struct{})}
+	go serve(l, h.control(), nil)
+	var nodes []NodeStatus
+	if err := ask(t.Context(), d, "GET", "/status", &nodes); err != nil {
+		t.Error(err)
+	}
+	if err := ask(t.Context(), d, "POST", "/nodes/nobody/cut", nil); err == nil || !strings.Contains(err.Error(), `no node "nobody"`) {
+		t.Errorf("cut nobody: %v", err)
+	}
+	if err := ask(t.Context(), d, "POST", "/stop?budget=1s", nil); err != nil {
+		t.Error(err)
+	}
+	<-h.stop
+}

@@ -1,0 +1,96 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// echoes is a reacher whose nodes answer with their name and what they heard,
+// after they have heard all; those whose name starts with "dead" don't exist.
+type echoes struct{}
+
+func (echoes) Reach(_ context.Context, n Node, port int) (net.Conn, error) {
+	if strings.HasPrefix(n.Name, "dead") {
+		return nil, errors.New("no such host")
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	go echo(l, fmt.Sprintf("%s:%d", n.Name, port))
+	conn, err := net.Dial("tcp4", l.Addr().String())
+	return conn, err
+}
+
+func echo(l net.Listener, name string) {
+	conn, err := l.Accept()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	heard, _ := io.ReadAll(conn) // to the half-close
+	fmt.Fprintf(conn, "%s heard %d", name, len(heard))
+}
+
+func TestForward(t *testing.T) {
+	t.Parallel()
+	quiet := slog.New(slog.DiscardHandler)
+	for _, tc := range []struct{ nodes, want string }{
+		{"alive", "alive:6443 heard 100000"},
+		{"dead-1 dead-2 alive", "alive:6443 heard 100000"},
+		{"dead", ""}, // closed, not hanging
+	} {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var nodes []Node
+		for _, name := range strings.Fields(tc.nodes) {
+			nodes = append(nodes, Node{Name: name})
+		}
+		go forward(l, quiet, echoes{}, nodes, 6443)
+		conn, err := net.Dial("tcp4", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Write(make([]byte, 100000)) // fails where nobody is
+		_ = conn.(*net.TCPConn).CloseWrite()
+		got, _ := io.ReadAll(conn)
+		if string(got) != tc.want {
+			t.Errorf("%s: got %q, want %q", tc.nodes, got, tc.want)
+		}
+		conn.Close()
+		l.Close()
+	}
+}
+
+// The subcommand that QEMU runs per connection.
+func TestDial(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go echo(l, "registry")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "dial", l.Addr().String())
+	cmd.Stdin = bytes.NewReader(make([]byte, 100000))
+	out, err := cmd.CombinedOutput()
+	if err != nil || string(out) != "registry heard 100000" {
+		t.Errorf("dial: %q, %v", out, err)
+	}
+	l.Close()
+	if out, err := exec.CommandContext(t.Context(), os.Args[0], "dial", l.Addr().String()).CombinedOutput(); err == nil {
+		t.Errorf("dial to nobody: %q", out)
+	}
+}

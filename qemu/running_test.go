@@ -1,0 +1,94 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu/keeper"
+)
+
+// run starts QEMU with a guest of a few bytes of 16-bit code as its firmware.
+func run(t *testing.T, k *keeper.Keeper, code ...byte) *runningMachine {
+	t.Helper()
+	image := make([]byte, probeROMSize)
+	copy(image[probeResetAt:], code)
+	rom := filepath.Join(t.TempDir(), "rom")
+	if err := os.WriteFile(rom, image, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := launch(t.Context(), k, append([]string{
+		"-accel", "tcg", "-machine", "q35", "-m", "16", "-nodefaults", "-no-user-config", "-no-reboot",
+		"-display", "none", "-bios", rom,
+	}, monitorArguments()...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+var (
+	idle = []byte{0xfa, 0xf4, 0xeb, 0xfd} // cli; hlt; jmp to hlt
+	// reset writes 6 to the reset control register of the chipset, port 0xcf9.
+	reset = []byte{0xba, 0xf9, 0x0c, 0xb0, 0x06, 0xee, 0xf4}
+)
+
+func TestMachineEnds(t *testing.T) {
+	t.Parallel()
+	k := keeper.New()
+	defer k.Close()
+	for _, tc := range []struct {
+		name string
+		code []byte
+		do   func(*runningMachine)
+		want End
+	}{
+		{"guest resets", reset, func(*runningMachine) {}, EndReboot},
+		{"power is cut", idle, (*runningMachine).Cut, EndKilled},
+		{"QEMU is told to quit", idle, func(r *runningMachine) { _ = r.monitor.Do(context.Background(), "quit") }, EndOff},
+		{"frozen, then cut", idle, func(r *runningMachine) {
+			if err := r.Freeze(t.Context(), true); err != nil {
+				t.Error(err)
+			}
+			r.Cut()
+		}, EndKilled},
+	} {
+		r := run(t, k, tc.code...)
+		tc.do(r)
+		if end, err := r.Wait(); end != tc.want || err != nil {
+			t.Errorf("%s: ended as %q, %v; want %q", tc.name, end, err, tc.want)
+		}
+	}
+}
+
+// Machines end with whoever started them, even if that is killed.
+func TestMachineHangsOnTheKeeper(t *testing.T) {
+	t.Parallel()
+	k := keeper.New()
+	r := run(t, k, idle...)
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually.That(t, 5*time.Second, "QEMU is gone", func() error {
+		if err := syscall.Kill(r.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
+			return errors.New("it lives")
+		}
+		return nil
+	})
+}
+
+func TestMachineThatCantStart(t *testing.T) {
+	t.Parallel()
+	k := keeper.New()
+	defer k.Close()
+	_, err := launch(t.Context(), k, append([]string{"-bios", "/nowhere"}, monitorArguments()...))
+	if err == nil || !strings.Contains(err.Error(), "/nowhere") {
+		t.Errorf("launch: %v", err)
+	}
+}

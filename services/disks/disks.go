@@ -121,10 +121,16 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	}
 	message := "directories of the host"
 	if d.o.Mode == boot.Machine {
+		late := !d.haveState()
 		if message, err = d.provision(ctx, h, cfg.Machine.Install); err != nil {
 			return err
 		}
 		defer d.unmount()
+		if late {
+			if cfg, err = d.lateConfig(cfg); err != nil {
+				return err
+			}
+		}
 	}
 	if err := d.makeDirectories(); err != nil {
 		return err
@@ -148,6 +154,12 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 			}
 		}
 	}
+}
+
+func (d *Disks) haveState() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.system != nil
 }
 
 // MountState mounts STATE where a disk has one already, before there is a
@@ -225,7 +237,7 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device,
 	d.mu.Lock()
 	system := d.system
 	d.mu.Unlock()
-	if system != nil {
+	if system != nil { // mounted before the configuration was known
 		if name != "" && name != system.Path {
 			d.log.Warn(fmt.Sprintf("the system is on %s, while machine.install.disk is %s: going on with %s", system.Path, name, system.Path))
 		}

@@ -87,7 +87,18 @@ type machineUnderTest struct {
 	dir     string
 	disks   *Disks
 	cut     string // the step before which the power goes
+	// hostname in its configuration tells one from another.
+	hostname string
 }
+
+// secrets are made once: that takes a moment.
+var secrets = sync.OnceValue(func() *config.Secrets {
+	s, err := config.NewSecrets(time.Now())
+	if err != nil {
+		panic(err)
+	}
+	return s
+})
 
 var errPowerCut = errors.New("power cut")
 
@@ -126,9 +137,13 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 // up runs the service until the test ends, or returns why it doesn't come up.
 func (m *machineUnderTest) up(install config.Install) error {
 	m.t.Helper()
-	c := &config.Config{Machine: config.Machine{Install: install}}
+	c, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.2:6443", Hostname: m.hostname, Secrets: secrets()})
+	if err != nil {
+		m.t.Fatal(err)
+	}
 	c.FillDefaults()
-	if err := machine.Configs.Put(m.store.As("test"), machine.ConfigID, c); err != nil {
+	c.Machine.Install = install
+	if err := machine.Configs.Put(m.store.As(machine.ID), machine.ConfigID, c); err != nil {
 		m.t.Fatal(err)
 	}
 	started := make(chan struct{})

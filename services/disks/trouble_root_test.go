@@ -3,6 +3,7 @@ package disks
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/process"
 	"golang.org/x/sys/unix"
 )
@@ -216,6 +218,43 @@ func TestDamagedFileSystemIsRepaired(t *testing.T) {
 	m.mustUp(config.Install{Disk: l.path})
 	if text := m.console.String(); !strings.Contains(text, "STATE on "+l.path+"p5 is repaired") {
 		t.Errorf("console: %s", text)
+	}
+}
+
+// A disk that comes after a configuration was found elsewhere: the one on its
+// STATE counts, and isn't overwritten.
+func TestStateComesLate(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.hostname = "as-installed"
+	m.mustUp(config.Install{Disk: l.path})
+	kept := m.read("state/config.yaml")
+	m.off()
+
+	m = bootMachine(t, l)
+	m.hostname = "from-the-medium"
+	m.mustUp(config.Install{Disk: l.path}) // without MountState before
+	cfg, err := machine.Config(m.store)
+	if err != nil || cfg.Machine.Network.Hostname != "as-installed" {
+		t.Errorf("going on with the configuration of %q, %v", cfg.Machine.Network.Hostname, err)
+	}
+	if got := m.read("state/config.yaml"); got != kept {
+		t.Errorf("STATE has another configuration now:\n%s", got)
+	}
+	if text := m.console.String(); !strings.Contains(text, "STATE came late") {
+		t.Errorf("console: %s", text)
+	}
+}
+
+// S-021: persist: false keeps nothing.
+func TestS021NotPersisted(t *testing.T) {
+	m := bootMachine(t)
+	no := false
+	if err := m.disks.persist(&config.Config{Persist: &no}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(m.dir, "state/config.yaml")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the configuration was kept: %v", err)
 	}
 }
 

@@ -47,10 +47,49 @@ func newLoop(t *testing.T, size int64) *loop {
 	if err := os.Truncate(l.file, size); err != nil {
 		t.Fatal(err)
 	}
-	l.path = strings.TrimSpace(command(t, "losetup", "--find", "--show", "--partscan", l.file))
-	l.name = filepath.Base(l.path)
-	t.Cleanup(func() { command(t, "losetup", "--detach", l.path) })
+	dev, err := attach(l.file)
+	if err != nil {
+		t.Fatalf("attach a loop device: %v", err)
+	}
+	l.path, l.name = dev.Name(), filepath.Base(dev.Name())
+	t.Cleanup(func() { dev.Close() })
 	return l
+}
+
+// attach makes a loop device that goes by itself when nobody has it open any
+// more, also after a test that was killed.
+func attach(file string) (*os.File, error) {
+	back, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer back.Close()
+	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer ctl.Close()
+	for {
+		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, err
+		}
+		dev, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{
+			Fd:   uint32(back.Fd()),
+			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_PARTSCAN},
+		})
+		if err == nil {
+			return dev, nil
+		}
+		dev.Close()
+		if !errors.Is(err, unix.EBUSY) { // somebody else was quicker
+			return nil, err
+		}
+	}
 }
 
 func command(t *testing.T, name string, args ...string) string {

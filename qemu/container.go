@@ -208,8 +208,8 @@ func (c *containers) Start(ctx context.Context, n Node) (Running, error) {
 	r.cmd.Stdin = bytes.NewReader(text)
 	r.cmd.Stderr = &r.complaint
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{
-		// The sandbox demands both; see its runNode for why.
-		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS,
+		// The sandbox demands it; see its runNode for why.
+		Cloneflags: syscall.CLONE_NEWPID,
 		Pdeathsig:  syscall.SIGKILL,
 		Setpgid:    true,
 	}

@@ -37,8 +37,9 @@ type command struct {
 }
 
 var commands = []command{
-	{"node", "node SPEC      run the node that the JSON file SPEC (- is standard input) describes", runNode},
-	{shieldCommand, "shield ROOT    cover the host's own settings below ROOT/proc (called by node)", runShield},
+	{"node", "node SPEC         run the node that the JSON file SPEC (- is standard input) describes", runNode},
+	{insideCommand, insideCommand + " SPEC  the same, in the mount namespace (called by node)", runInside},
+	{shieldCommand, shieldCommand + " ROOT       cover the host's own settings below ROOT/proc (called by node)", runShield},
 }
 
 func main() {

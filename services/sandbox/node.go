@@ -24,6 +24,9 @@ const (
 	exitKilled = 12 // PID 1 was killed: by us after the budget, or by someone else
 )
 
+// insideCommand is the second half of node.
+const insideCommand = "node-inside"
+
 // stopBudget is how long a node may take to power off in an orderly way: a
 // machine promises 30 s, and we add what the kernel needs to collect the rest.
 const stopBudget = 35 * time.Second
@@ -35,21 +38,36 @@ func (e nodeEnd) Error() string { return fmt.Sprintf("node ended with code %d", 
 
 // runNode runs a node from start to end.
 //
-// The process must be the first of new PID and mount namespaces (clone flags
-// CLONE_NEWPID and CLONE_NEWNS):
+// The process must be the first of a new PID namespace (CLONE_NEWPID):
 //
 //	starter ─ sandbox, PID 1 of an outer namespace ─ the node's PID 1 ─ …
 //
 // So the kernel itself ends everything in the node when this process ends, in
-// whatever way, and unmounts all that it mounted. The starter sets a parent-death
-// signal for the same reason. (libcontainer's own one doesn't reach the node: it
-// gets lost in the clones between.)
+// whatever way. The starter sets a parent-death signal for the same reason.
+// (libcontainer's own one doesn't reach the node: it gets lost in the clones
+// between.) A mount namespace it makes itself: what is mounted for the node ends
+// with the two, and is never seen on the host.
 func runNode(args []string) error {
 	if len(args) != 1 {
 		return errors.New("node: needs one spec")
 	}
 	if os.Getpid() != 1 {
-		return errors.New("node: must be started as the first process of its own PID and mount namespaces (unshare --mount --pid --fork)")
+		return errors.New("node: must be started as the first process of its own PID namespace (unshare --pid --fork)")
+	}
+	// Only this thread enters the new namespace; a program that is started from
+	// it, in the same process, has all its threads there.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	err := unix.Exec("/proc/self/exe", append([]string{os.Args[0], insideCommand}, args...), os.Environ())
+	return fmt.Errorf("start again in the mount namespace: %w", err)
+}
+
+// runInside is runNode in its mount namespace.
+func runInside(args []string) error {
+	if len(args) != 1 || os.Getpid() != 1 {
+		return fmt.Errorf("%s is for node to call", insideCommand)
 	}
 	// Children are started from this thread, and their fate hangs on it.
 	runtime.LockOSThread()

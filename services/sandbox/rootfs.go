@@ -81,7 +81,7 @@ func attachLoop(path string) (*os.File, error) {
 	return nil, fmt.Errorf("attach %s: every one of %d loop devices was taken meanwhile", path, loopTries)
 }
 
-// ownMounts makes this process' mount namespace a place of its own: /proc shows
+// ownMounts prepares this process' own mount namespace: /proc shows
 // our PID namespace, as libcontainer looks for its child there, and work is an
 // empty tmpfs. It returns the directories for the root filesystem and for
 // libcontainer's state.

@@ -48,7 +48,10 @@ func (r *reporter) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case e := <-events:
+		case e, ok := <-events:
+			if !ok {
+				return // ctx has ended
+			}
 			r.event(e)
 		case <-pods:
 			r.pods(ready)

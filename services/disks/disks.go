@@ -54,6 +54,7 @@ type Options struct {
 	isDisk   func(name string) bool  // which of /sys/block count; tests use loop devices
 	stateDir string                  // tests have their own
 	varDir   string                  // tests have their own
+	idFile   string                  // tests have their own
 	before   func(step string) error // tests cut the power before a step
 	patience time.Duration           // quietFor; tests have less
 }
@@ -78,6 +79,9 @@ func New(o Options) *Disks {
 	}
 	if o.varDir == "" {
 		o.varDir = boot.EphemeralDir
+	}
+	if o.idFile == "" {
+		o.idFile = machineIDFile
 	}
 	if o.patience == 0 {
 		o.patience = quietFor
@@ -136,6 +140,9 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 		return err
 	}
 	if err := d.persist(cfg); err != nil {
+		return err
+	}
+	if err := d.nameMachine(); err != nil {
 		return err
 	}
 	d.warnFull()

@@ -162,6 +162,7 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 		},
 		stateDir: filepath.Join(m.dir, "state"),
 		varDir:   filepath.Join(m.dir, "var"),
+		idFile:   filepath.Join(m.dir, "machine-id"),
 		before: func(step string) error {
 			if step == m.cut {
 				return fmt.Errorf("before %s: %w", step, errPowerCut)

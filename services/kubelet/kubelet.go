@@ -129,6 +129,7 @@ var mounts = []specs.Mount{
 	{Type: "bind", Source: boot.LogDir + "/pods", Destination: boot.LogDir + "/pods", Options: []string{"rbind", "rw"}},
 	{Type: "bind", Source: boot.LogDir + "/containers", Destination: boot.LogDir + "/containers", Options: []string{"rbind", "rw"}},
 	{Type: "bind", Source: "/etc/kubernetes", Destination: "/etc/kubernetes", Options: []string{"rbind", "ro"}},
+	{Type: "bind", Source: "/etc/machine-id", Destination: "/etc/machine-id", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/os-release", Destination: "/etc/os-release", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/resolv.conf", Destination: "/etc/resolv.conf", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/hosts", Destination: "/etc/hosts", Options: []string{"bind", "ro"}},

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"unicode/utf8"
 )
 
@@ -106,7 +107,10 @@ func (c *Child) verdict(state *os.ProcessState, err error) error {
 	if err == nil {
 		return nil
 	}
-	if last := c.tail.String(); last != "" {
+	// Who is killed has no time for last words: what it said before isn't why.
+	status, ok := state.Sys().(syscall.WaitStatus)
+	killed := ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+	if last := c.tail.String(); last != "" && !killed {
 		return fmt.Errorf("run %s: %w: %s", describe(c.cmd), err, last)
 	}
 	return fmt.Errorf("run %s: %w", describe(c.cmd), err)

@@ -76,12 +76,12 @@ spec:
 
 func TestOneNodeInContainer(t *testing.T) {
 	c := oneNode(t, "one-container", qemu.Container)
-	t.Run("power off", func(t *testing.T) { powersOff(t, c) })
+	t.Run("power off", func(t *testing.T) { powersOff(t, c.In(t)) })
 }
 
 func TestOneNodeInQEMU(t *testing.T) {
 	c := oneNode(t, "one-qemu", qemu.QEMU, func(o *qemu.Options) { o.Isolated = true })
-	t.Run("power off", func(t *testing.T) { powersOff(t, c) })
+	t.Run("power off", func(t *testing.T) { powersOff(t, c.In(t)) })
 }
 
 func oneNode(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {

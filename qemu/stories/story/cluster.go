@@ -78,6 +78,13 @@ func up(t *testing.T, o qemu.Options, made *Artefacts) *Cluster {
 	return c
 }
 
+// In is the cluster as a part of the story sees it, with a testing.T of its own.
+func (c *Cluster) In(t *testing.T) *Cluster {
+	part := *c
+	part.t = t
+	return &part
+}
+
 // Node is the name of the only node.
 func (c *Cluster) Node() string { return c.Nodes[0].Name }
 

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -250,24 +249,9 @@ func arguments(name string, addr netip.Addr, extra map[string]string) []string {
 
 // healthy asks the member itself, and tells the control plane what it said.
 func (o Options) healthy(ctx context.Context) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, healthURL+healthPath, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		o.publish(false)
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		const enough = 512 // the first failing check is named within it
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, enough))
-		o.publish(false)
-		return fmt.Errorf("etcd %s: %s: %s", healthPath, resp.Status, body)
-	}
-	o.publish(true)
-	return nil
+	err := dag.HTTPCheck(healthURL + healthPath)(ctx)
+	o.publish(err == nil)
+	return err
 }
 
 func (o Options) publish(ready bool) {

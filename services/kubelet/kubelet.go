@@ -10,9 +10,6 @@ package kubelet
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -69,7 +66,7 @@ func Service(o Options) dag.Service {
 			return runner.Prepare(ctx, h)
 		},
 		Run:        runner.Run,
-		Health:     &dag.Health{Check: healthy, Period: healthPeriod, Timeout: healthTimeout},
+		Health:     &dag.Health{Check: dag.HTTPCheck(healthURL), Period: healthPeriod, Timeout: healthTimeout},
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget + 5*time.Second,
 	}
@@ -81,24 +78,6 @@ func (o Options) image() (string, error) {
 		return "", err
 	}
 	return cfg.Machine.Kubelet.Image, nil
-}
-
-func healthy(ctx context.Context) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, healthURL, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		const enough = 512 // names the failing check
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, enough))
-		return fmt.Errorf("%s: %s: %s", healthURL, resp.Status, body)
-	}
-	return nil
 }
 
 // directories the mounts below need on the node, with their modes.

@@ -35,17 +35,27 @@ type Cluster struct {
 	*qemu.Cluster
 	t       *testing.T
 	kubectl string
+	options qemu.Options
 }
 
 // Option changes how a cluster is made.
 type Option func(*qemu.Options)
+
+// Home is a directory for several clusters of one test.
+func Home(t *testing.T) Option {
+	t.Helper()
+	t.Setenv(homeVar, t.TempDir())
+	return func(*qemu.Options) {}
+}
 
 // New brings a cluster up: its nodes have started when it returns. name is short
 // and the story's own.
 func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 	t.Helper()
 	made := Built(t)
-	t.Setenv("GARBOARD_HOME", t.TempDir())
+	if os.Getenv(homeVar) == "" {
+		Home(t)
+	}
 	o := qemu.Options{
 		Name:        name,
 		Provisioner: provisioner,
@@ -61,21 +71,33 @@ func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 
 func up(t *testing.T, o qemu.Options, made *Artefacts) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, kubectl: made.Kubectl}
+	c := &Cluster{t: t, kubectl: made.Kubectl, options: o}
 	t.Cleanup(func() {
 		if t.Failed() && c.Cluster != nil {
 			t.Logf("the console ends with:\n%s", c.tail())
 		}
-		// Not with the test's context, which has ended.
-		if err := qemu.Down(context.Background(), o.Name); err != nil {
-			t.Errorf("down: %v", err)
-		}
+		c.Down()
 	})
-	var err error
-	if c.Cluster, err = qemu.Up(t.Context(), o); err != nil {
-		t.Fatalf("up: %v", err)
-	}
+	c.Up()
 	return c
+}
+
+// Up brings the cluster up; New has done it once.
+func (c *Cluster) Up() {
+	c.t.Helper()
+	var err error
+	if c.Cluster, err = qemu.Up(c.t.Context(), c.options); err != nil {
+		c.t.Fatalf("up: %v", err)
+	}
+}
+
+// Down removes the cluster; the end of the test does it in any case.
+func (c *Cluster) Down() {
+	c.t.Helper()
+	// Not with the test's context, which may have ended.
+	if err := qemu.Down(context.Background(), c.options.Name); err != nil {
+		c.t.Errorf("down: %v", err)
+	}
 }
 
 // In is the cluster as a part of the story sees it, with a testing.T of its own.

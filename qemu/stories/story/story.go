@@ -35,8 +35,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownerVar tells a host process which test it belongs to.
-const ownerVar = "GARBOARD_STORY_PID"
+const (
+	homeVar = "GARBOARD_HOME" // qemu.Home
+	// ownerVar tells a host process which test it belongs to.
+	ownerVar = "GARBOARD_STORY_PID"
+)
 
 // Main is TestMain of a story: the test binary is also the program that a cluster
 // calls back, as `host --cluster NAME` and `dial ADDRESS`.
@@ -48,6 +51,7 @@ func Main(m *testing.M) {
 		os.Exit(callback(func(ctx context.Context) error { return qemu.Dial(ctx, os.Args[2]) }))
 	}
 	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
+	os.Unsetenv(homeVar) // the user's clusters are none of ours
 	os.Exit(m.Run())
 }
 
@@ -92,7 +96,7 @@ func host(ctx context.Context, cluster string) error {
 	cancel()
 	orphaned.Wait()
 	if alone {
-		err = errors.Join(err, os.RemoveAll(os.Getenv("GARBOARD_HOME")))
+		err = errors.Join(err, os.RemoveAll(os.Getenv(homeVar)))
 	}
 	return err
 }

@@ -63,12 +63,19 @@ func up(ctx context.Context, out io.Writer, name, provisioner string) error {
 	if err != nil {
 		return err
 	}
+	before, err := look(name)
+	if err != nil {
+		return err
+	}
 	start := time.Now()
 	c, err := bootWith(ctx, out, name, provisioner, made, nil)
 	if err != nil {
 		return err
 	}
 	if err := awaitReady(ctx, out, c, start, nil); err != nil {
+		if ctx.Err() != nil {
+			err = errors.Join(err, before.restore(context.WithoutCancel(ctx), out))
+		}
 		return err
 	}
 	fmt.Fprintln(out)
@@ -86,6 +93,35 @@ Cluster %s serves, %s after power-on.
   chart     make chart%[3]s
   remove    make down%[3]s
 `, name, time.Since(start).Round(100*time.Millisecond), target, c.Kubeconfig())
+	return nil
+}
+
+// condition is how a cluster was before up, which is how Ctrl-C leaves it.
+type condition struct {
+	name             string
+	existed, running bool
+}
+
+func look(name string) (condition, error) {
+	c, err := qemu.Open(name)
+	if errors.Is(err, qemu.ErrNoCluster) {
+		return condition{name: name}, nil
+	} else if err != nil {
+		return condition{}, err
+	}
+	pid, err := c.HostPID()
+	return condition{name: name, existed: true, running: pid != 0}, err
+}
+
+func (b condition) restore(ctx context.Context, out io.Writer) error {
+	switch {
+	case !b.existed:
+		fmt.Fprintf(out, "\nInterrupted: removing cluster %s.\n", b.name)
+		return qemu.Down(ctx, b.name)
+	case !b.running:
+		fmt.Fprintf(out, "\nInterrupted: stopping cluster %s.\n", b.name)
+		return qemu.Stop(ctx, b.name)
+	}
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/qemu/cgroup"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -26,7 +27,8 @@ const (
 	downBudget = 5 * time.Second
 	// endBudget is how long a host process may take beyond its nodes' budget.
 	endBudget = 10 * time.Second
-	endPoll   = 20 * time.Millisecond
+	// endPoll is how late an interruption of that wait may be noticed.
+	endPoll = 100 * time.Millisecond
 
 	logTail = 2 << 10 // of host.log, in an error
 )
@@ -370,29 +372,45 @@ func stopHost(ctx context.Context, d clusterDir, budget time.Duration) error {
 	if err != nil || pid == 0 {
 		return err
 	}
+	// By a descriptor, so that it's never another process that got its number.
+	process, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("host process %d: %w", pid, err)
+	}
+	defer unix.Close(process)
 	// One that doesn't answer is killed below.
 	_ = ask(ctx, d, http.MethodPost, "/stop?budget="+budget.String(), nil)
-	end := time.Now().Add(budget + endBudget)
-	for killed := false; ; {
-		now, err := holder(d.lock())
-		if err != nil || now != pid {
-			return err
+	if ended, err := awaitEnd(ctx, process, budget+endBudget); ended || err != nil {
+		return err
+	}
+	if err := unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0); err != nil {
+		return fmt.Errorf("kill host process %d: %w", pid, err)
+	}
+	ended, err := awaitEnd(ctx, process, endBudget)
+	if err == nil && !ended {
+		err = fmt.Errorf("host process %d can't be killed", pid)
+	}
+	return err
+}
+
+// awaitEnd waits for the end of a process.
+func awaitEnd(ctx context.Context, pidfd int, budget time.Duration) (ended bool, err error) {
+	for end := time.Now().Add(budget); time.Now().Before(end); {
+		if ctx.Err() != nil {
+			return false, ctx.Err()
 		}
-		if time.Now().After(end) {
-			if killed {
-				return fmt.Errorf("host process %d can't be killed", pid)
-			}
-			killed, end = true, time.Now().Add(endBudget)
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				return fmt.Errorf("kill host process %d: %w", pid, err)
-			}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(endPoll.Milliseconds()))
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return false, fmt.Errorf("wait for the host process: %w", err)
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(endPoll):
+		if n > 0 {
+			return true, nil
 		}
 	}
+	return false, nil
 }
 
 // Stop powers all nodes of a cluster off. Its state stays, for the next Up.

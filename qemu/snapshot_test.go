@@ -66,6 +66,10 @@ func readSysctls() []string {
 		if err != nil || d.IsDir() || volatile.MatchString(path) {
 			return nil
 		}
+		// What can't be written only counts something.
+		if info, err := d.Info(); err != nil || info.Mode()&0o200 == 0 {
+			return nil
+		}
 		if text, err := os.ReadFile(path); err == nil {
 			all = append(all, path+" = "+strings.TrimSpace(string(text)))
 		}

@@ -28,7 +28,7 @@ type Keeper struct {
 // New starts a thread in the network namespace of the process.
 func New() *Keeper {
 	k := &Keeper{work: make(chan func())}
-	go k.run(func() {})
+	go onOwnThread(k.run)
 	return k
 }
 
@@ -36,8 +36,9 @@ func New() *Keeper {
 func NewInNamespace() (*Keeper, error) {
 	k := &Keeper{work: make(chan func())}
 	ready := make(chan error, 1)
-	go k.run(func() {
+	go onOwnThread(func() {
 		ready <- k.enterNew()
+		k.run()
 	})
 	if err := <-ready; err != nil {
 		return nil, fmt.Errorf("make a network namespace: %w", err)
@@ -53,15 +54,28 @@ func (k *Keeper) enterNew() (err error) {
 	return err
 }
 
-// run never unlocks: the thread is lost for everybody else, on purpose.
-func (k *Keeper) run(first func()) {
-	runtime.LockOSThread()
-	first()
+// onOwnThread runs f on a thread that nobody else uses, and that ends with f. It
+// isn't the first thread of the process, which Go never ends.
+func onOwnThread(f func()) {
+	runtime.LockOSThread() // not unlocked: Go then ends the thread with the goroutine
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	locked := make(chan struct{})
+	go func() { // anywhere but here, as long as this thread is locked
+		runtime.LockOSThread()
+		close(locked)
+		f()
+	}()
+	<-locked
+	runtime.UnlockOSThread()
+}
+
+func (k *Keeper) run() {
 	for f := range k.work {
 		f()
 	}
-	// Only Close comes here. The thread ends with the goroutine, and takes along
-	// what hung on it.
 }
 
 // Do runs f on the thread and waits for it.
@@ -99,9 +113,8 @@ func (k *Keeper) Dial(ctx context.Context, address string) (net.Conn, error) {
 		err  error
 	}
 	done := make(chan result, 1)
-	go func() {
+	dial := func() {
 		if k.ns != nil {
-			runtime.LockOSThread() // not unlocked: a thread in a foreign namespace must not be used again
 			if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
 				done <- result{nil, fmt.Errorf("enter network namespace: %w", err)}
 				return
@@ -109,7 +122,8 @@ func (k *Keeper) Dial(ctx context.Context, address string) (net.Conn, error) {
 		}
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp4", address)
 		done <- result{conn, err}
-	}()
+	}
+	go onOwnThread(dial)
 	r := <-done
 	return r.conn, r.err
 }

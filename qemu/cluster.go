@@ -177,7 +177,13 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if pid != 0 {
 		return c, c.turnOnAll(ctx)
 	}
-	return c, spawnHost(ctx, d, plan)
+	if c.Self, err = d.keepProgram(o.self()); err != nil {
+		return nil, err
+	}
+	if err := writePlan(d, c.Plan); err != nil {
+		return nil, err
+	}
+	return c, spawnHost(ctx, d, c.Plan)
 }
 
 // renew takes over what the caller boots now, and stops a cluster that boots
@@ -187,15 +193,19 @@ func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error
 		return plan, fmt.Errorf("cluster %s exists with provisioner %s; remove it first (make down), or take another name", plan.Name, plan.Provisioner)
 	}
 	next := plan
-	next.Boot, next.Images, next.Self = o.Boot, o.Images, o.self()
-	if next.Boot == plan.Boot && next.Images == plan.Images {
-		return next, writePlan(d, next)
-	}
-	o.say("What cluster %s boots has changed: restarting its nodes.", plan.Name)
-	if err := stopHost(ctx, d, stopBudget); err != nil {
+	if err := d.keep(ctx, &next, o); err != nil {
 		return plan, err
 	}
-	return next, writePlan(d, next)
+	if next.Source != plan.Source || next.Boot.Cmdline != plan.Boot.Cmdline {
+		o.say("What cluster %s boots has changed: restarting its nodes.", plan.Name)
+		if err := stopHost(ctx, d, stopBudget); err != nil {
+			return plan, err
+		}
+	}
+	if err := writePlan(d, next); err != nil {
+		return plan, err
+	}
+	return next, d.forget(next)
 }
 
 func (c *Cluster) turnOnAll(ctx context.Context) error {
@@ -251,14 +261,17 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	if err := os.RemoveAll(string(d)); err != nil {
 		return Plan{}, err
 	}
-	if err := writeCluster(d, plan, nodes, kubeconfig, o.Prepare); err != nil {
+	if err := writeCluster(ctx, d, &plan, o, nodes, kubeconfig); err != nil {
 		return Plan{}, errors.Join(err, os.RemoveAll(string(d)))
 	}
 	return plan, nil
 }
 
-func writeCluster(d clusterDir, plan Plan, nodes map[string][]byte, kubeconfig []byte, prepare func(dir string) error) error {
+func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, nodes map[string][]byte, kubeconfig []byte) error {
 	if err := os.Mkdir(string(d), 0o700); err != nil {
+		return err
+	}
+	if err := d.keep(ctx, plan, o); err != nil {
 		return err
 	}
 	for name, data := range nodes {
@@ -268,17 +281,17 @@ func writeCluster(d clusterDir, plan Plan, nodes map[string][]byte, kubeconfig [
 		if err := replace(d.config(name), data, 0o600); err != nil {
 			return err
 		}
-		if prepare == nil {
+		if o.Prepare == nil {
 			continue
 		}
-		if err := prepare(d.node(name)); err != nil {
+		if err := o.Prepare(d.node(name)); err != nil {
 			return fmt.Errorf("prepare %s: %w", name, err)
 		}
 	}
 	if err := replace(d.kubeconfig(), kubeconfig, 0o600); err != nil {
 		return err
 	}
-	return writePlan(d, plan)
+	return writePlan(d, *plan)
 }
 
 func newPlan(o Options, choice Choice) (Plan, error) {
@@ -289,7 +302,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
 		Network: containerNetwork, Isolated: o.Isolated, Unplugged: o.Unplugged,
-		Boot: o.Boot, Images: o.Images, Self: o.self(), KubernetesPort: port,
+		Self: o.self(), KubernetesPort: port,
 	}
 	address := gateway(p.Network).Next()
 	if p.Provisioner == QEMU {

@@ -311,8 +311,8 @@ func TestContainerUpBroken(t *testing.T) {
 		name, want string
 		change     func(*Options)
 	}{
-		{"no-rootfs", "root filesystem: stat /nowhere: no such file or directory", func(o *Options) { o.Boot.Rootfs = "/nowhere" }},
-		{"no-squashfs", "mount squashfs " + o.Boot.Sandbox + ": invalid argument", func(o *Options) { o.Boot.Rootfs = o.Boot.Sandbox }},
+		{"no-rootfs", "keep /nowhere for the cluster: lstat /nowhere: no such file or directory", func(o *Options) { o.Boot.Rootfs = "/nowhere" }},
+		{"no-squashfs", "/rootfs: invalid argument", func(o *Options) { o.Boot.Rootfs = o.Boot.Sandbox }},
 		{"no-sandbox", "/nowhere: no such file or directory", func(o *Options) { o.Boot.Sandbox = "/nowhere" }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -38,6 +38,8 @@ type Plan struct {
 	Unplugged bool   `json:"unplugged,omitempty"`
 	Boot      Boot   `json:"boot"`
 	Images    string `json:"images"` // OCI layout
+	// Source identifies what Boot and Images were kept from.
+	Source string `json:"source"`
 	// KubernetesPort on 127.0.0.1 leads to the API of the control planes.
 	KubernetesPort int    `json:"kubernetesPort"`
 	Nodes          []Node `json:"nodes"`

@@ -1,0 +1,164 @@
+package qemu
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// What a cluster boots comes from a cache that forgets, and its host process from a
+// checkout that is built anew or cleaned. So a cluster keeps its own of both: links
+// where the file system allows it, copies where it doesn't.
+
+// keptPrefix begins the names of directories with what is booted; the rest says
+// what it was made of.
+const keptPrefix = "boot-"
+
+// source identifies what the caller boots. The paths do: those of a build cache
+// have the contents' hash in them.
+func (o Options) source() string {
+	b := o.Boot
+	sum := sha256.Sum256([]byte(strings.Join([]string{b.Kernel, b.Initramfs, b.Rootfs, b.Init, b.Sandbox, o.Images}, "\n")))
+	return hex.EncodeToString(sum[:8])
+}
+
+// keep makes the plan boot the cluster's own files. Those of an earlier plan go only
+// with forget, once the plan is written.
+func (d clusterDir) keep(ctx context.Context, p *Plan, o Options) error {
+	p.Source = o.source()
+	dir := d.file(keptPrefix + p.Source)
+	p.Boot = o.Boot
+	files := []struct {
+		from string
+		to   *string
+		name string
+	}{
+		{o.Boot.Kernel, &p.Boot.Kernel, "vmlinuz"},
+		{o.Boot.Initramfs, &p.Boot.Initramfs, "initramfs"},
+		{o.Boot.Rootfs, &p.Boot.Rootfs, "rootfs"},
+		{o.Boot.Init, &p.Boot.Init, "init"},
+		{o.Boot.Sandbox, &p.Boot.Sandbox, "sandbox"},
+		{o.Images, &p.Images, "images"},
+	}
+	for _, f := range files {
+		if f.from != "" {
+			*f.to = filepath.Join(dir, f.name)
+		}
+	}
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	partial := dir + ".partial"
+	defer os.RemoveAll(partial)
+	if err := os.RemoveAll(partial); err != nil {
+		return err
+	}
+	if err := os.Mkdir(partial, 0o700); err != nil {
+		return err
+	}
+	for _, f := range files {
+		if f.from == "" {
+			continue
+		}
+		if err := linkTree(ctx, f.from, filepath.Join(partial, f.name)); err != nil {
+			return fmt.Errorf("keep %s for the cluster: %w", f.from, err)
+		}
+	}
+	return os.Rename(partial, dir)
+}
+
+// forget removes what earlier plans kept.
+func (d clusterDir) forget(p Plan) error {
+	all, err := filepath.Glob(d.file(keptPrefix + "*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range all {
+		if filepath.Base(dir) != keptPrefix+p.Source {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// keepProgram gives the host process a program that stays; it is asked for again
+// for each connection of a guest to the registry.
+func (d clusterDir) keepProgram(self []string) ([]string, error) {
+	program, err := filepath.EvalSymlinks(self[0])
+	if err != nil {
+		return nil, fmt.Errorf("program of the host process: %w", err)
+	}
+	kept := d.file("host")
+	if program == kept {
+		return self, nil
+	}
+	partial := kept + ".partial"
+	if err := os.RemoveAll(partial); err != nil {
+		return nil, err
+	}
+	if err := linkFile(program, partial); err != nil {
+		return nil, fmt.Errorf("keep %s for the cluster: %w", program, err)
+	}
+	return append([]string{kept}, self[1:]...), os.Rename(partial, kept)
+}
+
+// linkTree gives a file, or a directory with all its files, a second name.
+func linkTree(ctx context.Context, from, to string) error {
+	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		inside, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, inside)
+		switch {
+		case entry.IsDir():
+			return os.Mkdir(target, 0o700)
+		case entry.Type()&fs.ModeSymlink != 0:
+			link, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			return os.Symlink(link, target)
+		}
+		return linkFile(path, target)
+	})
+}
+
+// linkFile copies where a link isn't possible: across file systems, or where the
+// kernel forbids links to other users' files (proc(5), protected_hardlinks).
+func linkFile(from, to string) (err error) {
+	if err := os.Link(from, to); err == nil {
+		return nil
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	_, err = io.Copy(out, in)
+	return err
+}

@@ -1,0 +1,104 @@
+package qemu
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func write(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// What a cluster boots outlives the cache that it came from.
+func TestClusterKeepsWhatItBoots(t *testing.T) {
+	t.Parallel()
+	cache, d := t.TempDir(), clusterDir(t.TempDir())
+	o := Options{
+		Boot:   Boot{Kernel: write(t, filepath.Join(cache, "k1", "vmlinuz"), "kernel"), Rootfs: write(t, filepath.Join(cache, "r1"), "root"), Cmdline: "quiet"},
+		Images: filepath.Join(cache, "images"),
+	}
+	write(t, filepath.Join(o.Images, "blobs", "sha256", "abc"), "blob")
+	var p Plan
+	if err := d.keep(context.Background(), &p, o); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(cache); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		p.Boot.Kernel: "kernel", p.Boot.Rootfs: "root", filepath.Join(p.Images, "blobs", "sha256", "abc"): "blob",
+	} {
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
+			t.Errorf("%s holds %q, error %v; want %q", path, got, err, want)
+		}
+	}
+	if p.Boot.Initramfs != "" || p.Boot.Cmdline != "quiet" {
+		t.Errorf("kept %+v", p.Boot)
+	}
+	// The same again needs the cache no more.
+	again := p
+	if err := d.keep(context.Background(), &again, o); err != nil || again.Source != p.Source {
+		t.Errorf("kept again as %s, error %v; want %s", again.Source, err, p.Source)
+	}
+}
+
+func TestClusterForgetsWhatItBootedBefore(t *testing.T) {
+	t.Parallel()
+	cache, d := t.TempDir(), clusterDir(t.TempDir())
+	var plans [2]Plan
+	for i, name := range []string{"one", "two"} {
+		o := Options{Boot: Boot{Kernel: write(t, filepath.Join(cache, name, "vmlinuz"), name)}}
+		if err := d.keep(context.Background(), &plans[i], o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if plans[0].Source == plans[1].Source {
+		t.Fatal("two sources have one name")
+	}
+	if err := d.forget(plans[1]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(plans[0].Boot.Kernel); !os.IsNotExist(err) {
+		t.Errorf("the former kernel: %v", err)
+	}
+	if _, err := os.Stat(plans[1].Boot.Kernel); err != nil {
+		t.Error(err)
+	}
+}
+
+// A source that isn't there leaves nothing half kept.
+func TestKeepIsWholeOrNothing(t *testing.T) {
+	t.Parallel()
+	d := clusterDir(t.TempDir())
+	o := Options{Boot: Boot{Kernel: filepath.Join(t.TempDir(), "gone")}}
+	if err := d.keep(context.Background(), new(Plan), o); err == nil {
+		t.Fatal("no error")
+	}
+	if left, _ := os.ReadDir(string(d)); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestHostProgramIsKept(t *testing.T) {
+	t.Parallel()
+	d, program := clusterDir(t.TempDir()), write(t, filepath.Join(t.TempDir(), "dev"), "program")
+	self, err := d.keepProgram([]string{program, "--flag"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(program); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(self[0]); err != nil || string(got) != "program" || self[1] != "--flag" {
+		t.Errorf("%v holds %q, error %v", self, got, err)
+	}
+}

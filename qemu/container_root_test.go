@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu/snapshot"
 )
 
 func needRoot(t *testing.T) {
@@ -133,7 +134,7 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "leaves-nothing"
 	t.Setenv("GARBOARD_HOME", t.TempDir())
-	before := takeSnapshot(t, o.Name)
+	before := snapshot.Take(t, o.Name)
 	c := up(t, o)
 	expect(t, c, "who", "leaves-nothing-controlplane-1 boot 1")
 	expect(t, c, "get http://10.5.0.1:5000/v2/", "200 OK {}")
@@ -147,13 +148,13 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	expect(t, c, "write /proc/sys/kernel/shmmni 17", "17 <nil>")
 	expect(t, c, "write /etc-is-read-only x", "read-only file system")
 
-	if diff := before.diff(takeSnapshot(t, o.Name), whileUp); diff != "" {
+	if diff := before.Diff(snapshot.Take(t, o.Name), snapshot.Living...); diff != "" {
 		t.Errorf("the host differs while the cluster is up:\n%s", diff)
 	}
 	if err := Down(t.Context(), o.Name); err != nil {
 		t.Fatal(err)
 	}
-	if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+	if diff := before.Diff(snapshot.Take(t, o.Name)); diff != "" {
 		t.Errorf("the cluster left something behind:\n%s", diff)
 	}
 }
@@ -163,7 +164,7 @@ func TestContainerHostProcessKilled(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "host-killed"
 	t.Setenv("GARBOARD_HOME", t.TempDir())
-	before := takeSnapshot(t, o.Name)
+	before := snapshot.Take(t, o.Name)
 	c := up(t, o)
 	expect(t, c, "who", "boot 1")
 	pid, err := c.HostPID()
@@ -174,7 +175,7 @@ func TestContainerHostProcessKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually.That(t, 5*time.Second, "all is gone but cgroups", func() error {
-		if diff := before.diff(takeSnapshot(t, o.Name), everything&^cgroups); diff != "" {
+		if diff := before.Diff(snapshot.Take(t, o.Name), snapshot.Cgroups); diff != "" {
 			return errors.New(diff)
 		}
 		return nil
@@ -186,7 +187,7 @@ func TestContainerHostProcessKilled(t *testing.T) {
 	if err := Down(t.Context(), o.Name); err != nil {
 		t.Fatal(err)
 	}
-	if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+	if diff := before.Diff(snapshot.Take(t, o.Name)); diff != "" {
 		t.Errorf("left behind:\n%s", diff)
 	}
 }
@@ -279,7 +280,7 @@ func TestContainerUpInterrupted(t *testing.T) {
 	o.Name = "interrupted"
 	home := t.TempDir()
 	t.Setenv("GARBOARD_HOME", home)
-	before := takeSnapshot(t, o.Name)
+	before := snapshot.Take(t, o.Name)
 	ctx, cancel := context.WithCancel(t.Context())
 	o.Self = []string{"/bin/sh", "-c", "sleep 1000"} // never gets ready
 	done := make(chan error, 1)
@@ -298,7 +299,7 @@ func TestContainerUpInterrupted(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(home, "clusters", o.Name)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is still there: %v", err)
 	}
-	if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+	if diff := before.Diff(snapshot.Take(t, o.Name)); diff != "" {
 		t.Errorf("left behind:\n%s", diff)
 	}
 }
@@ -319,12 +320,12 @@ func TestContainerUpBroken(t *testing.T) {
 			o := o
 			o.Name = tc.name
 			tc.change(&o)
-			before := takeSnapshot(t, o.Name)
+			before := snapshot.Take(t, o.Name)
 			_, err := Up(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("up: %v; want one line with %q", err, tc.want)
 			}
-			if diff := before.diff(takeSnapshot(t, o.Name), everything); diff != "" {
+			if diff := before.Diff(snapshot.Take(t, o.Name)); diff != "" {
 				t.Errorf("left behind:\n%s", diff)
 			}
 		})

@@ -18,6 +18,9 @@ const onlyV2 = "GARBOARD_TEST_ONLY_CGROUP_V2"
 
 // The test binary is also the program that a cluster calls back: `host --cluster
 // NAME` and `dial ADDRESS`, as the developers' tool has them.
+// removeAtEnd are directories that all tests share.
+var removeAtEnd []string
+
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 4 && os.Args[1] == "host":

@@ -14,6 +14,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/snapshot"
 	"github.com/garboard-os/garboard/qemu/stories/story"
 )
 
@@ -24,11 +25,11 @@ func TestMain(m *testing.M) { story.Main(m) }
 const goneBudget = 15 * time.Second
 
 func TestHostIsWhatItWas(t *testing.T) {
-	made := story.Built(t)
+	story.Built(t)
 	home := story.Home(t)
-	look := func(clusters ...string) snapshot { return take(t, made.RootFS, clusters...) }
+	look := func(clusters ...string) snapshot.Snapshot { return snapshot.Take(t, clusters...) }
 	before := look("host-a", "host-b")
-	if n := len(before["kernel setting"]); n < 500 {
+	if n := len(before[snapshot.Settings]); n < 500 {
 		t.Fatalf("only %d kernel settings can be read", n)
 	}
 
@@ -41,7 +42,7 @@ func TestHostIsWhatItWas(t *testing.T) {
 	if idA == idB {
 		t.Fatalf("two clusters have one identity: %s", idA)
 	}
-	if diff := before.diff(look("host-a", "host-b"), living...); diff != "" {
+	if diff := before.Diff(look("host-a", "host-b"), snapshot.Living...); diff != "" {
 		t.Errorf("the host differs while clusters are up:\n%s", diff)
 	}
 
@@ -51,8 +52,8 @@ func TestHostIsWhatItWas(t *testing.T) {
 	start := time.Now()
 	// Cgroups are the one thing that the kernel doesn't collect by itself.
 	eventually.That(t, goneBudget, "all of the killed cluster is gone but cgroups", func() error {
-		if now := look("host-a"); len(now["process"]) > 0 {
-			return fmt.Errorf("%q", now["process"])
+		if now := look("host-a"); len(now[snapshot.Processes]) > 0 {
+			return fmt.Errorf("%q", now[snapshot.Processes])
 		}
 		return nil
 	})
@@ -78,7 +79,7 @@ func TestHostIsWhatItWas(t *testing.T) {
 	}
 	b.Down()
 	eventually.That(t, goneBudget, "the host is what it was", func() error {
-		if diff := before.diff(look("host-a", "host-b")); diff != "" {
+		if diff := before.Diff(look("host-a", "host-b")); diff != "" {
 			return errors.New("left behind:\n" + diff)
 		}
 		return nil

@@ -1,6 +1,6 @@
-//go:build story
-
-package host
+// Package snapshot looks at everything that nodes could change about the machine
+// that they run on, so that tests can hold "before" against "after".
+package snapshot
 
 import (
 	"fmt"
@@ -13,52 +13,70 @@ import (
 	"testing"
 )
 
-// A snapshot is what nodes could change about their host: every aspect as a set
-// of lines. Processes and cgroups are only those of the story's clusters, and
-// loop devices those with its root filesystem, as other things come and go.
-type snapshot map[string][]string
+// Snapshot is the state of a machine: for each aspect a set of lines. Processes and
+// cgroups are only those of the clusters in question, and loop devices those with
+// files of theirs, as other things come and go.
+type Snapshot map[Aspect][]string
 
-// aspects that clusters have while they are up.
-var living = []string{"cgroup", "process", "loop device"}
+// Aspect is one kind of thing that a machine has.
+type Aspect string
 
-func take(t *testing.T, rootfs string, clusters ...string) snapshot {
+// The aspects.
+const (
+	Mounts    Aspect = "mount"
+	Links     Aspect = "link"
+	Addresses Aspect = "address or route"
+	Settings  Aspect = "kernel setting"
+	Modules   Aspect = "module"
+	Hostname  Aspect = "hostname"
+	Loops     Aspect = "loop device"
+	Cgroups   Aspect = "cgroup"
+	Processes Aspect = "process"
+)
+
+// Living are the aspects that clusters have while they are up.
+var Living = []Aspect{Cgroups, Processes, Loops}
+
+// Take looks at the machine and at what these clusters have on it.
+func Take(t testing.TB, clusters ...string) Snapshot {
 	t.Helper()
-	s := snapshot{}
+	s := Snapshot{}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s["mount"] = strings.Split(strings.TrimSpace(string(mounts)), "\n")
+	s[Mounts] = strings.Split(strings.TrimSpace(string(mounts)), "\n")
 	// net/dev of this process: names of links; addresses and routes by their own files.
 	links, err := os.ReadDir("/sys/class/net")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, l := range links {
-		s["link"] = append(s["link"], l.Name())
+		s[Links] = append(s[Links], l.Name())
 	}
 	for _, file := range []string{"route", "ipv6_route", "fib_trie", "if_inet6"} {
 		if text, err := os.ReadFile("/proc/self/net/" + file); err == nil {
-			s["address or route"] = append(s["address or route"], strings.Split(string(text), "\n")...)
+			s[Addresses] = append(s[Addresses], strings.Split(string(text), "\n")...)
 		}
 	}
-	s["kernel setting"] = settings()
+	s[Settings] = settings()
 	modules, _ := os.ReadFile("/proc/modules")
 	for line := range strings.Lines(string(modules)) {
 		name, _, _ := strings.Cut(line, " ")
-		s["module"] = append(s["module"], name)
+		s[Modules] = append(s[Modules], name)
 	}
 	uts, _ := os.Hostname()
-	s["hostname"] = []string{uts}
+	s[Hostname] = []string{uts}
 	backing, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, b := range backing {
-		if text, err := os.ReadFile(b); err == nil && strings.TrimSpace(string(text)) == rootfs {
-			s["loop device"] = append(s["loop device"], b)
+		text, err := os.ReadFile(b)
+		if err == nil && slices.ContainsFunc(clusters, func(c string) bool { return strings.Contains(string(text), "/"+c+"/") }) {
+			s[Loops] = append(s[Loops], strings.TrimSpace(string(text)))
 		}
 	}
 	for _, c := range clusters {
-		s["cgroup"] = append(s["cgroup"], cgroups(c)...)
-		s["process"] = append(s["process"], processes(c)...)
+		s[Cgroups] = append(s[Cgroups], cgroups(c)...)
+		s[Processes] = append(s[Processes], processes(c)...)
 	}
 	return s
 }
@@ -101,6 +119,9 @@ func processes(cluster string) []string {
 	var all []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
+		if dir == fmt.Sprintf("/proc/%d", os.Getpid()) {
+			continue // a test may name its clusters in its own arguments
+		}
 		args, _ := os.ReadFile(dir + "/cmdline")
 		in, _ := os.ReadFile(dir + "/cgroup")
 		words := strings.Split(string(args), "\x00")
@@ -111,10 +132,10 @@ func processes(cluster string) []string {
 	return all
 }
 
-// diff says what has come and gone, but for some aspects.
-func (s snapshot) diff(now snapshot, but ...string) string {
-	aspects := map[string]bool{}
-	for _, of := range []snapshot{s, now} {
+// Diff says what has come and gone, but for some aspects; "" for nothing.
+func (s Snapshot) Diff(now Snapshot, but ...Aspect) string {
+	aspects := map[Aspect]bool{}
+	for _, of := range []Snapshot{s, now} {
 		for a := range of {
 			aspects[a] = !slices.Contains(but, a)
 		}
@@ -125,10 +146,10 @@ func (s snapshot) diff(now snapshot, but ...string) string {
 			continue
 		}
 		for _, line := range missing(s[a], now[a]) {
-			out = append(out, "- "+a+" "+line)
+			out = append(out, "- "+string(a)+" "+line)
 		}
 		for _, line := range missing(now[a], s[a]) {
-			out = append(out, "+ "+a+" "+line)
+			out = append(out, "+ "+string(a)+" "+line)
 		}
 	}
 	slices.Sort(out)

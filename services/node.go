@@ -67,7 +67,7 @@ func NewNode(o Options) (*Node, error) {
 		//                                                       depends on
 		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}), // nothing
 		machine.Service(machine.Options{ //                        udevd
-			Store: store, Logs: o.Logs, MountState: d.MountState,
+			Store: store, MountState: d.MountState,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
 		}),
 		d.Service(), //                                            machined

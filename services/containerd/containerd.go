@@ -19,6 +19,7 @@ import (
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/log"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/logs"
@@ -63,7 +64,12 @@ type Containerd struct {
 }
 
 // New makes the service; nothing runs yet.
-func New(o Options) *Containerd { return &Containerd{Options: o} }
+func New(o Options) *Containerd {
+	// containerd's client has one logger for the whole process, which would write
+	// to PID 1's standard error: the console.
+	log.L.Logger.SetOutput(o.Logs.Writer(ID))
+	return &Containerd{Options: o}
+}
 
 // Service is containerd in the graph.
 func (c *Containerd) Service() dag.Service {

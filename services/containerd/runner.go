@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -68,7 +69,7 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(
 		tell("Pulling image " + ref)
 		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter), client.WithResolver(resolver(ctx)))
 		if err != nil {
-			return nil, fmt.Errorf("pull image %s (mirrors are in machine.registries.mirrors): %w", ref, err)
+			return nil, pullError(ref, err)
 		}
 		return img, nil
 	case err != nil:
@@ -81,10 +82,24 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(
 	}
 	if !unpacked {
 		if err := img.Unpack(ctx, snapshotter); err != nil {
-			return nil, fmt.Errorf("unpack image %s: %w", ref, err)
+			return nil, pullError(ref, err)
 		}
 	}
 	return img, nil
+}
+
+// pullError says what a person can do about it. containerd's errors come over
+// gRPC, as text: of a full disk there is only the message of ENOSPC.
+func pullError(ref string, err error) error {
+	if !strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
+		return fmt.Errorf("pull image %s (mirrors are in machine.registries.mirrors): %w", ref, err)
+	}
+	size := "its"
+	var fs syscall.Statfs_t
+	if syscall.Statfs(boot.EphemeralDir, &fs) == nil {
+		size = fmt.Sprintf("its %d MiB", int64(fs.Blocks)*fs.Bsize>>20)
+	}
+	return fmt.Errorf("the disk is full: %s (EPHEMERAL) has no room in %s for image %s; remove what fills it, or give the machine a larger disk", boot.EphemeralDir, size, ref)
 }
 
 func (r *Runner) image(ctx context.Context, ref string, tell func(string)) (client.Image, error) {

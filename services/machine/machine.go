@@ -16,7 +16,6 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/dag"
-	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/resource"
 )
 
@@ -50,7 +49,6 @@ func Config(r resource.Reader) (*config.Config, error) {
 // Options are what the service stands on.
 type Options struct {
 	Store   *resource.Store
-	Logs    *logs.Logs
 	Sources []boot.Source
 	// MountState mounts STATE where the machine has one already; nil where it is
 	// always there.
@@ -68,7 +66,7 @@ func Service(o Options) dag.Service {
 }
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
-	wait := retryFirst
+	wait, said := retryFirst, ""
 	for {
 		source, err := o.find(ctx, h)
 		if err == nil {
@@ -78,8 +76,12 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		o.Logs.Say("no usable configuration: %v; looking again in %s", err, wait)
-		h.Event(fmt.Sprintf("no usable configuration: %v", err))
+		// Once per finding: what it waits for, and since when, is told every few
+		// seconds in any case.
+		if why := err.Error(); why != said {
+			said = why
+			h.Event(fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s", err, wait, retryMax))
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

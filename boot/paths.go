@@ -6,9 +6,6 @@
 // the atomic, synced file write.
 package boot
 
-// Version is the release of Garboard; the image build stamps it.
-var Version = "v0.1.0-dev"
-
 // Where things are on a node. The table in docs/design.md is this table.
 const (
 	StateDir      = "/system/state"             // STATE partition

@@ -9,12 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/debian"
 	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/progress"
@@ -26,7 +26,7 @@ import (
 
 // AptPackages are what the build machine must have installed for Build to work, besides Go.
 var AptPackages = func() []string {
-	all := slices.Concat(kernel.AptPackages, rootfs.AptPackages, squashfs.AptPackages, initramfs.AptPackages, program.AptPackages, components.AptPackages)
+	all := slices.Concat(kernel.AptPackages, debian.AptPackages, squashfs.AptPackages, initramfs.AptPackages, program.AptPackages, components.AptPackages)
 	slices.Sort(all)
 	return slices.Compact(all)
 }()
@@ -38,7 +38,6 @@ const recipe = "2"
 // First guesses, for two cores and nothing cached.
 const (
 	guessKernel    = 10 * time.Second
-	guessTools     = 10 * time.Second
 	guessRootFS    = 30 * time.Second
 	guessInitramfs = 5 * time.Second
 )
@@ -46,9 +45,16 @@ const (
 // Names of the steps, as people see them and as the cache keeps them.
 const (
 	stepKernel    = "kernel"
-	stepTools     = "tools"
 	stepRootFS    = "rootfs"
 	stepInitramfs = "initramfs"
+)
+
+// Flavour is one of the builds of the kernel, under the names that package kernel gives them.
+type Flavour = kernel.Flavour
+
+const (
+	Cloud   = kernel.Cloud   // for virtual machines
+	Generic = kernel.Generic // also for bare metal
 )
 
 // nodeComponents are the components whose programs are in the root filesystem. The others come as container images.
@@ -59,7 +65,7 @@ var nodeComponents = []string{"containerd", "runc", "cni"}
 type Boot struct {
 	// Version is the release of Garboard.
 	Version string
-	// Kernel and Initramfs are what a boot loader loads; nothing else is needed for a node to come up.
+	// Kernel and Initramfs are what a boot loader loads; nothing else is needed for a machine to come up. BuildRoot leaves Initramfs empty.
 	Kernel, Initramfs string
 	// Release is what uname -r prints on the node.
 	Release string
@@ -77,14 +83,26 @@ type builder struct {
 }
 
 // Build makes a node's software from the checkout at root, for a flavour of the kernel.
-func Build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour kernel.Flavour) (*Boot, error) {
+func Build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour) (*Boot, error) {
+	return build(ctx, root, store, r, flavour, true)
+}
+
+// BuildRoot makes what a container node boots: all but the initramfs, which is what costs most after an edit of PID 1. The kernel isn't left
+// out. Its modules are in the root filesystem, and one of these for machines and containers is compressed once, where two would be twice.
+func BuildRoot(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour) (*Boot, error) {
+	return build(ctx, root, store, r, flavour, false)
+}
+
+func build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour, archive bool) (*Boot, error) {
 	b := &builder{store: store, progress: r}
 	b.programs = program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
 	r.Expect(stepKernel, guessKernel)
-	r.Expect(stepTools, guessTools)
 	r.Expect(stepRootFS, guessRootFS)
 	r.Expect(stepInitramfs, guessInitramfs)
-	steps := []string{program.Init.Name, program.Sandbox.Name, stepKernel, stepTools, stepRootFS, stepInitramfs}
+	steps := []string{program.Init.Name, program.Sandbox.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
+	if archive {
+		steps = append(steps, stepInitramfs)
+	}
 	r.Plan(append(slices.Clone(nodeComponents), steps...)...)
 
 	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, nodeComponents...)
@@ -103,11 +121,11 @@ func Build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		return nil, err
 	}
 	result.Kernel, result.Release = linux.Image(), linux.Release
-	tools, err := b.tools(ctx)
+	tools, err := rootfs.Tools.Build(ctx, store, r)
 	if err != nil {
 		return nil, err
 	}
-	err = b.assemble(ctx, result, rootfs.Sources{
+	result.RootFS, err = b.rootFS(ctx, rootfs.Sources{
 		Version: boot.Version,
 		Programs: map[string]string{
 			"containerd":              filepath.Join(made["containerd"], "containerd"),
@@ -122,19 +140,25 @@ func Build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if err != nil {
 		return nil, err
 	}
+	if archive {
+		contents := initramfs.Contents{Init: result.Init, RootFS: result.RootFS, ModulesDir: linux.ModulesDir()}
+		if result.Initramfs, err = b.initramfs(ctx, contents); err != nil {
+			return nil, err
+		}
+	}
 	r.Summary("parts of the image", steps...)
 	return result, nil
 }
 
-// assemble makes root filesystem and initramfs.
-func (b *builder) assemble(ctx context.Context, result *Boot, src rootfs.Sources) error {
+// rootFS packs the root filesystem, and gives back its path.
+func (b *builder) rootFS(ctx context.Context, src rootfs.Sources) (string, error) {
 	entries, err := rootfs.Plan(src)
 	if err != nil {
-		return err
+		return "", err
 	}
 	inputs, err := describe(entries)
 	if err != nil {
-		return err
+		return "", err
 	}
 	dir, err := b.step(ctx, stepRootFS, inputs, func(ctx context.Context, dir string) error {
 		tree, err := os.MkdirTemp(dir, ".tree-")
@@ -147,19 +171,18 @@ func (b *builder) assemble(ctx context.Context, result *Boot, src rootfs.Sources
 		}
 		return squashfs.Pack(ctx, tree, filepath.Join(dir, initramfs.RootFSName))
 	})
-	if err != nil {
-		return err
-	}
-	result.RootFS = filepath.Join(dir, initramfs.RootFSName)
+	return filepath.Join(dir, initramfs.RootFSName), err
+}
 
-	program, err := cache.HashTree(result.Init)
+// initramfs writes the archive around a root filesystem that rootFS packed, and gives back its path.
+func (b *builder) initramfs(ctx context.Context, contents initramfs.Contents) (string, error) {
+	program, err := cache.HashTree(contents.Init)
 	if err != nil {
-		return err
+		return "", err
 	}
-	contents := initramfs.Contents{Init: result.Init, RootFS: result.RootFS, ModulesDir: src.ModulesDir}
-	// The folder's name is its key: it stands for all that is in the root filesystem, modules included.
-	inputs = append([]string{recipe, filepath.Base(dir), program}, initramfs.Modules...)
-	dir, err = b.step(ctx, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
+	// The name of the root filesystem's folder is its key: it stands for all that is in there, modules included.
+	inputs := append([]string{recipe, filepath.Base(filepath.Dir(contents.RootFS)), program}, initramfs.Modules...)
+	dir, err := b.step(ctx, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
 		out, err := os.Create(filepath.Join(dir, "initramfs"))
 		if err != nil {
 			return err
@@ -170,8 +193,7 @@ func (b *builder) assemble(ctx context.Context, result *Boot, src rootfs.Sources
 		}
 		return out.Close()
 	})
-	result.Initramfs = filepath.Join(dir, "initramfs")
-	return err
+	return filepath.Join(dir, "initramfs"), err
 }
 
 // describe lists what decides the bytes of a root filesystem.
@@ -191,42 +213,29 @@ func describe(entries []rootfs.Entry) ([]string, error) {
 	return inputs, nil
 }
 
-func (b *builder) kernel(ctx context.Context, flavour kernel.Flavour) (*kernel.Kernel, error) {
-	packages, err := kernel.Resolve(ctx, flavour)
+func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, error) {
+	packages, err := debian.Stored(ctx, b.store, stepKernel+"-packages", []string{string(flavour)}, func(ctx context.Context) ([]deb.Package, error) {
+		return kernel.Resolve(ctx, flavour)
+	})
 	if err != nil {
 		return nil, err
 	}
-	inputs := append(keys(packages), string(flavour))
+	var inputs []string
+	for _, p := range packages {
+		inputs = append(inputs, p.Key())
+	}
+	inputs = append(inputs, string(flavour))
 	for _, row := range kernel.Modules {
 		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}
 	dir, err := b.step(ctx, stepKernel, inputs, func(ctx context.Context, dir string) error {
-		_, err := kernel.Fetch(ctx, flavour, dir)
+		_, err := kernel.Fetch(ctx, flavour, packages, dir)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	return kernel.Open(dir)
-}
-
-func (b *builder) tools(ctx context.Context) (string, error) {
-	packages, err := rootfs.ResolveTools(ctx)
-	if err != nil {
-		return "", err
-	}
-	inputs := append(keys(packages), recipe, strings.Join(rootfs.ToolNames(), " "))
-	return b.step(ctx, stepTools, inputs, func(ctx context.Context, dir string) error {
-		return rootfs.FetchTools(ctx, packages, dir)
-	})
-}
-
-func keys(packages []deb.Package) []string {
-	var keys []string
-	for _, p := range packages {
-		keys = append(keys, p.Key())
-	}
-	return keys
 }
 
 // step runs a cached build and shows it to whoever waits.

@@ -110,13 +110,9 @@ func carriesKernel(name string) bool {
 	return strings.HasPrefix(name, "linux-image-") || strings.HasPrefix(name, "linux-modules-")
 }
 
-// Fetch downloads the flavour's kernel and leaves its image and the curated modules in dir, which must be empty. Resolve tells
-// beforehand what it will take.
-func Fetch(ctx context.Context, flavour Flavour, dir string) (*Kernel, error) {
-	packages, err := Resolve(ctx, flavour)
-	if err != nil {
-		return nil, err
-	}
+// Fetch downloads the packages that Resolve found for a flavour, and leaves the kernel's image and the curated modules in dir, which must
+// be empty.
+func Fetch(ctx context.Context, flavour Flavour, packages []deb.Package, dir string) (*Kernel, error) {
 	unpacked, err := os.MkdirTemp(dir, ".unpacked-")
 	if err != nil {
 		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)

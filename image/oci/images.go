@@ -41,7 +41,7 @@ var images = []Image{
 // Images lists the images that Build makes.
 func Images() []Image { return images }
 
-// layers are the contents of each layer: from what was built (components' name → directory) and from the node tools.
+// layers are the contents of each layer: from what was built (components' name → directory) and from the container tools.
 var layers = map[string]func(binaries map[string]string, tools string) tree{
 	"base": func(_ map[string]string, tools string) tree {
 		t := tree{

@@ -2,7 +2,7 @@
 // (https://github.com/opencontainers/image-spec/blob/main/image-layout.md), from which a registry can serve them.
 //
 // Everything about them is a table: which images there are and which layers they are stacked from (images.go), what is in a layer
-// (images.go), and which Debian packages the tools for mounting and filtering come from (tools.go). The programs come from package components.
+// (images.go), and which tools for mounting and filtering come from Debian's packages (tools.go). The programs come from package components.
 // Images that share a layer share its bytes: the six Kubernetes programs are one file in one layer. Nothing depends on when, where or by
 // whom it was built, so that two builds give the same digests.
 package oci
@@ -41,12 +41,12 @@ const (
 // recipes are this package's own sources. They are part of the cache keys, so that a change here makes new images without anybody having to
 // think of it: making them takes seconds.
 //
-//go:embed images.go layer.go oci.go tools.go
+//go:embed images.go layer.go oci.go
 var recipes embed.FS
 
-func recipe(files ...string) (string, error) {
+func recipe() (string, error) {
 	var all []string
-	for _, name := range files {
+	for _, name := range []string{"images.go", "layer.go", "oci.go"} {
 		source, err := recipes.ReadFile(name)
 		if err != nil {
 			return "", err
@@ -56,13 +56,10 @@ func recipe(files ...string) (string, error) {
 	return cache.Key(all...), nil
 }
 
-// Steps are the names under which Build reports its progress.
-func Steps() []string { return []string{toolsStep, imagesStep} }
-
 // Build makes all images and returns the directory with the layout. binaries is what components.Build returned.
 func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binaries map[string]string) (string, error) {
-	r.Plan(Steps()...)
-	tools, err := nodeTools(ctx, store, r)
+	r.Plan(containerTools.Name, imagesStep)
+	tools, err := containerTools.Build(ctx, store, r)
 	if err != nil {
 		return "", err
 	}
@@ -74,7 +71,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, binari
 }
 
 func buildLayout(ctx context.Context, store *cache.Store, r *progress.Reporter, binaries map[string]string, tools string) (string, error) {
-	sources, err := recipe("images.go", "layer.go", "oci.go")
+	sources, err := recipe()
 	if err != nil {
 		return "", err
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/garboard-os/garboard/image/components"
 )
 
-// sources makes tiny stand-ins for what components.Build and nodeTools leave.
+// sources makes tiny stand-ins for what components.Build and containerTools leave.
 func sources(t *testing.T) (binaries map[string]string, tools string) {
 	t.Helper()
 	write := func(path, content string) {

@@ -51,7 +51,7 @@ type Sources struct {
 	Programs map[string]string
 	// CNI is a folder with the CNI plugins: one program, and links to it under their names.
 	CNI string
-	// Tools is a folder that FetchTools filled.
+	// Tools is the folder that the set of the same name was built into.
 	Tools string
 	// ModulesDir is the kernel's module folder, named after its release; empty for none.
 	ModulesDir string

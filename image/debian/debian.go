@@ -1,0 +1,119 @@
+// Package debian takes programs, with the libraries that they load, out of Debian's packages.
+//
+// What to take is a table, a Set. The root filesystem of a node has one, and the container images have another. Nothing is installed, and
+// nothing comes along that the table doesn't name, or that the ELF headers of what it names don't ask for: no scripts, no documentation,
+// none of the packages that exist for the sake of maintainer scripts. The result is laid out with one /usr, and is kept in the cache under
+// the packages' versions and hashes.
+//
+// Which packages apt would install today takes it seconds to say, and the answer only changes with apt's lists: Stored keeps it.
+package debian
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/progress"
+	"github.com/garboard-os/garboard/kernel/deb"
+)
+
+// AptPackages are what the build machine must have installed for this package to work. The tools themselves are only unpacked.
+var AptPackages = deb.AptPackages
+
+// guess is how long downloading and unpacking a set takes before it was ever measured.
+const guess = 10 * time.Second
+
+// Tool is a file, or a folder of plug-ins, that comes from a package because writing it anew in Go would be folly.
+type Tool struct {
+	Package string
+	// Name is the base name of a program or library, or the path of any other file or folder in the package.
+	Name string
+	// Links are further names of a program, in the same folder.
+	Links []string
+	Why   string
+}
+
+// Set is what one kind of image takes from packages: tools, and the bundle of certificate authorities.
+type Set struct {
+	// Name is the step that people see, and the name of the results in the cache.
+	Name  string
+	Tools []Tool
+	// Tree is the folder of the result in which the tools lie, and Authorities the file with the bundle.
+	Tree, Authorities string
+}
+
+// recipe is how tools are laid out. It is part of the key, so that an edit makes new results without anybody having to think of it.
+//
+//go:embed pick.go
+var recipe string
+
+// Build returns the folder with the set, made from the packages that apt would install today.
+func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (string, error) {
+	r.Plan(s.Name)
+	r.Expect(s.Name, guess)
+	packages, err := s.resolve(ctx, store)
+	if err != nil {
+		return "", fmt.Errorf("find the packages of %s: %w", s.Name, err)
+	}
+	inputs := []string{recipe, s.Tree, s.Authorities}
+	for _, p := range packages {
+		inputs = append(inputs, p.Key())
+	}
+	for _, t := range s.Tools {
+		inputs = append(inputs, t.Package, t.Name, strings.Join(t.Links, " "))
+	}
+	hit := true
+	dir, err := store.Build(ctx, s.Name, inputs, func(ctx context.Context, dir string) error {
+		hit = false
+		done := r.Step(s.Name)
+		err := s.fetch(ctx, packages, dir)
+		done(err)
+		return err
+	})
+	if err == nil && hit {
+		r.Cached(s.Name)
+	}
+	return dir, err
+}
+
+// resolve finds the packages of the tools and of the libraries that they depend on.
+func (s Set) resolve(ctx context.Context, store *cache.Store) ([]deb.Package, error) {
+	names := []string{authoritiesPackage}
+	for _, t := range s.Tools {
+		names = append(names, t.Package)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	return Stored(ctx, store, s.Name+"-packages", names, func(ctx context.Context) ([]deb.Package, error) {
+		return deb.Closure(ctx, isLibrary, names...)
+	})
+}
+
+// isLibrary tells what may hold a shared library from what packages depend on for their scripts.
+func isLibrary(name string) bool { return strings.HasPrefix(name, "lib") || name == "zlib1g" }
+
+// fetch leaves the set in dir.
+func (s Set) fetch(ctx context.Context, packages []deb.Package, dir string) (err error) {
+	unpacked, err := os.MkdirTemp(dir, ".unpacked-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(unpacked)) }()
+	if err := deb.Fetch(ctx, unpacked, packages...); err != nil {
+		return err
+	}
+	p := newPicker(unpacked, filepath.Join(dir, s.Tree))
+	for _, t := range s.Tools {
+		if err := p.take(t); err != nil {
+			return fmt.Errorf("take %s out of %s: %w", t.Name, t.Package, err)
+		}
+	}
+	return bundle(filepath.Join(unpacked, authoritiesFolder), filepath.Join(dir, s.Authorities))
+}

@@ -48,6 +48,8 @@ type Options struct {
 	Provisioner string // QEMU, Container, or Auto, the default
 	Boot        Boot
 	Images      string // directory of an OCI layout
+	// Choice is what Choose said about Provisioner, if it was asked before.
+	Choice Choice
 	// Self is the command whose subcommands `host --cluster NAME` and
 	// `dial ADDRESS` call Host and Dial; default this program.
 	Self      []string
@@ -235,9 +237,12 @@ func (o Options) self() []string {
 // create plans a new cluster and writes its directory, the plan last: without it
 // there is no cluster.
 func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
-	choice, err := Choose(ctx, o.Provisioner)
-	if err != nil {
-		return Plan{}, err
+	choice := o.Choice
+	if choice.Name == "" {
+		var err error
+		if choice, err = Choose(ctx, o.Provisioner); err != nil {
+			return Plan{}, err
+		}
 	}
 	o.say("%s", choice)
 	if err := os.MkdirAll(filepath.Dir(string(d)), 0o700); err != nil {

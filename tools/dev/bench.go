@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/spf13/cobra"
 )
@@ -69,7 +70,7 @@ func bench(ctx context.Context, out io.Writer, provisioner string) error {
 	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
-	made, err := build(ctx, root, out)
+	made, err := build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/oci"
 	"github.com/garboard-os/garboard/image/progress"
-	"github.com/garboard-os/garboard/kernel"
 	"github.com/spf13/cobra"
 )
 
@@ -40,7 +39,7 @@ func buildCommand() *cobra.Command {
 			if err := setup(cmd.Context(), out, false); err != nil {
 				return err
 			}
-			made, err := build(cmd.Context(), root, out)
+			made, err := build(cmd.Context(), root, out, image.Build)
 			if err != nil {
 				return err
 			}
@@ -50,8 +49,11 @@ func buildCommand() *cobra.Command {
 	}
 }
 
+// A bootBuild is image.Build, or image.BuildRoot where nodes are containers.
+type bootBuild func(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour image.Flavour) (*image.Boot, error)
+
 // build makes what isn't in the cache yet.
-func build(ctx context.Context, root string, out io.Writer) (*artifacts, error) {
+func build(ctx context.Context, root string, out io.Writer, boot bootBuild) (*artifacts, error) {
 	store, err := cache.Default()
 	if err != nil {
 		return nil, err
@@ -62,7 +64,7 @@ func build(ctx context.Context, root string, out io.Writer) (*artifacts, error) 
 	if err != nil {
 		return nil, err
 	}
-	booted, err := image.Build(ctx, root, store, r, kernel.Cloud)
+	booted, err := boot(ctx, root, store, r, image.Cloud)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/progress"
@@ -59,7 +60,16 @@ func up(ctx context.Context, out io.Writer, name, provisioner string) error {
 	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
-	made, err := build(ctx, root, out)
+	// Before the build, so that nobody waits for one only to hear that nodes can't run here.
+	choice, err := choose(ctx, name, provisioner)
+	if err != nil {
+		return err
+	}
+	boot := image.Build
+	if choice.Name == qemu.Container {
+		boot = image.BuildRoot
+	}
+	made, err := build(ctx, root, out, boot)
 	if err != nil {
 		return err
 	}
@@ -68,7 +78,7 @@ func up(ctx context.Context, out io.Writer, name, provisioner string) error {
 		return err
 	}
 	start := time.Now()
-	c, err := bootWith(ctx, out, name, provisioner, made, nil)
+	c, err := bootWith(ctx, out, name, provisioner, made, func(o *qemu.Options) { o.Choice = choice })
 	if err != nil {
 		return err
 	}
@@ -94,6 +104,19 @@ Cluster %s serves, %s after power-on.
   remove    make down%[3]s
 `, name, time.Since(start).Round(100*time.Millisecond), target, c.Kubeconfig())
 	return nil
+}
+
+// choose says how a cluster's nodes are going to run: as they do already, or as
+// this machine lets new ones.
+func choose(ctx context.Context, name, provisioner string) (qemu.Choice, error) {
+	c, err := qemu.Open(name)
+	if errors.Is(err, qemu.ErrNoCluster) {
+		return qemu.Choose(ctx, provisioner)
+	}
+	if err != nil {
+		return qemu.Choice{}, err
+	}
+	return qemu.Choice{Name: c.Provisioner, Accelerator: c.Accelerator, Why: "the cluster exists"}, nil
 }
 
 // condition is how a cluster was before up, which is how Ctrl-C leaves it.

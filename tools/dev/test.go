@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/image"
 	"github.com/spf13/cobra"
 )
 
@@ -95,7 +96,7 @@ func unit(ctx context.Context, root string, out io.Writer) error {
 
 // stories builds everything first, so that a test's time is the test's.
 func stories(ctx context.Context, root string, out io.Writer) error {
-	made, err := build(ctx, root, out)
+	made, err := build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,6 @@ import (
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/oci"
 	"github.com/garboard-os/garboard/image/progress"
-	"github.com/garboard-os/garboard/kernel"
 	"github.com/garboard-os/garboard/qemu"
 	"golang.org/x/sys/unix"
 )
@@ -123,7 +122,7 @@ var build = sync.OnceValues(func() (*Artefacts, error) {
 	if err != nil {
 		return nil, err
 	}
-	booted, err := image.Build(ctx, root, store, r, kernel.Cloud)
+	booted, err := image.Build(ctx, root, store, r, image.Cloud)
 	if err != nil {
 		return nil, err
 	}

@@ -103,7 +103,8 @@ func (r *Reporter) Cached(name string) {
 	r.cached[name] = true
 }
 
-// Summary prints one line that says how many of the steps came from the cache: "9 of 9 components cached". It prints nothing when none did.
+// Summary prints one line that says how many of the steps came from the cache: "9 of 9 components cached". It prints nothing when none did, or when
+// there is only one step: whoever asked for one thing sees that it is there.
 func (r *Reporter) Summary(what string, steps ...string) {
 	if r == nil {
 		return
@@ -116,7 +117,7 @@ func (r *Reporter) Summary(what string, steps ...string) {
 			hits++
 		}
 	}
-	if hits > 0 {
+	if hits > 0 && len(steps) > 1 {
 		r.line("%d of %d %s cached", hits, len(steps), what)
 	}
 }

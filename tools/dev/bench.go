@@ -109,7 +109,7 @@ func printFigures(out io.Writer, figures []figure) error {
 	return w.Flush()
 }
 
-func sizes(made *artifacts) ([]figure, error) {
+func sizes(made *image.Artifacts) ([]figure, error) {
 	size := func(paths ...string) (total int64, err error) {
 		for _, p := range paths {
 			info, err := os.Stat(p)
@@ -139,7 +139,7 @@ func sizes(made *artifacts) ([]figure, error) {
 }
 
 // benchNode boots one fresh node, reads its story, and removes it.
-func benchNode(ctx context.Context, out io.Writer, provisioner string, made *artifacts) (_ []figure, err error) {
+func benchNode(ctx context.Context, out io.Writer, provisioner string, made *image.Artifacts) (_ []figure, err error) {
 	name := "bench-" + provisioner
 	if err := qemu.Down(ctx, name); err != nil {
 		return nil, err

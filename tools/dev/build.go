@@ -4,26 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
 	"time"
 
 	"github.com/garboard-os/garboard/image"
-	"github.com/garboard-os/garboard/image/cache"
-	"github.com/garboard-os/garboard/image/components"
-	"github.com/garboard-os/garboard/image/oci"
-	"github.com/garboard-os/garboard/image/progress"
 	"github.com/spf13/cobra"
 )
-
-// estimatesFile in the cache remembers how long each step takes.
-const estimatesFile = "durations.json"
-
-// artifacts is everything that a cluster is made of, as paths in the cache.
-type artifacts struct {
-	*image.Boot
-	Components map[string]string // component → directory
-	Layout     string            // OCI layout with all images
-}
 
 func buildCommand() *cobra.Command {
 	return &cobra.Command{
@@ -49,29 +34,12 @@ func buildCommand() *cobra.Command {
 	}
 }
 
-// A bootBuild is image.Build, or image.BuildRoot where nodes are containers.
-type bootBuild func(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour image.Flavour) (*image.Boot, error)
-
-// build makes what isn't in the cache yet.
-func build(ctx context.Context, root string, out io.Writer, boot bootBuild) (*artifacts, error) {
-	store, err := cache.Default()
-	if err != nil {
-		return nil, err
-	}
+// build makes what isn't in the cache yet, and says how long that took.
+func build(ctx context.Context, root string, out io.Writer, node image.Builder) (*image.Artifacts, error) {
 	start := time.Now()
-	r := progress.New(out, filepath.Join(store.Dir, estimatesFile))
-	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names()...)
-	if err != nil {
-		return nil, err
+	made, err := image.BuildAll(ctx, root, out, node, image.Cloud)
+	if err == nil {
+		fmt.Fprintf(out, "built in %s\n", time.Since(start).Round(100*time.Millisecond))
 	}
-	booted, err := boot(ctx, root, store, r, image.Cloud)
-	if err != nil {
-		return nil, err
-	}
-	layout, err := oci.Build(ctx, store, r, made)
-	if err != nil {
-		return nil, err
-	}
-	fmt.Fprintf(out, "built in %s\n", time.Since(start).Round(100*time.Millisecond))
-	return &artifacts{Boot: booted, Components: made, Layout: layout}, nil
+	return made, err
 }

@@ -14,9 +14,6 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
-	"github.com/garboard-os/garboard/image/cache"
-	"github.com/garboard-os/garboard/image/components"
-	"github.com/garboard-os/garboard/image/progress"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/spf13/cobra"
 )
@@ -150,7 +147,7 @@ func (b condition) restore(ctx context.Context, out io.Writer) error {
 
 // bootWith starts the cluster with what was built; change, if any, has the last
 // word about how.
-func bootWith(ctx context.Context, out io.Writer, name, provisioner string, made *artifacts, change func(*qemu.Options)) (*qemu.Cluster, error) {
+func bootWith(ctx context.Context, out io.Writer, name, provisioner string, made *image.Artifacts, change func(*qemu.Options)) (*qemu.Cluster, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -257,12 +254,7 @@ func kubectl(ctx context.Context, c *qemu.Cluster, in io.Reader, out io.Writer, 
 	if err != nil {
 		return err
 	}
-	store, err := cache.Default()
-	if err != nil {
-		return err
-	}
-	r := progress.New(os.Stderr, filepath.Join(store.Dir, estimatesFile))
-	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, "kubernetes")
+	made, err := image.BuildComponents(ctx, root, os.Stderr, "kubernetes")
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,67 @@
+package image
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/oci"
+	"github.com/garboard-os/garboard/image/progress"
+)
+
+// estimatesFile in the cache remembers how long each step takes.
+const estimatesFile = "durations.json"
+
+// Artifacts is everything that a cluster is made of, as paths in the cache.
+type Artifacts struct {
+	*Boot
+	Components map[string]string // component → directory with its programs
+	Layout     string            // OCI layout with all images
+}
+
+// Kubectl is the program that was built with the cluster.
+func (a *Artifacts) Kubectl() string { return filepath.Join(a.Components["kubernetes"], "kubectl") }
+
+// A Builder makes a node's software: Build, or BuildRoot where nodes are containers.
+type Builder func(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour) (*Boot, error)
+
+// BuildAll makes what isn't in the user's cache yet of everything that a cluster is
+// made of, from the checkout at root, and tells out how it goes.
+func BuildAll(ctx context.Context, root string, out io.Writer, node Builder, flavour Flavour) (*Artifacts, error) {
+	store, r, err := userCache(out)
+	if err != nil {
+		return nil, err
+	}
+	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names()...)
+	if err != nil {
+		return nil, err
+	}
+	booted, err := node(ctx, root, store, r, flavour)
+	if err != nil {
+		return nil, err
+	}
+	layout, err := oci.Build(ctx, store, r, made)
+	if err != nil {
+		return nil, err
+	}
+	return &Artifacts{Boot: booted, Components: made, Layout: layout}, nil
+}
+
+// BuildComponents makes some components only: name → directory with its programs.
+func BuildComponents(ctx context.Context, root string, out io.Writer, names ...string) (map[string]string, error) {
+	store, r, err := userCache(out)
+	if err != nil {
+		return nil, err
+	}
+	return (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, names...)
+}
+
+func userCache(out io.Writer) (*cache.Store, *progress.Reporter, error) {
+	store, err := cache.Default()
+	if err != nil {
+		return nil, nil, err
+	}
+	return store, progress.New(out, filepath.Join(store.Dir, estimatesFile)), nil
+}

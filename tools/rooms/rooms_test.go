@@ -5,10 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -44,8 +48,29 @@ type pkg struct {
 	Deps         []string
 }
 
+// sources are looked at once, so that go test sees what the tests depend on: it
+// keeps a result until a file that the test itself has looked at changes, and
+// knows nothing of what go list reads.
+var sources = sync.OnceValue(func() error {
+	return filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && entry.Name() == ".git" {
+			return filepath.SkipDir
+		}
+		if filepath.Ext(path) == ".go" {
+			_, err = os.Stat(path)
+		}
+		return err
+	})
+})
+
 func list(t *testing.T, args ...string) []pkg {
 	t.Helper()
+	if err := sources(); err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Imports,TestImports,XTestImports,Deps"}, args...)...)
 	cmd.Dir = "../.."
 	out, err := cmd.Output()

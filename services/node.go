@@ -107,7 +107,8 @@ func (n *Node) Run(ctx context.Context) error {
 			n.logs.Logger("controller-runtime").Error("controllers ended", slog.Any("err", err))
 		}
 	})
-	wg.Go(func() { n.report.run(rctx) })
+	events := n.graph.Subscribe(rctx)
+	wg.Go(func() { n.report.run(rctx, events) })
 	err := n.graph.Run(ctx)
 	stopControllers()
 	wg.Wait()

@@ -38,8 +38,9 @@ type reporter struct {
 	persisted bool
 }
 
-func (r *reporter) run(ctx context.Context) {
-	events := r.graph.Subscribe(ctx)
+// run tells until ctx ends. The subscription is the caller's, from before the
+// graph runs: what is wrong with a node may be said in its first milliseconds.
+func (r *reporter) run(ctx context.Context, events <-chan dag.Event) {
 	pods := r.store.Watch(ctx, controlplane.StaticPodStatuses.Type())
 	ready := map[string]bool{}
 	tick := time.NewTicker(waitReport)

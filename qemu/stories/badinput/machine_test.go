@@ -64,9 +64,9 @@ func TestForeignDiskWipedNoTime(t *testing.T) {
 		o.Prepare = func(dir string) error {
 			config := filepath.Join(dir, "config.yaml")
 			err := rewrite(config, func(data []byte) []byte {
-				data = replaced(t, data, "disk: /dev/vda", "disk: /dev/vda\n        wipe: true")
+				data = replaced(t, data, "disk: /dev/vda", "disk: /dev/vda\n    wipe: true")
 				// RFC 5737: an address for documents.
-				return replaced(t, data, "disabled: true", "servers: [198.51.100.1]\n        bootTimeout: 3s")
+				return replaced(t, data, "disabled: true", "servers: [198.51.100.1]\n    bootTimeout: 3s")
 			})
 			if err != nil {
 				return err

@@ -95,7 +95,9 @@ func host(ctx context.Context, cluster string) error {
 	cancel()
 	orphaned.Wait()
 	if alone {
-		err = errors.Join(err, os.RemoveAll(os.Getenv(homeVar)))
+		// The directory above is the test's too, and empty then.
+		home := os.Getenv(homeVar)
+		err = errors.Join(err, os.RemoveAll(home), os.Remove(filepath.Dir(home)))
 	}
 	return err
 }

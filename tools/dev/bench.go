@@ -173,6 +173,10 @@ func benchNode(ctx context.Context, out io.Writer, provisioner string, made *ima
 		}
 		figures = append(figures, f)
 	}
+	if provisioner == qemu.QEMU {
+		// It would not be here if it hadn't got Ready in that.
+		figures = append(figures, figure{what: how + ": RAM of this control plane", value: mib(controlPlaneMiB << 20), budget: "≤ " + mib(controlPlaneMiB<<20)})
+	}
 	if provisioner == qemu.Container {
 		f, err := idleMemory(ctx, out, c)
 		if err != nil {

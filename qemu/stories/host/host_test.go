@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { story.Main(m) }
 const goneBudget = 15 * time.Second
 
 func TestHostIsWhatItWas(t *testing.T) {
-	story.Built(t)
+	story.Built(t, qemu.Container)
 	home := story.Home(t)
 	look := func(clusters ...string) snapshot.Snapshot { return snapshot.Take(t, clusters...) }
 	before := look("host-a", "host-b")

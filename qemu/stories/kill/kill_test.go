@@ -41,7 +41,7 @@ spec:
 `
 
 func TestKilledServicesComeBack(t *testing.T) {
-	story.Built(t)
+	story.Built(t, qemu.Container)
 	c := story.New(t, "kill", qemu.Container)
 	c.Ready(story.Marks(t))
 	c.Apply(workload)

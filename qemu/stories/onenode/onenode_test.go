@@ -85,7 +85,7 @@ func TestOneNodeInQEMU(t *testing.T) {
 }
 
 func oneNode(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {
-	story.Built(t)
+	story.Built(t, provisioner)
 	m := story.Marks(t)
 	c := story.New(t, name, provisioner, options...)
 	m.Reached("power is on")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
 )
 
@@ -52,7 +53,7 @@ func Home(t *testing.T) Option {
 // and the story's own.
 func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 	t.Helper()
-	made := Built(t)
+	made := Built(t, provisioner)
 	if os.Getenv(homeVar) == "" {
 		Home(t)
 	}
@@ -69,9 +70,9 @@ func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 	return up(t, o, made)
 }
 
-func up(t *testing.T, o qemu.Options, made *Artefacts) *Cluster {
+func up(t *testing.T, o qemu.Options, made *image.Artifacts) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, kubectl: made.Kubectl, options: o}
+	c := &Cluster{t: t, kubectl: made.Kubectl(), options: o}
 	t.Cleanup(func() {
 		if t.Failed() && c.Cluster != nil {
 			t.Logf("the console ends with:\n%s", c.tail())

@@ -26,10 +26,6 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
-	"github.com/garboard-os/garboard/image/cache"
-	"github.com/garboard-os/garboard/image/components"
-	"github.com/garboard-os/garboard/image/oci"
-	"github.com/garboard-os/garboard/image/progress"
 	"github.com/garboard-os/garboard/qemu"
 	"golang.org/x/sys/unix"
 )
@@ -102,43 +98,26 @@ func host(ctx context.Context, cluster string) error {
 	return err
 }
 
-// Artefacts are what `make up` would boot.
-type Artefacts struct {
-	*image.Boot
-	Layout  string // OCI layout with all images
-	Kubectl string
+// builds are by provisioner: a container boots no kernel and no initramfs, which
+// takes longest to make after an edit of PID 1.
+var builds = map[string]func() (*image.Artifacts, error){
+	qemu.Container: sync.OnceValues(func() (*image.Artifacts, error) { return build(image.BuildRoot) }),
+	qemu.QEMU:      sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build) }),
 }
 
-var build = sync.OnceValues(func() (*Artefacts, error) {
+func build(node image.Builder) (*image.Artifacts, error) {
 	root, err := repository()
 	if err != nil {
 		return nil, err
 	}
-	store, err := cache.Default()
-	if err != nil {
-		return nil, err
-	}
-	ctx := context.Background()
-	r := progress.New(os.Stderr, filepath.Join(store.Dir, "durations.json"))
-	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names()...)
-	if err != nil {
-		return nil, err
-	}
-	booted, err := image.Build(ctx, root, store, r, image.Cloud)
-	if err != nil {
-		return nil, err
-	}
-	layout, err := oci.Build(ctx, store, r, made)
-	if err != nil {
-		return nil, err
-	}
-	return &Artefacts{Boot: booted, Layout: layout, Kubectl: filepath.Join(made["kubernetes"], "kubectl")}, nil
-})
+	return image.BuildAll(context.Background(), root, os.Stderr, node, image.Cloud)
+}
 
-// Built makes the artefacts, once, from the cache where they are there.
-func Built(t testing.TB) *Artefacts {
+// Built makes what `make up` would boot with a provisioner, once, from the cache where they are
+// there.
+func Built(t testing.TB, provisioner string) *image.Artifacts {
 	t.Helper()
-	a, err := build()
+	a, err := builds[provisioner]()
 	if err != nil {
 		t.Fatalf("build what the story boots: %v", err)
 	}

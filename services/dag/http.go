@@ -28,6 +28,6 @@ func HTTPCheck(url string) func(context.Context) error {
 			return nil
 		}
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, answerLimit)) // what came of it is still worth showing
-		return fmt.Errorf("Get %q: %s: %s", url, resp.Status, strings.TrimSpace(string(body)))
+		return fmt.Errorf("get %q: %s: %s", url, resp.Status, strings.TrimSpace(string(body)))
 	}
 }

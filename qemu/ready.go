@@ -20,6 +20,9 @@ import (
 
 const (
 	readyPoll = 200 * time.Millisecond
+	// readyPollEmulated: an answer costs an emulated API server half a second of its
+	// processors, and it has better things to do while it starts.
+	readyPollEmulated = 3 * time.Second
 	// answerBudget is for one question to an API server that may just be starting.
 	answerBudget = 5 * time.Second
 	answerLimit  = 16 << 20 // bytes of one list
@@ -46,6 +49,10 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 	if err != nil {
 		return err
 	}
+	poll := readyPoll
+	if c.Accelerator == "tcg" {
+		poll = readyPollEmulated
+	}
 	start := time.Now()
 	for _, step := range []struct {
 		what  string
@@ -66,7 +73,7 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 			select {
 			case <-ctx.Done():
 				return fmt.Errorf("waiting for %s: %w; the last answer: %w", step.what, ctx.Err(), err)
-			case <-time.After(readyPoll):
+			case <-time.After(poll):
 			}
 		}
 		if tell != nil {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,7 +96,9 @@ func oneNode(t *testing.T, name, provisioner string, options ...story.Option) *s
 	m.Reached("pods are ready")
 	works(t, c)
 	m.Reached("the pods answer")
+	inside(t, c)
 	unreachable(t, c)
+	m.Reached("nothing outside does")
 	boots(t, c)
 	before := objects(c)
 
@@ -158,7 +161,8 @@ func works(t *testing.T, c *story.Cluster) {
 	}
 	answered := map[string]bool{}
 	c.Eventually(serviceBudget, "both pods answer at http://web", func() error {
-		name, err := get(c, "http://web.default.svc.cluster.local", "/pod/name")
+		// The short name goes through the pod's search path.
+		name, err := get(c, "http://web", "/pod/name")
 		if err != nil {
 			return err
 		}
@@ -170,21 +174,29 @@ func works(t *testing.T, c *story.Cluster) {
 		}
 		return nil
 	})
-	// The short name goes through the pod's search path.
-	if _, err := get(c, "http://web", "/pod/name"); err != nil {
-		t.Error(err)
-	}
-	if ip := strings.TrimSpace(c.Kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")); ip != "" {
-		if _, err := get(c, "http://"+ip, "/pod/name"); err != nil {
-			t.Error(err)
-		}
-	}
 	for _, pod := range want {
 		if log := c.Kubectl("logs", pod); !strings.Contains(log, "Starting to serve") {
 			t.Errorf("log of %s: %q", pod, log)
 		}
+	}
+}
+
+// inside: exec runs in each pod, by whatever name a service is called.
+func inside(t *testing.T, c *story.Cluster) {
+	t.Helper()
+	want, err := pods(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range want {
 		if out := c.Kubectl("exec", pod, "--", "/usr/local/bin/kubectl", "version", "--client"); !strings.Contains(out, config.KubernetesVersion) {
 			t.Errorf("exec in %s: %q", pod, out)
+		}
+	}
+	ip := c.Kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
+	for _, name := range []string{"web.default.svc.cluster.local", ip} {
+		if _, err := get(c, "http://"+name, "/pod/name"); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -214,11 +226,15 @@ func unreachable(t *testing.T, c *story.Cluster) {
 	} else {
 		outside = append(outside, fmt.Sprintf("http://10.5.0.1:%d", port))
 	}
+	var all sync.WaitGroup
 	for _, url := range outside {
-		if out, err := get(c, url, "/"); err == nil {
-			t.Errorf("%s answers %q", url, out)
-		}
+		all.Go(func() {
+			if out, err := get(c, url, "/"); err == nil {
+				t.Errorf("%s answers %q", url, out)
+			}
+		})
 	}
+	all.Wait()
 }
 
 // boots prints what the console tells about the boot.

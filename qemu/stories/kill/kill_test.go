@@ -57,7 +57,7 @@ func TestKilledServicesComeBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			failed := c.Says(backBudget, offset, service+": Failed: ", "next try in")
-			back := c.Says(backBudget, offset, service+": Running (up)")
+			back := c.Says(backBudget, offset, service+": Running (up): Health check successful")
 			took := time.Since(start)
 			t.Logf("%s: back after %.1fs; the console:", service, took.Seconds())
 			for _, line := range c.Lines(offset) {

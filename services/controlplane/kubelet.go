@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -53,6 +54,7 @@ type KubeletStaticPodController struct {
 	client     *kubernetes.Client
 	clientWith kubernetes.Options // what it was made with
 	retry      time.Duration      // the pause after the last failure to look; 0 after success
+	told       string             // that failure, "" after success
 }
 
 // Name implements resource.Controller.
@@ -111,11 +113,17 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	if err != nil {
 		// As the runtime says it of controllers that fail (S-280), but without its pause: a
 		// change of the configuration must not wait for a kubelet that can't answer yet.
-		v.Log().Error(fmt.Sprintf("controller failed: error refreshing pod status: %v", err))
+		// As there, only what is new goes to the console.
+		level := slog.LevelWarn
+		if err.Error() == c.told {
+			level = slog.LevelInfo
+		}
+		c.told = err.Error()
+		v.Log().Log(ctx, level, fmt.Sprintf("controller failed: error refreshing pod status: %v", err))
 		c.retry = min(max(2*c.retry, statusSoon), statusLater)
 		return c.retry, nil
 	}
-	c.retry = 0
+	c.retry, c.told = 0, ""
 	if ready {
 		return statusLater, nil
 	}

@@ -80,8 +80,8 @@ func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) (
 	// time server could be reached.
 	c.Machine.Time.Disabled = true
 	if p.Accelerator == "tcg" {
-		c.Cluster.ControllerManager.ExtraArgs = emulatedLeases
-		c.Cluster.Scheduler.ExtraArgs = emulatedLeases
+		c.Cluster.ControllerManager.ExtraArgs = alone
+		c.Cluster.Scheduler.ExtraArgs = alone
 	}
 	if p.Provisioner == Container {
 		c.Machine.Network.Interfaces = []config.Interface{{
@@ -94,13 +94,11 @@ func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) (
 	return c.Encode()
 }
 
-// emulatedLeases are patient: a leader that is ten times slower than a real one
-// misses the 10 s in which it must renew its lease, ends, and starts all over. The
-// price is that the leader after a power cut waits for the old lease that long.
-var emulatedLeases = map[string]string{
-	"leader-elect-lease-duration": "60s",
-	"leader-elect-renew-deadline": "40s",
-}
+// alone is for the controller manager and the scheduler of an emulated cluster,
+// which has one node and so one of each. Ten times slower than a real one, a leader
+// misses the 10 s in which it must renew its lease, ends, and starts all over; and
+// after a power cut the next one waits for the old lease.
+var alone = map[string]string{"leader-elect": "false"}
 
 // adminValidity is how long the kubeconfig of a development cluster works.
 const adminValidity = 365 * 24 * time.Hour

@@ -17,10 +17,10 @@ import (
 
 // testPackages are what only the tests need: real peers for real protocols.
 var testPackages = map[string]string{
-	"chrony":       "a real time server for the tests of timed",
+	"chrony":       "a real time server for the tests of timed (takes the place of systemd-timesyncd)",
 	"dnsmasq-base": "a real DHCP server for the tests of networkd",
+	"e2fsprogs":    "disks with somebody's file system on them, for the tests of disks",
 	"iproute2":     "links and namespaces in network tests",
-	"procps":       "what runs before and after a cluster",
 	"xfsprogs":     "file systems for the tests of disks",
 }
 

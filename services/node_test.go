@@ -34,9 +34,9 @@ func TestS239WhatIsNotUpIsNamedWithItsReason(t *testing.T) {
 	statuses := []dag.Status{
 		{ID: "networkd", Up: true, State: dag.Running},
 		{ID: "etcd", State: dag.Waiting, Message: `Waiting for service "timed" to be "up"`, Since: 2 * time.Second},
-		{ID: "kubelet", State: dag.Preparing, Message: "Pulling image x", Since: 9 * time.Second},
+		{ID: "kubelet", State: dag.Failed, Message: "Failed: no image; next try in 4s", Since: 9 * time.Second},
 	}
-	want := `etcd Waiting for 10s: Waiting for service "timed" to be "up"; kubelet Preparing for 3s: Pulling image x`
+	want := `etcd Waiting for 10s: Waiting for service "timed" to be "up"; kubelet Failed for 3s: no image; next try in 4s`
 	if got := waitingFor(statuses, 12*time.Second); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -69,7 +69,7 @@ func (r *reporter) event(e dag.Event) {
 	if e.Up {
 		up = " (up)"
 	}
-	r.logs.Say("%s: %s%s: %s", e.Service, e.State, up, e.Message)
+	r.logs.Say("%s: %s%s: %s", e.Service, e.State, up, besides(e.State, e.Message))
 	if e.Service == disks.ID && e.Up && !r.persisted {
 		r.persisted = true
 		if err := r.logs.Persist(boot.LogDir); err != nil {
@@ -133,6 +133,12 @@ func writeDevice(path string, data []byte) error {
 	return err
 }
 
+// besides is what a message says besides the state, which some begin with for
+// those who see only them.
+func besides(state dag.State, message string) string {
+	return strings.TrimPrefix(message, string(state)+": ")
+}
+
 // waitingFor names every service that isn't up, what it does about it, and
 // since when. "" when all are up.
 func waitingFor(statuses []dag.Status, now time.Duration) string {
@@ -141,7 +147,7 @@ func waitingFor(statuses []dag.Status, now time.Duration) string {
 		if s.Up {
 			continue
 		}
-		parts = append(parts, fmt.Sprintf("%s %s for %s: %s", s.ID, s.State, max(now-s.Since, 0).Round(time.Second), s.Message))
+		parts = append(parts, fmt.Sprintf("%s %s for %s: %s", s.ID, s.State, max(now-s.Since, 0).Round(time.Second), besides(s.State, s.Message)))
 	}
 	return strings.Join(parts, "; ")
 }

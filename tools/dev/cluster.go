@@ -93,13 +93,17 @@ func up(ctx context.Context, out io.Writer, name, provisioner string) error {
 	if name != defaultCluster {
 		target = " CLUSTER=" + name
 	}
+	after := ""
+	if !before.running {
+		after = fmt.Sprintf(", %.1f s after power-on", time.Since(start).Seconds())
+	}
 	fmt.Fprintf(out, `
-Cluster %s serves, %s after power-on.
+Cluster %s serves%s.
   kubectl   make kubectl%[3]s ARGS='get pods -A'   (or: export KUBECONFIG=%[4]s)
   console   make console%[3]s
   chart     make chart%[3]s
   remove    make down%[3]s
-`, name, time.Since(start).Round(100*time.Millisecond), target, c.Kubeconfig())
+`, name, after, target, c.Kubeconfig())
 	return nil
 }
 

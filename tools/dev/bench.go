@@ -21,9 +21,9 @@ import (
 
 // Budgets are those of docs/design.md.
 const (
-	budgetInit    = 30 << 20 // bytes of PID 1, stripped
-	budgetPSS     = 60 << 20 // bytes of memory of PID 1 and its helpers, idle
-	budgetPayload = 60 << 20 // bytes over the network to boot
+	budgetInit    = 30e6 // bytes of PID 1, stripped
+	budgetPSS     = 60e6 // bytes of memory of PID 1 and its helpers, idle
+	budgetPayload = 60e6 // bytes over the network to boot
 	budgetReady   = 15 * time.Second
 
 	// controlPlaneMiB is the memory in which a one-node control plane has to run,
@@ -175,7 +175,7 @@ func benchNode(ctx context.Context, out io.Writer, provisioner string, made *ima
 	}
 	if provisioner == qemu.QEMU {
 		// It would not be here if it hadn't got Ready in that.
-		figures = append(figures, figure{what: how + ": RAM of this control plane", value: mib(controlPlaneMiB << 20), budget: "≤ " + mib(controlPlaneMiB<<20)})
+		figures = append(figures, figure{what: how + ": RAM of this control plane", value: fmt.Sprintf("%d MiB", controlPlaneMiB), budget: "≤ 2 GiB"})
 	}
 	if provisioner == qemu.Container {
 		f, err := idleMemory(ctx, out, c)
@@ -312,9 +312,9 @@ func nodeInit(host int) (int, error) {
 }
 
 func bytesFigure(what string, n, budget int64) figure {
-	return figure{what: what, value: mib(n), budget: "≤ " + mib(budget), over: n > budget}
+	return figure{what: what, value: megabytes(n), budget: "≤ " + megabytes(budget), over: n > budget}
 }
 
-func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }

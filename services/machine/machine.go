@@ -9,7 +9,6 @@ package machine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -109,9 +108,6 @@ func (o Options) find(ctx context.Context, h *dag.Handle) (source string, err er
 	}
 	for _, w := range warnings {
 		h.Log.Warn("configuration: " + w.String())
-	}
-	if cfg == nil {
-		return "", errors.New("empty configuration")
 	}
 	return found.Source, Configs.Put(o.Store.As(ID), ConfigID, cfg)
 }

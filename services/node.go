@@ -64,18 +64,23 @@ func NewNode(o Options) (*Node, error) {
 	}
 	graph, err := dag.New(
 		dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since},
-		//                                                       depends on
-		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}), // nothing
-		machine.Service(machine.Options{ //                        udevd
+		// Depends on nothing.
+		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}),
+		// On udevd.
+		machine.Service(machine.Options{
 			Store: store, MountState: d.MountState,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
 		}),
-		d.Service(), //                                            machined
-		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(), // machined
-		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),     // networkd, disks
-		ctrd.Service(), //                                                                               disks
-		etcd.Service(etcd.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),       // containerd, networkd, timed
-		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}), // containerd, networkd, timed
+		// On machined.
+		d.Service(),
+		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
+		// On networkd and disks.
+		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
+		// On disks.
+		ctrd.Service(),
+		// On containerd, networkd and timed.
+		etcd.Service(etcd.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
+		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,7 +38,9 @@ func document(t *testing.T) []byte {
 
 // node is machined with a place where a configuration may be.
 type node struct {
-	data  []byte // nil: none there
+	mu   sync.Mutex // guards data
+	data []byte     // nil: none there
+
 	store *resource.Store
 	graph *dag.Graph
 }
@@ -45,6 +49,8 @@ func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
 	t.Helper()
 	n.store = resource.NewStore()
 	source := boot.Source{Name: "test", Read: func(context.Context) ([]byte, error) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
 		if n.data == nil {
 			return nil, fmt.Errorf("nothing on the desk: %w", boot.ErrNone)
 		}
@@ -70,6 +76,12 @@ func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
 		}
 	})
 	synctest.Wait()
+}
+
+func (n *node) put(data []byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.data = data
 }
 
 // told counts the events with a text.
@@ -115,7 +127,7 @@ func TestMissingThenBrokenThenGood(t *testing.T) {
 		if n.up() || n.told("nothing on the desk") != 1 {
 			t.Errorf("without one: up %v, told %d times", n.up(), n.told("nothing on the desk"))
 		}
-		n.data = bytes.Replace(data, []byte("type: init"), []byte("typ: init"), 1)
+		n.put(bytes.Replace(data, []byte("type: init"), []byte("typ: init"), 1))
 		time.Sleep(retryMax + time.Second)
 		synctest.Wait()
 		if n.up() || n.told("did you mean type") != 1 {
@@ -124,7 +136,7 @@ func TestMissingThenBrokenThenGood(t *testing.T) {
 		if _, err := Config(n.store); !errors.Is(err, resource.ErrNotFound) {
 			t.Errorf("a broken configuration was published: %v", err)
 		}
-		n.data = data
+		n.put(data)
 		time.Sleep(retryMax + time.Second)
 		synctest.Wait()
 		if !n.up() {
@@ -138,9 +150,11 @@ func TestMissingThenBrokenThenGood(t *testing.T) {
 func TestBrokenStateIsNotPassedBy(t *testing.T) {
 	data := document(t)
 	synctest.Test(t, func(t *testing.T) {
-		n, broken := &node{data: data}, true
+		var broken atomic.Bool
+		broken.Store(true)
+		n := &node{data: data}
 		run(t, n, func(context.Context) (bool, error) {
-			if broken {
+			if broken.Load() {
 				return false, errors.New("structure needs cleaning")
 			}
 			return true, nil
@@ -148,7 +162,7 @@ func TestBrokenStateIsNotPassedBy(t *testing.T) {
 		if n.up() || n.told("mount STATE: structure needs cleaning") != 1 {
 			t.Errorf("up %v, events %v", n.up(), n.graph.Events())
 		}
-		broken = false
+		broken.Store(false)
 		time.Sleep(retryMax + time.Second)
 		synctest.Wait()
 		if !n.up() {

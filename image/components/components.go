@@ -49,8 +49,8 @@ const (
 )
 
 // AptPackages are the Debian packages that building needs besides Go: a C compiler for runc and pause, and the library with which runc
-// compiles seccomp filters (without it every pod with the profile RuntimeDefault fails).
-var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev"}
+// compiles seccomp filters (without it every pod with the profile RuntimeDefault fails), which pkg-config finds.
+var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
 
 // All are the components, the longest build first: it is the one to see progress of, and the one to fail early.
 var All = []Component{

@@ -24,7 +24,7 @@ import (
 )
 
 // AptPackages are what the build machine must have installed, besides Go, for programs that use cgo.
-var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev"}
+var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
 
 const (
 	// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.

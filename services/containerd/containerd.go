@@ -15,7 +15,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
@@ -130,42 +129,31 @@ func (c *Containerd) run(ctx context.Context, h *dag.Handle) error {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- child.Wait() }()
-
-	if err := c.awaitSocket(ctx, exited); err != nil {
-		child.Kill()
+	if err := c.awaitSocket(ctx, child); err != nil {
+		_ = child.Stop(stopBudget) // why it didn't serve says more than how it ended
 		return err
 	}
 	h.Started(fmt.Sprintf("Started process containerd (PID %d)", child.Pid()))
 	select {
-	case err := <-exited:
-		return fmt.Errorf("containerd ended by itself: %w", orClean(err))
+	case <-child.Done():
+		return fmt.Errorf("containerd ended by itself: %w", orClean(child.Wait()))
 	case <-ctx.Done():
 	}
-	if err := child.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	select {
-	case <-exited:
-	case <-time.After(stopBudget):
-		child.Kill()
-		<-exited
-	}
+	_ = child.Stop(stopBudget) // it was asked to end: its status is no news
 	return nil
 }
 
 // awaitSocket returns once containerd serves. It has no deadline of its own: the
 // state stays Starting, which the console tells, and an exit ends it.
-func (c *Containerd) awaitSocket(ctx context.Context, exited <-chan error) error {
+func (c *Containerd) awaitSocket(ctx context.Context, child *process.Child) error {
 	const poll = 50 * time.Millisecond // a boot waits for this: short, and cheap on a unix socket
 	for {
 		if err := c.healthy(ctx); err == nil {
 			return nil
 		}
 		select {
-		case err := <-exited:
-			return fmt.Errorf("containerd ended before it served %s: %w", Socket, orClean(err))
+		case <-child.Done():
+			return fmt.Errorf("containerd ended before it served %s: %w", Socket, orClean(child.Wait()))
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(poll):

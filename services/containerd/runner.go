@@ -234,8 +234,12 @@ func (r *Runner) reattach(ctx context.Context, cl *client.Client) (client.Task, 
 }
 
 func (r *Runner) stop(ctx context.Context, task client.Task, exited <-chan client.ExitStatus) error {
+	// Each question has its own limit: a containerd that hangs must not hold up a
+	// shutdown.
 	sctx := context.WithoutCancel(ctx)
-	if err := task.Kill(sctx, syscall.SIGTERM); err != nil && !errdefs.IsNotFound(err) {
+	tctx, cancelTerm := context.WithTimeout(sctx, cleanupTimeout)
+	defer cancelTerm()
+	if err := task.Kill(tctx, syscall.SIGTERM); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("stop container %s: %w", r.ID, err)
 	}
 	select {

@@ -41,6 +41,8 @@ func renderConfig(mode boot.Mode) ([]byte, error) {
 	images := table{
 		"pinned_images": table{"sandbox": config.DefaultPauseImage},
 		"registry":      table{"config_path": hostsDir},
+		// As for the system's own images: see unpackOptions.
+		"image_pull_with_sync_fs": syncLayers(mode),
 	}
 	return toml.Marshal(table{
 		"version": 3,

@@ -80,6 +80,7 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 			Imports []string
 			Plugins map[string]struct {
 				Restrict bool `toml:"restrict_oom_score_adj"`
+				Sync     bool `toml:"image_pull_with_sync_fs"`
 			}
 		}
 		if err := toml.Unmarshal(data, &parsed); err != nil {
@@ -90,6 +91,10 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 		}
 		if got := parsed.Plugins["io.containerd.cri.v1.runtime"].Restrict; got != restrict {
 			t.Errorf("%v: restrict_oom_score_adj %v, want %v", mode, got, restrict)
+		}
+		// A container node shares its host's power, and its host's file system.
+		if got := parsed.Plugins["io.containerd.cri.v1.images"].Sync; got == restrict {
+			t.Errorf("%v: image_pull_with_sync_fs %v, want %v", mode, got, !restrict)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
@@ -67,7 +68,8 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(
 	switch {
 	case errdefs.IsNotFound(err):
 		tell("Pulling image " + ref)
-		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter), client.WithResolver(resolver(ctx)))
+		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
+			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(resolver(ctx)))
 		if err != nil {
 			return nil, pullError(ref, err)
 		}
@@ -81,12 +83,23 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(
 		return nil, fmt.Errorf("look up snapshots of image %s: %w", ref, err)
 	}
 	if !unpacked {
-		if err := img.Unpack(ctx, snapshotter); err != nil {
+		if err := img.Unpack(ctx, snapshotter, c.unpackOptions()...); err != nil {
 			return nil, pullError(ref, err)
 		}
 	}
 	return img, nil
 }
+
+// unpackOptions make each layer durable before containerd notes that it is there:
+// otherwise a power cut within the kernel's write-back time (half a minute) leaves
+// an image that counts as unpacked and has empty files.
+func (c *Containerd) unpackOptions() []client.UnpackOpt {
+	return []client.UnpackOpt{client.WithUnpackApplyOpts(diff.WithSyncFs(syncLayers(c.Mode)))}
+}
+
+// syncLayers is false in a container: its file system is the host's, which it
+// would make sync all that the host has in memory.
+func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
 
 // pullError says what a person can do about it. containerd's errors come over
 // gRPC, as text: of a full disk there is only the message of ENOSPC.

@@ -79,6 +79,9 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		// seconds in any case.
 		if why := err.Error(); why != said {
 			said = why
+			if err := Stages.Put(o.Store.As(ID), StageID, Maintenance); err != nil {
+				return err
+			}
 			h.Event(fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s", err, wait, retryMax))
 		}
 		select {
@@ -109,5 +112,8 @@ func (o Options) find(ctx context.Context, h *dag.Handle) (source string, err er
 	for _, w := range warnings {
 		h.Log.Warn("configuration: " + w.String())
 	}
-	return found.Source, Configs.Put(o.Store.As(ID), ConfigID, cfg)
+	if err := Configs.Put(o.Store.As(ID), ConfigID, cfg); err != nil {
+		return "", err
+	}
+	return found.Source, Stages.Put(o.Store.As(ID), StageID, Configured)
 }

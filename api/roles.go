@@ -1,0 +1,145 @@
+// Package api is the contract of the machine API: who may call what, and the
+// names under which the gate and the node tell each other who calls. The
+// messages and methods are in proto/, the code made of them in garboardv1/, the
+// client in client/.
+package api
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/garboard-os/garboard/api/garboardv1"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+// Port is where apid listens, on every node.
+const Port = 50000
+
+// Role is what a client may do: an organisation in its certificate.
+type Role string
+
+const (
+	Admin      Role = "os:admin"       // everything
+	Operator   Role = "os:operator"    // reads, restarts services, reboots
+	Reader     Role = "os:reader"      // reads what holds no secrets
+	EtcdBackup Role = "os:etcd:backup" // takes etcd snapshots, and nothing else
+	Peer       Role = "os:peer"        // another node of the cluster
+)
+
+// includes are the roles that each role has besides itself. All is decided by
+// this table: a role that isn't here may do nothing.
+var includes = map[Role][]Role{
+	Admin:      {Operator, Reader, EtcdBackup},
+	Operator:   {Reader},
+	Reader:     nil,
+	EtcdBackup: nil,
+	Peer:       nil,
+}
+
+// Roles are all that there are.
+func Roles() []Role {
+	return []Role{Admin, Operator, Reader, EtcdBackup, Peer}
+}
+
+// Method is what a method's options say.
+type Method struct {
+	// Procedure is the path of its URL: /garboard.v1.ConfigService/Apply.
+	Procedure string
+	// Role is the least one that may call it; "" for nobody.
+	Role Role
+	// Changes: every call is audited.
+	Changes bool
+	// Maintenance: it answers while the node has no configuration.
+	Maintenance bool
+	// Streaming: it answers with more than one message.
+	Streaming bool
+}
+
+var methods = sync.OnceValue(func() map[string]Method {
+	found := map[string]Method{}
+	protoregistry.GlobalFiles.RangeFilesByPackage("garboard.v1", func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			service := f.Services().Get(i)
+			for j := range service.Methods().Len() {
+				m := method(service.Methods().Get(j))
+				found[m.Procedure] = m
+			}
+		}
+		return true
+	})
+	return found
+})
+
+func method(d protoreflect.MethodDescriptor) Method {
+	get := func(x protoreflect.ExtensionType) any { return proto.GetExtension(d.Options(), x) }
+	role, _ := get(garboardv1.E_Role).(string)
+	changes, _ := get(garboardv1.E_Changes).(bool)
+	maintenance, _ := get(garboardv1.E_Maintenance).(bool)
+	return Method{
+		Procedure:   "/" + string(d.Parent().FullName()) + "/" + string(d.Name()),
+		Role:        Role(role),
+		Changes:     changes,
+		Maintenance: maintenance,
+		Streaming:   d.IsStreamingServer() || d.IsStreamingClient(),
+	}
+}
+
+// Methods are all of the API, sorted.
+func Methods() []Method {
+	var all []Method
+	for _, m := range methods() {
+		all = append(all, m)
+	}
+	slices.SortFunc(all, func(a, b Method) int { return cmp.Compare(a.Procedure, b.Procedure) })
+	return all
+}
+
+// Lookup finds a method by its procedure. What isn't there is for nobody. The
+// plain-HTTP form of reading logs (GET /v1/logs/…) counts as LogService.Read.
+func Lookup(procedure string) (Method, bool) {
+	if strings.HasPrefix(procedure, LogsPath) {
+		procedure = readLog
+	}
+	m, ok := methods()[procedure]
+	return m, ok
+}
+
+const (
+	// LogsPath is below which logs are plain NDJSON.
+	LogsPath = "/v1/logs/"
+	readLog  = "/garboard.v1.LogService/Read"
+)
+
+// Allowed tells whether any of a certificate's organisations lets its owner call
+// the method. Others than ours mean nothing.
+func Allowed(m Method, organisations []string) bool {
+	if _, known := includes[m.Role]; !known {
+		return false
+	}
+	for _, organisation := range organisations {
+		role := Role(organisation)
+		if _, known := includes[role]; known && (role == m.Role || slices.Contains(includes[role], m.Role)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Headers in which the gate tells the node who calls. It removes them from what
+// comes in.
+const (
+	HeaderPeer   = "Garboard-Peer"   // the common name in the client's certificate
+	HeaderRoles  = "Garboard-Roles"  // its organisations, comma-separated
+	HeaderRemote = "Garboard-Remote" // address and port
+	HeaderMode   = "Garboard-Mode"   // ModeNormal or ModeMaintenance
+)
+
+// Values of HeaderMode.
+const (
+	ModeNormal      = "normal"
+	ModeMaintenance = "maintenance" // the caller is unknown
+)

@@ -7,6 +7,9 @@
 // send it leases. It names the node, picks the one address that the cluster
 // knows it by, and publishes addresses, host name, resolvers and time servers.
 //
+// A machine without a configuration must be reachable to be given one: until
+// then the service does what it does with an empty configuration.
+//
 //	configuration ─┐
 //	links (netlink)├─▶ owner: want − applied ─▶ netlink, /etc, resources
 //	leases (DHCP) ─┘
@@ -20,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/vishvananda/netlink"
 )
@@ -124,12 +128,17 @@ func New(o Options) *Daemon {
 }
 
 // Service is networkd in the graph. It is up once the links of the
-// configuration have their addresses.
+// configuration have their addresses. It doesn't depend on machined, which is up
+// only with a configuration, but on its having looked for one: DHCP on a link
+// that is to be left alone would be wrong even for a moment.
 func (d *Daemon) Service() dag.Service {
 	return dag.Service{
 		ID:        ID,
-		DependsOn: []string{"machined"},
-		Run:       d.run,
-		Restart:   dag.RestartAlways,
+		DependsOn: []string{"udevd"},
+		Needs: []dag.Condition{
+			machine.Stages.When(d.o.Store, machine.StageID, "the search for a configuration to end", nil),
+		},
+		Run:     d.run,
+		Restart: dag.RestartAlways,
 	}
 }

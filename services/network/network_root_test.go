@@ -191,8 +191,20 @@ func startNodeIn(t *testing.T, dir string, cfg config.Network) *node {
 
 func startNodeWith(t *testing.T, dir string, cfg config.Network, physical func(netlink.Link) bool) *node {
 	t.Helper()
-	n := &node{t: t, store: resource.NewStore(), console: &syncBuffer{}, etc: dir, pin: filepath.Join(dir, "node-address")}
+	n := newNode(t, dir)
 	n.configure(cfg)
+	n.run(physical)
+	return n
+}
+
+func newNode(t *testing.T, dir string) *node {
+	return &node{t: t, store: resource.NewStore(), console: &syncBuffer{}, etc: dir, pin: filepath.Join(dir, "node-address")}
+}
+
+// run runs networkd until the test ends or stop is called.
+func (n *node) run(physical func(netlink.Link) bool) {
+	t := n.t
+	t.Helper()
 	l := logs.New(n.console)
 	d := New(Options{
 		Mode: boot.Machine, Store: n.store, Logs: l,
@@ -201,7 +213,7 @@ func startNodeWith(t *testing.T, dir string, cfg config.Network, physical func(n
 	})
 	var err error
 	n.graph, err = dag.New(dag.Options{Log: l.Logger}, dag.Service{
-		ID:  "machined",
+		ID:  "udevd",
 		Run: func(ctx context.Context, h *dag.Handle) error { h.Started("there"); <-ctx.Done(); return nil },
 	}, d.Service())
 	if err != nil {
@@ -220,7 +232,6 @@ func startNodeWith(t *testing.T, dir string, cfg config.Network, physical func(n
 			t.Logf("console:\n%s\nlog:\n%s", n.console, strings.Join(l.Tail(ID, 100), "\n"))
 		}
 	})
-	return n
 }
 
 func (n *node) configure(cfg config.Network) {
@@ -228,6 +239,14 @@ func (n *node) configure(cfg config.Network) {
 	c := &config.Config{Machine: config.Machine{Network: cfg}}
 	c.FillDefaults()
 	if err := machine.Configs.Put(n.store.As("test"), machine.ConfigID, c); err != nil {
+		n.t.Fatal(err)
+	}
+	n.stage(machine.Configured)
+}
+
+func (n *node) stage(s machine.Stage) {
+	n.t.Helper()
+	if err := machine.Stages.Put(n.store.As("test"), machine.StageID, s); err != nil {
 		n.t.Fatal(err)
 	}
 }

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -35,21 +36,22 @@ type owner struct {
 	h   *dag.Handle
 	log *slog.Logger
 
-	cfg     *config.Config
-	plans   []config.Link
-	links   map[string]netlink.Link
-	clients map[string]*runningClient
-	leases  map[string]*lease
-	changed chan leaseChange
-	errs    map[string]error // by link: what the kernel refused
-	files   files
+	cfg        *config.Config // an empty one in maintenance mode
+	configured bool           // there is no configuration yet
+	plans      []config.Link
+	links      map[string]netlink.Link
+	clients    map[string]*runningClient
+	leases     map[string]*lease
+	changed    chan leaseChange
+	errs       map[string]error // by link: what the kernel refused
+	files      files
 
 	firstAddr time.Time // when the first unlisted link had an address
 	waiting   string    // what was last said to be waited for
 	since     time.Time // since when
 	told      bool      // whether a missing link was told at the console
-	started   bool
-	hostname  string // from DHCP or a MAC address: stays once chosen
+	settled   bool      // all that is waited for was there once
+	hostname  string    // from DHCP or a MAC address: stays once chosen
 	pinned    netip.Addr
 	pinSaved  bool
 }
@@ -110,14 +112,38 @@ func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	return ch, nil
 }
 
-// configure takes the configuration over.
+// configure takes the configuration over; without one, an empty one.
 func (o *owner) configure() error {
 	cfg, err := machine.Config(o.o.Store)
+	if errors.Is(err, resource.ErrNotFound) {
+		o.cfg, o.plans = &config.Config{}, nil
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	o.cfg, o.plans = cfg, cfg.Machine.Network.Links()
+	if !o.configured {
+		o.configured = true
+		return o.takeOver()
+	}
 	return nil
+}
+
+// takeOver begins anew with the first configuration: what the cluster knows the
+// node by is chosen among what this configuration wants, and isn't published
+// before that is there.
+func (o *owner) takeOver() error {
+	if !o.settled {
+		return nil
+	}
+	o.log.Info("the configuration has come: going on with it")
+	o.settled, o.firstAddr = false, time.Time{}
+	if !o.pinSaved {
+		o.pinned = netip.Addr{}
+	}
+	w := o.o.Store.As(ID)
+	return errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
 }
 
 // note takes a change of a link in and reports whether it matters: pods' links
@@ -299,11 +325,11 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 		case <-ctx.Done():
 			return nil
 		case <-configs:
-			old := o.cfg
+			old, before := o.cfg, o.configured
 			if err := o.configure(); err != nil {
 				return err
 			}
-			changed = !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
+			changed = before != o.configured || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
 				!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP)
 		case u, open := <-links:
 			if !open { // the kernel's buffer overflowed: list all anew
@@ -323,7 +349,7 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 				o.leases[c.link] = c.lease
 			}
 		case <-tick.C:
-			changed = !o.started || !o.pinSaved || len(o.errs) > 0
+			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0
 		}
 		if changed {
 			o.reconcile(ctx)

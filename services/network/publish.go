@@ -10,7 +10,7 @@ import (
 func (o *owner) publish(all []candidate) {
 	lacking := o.lacking()
 	addr, chosen := choose(all, o.pinned)
-	if !o.started {
+	if !o.settled {
 		if len(lacking) == 0 && !chosen {
 			lacking = []string{"an address that machine.kubelet.nodeIP.validSubnets allows"}
 		}
@@ -25,8 +25,8 @@ func (o *owner) publish(all []candidate) {
 		return
 	}
 	delete(o.errs, "names")
-	if !o.started {
-		o.started = true
+	if !o.settled {
+		o.settled = true
 		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))
 		o.h.Started(fmt.Sprintf("node %s has address %s", o.name(), addr.Primary))
 	}
@@ -50,7 +50,7 @@ func (o *owner) tell(addr NodeAddress, chosen bool) error {
 		o.pinSaved = false
 	}
 	o.pinned = addr.Primary
-	if !o.pinSaved && o.o.pinReady() {
+	if o.configured && !o.pinSaved && o.o.pinReady() {
 		err := writePin(o.o.pinFile, o.pinned)
 		o.pinSaved = err == nil
 		errs = append(errs, err)

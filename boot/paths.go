@@ -8,13 +8,15 @@ package boot
 
 // Where things are on a node. The table in docs/design.md is this table.
 const (
-	StateDir      = "/system/state"             // STATE partition
-	ConfigFile    = "/system/state/config.yaml" // the applied configuration
-	ClockFile     = "/system/state/clock"       // last saved time, the clock's floor
-	SecretsDir    = "/system/secrets"           // tmpfs, 0700
-	EphemeralDir  = "/var"                      // EPHEMERAL partition
-	LogDir        = "/var/log"                  // logs of services, rotated
-	RunDir        = "/run/garboard"             // sockets
+	StateDir      = "/system/state"              // STATE partition
+	ConfigFile    = "/system/state/config.yaml"  // the applied configuration
+	ClockFile     = "/system/state/clock"        // last saved time, the clock's floor
+	SecretsDir    = "/system/secrets"            // tmpfs, 0700
+	EphemeralDir  = "/var"                       // EPHEMERAL partition
+	LogDir        = "/var/log"                   // logs of services, rotated
+	RunDir        = "/run/garboard"              // sockets
+	MachineSocket = "/run/garboard/machine.sock" // the machine API, without its gate
+	APIDir        = "/run/garboard/apid"         // what apid knows: its certificate and who may come in
 	EtcdDataDir   = "/var/lib/etcd"
 	ContainerdDir = "/var/lib/containerd"
 	KubeletDir    = "/var/lib/kubelet"
@@ -56,3 +58,11 @@ func (m Mode) String() string {
 	}
 	return "machine"
 }
+
+// Power is what a machine does when all has stopped.
+type Power string
+
+const (
+	PowerOff Power = "power off"
+	Reboot   Power = "reboot"
+)

@@ -1,0 +1,211 @@
+// Package client talks to nodes for a person or a program elsewhere. Whom to
+// talk to, and as whom, is in a file of contexts, garboardconfig: one context
+// for each cluster, with certificate and key inside, so that one file is all
+// that an administrator carries.
+package client
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+const (
+	// EnvConfig names the file in the environment.
+	EnvConfig = "GARBOARDCONFIG"
+	// maxConfigSize bounds what is read: a context has about 3 KiB.
+	maxConfigSize = 1 << 20
+
+	configMode = 0o600 // it holds private keys
+	configDir  = 0o700
+)
+
+// header stands above every file that Save writes.
+const header = `# How gbctl reaches your clusters, and as whom. It holds private keys.
+# endpoints are control planes. The best one is a DNS name that leads to all of
+# them: it is in their certificates, and stays when control planes come and go.
+`
+
+// Config is a garboardconfig (S-003).
+type Config struct {
+	Context  string              `yaml:"context"` // the one that is used when none is asked for
+	Contexts map[string]*Context `yaml:"contexts"`
+	// Other is what a later release put there; Save keeps it.
+	Other map[string]any `yaml:",inline"`
+}
+
+// Context is one cluster, and who one is there.
+type Context struct {
+	Endpoints []string `yaml:"endpoints"`       // control planes: address or name, port 50000 unless given
+	Nodes     []string `yaml:"nodes,omitempty"` // asked when none are named
+	CA        string   `yaml:"ca"`              // base64 of PEM, as the next two
+	Crt       string   `yaml:"crt"`
+	Key       string   `yaml:"key"`
+	// Via says for an address or name of a node which host:port to dial instead,
+	// where nodes are behind a forwarded port. The node still has to prove that
+	// it is the one that was asked for.
+	Via   map[string]string `yaml:"via,omitempty"`
+	Other map[string]any    `yaml:",inline"`
+}
+
+// DefaultPath is $GARBOARDCONFIG, else ~/.garboard/config.
+func DefaultPath() (string, error) {
+	if path := os.Getenv(EnvConfig); path != "" {
+		return path, nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("find the client configuration: %w; name it in $%s", err, EnvConfig)
+	}
+	return filepath.Join(home, ".garboard", "config"), nil
+}
+
+// Load reads a file. The error of one that doesn't exist is fs.ErrNotExist.
+func Load(path string) (*Config, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read client configuration: %w; 'gbctl gen config' makes one, $%s says where it is", err, EnvConfig)
+	} else if err != nil {
+		return nil, fmt.Errorf("read client configuration: %w", err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > maxConfigSize {
+		return nil, fmt.Errorf("read client configuration: %s has %d bytes, more than %d", path, info.Size(), maxConfigSize)
+	}
+	c := &Config{}
+	// An empty file is an empty configuration.
+	if err := yaml.NewDecoder(f).Decode(c); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("read client configuration %s: %w", path, err)
+	}
+	for name, context := range c.Contexts {
+		if context == nil {
+			return nil, fmt.Errorf("read client configuration %s: context %q is empty", path, name)
+		}
+	}
+	return c, nil
+}
+
+// Encode is the file's text.
+func (c *Config) Encode() ([]byte, error) {
+	b := bytes.NewBufferString(header)
+	enc := yaml.NewEncoder(b)
+	enc.SetIndent(2)
+	if err := enc.Encode(c); err != nil {
+		return nil, fmt.Errorf("encode client configuration: %w", err)
+	}
+	return b.Bytes(), enc.Close()
+}
+
+// Save replaces the file in one step, so that nobody ever reads half of it, and
+// makes its folder. Where path is a symbolic link, what it leads to is replaced.
+func (c *Config) Save(path string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write client configuration %s: %w", path, err)
+		}
+	}()
+	data, err := c.Encode()
+	if err != nil {
+		return err
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, configDir); err != nil {
+		return err
+	}
+	// CreateTemp makes it for the owner alone.
+	f, err := os.CreateTemp(dir, ".garboardconfig.*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // fails once it has its name
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Chmod(configMode), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// Merge takes the contexts of other over, and which of them is the current one:
+// whoever merges a cluster's file wants to use that cluster next. A context whose
+// name is taken by another one gets a number behind its name; renamed tells which.
+func (c *Config) Merge(other *Config) (renamed map[string]string) {
+	renamed = map[string]string{}
+	if c.Contexts == nil {
+		c.Contexts = map[string]*Context{}
+	}
+	current := other.Context
+	for _, name := range slices.Sorted(maps.Keys(other.Contexts)) {
+		free := name
+		for n := 1; c.Contexts[free] != nil && !reflect.DeepEqual(c.Contexts[free], other.Contexts[name]); n++ {
+			free = fmt.Sprintf("%s-%d", name, n)
+		}
+		c.Contexts[free] = other.Contexts[name]
+		if free != name {
+			renamed[name] = free
+		}
+		if name == other.Context {
+			current = free
+		}
+	}
+	if current != "" {
+		c.Context = current
+	}
+	return renamed
+}
+
+// Current is the context called name, and without a name the one that the file
+// says. The error lists those that there are.
+func (c *Config) Current(name string) (*Context, error) {
+	names := strings.Join(slices.Sorted(maps.Keys(c.Contexts)), ", ")
+	if name == "" {
+		name = c.Context
+	}
+	switch context := c.Contexts[name]; {
+	case context != nil:
+		return context, nil
+	case names == "":
+		return nil, errors.New("the client configuration has no contexts; 'gbctl gen config' makes a file to merge into it")
+	case name == "":
+		return nil, fmt.Errorf("the client configuration doesn't say which context to use; there are %s", names)
+	}
+	return nil, fmt.Errorf("no context %q in the client configuration; there are %s", name, names)
+}
+
+// Credentials are what the context's certificates say: whom to trust, and who
+// one is.
+func (c *Context) Credentials() (*x509.CertPool, tls.Certificate, error) {
+	var decoded [3][]byte
+	for i, field := range []struct{ name, text string }{{"ca", c.CA}, {"crt", c.Crt}, {"key", c.Key}} {
+		// Line breaks come from tools that wrap base64.
+		data, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(field.text), ""))
+		if err != nil || len(data) == 0 {
+			return nil, tls.Certificate{}, fmt.Errorf("client configuration: %s must be base64 of PEM", field.name)
+		}
+		decoded[i] = data
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(decoded[0]) {
+		return nil, tls.Certificate{}, errors.New("client configuration: no certificate in ca")
+	}
+	pair, err := tls.X509KeyPair(decoded[1], decoded[2])
+	if err != nil {
+		return nil, tls.Certificate{}, fmt.Errorf("client configuration: crt and key: %w", err)
+	}
+	return roots, pair, nil
+}

@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net"
-	"net/netip"
 	"strconv"
 	"time"
 
@@ -171,13 +170,8 @@ func (n node) apiServer() pki.Leaf {
 	for _, subnet := range cluster.Network.ServiceSubnets {
 		leaf.IPs = append(leaf.IPs, subnet.Masked().Addr().Next())
 	}
-	for _, host := range append([]string{cluster.ControlPlane.Endpoint.Hostname()}, cluster.APIServer.CertSANs...) {
-		if addr, err := netip.ParseAddr(host); err == nil {
-			leaf.IPs = append(leaf.IPs, addr)
-		} else {
-			leaf.DNS = append(leaf.DNS, host)
-		}
-	}
+	addHosts(&leaf, cluster.APIServer.CertSANs)
+	n.addEndpoint(&leaf)
 	return n.server(leaf)
 }
 

@@ -70,9 +70,34 @@ func (n node) server(leaf pki.Leaf) pki.Leaf {
 	return leaf
 }
 
+// addEndpoint adds the names that all control planes share (S-158): what the
+// configuration calls the cluster's endpoint, and the addresses that go from one
+// to the other.
+func (n node) addEndpoint(leaf *pki.Leaf) {
+	addHosts(leaf, []string{n.config.Cluster.ControlPlane.Endpoint.Hostname()})
+	for _, link := range n.config.Machine.Network.Interfaces {
+		if link.VIP != nil {
+			leaf.IPs = append(leaf.IPs, link.VIP.IP)
+		}
+	}
+}
+
+// addHosts adds what users write: names and addresses.
+func addHosts(leaf *pki.Leaf, hosts []string) {
+	for _, host := range hosts {
+		if addr, err := netip.ParseAddr(host); err == nil {
+			leaf.IPs = append(leaf.IPs, addr)
+		} else {
+			leaf.DNS = append(leaf.DNS, host)
+		}
+	}
+}
+
 // missing is a secret that the configuration should hold (S-282): one made for an
 // older release doesn't.
 func missing(field string) error { return fmt.Errorf("missing cluster.%s secret", field) }
+
+func missingMachine(field string) error { return fmt.Errorf("missing machine.%s secret", field) }
 
 // ignoreNotFound is for what somebody else will publish: the change wakes us.
 func ignoreNotFound(err error) error {

@@ -7,7 +7,8 @@
 // the control plane: a certificate is replaced when its authority or subject
 // changed, when a name or address is missing in it, or when it nears its end.
 //
-//	configuration, addresses ─→ EtcdController       ─→ EtcdSecrets
+//	configuration, addresses ─→ APIController        ─→ APISecrets
+//	                         ─→ EtcdController       ─→ EtcdSecrets
 //	                         ─→ KubernetesController ─→ KubernetesSecrets, KubeletSecrets
 //	KubernetesSecrets        ─→ FilesController      ─→ files, SecretsStatuses (content hash)
 package secrets
@@ -25,6 +26,7 @@ const (
 	EtcdID       = "etcd"
 	KubernetesID = "kubernetes"
 	KubeletID    = "kubelet"
+	APIID        = "api"
 )
 
 // namespace holds what must not be shown to readers of the API.
@@ -117,6 +119,7 @@ func Controllers(o Options) []resource.Controller {
 		o.Now = time.Now
 	}
 	return []resource.Controller{
+		&APIController{now: o.Now},
 		&EtcdController{now: o.Now},
 		&KubernetesController{now: o.Now},
 		&FilesController{dir: o.Dir},

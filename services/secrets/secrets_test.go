@@ -138,6 +138,9 @@ func controlPlane(t *testing.T) *config.Config {
 		ServiceSubnets: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10::/112")},
 	}
 	c.Cluster.APIServer.CertSANs = []string{"k8s.example.net", "198.51.100.7"}
+	c.Machine.CA = ca(t, pki.NewMachineCA)
+	c.Machine.CertSANs = []string{"api.example.net", "198.51.100.8"}
+	c.Machine.Network.Interfaces = []config.Interface{{Name: "eth0", VIP: &config.VIP{IP: netip.MustParseAddr("192.0.2.99")}}}
 	c.Cluster.CA = ca(t, pki.NewKubernetesCA)
 	c.Cluster.AggregatorCA = ca(t, pki.NewAggregatorCA)
 	c.Cluster.Etcd.CA = ca(t, pki.NewEtcdCA)
@@ -180,7 +183,7 @@ func TestAPIServerNames(t *testing.T) {
 	}
 	slices.Sort(addrs)
 	// Neither the bridge of the pods nor the link-local address.
-	if diff := cmp.Diff([]string{"10.96.0.1", "127.0.0.1", "192.0.2.10", "198.51.100.7", "::1", "fd00:10::1"}, addrs); diff != "" {
+	if diff := cmp.Diff([]string{"10.96.0.1", "127.0.0.1", "192.0.2.10", "192.0.2.99", "198.51.100.7", "::1", "fd00:10::1"}, addrs); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
 	}
 }

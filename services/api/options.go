@@ -1,0 +1,52 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	"github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/containerd"
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/process"
+	"github.com/garboard-os/garboard/services/resource"
+)
+
+// Options are what the API stands on: all that it can read or change.
+type Options struct {
+	Mode       boot.Mode
+	Store      *resource.Store
+	Graph      *dag.Graph
+	Runtime    *resource.Runtime
+	Logs       *logs.Logs
+	Config     Applier
+	Containerd *containerd.Containerd
+	Processes  *process.Table
+	// Power ends the node. It returns at once.
+	Power func(p boot.Power, why string)
+	// Diagnose says what is wrong with the node, and what was looked at.
+	Diagnose func(ctx context.Context) (findings []*garboardv1.Finding, checked []string)
+	// Since is the time since boot.
+	Since func() time.Duration
+	Disks func(ctx context.Context) ([]*garboardv1.Disk, error)
+
+	// Socket is where to listen; "" is boot.MachineSocket.
+	Socket string
+	// PodLogs is where the kubelet keeps the logs of containers; "" is
+	// defaultPodLogs.
+	PodLogs string
+	// Kmsg is the kernel's log; "" is defaultKmsg.
+	Kmsg string
+}
+
+// Applier is the part of machine.Applier that the API needs.
+type Applier interface {
+	Apply(ctx context.Context, r machine.Request) (machine.Result, error)
+	Confirm(ctx context.Context, by string) error
+	Rollback(ctx context.Context, version uint64, r machine.Request) (machine.Result, error)
+	History() ([]machine.Entry, error)
+	Text(version uint64) ([]byte, error)
+	Situation() machine.Situation
+}

@@ -1,7 +1,7 @@
 package pki
 
 import (
-	"crypto/ed25519"
+	"crypto"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -28,6 +28,36 @@ type Leaf struct {
 // Issue makes a fresh key and a certificate for it. The leaf never lives
 // outside of its authority's own validity.
 func (ca CA) Issue(leaf Leaf) (certPEM, keyPEM []byte, err error) {
+	alg, err := ca.leafAlgorithm()
+	if err != nil {
+		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
+	}
+	key, err := newKey(alg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
+	}
+	if keyPEM, err = EncodeKey(key); err != nil {
+		return nil, nil, fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
+	}
+	certPEM, err = ca.Sign(key.Public(), leaf)
+	return certPEM, keyPEM, err
+}
+
+// leafAlgorithm is Ed25519 below an Ed25519 authority, whose clients know it,
+// and ECDSA below all others.
+func (ca CA) leafAlgorithm() (Algorithm, error) {
+	cert, err := ParseCert(ca.Cert)
+	if err != nil {
+		return 0, err
+	}
+	if cert.PublicKeyAlgorithm == x509.Ed25519 {
+		return Ed25519, nil
+	}
+	return ECDSA, nil
+}
+
+// Sign makes a certificate for a key that is there already.
+func (ca CA) Sign(public crypto.PublicKey, leaf Leaf) (certPEM []byte, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("issue certificate %q: %w", leaf.CN, err)
@@ -35,29 +65,20 @@ func (ca CA) Issue(leaf Leaf) (certPEM, keyPEM []byte, err error) {
 	}()
 	parent, signer, err := ca.Parse()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if signer == nil {
-		return nil, nil, errors.New("authority has no private key here")
+		return nil, errors.New("authority has no private key here")
 	}
 	template, err := leaf.template(parent)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	alg := ECDSA
-	if _, ok := signer.(ed25519.PrivateKey); ok {
-		alg = Ed25519
-	}
-	key, err := newKey(alg)
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, signer)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	if err != nil {
-		return nil, nil, err
-	}
-	keyPEM, err = EncodeKey(key)
-	return EncodeCert(der), keyPEM, err
+	return EncodeCert(der), nil
 }
 
 func (leaf Leaf) template(parent *x509.Certificate) (*x509.Certificate, error) {

@@ -13,7 +13,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 	"time"
@@ -35,9 +34,9 @@ const (
 	// ID of the service and its container.
 	ID = "etcd"
 
-	secretsDir = boot.SecretsDir + "/etcd"
-	clientPort = 2379 // IANA etcd-client
-	peerPort   = 2380 // IANA etcd-server
+	secretsDir = boot.SecretsDir + "/" + secrets.EtcdID // written there by package secrets
+	clientPort = 2379                                   // IANA etcd-client
+	peerPort   = 2380                                   // IANA etcd-server
 	// healthURL is plain HTTP on loopback: the probe needs no certificate, and
 	// nothing but health and metrics answers there.
 	healthURL  = "http://127.0.0.1:2381"
@@ -74,7 +73,7 @@ func Service(o Options) dag.Service {
 		Needs:     []dag.Condition{certificates{o}},
 		Skip:      o.skip,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
-			if err := o.prepareFiles(); err != nil {
+			if err := o.prepareData(); err != nil {
 				return err
 			}
 			return runner.Prepare(ctx, h)
@@ -103,7 +102,7 @@ func (c certificates) Wait(ctx context.Context) error {
 	if c.o.skip() != "" {
 		return nil
 	}
-	return secrets.Etcd.When(c.o.Store, secrets.EtcdID, c.String(), func(secrets.EtcdSpec) bool { return true }).Wait(ctx)
+	return secrets.Statuses.When(c.o.Store, secrets.EtcdID, c.String(), func(secrets.StatusSpec) bool { return true }).Wait(ctx)
 }
 
 func (o Options) skip() string {
@@ -122,24 +121,8 @@ func (o Options) image() (string, error) {
 	return cfg.Cluster.Etcd.Image, nil
 }
 
-// prepareFiles writes the certificates and makes sure of the data directory.
-func (o Options) prepareFiles() error {
-	s, err := secrets.Etcd.Get(o.Store, secrets.EtcdID)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(secretsDir, 0o700); err != nil {
-		return err
-	}
-	for name, data := range map[string][]byte{
-		"ca.crt":     s.Spec.CA,
-		"server.crt": s.Spec.ServerCert, "server.key": s.Spec.ServerKey,
-		"peer.crt": s.Spec.PeerCert, "peer.key": s.Spec.PeerKey,
-	} {
-		if err := boot.WriteFile(filepath.Join(secretsDir, name), data, 0o600); err != nil {
-			return err
-		}
-	}
+// prepareData makes sure of the data directory.
+func (o Options) prepareData() error {
 	// etcd insists on 0700.
 	if err := os.MkdirAll(boot.EtcdDataDir, 0o700); err != nil {
 		return err

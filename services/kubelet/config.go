@@ -21,14 +21,15 @@ import (
 const (
 	configFile          = "/etc/kubernetes/kubelet.yaml"
 	bootstrapKubeconfig = "/etc/kubernetes/bootstrap-kubeconfig"
-	caFile              = "/etc/kubernetes/pki/ca.crt"
-	servingCertFile     = "/etc/kubernetes/pki/kubelet.crt"
-	servingKeyFile      = "/etc/kubernetes/pki/kubelet.key"
+	secretsDir          = boot.SecretsDir + "/" + secrets.KubeletID // written there by package secrets
+	caFile              = secretsDir + "/ca.crt"
+	servingCertFile     = secretsDir + "/serving.crt"
+	servingKeyFile      = secretsDir + "/serving.key"
 	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself, or for it
 	clientFile          = boot.KubeletDir + "/pki/kubelet-client-current.pem"
 )
 
-// writeFiles writes everything that the kubelet reads at its start.
+// writeFiles writes what the kubelet reads only at its start.
 func (o Options) writeFiles() error {
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
@@ -58,14 +59,8 @@ func (o Options) writeFiles() error {
 	}{
 		{configFile, kubeletYAML, 0o600},
 		{bootstrapKubeconfig, bootstrap, 0o600},
-		{caFile, s.Spec.CA, 0o644},
-		{servingCertFile, s.Spec.Serving.Crt, 0o644},
-		{servingKeyFile, s.Spec.Serving.Key, 0o600},
 	}
 	for _, f := range files {
-		if len(f.data) == 0 {
-			continue
-		}
 		if err := boot.WriteFile(f.path, f.data, f.perm); err != nil {
 			return err
 		}

@@ -11,7 +11,6 @@ package kubelet
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/containers"
@@ -57,7 +56,7 @@ func Service(o Options) dag.Service {
 		ID:        ID,
 		DependsOn: []string{containerd.ID, "networkd", "timed"},
 		Needs: []dag.Condition{
-			secrets.Kubelet.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.KubeletSpec) bool { return true }),
+			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
 		},
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := o.writeFiles(); err != nil {
@@ -91,7 +90,6 @@ var directories = []struct {
 	{boot.LogDir + "/containers", 0o755},
 	{boot.ManifestsDir, 0o755},
 	{boot.CNIConfDir, 0o755},
-	{filepath.Dir(caFile), 0o755},
 }
 
 // mounts is what the kubelet sees of the node. Those that pods' volumes are
@@ -108,6 +106,7 @@ var mounts = []specs.Mount{
 	{Type: "bind", Source: boot.LogDir + "/pods", Destination: boot.LogDir + "/pods", Options: []string{"rbind", "rw"}},
 	{Type: "bind", Source: boot.LogDir + "/containers", Destination: boot.LogDir + "/containers", Options: []string{"rbind", "rw"}},
 	{Type: "bind", Source: "/etc/kubernetes", Destination: "/etc/kubernetes", Options: []string{"rbind", "ro"}},
+	{Type: "bind", Source: secretsDir, Destination: secretsDir, Options: []string{"rbind", "ro"}},
 	{Type: "bind", Source: "/etc/machine-id", Destination: "/etc/machine-id", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/os-release", Destination: "/etc/os-release", Options: []string{"bind", "ro"}},
 	{Type: "bind", Source: "/etc/resolv.conf", Destination: "/etc/resolv.conf", Options: []string{"bind", "ro"}},

@@ -11,21 +11,34 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// keep returns have if it still is what want asks for, else a new certificate.
+// keep returns have if it still is what want asks for, else a new certificate. A
+// new one from the same authority is for the same key: certificate and key are two
+// files, and a program that reads them while they are replaced would get a pair
+// that doesn't match. Keys change with the authority, and with every boot.
 func keep(have, ca config.CertKey, want pki.Leaf) (config.CertKey, error) {
-	if cert, err := pki.ParseCert(have.Crt); err == nil && fits(cert, ca, want) {
+	cert, err := pki.ParseCert(have.Crt)
+	if err != nil || !signedBy(cert, ca) {
+		crt, key, err := ca.CA().Issue(want)
+		return config.CertKey{Crt: crt, Key: key}, err
+	}
+	if fits(cert, ca, want) {
 		return have, nil
 	}
-	crt, key, err := ca.CA().Issue(want)
-	return config.CertKey{Crt: crt, Key: key}, err
+	crt, err := ca.CA().Sign(cert.PublicKey, want)
+	return config.CertKey{Crt: crt, Key: have.Key}, err
 }
 
-// fits is false for a certificate of another authority or subject, one that lacks
-// a name, and one near its end. More names than needed are fine: an address that
-// went away for a moment is no reason to restart the control plane.
+func signedBy(cert *x509.Certificate, ca config.CertKey) bool {
+	authority, err := pki.ParseCert(ca.Crt)
+	return err == nil && cert.CheckSignatureFrom(authority) == nil
+}
+
+// fits is false for a certificate of another subject, one that lacks a name, and
+// one near its end. More names than needed are fine: an address that went away for
+// a moment is no reason for a new certificate.
 func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 	authority, err := pki.ParseCert(ca.Crt)
-	if err != nil || cert.CheckSignatureFrom(authority) != nil {
+	if err != nil {
 		return false
 	}
 	if cert.Subject.CommonName != want.CN || !slices.Equal(cert.Subject.Organization, want.Orgs) {
@@ -49,17 +62,23 @@ func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 
 func renewAt(cert *x509.Certificate) time.Time { return cert.NotAfter.Add(-pki.RenewBefore) }
 
-// renewal is the time until the first of certs has to be replaced.
+const (
+	// lookAgainMin: an authority near its own end gives certificates that are due at once.
+	lookAgainMin = time.Hour
+	// lookAgainMax: a timer doesn't count the time that a machine was suspended.
+	lookAgainMax = 24 * time.Hour
+)
+
+// renewal is the time until the first of certs has to be replaced, or looked at
+// again.
 func renewal(now time.Time, certs ...config.PEM) time.Duration {
-	first := pki.LeafValidity
+	first := lookAgainMax
 	for _, c := range certs {
 		if cert, err := pki.ParseCert(c); err == nil {
 			first = min(first, renewAt(cert).Sub(now))
 		}
 	}
-	// An authority near its own end gives certificates that are due at once.
-	const atLeast = time.Hour
-	return max(first+time.Second, atLeast)
+	return min(max(first+time.Second, lookAgainMin), lookAgainMax)
 }
 
 // uniqueAddrs sorts, so that the same addresses in another order are the same.

@@ -3,14 +3,17 @@
 //
 // Nothing of it is kept on disk: every boot issues anew what is signed by a CA
 // that the node knows, into resources and from there into /system/secrets, a
-// tmpfs. What is still right is kept, so that a change elsewhere doesn't restart
-// the control plane: a certificate is replaced when its authority or subject
-// changed, when a name or address is missing in it, or when it nears its end.
+// tmpfs. What is still right is kept: a certificate is replaced when its authority
+// or subject changed, when a name or address is missing in it, or when it nears
+// its end.
 //
 //	configuration, addresses ─→ APIController        ─→ APISecrets
 //	                         ─→ EtcdController       ─→ EtcdSecrets
 //	                         ─→ KubernetesController ─→ KubernetesSecrets, KubeletSecrets
-//	KubernetesSecrets        ─→ FilesController      ─→ files, SecretsStatuses (content hash)
+//	all but APISecrets       ─→ FilesController      ─→ files, SecretsStatuses (content hash)
+//
+// A certificate is replaced under the same name, and whoever uses it reads it
+// again; only what programs read once, at their start, changes the hash.
 package secrets
 
 import (
@@ -93,12 +96,13 @@ var Kubelet = resource.Define[KubeletSpec](resource.Definition{
 
 // StatusSpec says that the files are written.
 type StatusSpec struct {
-	// Version is a hash of the files' content: it changes when and only when a
-	// program must be started anew to see them.
+	// Version is a hash of content: it changes when and only when a program must be
+	// started anew to see what changed. Renewed certificates don't count.
 	Version string `yaml:"version"`
 }
 
-// Statuses is the state of the control plane's secret files.
+// Statuses is the state of the secret files of the control plane, of etcd and of
+// the kubelet: one for each, by the ID of its secrets.
 var Statuses = resource.Define[StatusSpec](resource.Definition{
 	Type: "SecretsStatuses.secrets.garboard.dev", Kind: "SecretsStatus", Namespace: "controlplane",
 	Columns: []resource.Column{{Name: "CONTENT", Value: func(spec any) string { return spec.(StatusSpec).Version }}},

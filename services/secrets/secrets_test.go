@@ -220,8 +220,9 @@ func TestClients(t *testing.T) {
 
 // S-340: the paths, who may read them, and that the version is their content.
 func TestFiles(t *testing.T) {
-	b := newBench(t, controlPlane(t))
-	version := b.version("")
+	c := controlPlane(t)
+	b := newBench(t, c)
+	version := b.version(KubernetesID, "")
 	var paths []string
 	root := filepath.Join(b.dir, "kubernetes")
 	b.put(filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -248,23 +249,33 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%s is missing among %v", path, paths)
 		}
 	}
-	var kubeconfig map[string]any
+	var kubeconfig struct {
+		Clusters []struct{ Cluster struct{ Server string } }
+		Users    []struct{ User map[string]string }
+	}
 	text, err := os.ReadFile(filepath.Join(root, "kube-scheduler/kubeconfig"))
 	b.put(err)
 	b.put(yaml.Unmarshal(text, &kubeconfig))
-	if got := fmt.Sprint(kubeconfig["clusters"]); !strings.Contains(got, "https://127.0.0.1:6443") {
+	if got := kubeconfig.Clusters[0].Cluster.Server; got != "https://127.0.0.1:6443" {
 		t.Errorf("the scheduler talks to %s", got)
 	}
-	b.addresses("192.0.2.10/24", "192.0.2.11/24") // a new name makes a new certificate
-	b.version(version)
+	for _, field := range []string{"client-certificate", "client-key"} {
+		if _, err := os.Stat(filepath.Join(root, "kube-scheduler", kubeconfig.Users[0].User[field])); err != nil {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	other := *c
+	other.Cluster.CA = ca(t, pki.NewKubernetesCA)
+	b.configure(&other)
+	b.version(KubernetesID, version)
 }
 
 // version waits for another one than before.
-func (b *bench) version(before string) string {
+func (b *bench) version(id, before string) string {
 	b.t.Helper()
 	var version string
-	eventually.That(b.t, 5*time.Second, "secret files to change", func() error {
-		o, err := Statuses.Get(b.store, KubernetesID)
+	eventually.That(b.t, 5*time.Second, "secret files of "+id+" to change", func() error {
+		o, err := Statuses.Get(b.store, id)
 		if version = o.Spec.Version; err == nil && version == before {
 			err = errors.New("still version " + before)
 		}

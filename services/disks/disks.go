@@ -50,6 +50,9 @@ type Options struct {
 	Store     *resource.Store
 	Processes *process.Table
 	Logs      *logs.Logs
+	// StateReady is told that STATE is mounted; the configuration may be another
+	// one afterwards.
+	StateReady func() error
 
 	isDisk   func(name string) bool  // which of /sys/block count; tests use loop devices
 	stateDir string                  // tests have their own
@@ -118,28 +121,21 @@ func (d *Disks) warnFull() {
 }
 
 func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
-	changes := d.o.Store.Watch(ctx, machine.Configs.Type())
 	cfg, err := machine.Config(d.o.Store)
 	if err != nil {
 		return err
 	}
 	message := "directories of the host"
 	if d.o.Mode == boot.Machine {
-		late := !d.haveState()
 		if message, err = d.provision(ctx, h, cfg.Machine.Install); err != nil {
 			return err
 		}
 		defer d.unmount()
-		if late {
-			if cfg, err = d.lateConfig(cfg); err != nil {
-				return err
-			}
-		}
 	}
-	if err := d.makeDirectories(); err != nil {
+	if err := d.o.StateReady(); err != nil {
 		return err
 	}
-	if err := d.persist(cfg); err != nil {
+	if err := d.makeDirectories(); err != nil {
 		return err
 	}
 	if err := d.nameMachine(); err != nil {
@@ -147,26 +143,8 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	}
 	d.warnFull()
 	h.Started(message)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changes:
-			cfg, err := machine.Config(d.o.Store)
-			if err == nil {
-				err = d.persist(cfg)
-			}
-			if err != nil {
-				d.log.Warn(err.Error() + "; a reboot would bring the old configuration back")
-			}
-		}
-	}
-}
-
-func (d *Disks) haveState() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.system != nil
+	<-ctx.Done()
+	return nil
 }
 
 // MountState mounts STATE where a disk has one already, before there is a

@@ -125,6 +125,7 @@ type machineUnderTest struct {
 	console *syncBuffer
 	dir     string
 	disks   *Disks
+	applier *machine.Applier
 	cut     string // the step before which the power goes
 	// hostname in its configuration tells one from another.
 	hostname string
@@ -150,8 +151,10 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 			t.Fatal(err)
 		}
 	}
+	l := logs.New(m.console)
+	m.applier = machine.NewApplier(machine.ApplierOptions{Store: m.store, Log: l.Logger(machine.ID), StateDir: filepath.Join(m.dir, "state")})
 	m.disks = New(Options{
-		Mode: boot.Machine, Store: m.store, Processes: process.New(), Logs: logs.New(m.console),
+		Mode: boot.Machine, Store: m.store, Processes: process.New(), Logs: l, StateReady: m.applier.StateReady,
 		isDisk: func(name string) bool {
 			for _, l := range disks {
 				if l.name == name {
@@ -181,16 +184,18 @@ func (m *machineUnderTest) up(install config.Install) error {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	c.FillDefaults()
 	c.Machine.Install = install
-	if err := machine.Configs.Put(m.store.As(machine.ID), machine.ConfigID, c); err != nil {
+	text, err := c.Encode()
+	if err != nil {
 		m.t.Fatal(err)
 	}
+	medium := boot.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return text, nil }}
 	started := make(chan struct{})
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	g, err := dag.New(dag.Options{},
-		dag.Service{ID: "machined", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},
+		dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},
+		machine.Service(machine.Options{Store: m.store, Applier: m.applier, Sources: []boot.Source{medium}}),
 		dag.Service{ID: ID, DependsOn: []string{"machined"}, Restart: dag.RestartNever, Run: func(ctx context.Context, h *dag.Handle) error {
 			err := m.disks.run(ctx, h)
 			ended <- err

@@ -3,7 +3,6 @@ package disks
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -243,18 +242,6 @@ func TestStateComesLate(t *testing.T) {
 	}
 	if text := m.console.String(); !strings.Contains(text, "STATE came late") {
 		t.Errorf("console: %s", text)
-	}
-}
-
-// S-021: persist: false keeps nothing.
-func TestS021NotPersisted(t *testing.T) {
-	m := bootMachine(t)
-	no := false
-	if err := m.disks.persist(&config.Config{Persist: &no}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(m.dir, "state/config.yaml")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the configuration was kept: %v", err)
 	}
 }
 

@@ -4,7 +4,8 @@
 // node should be. It looks at the sources of package boot in their order, checks
 // what it finds, and puts it into the resource store, where every other service
 // reads it. A machine without a configuration, or with a broken one, says so on
-// its console and keeps looking: it never guesses.
+// its console and keeps looking, and takes one over the API: it never guesses.
+// The Applier changes the configuration while the node runs.
 package machine
 
 import (
@@ -48,6 +49,7 @@ func Config(r resource.Reader) (*config.Config, error) {
 // Options are what the service stands on.
 type Options struct {
 	Store   *resource.Store
+	Applier *Applier
 	Sources []boot.Source
 	// MountState mounts STATE where the machine has one already; nil where it is
 	// always there.
@@ -65,12 +67,21 @@ func Service(o Options) dag.Service {
 }
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
+	if err := o.look(ctx, h); err != nil {
+		return err
+	}
+	o.Applier.run(ctx)
+	return nil
+}
+
+// look returns once there is a configuration, from a source or over the API.
+func (o Options) look(ctx context.Context, h *dag.Handle) error {
 	wait, said := retryFirst, ""
 	for {
-		source, err := o.find(ctx, h)
+		source, err := o.find(ctx)
 		if err == nil {
 			h.Started("configuration from " + source)
-			break
+			return nil
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -82,38 +93,35 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			if err := Stages.Put(o.Store.As(ID), StageID, Maintenance); err != nil {
 				return err
 			}
-			h.Event(fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s", err, wait, retryMax))
+			h.Event(fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s, and waiting for one over the API", err, wait, retryMax))
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-o.Applier.given:
+			h.Started("configuration from the API")
+			return nil
 		case <-time.After(wait):
 		}
 		wait = min(wait*2, retryMax)
 	}
-	<-ctx.Done()
-	return nil
 }
 
-func (o Options) find(ctx context.Context, h *dag.Handle) (source string, err error) {
+func (o Options) find(ctx context.Context) (source string, err error) {
 	if o.MountState != nil {
-		if _, err := o.MountState(ctx); err != nil {
+		found, err := o.MountState(ctx)
+		if err != nil {
 			return "", fmt.Errorf("mount STATE: %w", err)
+		}
+		if found {
+			if err := o.Applier.stateFound(); err != nil {
+				return "", err
+			}
 		}
 	}
 	found, err := boot.Find(ctx, o.Sources)
 	if err != nil {
 		return "", err
 	}
-	cfg, warnings, err := config.Load(found.Source, found.Data)
-	if err != nil {
-		return "", err
-	}
-	for _, w := range warnings {
-		h.Log.Warn("configuration: " + w.String())
-	}
-	if err := Configs.Put(o.Store.As(ID), ConfigID, cfg); err != nil {
-		return "", err
-	}
-	return found.Source, Stages.Put(o.Store.As(ID), StageID, Configured)
+	return found.Source, o.Applier.begin(found.Source, found.Data)
 }

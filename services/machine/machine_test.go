@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -61,8 +62,9 @@ func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
 		<-ctx.Done()
 		return nil
 	}}
+	applier := NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
 	var err error
-	n.graph, err = dag.New(dag.Options{}, udevd, Service(Options{Store: n.store, Sources: []boot.Source{source}, MountState: mount}))
+	n.graph, err = dag.New(dag.Options{}, udevd, Service(Options{Store: n.store, Applier: applier, Sources: []boot.Source{source}, MountState: mount}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,22 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// What a caller may want to decide on.
+var (
+	ErrNoConfig         = errors.New("the node has no configuration")
+	ErrStale            = errors.New("the node's configuration has changed since it was read")
+	ErrBusy             = errors.New("not now")
+	ErrNothingToConfirm = errors.New("nothing is being tried")
+)
+
+// NeedsReboot refuses to apply without a reboot what takes one (S-033).
+type NeedsReboot struct{ Paths []string }
+
+func (e *NeedsReboot) Error() string {
+	return fmt.Sprintf("takes a reboot, which this mode rules out: %s; use mode auto, reboot or on-reboot", strings.Join(e.Paths, ", "))
+}

@@ -1,0 +1,196 @@
+package machine
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+const (
+	// historySize is how many applied configurations stay on STATE: at 10 to 100
+	// KiB each, little beside what STATE has.
+	historySize = 10
+
+	stagedFile = "config-staged.json"
+	tryFile    = "config-try.json"
+	historyDir = "config-history"
+
+	// keptMode: they hold the keys of the cluster.
+	keptMode = 0o600
+)
+
+// keeper is what stays of the configuration when the power goes. Each file is
+// replaced in one step, and config.yaml is the one that counts:
+//
+//	config.yaml          the configuration
+//	config-staged.json   becomes config.yaml at the next boot
+//	config-try.json      what comes back unless the change is confirmed
+//	config-history/N     what was applied, newest last
+type keeper struct{ dir string }
+
+func (k keeper) path(name string) string { return filepath.Join(k.dir, name) }
+
+func (k keeper) config() string { return k.path(filepath.Base(boot.ConfigFile)) }
+
+// read returns nil for a file that isn't there.
+func (k keeper) read(name string) ([]byte, error) {
+	data, err := os.ReadFile(k.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// remove is durable: what is removed stays so after a power cut.
+func (k keeper) remove(name string) error {
+	err := os.Remove(k.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return boot.SyncDir(k.dir)
+}
+
+// sweep removes what a write left that the power cut off.
+func (k keeper) sweep() error {
+	for _, pattern := range []string{".config*", filepath.Join(historyDir, ".*")} {
+		left, err := filepath.Glob(k.path(pattern))
+		if err != nil {
+			return err
+		}
+		for _, path := range left {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// digest names a document in the API: hexadecimal SHA-256.
+func digest(text []byte) string {
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+// kept is an entry of the history as a file.
+type kept struct {
+	Entry
+	Text []byte `json:"text"`
+}
+
+func (k keeper) entryPath(version uint64) string {
+	return filepath.Join(historyDir, fmt.Sprintf("%012d.json", version))
+}
+
+// history reads all entries, oldest first. One that can't be read is left out:
+// it is of no use to anybody, and nothing hangs on it.
+func (k keeper) history() ([]kept, error) {
+	paths, err := filepath.Glob(k.path(filepath.Join(historyDir, "*.json")))
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(paths)
+	var all []kept
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		var one kept
+		if json.Unmarshal(data, &one) == nil && one.Version > 0 {
+			all = append(all, one)
+		}
+	}
+	return all, nil
+}
+
+// remember adds an entry as the newest, and forgets those beyond historySize.
+func (k keeper) remember(e Entry, text []byte) (version uint64, err error) {
+	all, err := k.history()
+	if err != nil {
+		return 0, err
+	}
+	e.Version = 1
+	if len(all) > 0 {
+		e.Version = all[len(all)-1].Version + 1
+	}
+	data, err := json.Marshal(kept{Entry: e, Text: text})
+	if err != nil {
+		return 0, err
+	}
+	if err := os.MkdirAll(k.path(historyDir), 0o700); err != nil {
+		return 0, err
+	}
+	if err := boot.WriteFile(k.path(k.entryPath(e.Version)), data, keptMode); err != nil {
+		return 0, err
+	}
+	for len(all) >= historySize {
+		if err := os.Remove(k.path(k.entryPath(all[0].Version))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, err
+		}
+		all = all[1:]
+	}
+	return e.Version, nil
+}
+
+// trial is a change that isn't confirmed yet.
+//
+//	tried live:      journal, config.yaml ─▶ confirmed: journal removed
+//	                                      └▶ time is up, or any boot: previous comes back
+//	with a reboot:   journal (Reboot), config.yaml ─▶ boot: journal (no Reboot), the clock
+//	                 runs ─▶ as above
+type trial struct {
+	// Previous is what comes back.
+	Previous []byte `json:"previous"`
+	// Tried is the digest of what is tried: with another config.yaml the journal
+	// was written and the power went before the change was.
+	Tried   string        `json:"tried"`
+	Timeout time.Duration `json:"timeout"`
+	// Reboot: the change is tried by the next boot, which isn't its undoing.
+	Reboot bool   `json:"reboot"`
+	By     string `json:"by"`
+}
+
+func (k keeper) writeTrial(t trial) error {
+	data, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	return boot.WriteFile(k.path(tryFile), data, keptMode)
+}
+
+// readTrial returns nil if nothing is being tried.
+func (k keeper) readTrial() (*trial, error) {
+	data, err := k.read(tryFile)
+	if err != nil || data == nil {
+		return nil, err
+	}
+	var t trial
+	if err := json.Unmarshal(data, &t); err != nil {
+		return nil, fmt.Errorf("%s: %w", k.path(tryFile), err)
+	}
+	return &t, nil
+}
+
+// summary is paths in a line.
+func summary(paths []string) string {
+	const longest = 200 // bytes: a line of a table
+	text := strings.Join(paths, ", ")
+	if len(text) > longest {
+		text = strings.ToValidUTF8(text[:longest], "") + "…"
+	}
+	return text
+}

@@ -1,0 +1,225 @@
+package machine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+)
+
+// stateFound is for a STATE that is there before a configuration is: what the last
+// boot left undone is done, so that config.yaml is what counts.
+func (a *Applier) stateFound() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state {
+		return nil
+	}
+	if err := a.settle(); err != nil {
+		return fmt.Errorf("settle the configuration on STATE: %w", err)
+	}
+	a.state = true
+	return nil
+}
+
+// settle ends, or begins, a trial, and takes over what was staged.
+func (a *Applier) settle() error {
+	if err := a.keep.sweep(); err != nil {
+		return err
+	}
+	current, err := a.keep.read(filepath.Base(boot.ConfigFile))
+	if err != nil {
+		return err
+	}
+	t, err := a.keep.readTrial()
+	if err != nil { // written in one step, so by somebody else: it can't be followed
+		a.o.Log.Warn("a journal of a tried configuration is dropped", "err", err)
+		if err := a.keep.remove(tryFile); err != nil {
+			return err
+		}
+	}
+	switch {
+	case t == nil:
+	case t.Tried != digest(current): // the power went before the change was made
+		if err := a.keep.remove(tryFile); err != nil {
+			return err
+		}
+	case t.Reboot: // this boot is the trial, and the next one its end
+		t.Reboot = false
+		if err := a.keep.writeTrial(*t); err != nil {
+			return err
+		}
+		a.trial = t
+		return nil
+	default:
+		a.o.Log.Warn("the node restarted while a configuration was being tried: the one before comes back", "tried by", t.By)
+		if err := boot.WriteFile(a.keep.config(), t.Previous, keptMode); err != nil {
+			return err
+		}
+		if err := a.keep.remove(tryFile); err != nil {
+			return err
+		}
+	}
+	return a.promote()
+}
+
+// promote makes a staged document the current one (S-034).
+func (a *Applier) promote() error {
+	data, err := a.keep.read(stagedFile)
+	if err != nil || data == nil {
+		return err
+	}
+	var staged kept
+	err = json.Unmarshal(data, &staged)
+	if err == nil {
+		_, _, err = config.Load("the staged configuration", staged.Text)
+	}
+	if err != nil { // this release reads it otherwise than the one that staged it
+		a.o.Log.Error("the staged configuration is dropped, the current one stays", "err", err)
+		return a.keep.remove(stagedFile)
+	}
+	if err := boot.WriteFile(a.keep.config(), staged.Text, keptMode); err != nil {
+		return err
+	}
+	a.remember(staged.Entry, staged.Text)
+	return a.keep.remove(stagedFile)
+}
+
+// begin takes over what a boot has found.
+func (a *Applier) begin(source string, text []byte) error {
+	next, warnings, err := config.Load(source, text)
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.config != nil {
+		return nil // somebody was quicker, over the API
+	}
+	for _, w := range warnings {
+		a.o.Log.Warn("configuration: " + w.String())
+	}
+	a.text, a.config = text, next
+	if a.trial != nil {
+		a.deadline = a.o.Now().Add(a.trial.Timeout)
+		a.o.Log.Warn("this configuration is being tried: it is undone unless it is confirmed", "within", a.trial.Timeout, "tried by", a.trial.By)
+	}
+	if a.state {
+		if err := a.keepBegun("found at boot: " + source); err != nil {
+			return err
+		}
+	}
+	return a.publish(nil)
+}
+
+// keepBegun writes to STATE what this boot began with, if it isn't there.
+func (a *Applier) keepBegun(by string) error {
+	have, err := a.keep.read(filepath.Base(boot.ConfigFile))
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(have, a.text) {
+		if err := a.commit(a.config, a.text); err != nil {
+			return err
+		}
+	}
+	all, err := a.keep.history()
+	if err != nil {
+		return err
+	}
+	if n := len(all); n == 0 || all[n-1].Digest != digest(a.text) {
+		entry := a.entry(Immediate, by, nil)
+		entry.Summary = "as it was found"
+		a.remember(entry, a.text)
+	}
+	return nil
+}
+
+// StateReady is for a STATE that came after the configuration: on a new disk the
+// configuration is kept there; on a slow one, the one that is there is the node's
+// own, with all changes since it was installed, and replaces the other. It is for
+// the service disks to call each time it has mounted STATE.
+func (a *Applier) StateReady() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state {
+		return nil
+	}
+	if err := a.settle(); err != nil {
+		return fmt.Errorf("settle the configuration on STATE: %w", err)
+	}
+	own, err := a.keep.read(filepath.Base(boot.ConfigFile))
+	if err != nil {
+		return err
+	}
+	if own != nil && !bytes.Equal(own, a.text) {
+		next, _, err := config.Load("STATE", own)
+		if err != nil {
+			return fmt.Errorf("STATE came late, and its configuration is broken: %w", err)
+		}
+		a.o.Log.Warn("STATE came late: its configuration replaces the one that this boot began with")
+		a.text, a.config = own, next
+		if err := a.publish(nil); err != nil {
+			return err
+		}
+	}
+	if a.trial != nil {
+		a.deadline = a.o.Now().Add(a.trial.Timeout)
+		a.poke()
+	}
+	a.state = true
+	return a.keepBegun("found at boot")
+}
+
+// Text is the document as it was applied, with its comments: of a version in the
+// history, or for 0 the current one.
+func (a *Applier) Text(version uint64) ([]byte, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if version > 0 {
+		return a.earlier(version)
+	}
+	if a.config == nil {
+		return nil, ErrNoConfig
+	}
+	return a.text, nil
+}
+
+// History lists what was applied, newest first.
+func (a *Applier) History() ([]Entry, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all, err := a.keep.history()
+	if err != nil {
+		return nil, fmt.Errorf("read the history of the configuration: %w", err)
+	}
+	entries := make([]Entry, 0, len(all))
+	found := false
+	for i := len(all) - 1; i >= 0; i-- {
+		e := all[i].Entry
+		e.Current = !found && e.Digest == digest(a.text)
+		found = found || e.Current
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+// Situation is the configuration's, beside its text.
+func (a *Applier) Situation() Situation {
+	entries, _ := a.History() // without it, there is no version to tell
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Situation{Digest: digest(a.text), Try: a.deadline}
+	for _, e := range entries {
+		if e.Current {
+			s.Version = e.Version
+		}
+	}
+	if staged, err := a.keep.read(stagedFile); err == nil {
+		s.Staged = staged != nil
+	}
+	return s
+}

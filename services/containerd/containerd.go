@@ -74,6 +74,7 @@ func New(o Options) *Containerd {
 func (c *Containerd) Service() dag.Service {
 	return dag.Service{
 		ID:         ID,
+		Kind:       dag.Process,
 		DependsOn:  []string{"disks"},
 		Prepare:    c.prepare,
 		Run:        c.run,

@@ -31,14 +31,16 @@ type Options struct {
 
 // Status is where a service stands now.
 type Status struct {
-	ID       string
-	State    State
-	Health   HealthState
-	Message  string        // of the last event
-	Waiting  string        // what for, while it waits
-	Since    time.Duration // since boot: when it came into this state
-	Restarts int
-	Up       bool
+	ID        string
+	Kind      Kind
+	DependsOn []string // sorted
+	State     State
+	Health    HealthState
+	Message   string        // of the last event
+	Waiting   string        // what for, while it waits
+	Since     time.Duration // since boot: when it came into this state
+	Restarts  int
+	Up        bool
 }
 
 // Graph runs services. Make one with New.

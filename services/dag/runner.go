@@ -84,6 +84,9 @@ func newRunner(g *Graph, svc Service) *runner {
 	if svc.StopBudget == 0 {
 		svc.StopBudget = DefaultStopBudget
 	}
+	if svc.Kind == "" {
+		svc.Kind = Goroutine
+	}
 	dependsOn := slices.Clone(svc.DependsOn)
 	slices.Sort(dependsOn)
 	return &runner{
@@ -160,7 +163,7 @@ func (r *runner) say(message string, c change) {
 
 func (r *runner) status() Status {
 	return Status{
-		ID: r.svc.ID, State: r.state, Health: r.health, Message: r.message, Waiting: r.waiting,
+		ID: r.svc.ID, Kind: r.svc.Kind, DependsOn: r.dependsOn, State: r.state, Health: r.health, Message: r.message, Waiting: r.waiting,
 		Since: r.since, Restarts: r.restarts, Up: r.up(),
 	}
 }

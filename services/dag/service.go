@@ -49,6 +49,15 @@ const (
 	RestartNever                        // a task that runs once
 )
 
+// Kind says how a service runs, in the words that users read.
+type Kind string
+
+const (
+	Goroutine Kind = "goroutine of PID 1"
+	Process   Kind = "process"
+	Container Kind = "container"
+)
+
 // Health is how one sees that a running service works. The first check comes at
 // once, further ones in quick steps until one succeeds, then one per Period;
 // they never overlap. A service whose check has failed HealthFailures times in a
@@ -64,6 +73,7 @@ type Health struct {
 // state beside it.
 type Service struct {
 	ID        string
+	Kind      Kind        // "" is Goroutine
 	DependsOn []string    // IDs that must be up; cycles and unknown IDs fail in New
 	Needs     []Condition // anything else to wait for
 	// Skip, asked once its needs hold, says why this service is not for this

@@ -69,6 +69,7 @@ func Service(o Options) dag.Service {
 	}
 	return dag.Service{
 		ID:        ID,
+		Kind:      dag.Container,
 		DependsOn: []string{containerd.ID, "networkd", "timed"},
 		Needs:     []dag.Condition{certificates{o}},
 		Skip:      o.skip,

@@ -54,6 +54,7 @@ func Service(o Options) dag.Service {
 	}
 	return dag.Service{
 		ID:        ID,
+		Kind:      dag.Container,
 		DependsOn: []string{containerd.ID, "networkd", "timed"},
 		Needs: []dag.Condition{
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),

@@ -25,9 +25,13 @@ const (
 	consolePerSecond = 20
 )
 
+// leveled is a console that keeps what it shows, by level.
+type leveled interface{ WriteLevel(slog.Level, []byte) }
+
 // console writes lines, one Write each, and no more than a reader can follow.
 type console struct {
-	w io.Writer
+	w        io.Writer
+	remember func(level slog.Level, text string) // nil: the kernel does
 
 	mu      sync.Mutex // guards all below and the order of writes
 	tokens  float64
@@ -67,6 +71,9 @@ func (c *console) say(level slog.Level, text string) {
 // nobody to report an error to.
 func (c *console) write(level slog.Level, text string) {
 	text = oneLine(text)
+	if c.remember != nil {
+		c.remember(level, text)
+	}
 	for text != "" {
 		part := text
 		if len(part) > maxConsoleLine {
@@ -74,8 +81,8 @@ func (c *console) write(level slog.Level, text string) {
 		}
 		text = text[len(part):]
 		line := []byte(consolePrefix + part + "\n")
-		if leveled, ok := c.w.(interface{ WriteLevel(slog.Level, []byte) }); ok {
-			leveled.WriteLevel(level, line)
+		if w, ok := c.w.(leveled); ok {
+			w.WriteLevel(level, line)
 		} else {
 			c.w.Write(line)
 		}

@@ -35,6 +35,10 @@ const (
 	maxLine = 16 << 10
 )
 
+// ConsoleID is the log of what was said on the console. It is there only where
+// the kernel doesn't keep that: on nodes in containers.
+const ConsoleID = "console"
+
 // consoleKey can't clash with a key that somebody prints: it has a blank.
 const consoleKey = "to console"
 
@@ -60,6 +64,11 @@ func New(consoleWriter io.Writer) *Logs {
 		console: newConsole(consoleWriter),
 		now:     time.Now,
 		byID:    map[string]*ring{},
+	}
+	if _, kernel := consoleWriter.(leveled); !kernel {
+		l.console.remember = func(level slog.Level, text string) {
+			l.add(ConsoleID, l.now().UTC().Format(timeLayout)+"  "+levelPrefix(level)+text)
+		}
 	}
 	l.disk.say = l.Say
 	l.disk.open = openFile
@@ -133,14 +142,21 @@ func (l *Logs) ring(id string) *ring {
 
 // ring keeps the last lines of one log.
 type ring struct {
-	mu    sync.Mutex // guards all below; add and all are called with it held
-	lines []string
-	bytes int
+	mu      sync.Mutex // guards all below; add is called with it held
+	lines   []string
+	bytes   int
+	added   uint64        // lines ever
+	changed chan struct{} // closed with the next line; nil: nobody waits for it
 }
 
 func (r *ring) add(line string) {
 	r.lines = append(r.lines, line)
 	r.bytes += len(line)
+	r.added++
+	if r.changed != nil {
+		close(r.changed)
+		r.changed = nil
+	}
 	for len(r.lines) > ringLines || r.bytes > ringBytes && len(r.lines) > 1 {
 		r.bytes -= len(r.lines[0])
 		r.lines[0] = "" // let go of the text: append reuses the array only later

@@ -2,6 +2,7 @@ package logs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -384,5 +385,57 @@ func TestValueTexts(t *testing.T) {
 	got := l.Tail("x", 1)[0][len(timeLayout):]
 	if want := `  m; n g.a=1 empty="" t=1970-01-01T00:00:00Z any="[1 2]"`; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestAReaderFollowsAndLosesOnlyWhatTheRingLost(t *testing.T) {
+	l := New(nil)
+	w := l.Writer("x")
+	fmt.Fprint(w, "1\n2\n3\n")
+	for tail, want := range map[int]int{0: 3, 2: 2, 9: 3, -1: 0} {
+		if lines, lost := l.Read("x", tail).Next(); len(lines) != want || lost != 0 {
+			t.Errorf("tail %d: %q, %d lost", tail, lines, lost)
+		}
+	}
+	rd := l.Read("x", 1)
+	if err := rd.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rd.Next()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := rd.Wait(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("nothing new: %v", err)
+	}
+	waited := make(chan error, 1)
+	go func() { waited <- rd.Wait(t.Context()) }()
+	for i := range ringLines + 100 {
+		fmt.Fprintf(w, "line %d\n", i)
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	lines, lost := rd.Next()
+	if lost != 100 || len(lines) != ringLines || lines[0] != "line 100" {
+		t.Errorf("%d lost, %d lines from %q on", lost, len(lines), lines[0])
+	}
+}
+
+func TestTheConsoleIsALogWhereTheKernelKeepsNone(t *testing.T) {
+	var b bytes.Buffer
+	l := New(Plain(&b))
+	l.Say("up")
+	l.Logger("x").Warn("odd")
+	var got []string
+	for _, line := range l.Tail(ConsoleID, 0) {
+		got = append(got, line[len(timeLayout):])
+	}
+	if d := cmp.Diff([]string{"  up", "  warning: x: odd"}, got); d != "" {
+		t.Error(d)
+	}
+	kernel := New(&Kmsg{w: &b})
+	kernel.Say("up")
+	if got := kernel.Tail(ConsoleID, 0); got != nil {
+		t.Errorf("beside the kernel's log: %q", got)
 	}
 }

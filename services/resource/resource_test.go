@@ -251,6 +251,44 @@ func TestWatchTellsTheTruthHoweverSlow(t *testing.T) {
 	})
 }
 
+func TestWatchSyncedTellsWhereThePresentEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		w := s.As("test")
+		for _, id := range []string{"b", "a", "gone", "other"} {
+			must(t, pods.Put(w, id, podSpec{Image: id}))
+		}
+		must(t, pods.In("elsewhere").Put(w, "a", podSpec{}))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		events := s.WatchSynced(ctx, pods.Type(), "controlplane", "")
+		synctest.Wait() // it offers the first one by now
+		must(t, pods.Delete(w, "gone"))
+		must(t, pods.Put(w, "b", podSpec{Image: "newer"}))
+		must(t, pods.Put(w, "late", podSpec{}))
+		must(t, pods.In("elsewhere").Put(w, "late", podSpec{}))
+		var got []string
+		for range 5 {
+			e := <-events
+			got = append(got, e.Kind.String()+" "+e.Object.ID+" "+image(e.Object.Spec))
+		}
+		want := []string{"present a a", "present b newer", "present other other", "synced  ", "created late "}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+		one := s.WatchSynced(ctx, pods.Type(), "", "nobody")
+		if e := <-one; e.Kind != Synced {
+			t.Errorf("nothing there: %+v", e)
+		}
+	})
+}
+
+// image of an event's spec; Synced has none.
+func image(spec any) string {
+	pod, _ := spec.(podSpec)
+	return pod.Image
+}
+
 func TestWatchBeginsWithWhatIsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()

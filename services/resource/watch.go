@@ -1,8 +1,12 @@
 package resource
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 )
 
@@ -13,9 +17,13 @@ const (
 	Created EventKind = iota
 	Updated           // spec, phase or finalizers
 	Deleted           // Object is what it was last
+	Present           // it was there when the watch began; WatchSynced only
+	Synced            // all that was there has been told; no Object; WatchSynced only
 )
 
-func (k EventKind) String() string { return [...]string{"created", "updated", "deleted"}[k] }
+func (k EventKind) String() string {
+	return [...]string{"created", "updated", "deleted", "present", "synced"}[k]
+}
 
 // Event is a change, with the object as it is after it.
 type Event struct {
@@ -28,10 +36,34 @@ type Event struct {
 // never holds up the store: changes of one object merge, and it gets the last.
 // So its queue is no longer than the objects that are, or that it was told of.
 func (s *Store) Watch(ctx context.Context, typ string) <-chan Event {
-	w := &watcher{pending: make(map[key]Event), mark: make(chan struct{}, 1)}
+	return s.watch(ctx, typ, &watcher{})
+}
+
+// WatchSynced is Watch for those who must know where the present ends: objects
+// that are there come as Present, in the order of List, then Synced, then the
+// changes. namespace and id narrow it; "" is all.
+func (s *Store) WatchSynced(ctx context.Context, typ, namespace, id string) <-chan Event {
+	return s.watch(ctx, typ, &watcher{
+		initial: make(map[key]struct{}),
+		match: func(k key) bool {
+			return (namespace == "" || namespace == k.namespace) && (id == "" || id == k.id)
+		},
+	})
+}
+
+func (s *Store) watch(ctx context.Context, typ string, w *watcher) <-chan Event {
+	w.pending, w.mark = make(map[key]Event), make(chan struct{}, 1)
 	s.mu.Lock()
-	for k, o := range s.objects[typ] {
-		w.add(k, Event{Kind: Created, Object: o})
+	present := slices.SortedFunc(maps.Keys(s.objects[typ]), func(a, b key) int {
+		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.id, b.id))
+	})
+	for _, k := range present {
+		w.add(k, Event{Kind: Created, Object: s.objects[typ][k]})
+	}
+	if w.initial != nil {
+		for _, k := range w.order {
+			w.initial[k] = struct{}{}
+		}
 	}
 	if s.watchers[typ] == nil {
 		s.watchers[typ] = make(map[*watcher]struct{})
@@ -54,17 +86,24 @@ func (s *Store) Watch(ctx context.Context, typ string) <-chan Event {
 
 // watcher is the queue of one Watch.
 type watcher struct {
-	mark chan struct{} // has one element while something may be pending
+	mark  chan struct{}  // has one element while something may be pending
+	match func(key) bool // nil: all
 
 	// mu guards all following fields.
 	mu      sync.Mutex
 	pending map[key]Event // not delivered yet, one per object
 	order   []key         // of pending, oldest first
+	// initial are those of pending that were there at the start, which are the
+	// first ones. nil: nobody wants to know, or Synced was delivered.
+	initial map[key]struct{}
 }
 
 // add merges an event into what is pending for its object. What the watcher
 // will never have seen, it needn't see deleted.
 func (w *watcher) add(k key, e Event) {
+	if w.match != nil && !w.match(k) {
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	before, pending := w.pending[k]
@@ -89,6 +128,14 @@ func (w *watcher) add(k key, e Event) {
 // drop forgets a pending event. The caller holds mu.
 func (w *watcher) drop(k key) {
 	delete(w.pending, k)
+	delete(w.initial, k)
+	if w.initial != nil && len(w.initial) == 0 {
+		// Its deletion may be what completes the beginning.
+		select {
+		case w.mark <- struct{}{}:
+		default:
+		}
+	}
 	for i := range w.order {
 		if w.order[i] == k {
 			w.order = append(w.order[:i], w.order[i+1:]...)
@@ -100,6 +147,10 @@ func (w *watcher) drop(k key) {
 func (w *watcher) next() (Event, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.initial != nil && len(w.initial) == 0 {
+		w.initial = nil
+		return Event{Kind: Synced}, true
+	}
 	if len(w.order) == 0 {
 		return Event{}, false
 	}
@@ -107,6 +158,10 @@ func (w *watcher) next() (Event, bool) {
 	w.order = w.order[1:]
 	e := w.pending[k]
 	delete(w.pending, k)
+	if _, first := w.initial[k]; first {
+		delete(w.initial, k)
+		e.Kind = Present
+	}
 	return e, true
 }
 

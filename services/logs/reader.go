@@ -1,0 +1,71 @@
+package logs
+
+import "context"
+
+// Reader reads a log from some line on, as fast as it likes. It has no buffer:
+// the ring is the buffer of all readers, so that one which stalls costs nothing,
+// holds up nobody, and learns how many lines went by. One goroutine uses it.
+type Reader struct {
+	ring *ring
+	next uint64 // number of the line to read next
+}
+
+// Read begins with the last tail lines that are in memory; 0: all, negative:
+// none. A log that nobody has written yet is waited for.
+func (l *Logs) Read(id string, tail int) *Reader {
+	r := l.ring(id)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	there := len(r.lines)
+	switch {
+	case tail < 0:
+		there = 0
+	case tail > 0:
+		there = min(there, tail)
+	}
+	return &Reader{ring: r, next: r.added - uint64(there)}
+}
+
+// Next returns the lines that have come since the last call, and how many before
+// them were lost. It doesn't wait; no lines means that there are none yet.
+func (rd *Reader) Next() (lines []string, lost uint64) {
+	r := rd.ring
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	oldest := r.added - uint64(len(r.lines))
+	if rd.next < oldest {
+		lost = oldest - rd.next
+		rd.next = oldest
+	}
+	lines = append(lines, r.lines[rd.next-oldest:]...)
+	rd.next = r.added
+	return lines, lost
+}
+
+// Wait returns nil when Next has something, or ctx's error.
+func (rd *Reader) Wait(ctx context.Context) error {
+	for {
+		changed := rd.ring.changes(rd.next)
+		if changed == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// changes is closed at the next line; nil if line next is there already.
+func (r *ring) changes(next uint64) <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.added > next {
+		return nil
+	}
+	if r.changed == nil {
+		r.changed = make(chan struct{})
+	}
+	return r.changed
+}

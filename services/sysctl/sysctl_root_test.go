@@ -1,0 +1,82 @@
+package sysctl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/resource"
+)
+
+// isolated marks the process that already has a network namespace of its own.
+const isolated = "GARBOARD_TEST_ISOLATED"
+
+// TestMain runs the tests, as root, once more in a network namespace of their
+// own: its parameters are the ones that may be changed.
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 || os.Getenv(isolated) != "" {
+		os.Exit(m.Run())
+	}
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env = append(os.Environ(), isolated+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		os.Exit(exit.ExitCode())
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// The kernel itself: values that it rounds, refuses, doesn't know, and gives back.
+func TestKernel(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes a network namespace")
+	}
+	const table = "/proc/sys/net/ipv4/"
+	value := func(name string) string {
+		data, err := os.ReadFile(table + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(data))
+	}
+	ttl, ports := value("ip_default_ttl"), value("ip_local_port_range")
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{t: t, store: resource.NewStore(), dir: "/proc/sys"}
+		b.run(boot.Machine)
+		b.configure(map[string]string{
+			"net.ipv4.ip_default_ttl":      "77",
+			"net.ipv4.ip_local_port_range": "20000 30000",
+			"net.ipv4.tcp_syncookies":      "many",
+			"net.ipv4.no_such_thing":       "1",
+		})
+		if got := value("ip_default_ttl"); got != "77" {
+			t.Errorf("ttl is %s", got)
+		}
+		syncookies := value("tcp_syncookies")
+		b.statuses(map[string]Status{
+			"net.ipv4.ip_default_ttl":      {Value: "77", Default: ttl},
+			"net.ipv4.ip_local_port_range": {Value: "20000\t30000", Default: ports},
+			"net.ipv4.tcp_syncookies":      {Value: syncookies, Default: syncookies, Problem: `the kernel refuses the value "many": invalid argument`},
+			"net.ipv4.no_such_thing":       {Problem: "this kernel has no such parameter; it is set as soon as a module or a link brings it"},
+		})
+		b.configure(nil)
+		if got := value("ip_default_ttl"); got != ttl {
+			t.Errorf("ttl is %s, and was %s", got, ttl)
+		}
+		if got := value("ip_local_port_range"); got != ports {
+			t.Errorf("ports are %s, and were %s", got, ports)
+		}
+	})
+}

@@ -175,13 +175,16 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	if old.Attrs().Flags&net.FlagUp == 0 && a.Flags&net.FlagUp != 0 {
 		delete(o.applied, a.Name) // going down had taken routes along
 	}
-	if c := o.clients[a.Name]; c != nil && !carrier(old) && carrier(u.Link) {
+	changed := old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link)
+	// A cable that was out for a moment may show only as news without a change.
+	back := carrier(u.Link) && (!carrier(old) || !changed && o.leases[a.Name] == nil)
+	if c := o.clients[a.Name]; c != nil && back {
 		select {
 		case c.kick <- struct{}{}:
 		default:
 		}
 	}
-	return old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link)
+	return changed
 }
 
 func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }

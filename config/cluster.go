@@ -28,7 +28,7 @@ type Cluster struct {
 	// so that a cluster of one node runs pods. Default false.
 	AllowSchedulingOnControlPlanes bool             `yaml:"allowSchedulingOnControlPlanes"`
 	ExtraManifests                 []URL            `yaml:"extraManifests"` // http or https
-	InlineManifests                []InlineManifest `yaml:"inlineManifests"`
+	InlineManifests                []InlineManifest `yaml:"inlineManifests" key:"name"`
 }
 
 // ControlPlaneSet is how the control plane is reached.
@@ -86,7 +86,7 @@ type Etcd struct {
 type APIServer struct {
 	Image        string            `yaml:"image"` // default DefaultAPIServerImage
 	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []Volume          `yaml:"extraVolumes"`
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"`
 	CertSANs     []string          `yaml:"certSANs"` // further names and addresses in its certificate
 }
 
@@ -94,14 +94,14 @@ type APIServer struct {
 type ControllerManager struct {
 	Image        string            `yaml:"image"` // default DefaultControllerManagerImage
 	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []Volume          `yaml:"extraVolumes"`
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"`
 }
 
 // Scheduler is kube-scheduler.
 type Scheduler struct {
 	Image        string            `yaml:"image"` // default DefaultSchedulerImage
 	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []Volume          `yaml:"extraVolumes"`
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"`
 }
 
 // ProxyMode is how kube-proxy programs the kernel.

@@ -5,13 +5,13 @@ import (
 	"encoding"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config/tree"
 )
 
 // comments stand above the fields that they are about, for whoever opens the
@@ -74,7 +74,7 @@ func encodeValue(v reflect.Value, where place) *yaml.Node {
 		keys := v.MapKeys()
 		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
 		for _, key := range keys {
-			n.Content = append(n.Content, textNode(key.String()), encodeValue(v.MapIndex(key), where.with(key.String())))
+			n.Content = append(n.Content, tree.Quoted(key.String()), encodeValue(v.MapIndex(key), where.with(key.String())))
 		}
 		return n
 	case reflect.Slice:
@@ -93,13 +93,13 @@ func plainText(v reflect.Value) (*yaml.Node, bool) {
 	case time.Duration:
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: duration(x)}, true
 	case KeyPEM: // its MarshalText redacts
-		return textNode(encodePEM(x)), true
+		return tree.Quoted(encodePEM(x)), true
 	case FileMode:
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: x.String()}, true
 	}
 	switch {
 	case v.Kind() == reflect.String: // Secret, too: its MarshalText redacts
-		return textNode(v.String()), true
+		return tree.Quoted(v.String()), true
 	case v.Kind() == reflect.Bool, v.CanInt(), v.CanUint():
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: fmt.Sprint(v.Interface())}, true
 	}
@@ -108,32 +108,10 @@ func plainText(v reflect.Value) (*yaml.Node, bool) {
 		if err != nil {
 			panic(fmt.Sprintf("config: encode %s: %v", v.Type(), err)) // none of our types fails
 		}
-		return textNode(string(text)), true
+		return tree.Quoted(string(text)), true
 	}
 	return nil, false
 }
-
-// textNode is quoted by the encoder where it would read as something else. Of
-// text in several lines the encoder writes blocks that don't read back when
-// they hold odd blanks: those are quoted here.
-func textNode(s string) *yaml.Node {
-	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
-	if strings.ContainsFunc(s, unicode.IsControl) || strings.ContainsFunc(s, unicode.IsSpace) {
-		if n.Style = yaml.DoubleQuotedStyle; blockText.MatchString(s) {
-			n.Style = yaml.LiteralStyle
-		} else if plainWords.MatchString(s) {
-			n.Style = 0
-		}
-	}
-	return n
-}
-
-var (
-	// blockText is lines of visible characters, with blanks before and between them only.
-	blockText = regexp.MustCompile(`^[!-~](([ -~\t]*[!-~])?\n+ *[!-~])*([ -~\t]*[!-~])?\n+$`)
-	// plainWords is one line.
-	plainWords = regexp.MustCompile(`^[!-~]+( [!-~]+)*$`)
-)
 
 // duration is d without the zero units that its String has: 5m, not 5m0s.
 func duration(d time.Duration) string {

@@ -5,18 +5,16 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config/tree"
 )
 
-// MaxSize is the largest document, in bytes. A real one has about 10 KiB, 100
-// KiB with inline manifests; the bound keeps hostile ones cheap.
-const MaxSize = 1 << 20
+// MaxSize is the largest document, in bytes.
+const MaxSize = tree.MaxSize
 
 // Load reads a document strictly and fills the defaults in. name is what
 // problems call it, such as a file name or URL. The error is of type Problems
@@ -24,11 +22,10 @@ const MaxSize = 1 << 20
 // even then.
 func Load(name string, data []byte) (*Config, []Warning, error) {
 	r := &report{name: name}
-	if err := r.refuse(data); err != nil {
-		return nil, nil, err
-	}
-	if err := r.parse(data); err != nil {
-		return nil, nil, r.truncated(data, err)
+	if problems, refused := r.parse(data); refused {
+		return nil, nil, problems
+	} else if problems != nil {
+		return nil, nil, r.truncated(data, problems)
 	}
 	c := &Config{}
 	d := &decoder{report: r, budget: maxExpanded}
@@ -60,53 +57,19 @@ func inOrder(a, b Problem) int {
 	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 }
 
-// syntaxError is how yaml.v3 gives places.
-var syntaxError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
-
-// fail makes the one problem after which there is nothing to look at.
-func (r *report) fail(line, column int, format string, args ...any) Problems {
-	return Problems{{Name: r.name, Line: line, Column: column, What: fmt.Sprintf(format, args...)}}
-}
-
-// refuse looks at what isn't worth parsing. Its result is nil or Problems.
-func (r *report) refuse(data []byte) error {
-	if len(data) > MaxSize {
-		return r.fail(0, 0, "has %d bytes, more than the %d that a configuration may have", len(data), MaxSize)
-	}
-	if len(bytes.TrimSpace(data)) == 0 {
-		return r.fail(0, 0, "is empty")
-	}
-	if i := bytes.IndexByte(data, 0); i >= 0 {
-		return r.fail(bytes.Count(data[:i], []byte("\n"))+1, i-bytes.LastIndexByte(data[:i], '\n'), "holds a zero byte: this is not a text file")
-	}
-	return nil
-}
-
-// parse makes the tree of nodes: one document with a mapping at its top.
-func (r *report) parse(data []byte) Problems {
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	var doc yaml.Node
-	if err := dec.Decode(&doc); err != nil {
-		if errors.Is(err, io.EOF) {
-			return r.fail(0, 0, "is empty")
-		}
-		m := syntaxError.FindStringSubmatch(err.Error())
-		line, _ := strconv.Atoi(m[1])
-		what := m[2]
-		if strings.Contains(what, "cannot start any token") {
-			what += "; YAML is indented with spaces, not with tabs"
-		}
-		return r.fail(max(line, 1), 1, "not valid YAML: %s", what)
-	}
-	var second yaml.Node
-	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
-		return r.fail(max(second.Line, 1), max(second.Column, 1), "holds more than one YAML document; a configuration is one")
+// parse makes the tree of nodes: one document with a mapping at its top. Its
+// problem is the one after which there is nothing to look at; refused says that
+// there wasn't anything to begin with.
+func (r *report) parse(data []byte) (problems Problems, refused bool) {
+	doc, err := tree.Parse(data)
+	if at := new(tree.Error); errors.As(err, &at) {
+		return Problems{{Name: r.name, Line: at.Line, Column: at.Column, What: at.What}}, at.Refused
 	}
 	r.root = doc.Content[0]
 	if r.root.Kind != yaml.MappingNode {
-		return r.fail(r.root.Line, r.root.Column, "is %s, not a mapping that starts with version, machine and cluster", kindOf(r.root))
+		return Problems{{Name: r.name, Line: r.root.Line, Column: r.root.Column, What: fmt.Sprintf("is %s, not a mapping that starts with version, machine and cluster", kindOf(r.root))}}, false
 	}
-	return nil
+	return nil, false
 }
 
 // truncated makes one problem of what follows from a document having been cut

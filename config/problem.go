@@ -54,8 +54,8 @@ func (ps Problems) Error() string {
 // Warning is something that is accepted, but that its author should know.
 type Warning struct{ Problem }
 
-// place is a path in the document: field names and map keys (string) and list
-// indices (int).
+// place is a path in the document: field names and map keys (string), list
+// indices (int), and keys of list entries (entry).
 type place []any
 
 func at(elems ...any) place { return elems }
@@ -71,10 +71,16 @@ func (p place) String() string {
 		switch e := e.(type) {
 		case int:
 			fmt.Fprintf(&b, "[%d]", e)
+		case entry:
+			if text := string(e); plainKey(text) {
+				b.WriteString("[" + text + "]")
+			} else {
+				b.WriteString("[" + quote(text) + "]")
+			}
 		case string:
 			switch {
 			case !plainKey(e):
-				b.WriteString("[" + strconv.Quote(shorten(e)) + "]")
+				b.WriteString("[" + quote(e) + "]")
 			case i > 0:
 				b.WriteString("." + e)
 			default:

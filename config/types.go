@@ -5,7 +5,9 @@
 //
 // The types below are the schema: each field has its YAML name in the tag, and
 // its unit and default in the comment. A field whose zero value means something
-// else than its default is a pointer. Zero values are never written.
+// else than its default is a pointer. Zero values are never written. Entries of
+// a list whose field has a key tag are told apart by that field of theirs: Diff
+// compares, and a strategic merge patch merges, what has the same key.
 package config
 
 import (
@@ -53,7 +55,7 @@ type Machine struct {
 	Install    Install    `yaml:"install"`
 	Kubelet    Kubelet    `yaml:"kubelet"`
 	Registries Registries `yaml:"registries"`
-	Files      []File     `yaml:"files"`
+	Files      []File     `yaml:"files" key:"path"`
 	// Env is the environment of everything that fetches over the network on
 	// the node, such as http_proxy, https_proxy, no_proxy.
 	Env map[string]string `yaml:"env"`
@@ -68,7 +70,7 @@ type Network struct {
 	Nameservers []netip.Addr `yaml:"nameservers"` // default: from DHCP
 	// Interfaces are as in the file; Links merges the entries of one interface.
 	// An empty list means: DHCP on every physical interface.
-	Interfaces []Interface `yaml:"interfaces"`
+	Interfaces []Interface `yaml:"interfaces" key:"interface"`
 }
 
 // Interface is one entry for one link. Several entries may name one link.
@@ -78,10 +80,10 @@ type Interface struct {
 	MTU    int          `yaml:"mtu"`       // bytes; default: the kernel's
 	DHCP   bool         `yaml:"dhcp"`      // DHCPv4
 	Ignore bool         `yaml:"ignore"`    // leave the link alone
-	Routes []Route      `yaml:"routes"`
+	Routes []Route      `yaml:"routes" key:"network"`
 
 	Bond      *Bond      `yaml:"bond"`
-	VLANs     []VLAN     `yaml:"vlans"`
+	VLANs     []VLAN     `yaml:"vlans" key:"vlanId"`
 	VIP       *VIP       `yaml:"vip"`
 	WireGuard *WireGuard `yaml:"wireguard"`
 }
@@ -110,7 +112,7 @@ type VLAN struct {
 	CIDR   netip.Prefix `yaml:"cidr"`
 	DHCP   bool         `yaml:"dhcp"`
 	MTU    int          `yaml:"mtu"` // bytes
-	Routes []Route      `yaml:"routes"`
+	Routes []Route      `yaml:"routes" key:"network"`
 }
 
 // VIP is the address that the control planes share.
@@ -122,7 +124,7 @@ type VIP struct {
 type WireGuard struct {
 	PrivateKey Secret          `yaml:"privateKey"` // required, base64 of 32 bytes
 	ListenPort int             `yaml:"listenPort"` // default: chosen by the kernel
-	Peers      []WireGuardPeer `yaml:"peers"`
+	Peers      []WireGuardPeer `yaml:"peers" key:"publicKey"`
 }
 
 // WireGuardPeer is one peer.
@@ -222,7 +224,7 @@ type SystemDiskEncryption struct {
 
 // Encryption is the keys of one partition.
 type Encryption struct {
-	Keys []EncryptionKey `yaml:"keys"` // required, at least one
+	Keys []EncryptionKey `yaml:"keys" key:"slot"` // required, at least one
 }
 
 // EncryptionKey is exactly one of nodeID and static, in a slot.

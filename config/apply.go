@@ -1,0 +1,245 @@
+package config
+
+import (
+	"cmp"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Effect is what it takes until a changed field is in force on a running node.
+type Effect string
+
+const (
+	Live   Effect = "live"   // at once: a controller acts on it
+	Reboot Effect = "reboot" // with the next boot
+
+	restart = "service:"
+)
+
+// Restart is the effect of restarting one service.
+func Restart(id string) Effect { return Effect(restart + id) }
+
+// Service is the ID of the service that restarts, if one does.
+func (e Effect) Service() (id string, ok bool) { return strings.CutPrefix(string(e), restart) }
+
+// restarted are the services that an effect may name, by how much stops with
+// them: pods keep running without their kubelet, an etcd member that is gone
+// takes its apiserver along, and images and containers wait for containerd.
+var restarted = []string{"kubelet", "etcd", "containerd"}
+
+func (e Effect) rank() int {
+	if id, ok := e.Service(); ok {
+		return 1 + slices.Index(restarted, id)
+	}
+	if e == Live {
+		return 0
+	}
+	return 1 + len(restarted)
+}
+
+// Effects are the effects of all changes, each once, the mildest first.
+func Effects(changes []Change) []Effect {
+	var effects []Effect
+	for _, c := range changes {
+		if !slices.Contains(effects, c.Effect) {
+			effects = append(effects, c.Effect)
+		}
+	}
+	slices.SortFunc(effects, func(a, b Effect) int { return cmp.Compare(a.rank(), b.rank()) })
+	return effects
+}
+
+// applyRow says what a change of one field takes. refine, where there is one,
+// looks at the change and at the configuration that is to be.
+type applyRow struct {
+	path   string // with [] for the entries of a list or mapping
+	effect Effect
+	note   string
+	refine func(*applyRow, place, Change, *Config) (Effect, string)
+}
+
+const (
+	noteCreated   = "created in the cluster when missing, never changed there"
+	noteInstall   = "used at the next installation"
+	noteRegisters = "set when the node registers"
+	noteRolling   = "its static pod is replaced"
+	noteUnused    = "for control planes only"
+	noteNextBoot  = "the file is written now; what reads it only at its start sees it then"
+)
+
+// Short names keep the table readable.
+var (
+	kubelet    = Restart("kubelet")
+	etcd       = Restart("etcd")
+	containerd = Restart("containerd")
+)
+
+// applyTable has one row for each field of the schema, in its order; a test
+// holds it against the types.
+var applyTable = []applyRow{
+	{path: "version", effect: Live},
+	{path: "persist", effect: Live},
+
+	{path: "machine.type", effect: Reboot},
+	{path: "machine.token", effect: Live},
+	{path: "machine.ca.crt", effect: Reboot},
+	{path: "machine.ca.key", effect: Reboot},
+	{path: "machine.certSANs", effect: Live},
+	{path: "machine.network.hostname", effect: kubelet, note: "the node registers under its new name"},
+	{path: "machine.network.nameservers", effect: Live},
+	{path: "machine.network.interfaces[].interface", effect: Live},
+	{path: "machine.network.interfaces[].cidr", effect: Live},
+	{path: "machine.network.interfaces[].mtu", effect: Live},
+	{path: "machine.network.interfaces[].dhcp", effect: Live},
+	{path: "machine.network.interfaces[].ignore", effect: Live},
+	{path: "machine.network.interfaces[].routes[].network", effect: Live},
+	{path: "machine.network.interfaces[].routes[].gateway", effect: Live},
+	{path: "machine.network.interfaces[].routes[].metric", effect: Live},
+	{path: "machine.network.interfaces[].bond.mode", effect: Live},
+	{path: "machine.network.interfaces[].bond.lacpRate", effect: Live},
+	{path: "machine.network.interfaces[].bond.xmitHashPolicy", effect: Live},
+	{path: "machine.network.interfaces[].bond.miimon", effect: Live},
+	{path: "machine.network.interfaces[].bond.updelay", effect: Live},
+	{path: "machine.network.interfaces[].bond.downdelay", effect: Live},
+	{path: "machine.network.interfaces[].bond.interfaces", effect: Live},
+	{path: "machine.network.interfaces[].vlans[].vlanId", effect: Live},
+	{path: "machine.network.interfaces[].vlans[].cidr", effect: Live},
+	{path: "machine.network.interfaces[].vlans[].dhcp", effect: Live},
+	{path: "machine.network.interfaces[].vlans[].mtu", effect: Live},
+	{path: "machine.network.interfaces[].vlans[].routes[].network", effect: Live},
+	{path: "machine.network.interfaces[].vlans[].routes[].gateway", effect: Live},
+	{path: "machine.network.interfaces[].vlans[].routes[].metric", effect: Live},
+	{path: "machine.network.interfaces[].vip.ip", effect: Live},
+	{path: "machine.network.interfaces[].wireguard.privateKey", effect: Live},
+	{path: "machine.network.interfaces[].wireguard.listenPort", effect: Live},
+	{path: "machine.network.interfaces[].wireguard.peers[].publicKey", effect: Live},
+	{path: "machine.network.interfaces[].wireguard.peers[].endpoint", effect: Live},
+	{path: "machine.network.interfaces[].wireguard.peers[].allowedIPs", effect: Live},
+	{path: "machine.network.interfaces[].wireguard.peers[].persistentKeepaliveInterval", effect: Live},
+	{path: "machine.time.servers", effect: Live},
+	{path: "machine.time.disabled", effect: Live},
+	{path: "machine.time.bootTimeout", effect: Live, note: "used at the next boot"},
+	{path: "machine.install.disk", effect: Live, note: noteInstall},
+	{path: "machine.install.image", effect: Live, note: noteInstall},
+	{path: "machine.install.wipe", effect: Live, note: noteInstall},
+	{path: "machine.kubelet.image", effect: kubelet},
+	{path: "machine.kubelet.extraArgs", effect: kubelet},
+	{path: "machine.kubelet.nodeLabels", effect: kubelet, note: noteRegisters},
+	{path: "machine.kubelet.clusterDNS", effect: kubelet, note: "pods see it when they start"},
+	{path: "machine.kubelet.nodeIP.validSubnets", effect: kubelet},
+	{path: "machine.registries.mirrors[].endpoints", effect: containerd},
+	{path: "machine.registries.config[].auth.username", effect: containerd},
+	{path: "machine.registries.config[].auth.password", effect: containerd},
+	{path: "machine.registries.config[].auth.auth", effect: containerd},
+	{path: "machine.registries.config[].auth.identityToken", effect: containerd},
+	{path: "machine.registries.config[].tls.ca", effect: containerd},
+	{path: "machine.registries.config[].tls.clientIdentity.crt", effect: containerd},
+	{path: "machine.registries.config[].tls.clientIdentity.key", effect: containerd},
+	{path: "machine.registries.config[].tls.insecureSkipVerify", effect: containerd},
+	{path: "machine.files[].content", effect: Live, note: noteNextBoot, refine: dropIn},
+	{path: "machine.files[].permissions", effect: Live, refine: dropIn},
+	{path: "machine.files[].path", effect: Live, note: noteNextBoot, refine: dropIn},
+	{path: "machine.files[].op", effect: Live, note: noteNextBoot, refine: dropIn},
+	{path: "machine.env", effect: containerd},
+	{path: "machine.sysctls", effect: Live, refine: sysctl},
+	{path: "machine.systemDiskEncryption.state.keys[].nodeID", effect: Reboot},
+	{path: "machine.systemDiskEncryption.state.keys[].static.passphrase", effect: Reboot},
+	{path: "machine.systemDiskEncryption.state.keys[].slot", effect: Reboot},
+	{path: "machine.systemDiskEncryption.ephemeral.keys[].nodeID", effect: Reboot},
+	{path: "machine.systemDiskEncryption.ephemeral.keys[].static.passphrase", effect: Reboot},
+	{path: "machine.systemDiskEncryption.ephemeral.keys[].slot", effect: Reboot},
+
+	{path: "cluster.clusterName", effect: Reboot},
+	{path: "cluster.id", effect: Reboot},
+	{path: "cluster.secret", effect: Reboot},
+	{path: "cluster.token", effect: kubelet},
+	{path: "cluster.controlPlane.endpoint", effect: kubelet},
+	{path: "cluster.controlPlane.localAPIServerPort", effect: Live, note: noteRolling},
+	{path: "cluster.network.cni.name", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.network.cni.urls", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.network.cni.flannel.image", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.network.dnsDomain", effect: kubelet, note: "pods see it when they start"},
+	{path: "cluster.network.podSubnets", effect: Reboot},
+	{path: "cluster.network.serviceSubnets", effect: Reboot},
+	{path: "cluster.ca.crt", effect: Reboot},
+	{path: "cluster.ca.key", effect: Reboot},
+	{path: "cluster.aggregatorCA.crt", effect: Reboot, refine: firstAuthority},
+	{path: "cluster.aggregatorCA.key", effect: Reboot, refine: firstAuthority},
+	{path: "cluster.serviceAccount.key", effect: Live, note: "tokens signed with the old key end", refine: onControlPlanes},
+	{path: "cluster.etcd.image", effect: etcd, refine: onControlPlanes},
+	{path: "cluster.etcd.ca.crt", effect: Reboot, refine: onControlPlanes},
+	{path: "cluster.etcd.ca.key", effect: Reboot, refine: onControlPlanes},
+	{path: "cluster.etcd.extraArgs", effect: etcd, refine: onControlPlanes},
+	{path: "cluster.apiServer.image", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.apiServer.extraArgs", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.apiServer.extraVolumes[].hostPath", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.apiServer.extraVolumes[].mountPath", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.apiServer.extraVolumes[].readonly", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.apiServer.certSANs", effect: Live, refine: onControlPlanes},
+	{path: "cluster.controllerManager.image", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.controllerManager.extraArgs", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.controllerManager.extraVolumes[].hostPath", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.controllerManager.extraVolumes[].mountPath", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.controllerManager.extraVolumes[].readonly", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.scheduler.image", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.scheduler.extraArgs", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.scheduler.extraVolumes[].hostPath", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.scheduler.extraVolumes[].mountPath", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.scheduler.extraVolumes[].readonly", effect: Live, note: noteRolling, refine: onControlPlanes},
+	{path: "cluster.proxy.image", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.proxy.mode", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.proxy.disabled", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.proxy.extraArgs", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.coreDNS.image", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.coreDNS.disabled", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.allowSchedulingOnControlPlanes", effect: kubelet, refine: onControlPlanes},
+	{path: "cluster.extraManifests", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.inlineManifests[].name", effect: Live, note: noteCreated, refine: onControlPlanes},
+	{path: "cluster.inlineManifests[].contents", effect: Live, note: noteCreated, refine: onControlPlanes},
+}
+
+// applyRows is the table by path.
+var applyRows = func() map[string]*applyRow {
+	rows := make(map[string]*applyRow, len(applyTable))
+	for i := range applyTable {
+		rows[applyTable[i].path] = &applyTable[i]
+	}
+	return rows
+}()
+
+// onControlPlanes spares a worker the effect of what it doesn't run.
+func onControlPlanes(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
+	if to.Machine.Type == Worker {
+		return Live, noteUnused
+	}
+	return row.effect, row.note
+}
+
+// firstAuthority lets a cluster get the authority that it never had without a
+// reboot: that is what taking over a control plane of another making does.
+func firstAuthority(row *applyRow, where place, c Change, to *Config) (Effect, string) {
+	if c.Op == Added {
+		return Live, noteRolling
+	}
+	return onControlPlanes(row, where, c, to)
+}
+
+// containerdDropIns is where containerd looks for further configuration, at its
+// start only.
+const containerdDropIns = "/var/cri/conf.d"
+
+func dropIn(row *applyRow, where place, _ Change, _ *Config) (Effect, string) {
+	// machine.files[PATH].field
+	if name, ok := where[len(where)-2].(entry); ok && path.Dir(path.Clean(string(name))) == containerdDropIns {
+		return containerd, "containerd reads it at its start"
+	}
+	return row.effect, row.note
+}
+
+func sysctl(row *applyRow, _ place, c Change, _ *Config) (Effect, string) {
+	if c.Op == Removed {
+		return row.effect, "keeps its value until the next boot"
+	}
+	return row.effect, row.note
+}

@@ -1,0 +1,325 @@
+package config
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Op is the way of a change.
+type Op string
+
+const (
+	Added   Op = "added"
+	Removed Op = "removed"
+	Changed Op = "changed"
+)
+
+// Change is one field of which two configurations say different things. Old and
+// New are for people: secrets are "(secret)" and long texts are shortened.
+type Change struct {
+	Path     string // such as machine.network.interfaces[eth0].mtu
+	Op       Op
+	Old, New string // "" where there is nothing
+	Effect   Effect
+	Note     string // what a user should know about the effect, or ""
+}
+
+func (c Change) String() string {
+	var b strings.Builder
+	b.WriteString(c.Path + ": ")
+	switch c.Op {
+	case Added:
+		b.WriteString("added " + c.New)
+	case Removed:
+		b.WriteString("removed " + c.Old)
+	default:
+		b.WriteString(c.Old + " → " + c.New)
+	}
+	b.WriteString(" (" + string(c.Effect))
+	if c.Note != "" {
+		b.WriteString(": " + c.Note)
+	}
+	return b.String() + ")"
+}
+
+// Diff lists what changes from one configuration to the other, in the order of
+// the document, with the effect that each change has on a running node. Both
+// are as Load returns them: a default that was written out is no change. nil
+// stands for no configuration at all.
+func Diff(old, new *Config) []Change {
+	d := differ{to: new}
+	if old == nil {
+		old = &Config{}
+	}
+	if new == nil {
+		d.to, new = old, &Config{}
+	}
+	d.fields("", nil, reflect.ValueOf(old).Elem(), reflect.ValueOf(new).Elem())
+	return d.changes
+}
+
+// differ walks two values of one type side by side.
+type differ struct {
+	to      *Config
+	changes []Change
+}
+
+// fields compares two structs of ours. path is where they are in the schema,
+// where in the document.
+func (d *differ) fields(path string, where place, a, b reflect.Value) {
+	for i := range a.NumField() {
+		f := a.Type().Field(i)
+		name := f.Tag.Get("yaml")
+		inner := path
+		if inner != "" {
+			inner += "."
+		}
+		from := len(d.changes)
+		d.field(inner+name, where.with(name), f, a.Field(i), b.Field(i))
+		if holdsSecret(a, name) || holdsSecret(b, name) {
+			d.redact(from)
+		}
+	}
+}
+
+// redact hides what changed since then.
+func (d *differ) redact(from int) {
+	for i := range d.changes[from:] {
+		c := &d.changes[from+i]
+		for _, text := range []*string{&c.Old, &c.New} {
+			if *text != "" {
+				*text = redacted
+			}
+		}
+	}
+}
+
+func (d *differ) field(path string, where place, f reflect.StructField, a, b reflect.Value) {
+	inner, suffix := element(f.Type)
+	switch {
+	case inner == nil && f.Type.Kind() == reflect.Map:
+		d.texts(path, where, a, b)
+	case inner == nil:
+		d.leaf(path, where, a, b)
+	case f.Type.Kind() == reflect.Map:
+		for _, key := range keysOf(a, b) {
+			d.fields(path+suffix, where.with(key.String()), orZero(a.MapIndex(key), inner), orZero(b.MapIndex(key), inner))
+		}
+	case f.Type.Kind() == reflect.Slice:
+		d.entries(path+suffix, where, f.Tag.Get("key"), a, b)
+	default:
+		d.fields(path, where, orZero(reflect.Indirect(a), inner), orZero(reflect.Indirect(b), inner))
+	}
+}
+
+// orZero is the zero value of t where there is none.
+func orZero(v reflect.Value, t reflect.Type) reflect.Value {
+	if v.IsValid() {
+		return v
+	}
+	return reflect.Zero(t)
+}
+
+// keysOf are the keys of two maps, sorted.
+func keysOf(a, b reflect.Value) []reflect.Value {
+	keys := a.MapKeys()
+	for _, key := range b.MapKeys() {
+		if !a.MapIndex(key).IsValid() {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, func(x, y reflect.Value) int { return strings.Compare(x.String(), y.String()) })
+	return keys
+}
+
+// texts compares two maps of text, key by key.
+func (d *differ) texts(path string, where place, a, b reflect.Value) {
+	for _, key := range keysOf(a, b) {
+		x, y := a.MapIndex(key), b.MapIndex(key)
+		if x.IsValid() && y.IsValid() && x.String() == y.String() {
+			continue
+		}
+		c := Change{Op: Changed, Old: showText(x), New: showText(y)}
+		switch {
+		case !x.IsValid():
+			c.Op, c.Old = Added, ""
+		case !y.IsValid():
+			c.Op, c.New = Removed, ""
+		}
+		d.add(path, where.with(key.String()), c)
+	}
+}
+
+func showText(v reflect.Value) string {
+	if !v.IsValid() {
+		return ""
+	}
+	return showString(v.String())
+}
+
+func (d *differ) leaf(path string, where place, a, b reflect.Value) {
+	if same(a, b) {
+		return
+	}
+	c := Change{Op: Changed, Old: show(a), New: show(b)}
+	switch {
+	case a.IsZero():
+		c.Op, c.Old = Added, ""
+	case b.IsZero():
+		c.Op, c.New = Removed, ""
+	}
+	d.add(path, where, c)
+}
+
+// same compares leaves; an empty list says what none says.
+func same(a, b reflect.Value) bool {
+	if a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0 {
+		return true
+	}
+	return reflect.DeepEqual(a.Interface(), b.Interface())
+}
+
+func (d *differ) add(path string, where place, c Change) {
+	c.Path = where.String()
+	row := applyRows[path]
+	if c.Effect, c.Note = row.effect, row.note; row.refine != nil {
+		c.Effect, c.Note = row.refine(row, where, c, d.to)
+	}
+	d.changes = append(d.changes, c)
+}
+
+// entries compares two lists of structs, entry by entry of the same key; the
+// second entry with one key in one list is the second in the other.
+func (d *differ) entries(path string, where place, key string, a, b reflect.Value) {
+	old, names := byKey(key, a)
+	new, order := byKey(key, b)
+	var common []entry
+	for _, name := range names { // what stays, in the order of old
+		if _, kept := new[name]; kept {
+			common = append(common, name)
+		} else {
+			order = append(order, name)
+		}
+	}
+	inner := a.Type().Elem()
+	before := len(d.changes)
+	for _, name := range order {
+		x, y := old[name], new[name]
+		at := len(d.changes)
+		d.fields(path, where.with(name), orZero(x, inner), orZero(y, inner))
+		if x.IsValid() != y.IsValid() {
+			d.unname(at, where.with(name, key))
+		}
+	}
+	kept := slices.DeleteFunc(order, func(name entry) bool { return !old[name].IsValid() || !new[name].IsValid() })
+	if before == len(d.changes) && key != keyOfSlots && !slices.Equal(common, kept) {
+		d.add(path+"."+key, where, Change{Op: Changed, Old: showEntries(common), New: showEntries(kept)})
+	}
+}
+
+// keyOfSlots is the key of the one list whose order says nothing.
+const keyOfSlots = "slot"
+
+// unname drops the change of the key itself from those of a whole entry: the
+// paths of the others name it. It stays where it is alone.
+func (d *differ) unname(from int, key place) {
+	if len(d.changes)-from < 2 {
+		return
+	}
+	text := key.String()
+	rest := slices.DeleteFunc(d.changes[from:], func(c Change) bool { return c.Path == text })
+	d.changes = d.changes[:from+len(rest)]
+}
+
+// entry is the key of a list's entry, as an element of a place.
+type entry string
+
+// byKey finds entries by the text of their key, and lists the keys.
+func byKey(key string, list reflect.Value) (map[entry]reflect.Value, []entry) {
+	entries := make(map[entry]reflect.Value, list.Len())
+	seen := map[entry]int{}
+	var order []entry
+	for i := range list.Len() {
+		v := list.Index(i)
+		f, _ := fieldByName(v.Type(), key)
+		base := entry(plainShow(v.FieldByIndex(f.Index)))
+		name := base
+		for entries[name].IsValid() { // more than once where a key itself ends in #2
+			seen[base]++
+			name = base + entry(fmt.Sprintf("#%d", 1+seen[base]))
+		}
+		entries[name] = v
+		order = append(order, name)
+	}
+	return entries, order
+}
+
+func showEntries(names []entry) string {
+	texts := make([]string, len(names))
+	for i, name := range names {
+		texts[i] = string(name)
+	}
+	return showString(strings.Join(texts, ", "))
+}
+
+// show is a leaf for people.
+func show(v reflect.Value) string { return showString(plainShow(v)) }
+
+// plainShow is a leaf in one text, with secrets redacted.
+func plainShow(v reflect.Value) string {
+	switch x := v.Interface().(type) {
+	case PEM:
+		if len(x) == 0 {
+			return ""
+		}
+		sum := sha256.Sum256(x)
+		return fmt.Sprintf("(PEM, sha256 %x)", sum[:digestBytes])
+	case URL:
+		return x.Redacted()
+	case fmt.Stringer:
+		if v.Kind() != reflect.Pointer {
+			return x.String()
+		}
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			return ""
+		}
+		if v.Elem().Kind() == reflect.Struct {
+			return "{}"
+		}
+		return plainShow(v.Elem())
+	case reflect.Slice:
+		texts := make([]string, v.Len())
+		for i := range texts {
+			texts[i] = plainShow(v.Index(i))
+		}
+		return strings.Join(texts, ", ")
+	}
+	return fmt.Sprint(v.Interface())
+}
+
+const (
+	// maxShown is the longest text that a change repeats, in bytes: a few lines
+	// of a terminal.
+	maxShown = 200
+	// digestBytes is how much of a digest tells two texts apart for people.
+	digestBytes = 6
+)
+
+// userinfo is the password part of URLs within other text, such as a proxy's.
+var userinfo = regexp.MustCompile(`(://[^/\s:@]*:)[^/\s@]+@`)
+
+// showString is one line, without the passwords of URLs, and not too long.
+func showString(s string) string {
+	if len(s) > maxShown || strings.ContainsAny(s, "\n\r") {
+		sum := sha256.Sum256([]byte(s))
+		return fmt.Sprintf("(%d bytes, sha256 %x)", len(s), sum[:digestBytes])
+	}
+	return userinfo.ReplaceAllString(s, "${1}xxxxx@")
+}

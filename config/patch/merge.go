@@ -1,0 +1,182 @@
+package patch
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+// directive is the key that says what to do instead of merging.
+const directive = "$patch"
+
+const (
+	doDelete  = "delete"
+	doReplace = "replace"
+	doMerge   = "merge"
+)
+
+// merged is doc with patch merged into it.
+func merged(doc, patch *yaml.Node) (*yaml.Node, error) {
+	out, err := merge(doc, patch, "")
+	if err != nil {
+		return nil, err
+	}
+	if out == nil {
+		return nil, errors.New("the patch deletes the whole configuration")
+	}
+	return out, nil
+}
+
+// merge is what comes of old, which may be nil, by patch; nil if nothing. path
+// is where they are in the schema, with [] for entries.
+func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
+	if isNull(patch) {
+		return nil, nil
+	}
+	todo, err := order(patch)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	switch {
+	case todo == doDelete:
+		return nil, nil
+	case patch.Kind == yaml.MappingNode:
+		if todo == doReplace || old == nil || old.Kind != yaml.MappingNode {
+			old = like(old, patch)
+		}
+		return old, mergeMapping(old, patch, path)
+	case patch.Kind == yaml.SequenceNode:
+		return mergeList(old, patch, path)
+	case old != nil && same(old, patch):
+		return old, nil
+	}
+	return inPlaceOf(old, patch), nil
+}
+
+// order is the directive of a mapping, and its removal.
+func order(patch *yaml.Node) (string, error) {
+	i := indexOf(patch, directive)
+	if i < 0 {
+		return doMerge, nil
+	}
+	todo := patch.Content[i+1].Value
+	if !slices.Contains([]string{doDelete, doReplace, doMerge}, todo) {
+		return "", fmt.Errorf("%s: %q is not one of %s, %s, %s", directive, todo, doDelete, doReplace, doMerge)
+	}
+	patch.Content = slices.Delete(patch.Content, i, i+2)
+	return todo, nil
+}
+
+func mergeMapping(old, patch *yaml.Node, path string) error {
+	for i := 0; i+1 < len(patch.Content); i += 2 {
+		key, value := patch.Content[i], patch.Content[i+1]
+		at := indexOf(old, key.Value)
+		var before *yaml.Node
+		if at >= 0 {
+			before = old.Content[at+1]
+		}
+		after, err := merge(before, value, within(path, key.Value))
+		switch {
+		case err != nil:
+			return err
+		case after == nil && at >= 0:
+			old.Content = slices.Delete(old.Content, at, at+2)
+		case after == nil:
+		case at >= 0:
+			old.Content[at+1] = after
+		default:
+			old.Content = append(old.Content, key, after)
+		}
+	}
+	return nil
+}
+
+// within is the path of a key. The keys of mappings that aren't fields are []:
+// the schema knows them so.
+func within(path, key string) string {
+	if config.IsMap(path) {
+		return path + "[]"
+	}
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
+	key := config.ListKey(path)
+	whole := key == "" || old == nil || old.Kind != yaml.SequenceNode
+	if i := slices.IndexFunc(patch.Content, isReplaceOnly); i >= 0 {
+		patch.Content = slices.Delete(patch.Content, i, i+1)
+		whole = true
+	}
+	if whole {
+		if old != nil && same(old, patch) {
+			return old, nil
+		}
+		before := old
+		old = like(before, patch)
+		if key == "" { // entries with no identity are as they are given
+			old.Content = patch.Content
+			return old, nil
+		}
+	}
+	places := map[string]int{}
+	for i, entry := range old.Content {
+		if id := field(entry, key); id != nil {
+			if _, again := places[id.Value]; !again {
+				places[id.Value] = i
+			}
+		}
+	}
+	gone := map[int]bool{}
+	for _, entry := range patch.Content {
+		id := field(entry, key)
+		if id == nil {
+			return nil, fmt.Errorf("%s: an entry has no %s, by which it could be told from others", path, key)
+		}
+		at, known := places[id.Value]
+		var before *yaml.Node
+		if known {
+			before = old.Content[at]
+		}
+		after, err := merge(before, entry, path+"[]")
+		switch {
+		case err != nil:
+			return nil, err
+		case after == nil && known:
+			gone[at] = true
+		case after == nil:
+		case known:
+			old.Content[at] = after
+		default:
+			places[id.Value] = len(old.Content)
+			old.Content = append(old.Content, after)
+		}
+	}
+	kept := old.Content[:0:0]
+	for i, entry := range old.Content {
+		if !gone[i] {
+			kept = append(kept, entry)
+		}
+	}
+	old.Content = kept
+	return old, nil
+}
+
+// isReplaceOnly reports whether an entry is nothing but the order to replace
+// the list.
+func isReplaceOnly(n *yaml.Node) bool {
+	return n.Kind == yaml.MappingNode && len(n.Content) == 2 && n.Content[0].Value == directive && n.Content[1].Value == doReplace
+}
+
+// like is an empty mapping or list as patch is one, with the comments of old.
+func like(old, patch *yaml.Node) *yaml.Node {
+	n := *patch
+	n.Content = nil
+	return inPlaceOf(old, &n)
+}

@@ -1,0 +1,205 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config/tree"
+)
+
+// Redact returns the text of a document with "(secret)" for everything that
+// must not leave the node: what the types call a secret, contents of files that
+// only root may read, manifests of Kubernetes secrets, and passwords within
+// URLs. Comments, order and style stay. The document need not be valid, because
+// a broken one is what support has to see: of keys that the schema doesn't know,
+// those go whose names speak of secrets.
+func Redact(doc []byte) ([]byte, error) {
+	root, err := tree.Parse(doc)
+	if err != nil {
+		return nil, fmt.Errorf("redact configuration: %w", err)
+	}
+	r := redaction{pointedAt: map[*yaml.Node]bool{}}
+	r.comments(root)
+	root.Content[0] = r.node(root.Content[0], reflect.TypeFor[Config]())
+	r.anchors(root)
+	text, err := tree.Text(doc, root)
+	if err != nil {
+		return nil, fmt.Errorf("redact configuration: %w", err)
+	}
+	return text, nil
+}
+
+// redaction is one run of Redact. It goes through the tree and never follows an
+// alias, so that none costs anything.
+type redaction struct {
+	pointedAt map[*yaml.Node]bool // what an alias in the place of a secret stands for
+}
+
+var (
+	secretType = reflect.TypeFor[Secret]()
+	keyType    = reflect.TypeFor[KeyPEM]()
+	urlType    = reflect.TypeFor[URL]()
+
+	// telling are names of fields whose values are none of anybody's business.
+	telling = regexp.MustCompile(`(?i)(secret|token|password|passphrase|private|credential|auth$|^key$|key$)`)
+	// tellingComment is a field that was commented out.
+	tellingComment = regexp.MustCompile(`(?i)\b(\w*(?:secret|token|password|passphrase|private|credential|auth|key)\w*["']?\s*[:=]\s*)\S[^\n]*`)
+	privatePEM     = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----`)
+	secretManifest = regexp.MustCompile(`(?m)\bkind["']?:\s*["']?Secret\b`)
+)
+
+// node is the node without secrets. t is its type in the schema, nil
+// where there is none.
+func (r *redaction) node(n *yaml.Node, t reflect.Type) *yaml.Node {
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == secretType || t == keyType {
+		return r.hidden(n)
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		r.mapping(n, t)
+	case yaml.SequenceNode:
+		inner := t
+		if t != nil && t.Kind() == reflect.Slice {
+			inner = t.Elem()
+		}
+		for i := range n.Content {
+			n.Content[i] = r.node(n.Content[i], inner)
+		}
+	case yaml.ScalarNode:
+		return scalar(n, t)
+	}
+	return n
+}
+
+func (r *redaction) mapping(n *yaml.Node, t reflect.Type) {
+	if t != nil && t.Kind() == reflect.Slice {
+		t = t.Elem() // a single entry for a list of one
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i].Value, n.Content[i+1]
+		inner, known := fieldType(t, key)
+		switch {
+		case !known && telling.MatchString(key), t == fileType && key == "content" && isPrivate(n), t == manifestType && key == "contents" && secretManifest.MatchString(value.Value):
+			n.Content[i+1] = r.hidden(value)
+		default:
+			n.Content[i+1] = r.node(value, inner)
+		}
+	}
+}
+
+var (
+	fileType     = reflect.TypeFor[File]()
+	manifestType = reflect.TypeFor[InlineManifest]()
+)
+
+// fieldType is the type of what is called key inside t, if the schema says.
+func fieldType(t reflect.Type, key string) (reflect.Type, bool) {
+	if t == nil {
+		return nil, false
+	}
+	switch t.Kind() {
+	case reflect.Map:
+		// Arguments, labels and variables of the environment have names of
+		// others' making; only a struct of ours is known to hold what it says.
+		return t.Elem(), t.Elem().Kind() == reflect.Struct
+	case reflect.Struct:
+		if canonical, old := renamed[key]; old {
+			key = canonical
+		}
+		if f, ok := fieldByName(t, key); ok {
+			return f.Type, true
+		}
+	}
+	return nil, false
+}
+
+// isPrivate reports whether a file's permissions keep others from reading it.
+func isPrivate(file *yaml.Node) bool {
+	for i := 0; i+1 < len(file.Content); i += 2 {
+		var mode FileMode
+		if file.Content[i].Value == "permissions" && mode.UnmarshalText([]byte(resolve(file.Content[i+1]).Value)) == nil {
+			return mode.private()
+		}
+	}
+	return false
+}
+
+// private reports whether nobody but the owner may do anything.
+func (m FileMode) private() bool { return m != 0 && m&0o077 == 0 }
+
+// holdsSecret reports whether the text called name inside v is as good as a
+// secret. v is a struct of ours.
+func holdsSecret(v reflect.Value, name string) bool {
+	switch x := v.Interface().(type) {
+	case File:
+		return name == "content" && (x.Permissions.private() || privatePEM.MatchString(x.Content))
+	case InlineManifest:
+		return name == "contents" && secretManifest.MatchString(x.Contents)
+	}
+	return false
+}
+
+func scalar(n *yaml.Node, t reflect.Type) *yaml.Node {
+	value := n.Value
+	switch {
+	case privatePEM.MatchString(value):
+		return replaced(n, redacted)
+	case t == urlType:
+		if u, err := ParseURL(value); err == nil && u.User != nil {
+			value = u.Redacted()
+		}
+	}
+	if value = userinfo.ReplaceAllString(value, "${1}xxxxx@"); value == n.Value {
+		return n
+	}
+	return replaced(n, value)
+}
+
+// hidden is what is seen instead of a secret. Empty ones aren't any.
+func (r *redaction) hidden(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.ScalarNode && n.Value == "" || isNull(n) {
+		return n
+	}
+	if n.Kind == yaml.AliasNode {
+		r.pointedAt[n.Alias] = true
+	}
+	return replaced(n, redacted)
+}
+
+// anchors hides what stands elsewhere and was pointed at.
+func (r *redaction) anchors(n *yaml.Node) {
+	for i, inner := range n.Content {
+		if r.pointedAt[inner] {
+			n.Content[i] = replaced(inner, redacted)
+		} else {
+			r.anchors(inner)
+		}
+	}
+}
+
+// replaced is text in the place of n, with the comments of n, and its anchor:
+// an alias that led there has to lead somewhere.
+func replaced(n *yaml.Node, text string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text, Anchor: n.Anchor, HeadComment: n.HeadComment, LineComment: n.LineComment, FootComment: n.FootComment}
+}
+
+// comments hides what was commented out.
+func (r *redaction) comments(n *yaml.Node) {
+	for _, c := range []*string{&n.HeadComment, &n.LineComment, &n.FootComment} {
+		if *c != "" {
+			*c = tellingComment.ReplaceAllString(*c, "${1}"+redacted)
+			if privatePEM.MatchString(*c) {
+				*c = "# " + redacted
+			}
+		}
+	}
+	for _, inner := range n.Content {
+		r.comments(inner)
+	}
+}

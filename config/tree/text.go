@@ -1,0 +1,123 @@
+package tree
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"unicode"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Text writes doc, a tree that Parse made of the text and whose nodes were
+// replaced, added and removed since. Nodes must not be shared, and a value that
+// changes must be a new node. The result reads back as doc, or there is an
+// error.
+func Text(text []byte, doc *yaml.Node) ([]byte, error) {
+	for _, style := range []func(*yaml.Node) *yaml.Node{asIs, plain} {
+		out, err := encode(style(doc), indent(text))
+		if err != nil {
+			return nil, err
+		}
+		if again, err := Parse(out); err == nil && Equal(doc, again) {
+			return out, nil
+		}
+	}
+	return nil, errors.New("write YAML: the result doesn't read back as what was to be written")
+}
+
+func encode(doc *yaml.Node, spaces int) (out []byte, err error) {
+	defer func() {
+		// The encoder panics where nodes and comments contradict each other.
+		if r := recover(); r != nil {
+			out, err = nil, fmt.Errorf("write YAML: %v", r)
+		}
+	}()
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(spaces)
+	if err := enc.Encode(doc); err != nil {
+		return nil, fmt.Errorf("write YAML: %w", err)
+	}
+	if err := enc.Close(); err != nil {
+		return nil, fmt.Errorf("write YAML: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+func asIs(n *yaml.Node) *yaml.Node { return n }
+
+// plain is a copy without comments and with quotes around whatever isn't one
+// simple line: the encoder writes some comments, and some blocks, so that they
+// read back as something else.
+func plain(n *yaml.Node) *yaml.Node {
+	c := *n
+	c.HeadComment, c.LineComment, c.FootComment = "", "", ""
+	if c.Style &= yaml.TaggedStyle; c.Kind == yaml.ScalarNode && c.ShortTag() == "!!str" {
+		c.Style |= Quoted(c.Value).Style
+	}
+	c.Content = make([]*yaml.Node, len(n.Content))
+	for i, inner := range n.Content {
+		c.Content[i] = plain(inner)
+	}
+	return &c
+}
+
+// Equal reports whether two trees say the same, whatever their style.
+func Equal(a, b *yaml.Node) bool {
+	if a.Kind != b.Kind || len(a.Content) != len(b.Content) || a.Anchor != b.Anchor {
+		return false
+	}
+	if a.Kind == yaml.ScalarNode && (a.Value != b.Value || a.ShortTag() != b.ShortTag()) || a.Kind == yaml.AliasNode && a.Value != b.Value {
+		return false
+	}
+	for i := range a.Content {
+		if !Equal(a.Content[i], b.Content[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// Quoted makes the node of a text. It is quoted by the encoder where it would
+// read as something else. Of text in several lines the encoder writes blocks
+// that don't read back when they hold odd blanks: those are quoted here.
+func Quoted(s string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
+	if strings.ContainsFunc(s, unicode.IsControl) || strings.ContainsFunc(s, unicode.IsSpace) {
+		if n.Style = yaml.DoubleQuotedStyle; blockText.MatchString(s) {
+			n.Style = yaml.LiteralStyle
+		} else if plainWords.MatchString(s) {
+			n.Style = 0
+		}
+	}
+	return n
+}
+
+var (
+	// blockText is lines of visible characters, with blanks before and between them only.
+	blockText = regexp.MustCompile(`^[!-~](([ -~\t]*[!-~])?\n+ *[!-~])*([ -~\t]*[!-~])?\n+$`)
+	// plainWords is one line.
+	plainWords = regexp.MustCompile(`^[!-~]+( [!-~]+)*$`)
+)
+
+const (
+	// usualIndent is what a text without any indentation gets, in spaces.
+	usualIndent = 2
+	// maxIndent is the widest that the encoder writes.
+	maxIndent = 9
+)
+
+// firstIndent is the first line that is deeper than the one before it.
+var firstIndent = regexp.MustCompile(`(?m)^[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*( +)[^\s#]`)
+
+// indent is how far a text indents, in spaces.
+func indent(text []byte) int {
+	m := firstIndent.FindSubmatch(text)
+	if m == nil {
+		return usualIndent
+	}
+	return min(max(len(m[1]), usualIndent), maxIndent)
+}

@@ -1,0 +1,168 @@
+// Package tree holds the text of a YAML document while its values change.
+// People write comments, blank lines and quotes of their own into a
+// configuration, and it must come back from a patch or an edit as they left it:
+// Text writes only those lines anew whose values changed.
+package tree
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// MaxSize is the largest document, in bytes. A real one has about 10 KiB, 100
+// KiB with inline manifests; the bound keeps hostile ones cheap.
+const MaxSize = 1 << 20
+
+// Error is why a text is no document. Line and Column count from 1; they are 0
+// where it is the whole that is wrong.
+type Error struct {
+	Line, Column int
+	What         string
+	// Refused says that the text wasn't even parsed: too large, empty, no text.
+	Refused bool
+}
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.What
+	}
+	return fmt.Sprintf("line %d: %s", e.Line, e.What)
+}
+
+func failed(line, column int, format string, args ...any) *Error {
+	return &Error{Line: line, Column: column, What: fmt.Sprintf(format, args...)}
+}
+
+func refused(line, column int, format string, args ...any) *Error {
+	err := failed(line, column, format, args...)
+	err.Refused = true
+	return err
+}
+
+// syntaxError is how yaml.v3 gives places.
+var syntaxError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
+
+// Parse makes the tree of nodes of a text that is one YAML document: a node of
+// kind DocumentNode with one inside. It costs less than a second whatever the
+// text is; aliases aren't followed. The error is of type *Error.
+func Parse(text []byte) (*yaml.Node, error) {
+	if err := refuse(text); err != nil {
+		return nil, err
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	var doc yaml.Node
+	if err := dec.Decode(&doc); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil, failed(0, 0, "is empty")
+		}
+		m := syntaxError.FindStringSubmatch(err.Error())
+		line, _ := strconv.Atoi(m[1])
+		what := m[2]
+		if strings.Contains(what, "cannot start any token") {
+			what += "; YAML is indented with spaces, not with tabs"
+		}
+		return nil, failed(max(line, 1), 1, "not valid YAML: %s", what)
+	}
+	var second yaml.Node
+	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
+		return nil, failed(max(second.Line, 1), max(second.Column, 1), "holds more than one YAML document; a configuration is one")
+	}
+	return &doc, nil
+}
+
+// refuse looks at what isn't worth parsing.
+func refuse(text []byte) *Error {
+	if len(text) > MaxSize {
+		return refused(0, 0, "has %d bytes, more than the %d that a configuration may have", len(text), MaxSize)
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		return refused(0, 0, "is empty")
+	}
+	if i := bytes.IndexByte(text, 0); i >= 0 {
+		return refused(bytes.Count(text[:i], []byte("\n"))+1, i-bytes.LastIndexByte(text[:i], '\n'), "holds a zero byte: this is not a text file")
+	}
+	return nil
+}
+
+// maxExpanded bounds what aliases may blow a document up to: nodes plus bytes
+// of text. A document without aliases can't reach it within MaxSize, even where
+// two bytes of it become three of UTF-8.
+const maxExpanded = 2 * MaxSize
+
+// Expand replaces every alias by a copy of what it stands for, so that each
+// place in the document can change alone. Documents without aliases stay as
+// they are.
+func Expand(doc *yaml.Node) error {
+	e := expansion{budget: maxExpanded, open: map[*yaml.Node]bool{}}
+	if !hasAlias(doc) {
+		return nil
+	}
+	if err := e.expand(doc); err != nil {
+		return err
+	}
+	dropAnchors(doc)
+	return nil
+}
+
+func hasAlias(n *yaml.Node) bool {
+	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
+}
+
+type expansion struct {
+	budget int
+	open   map[*yaml.Node]bool // what is being expanded
+}
+
+func (e *expansion) expand(n *yaml.Node) error {
+	if e.budget -= 1 + len(n.Value); e.budget < 0 {
+		return failed(n.Line, n.Column, "aliases expand the document to more than %d bytes", maxExpanded)
+	}
+	e.open[n] = true
+	defer delete(e.open, n)
+	for i, inner := range n.Content {
+		if inner.Kind == yaml.AliasNode {
+			if e.open[inner.Alias] {
+				return failed(inner.Line, inner.Column, "the alias *%s stands for what it is inside of", inner.Value)
+			}
+			target := inner.Alias
+			e.open[target] = true
+			copied := *target
+			copied.Content = slices.Clone(target.Content)
+			copied.Anchor, copied.Line, copied.Column = "", 0, 0
+			copied.HeadComment, copied.LineComment, copied.FootComment = inner.HeadComment, inner.LineComment, inner.FootComment
+			n.Content[i] = &copied
+			err := e.expand(&copied)
+			delete(e.open, target)
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if n.Line == 0 { // inside of a copy
+			copied := *inner
+			copied.Content = slices.Clone(inner.Content)
+			copied.Anchor, copied.Line, copied.Column = "", 0, 0
+			n.Content[i] = &copied
+			inner = &copied
+		}
+		if err := e.expand(inner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func dropAnchors(n *yaml.Node) {
+	n.Anchor = ""
+	for _, inner := range n.Content {
+		dropAnchors(inner)
+	}
+}

@@ -1,78 +1,16 @@
 package config
 
 import (
-	"crypto/rand"
-	"encoding/base64"
+	"cmp"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
 	"time"
-
-	"github.com/garboard-os/garboard/config/pki"
 )
-
-// Secrets are what the nodes of one cluster share and nobody else knows.
-type Secrets struct {
-	ClusterID      string
-	ClusterSecret  Secret
-	MachineToken   Secret
-	BootstrapToken Secret
-	MachineCA      CertKey
-	KubernetesCA   CertKey
-	AggregatorCA   CertKey
-	EtcdCA         CertKey
-	ServiceAccount KeyPEM
-}
-
-// NewSecrets makes fresh ones, valid from now.
-func NewSecrets(now time.Time) (*Secrets, error) {
-	s := &Secrets{
-		ClusterID:      newKey32(),
-		ClusterSecret:  Secret(newKey32()),
-		MachineToken:   newToken(),
-		BootstrapToken: newToken(),
-	}
-	for _, a := range []struct {
-		to  *CertKey
-		new func(time.Time) (pki.CA, error)
-	}{
-		{&s.MachineCA, pki.NewMachineCA},
-		{&s.KubernetesCA, pki.NewKubernetesCA},
-		{&s.AggregatorCA, pki.NewAggregatorCA},
-		{&s.EtcdCA, pki.NewEtcdCA},
-	} {
-		ca, err := a.new(now)
-		if err != nil {
-			return nil, fmt.Errorf("make secrets: %w", err)
-		}
-		*a.to = CertKey{Crt: ca.Cert, Key: ca.Key}
-	}
-	key, err := pki.NewServiceAccountKey()
-	if err != nil {
-		return nil, fmt.Errorf("make secrets: %w", err)
-	}
-	s.ServiceAccount = key
-	return s, nil
-}
-
-func newKey32() string {
-	key := make([]byte, keyBytes)
-	rand.Read(key) // never fails, see crypto/rand
-	return base64.StdEncoding.EncodeToString(key)
-}
-
-// newToken makes a bootstrap token: 22 characters of 36 kinds, 113 bits.
-func newToken() Secret {
-	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
-	const id, secret = 6, 16
-	var token []byte
-	for random := make([]byte, 1); len(token) < id+secret; {
-		rand.Read(random)
-		// Bytes beyond the last whole multiple would favour some letters.
-		if b := int(random[0]); b < 256/len(alphabet)*len(alphabet) {
-			token = append(token, alphabet[b%len(alphabet)])
-		}
-	}
-	return Secret(string(token[:id]) + "." + string(token[id:]))
-}
 
 // Options say what a generated configuration is for. Endpoint is required, the
 // rest may be zero.
@@ -88,6 +26,9 @@ type Options struct {
 	Mirrors map[string][]string
 	// CertSANs go into the certificates of the machine API and of the apiserver.
 	CertSANs []string
+	// KubernetesVersion is the version of the images, such as v1.36.3; default
+	// KubernetesVersion.
+	KubernetesVersion string
 	// AllowScheduling lets pods run on control planes.
 	AllowScheduling bool
 	// Secrets are those of an existing cluster; default fresh ones.
@@ -112,6 +53,10 @@ func Generate(o Options) (*Config, error) {
 		o.Secrets = secrets
 	}
 	keep(&o.Type, Init)
+	kubernetes, err := kubernetesImages(o.KubernetesVersion)
+	if err != nil {
+		return nil, fmt.Errorf("generate configuration: %w", err)
+	}
 	endpoint, err := ParseURL(o.Endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("generate configuration: endpoint %q: %w", o.Endpoint, err)
@@ -122,7 +67,7 @@ func Generate(o Options) (*Config, error) {
 	c.Machine.CertSANs = o.CertSANs
 	c.Machine.Network.Hostname = o.Hostname
 	c.Machine.Install.Disk = o.InstallDisk
-	c.Machine.Kubelet.Image = DefaultKubeletImage
+	c.Machine.Kubelet.Image = kubernetes(DefaultKubeletImage)
 	for host, endpoints := range o.Mirrors {
 		var m Mirror
 		for _, text := range endpoints {
@@ -140,7 +85,7 @@ func Generate(o Options) (*Config, error) {
 	c.Cluster.Name = o.ClusterName
 	c.Cluster.ControlPlane.Endpoint = endpoint
 	if o.Type.ControlPlane() {
-		generateControlPlane(c, o)
+		generateControlPlane(c, o, kubernetes)
 	}
 	o.Secrets.fill(c)
 	if err := c.loads(); err != nil {
@@ -149,29 +94,66 @@ func Generate(o Options) (*Config, error) {
 	return c, nil
 }
 
-func generateControlPlane(c *Config, o Options) {
+func generateControlPlane(c *Config, o Options, kubernetes func(string) string) {
 	c.Cluster.APIServer.CertSANs = o.CertSANs
 	c.Cluster.AllowSchedulingOnControlPlanes = o.AllowScheduling
 	c.Cluster.Etcd.Image = DefaultEtcdImage
-	c.Cluster.APIServer.Image = DefaultAPIServerImage
-	c.Cluster.ControllerManager.Image = DefaultControllerManagerImage
-	c.Cluster.Scheduler.Image = DefaultSchedulerImage
-	c.Cluster.Proxy.Image = DefaultProxyImage
+	c.Cluster.APIServer.Image = kubernetes(DefaultAPIServerImage)
+	c.Cluster.ControllerManager.Image = kubernetes(DefaultControllerManagerImage)
+	c.Cluster.Scheduler.Image = kubernetes(DefaultSchedulerImage)
+	c.Cluster.Proxy.Image = kubernetes(DefaultProxyImage)
 	c.Cluster.CoreDNS.Image = DefaultCoreDNSImage
 	c.Cluster.Network.CNI.Flannel.Image = DefaultFlannelImage
 }
 
-// fill gives a node what its part needs to know, and no more.
-func (s *Secrets) fill(c *Config) {
-	c.Machine.Token, c.Cluster.Token = s.MachineToken, s.BootstrapToken
-	c.Cluster.ID, c.Cluster.Secret = s.ClusterID, s.ClusterSecret
-	c.Machine.CA, c.Cluster.CA = s.MachineCA, s.KubernetesCA
-	if !c.Machine.Type.ControlPlane() {
-		c.Machine.CA.Key, c.Cluster.CA.Key = nil, nil
-		return
+// kubernetesVersion is the versions that a node can run (Q-16).
+var kubernetesVersion = regexp.MustCompile(`^v1\.(34|35|36)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
+
+// kubernetesImages puts a version into the default images of Kubernetes.
+func kubernetesImages(version string) (func(image string) string, error) {
+	version = cmp.Or(version, KubernetesVersion)
+	if !strings.HasPrefix(version, "v") {
+		version = "v" + version
 	}
-	c.Cluster.AggregatorCA, c.Cluster.Etcd.CA = s.AggregatorCA, s.EtcdCA
-	c.Cluster.ServiceAccount.Key = s.ServiceAccount
+	if !kubernetesVersion.MatchString(version) {
+		return nil, fmt.Errorf("Kubernetes %s isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
+	}
+	return func(image string) string { return strings.TrimSuffix(image, KubernetesVersion) + version }, nil
+}
+
+// ParseEndpoint reads what a person writes for the address of the Kubernetes API:
+// a host, host and port, or the whole URL. completed says that something was
+// added to it.
+func ParseEndpoint(text string) (endpoint URL, completed bool, err error) {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		scheme, rest = "https", text
+	}
+	host, port := strings.TrimSuffix(rest, "/"), ""
+	if addr, err := netip.ParseAddr(host); err == nil && addr.Is6() {
+		host = "[" + host + "]"
+	}
+	if i := strings.LastIndexByte(host, ':'); i > strings.LastIndexByte(host, ']') {
+		host, port = host[:i], host[i+1:]
+	}
+	switch n, err := strconv.Atoi(cmp.Or(port, strconv.Itoa(DefaultAPIServerPort))); {
+	case scheme != "https":
+		return URL{}, false, fmt.Errorf("endpoint %s: must be https, not %s", quote(text), quote(scheme))
+	case host == "" || strings.ContainsAny(host, "/?#@ "):
+		return URL{}, false, fmt.Errorf("endpoint %s: must be a host, host:port or https://host:port", quote(text))
+	case err != nil || n < 1 || n > maxPort:
+		return URL{}, false, fmt.Errorf("endpoint %s: %s is not a port", quote(text), quote(port))
+	default:
+		port = strconv.Itoa(n)
+	}
+	endpoint, err = ParseURL("https://" + net.JoinHostPort(strings.Trim(host, "[]"), port))
+	if err != nil {
+		return URL{}, false, fmt.Errorf("endpoint %s: %w", quote(text), err)
+	}
+	if endpoint.Hostname() == "" {
+		return URL{}, false, errors.New("endpoint: no host")
+	}
+	return endpoint, endpoint.String() != strings.TrimSuffix(text, "/"), nil
 }
 
 // loads reports what Load says to c as a document: the proof that a node will

@@ -13,6 +13,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
@@ -50,31 +51,36 @@ type Algorithm int
 const (
 	ECDSA   Algorithm = iota // P-256: what all of Kubernetes and etcd accept
 	Ed25519                  // for our own programs
+	RSA                      // for programs that know nothing else
+)
+
+// rsaBits is as strong as P-256 (NIST SP 800-57 part 1, table 2).
+const rsaBits = 3072
+
+// Names of the authorities. Kubernetes' certificates are told from etcd's by
+// them, wherever a certificate is shown.
+var (
+	MachineName    = pkix.Name{Organization: []string{"garboard"}}
+	KubernetesName = pkix.Name{CommonName: "kubernetes", Organization: []string{"kubernetes"}}
+	EtcdName       = pkix.Name{CommonName: "etcd", Organization: []string{"etcd"}}
+	AggregatorName = pkix.Name{CommonName: "front-proxy"}
 )
 
 // NewMachineCA makes the authority of the machine API.
-func NewMachineCA(now time.Time) (CA, error) {
-	return NewCA(Ed25519, pkix.Name{Organization: []string{"garboard"}}, now)
-}
+func NewMachineCA(now time.Time) (CA, error) { return NewCA(Ed25519, MachineName, now, CAValidity) }
 
 // NewKubernetesCA makes the cluster's authority.
-func NewKubernetesCA(now time.Time) (CA, error) {
-	return NewCA(ECDSA, pkix.Name{CommonName: "kubernetes", Organization: []string{"kubernetes"}}, now)
-}
+func NewKubernetesCA(now time.Time) (CA, error) { return NewCA(ECDSA, KubernetesName, now, CAValidity) }
 
 // NewEtcdCA makes etcd's authority.
-func NewEtcdCA(now time.Time) (CA, error) {
-	return NewCA(ECDSA, pkix.Name{CommonName: "etcd", Organization: []string{"etcd"}}, now)
-}
+func NewEtcdCA(now time.Time) (CA, error) { return NewCA(ECDSA, EtcdName, now, CAValidity) }
 
 // NewAggregatorCA makes the authority of the apiserver as a client of extension
 // API servers.
-func NewAggregatorCA(now time.Time) (CA, error) {
-	return NewCA(ECDSA, pkix.Name{CommonName: "front-proxy"}, now)
-}
+func NewAggregatorCA(now time.Time) (CA, error) { return NewCA(ECDSA, AggregatorName, now, CAValidity) }
 
-// NewCA makes a self-signed authority that lives for CAValidity.
-func NewCA(alg Algorithm, subject pkix.Name, now time.Time) (CA, error) {
+// NewCA makes a self-signed authority.
+func NewCA(alg Algorithm, subject pkix.Name, now time.Time, validity time.Duration) (CA, error) {
 	key, err := newKey(alg)
 	if err != nil {
 		return CA{}, fmt.Errorf("make authority %s: %w", subject, err)
@@ -87,7 +93,7 @@ func NewCA(alg Algorithm, subject pkix.Name, now time.Time) (CA, error) {
 		SerialNumber:          serial,
 		Subject:               subject,
 		NotBefore:             now.Add(-ClockSkew).UTC().Truncate(time.Second),
-		NotAfter:              now.Add(CAValidity).UTC().Truncate(time.Second),
+		NotAfter:              now.Add(validity).UTC().Truncate(time.Second),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
 		IsCA:                  true,
 		BasicConstraintsValid: true,
@@ -127,10 +133,13 @@ func (ca CA) Parse() (*x509.Certificate, crypto.Signer, error) {
 }
 
 // NewServiceAccountKey makes the key that signs service account tokens.
-func NewServiceAccountKey() ([]byte, error) {
-	key, err := newKey(ECDSA)
+func NewServiceAccountKey() ([]byte, error) { return NewKey(ECDSA) }
+
+// NewKey makes the PEM text of a private key.
+func NewKey(alg Algorithm) ([]byte, error) {
+	key, err := newKey(alg)
 	if err != nil {
-		return nil, fmt.Errorf("make service account key: %w", err)
+		return nil, fmt.Errorf("make private key: %w", err)
 	}
 	return EncodeKey(key)
 }
@@ -142,6 +151,8 @@ func newKey(alg Algorithm) (crypto.Signer, error) {
 	case Ed25519:
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		return key, err
+	case RSA:
+		return rsa.GenerateKey(rand.Reader, rsaBits)
 	}
 	return nil, errors.New("unknown key algorithm")
 }

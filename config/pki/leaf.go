@@ -104,19 +104,7 @@ func (leaf Leaf) template(parent *x509.Certificate) (*x509.Certificate, error) {
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
 	}
-	for _, name := range leaf.DNS {
-		if name != "" && !slices.Contains(t.DNSNames, name) {
-			t.DNSNames = append(t.DNSNames, name)
-		}
-	}
-	seen := map[netip.Addr]bool{}
-	for _, ip := range leaf.IPs {
-		ip = ip.Unmap().WithZone("") // a SAN has no zone
-		if ip.IsValid() && !seen[ip] {
-			seen[ip] = true
-			t.IPAddresses = append(t.IPAddresses, net.IP(ip.AsSlice()))
-		}
-	}
+	t.DNSNames, t.IPAddresses = leaf.names()
 	if leaf.Server {
 		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
 	}
@@ -124,6 +112,24 @@ func (leaf Leaf) template(parent *x509.Certificate) (*x509.Certificate, error) {
 		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
 	}
 	return t, nil
+}
+
+// names are those of the leaf, without repetitions.
+func (leaf Leaf) names() (dns []string, ips []net.IP) {
+	for _, name := range leaf.DNS {
+		if name != "" && !slices.Contains(dns, name) {
+			dns = append(dns, name)
+		}
+	}
+	seen := map[netip.Addr]bool{}
+	for _, ip := range leaf.IPs {
+		ip = ip.Unmap().WithZone("") // a SAN has no zone
+		if ip.IsValid() && !seen[ip] {
+			seen[ip] = true
+			ips = append(ips, net.IP(ip.AsSlice()))
+		}
+	}
+	return dns, ips
 }
 
 // window is when a leaf is valid. A clock that is behind its authority's start

@@ -74,6 +74,16 @@ func TestAuthorities(t *testing.T) {
 		})
 	}
 	t.Run("RSA accepted", func(t *testing.T) { handshake(t, rsaCA(t, 2048)) })
+	t.Run("RSA made", func(t *testing.T) {
+		ca, err := NewCA(RSA, EtcdName, now, day)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cert, _, err := ca.Parse(); err != nil || cert.PublicKeyAlgorithm != x509.RSA || cert.NotAfter != now.Add(day) {
+			t.Errorf("%v, %v", cert, err)
+		}
+		handshake(t, ca)
+	})
 }
 
 // handshake proves that a server's and a client's leaf satisfy crypto/tls, by

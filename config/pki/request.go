@@ -1,0 +1,63 @@
+package pki
+
+import (
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// NewRequest makes a certificate signing request (PKCS #10) for a key that is
+// there already: what leaf says of name, organisations, DNS names and addresses.
+// How it may be used, and for how long, is for the authority to say.
+func NewRequest(keyPEM []byte, leaf Leaf) ([]byte, error) {
+	key, err := ParseKey(keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("request certificate %q: %w", leaf.CN, err)
+	}
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: leaf.CN, Organization: leaf.Orgs}}
+	template.DNSNames, template.IPAddresses = leaf.names()
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		return nil, fmt.Errorf("request certificate %q: %w", leaf.CN, err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: requestType, Bytes: der}), nil
+}
+
+const requestType = "CERTIFICATE REQUEST"
+
+// ParseRequest reads the first request of PEM text, and checks that whoever made
+// it has the key.
+func ParseRequest(text []byte) (*x509.CertificateRequest, error) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != requestType && block.Type != "NEW "+requestType { // what older openssl writes
+			continue
+		}
+		request, err := x509.ParseCertificateRequest(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("parse certificate request: %w", err)
+		}
+		if err := request.CheckSignature(); err != nil {
+			return nil, fmt.Errorf("parse certificate request: %w", err)
+		}
+		return request, nil
+	}
+	return nil, errors.New("parse certificate request: no " + requestType + " block")
+}
+
+// RequestLeaf is what a request asks for. One with organisations is a client's,
+// which has its roles from them; one with only names is a server's, which is a
+// client of its peers, too.
+func RequestLeaf(request *x509.CertificateRequest) Leaf {
+	leaf := Leaf{CN: request.Subject.CommonName, Orgs: request.Subject.Organization, DNS: request.DNSNames, Client: true}
+	for _, ip := range request.IPAddresses {
+		if addr, ok := netip.AddrFromSlice(ip); ok {
+			leaf.IPs = append(leaf.IPs, addr)
+		}
+	}
+	leaf.Server = len(leaf.Orgs) == 0 && len(leaf.DNS)+len(leaf.IPs) > 0
+	return leaf
+}

@@ -1,0 +1,244 @@
+package config
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+// Secrets are what the nodes of one cluster share and nobody else knows.
+type Secrets struct {
+	ClusterID      string
+	ClusterSecret  Secret
+	MachineToken   Secret
+	BootstrapToken Secret
+	MachineCA      CertKey
+	KubernetesCA   CertKey
+	AggregatorCA   CertKey
+	EtcdCA         CertKey
+	ServiceAccount KeyPEM
+}
+
+// NewSecrets makes fresh ones, valid from now.
+func NewSecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.ECDSA, now) }
+
+// NewRSASecrets makes fresh ones for releases that know only RSA in Kubernetes
+// and etcd (S-155).
+func NewRSASecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.RSA, now) }
+
+func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
+	s := &Secrets{}
+	s.identify()
+	for _, a := range []struct {
+		to   *CertKey
+		alg  pki.Algorithm
+		name pkix.Name
+	}{
+		{&s.MachineCA, pki.Ed25519, pki.MachineName},
+		{&s.KubernetesCA, kubernetes, pki.KubernetesName},
+		{&s.AggregatorCA, kubernetes, pki.AggregatorName},
+		{&s.EtcdCA, kubernetes, pki.EtcdName},
+	} {
+		ca, err := pki.NewCA(a.alg, a.name, now, pki.CAValidity)
+		if err != nil {
+			return nil, fmt.Errorf("make secrets: %w", err)
+		}
+		*a.to = CertKey{Crt: ca.Cert, Key: ca.Key}
+	}
+	key, err := pki.NewKey(kubernetes)
+	if err != nil {
+		return nil, fmt.Errorf("make secrets: %w", err)
+	}
+	s.ServiceAccount = key
+	return s, nil
+}
+
+// identify makes all that is only random.
+func (s *Secrets) identify() {
+	s.ClusterID, s.ClusterSecret = newKey32(), Secret(newKey32())
+	s.MachineToken, s.BootstrapToken = newToken(), newToken()
+}
+
+func newKey32() string {
+	key := make([]byte, keyBytes)
+	rand.Read(key) // never fails, see crypto/rand
+	return base64.StdEncoding.EncodeToString(key)
+}
+
+// newToken makes a bootstrap token: 22 characters of 36 kinds, 113 bits.
+func newToken() Secret {
+	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
+	const id, secret = 6, 16
+	var token []byte
+	for random := make([]byte, 1); len(token) < id+secret; {
+		rand.Read(random)
+		// Bytes beyond the last whole multiple would favour some letters.
+		if b := int(random[0]); b < 256/len(alphabet)*len(alphabet) {
+			token = append(token, alphabet[b%len(alphabet)])
+		}
+	}
+	return Secret(string(token[:id]) + "." + string(token[id:]))
+}
+
+// fill gives a node what its part needs to know, and no more.
+func (s *Secrets) fill(c *Config) {
+	c.Machine.Token, c.Cluster.Token = s.MachineToken, s.BootstrapToken
+	c.Cluster.ID, c.Cluster.Secret = s.ClusterID, s.ClusterSecret
+	c.Machine.CA, c.Cluster.CA = s.MachineCA, s.KubernetesCA
+	if !c.Machine.Type.ControlPlane() {
+		c.Machine.CA.Key, c.Cluster.CA.Key = nil, nil
+		return
+	}
+	c.Cluster.AggregatorCA, c.Cluster.Etcd.CA = s.AggregatorCA, s.EtcdCA
+	c.Cluster.ServiceAccount.Key = s.ServiceAccount
+}
+
+// secretsHeader stands above the file.
+const secretsHeader = `# The secrets of one Garboard cluster, each in its place of the configuration.
+# Whoever has them has the cluster: keep them where you keep private keys.
+# 'gbctl gen config --with-secrets' makes configurations of further nodes from them.
+`
+
+// secretsFile is the file of secrets: a part of the configuration of a control
+// plane, so that such a configuration can be read in its place.
+type secretsFile struct {
+	Machine struct {
+		Token string   `yaml:"token"`
+		CA    textPair `yaml:"ca"`
+	} `yaml:"machine"`
+	Cluster struct {
+		ID             string   `yaml:"id,omitempty"`
+		Secret         string   `yaml:"secret,omitempty"`
+		Token          string   `yaml:"token"`
+		CA             textPair `yaml:"ca"`
+		AggregatorCA   textPair `yaml:"aggregatorCA"`
+		ServiceAccount struct {
+			Key string `yaml:"key"`
+		} `yaml:"serviceAccount"`
+		Etcd struct {
+			CA textPair `yaml:"ca"`
+		} `yaml:"etcd"`
+	} `yaml:"cluster"`
+}
+
+// textPair is a CertKey as it is written.
+type textPair struct {
+	Crt string `yaml:"crt"`
+	Key string `yaml:"key"`
+}
+
+// pairs are the authorities, with the paths of their fields.
+func (f *secretsFile) pairs(s *Secrets) []struct {
+	path string
+	text *textPair
+	pair *CertKey
+} {
+	return []struct {
+		path string
+		text *textPair
+		pair *CertKey
+	}{
+		{"machine.ca", &f.Machine.CA, &s.MachineCA},
+		{"cluster.ca", &f.Cluster.CA, &s.KubernetesCA},
+		{"cluster.aggregatorCA", &f.Cluster.AggregatorCA, &s.AggregatorCA},
+		{"cluster.etcd.ca", &f.Cluster.Etcd.CA, &s.EtcdCA},
+	}
+}
+
+// Encode is the text of a file of secrets.
+func (s *Secrets) Encode() ([]byte, error) {
+	f := &secretsFile{}
+	f.Machine.Token, f.Cluster.Token = string(s.MachineToken), string(s.BootstrapToken)
+	f.Cluster.ID, f.Cluster.Secret = s.ClusterID, string(s.ClusterSecret)
+	f.Cluster.ServiceAccount.Key = encodePEM(s.ServiceAccount)
+	for _, p := range f.pairs(s) {
+		p.text.Crt, p.text.Key = encodePEM(p.pair.Crt), encodePEM(p.pair.Key)
+	}
+	b := bytes.NewBufferString(secretsHeader)
+	enc := yaml.NewEncoder(b)
+	enc.SetIndent(2)
+	if err := enc.Encode(f); err != nil {
+		return nil, fmt.Errorf("encode secrets: %w", err)
+	}
+	return b.Bytes(), enc.Close()
+}
+
+// LoadSecrets reads a file of secrets, or the configuration of a control plane,
+// which holds them all. name is what problems call it; they are reported all at
+// once. The cluster's ID and secret may be missing, as they may in a configuration.
+func LoadSecrets(name string, data []byte) (*Secrets, error) {
+	f := &secretsFile{}
+	if err := yaml.Unmarshal(data, f); err != nil {
+		return nil, fmt.Errorf("read secrets %s: %w", name, err)
+	}
+	s := &Secrets{
+		ClusterID: f.Cluster.ID, ClusterSecret: Secret(f.Cluster.Secret),
+		MachineToken: Secret(f.Machine.Token), BootstrapToken: Secret(f.Cluster.Token),
+	}
+	var errs []error
+	for _, p := range f.problems(s) {
+		errs = append(errs, fmt.Errorf("%s: %w", name, p))
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return s, nil
+}
+
+// problems decodes the PEM of f into s and lists what is wrong, in the order of
+// the file.
+func (f *secretsFile) problems(s *Secrets) (errs []error) {
+	bad := func(path string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+	}
+	token := func(path string, token Secret) {
+		if !bootstrapToken.MatchString(string(token)) {
+			bad(path, errors.New("must be six characters, a dot and sixteen characters, all of a-z and 0-9"))
+		}
+	}
+	key32 := func(path, key string) {
+		if key != "" && !isKey32(key) {
+			bad(path, errors.New("must be base64 of 32 bytes"))
+		}
+	}
+	token("machine.token", s.MachineToken)
+	key32("cluster.id", s.ClusterID)
+	key32("cluster.secret", string(s.ClusterSecret))
+	token("cluster.token", s.BootstrapToken)
+	for _, p := range f.pairs(s) {
+		bad(p.path, p.pair.decode(p.text))
+	}
+	bad("cluster.serviceAccount.key", func() error {
+		if f.Cluster.ServiceAccount.Key == "" {
+			return errors.New("is missing")
+		}
+		if err := s.ServiceAccount.UnmarshalText([]byte(f.Cluster.ServiceAccount.Key)); err != nil {
+			return err
+		}
+		_, err := pki.ParseKey(s.ServiceAccount)
+		return err
+	}())
+	return errs
+}
+
+// decode reads an authority with its key.
+func (c *CertKey) decode(text *textPair) error {
+	if text.Crt == "" || text.Key == "" {
+		return errors.New("is missing, or a part of it: crt and key")
+	}
+	if err := errors.Join(c.Crt.UnmarshalText([]byte(text.Crt)), c.Key.UnmarshalText([]byte(text.Key))); err != nil {
+		return err
+	}
+	_, _, err := c.CA().Parse()
+	return err
+}

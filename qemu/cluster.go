@@ -59,6 +59,9 @@ type Options struct {
 	Isolated  bool
 	// Unplugged gives QEMU nodes a network that nobody else is on.
 	Unplugged bool
+	// Unconfigured keeps its configuration from a QEMU node, which then waits for one
+	// over the machine API.
+	Unconfigured bool
 	// Prepare may change what a new node begins with, before it starts: in dir,
 	// config.yaml, and disk.img (QEMU) or state and var (containers).
 	Prepare func(dir string) error
@@ -111,6 +114,12 @@ func (c *Cluster) Dir() string { return string(c.dir) }
 
 // Kubeconfig is the file for kubectl.
 func (c *Cluster) Kubeconfig() string { return c.dir.kubeconfig() }
+
+// ClientConfig is the file for gbctl.
+func (c *Cluster) ClientConfig() string { return c.dir.clientConfig() }
+
+// Configuration is the file with the configuration that a node began with.
+func (c *Cluster) Configuration(node string) string { return c.dir.config(node) }
 
 // Console is the file with a node's console.
 func (c *Cluster) Console(node string) string { return c.dir.console(node) }
@@ -258,7 +267,7 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	nodes, kubeconfig, err := configurations(plan, time.Now())
+	files, err := configurations(plan, time.Now())
 	if err != nil {
 		return Plan{}, err
 	}
@@ -266,20 +275,20 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	if err := os.RemoveAll(string(d)); err != nil {
 		return Plan{}, err
 	}
-	if err := writeCluster(ctx, d, &plan, o, nodes, kubeconfig); err != nil {
+	if err := writeCluster(ctx, d, &plan, o, files); err != nil {
 		return Plan{}, errors.Join(err, os.RemoveAll(string(d)))
 	}
 	return plan, nil
 }
 
-func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, nodes map[string][]byte, kubeconfig []byte) error {
+func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, files files) error {
 	if err := os.Mkdir(string(d), 0o700); err != nil {
 		return err
 	}
 	if err := d.keep(ctx, plan, o); err != nil {
 		return err
 	}
-	for name, data := range nodes {
+	for name, data := range files.nodes {
 		if err := os.Mkdir(d.node(name), 0o700); err != nil {
 			return err
 		}
@@ -293,28 +302,31 @@ func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, node
 			return fmt.Errorf("prepare %s: %w", name, err)
 		}
 	}
-	if err := replace(d.kubeconfig(), kubeconfig, 0o600); err != nil {
+	if err := replace(d.kubeconfig(), files.kubeconfig, 0o600); err != nil {
+		return err
+	}
+	if err := replace(d.clientConfig(), files.clientConfig, 0o600); err != nil {
 		return err
 	}
 	return writePlan(d, *plan)
 }
 
 func newPlan(o Options, choice Choice) (Plan, error) {
-	port, err := freePort(o.Name)
+	ports, err := freePorts(o.Name, 2)
 	if err != nil {
 		return Plan{}, err
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
 		Network: containerNetwork, Isolated: o.Isolated, Unplugged: o.Unplugged,
-		Self: o.self(), KubernetesPort: port,
+		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
 	address := gateway(p.Network).Next()
 	if p.Provisioner == QEMU {
 		p.Network, address = slirpNetwork, slirpGuest
 	}
 	p.Nodes = []Node{{
-		Name: o.Name + "-controlplane-1", Type: "init", Address: address,
+		Name: o.Name + "-controlplane-1", Type: "init", Address: address, APIPort: ports[1],
 		CPUs: or(o.CPUs, defaultCPUs), MemoryMiB: or(o.MemoryMiB, defaultMemoryMiB), DiskGiB: or(o.DiskGiB, defaultDiskGiB),
 	}}
 	return p, nil

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/api"
 	"golang.org/x/sys/unix"
 )
 
@@ -101,12 +102,11 @@ func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 
-	api, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", plan.KubernetesPort))
+	closeAll, err := plan.forwardAll(p, log)
 	if err != nil {
-		return fmt.Errorf("the port of the cluster's API is in use: %w; end the program that has it, or `make down` and `make up` for another port", err)
+		return err
 	}
-	defer api.Close()
-	go forward(api, log, p, plan.controlPlanes(), kubernetesPort)
+	defer closeAll()
 
 	h := &hostProcess{plan: plan, log: log, provisioner: p, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
@@ -134,6 +134,36 @@ func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err
 	h.stopAll(budget)
 	server.Close()
 	return nil
+}
+
+// forwardAll makes the APIs of the nodes reachable from this machine.
+func (p Plan) forwardAll(to reacher, log *slog.Logger) (closeAll func(), err error) {
+	var open []net.Listener
+	closeAll = func() {
+		for _, l := range open {
+			l.Close()
+		}
+	}
+	listen := func(local int, nodes []Node, port int) error {
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
+		if err != nil {
+			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or `make down` and `make up` for another port", err)
+		}
+		open = append(open, l)
+		go forward(l, log, to, nodes, port)
+		return nil
+	}
+	err = listen(p.KubernetesPort, p.controlPlanes(), kubernetesPort)
+	for _, n := range p.Nodes {
+		if err == nil {
+			err = listen(n.APIPort, []Node{n}, api.Port)
+		}
+	}
+	if err != nil {
+		closeAll()
+		return nil, err
+	}
+	return closeAll, nil
 }
 
 func (p Plan) controlPlanes() []Node {

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/qemu/keeper"
 	"github.com/garboard-os/garboard/qemu/qmp"
 	"github.com/garboard-os/garboard/qemu/registry"
@@ -37,8 +38,17 @@ type machines struct {
 	images net.Listener
 
 	mu        sync.Mutex // guards all below
-	forwarded map[string]int
+	forwarded map[nodePort]int
 }
+
+// nodePort is a port of a node.
+type nodePort struct {
+	node string
+	port int
+}
+
+// reachedPorts are those of a node that its host process can reach.
+var reachedPorts = []int{kubernetesPort, api.Port}
 
 func newMachines(p Plan, d clusterDir, log *slog.Logger) (*machines, error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -46,7 +56,7 @@ func newMachines(p Plan, d clusterDir, log *slog.Logger) (*machines, error) {
 		return nil, fmt.Errorf("registry: %w", err)
 	}
 	go serve(l, registry.New(p.Images), log)
-	return &machines{plan: p, dir: d, log: log, keeper: keeper.New(), images: l, forwarded: map[string]int{}}, nil
+	return &machines{plan: p, dir: d, log: log, keeper: keeper.New(), images: l, forwarded: map[nodePort]int{}}, nil
 }
 
 // machine is everything that QEMU's command line says about one node.
@@ -54,8 +64,8 @@ type machine struct {
 	plan     Plan
 	node     Node
 	dir      clusterDir
-	registry string // address on the loopback
-	apiPort  int    // on the loopback
+	registry string      // address on the loopback
+	ports    map[int]int // of the node → on the loopback
 }
 
 // monitorFD is the descriptor of QEMU's end of the monitor: the first after the
@@ -85,7 +95,9 @@ func (m machine) arguments() []string {
 		"-serial", "file:" + option(m.dir.chart(m.node.Name)),
 		"-kernel", m.plan.Boot.Kernel, "-initrd", m.plan.Boot.Initramfs,
 		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 garboard.chart=/dev/ttyS1 " + m.plan.Boot.Cmdline),
-		"-fw_cfg", "name=opt/dev.garboard/config,file=" + option(m.dir.config(m.node.Name)),
+	}
+	if !m.plan.Unconfigured {
+		args = append(args, "-fw_cfg", "name=opt/dev.garboard/config,file="+option(m.dir.config(m.node.Name)))
 	}
 	if m.node.DiskGiB >= 0 {
 		args = append(args,
@@ -119,8 +131,10 @@ func (m machine) network() string {
 	options := []string{
 		"user", "id=net", "net=" + slirpNetwork.String(), "dhcpstart=" + slirpGuest.String(),
 		"hostname=" + m.node.Name,
-		fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:%d", m.apiPort, kubernetesPort),
 		option(fmt.Sprintf("guestfwd=tcp:%s:%d-cmd:%s", slirpRegistry, registryPort, strings.Join(dial, " "))),
+	}
+	for _, port := range reachedPorts {
+		options = append(options, fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:%d", m.ports[port], port))
 	}
 	if m.plan.Isolated {
 		options = append(options, "restrict=on")
@@ -151,11 +165,14 @@ func (v *machines) Start(ctx context.Context, n Node) (Running, error) {
 			return nil, err
 		}
 	}
-	port, err := v.forwardedPort(n.Name)
-	if err != nil {
-		return nil, err
+	m := machine{plan: v.plan, node: n, dir: v.dir, registry: v.images.Addr().String(), ports: map[int]int{}}
+	for _, port := range reachedPorts {
+		local, err := v.forwardedPort(nodePort{n.Name, port})
+		if err != nil {
+			return nil, err
+		}
+		m.ports[port] = local
 	}
-	m := machine{plan: v.plan, node: n, dir: v.dir, registry: v.images.Addr().String(), apiPort: port}
 	r, err := launch(ctx, v.keeper, m.arguments())
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", n.Name, err)
@@ -195,12 +212,12 @@ func launch(ctx context.Context, k *keeper.Keeper, args []string) (*runningMachi
 	return r, nil
 }
 
-// forwardedPort is the loopback port that leads to a node's API, the same one
+// forwardedPort is the loopback port that leads to a port of a node, the same one
 // each time that the node is started by this process.
-func (v *machines) forwardedPort(node string) (int, error) {
+func (v *machines) forwardedPort(p nodePort) (int, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if port := v.forwarded[node]; port != 0 {
+	if port := v.forwarded[p]; port != 0 {
 		return port, nil
 	}
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -208,15 +225,15 @@ func (v *machines) forwardedPort(node string) (int, error) {
 		return 0, err
 	}
 	defer l.Close()
-	v.forwarded[node] = l.Addr().(*net.TCPAddr).Port
-	return v.forwarded[node], nil
+	v.forwarded[p] = l.Addr().(*net.TCPAddr).Port
+	return v.forwarded[p], nil
 }
 
 func (v *machines) Reach(ctx context.Context, n Node, port int) (net.Conn, error) {
 	v.mu.Lock()
-	forwarded := v.forwarded[n.Name]
+	forwarded := v.forwarded[nodePort{n.Name, port}]
 	v.mu.Unlock()
-	if port != kubernetesPort || forwarded == 0 {
+	if forwarded == 0 {
 		return nil, fmt.Errorf("reach %s: port %d isn't forwarded", n.Name, port)
 	}
 	return new(net.Dialer).DialContext(ctx, "tcp4", fmt.Sprintf("127.0.0.1:%d", forwarded))

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/config"
 	"github.com/google/go-cmp/cmp"
 )
@@ -33,7 +34,7 @@ func TestQEMUArguments(t *testing.T) {
 	for _, accelerator := range []string{"tcg", "kvm"} {
 		p := testPlan(QEMU)
 		p.Accelerator, p.Isolated = accelerator, accelerator == "kvm"
-		args := machine{plan: p, node: p.Nodes[0], dir: "/home/me/.garboard/clusters/a,b", registry: "127.0.0.1:5001", apiPort: 6001}.arguments()
+		args := machine{plan: p, node: p.Nodes[0], dir: "/home/me/.garboard/clusters/a,b", registry: "127.0.0.1:5001", ports: map[int]int{kubernetesPort: 6001, api.Port: 6002}}.arguments()
 		got := strings.Join(args, "\n") + "\n"
 		golden := filepath.Join("testdata", "arguments-"+accelerator)
 		if *update {
@@ -60,11 +61,11 @@ func TestNodeConfigurations(t *testing.T) {
 	} {
 		t.Run(tc.provisioner, func(t *testing.T) {
 			t.Parallel()
-			nodes, kubeconfig, err := configurations(testPlan(tc.provisioner), time.Now())
+			f, err := configurations(testPlan(tc.provisioner), time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, warnings, err := config.Load("config.yaml", nodes["test-controlplane-1"])
+			c, warnings, err := config.Load("config.yaml", f.nodes["test-controlplane-1"])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,8 +88,8 @@ func TestNodeConfigurations(t *testing.T) {
 			if address != tc.address {
 				t.Errorf("address %s, want %s", address, tc.address)
 			}
-			if !strings.Contains(string(kubeconfig), "https://127.0.0.1:20123") {
-				t.Errorf("kubeconfig:\n%s", kubeconfig)
+			if !strings.Contains(string(f.kubeconfig), "https://127.0.0.1:20123") {
+				t.Errorf("kubeconfig:\n%s", f.kubeconfig)
 			}
 		})
 	}

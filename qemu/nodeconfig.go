@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"gopkg.in/yaml.v3"
@@ -37,23 +39,53 @@ func (p Plan) registryAddress() netip.AddrPort {
 	return netip.AddrPortFrom(gateway(p.Network), registryPort)
 }
 
+// files are what a new cluster begins with.
+type files struct {
+	nodes        map[string][]byte // their machine configurations
+	kubeconfig   []byte
+	clientConfig []byte
+}
+
 // configurations makes the machine configuration of each node, from one set of
-// fresh secrets, and the administrator's kubeconfig.
-func configurations(p Plan, now time.Time) (nodes map[string][]byte, kubeconfig []byte, err error) {
+// fresh secrets, and what the administrator's programs need.
+func configurations(p Plan, now time.Time) (f files, err error) {
 	secrets, err := config.NewSecrets(now)
 	if err != nil {
-		return nil, nil, err
+		return f, err
 	}
-	nodes = map[string][]byte{}
+	f.nodes = map[string][]byte{}
 	for _, n := range p.Nodes {
-		data, err := nodeConfiguration(p, n, secrets, now)
-		if err != nil {
-			return nil, nil, fmt.Errorf("configuration of %s: %w", n.Name, err)
+		if f.nodes[n.Name], err = nodeConfiguration(p, n, secrets, now); err != nil {
+			return f, fmt.Errorf("configuration of %s: %w", n.Name, err)
 		}
-		nodes[n.Name] = data
 	}
-	kubeconfig, err = adminKubeconfig(p, secrets.KubernetesCA.CA(), now)
-	return nodes, kubeconfig, err
+	if f.kubeconfig, err = adminKubeconfig(p, secrets.KubernetesCA.CA(), now); err != nil {
+		return f, err
+	}
+	f.clientConfig, err = clientConfig(p, secrets.MachineCA.CA(), now)
+	return f, err
+}
+
+// clientConfig is for gbctl at this machine, which reaches each node through a
+// port of the loopback, by its name or its address.
+func clientConfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
+	cert, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{string(api.Admin)}, Client: true, Validity: adminValidity, Now: now})
+	if err != nil {
+		return nil, err
+	}
+	b64 := base64.StdEncoding.EncodeToString
+	context := &client.Context{CA: b64(ca.Cert), Crt: b64(cert), Key: b64(key), Via: map[string]string{}}
+	for _, n := range p.Nodes {
+		context.Nodes = append(context.Nodes, n.Address.String())
+		for _, name := range []string{n.Address.String(), n.Name} {
+			context.Via[name] = fmt.Sprintf("127.0.0.1:%d", n.APIPort)
+		}
+	}
+	for _, n := range p.controlPlanes() {
+		context.Endpoints = append(context.Endpoints, n.Address.String())
+	}
+	c := client.Config{Context: p.Name, Contexts: map[string]*client.Context{p.Name: context}}
+	return c.Encode()
 }
 
 func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) ([]byte, error) {

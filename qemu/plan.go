@@ -7,7 +7,8 @@
 //	host process of the cluster ──────────────────-┘
 //	     ├─ sandbox or QEMU, one per node (die with the host process)
 //	     ├─ registry: the images, to nodes only
-//	     └─ 127.0.0.1:PORT ─► the Kubernetes API of the nodes
+//	     ├─ 127.0.0.1:PORT ─► the Kubernetes API of the nodes
+//	     └─ 127.0.0.1:PORT ─► the machine API, one port for each node
 //
 // One process per cluster holds all that lives: kill it in any way, and the kernel
 // takes down every node, network and mount with it. What can remain is on disk,
@@ -35,9 +36,12 @@ type Plan struct {
 	// in any case.
 	Isolated bool `json:"isolated,omitempty"`
 	// Unplugged is a cable to nowhere, for nodes in QEMU.
-	Unplugged bool   `json:"unplugged,omitempty"`
-	Boot      Boot   `json:"boot"`
-	Images    string `json:"images"` // OCI layout
+	Unplugged bool `json:"unplugged,omitempty"`
+	// Unconfigured keeps their configurations from nodes in QEMU: they come up in
+	// maintenance mode.
+	Unconfigured bool   `json:"unconfigured,omitempty"`
+	Boot         Boot   `json:"boot"`
+	Images       string `json:"images"` // OCI layout
 	// Source identifies what Boot and Images were kept from.
 	Source string `json:"source"`
 	// KubernetesPort on 127.0.0.1 leads to the API of the control planes.
@@ -64,6 +68,7 @@ type Node struct {
 	Name      string     `json:"name"`
 	Type      string     `json:"type"` // machine.type of its configuration
 	Address   netip.Addr `json:"address"`
+	APIPort   int        `json:"apiPort"`   // on 127.0.0.1, leads to its machine API
 	CPUs      int        `json:"cpus"`      // QEMU
 	MemoryMiB int        `json:"memoryMiB"` // QEMU
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
@@ -111,6 +116,7 @@ func (d clusterDir) lock() string              { return d.file("lock") }
 func (d clusterDir) log() string               { return d.file("host.log") }
 func (d clusterDir) socket() string            { return d.file("control.sock") }
 func (d clusterDir) kubeconfig() string        { return d.file("kubeconfig") }
+func (d clusterDir) clientConfig() string      { return d.file("garboardconfig") }
 func (d clusterDir) node(n string) string      { return d.file(n) }
 func (d clusterDir) config(n string) string    { return filepath.Join(d.node(n), "config.yaml") }
 func (d clusterDir) console(n string) string   { return filepath.Join(d.node(n), "console.log") }

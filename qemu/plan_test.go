@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,26 +63,26 @@ func TestPlanIsKept(t *testing.T) {
 // A port that another cluster has planned, or that is in use, isn't given again.
 func TestPortsDontCollide(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
-	first, err := freePort("c")
+	first, err := freePorts("c", 2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	plan := testPlan(Container)
-	plan.KubernetesPort = first
+	plan.KubernetesPort, plan.Nodes[0].APIPort = first[0], first[1]
 	d, _ := dirOf(plan.Name)
 	if err := errors.Join(os.MkdirAll(string(d), 0o700), writePlan(d, plan)); err != nil {
 		t.Fatal(err)
 	}
-	second, err := freePort("c")
-	if err != nil || second == first {
+	second, err := freePorts("c", 1)
+	if err != nil || slices.Contains(first, second[0]) {
 		t.Fatalf("second port %d, first %d: %v", second, first, err)
 	}
-	l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", second))
+	l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", second[0]))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if third, err := freePort("c"); err != nil || third == first || third == second {
+	if third, err := freePorts("c", 1); err != nil || slices.Contains(append(first, second...), third[0]) {
 		t.Errorf("third port %d: %v", third, err)
 	}
 }

@@ -14,30 +14,38 @@ const (
 	lastPort  = 29999
 )
 
-// freePort finds a port of the loopback for a new cluster: one that's free, and in
+// freePorts finds ports of the loopback for a new cluster: such as are free, and in
 // no other cluster's plan. It starts looking at a place that depends on the name,
-// so that a cluster that is made again mostly keeps its port.
-func freePort(name string) (int, error) {
+// so that a cluster that is made again mostly keeps its ports.
+func freePorts(name string, want int) ([]int, error) {
 	clusters, err := List()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	planned := map[int]bool{}
 	for _, c := range clusters {
 		planned[c.KubernetesPort] = true
+		for _, n := range c.Nodes {
+			planned[n.APIPort] = true
+		}
 	}
 	h := fnv.New32a()
 	h.Write([]byte(name))
 	const count = lastPort - firstPort + 1
+	var free []int
 	for i := range count {
 		port := firstPort + (int(h.Sum32()%count)+i)%count
 		if planned[port] {
 			continue
 		}
 		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			return port, l.Close()
+		if err != nil {
+			continue
+		}
+		l.Close()
+		if free = append(free, port); len(free) == want {
+			return free, nil
 		}
 	}
-	return 0, fmt.Errorf("no free port between %d and %d on 127.0.0.1", firstPort, lastPort)
+	return nil, fmt.Errorf("no %d free ports between %d and %d on 127.0.0.1", want, firstPort, lastPort)
 }

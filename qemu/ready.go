@@ -45,7 +45,7 @@ type Milestone struct {
 // cluster's DNS runs. tell hears of each step as it is reached; waiting, on each
 // try, what isn't so yet. Both may be nil.
 func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting func(error)) error {
-	api, err := c.api()
+	api, err := c.kubeAPI()
 	if err != nil {
 		return err
 	}
@@ -92,14 +92,14 @@ func (c *Cluster) Chart(node string) string {
 	return c.dir.chart(node)
 }
 
-// api asks the Kubernetes API with the cluster's own kubeconfig.
-type api struct {
+// kubeAPI asks the Kubernetes API with the cluster's own kubeconfig.
+type kubeAPI struct {
 	server string
 	client *http.Client
 }
 
-// api reads the kubeconfig that create wrote.
-func (c *Cluster) api() (*api, error) {
+// kubeAPI reads the kubeconfig that create wrote.
+func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	data, err := os.ReadFile(c.Kubeconfig())
 	if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func (c *Cluster) api() (*api, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(decoded[0])
-	return &api{
+	return &kubeAPI{
 		server: k.Clusters[0].Cluster.Server,
 		client: &http.Client{
 			Timeout: answerBudget,
@@ -146,7 +146,7 @@ func (c *Cluster) api() (*api, error) {
 	}, nil
 }
 
-func (a *api) get(ctx context.Context, path string) ([]byte, error) {
+func (a *kubeAPI) get(ctx context.Context, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
 	if err != nil {
 		return nil, err
@@ -171,7 +171,7 @@ func firstLine(s string) string {
 	return line
 }
 
-func (a *api) answers(ctx context.Context) error {
+func (a *kubeAPI) answers(ctx context.Context) error {
 	_, err := a.get(ctx, "/readyz")
 	return err
 }
@@ -193,7 +193,7 @@ func holds(conditions []condition, want string) error {
 	return fmt.Errorf("not %s", want)
 }
 
-func (a *api) nodesReady(ctx context.Context, count int) error {
+func (a *kubeAPI) nodesReady(ctx context.Context, count int) error {
 	body, err := a.get(ctx, "/api/v1/nodes")
 	if err != nil {
 		return err
@@ -219,7 +219,7 @@ func (a *api) nodesReady(ctx context.Context, count int) error {
 	return errors.Join(unready...)
 }
 
-func (a *api) dnsReady(ctx context.Context) error {
+func (a *kubeAPI) dnsReady(ctx context.Context) error {
 	body, err := a.get(ctx, "/apis/apps/v1/namespaces/kube-system/deployments/coredns")
 	if err != nil {
 		return err

@@ -45,6 +45,16 @@ func (p *pid1) ask(r request) {
 	}
 }
 
+// power is what the node itself asks for: over its API, or because of a change of
+// its configuration.
+func (p *pid1) power(what boot.Power, why string) {
+	r := request{intent: powerOff, why: why}
+	if what == boot.Reboot {
+		r.intent = reboot
+	}
+	p.ask(r)
+}
+
 // The parts of shutdownBudget, which is a promise: whatever a service does, a
 // machine that is told to power off does so within 30 s. The rest is left for
 // the kernel itself.

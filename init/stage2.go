@@ -135,7 +135,9 @@ func (p *pid1) bootAndRun(ctx context.Context) (err error) {
 			return nil
 		}
 	}
-	n, err := p.newNode(services.Options{Mode: p.mode, Cmdline: p.cmdline, Processes: p.processes, Logs: p.logs})
+	n, err := p.newNode(services.Options{
+		Mode: p.mode, Cmdline: p.cmdline, Processes: p.processes, Logs: p.logs, Power: p.power,
+	})
 	if err != nil {
 		return fmt.Errorf("put the node together: %w", err)
 	}

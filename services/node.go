@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
+	"github.com/garboard-os/garboard/services/sysctl"
 	"github.com/garboard-os/garboard/services/udev"
 )
 
@@ -38,6 +40,8 @@ type Options struct {
 	Cmdline   boot.Cmdline
 	Processes *process.Table
 	Logs      *logs.Logs
+	// Power ends the machine. It returns at once.
+	Power func(p boot.Power, why string)
 }
 
 // Node is the services, the resources and the controllers of one machine.
@@ -53,7 +57,13 @@ type Node struct {
 // of the tables below, and a test finds it first.
 func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
-	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
+	n := &Node{Store: store, logs: o.Logs}
+	applier := machine.NewApplier(machine.ApplierOptions{
+		Store: store, Log: o.Logs.Logger(machine.ID),
+		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
+		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
+	})
+	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, StateReady: applier.StateReady})
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
 	since := dag.SinceBoot
@@ -62,13 +72,14 @@ func NewNode(o Options) (*Node, error) {
 		began := time.Now()
 		since = func() time.Duration { return time.Since(began) }
 	}
-	graph, err := dag.New(
+	var err error
+	n.graph, err = dag.New(
 		dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since},
 		// Depends on nothing.
 		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}),
 		// On udevd.
 		machine.Service(machine.Options{
-			Store: store, MountState: d.MountState,
+			Store: store, Applier: applier, MountState: d.MountState,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
 		}),
 		// On machined.
@@ -85,19 +96,18 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
-	controllers := append(
+	controllers := slices.Concat(
+		[]resource.Controller{sysctl.New(sysctl.Options{Mode: o.Mode})},
 		secrets.Controllers(secrets.Options{}),
-		controlplane.Controllers(controlplane.Options{Logs: o.Logs})...,
+		controlplane.Controllers(controlplane.Options{Logs: o.Logs}),
 	)
-	runtime, err := resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)
+	n.runtime, err = resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)
 	if err != nil {
 		return nil, fmt.Errorf("controllers: %w", err)
 	}
 	chartTo, _ := o.Cmdline.Get(paramChart)
-	return &Node{
-		Store: store, graph: graph, runtime: runtime, logs: o.Logs,
-		report: reporter{graph: graph, store: store, logs: o.Logs, chartTo: chartTo, since: since},
-	}, nil
+	n.report = reporter{graph: n.graph, store: store, logs: o.Logs, chartTo: chartTo, since: since}
+	return n, nil
 }
 
 // Run runs the node until ctx is cancelled and everything has stopped, services

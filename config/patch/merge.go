@@ -174,9 +174,13 @@ func isReplaceOnly(n *yaml.Node) bool {
 	return n.Kind == yaml.MappingNode && len(n.Content) == 2 && n.Content[0].Value == directive && n.Content[1].Value == doReplace
 }
 
-// like is an empty mapping or list as patch is one, with the comments of old.
+// like is an empty mapping or list as patch is one, with the comments and the
+// style of old.
 func like(old, patch *yaml.Node) *yaml.Node {
 	n := *patch
 	n.Content = nil
+	if old != nil && old.Kind == n.Kind {
+		n.Style = old.Style
+	}
 	return inPlaceOf(old, &n)
 }

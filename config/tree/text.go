@@ -16,16 +16,45 @@ import (
 // changes must be a new node. The result reads back as doc, or there is an
 // error.
 func Text(text []byte, doc *yaml.Node) ([]byte, error) {
+	if out, ok := splice(text, doc); ok && reads(out, doc) {
+		return out, nil
+	}
 	for _, style := range []func(*yaml.Node) *yaml.Node{asIs, plain} {
 		out, err := encode(style(doc), indent(text))
 		if err != nil {
 			return nil, err
 		}
-		if again, err := Parse(out); err == nil && Equal(doc, again) {
+		if reads(out, doc) {
 			return out, nil
 		}
 	}
 	return nil, errors.New("write YAML: the result doesn't read back as what was to be written")
+}
+
+// reads reports whether a text reads back as doc, with no comment that doc
+// doesn't have: one may have been changed for what it tells.
+func reads(text []byte, doc *yaml.Node) bool {
+	again, err := Parse(text)
+	if err != nil || !Equal(doc, again) {
+		return false
+	}
+	comments := map[string]bool{}
+	eachComment(doc, func(line string) { comments[line] = true })
+	same := true
+	eachComment(again, func(line string) { same = same && comments[line] })
+	return same
+}
+
+// eachComment calls f with the lines of all comments.
+func eachComment(n *yaml.Node, f func(string)) {
+	for _, comment := range []string{n.HeadComment, n.LineComment, n.FootComment} {
+		for line := range strings.Lines(comment) {
+			f(strings.TrimSpace(line))
+		}
+	}
+	for _, inner := range n.Content {
+		eachComment(inner, f)
+	}
 }
 
 func encode(doc *yaml.Node, spaces int) (out []byte, err error) {

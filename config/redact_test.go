@@ -1,0 +1,116 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestRedact(t *testing.T) {
+	text, err := Redact([]byte(full(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := testSecrets()
+	for i, secret := range []string{
+		string(s.MachineToken), string(s.BootstrapToken), string(s.ClusterSecret), encodePEM(s.MachineCA.Key), encodePEM(s.KubernetesCA.Key), encodePEM(s.ServiceAccount),
+		"supersecret", "yAnz5TF+lXXJte14tji3zlMNq", "bWU6c2VjcmV0", "identityToken: abc", "passphrase: other",
+	} {
+		if strings.Contains(string(text), secret) {
+			t.Errorf("secret %d is still there", i)
+		}
+	}
+	for _, open := range []string{encodePEM(s.KubernetesCA.Crt), "http_proxy: http://proxy:3128", "publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=", "username: me", "hostname: one"} {
+		if !strings.Contains(string(text), open) {
+			t.Errorf("%.60s is gone", open)
+		}
+	}
+}
+
+func TestRedactKeepsTheText(t *testing.T) {
+	got, err := Redact([]byte(`# the node of the kitchen
+version: v1alpha1 # first
+
+machine:
+    type: worker
+    token: abcdef.0123456789abcdef # from the safe
+    # token: abcdef.0123456789abcdef
+    ca: {crt: "QUFB", key: QUFB}
+    files:
+    - path: /etc/motd
+      content: |
+        hello
+    - path: /etc/key
+      permissions: 0600
+      content: |
+        hunter2
+    - path: /etc/pem
+      content: "-----BEGIN EC PRIVATE KEY-----\nhunter2\n"
+    env:
+        https_proxy: "http://me:hunter2@proxy:3128"
+        TOKEN: hunter2
+    registries:
+        mirrors:
+            '*': {endpoints: ['http://me:hunter2@mirror:5000']}
+    typo:
+        password: hunter2
+        name: seen
+cluster:
+    token: &t abcdef.0123456789abcdef
+    secret: *t
+    inlineManifests:
+    - name: a
+      contents: "kind: Secret\ndata: {x: hunter2}\n"
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, `# the node of the kitchen
+version: v1alpha1 # first
+
+machine:
+    type: worker
+    token: (secret) # from the safe
+    # token: (secret)
+    ca: {crt: "QUFB", key: (secret)}
+    files:
+    - path: /etc/motd
+      content: |
+        hello
+    - path: /etc/key
+      permissions: 0600
+      content: (secret)
+    - path: /etc/pem
+      content: (secret)
+    env:
+        https_proxy: http://me:xxxxx@proxy:3128
+        TOKEN: (secret)
+    registries:
+        mirrors:
+            '*': {endpoints: ['http://me:xxxxx@mirror:5000']}
+    typo:
+        password: (secret)
+        name: seen
+cluster:
+    token: &t (secret)
+    secret: (secret)
+    inlineManifests:
+    - name: a
+      contents: (secret)
+`, string(got))
+}
+
+func TestRedactFollowsAliases(t *testing.T) {
+	got, err := Redact([]byte("note: &a hunter2\nmachine:\n  token: *a\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "note: &a (secret)\nmachine:\n  token: (secret)\n", string(got))
+}
+
+func TestRedactWhatIsNoDocument(t *testing.T) {
+	for _, doc := range []string{"", "a: [", "a: 1\n---\nb: 2\n"} {
+		if text, err := Redact([]byte(doc)); err == nil {
+			t.Errorf("%q became %q", doc, text)
+		}
+	}
+}

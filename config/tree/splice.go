@@ -1,0 +1,221 @@
+package tree
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// splicer writes a changed tree by lines: those of what stayed are copied from
+// the text, those of what changed are encoded. It works on block style, where
+// every key and every dash stands on a line of its own; a node of which that
+// isn't true is encoded as a whole.
+//
+//	from ┌ # lead: blank lines and comments, no deeper than the key
+//	     │ key:
+//	     │   … region of the value …
+//	     │ next: …
+//	 end └ # tail: what is left of the region, less deep than the keys
+type splicer struct {
+	lines  [][]byte
+	spaces int // of one step of indentation
+	out    bytes.Buffer
+}
+
+// splice is the text of doc, or false where that takes encoding all of it.
+func splice(text []byte, doc *yaml.Node) ([]byte, bool) {
+	was, err := Parse(text)
+	if err != nil || !alike(doc, was) {
+		return nil, false
+	}
+	if text[len(text)-1] != '\n' {
+		text = append(bytes.Clone(text), '\n')
+	}
+	s := splicer{lines: bytes.SplitAfter(text, []byte("\n")), spaces: indent(text)}
+	s.lines = s.lines[:len(s.lines)-1] // what follows the last line's end
+	ok := s.node(doc.Content[0], was.Content[0], 0, len(s.lines))
+	return s.out.Bytes(), ok
+}
+
+// alike compares two nodes, but not what is in them.
+func alike(n, was *yaml.Node) bool {
+	return n.Kind == was.Kind && n.Line == was.Line && n.Column == was.Column && n.Style == was.Style && n.Tag == was.Tag && n.Value == was.Value && n.Anchor == was.Anchor &&
+		n.HeadComment == was.HeadComment && n.LineComment == was.LineComment && n.FootComment == was.FootComment
+}
+
+// untouched compares two nodes with all that is in them.
+func untouched(n, was *yaml.Node) bool {
+	return alike(n, was) && slices.EqualFunc(n.Content, was.Content, untouched)
+}
+
+// node writes a mapping or list in block style whose region of lines is given,
+// or reports that it can't. It may have written something then.
+func (s *splicer) node(n, was *yaml.Node, from, end int) bool {
+	if !alike(n, was) || len(n.Content) == 0 || len(was.Content) == 0 || n.Style&yaml.FlowStyle != 0 {
+		return false
+	}
+	width := 1
+	if n.Kind == yaml.MappingNode {
+		width = 2
+	}
+	col := was.Column - 1
+	parts, ok := s.parts(was, width, col, from, end)
+	if !ok {
+		return false
+	}
+	tail := end
+	for tail > parts[len(parts)-1].start+1 && s.isOutside(tail-1, col-1) {
+		tail--
+	}
+	parts[len(parts)-1].end = tail
+	byPlace := make(map[place]int, len(parts))
+	for i, p := range parts {
+		byPlace[placeOf(p.was[0])] = i
+	}
+	for j := 0; j < len(n.Content); j += width {
+		now := n.Content[j : j+width]
+		i, known := byPlace[placeOf(now[0])]
+		// The first part may share its line with the dash of a list around it.
+		if !known || now[0].Line == 0 {
+			if j == 0 && parts[0].inline || !s.render(now, col) {
+				return false
+			}
+		} else if (j == 0) != (i == 0) && parts[0].inline || !s.part(now, parts[i], col) {
+			return false
+		}
+	}
+	for _, line := range s.lines[tail:end] {
+		s.out.Write(line)
+	}
+	return true
+}
+
+type place struct {
+	line, column int
+	kind         yaml.Kind
+}
+
+func placeOf(n *yaml.Node) place { return place{n.Line, n.Column, n.Kind} }
+
+// part is a key with its value, or an entry of a list, and where its lines are:
+// lead and start are the first, without and with its comments, end is behind
+// the last.
+type part struct {
+	was              []*yaml.Node
+	lead, start, end int
+	inline           bool // it doesn't begin its line
+}
+
+// parts finds the lines of the parts of a collection.
+func (s *splicer) parts(was *yaml.Node, width, col, from, end int) ([]part, bool) {
+	parts := make([]part, 0, len(was.Content)/width)
+	for i := 0; i < len(was.Content); i += width {
+		p := part{was: was.Content[i : i+width], start: was.Content[i].Line - 1, end: end, lead: from}
+		if p.start < from || p.start >= end || len(s.lines[p.start]) <= col {
+			return nil, false
+		}
+		line := s.lines[p.start]
+		if width == 2 && was.Content[i].Column-1 != col || width == 1 && line[col] != '-' {
+			return nil, false
+		}
+		prefix := string(line[:col])
+		p.inline = strings.Trim(prefix, " ") != ""
+		if p.inline && (i > 0 || strings.Trim(prefix, " -") != "") {
+			return nil, false
+		}
+		if i > 0 {
+			before := &parts[len(parts)-1]
+			if p.start <= before.start {
+				return nil, false
+			}
+			for p.lead = p.start; p.lead-1 > before.start && s.isOutside(p.lead-1, col); p.lead-- {
+			}
+			before.end = p.lead
+		}
+		parts = append(parts, p)
+	}
+	return parts, true
+}
+
+// isOutside reports whether a line is blank, or a comment that isn't deeper than
+// a column: one that can't be inside of what stands there.
+func (s *splicer) isOutside(line, col int) bool {
+	text := bytes.TrimLeft(s.lines[line], " ")
+	depth := len(s.lines[line]) - len(text)
+	text = bytes.TrimSpace(text)
+	return len(text) == 0 || text[0] == '#' && depth <= col
+}
+
+// part writes one that was there before.
+func (s *splicer) part(now []*yaml.Node, p part, col int) bool {
+	if slices.EqualFunc(now, p.was, untouched) {
+		s.copy(p.lead, p.end)
+		return true
+	}
+	before := s.out.Len()
+	value, was := now[len(now)-1], p.was[len(p.was)-1]
+	if len(now) == 1 { // an entry begins on the line of its dash
+		s.copy(p.lead, p.start)
+		if s.node(value, was, p.start, p.end) {
+			return true
+		}
+	} else if alike(now[0], p.was[0]) && was.Line-1 > p.start {
+		s.copy(p.lead, p.start+1)
+		if s.node(value, was, p.start+1, p.end) {
+			return true
+		}
+	}
+	s.out.Truncate(before)
+	head := now[0]
+	if head.FootComment != p.was[0].FootComment {
+		return false
+	}
+	comments := *head
+	comments.FootComment = ""
+	if head.HeadComment == p.was[0].HeadComment {
+		comments.HeadComment = ""
+		s.copy(p.lead, p.start)
+	} else if p.inline {
+		return false
+	} else {
+		for i := p.lead; i < p.start; i++ {
+			if len(bytes.TrimSpace(s.lines[i])) == 0 {
+				s.copy(i, i+1)
+			}
+		}
+	}
+	mark := s.out.Len()
+	if !s.render(append([]*yaml.Node{&comments}, now[1:]...), col) {
+		return false
+	}
+	copy(s.out.Bytes()[mark:], s.lines[p.start][:col]) // the dash of a list around it
+	return true
+}
+
+func (s *splicer) copy(from, end int) {
+	for _, line := range s.lines[from:end] {
+		s.out.Write(line)
+	}
+}
+
+// render encodes a key with its value, or an entry of a list, at a column.
+func (s *splicer) render(now []*yaml.Node, col int) bool {
+	kind := yaml.SequenceNode
+	if len(now) == 2 {
+		kind = yaml.MappingNode
+	}
+	text, err := encode(&yaml.Node{Kind: kind, Content: now}, s.spaces)
+	if err != nil {
+		return false
+	}
+	margin := bytes.Repeat([]byte(" "), col)
+	for line := range bytes.Lines(text) {
+		if len(bytes.TrimSpace(line)) > 0 {
+			s.out.Write(margin)
+		}
+		s.out.Write(line)
+	}
+	return true
+}

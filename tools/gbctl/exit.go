@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+)
+
+// Exit codes. Scripts decide on them: a number never changes its meaning.
+const (
+	codeOK          = 0
+	codeFailed      = 1
+	codeUsage       = 2
+	codeSome        = 3
+	codeUnreachable = 4
+	codeDenied      = 5
+	codeRefused     = 6
+	codeUnhealthy   = 7
+	codeInterrupted = 130 // 128 + SIGINT, as shells count
+)
+
+const exitCodes = `Exit codes of gbctl:
+
+  0    done
+  1    failed, for a reason that isn't listed here
+  2    the command was typed wrongly: nothing was done
+  3    several nodes were asked: some failed, the others did what was asked
+  4    no node could be reached
+  5    not allowed: no certificate, an expired or a foreign one, or one whose
+       role isn't enough
+  6    refused by a check: the configuration is invalid, or the change isn't
+       possible in the mode that was asked for
+  7    the node answered, and isn't well (health, doctor)
+  130  interrupted with Ctrl-C
+
+Where all nodes failed in the same way, the code says in which.`
+
+// exitCodesTopic is only there for 'gbctl help exit-codes'.
+func exitCodesTopic() *cobra.Command {
+	return &cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodes}
+}
+
+// exitError is an error with the exit code that it ends the program with.
+type exitError struct {
+	code int
+	err  error // nil: all has been said
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit code %d", e.code)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usagef is for what only the command itself can see to be typed wrongly.
+func usagef(format string, args ...any) error {
+	return &exitError{codeUsage, fmt.Errorf(format, args...)}
+}
+
+// nodeError is what went wrong with one node.
+type nodeError struct {
+	node string
+	err  error
+}
+
+// nodeErrors are the nodes, of total, that failed.
+type nodeErrors struct {
+	failed []nodeError
+	total  int
+}
+
+func (e *nodeErrors) Error() string {
+	lines := make([]string, len(e.failed))
+	for i, f := range e.failed {
+		lines[i] = f.node + ": " + f.err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// byConnectCode is what the codes of answers mean for us.
+var byConnectCode = map[connect.Code]int{
+	connect.CodeUnavailable:        codeUnreachable,
+	connect.CodeDeadlineExceeded:   codeUnreachable,
+	connect.CodeUnauthenticated:    codeDenied,
+	connect.CodePermissionDenied:   codeDenied,
+	connect.CodeInvalidArgument:    codeRefused,
+	connect.CodeFailedPrecondition: codeRefused,
+}
+
+func exitCode(err error) int {
+	if err == nil {
+		return codeOK
+	}
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
+	var nodes *nodeErrors
+	if errors.As(err, &nodes) {
+		return nodes.code()
+	}
+	var answer *connect.Error
+	if errors.As(err, &answer) {
+		if code, ok := byConnectCode[answer.Code()]; ok {
+			return code
+		}
+	}
+	return codeFailed
+}
+
+func (e *nodeErrors) code() int {
+	if len(e.failed) < e.total {
+		return codeSome
+	}
+	code := exitCode(e.failed[0].err)
+	for _, f := range e.failed[1:] {
+		if exitCode(f.err) != code {
+			return codeFailed
+		}
+	}
+	return code
+}
+
+// finish tells what went wrong and makes the exit code of it.
+func (a *app) finish(ctx context.Context, err error) int {
+	if err == nil {
+		return codeOK
+	}
+	if ctx.Err() != nil {
+		// Nobody needs to be told that they have pressed Ctrl-C, but what was left
+		// behind for them is worth a line.
+		var kept *keptError
+		if errors.As(err, &kept) {
+			fmt.Fprintln(a.err, kept.note())
+		}
+		return codeInterrupted
+	}
+	var exit *exitError
+	var nodes *nodeErrors
+	switch {
+	case errors.As(err, &exit) && exit.err == nil:
+	case errors.As(err, &nodes):
+		for _, f := range nodes.failed {
+			for line := range strings.Lines(f.err.Error()) {
+				fmt.Fprintf(a.err, "%s: %s\n", f.node, strings.TrimSuffix(line, "\n"))
+			}
+		}
+	default:
+		fmt.Fprintln(a.err, "error:", err)
+	}
+	return exitCode(err)
+}

@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/patch"
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+const configLong = `config makes the files of a cluster:
+
+  init.yaml          for one control plane: the one that forms the cluster
+  controlplane.yaml  for all further control planes
+  worker.yaml        for workers
+  garboardconfig     the client configuration, with an administrator's certificate
+                     that is valid for a year
+
+NAME is the cluster's. ENDPOINT is where the Kubernetes API is reached, by everyone
+and for as long as the cluster lives: https://HOST:PORT, and HOST alone stands for
+https://HOST:6443. A DNS name that can lead to more than one control plane is best;
+it is in the certificates of all of them.
+
+The secrets of a cluster are fresh, unless --with-secrets names a file that
+'gbctl gen secrets' has made, or the controlplane.yaml of a cluster that exists.
+
+A patch is a piece of configuration to merge (strategic merge) or a list of
+operations (JSON patch, RFC 6902), in JSON or YAML, or @FILE. What comes out is
+checked as a node would check it.
+
+--compat=self-hosted makes files for releases whose control plane runs inside of
+Kubernetes: cluster.aggregatorCA and cluster.serviceAccount, which these refuse,
+are left out, Kubernetes' and etcd's authorities are RSA, which is all that these
+know, and the worker's file is join.yaml, with the type that they call it by.`
+
+const configExample = `  gbctl gen config home https://home.example.org:6443 --install-disk /dev/sda
+  gbctl gen config lab 10.5.0.2 --output-dir lab --registry-mirror '*=http://10.5.0.1:5000'
+  gbctl gen config home https://home.example.org:6443 --with-secrets secrets.yaml \
+      --config-patch '{machine: {time: {servers: [ntp.example.org]}}}' \
+      --config-patch-worker @worker-patch.yaml`
+
+// compatSelfHosted is the one older format that is still made (S-042).
+const compatSelfHosted = "self-hosted"
+
+// configFlags are what gen config is told.
+type configFlags struct {
+	options     config.Options
+	withSecrets string
+	dir         string
+	mirrors     []string
+	compat      string
+
+	patches, controlPlanePatches, workerPatches []string
+}
+
+// S-041, S-042
+func (g *generator) configCommand() *cobra.Command {
+	var o configFlags
+	cmd := &cobra.Command{
+		Use:     "config NAME ENDPOINT",
+		Short:   "Make the configurations of a cluster, and garboardconfig",
+		Long:    configLong,
+		Example: configExample,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.config(cmd.OutOrStdout(), args[0], args[1], &o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.withSecrets, "with-secrets", "", "file with the secrets of the cluster (default: fresh ones)")
+	f.StringVar(&o.dir, "output-dir", ".", "folder for the files")
+	f.StringVar(&o.options.InstallDisk, "install-disk", "", "disk to install to, such as /dev/sda")
+	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: ask URL instead of the registry HOST; '*' is any; repeatable")
+	f.StringSliceVar(&o.options.CertSANs, "additional-sans", nil, "further names and addresses of the control planes, for their certificates")
+	f.StringVar(&o.options.KubernetesVersion, "kubernetes-version", config.KubernetesVersion, "version of Kubernetes")
+	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
+	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
+	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
+	f.StringVar(&o.compat, "compat", "", "self-hosted: the format of releases with a self-hosted control plane")
+	return cmd
+}
+
+func (g *generator) config(out io.Writer, name, endpointText string, o *configFlags) error {
+	endpoint, completed, err := config.ParseEndpoint(endpointText)
+	if err != nil {
+		return &exitError{codeUsage, err}
+	}
+	if o.compat != "" && o.compat != compatSelfHosted {
+		return usagef("--compat=%s: the only other format is %s", o.compat, compatSelfHosted)
+	}
+	if o.options.Mirrors, err = parseMirrors(o.mirrors); err != nil {
+		return err
+	}
+	o.options.ClusterName, o.options.Endpoint, o.options.Now = name, endpoint.String(), g.now()
+	if o.options.Secrets, err = g.clusterSecrets(o); err != nil {
+		return err
+	}
+	outputs, about, err := o.documents()
+	if err != nil {
+		return err
+	}
+	access, until, err := adminConfig(name, endpoint.Hostname(), o.options.Secrets.MachineCA.CA(), g.now())
+	if err != nil {
+		return err
+	}
+	outputs = append(outputs, output{path: filepath.Join(o.dir, "garboardconfig"), data: access, mode: secretMode})
+	about = append(about, "your access to it, until "+until.Format(time.DateOnly))
+	if err := g.write(outputs...); err != nil {
+		return err
+	}
+	if completed {
+		fmt.Fprintf(out, "endpoint is %s\n", endpoint)
+	}
+	fmt.Fprintln(out, "wrote")
+	t := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	for i, o := range outputs {
+		fmt.Fprintf(t, "  %s\t%s\n", o.path, about[i])
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, nextSteps, filepath.Join(o.dir, "init.yaml"), filepath.Join(o.dir, "garboardconfig"))
+	return nil
+}
+
+const nextSteps = `They hold the cluster's secrets: keep them as you keep private keys.
+next: boot a machine and give it its configuration, then talk to it
+  gbctl apply-config --insecure -n ADDRESS -f %s
+  export GARBOARDCONFIG=%s
+  gbctl -n ADDRESS health
+`
+
+// clusterSecrets are those of --with-secrets, or fresh ones.
+func (g *generator) clusterSecrets(o *configFlags) (*config.Secrets, error) {
+	switch {
+	case o.withSecrets == "" && o.compat == "":
+		return config.NewSecrets(g.now())
+	case o.withSecrets == "":
+		return config.NewRSASecrets(g.now())
+	}
+	data, err := readInput(o.withSecrets)
+	if err != nil {
+		return nil, err
+	}
+	s, err := config.LoadSecrets(o.withSecrets, data)
+	if err != nil {
+		return nil, &exitError{codeRefused, err}
+	}
+	if o.compat == "" {
+		return s, nil
+	}
+	for name, pair := range map[string]config.CertKey{"cluster.ca": s.KubernetesCA, "cluster.etcd.ca": s.EtcdCA} {
+		if cert, err := pki.ParseCert(pair.Crt); err == nil && cert.PublicKeyAlgorithm != x509.RSA {
+			return nil, &exitError{codeRefused, fmt.Errorf("%s: %s is %s; --compat=%s needs RSA", o.withSecrets, name, cert.PublicKeyAlgorithm, compatSelfHosted)}
+		}
+	}
+	return s, nil
+}
+
+// documents are the nodes' configurations, and what each is for.
+func (o *configFlags) documents() (outputs []output, about []string, err error) {
+	worker := "worker.yaml"
+	if o.compat == compatSelfHosted {
+		worker = "join.yaml"
+	}
+	for _, d := range []struct {
+		file, about string
+		typ         config.MachineType
+	}{
+		{"init.yaml", "for the first control plane: it forms the cluster", config.Init},
+		{"controlplane.yaml", "for further control planes", config.ControlPlane},
+		{worker, "for workers", config.Worker},
+	} {
+		text, err := o.document(d.file, d.typ)
+		if err != nil {
+			return nil, nil, err
+		}
+		outputs = append(outputs, output{path: filepath.Join(o.dir, d.file), data: text, mode: secretMode})
+		about = append(about, d.about)
+	}
+	return outputs, about, nil
+}
+
+func (o *configFlags) document(file string, typ config.MachineType) ([]byte, error) {
+	o.options.Type = typ
+	c, err := config.Generate(o.options)
+	if err != nil {
+		return nil, &exitError{codeRefused, err}
+	}
+	text, err := c.Encode()
+	if err != nil {
+		return nil, err
+	}
+	own := o.workerPatches
+	if typ.ControlPlane() {
+		own = o.controlPlanePatches
+	}
+	patched := text
+	for _, p := range append(append([]string{}, o.patches...), own...) {
+		if patched, err = applyPatch(patched, p); err != nil {
+			return nil, &exitError{codeRefused, fmt.Errorf("%s: %w", file, err)}
+		}
+	}
+	if !bytes.Equal(text, patched) {
+		if _, _, err := config.Load(file+", patched", patched); err != nil {
+			return nil, &exitError{codeRefused, err}
+		}
+	}
+	if o.compat == compatSelfHosted {
+		return selfHosted(patched, typ)
+	}
+	return patched, nil
+}
+
+// selfHosted makes the older format of a document that has been checked.
+func selfHosted(text []byte, typ config.MachineType) ([]byte, error) {
+	if typ.ControlPlane() {
+		return patch.Apply(text, []byte(`[{op: remove, path: /cluster/aggregatorCA}, {op: remove, path: /cluster/serviceAccount}]`))
+	}
+	return patch.Apply(text, []byte(`[{op: replace, path: /machine/type, value: join}]`))
+}
+
+// applyPatch applies a patch that is given as text or as @FILE.
+func applyPatch(text []byte, p string) ([]byte, error) {
+	by := []byte(p)
+	if path, ok := strings.CutPrefix(p, "@"); ok {
+		var err error
+		if by, err = readInput(path); err != nil {
+			return nil, err
+		}
+	}
+	return patch.Apply(text, by)
+}
+
+// parseMirrors reads HOST=URL.
+func parseMirrors(flags []string) (map[string][]string, error) {
+	mirrors := map[string][]string{}
+	for _, flag := range flags {
+		host, url, ok := strings.Cut(flag, "=")
+		if !ok || host == "" || url == "" {
+			return nil, usagef("--registry-mirror %q: must be HOST=URL, such as docker.io=http://10.5.0.1:5000", flag)
+		}
+		mirrors[host] = append(mirrors[host], url)
+	}
+	return mirrors, nil
+}
+
+// adminConfig is a client configuration with one context, for an administrator.
+// Its endpoint is the host of the Kubernetes API's (S-004): a name that leads to
+// all control planes does so for their machine API, too.
+func adminConfig(cluster, host string, ca pki.CA, now time.Time) (text []byte, until time.Time, err error) {
+	crt, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{string(api.Admin)}, Client: true, Now: now})
+	if err != nil {
+		return nil, until, err
+	}
+	cert, err := pki.ParseCert(crt)
+	if err != nil {
+		return nil, until, err
+	}
+	encode := base64.StdEncoding.EncodeToString
+	c := &client.Config{Context: cluster, Contexts: map[string]*client.Context{
+		cluster: {Endpoints: []string{host}, CA: encode(ca.Cert), Crt: encode(crt), Key: encode(key)},
+	}}
+	text, err = c.Encode()
+	return text, cert.NotAfter, err
+}

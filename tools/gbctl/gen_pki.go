@@ -1,0 +1,305 @@
+package main
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+// algorithmFlags are the choice of a new key.
+type algorithmFlags struct{ rsa, ecdsa bool }
+
+func (a *algorithmFlags) add(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&a.rsa, "rsa", false, "make an RSA key instead of an Ed25519 one")
+	cmd.Flags().BoolVar(&a.ecdsa, "ecdsa", false, "make an ECDSA (P-256) key instead of an Ed25519 one")
+	cmd.MarkFlagsMutuallyExclusive("rsa", "ecdsa")
+}
+
+func (a *algorithmFlags) algorithm() pki.Algorithm {
+	switch {
+	case a.rsa:
+		return pki.RSA
+	case a.ecdsa:
+		return pki.ECDSA
+	}
+	return pki.Ed25519
+}
+
+// validity of --hours.
+func validity(hours int) (time.Duration, error) {
+	const most = 100 * 365 * 24 // a time.Duration ends after 292 years
+	if hours < 1 || hours > most {
+		return 0, usagef("--hours must be from 1 to %d", most)
+	}
+	return time.Duration(hours) * time.Hour, nil
+}
+
+func (g *generator) caCommand() *cobra.Command {
+	var algorithm algorithmFlags
+	var organization, name string
+	var hours int
+	cmd := &cobra.Command{
+		Use:     "ca",
+		Short:   "Make an authority: ca.crt and ca.key",
+		Example: "  gbctl gen ca --organization garboard\n  gbctl gen ca --name kubernetes --organization kubernetes --ecdsa --hours 87600",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			valid, err := validity(hours)
+			if err != nil {
+				return err
+			}
+			ca, err := pki.NewCA(algorithm.algorithm(), pkix.Name{Organization: []string{organization}}, g.now(), valid)
+			if err != nil {
+				return err
+			}
+			crt, key := name+".crt", name+".key"
+			if err := g.write(output{path: crt, data: ca.Cert, mode: publicMode}, output{path: key, data: ca.Key, mode: secretMode}); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s and %s: authority %q, valid until %s\n", crt, key, organization, g.now().Add(valid).Format(time.DateOnly))
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&organization, "organization", pki.MachineName.Organization[0], "who the authority is")
+	cmd.Flags().StringVar(&name, "name", "ca", "write NAME.crt and NAME.key")
+	cmd.Flags().IntVar(&hours, "hours", int(pki.CAValidity/time.Hour), "how long it is valid")
+	algorithm.add(cmd)
+	return cmd
+}
+
+// S-150
+func (g *generator) keyCommand() *cobra.Command {
+	var algorithm algorithmFlags
+	var name string
+	cmd := &cobra.Command{
+		Use:     "key",
+		Short:   "Make a private key: NAME.key",
+		Example: "  gbctl gen key --name admin",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			key, err := pki.NewKey(algorithm.algorithm())
+			if err != nil {
+				return err
+			}
+			path := name + ".key"
+			if err := g.write(output{path: path, data: key, mode: secretMode}); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s\nnext: gbctl gen csr --key %s\n", path, path)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", "write NAME.key")
+	must(cmd.MarkFlagRequired("name"))
+	algorithm.add(cmd)
+	return cmd
+}
+
+const requestLong = `csr asks, in a file, for a certificate for a key that is there: NAME.key makes
+NAME.csr.
+
+The roles of a client of the machine API are the organisations in its certificate:
+os:admin, os:operator, os:reader, os:etcd:backup. With --roles "" and a name or an
+address, it is a server's certificate that is asked for.`
+
+// S-151
+func (g *generator) requestCommand() *cobra.Command {
+	var keyPath, name string
+	var ips, dns, roles []string
+	cmd := &cobra.Command{
+		Use:     "csr",
+		Short:   "Ask for a certificate for a key: NAME.csr",
+		Long:    requestLong,
+		Example: "  gbctl gen csr --key admin.key --ip 127.0.0.1\n  gbctl gen csr --key watcher.key --roles os:reader",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			base := strings.TrimSuffix(keyPath, ".key")
+			leaf := pki.Leaf{CN: name, DNS: dns, Orgs: roles}
+			if name == "" {
+				leaf.CN = filepath.Base(base)
+			}
+			if err := checkRoles(roles); err != nil {
+				return err
+			}
+			for _, ip := range ips {
+				addr, err := netip.ParseAddr(ip)
+				if err != nil {
+					return usagef("--ip %q is not an address", ip)
+				}
+				leaf.IPs = append(leaf.IPs, addr)
+			}
+			key, err := readInput(keyPath)
+			if err != nil {
+				return err
+			}
+			request, err := pki.NewRequest(key, leaf)
+			if err != nil {
+				return fmt.Errorf("%s: %w", keyPath, err)
+			}
+			path := base + ".csr"
+			if err := g.write(output{path: path, data: request, mode: publicMode, replace: true}); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s: %s\nnext: gbctl gen crt --ca ca --csr %s --name %s\n", path, describe(leaf.CN, leaf.Orgs), path, base)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&keyPath, "key", "", "the private key")
+	f.StringVar(&name, "name", "", "who the certificate is for (default: the name of the key's file)")
+	f.StringSliceVar(&ips, "ip", nil, "address to be in the certificate, repeatable")
+	f.StringSliceVar(&dns, "dns", nil, "DNS name to be in the certificate, repeatable")
+	f.StringSliceVar(&roles, "roles", []string{string(api.Admin)}, "what the client may do, separated by commas")
+	must(cmd.MarkFlagRequired("key"))
+	return cmd
+}
+
+// checkRoles refuses misspelt roles. Organisations that aren't roles are for
+// other authorities than the machine API's.
+func checkRoles(roles []string) error {
+	for _, role := range roles {
+		if strings.HasPrefix(role, "os:") && !slices.Contains(api.Roles(), api.Role(role)) {
+			return usagef("--roles: there is no role %q; there are %s", role, strings.Join(roleNames(), ", "))
+		}
+	}
+	return nil
+}
+
+func roleNames() (names []string) {
+	for _, role := range api.Roles() {
+		names = append(names, string(role))
+	}
+	return names
+}
+
+func describe(name string, roles []string) string {
+	if len(roles) == 0 {
+		return name
+	}
+	return name + ", " + strings.Join(roles, ", ")
+}
+
+const certificateLong = `crt answers a certificate request with an authority: NAME.crt.
+
+--ca NAME reads NAME.crt and NAME.key. The authority of the machine API is in the
+configuration of every control plane too, at machine.ca, and in the file that
+'gbctl gen secrets' makes: --ca takes either of these, a file that ends in .yaml.
+
+An administrator whose certificate has expired needs a new one only; the key stays
+good. It is in the client configuration, at key, in base64. No node's configuration
+holds it: whoever holds the authority makes any key an administrator's.`
+
+// S-152, S-153, S-154
+func (g *generator) certificateCommand() *cobra.Command {
+	var caName, requestPath, name string
+	var hours int
+	cmd := &cobra.Command{
+		Use:   "crt",
+		Short: "Make the certificate that a request asks for: NAME.crt",
+		Long:  certificateLong,
+		Example: "  gbctl gen crt --ca ca --csr admin.csr --name admin\n" +
+			"  gbctl gen crt --ca controlplane.yaml --csr admin.csr --name admin --hours 24",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			valid, err := validity(hours)
+			if err != nil {
+				return err
+			}
+			ca, err := readCA(caName)
+			if err != nil {
+				return err
+			}
+			text, err := readInput(requestPath)
+			if err != nil {
+				return err
+			}
+			request, err := pki.ParseRequest(text)
+			if err != nil {
+				return fmt.Errorf("%s: %w", requestPath, err)
+			}
+			leaf := pki.RequestLeaf(request)
+			leaf.Now, leaf.Validity = g.now(), valid
+			crt, err := ca.Sign(request.PublicKey, leaf)
+			if err != nil {
+				return err
+			}
+			made, err := pki.ParseCert(crt)
+			if err != nil {
+				return err
+			}
+			path := name + ".crt"
+			if err := g.write(output{path: path, data: crt, mode: publicMode, replace: sameKey(path, made)}); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s: %s, valid until %s\nnext: put it into the client configuration, as crt: base64 -w0 %s\n",
+				path, describe(leaf.CN, leaf.Orgs), made.NotAfter.Format(time.DateOnly), path)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&caName, "ca", "", "the authority: NAME for NAME.crt and NAME.key, or a .yaml file that holds it")
+	f.StringVar(&requestPath, "csr", "", "the certificate request")
+	f.StringVar(&name, "name", "", "write NAME.crt")
+	f.IntVar(&hours, "hours", int(pki.LeafValidity/time.Hour), "how long it is valid, at most as long as the authority")
+	for _, flag := range []string{"ca", "csr", "name"} {
+		must(cmd.MarkFlagRequired(flag))
+	}
+	return cmd
+}
+
+// readCA reads an authority from its two files, or from a file of secrets.
+func readCA(name string) (pki.CA, error) {
+	if ext := filepath.Ext(name); ext == ".yaml" || ext == ".yml" {
+		data, err := readInput(name)
+		if err != nil {
+			return pki.CA{}, err
+		}
+		s, err := config.LoadSecrets(name, data)
+		if err != nil {
+			return pki.CA{}, err
+		}
+		return s.MachineCA.CA(), nil
+	}
+	crt, crtErr := readInput(name + ".crt")
+	key, keyErr := readInput(name + ".key")
+	if err := errors.Join(crtErr, keyErr); errors.Is(err, fs.ErrNotExist) {
+		return pki.CA{}, fmt.Errorf("%w\n--ca %s reads %s.crt and %s.key; both are, in base64, at machine.ca of a control plane's configuration", err, name, name, name)
+	} else if err != nil {
+		return pki.CA{}, err
+	}
+	ca := pki.CA{Cert: crt, Key: key}
+	if _, _, err := ca.Parse(); err != nil {
+		return pki.CA{}, fmt.Errorf("%s.crt and %s.key: %w", name, name, err)
+	}
+	return ca, nil
+}
+
+// sameKey is whether path holds an earlier certificate for the same key.
+func sameKey(path string, made *x509.Certificate) bool {
+	data, err := readInput(path)
+	if err != nil {
+		return false
+	}
+	old, err := pki.ParseCert(data)
+	return err == nil && !old.IsCA && string(old.RawSubjectPublicKeyInfo) == string(made.RawSubjectPublicKeyInfo)
+}
+
+// must is for what only a mistake in this program can make fail.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}

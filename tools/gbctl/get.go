@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+)
+
+const getLong = `Show the resources of nodes: the facts that their controllers work with.
+
+TYPE is any name of the type, as 'gbctl get rd' lists them. Private keys and
+tokens are replaced, whoever asks.`
+
+const getExample = `  gbctl -n 10.5.0.2 get rd                         the types that there are
+  gbctl -n 10.5.0.2 get staticpods
+  gbctl -n 10.5.0.2 get staticpods kube-apiserver -o yaml
+  gbctl -n 10.5.0.2 get manifests --namespace=controlplane
+  gbctl -n 10.5.0.2 get staticpodstatus -w         and every change, until Ctrl-C`
+
+// query is what 'get' asks for.
+type query struct {
+	kind, namespace, id string
+	watch               bool
+}
+
+func (a *app) getCommand() *cobra.Command {
+	var q query
+	cmd := &cobra.Command{
+		Use:     "get TYPE [ID]",
+		Short:   "Show resources of nodes",
+		Long:    getLong,
+		Example: getExample,
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q.kind = args[0]
+			if len(args) > 1 {
+				q.id = args[1]
+			}
+			definitions := slices.Contains([]string{"rd", "resourcedefinition", "resourcedefinitions"}, strings.ToLower(q.kind))
+			switch {
+			case definitions && q.watch:
+				return usagef("the types never change while a node runs: there is nothing to watch")
+			case definitions:
+				return a.definitions(cmd.Context(), q)
+			case q.watch:
+				return a.watch(cmd.Context(), q)
+			}
+			return a.get(cmd.Context(), q)
+		},
+	}
+	cmd.Flags().StringVar(&q.namespace, "namespace", "", "only those in this namespace")
+	cmd.Flags().BoolVarP(&q.watch, "watch", "w", false, "go on with every change, until Ctrl-C")
+	return a.outputFlag(cmd)
+}
+
+// getHead starts every table of resources (S-005).
+var getHead = []string{"NODE", "NAMESPACE", "TYPE", "ID", "VERSION"}
+
+func (a *app) get(ctx context.Context, q query) error {
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.ListResourcesResponse, error) {
+		list, err := message(c.Resource.List(ctx, connect.NewRequest(q.request())))
+		if err == nil && q.id != "" && len(list.Items) == 0 {
+			err = fmt.Errorf("no %s %q%s", list.GetDefinition().GetKind(), q.id, q.where())
+		}
+		return list, err
+	})
+	head := getHead
+	var rows [][]string
+	var documents []*yaml.Node
+	for _, n := range answers {
+		if len(head) == len(getHead) {
+			head = slices.Concat(getHead, n.value.GetDefinition().GetColumns())
+		}
+		for _, r := range n.value.Items {
+			rows = append(rows, row(n.node, r))
+			d, err := envelope(n.node, r)
+			if err != nil {
+				return err
+			}
+			documents = append(documents, d)
+		}
+	}
+	err := a.show(documents, q.id != "", func() error {
+		if len(rows) > 0 {
+			return table(a.out, head, rows)
+		}
+		if len(answers) > 0 {
+			fmt.Fprintf(a.err, "no %s%s\n", answers[0].value.GetDefinition().GetType(), q.where())
+		}
+		return nil
+	})
+	return errors.Join(err, failed)
+}
+
+func (q query) request() *apiv1.ListResourcesRequest {
+	return &apiv1.ListResourcesRequest{Type: q.kind, Namespace: q.namespace, Id: q.id}
+}
+
+func (q query) where() string {
+	if q.namespace == "" {
+		return ""
+	}
+	return " in namespace " + q.namespace
+}
+
+// row is a resource in a table, where types go by their short name (S-009).
+func row(node string, r *apiv1.Resource) []string {
+	return slices.Concat([]string{node, r.Namespace, r.Kind, r.Id, strconv.FormatUint(r.Version, 10)}, r.Columns)
+}
+
+// envelope is a resource as a document (S-007).
+func envelope(node string, r *apiv1.Resource) (*yaml.Node, error) {
+	n := mapping("node", node, "metadata", mapping(
+		"namespace", r.Namespace, "type", r.Type, "id", r.Id, "version", r.Version, "phase", r.Phase))
+	metadata := n.Content[3]
+	if len(r.Finalizers) > 0 {
+		metadata.Content = append(metadata.Content, scalar("finalizers"), sequence(r.Finalizers))
+	}
+	if r.Owner != "" {
+		metadata.Content = append(metadata.Content, scalar("owner"), scalar(r.Owner))
+	}
+	var spec yaml.Node
+	if err := yaml.Unmarshal([]byte(r.Spec), &spec); err != nil {
+		return nil, fmt.Errorf("%s: %s %s: %w", node, r.Kind, r.Id, err)
+	}
+	body := mapping()
+	if len(spec.Content) > 0 {
+		body = spec.Content[0]
+	}
+	n.Content = append(n.Content, scalar("spec"), body)
+	return n, nil
+}
+
+// definitions are shown as if they were resources.
+func (a *app) definitions(ctx context.Context, q query) error {
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.ListDefinitionsResponse, error) {
+		return message(c.Resource.Definitions(ctx, connect.NewRequest(&apiv1.ListDefinitionsRequest{})))
+	})
+	var rows [][]string
+	var documents []*yaml.Node
+	for _, n := range answers {
+		for _, d := range n.value.Definitions {
+			if q.id != "" && !called(d, q.id) {
+				continue
+			}
+			rows = append(rows, []string{n.node, "meta", "ResourceDefinition", d.Type, "1", d.Kind, d.DefaultNamespace, strings.Join(d.Aliases, ",")})
+			documents = append(documents, mapping("node", n.node,
+				"metadata", mapping("namespace", "meta", "type", "ResourceDefinitions.meta.garboard.dev", "id", d.Type, "version", 1, "phase", "running"),
+				"spec", fields(d.ProtoReflect())))
+		}
+	}
+	if len(rows) == 0 && q.id != "" && failed == nil {
+		return fmt.Errorf("no type is called %q; 'gbctl get rd' lists them", q.id)
+	}
+	head := slices.Concat(getHead, []string{"KIND", "DEFAULT NAMESPACE", "ALIASES"})
+	return errors.Join(a.show(documents, q.id != "", func() error { return table(a.out, head, rows) }), failed)
+}
+
+func called(d *apiv1.ResourceDefinition, name string) bool {
+	plural, _, _ := strings.Cut(d.Type, ".")
+	return slices.ContainsFunc(append([]string{d.Type, plural, d.Kind}, d.Aliases...), func(n string) bool { return strings.EqualFold(n, name) })
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"gopkg.in/yaml.v3"
+)
+
+// yamlIndent is the indentation of all YAML that we print (S-007).
+const yamlIndent = 4
+
+// table prints rows below their heads. No line ends in blanks.
+func table(w io.Writer, head []string, rows [][]string) error {
+	var b bytes.Buffer
+	t := tabwriter.NewWriter(&b, 0, 8, 3, ' ', 0)
+	for _, row := range append([][]string{head}, rows...) {
+		cells := make([]string, len(row))
+		for i, cell := range row {
+			cells[i] = oneLine(cell)
+		}
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(b.String()) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// oneLine keeps a text of a node from breaking the table, or the terminal.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t':
+			return ' '
+		case r < ' ' || r == 0x7f:
+			return -1
+		}
+		return r
+	}, text)
+}
+
+// show prints answers in the way that -o says: as a table, or what rows don't
+// have room for as YAML documents or as JSON. one: exactly one thing was asked
+// for, so that JSON is that thing and not an array of one.
+func (a *app) show(documents []*yaml.Node, one bool, rows func() error) error {
+	switch a.output {
+	case "yaml":
+		return writeYAML(a.out, documents)
+	case "json":
+		return writeJSON(a.out, documents, one && len(documents) == 1)
+	}
+	return rows()
+}
+
+func writeYAML(w io.Writer, documents []*yaml.Node) error {
+	enc := yaml.NewEncoder(w)
+	enc.SetIndent(yamlIndent)
+	for _, d := range documents {
+		if err := enc.Encode(d); err != nil {
+			return fmt.Errorf("write YAML: %w", err)
+		}
+	}
+	if len(documents) == 0 {
+		return nil // Close would write an empty document
+	}
+	return enc.Close()
+}
+
+func writeJSON(w io.Writer, documents []*yaml.Node, one bool) error {
+	var b bytes.Buffer
+	var root *yaml.Node
+	if one {
+		root = documents[0]
+	} else {
+		root = &yaml.Node{Kind: yaml.SequenceNode, Content: documents}
+	}
+	if err := appendJSON(&b, root); err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, b.Bytes(), "", "  "); err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	indented.WriteByte('\n')
+	_, err := w.Write(indented.Bytes())
+	return err
+}
+
+// appendJSON writes a node as JSON, with the keys in the order in which they are.
+func appendJSON(b *bytes.Buffer, n *yaml.Node) error {
+	switch n.Kind {
+	case yaml.DocumentNode:
+		return appendJSON(b, n.Content[0])
+	case yaml.MappingNode:
+		return appendMapping(b, n)
+	case yaml.SequenceNode:
+		b.WriteByte('[')
+		for i, item := range n.Content {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			if err := appendJSON(b, item); err != nil {
+				return err
+			}
+		}
+		b.WriteByte(']')
+		return nil
+	case yaml.ScalarNode:
+		var value any = n.Value
+		switch n.ShortTag() {
+		case "!!int", "!!float", "!!bool", "!!null":
+			if err := n.Decode(&value); err != nil {
+				return err
+			}
+		}
+		return appendValue(b, value)
+	}
+	return errors.New("the node sent YAML with aliases")
+}
+
+func appendMapping(b *bytes.Buffer, n *yaml.Node) error {
+	b.WriteByte('{')
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if err := appendValue(b, n.Content[i].Value); err != nil {
+			return err
+		}
+		b.WriteByte(':')
+		if err := appendJSON(b, n.Content[i+1]); err != nil {
+			return err
+		}
+	}
+	b.WriteByte('}')
+	return nil
+}
+
+func appendValue(b *bytes.Buffer, value any) error {
+	text, err := json.Marshal(value)
+	b.Write(text)
+	return err
+}
+
+// Nodes of YAML, by hand, because the order of keys is part of the contract.
+
+func mapping(pairs ...any) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		n.Content = append(n.Content, scalar(pairs[i]), scalar(pairs[i+1]))
+	}
+	return n
+}
+
+func sequence[T any](items []T) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	for _, item := range items {
+		n.Content = append(n.Content, scalar(item))
+	}
+	return n
+}
+
+// scalar makes a node of a plain value. One that is a node stays as it is.
+func scalar(value any) *yaml.Node {
+	if n, ok := value.(*yaml.Node); ok {
+		return n
+	}
+	n := &yaml.Node{}
+	if err := n.Encode(value); err != nil {
+		n.SetString(fmt.Sprint(value))
+	}
+	return n
+}

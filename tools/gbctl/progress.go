@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// interactive tells whether a person reads what is written there.
+func interactive(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// waiting tells a person, after patience, which nodes haven't answered yet.
+type waiting struct {
+	mu    sync.Mutex
+	nodes []string // guarded by mu
+	timer *time.Timer
+}
+
+func (a *app) waitFor(nodes []string) *waiting {
+	w := &waiting{nodes: slices.Clone(nodes)}
+	if interactive(a.err) {
+		w.timer = time.AfterFunc(patience, func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if len(w.nodes) > 0 {
+				fmt.Fprintf(a.err, "waiting for %s\n", strings.Join(w.nodes, ", "))
+			}
+		})
+	}
+	return w
+}
+
+func (w *waiting) done(node string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.nodes = slices.DeleteFunc(w.nodes, func(n string) bool { return n == node })
+}
+
+// end keeps anything from being said later.
+func (w *waiting) end() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.nodes = nil
+}
+
+// retrying is the line between two tries of something that takes its time
+// (S-011). The same cause isn't told twice in a row.
+type retrying struct{ last string }
+
+func (r *retrying) say(w io.Writer, err error) {
+	if text := err.Error(); text != r.last {
+		r.last = text
+		fmt.Fprintf(w, "%s retrying error: %s\n", time.Now().Format("2006/01/02 15:04:05"), text)
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+)
+
+func (a *app) versionCommand() *cobra.Command {
+	var own bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Show the release of gbctl and of nodes",
+		Long: `Show the release of gbctl and of nodes.
+
+gbctl is made for nodes of its own release; others answer what they know.`,
+		Example: `  gbctl version --client
+  gbctl -n 10.5.0.2,10.5.0.3 version`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.version(cmd.Context(), own)
+		},
+	}
+	cmd.Flags().BoolVar(&own, "client", false, "only that of gbctl")
+	return a.insecureFlags(a.outputFlag(cmd))
+}
+
+func (a *app) version(ctx context.Context, own bool) error {
+	head := []string{"NODE", "VERSION", "PLATFORM", "KERNEL", "MODE", "HOSTNAME"}
+	platform := runtime.GOOS + "/" + runtime.GOARCH
+	rows := [][]string{{"gbctl", boot.Version, platform, "", "", ""}}
+	documents := []*yaml.Node{mapping("client", mapping("version", boot.Version, "platform", platform, "goVersion", runtime.Version()))}
+	var failed error
+	if !own {
+		answers, err := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.VersionResponse, error) {
+			return message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
+		})
+		if errors.Is(err, fs.ErrNotExist) && len(a.nodes) == 0 {
+			// Somebody who has just unpacked gbctl wants to see that it works.
+			fmt.Fprintln(a.err, "no node was asked:", err)
+		} else {
+			failed = err
+		}
+		for _, n := range answers {
+			v := n.value
+			rows = append(rows, []string{n.node, v.Version, v.Platform, v.Kernel, v.Mode, v.Hostname})
+			documents = append(documents, document(n.node, v))
+		}
+	}
+	return errors.Join(a.show(documents, own, func() error { return table(a.out, head, rows) }), failed)
+}
+
+// message is what is in an answer.
+func message[T any](response *connect.Response[T], err error) (*T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return response.Msg, nil
+}

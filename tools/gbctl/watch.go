@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"gopkg.in/yaml.v3"
+)
+
+// watch prints what is there as one table, and every change as a further row of
+// it. What changed is the last column, so that the first ones are those of every
+// table.
+func (a *app) watch(ctx context.Context, q query) error {
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return err
+	}
+	w := &watcher{app: a, missing: len(nodes)}
+	return a.each(ctx, nodes, func(ctx context.Context, i int, c *client.Client) error {
+		first := sync.OnceFunc(w.synced)
+		defer first() // a node that fails holds up nobody
+		stream, err := c.Resource.Watch(ctx, connect.NewRequest(q.request()))
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		for stream.Receive() {
+			e := stream.Msg()
+			if e.Kind == apiv1.ResourceEvent_KIND_SYNCED {
+				first()
+			} else if err := w.event(nodes[i], e); err != nil {
+				return err
+			}
+		}
+		if err := stream.Err(); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return fmt.Errorf("the node has ended the watch: it goes down or restarts its API")
+	})
+}
+
+// watcher merges the streams of all nodes.
+type watcher struct {
+	app *app
+
+	mu      sync.Mutex // guards what follows, and the output
+	head    []string
+	early   [][]string // rows that wait for the table to be whole
+	missing int        // nodes that haven't sent all that was there
+	widths  []int
+	printed bool
+}
+
+var kinds = map[apiv1.ResourceEvent_Kind]string{
+	apiv1.ResourceEvent_KIND_PRESENT: "",
+	apiv1.ResourceEvent_KIND_CREATED: "created",
+	apiv1.ResourceEvent_KIND_UPDATED: "updated",
+	apiv1.ResourceEvent_KIND_DELETED: "deleted",
+}
+
+func (w *watcher) event(node string, e *apiv1.ResourceEvent) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.Definition != nil && w.head == nil {
+		w.head = slices.Concat(getHead, e.Definition.Columns, []string{"EVENT"})
+	}
+	if e.Resource == nil {
+		return nil
+	}
+	if w.app.output == "yaml" || w.app.output == "json" {
+		return w.document(node, e)
+	}
+	cells := append(row(node, e.Resource), kinds[e.Kind])
+	if w.missing > 0 {
+		w.early = append(w.early, cells)
+		return nil
+	}
+	return w.row(cells)
+}
+
+// document prints one event: YAML documents one after another, JSON one a line.
+func (w *watcher) document(node string, e *apiv1.ResourceEvent) error {
+	n, err := envelope(node, e.Resource)
+	if err != nil {
+		return err
+	}
+	kind := kinds[e.Kind]
+	if kind == "" {
+		kind = "present"
+	}
+	n.Content = slices.Insert(n.Content, 2, scalar("event"), scalar(kind))
+	if w.app.output == "json" {
+		return writeLine(w.app, n)
+	}
+	if w.printed {
+		fmt.Fprintln(w.app.out, "---")
+	}
+	w.printed = true
+	return writeYAML(w.app.out, []*yaml.Node{n})
+}
+
+// writeLine prints a document as one line of JSON.
+func writeLine(a *app, n *yaml.Node) error {
+	var b bytes.Buffer
+	if err := appendJSON(&b, n); err != nil {
+		return err
+	}
+	b.WriteByte('\n')
+	_, err := a.out.Write(b.Bytes())
+	return err
+}
+
+// synced is called once for each node. The last one starts the table: until then
+// nobody knows how wide its columns are.
+func (w *watcher) synced() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.missing--; w.missing > 0 {
+		return
+	}
+	rows := w.early
+	w.early = nil
+	for _, cells := range append([][]string{w.head}, rows...) {
+		w.widen(cells)
+	}
+	if w.head != nil && w.app.output == "table" {
+		_ = w.row(w.head)
+	}
+	for _, cells := range rows {
+		_ = w.row(cells) // a closed output ends the next event
+	}
+}
+
+func (w *watcher) widen(cells []string) {
+	for i, cell := range cells {
+		if i == len(w.widths) {
+			w.widths = append(w.widths, 0)
+		}
+		w.widths[i] = max(w.widths[i], utf8.RuneCountInString(cell))
+	}
+}
+
+// row prints cells below what is there. A column widens when it must.
+func (w *watcher) row(cells []string) error {
+	w.widen(cells)
+	var b strings.Builder
+	for i, cell := range cells {
+		cell = oneLine(cell)
+		b.WriteString(cell + strings.Repeat(" ", w.widths[i]+3-utf8.RuneCountInString(cell)))
+	}
+	_, err := fmt.Fprintln(w.app.out, strings.TrimRight(b.String(), " "))
+	return err
+}

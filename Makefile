@@ -4,11 +4,12 @@
 CLUSTER     ?= garboard-default
 PROVISIONER ?= auto
 DEV         := out/dev
+GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down console kubectl chart build test unit stories lint bench setup clean
-.PHONY: $(DEV) # go's own cache decides what is stale
+.PHONY: help up down gbctl console kubectl chart build test unit stories lint bench setup clean
+.PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +20,12 @@ $(DEV):
 	@command -v go >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl and put it on PATH"; exit 1; }
 	@mkdir -p out && go build -o $(DEV) ./tools/dev
 
-up: $(DEV) ## build everything, boot a one-node cluster, wait until it serves
+$(GBCTL):
+	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(GBCTL) ./tools/gbctl
+
+gbctl: $(GBCTL) ## build the client: out/gbctl
+
+up: $(DEV) $(GBCTL) ## build everything, boot a one-node cluster, wait until it serves
 	@$(DEV) up --cluster $(CLUSTER) --provisioner $(PROVISIONER)
 
 down: $(DEV) ## stop the cluster and remove what make up made of it

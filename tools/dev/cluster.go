@@ -99,11 +99,12 @@ func up(ctx context.Context, out io.Writer, name, provisioner string) error {
 	}
 	fmt.Fprintf(out, `
 Cluster %s serves%s.
+  gbctl     export GARBOARDCONFIG=%[5]s; out/gbctl services
   kubectl   make kubectl%[3]s ARGS='get pods -A'   (or: export KUBECONFIG=%[4]s)
   console   make console%[3]s
   chart     make chart%[3]s
   remove    make down%[3]s
-`, name, after, target, c.Kubeconfig())
+`, name, after, target, c.Kubeconfig(), c.ClientConfig())
 	return nil
 }
 

@@ -37,6 +37,7 @@ var checks = []check{
 	{"images have a version", checkImages},
 	{"arguments are flags", checkArgs},
 	{"node labels may be set by a kubelet", checkNodeLabels},
+	{"node taints have names", checkNodeTaints},
 	{"registries are reachable", checkRegistries},
 	{"files are distinct", checkFiles},
 	{"environment and sysctls are well-formed", checkEnv},
@@ -231,11 +232,17 @@ func checkVolumes(c *Config, r *report) {
 		where   place
 		volumes []Volume
 	}{
+		{at("machine", "kubelet", "extraMounts"), c.Machine.Kubelet.ExtraMounts},
 		{at("cluster", "apiServer", "extraVolumes"), c.Cluster.APIServer.ExtraVolumes},
 		{at("cluster", "controllerManager", "extraVolumes"), c.Cluster.ControllerManager.ExtraVolumes},
 		{at("cluster", "scheduler", "extraVolumes"), c.Cluster.Scheduler.ExtraVolumes},
 	} {
+		seen := map[string]bool{}
 		for i, volume := range v.volumes {
+			if seen[volume.MountPath] {
+				r.bad(v.where.with(i, "mountPath"), "%s is taken by an earlier entry", quote(volume.MountPath))
+			}
+			seen[volume.MountPath] = volume.MountPath != ""
 			checkAbsolute(r, v.where.with(i, "hostPath"), volume.HostPath)
 			checkAbsolute(r, v.where.with(i, "mountPath"), volume.MountPath)
 		}

@@ -45,6 +45,18 @@ func checkNodeLabels(c *Config, r *report) {
 	}
 }
 
+func checkNodeTaints(c *Config, r *report) {
+	for _, key := range slices.Sorted(maps.Keys(c.Machine.Kubelet.NodeTaints)) {
+		domain, name, prefixed := strings.Cut(key, "/")
+		if !prefixed {
+			domain, name = "", key
+		}
+		if !labelName.MatchString(name) || prefixed && !isDNSName(domain) {
+			r.bad(at("machine", "kubelet", "nodeTaints", key), "is not the name of a taint")
+		}
+	}
+}
+
 func inDomain(name, domain string) bool { return name == domain || strings.HasSuffix(name, "."+domain) }
 
 func checkRegistries(c *Config, r *report) {

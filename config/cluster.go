@@ -127,7 +127,7 @@ type CoreDNS struct {
 	Disabled bool   `yaml:"disabled"`
 }
 
-// Volume is a directory or file of the node in a control-plane pod.
+// Volume is a directory or file of the node in a container.
 type Volume struct {
 	HostPath  string `yaml:"hostPath"`  // required, absolute
 	MountPath string `yaml:"mountPath"` // required, absolute

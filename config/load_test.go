@@ -169,6 +169,8 @@ kubelet:
   clusterDNS: [10.96.0.53]
   nodeIP:
     validSubnets: [10.0.0.0/8]
+  nodeTaints: {example.org/gpu: "yes:NoExecute", other: NoSchedule}
+  extraMounts: [{hostPath: /var/mnt, mountPath: /var/mnt, readonly: true}]
 registries:
   mirrors:
     '*':

@@ -155,8 +155,14 @@ type Kubelet struct {
 	Image      string            `yaml:"image"`      // default DefaultKubeletImage
 	ExtraArgs  map[string]string `yaml:"extraArgs"`  // flag without dashes: value
 	NodeLabels map[string]string `yaml:"nodeLabels"` // set at registration
-	ClusterDNS []netip.Addr      `yaml:"clusterDNS"` // default: the tenth address of each service subnet
-	NodeIP     NodeIP            `yaml:"nodeIP"`
+	// NodeTaints keep pods away, by key: an effect (NoSchedule, PreferNoSchedule
+	// or NoExecute), or a value, a colon and an effect. Set at registration.
+	NodeTaints map[string]Taint `yaml:"nodeTaints"`
+	ClusterDNS []netip.Addr     `yaml:"clusterDNS"` // default: the tenth address of each service subnet
+	NodeIP     NodeIP           `yaml:"nodeIP"`
+	// ExtraMounts are directories of the node that the kubelet sees beside its
+	// own, such as those of storage that pods mount from the node.
+	ExtraMounts []Volume `yaml:"extraMounts" key:"mountPath"`
 }
 
 // NodeIP says which of the node's addresses is the one that the cluster uses.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -103,6 +104,37 @@ func (u URL) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 func (u *URL) UnmarshalText(text []byte) (err error) {
 	*u, err = ParseURL(string(text))
 	return err
+}
+
+// Taint is the value and the effect of a taint; in YAML value:effect, or only
+// the effect.
+type Taint struct{ Value, Effect string }
+
+// taintEffects are those of Kubernetes.
+var taintEffects = []string{"NoSchedule", "PreferNoSchedule", "NoExecute"}
+
+func (t Taint) String() string {
+	if t.Value == "" {
+		return t.Effect
+	}
+	return t.Value + ":" + t.Effect
+}
+
+func (t Taint) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+func (t *Taint) UnmarshalText(text []byte) error {
+	value, effect, found := strings.Cut(string(text), ":")
+	if !found {
+		value, effect = "", value
+	}
+	if !slices.Contains(taintEffects, effect) {
+		return fmt.Errorf("ends in no effect that Kubernetes knows: %s%s", strings.Join(taintEffects, ", "), didYouMean(effect, taintEffects))
+	}
+	if value != "" && !labelName.MatchString(value) {
+		return errors.New("the value before the colon must be of letters, digits, dashes, dots and underscores, 63 at most")
+	}
+	*t = Taint{value, effect}
+	return nil
 }
 
 // FileMode is the permission bits of a file, octal in YAML.

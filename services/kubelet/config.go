@@ -1,7 +1,10 @@
 package kubelet
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -42,6 +45,14 @@ func (o Options) writeFiles() error {
 	for _, d := range directories {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return err
+		}
+	}
+	for _, v := range cfg.Machine.Kubelet.ExtraMounts {
+		// What is there, a file or a socket perhaps, stays as it is.
+		if _, err := os.Lstat(v.HostPath); errors.Is(err, fs.ErrNotExist) {
+			if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
+				return fmt.Errorf("machine.kubelet.extraMounts: %w", err)
+			}
 		}
 	}
 	kubeletYAML, err := yaml.Marshal(configuration(o.Mode, cfg))
@@ -143,8 +154,8 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		"nodeStatusReportFrequency": "1m",
 		"nodeStatusUpdateFrequency": "5s",
 	}
-	if taints := c.Machine.Type.ControlPlane() && !c.Cluster.AllowSchedulingOnControlPlanes; taints {
-		k["registerWithTaints"] = []object{{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}}
+	if taints := registerWithTaints(c); len(taints) > 0 {
+		k["registerWithTaints"] = taints
 	}
 	if c.Machine.Type.ControlPlane() {
 		k["tlsCertFile"], k["tlsPrivateKeyFile"] = servingCertFile, servingKeyFile
@@ -158,6 +169,24 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		k["failSwapOn"] = false
 	}
 	return k
+}
+
+// registerWithTaints is what keeps pods away from the node from its first moment on.
+func registerWithTaints(c *config.Config) []object {
+	const controlPlane = "node-role.kubernetes.io/control-plane"
+	var taints []object
+	if c.Machine.Type.ControlPlane() && !c.Cluster.AllowSchedulingOnControlPlanes {
+		taints = append(taints, object{"key": controlPlane, "effect": "NoSchedule"})
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.Machine.Kubelet.NodeTaints)) {
+		t := c.Machine.Kubelet.NodeTaints[key]
+		taint := object{"key": key, "effect": t.Effect}
+		if t.Value != "" {
+			taint["value"] = t.Value
+		}
+		taints = append(taints, taint)
+	}
+	return taints
 }
 
 // clusterDNS is in the order of the configuration.

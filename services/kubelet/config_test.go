@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -44,6 +45,29 @@ func TestS221ControlPlaneTaint(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s: tainted %v, want %v", tt.name, got, tt.want)
 		}
+	}
+}
+
+func TestNodeTaints(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, func(c *config.Config) {
+		c.Machine.Type = config.Worker
+		c.Machine.Kubelet.NodeTaints = map[string]config.Taint{"b": {Effect: "NoExecute"}, "a/x": {Value: "1", Effect: "NoSchedule"}}
+	})
+	got := fmt.Sprint(configuration(boot.Machine, c)["registerWithTaints"])
+	if want := "[map[effect:NoSchedule key:a/x value:1] map[effect:NoExecute key:b]]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestExtraMounts(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, func(c *config.Config) {
+		c.Machine.Kubelet.ExtraMounts = []config.Volume{{HostPath: "/var/mnt/a", MountPath: "/mnt"}, {HostPath: "/b", MountPath: "/b", ReadOnly: true}}
+	})
+	got := fmt.Sprint(extraMounts(c))
+	if want := "[{/mnt bind /var/mnt/a [rbind rshared rw] [] []} {/b bind /b [rbind rshared ro] [] []}]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }
 

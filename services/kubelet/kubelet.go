@@ -11,11 +11,13 @@ package kubelet
 import (
 	"context"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/machine"
@@ -116,11 +118,30 @@ var mounts = []specs.Mount{
 	{Type: "bind", Source: "/usr/lib/modules", Destination: "/lib/modules", Options: []string{"rbind", "ro"}},
 }
 
+// extraMounts are those of the configuration. What is mounted below them later,
+// on the node or by the kubelet, is seen on both sides, as storage drivers want it.
+func extraMounts(c *config.Config) []specs.Mount {
+	var out []specs.Mount
+	for _, v := range c.Machine.Kubelet.ExtraMounts {
+		access := "rw"
+		if v.ReadOnly {
+			access = "ro"
+		}
+		out = append(out, specs.Mount{Type: "bind", Source: v.HostPath, Destination: v.MountPath, Options: []string{"rbind", "rshared", access}})
+	}
+	return out
+}
+
 func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 	args, err := o.arguments()
 	if err != nil {
 		return nil, err
 	}
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	extra := extraMounts(cfg)
 	return []oci.SpecOpts{
 		oci.WithProcessArgs(args...),
 		oci.WithPrivileged,
@@ -132,7 +153,7 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 		oci.WithHostNamespace(specs.CgroupNamespace),
 		oci.WithCgroup("/system/kubelet"),
 		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
-		oci.WithMounts(mounts),
+		oci.WithMounts(slices.Concat(mounts, extra)),
 		withSharedMounts,
 		oci.WithMaskedPaths(nil),
 		oci.WithReadonlyPaths(nil),

@@ -1,0 +1,65 @@
+//go:build story
+
+package story
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+)
+
+// gbctl is built once for all stories of a test program, in the way of `make gbctl`.
+var gbctl = sync.OnceValues(func() (string, error) {
+	root, err := repository()
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(root, "out", "gbctl")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "./tools/gbctl")
+	build.Dir = root
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build gbctl: %w: %s", err, out)
+	}
+	return program, nil
+})
+
+// TryGbctl runs gbctl as a user would: with the cluster's client configuration
+// and nothing else. The output is standard output alone.
+func (c *Cluster) TryGbctl(args ...string) (string, error) { return c.TryGbctlWith("", nil, args...) }
+
+// TryGbctlWith gives gbctl something to read, and variables of the environment.
+func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (string, error) {
+	program, err := gbctl()
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(askBudget)))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(append(os.Environ(), "GARBOARDCONFIG="+c.ClientConfig()), env...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("gbctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// Gbctl is TryGbctl where nothing may go wrong.
+func (c *Cluster) Gbctl(args ...string) string {
+	c.t.Helper()
+	out, err := c.TryGbctl(args...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return out
+}

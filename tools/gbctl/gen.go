@@ -65,8 +65,7 @@ func (g *generator) write(outputs ...output) error {
 		}
 	}
 	if len(inTheWay) > 0 {
-		return &exitError{codeRefused, fmt.Errorf("nothing was written: %s already there; move it away, or overwrite it with --force",
-			strings.Join(inTheWay, ", ")+map[bool]string{true: " is", false: " are"}[len(inTheWay) == 1])}
+		return &exitError{codeRefused, fmt.Errorf("nothing was written, because it exists: %s\nmove it away, or overwrite it with --force", strings.Join(inTheWay, ", "))}
 	}
 	for _, o := range outputs {
 		if err := os.MkdirAll(filepath.Dir(o.path), outputDirMode); err != nil {

@@ -131,6 +131,9 @@ func (g *generator) config(out io.Writer, name, endpointText string, o *configFl
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if o.options.InstallDisk == "" && len(o.patches)+len(o.controlPlanePatches)+len(o.workerPatches) == 0 {
+		fmt.Fprintln(out, "machine.install.disk isn't set: a machine needs one to install to, a container doesn't")
+	}
 	fmt.Fprintf(out, nextSteps, filepath.Join(o.dir, "init.yaml"), filepath.Join(o.dir, "garboardconfig"))
 	return nil
 }
@@ -161,9 +164,12 @@ func (g *generator) clusterSecrets(o *configFlags) (*config.Secrets, error) {
 	if o.compat == "" {
 		return s, nil
 	}
-	for name, pair := range map[string]config.CertKey{"cluster.ca": s.KubernetesCA, "cluster.etcd.ca": s.EtcdCA} {
-		if cert, err := pki.ParseCert(pair.Crt); err == nil && cert.PublicKeyAlgorithm != x509.RSA {
-			return nil, &exitError{codeRefused, fmt.Errorf("%s: %s is %s; --compat=%s needs RSA", o.withSecrets, name, cert.PublicKeyAlgorithm, compatSelfHosted)}
+	for _, ca := range []struct {
+		path string
+		pair config.CertKey
+	}{{"cluster.ca", s.KubernetesCA}, {"cluster.etcd.ca", s.EtcdCA}} {
+		if cert, err := pki.ParseCert(ca.pair.Crt); err == nil && cert.PublicKeyAlgorithm != x509.RSA {
+			return nil, &exitError{codeRefused, fmt.Errorf("%s: %s is %s; --compat=%s needs RSA", o.withSecrets, ca.path, cert.PublicKeyAlgorithm, compatSelfHosted)}
 		}
 	}
 	return s, nil

@@ -30,7 +30,14 @@ type generator struct {
 func genCommand() *cobra.Command { return (&generator{now: time.Now}).command() }
 
 func (g *generator) command() *cobra.Command {
-	cmd := &cobra.Command{Use: "gen", Short: "Make configurations, secrets, keys and certificates", Long: genLong}
+	cmd := &cobra.Command{
+		Use:   "gen",
+		Short: "Make configurations, secrets, keys and certificates",
+		Long:  genLong,
+		// Without these two, a misspelt subcommand would show the help and succeed.
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	cmd.PersistentFlags().BoolVar(&g.force, "force", false, "overwrite files that exist")
 	cmd.AddCommand(g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.requestCommand(), g.certificateCommand())
 	return cmd

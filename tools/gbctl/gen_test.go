@@ -232,6 +232,7 @@ func TestGenRefuses(t *testing.T) {
 	s.refused("crt --ca ca --csr admin.key --name x", "no CERTIFICATE REQUEST block", codeFailed)
 	s.refused("crt --ca ca --csr admin.csr --name x --hours 0", "--hours must be", codeUsage)
 	s.refused("crt --ca ca --csr admin.csr", `required flag(s) "name" not set`, codeFailed)
+	s.refused("kye", `unknown command "kye"`, codeFailed)
 	s.refused("key --name x --rsa --ecdsa", "none of the others can be", codeFailed)
 	s.now = genTime.Add(2 * pki.CAValidity)
 	s.refused("crt --ca ca --csr admin.csr --name x", "has expired on", codeFailed)

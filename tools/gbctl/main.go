@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -61,7 +62,11 @@ func (a *app) rootCommand() *cobra.Command {
 		Example:       rootExample,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			// cobra itself looks at these only after this function.
+			if err := errors.Join(cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
+				return err
+			}
 			// What fails from here on isn't a matter of how the command was typed.
 			if err := a.checkFlags(); err != nil {
 				return err
@@ -86,6 +91,7 @@ func (a *app) rootCommand() *cobra.Command {
 		}
 	}
 	add(groupLook, a.versionCommand(), a.getCommand())
+	add(groupClient, genCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)
 	root.AddCommand(exitCodesTopic())

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/garboard-os/garboard/api/garboardv1"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/dag"
@@ -27,10 +27,10 @@ type Options struct {
 	// Power ends the node. It returns at once.
 	Power func(p boot.Power, why string)
 	// Diagnose says what is wrong with the node, and what was looked at.
-	Diagnose func(ctx context.Context) (findings []*garboardv1.Finding, checked []string)
+	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.
 	Since func() time.Duration
-	Disks func(ctx context.Context) ([]*garboardv1.Disk, error)
+	Disks func(ctx context.Context) ([]*apiv1.Disk, error)
 
 	// Socket is where to listen; "" is boot.MachineSocket.
 	Socket string

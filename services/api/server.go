@@ -1,26 +1,217 @@
 // Package api serves the machine API inside PID 1, on a socket that only the
 // gate (apid) reaches.
 //
-// The gate ends TLS, checks the role, and tells in headers who calls. This
-// side checks again, audits what changes something, and bounds everything: the
-// size of a message, the number of calls, how long a reader may be slow. The
-// machine must go on whatever comes through the socket.
+// The gate ends TLS, checks the role, and tells in headers who calls. This side
+// checks again, audits what changes something, and bounds everything: the size
+// of a message, the number of calls, how long a caller may take to send or to
+// read. The machine goes on whatever comes through the socket.
+//
+//	gate ──▶ guard (who, may they, is there room, deadlines, panics)
+//	           ├─▶ Connect ─▶ audit ─▶ configService, resourceService, …
+//	           └─▶ GET /v1/logs/…     (NDJSON)
 package api
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/boot"
+	"golang.org/x/net/netutil"
+)
+
+const (
+	// LogID is the server's own log.
+	LogID = "api"
+
+	// maxMessage bounds a request: four times the largest configuration.
+	maxMessage = 4 << 20
+	// maxHeader bounds the headers of a request, which say no more than who calls.
+	maxHeader = 32 << 10
+
+	// maxCalls and maxStreams bound what is served at once, so that the memory of
+	// PID 1 stays bounded: 200 clients that read at once have room, and followers
+	// can't take the room of those who ask.
+	maxCalls   = 256
+	maxStreams = 256
+	// maxConnections is for a gate that opens one for each call.
+	maxConnections = maxCalls + maxStreams + 64
+
+	// headerTimeout and bodyTimeout are for a request to arrive. It comes through
+	// the gate, from a client that may be on a bad line.
+	headerTimeout = 10 * time.Second
+	bodyTimeout   = 30 * time.Second
+	// writeTimeout is how long a caller may leave its window full.
+	writeTimeout = 30 * time.Second
+	// callTimeout ends a call that isn't a stream. The longest one stops a service
+	// within its budget.
+	callTimeout = 5 * time.Minute
+	idleTimeout = 2 * time.Minute
+	// stopBudget is what calls under way get when the node stops. Streams end at
+	// once.
+	stopBudget = 5 * time.Second
+
+	// listenRetry is the pause before the socket is made anew.
+	listenRetry = time.Second
+
+	// gateGroup may connect: apid's.
+	gateGroup  = 50
+	socketMode = 0o660
+)
 
 // Server is the machine API's server. Make one with New.
 type Server struct {
-	opts Options
+	opts    Options
+	log     *slog.Logger
+	audit   *audit
+	handler http.Handler
+	errors  *connect.ErrorWriter
+	calls   chan struct{} // one element per call under way
+	streams chan struct{} // one per stream
+
+	services *serviceService
+
+	stopping context.Context // ends streams
+	stop     context.CancelFunc
 }
 
 // New makes the server; nothing listens yet.
 func New(o Options) (*Server, error) {
-	return &Server{opts: o}, nil
+	if o.Store == nil || o.Graph == nil || o.Runtime == nil || o.Logs == nil || o.Config == nil || o.Since == nil {
+		return nil, errors.New("machine API: options are missing")
+	}
+	if o.Socket == "" {
+		o.Socket = boot.MachineSocket
+	}
+	if o.PodLogs == "" {
+		o.PodLogs = defaultPodLogs
+	}
+	if o.Kmsg == "" {
+		o.Kmsg = defaultKmsg
+	}
+	s := &Server{
+		opts:    o,
+		log:     o.Logs.Logger(LogID),
+		audit:   &audit{log: o.Logs.Quiet(AuditID)},
+		calls:   make(chan struct{}, maxCalls),
+		streams: make(chan struct{}, maxStreams),
+	}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.handler = s.guard(s.routes())
+	return s, nil
 }
 
-// Run listens and serves until ctx ends.
+// routes are the services of the contract.
+func (s *Server) routes() http.Handler {
+	options := []connect.HandlerOption{
+		connect.WithReadMaxBytes(maxMessage),
+		// No compression: a small message may unfold to gigabytes, and PID 1 has
+		// better things to do.
+		connect.WithCompression("gzip", nil, nil),
+		connect.WithInterceptors(s.audit, farewell{s.stopping}),
+		connect.WithRecover(s.recovered),
+	}
+	s.errors = connect.NewErrorWriter(options...)
+	mux := http.NewServeMux()
+	logs := newLogService(s.opts)
+	s.services = newServiceService(s.opts, s.stopping)
+	mux.Handle(garboardv1connect.NewConfigServiceHandler(newConfigService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewResourceServiceHandler(newResourceService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewServiceServiceHandler(s.services, options...))
+	mux.Handle(garboardv1connect.NewLogServiceHandler(logs, options...))
+	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
+	return mux
+}
+
+// recovered makes an error of a panic in a handler.
+func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
+	return s.panicked(spec.Procedure, p)
+}
+
+// Run listens and serves until ctx ends. Should the socket fail, it is made
+// anew: a node without it can't be operated.
 func (s *Server) Run(ctx context.Context) error {
-	<-ctx.Done()
+	defer s.services.background.Wait()
+	defer s.stop()
+	for {
+		err := s.serve(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		s.log.Error("the machine API ended, and is begun anew", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(listenRetry):
+		}
+	}
+}
+
+func (s *Server) serve(ctx context.Context) error {
+	listener, err := listen(s.opts.Socket)
+	if err != nil {
+		return fmt.Errorf("machine API: %w", err)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{
+		Handler:           s.handler,
+		Protocols:         protocols,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxCalls + maxStreams},
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(s.opts.Logs.Quiet(LogID).Handler(), slog.LevelInfo),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(netutil.LimitListener(listener, maxConnections)) }()
+	select {
+	case err := <-ended:
+		server.Close()
+		return fmt.Errorf("machine API on %s: %w", s.opts.Socket, err)
+	case <-ctx.Done():
+	}
+	s.stop()
+	budget, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopBudget)
+	defer cancel()
+	if server.Shutdown(budget) != nil {
+		server.Close()
+	}
+	<-ended
 	return nil
+}
+
+// listen makes the socket, for root and the gate. One that an earlier run has
+// left is in the way.
+func listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	err = os.Chmod(path, socketMode)
+	if err == nil && os.Geteuid() == 0 {
+		err = os.Chown(path, 0, gateGroup)
+	}
+	if err != nil {
+		listener.Close()
+		return nil, err
+	}
+	return listener, nil
 }

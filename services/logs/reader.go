@@ -1,6 +1,11 @@
 package logs
 
-import "context"
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+)
 
 // Reader reads a log from some line on, as fast as it likes. It has no buffer:
 // the ring is the buffer of all readers, so that one which stalls costs nothing,
@@ -68,4 +73,21 @@ func (r *ring) changes(next uint64) <-chan struct{} {
 		r.changed = make(chan struct{})
 	}
 	return r.changed
+}
+
+// Parse takes a line of Logger apart: level as syslog(3) counts, time (zero
+// if it isn't such a line) and the text.
+func Parse(line string) (level int, at time.Time, text string) {
+	const gap = "  "
+	if len(line) >= len(timeLayout)+len(gap) && line[len(timeLayout):][:len(gap)] == gap {
+		if t, err := time.Parse(timeLayout, line[:len(timeLayout)]); err == nil {
+			at, line = t, line[len(timeLayout)+len(gap):]
+		}
+	}
+	for _, l := range []slog.Level{slog.LevelError, slog.LevelWarn} {
+		if text, found := strings.CutPrefix(line, levelPrefix(l)); found {
+			return priority(l), at, text
+		}
+	}
+	return priority(slog.LevelInfo), at, line
 }

@@ -1,0 +1,116 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+)
+
+const (
+	// maxLine bounds a line of a log: the kubelet splits longer ones at 16 KiB, and
+	// puts its own fields in front.
+	maxLine = 64 << 10
+	// maxChunk bounds the lines of one message, so that neither side holds more
+	// than that for a reader, and each message has its own time to be read.
+	maxChunk = 64 << 10
+)
+
+// logService is the logs of services, of containers of Kubernetes and of the
+// kernel.
+type logService struct{ opts Options }
+
+func newLogService(o Options) *logService { return &logService{opts: o} }
+
+func (s *logService) List(_ context.Context, req *connect.Request[apiv1.ListLogsRequest]) (*connect.Response[apiv1.ListLogsResponse], error) {
+	ids := s.ids()
+	if !req.Msg.GetKubernetes() {
+		return connect.NewResponse(&apiv1.ListLogsResponse{Ids: ids}), nil
+	}
+	pods, err := openPods(s.opts.PodLogs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return connect.NewResponse(&apiv1.ListLogsResponse{}), nil
+	}
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	defer pods.close()
+	if ids, err = pods.list(); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&apiv1.ListLogsResponse{Ids: ids}), nil
+}
+
+// ids are the logs that are, and those of services that haven't said anything.
+func (s *logService) ids() []string {
+	ids := s.opts.Logs.IDs()
+	for _, status := range s.opts.Graph.Statuses() {
+		ids = append(ids, status.ID)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func (s *logService) Read(ctx context.Context, req *connect.Request[apiv1.ReadLogRequest], stream *connect.ServerStream[apiv1.LogChunk]) error {
+	return s.read(ctx, req.Msg, func(lines []string, lost uint64) error {
+		if lines == nil && lost == 0 {
+			return stream.Send(nil)
+		}
+		return stream.Send(&apiv1.LogChunk{Lines: lines, Lost: lost})
+	})
+}
+
+// read hands a log to send in chunks; the first call may be empty, and says
+// that the log was found.
+func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send func(lines []string, lost uint64) error) error {
+	if req.GetKubernetes() || strings.Contains(req.GetId(), "/") {
+		return s.readContainer(ctx, req, send)
+	}
+	id := serviceID(req.GetId())
+	if ids := s.ids(); !slices.Contains(ids, id) {
+		return failed(connect.CodeNotFound, "there is no log %q; there are %s; logs of containers are namespace/pod:container", shortened(readable(id)), strings.Join(ids, ", "))
+	}
+	reader := s.opts.Logs.Read(id, int(req.GetTail()))
+	for first := true; ; first = false {
+		lines, lost := reader.Next()
+		if first || len(lines) > 0 || lost > 0 {
+			if err := sendChunks(lines, lost, send); err != nil {
+				return err
+			}
+		}
+		if !req.GetFollow() {
+			return nil
+		}
+		if err := reader.Wait(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// sendChunks sends lines in pieces of maxChunk, at least one.
+func sendChunks(lines []string, lost uint64, send func([]string, uint64) error) error {
+	for {
+		n, size := 0, 0
+		for n < len(lines) && (n == 0 || size+len(lines[n]) <= maxChunk) {
+			size += len(lines[n])
+			n++
+		}
+		chunk := make([]string, n)
+		for i, line := range lines[:n] {
+			chunk[i] = readable(line)
+		}
+		if n == 0 {
+			chunk = nil
+		}
+		if err := send(chunk, lost); err != nil {
+			return err
+		}
+		if lines, lost = lines[n:], 0; len(lines) == 0 {
+			return nil
+		}
+	}
+}

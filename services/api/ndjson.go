@@ -1,0 +1,74 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+)
+
+// ndjson is LogService.Read for programs that speak plain HTTP: one JSON object
+// per line, {"line": …} or, where lines were lost, {"lost": n}.
+func (s *Server) ndjson(logs *logService) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		req, err := logRequest(r)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		begun := false
+		out := json.NewEncoder(w)
+		out.SetEscapeHTML(false)
+		err = logs.read(r.Context(), req, func(lines []string, lost uint64) error {
+			if !begun {
+				begun = true
+				w.Header().Set("Content-Type", "application/x-ndjson")
+				w.WriteHeader(http.StatusOK)
+			}
+			if lost > 0 {
+				if err := out.Encode(map[string]uint64{"lost": lost}); err != nil {
+					return err
+				}
+			}
+			for _, line := range lines {
+				if err := out.Encode(map[string]string{"line": line}); err != nil {
+					return err
+				}
+			}
+			return http.NewResponseController(w).Flush()
+		})
+		switch {
+		case err == nil:
+		case !begun:
+			writeError(w, err)
+		default:
+			panic(http.ErrAbortHandler) // the caller must not take this for the end
+		}
+	}
+}
+
+// logRequest reads the URL: /v1/logs/ID?tail=N&follow=true.
+func logRequest(r *http.Request) (*apiv1.ReadLogRequest, error) {
+	req := &apiv1.ReadLogRequest{Id: r.PathValue("id")}
+	req.Kubernetes = strings.Contains(req.GetId(), "/")
+	query := r.URL.Query()
+	if text := query.Get("tail"); text != "" {
+		tail, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			return nil, failed(connect.CodeInvalidArgument, "tail=%q isn't a number of lines", shortened(readable(text)))
+		}
+		req.Tail = int32(tail)
+	}
+	if query.Has("follow") {
+		text := query.Get("follow")
+		follow, err := strconv.ParseBool(text)
+		if err != nil && text != "" {
+			return nil, failed(connect.CodeInvalidArgument, "follow=%q is neither true nor false", shortened(readable(text)))
+		}
+		req.Follow = follow || text == ""
+	}
+	return req, nil
+}

@@ -1,0 +1,229 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
+)
+
+// guard stands before everything: nothing of a request's body is read before
+// its caller is known and may call, and there is room.
+func (s *Server) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		method, known := contract.Lookup(r.URL.Path)
+		who, err := identify(r.Header)
+		if err == nil {
+			err = s.permit(who, method, known)
+		}
+		var leave func()
+		if err == nil {
+			leave, err = s.enter(method)
+		}
+		if err != nil {
+			if method.Changes {
+				s.audit.record(who, method.Procedure, "", err, time.Since(began))
+			}
+			s.refuse(w, r, err)
+			return
+		}
+		defer leave()
+		call := &call{caller: who}
+		ctx, cancel := s.bound(context.WithValue(r.Context(), callKey{}, call), method)
+		defer cancel()
+		pw := newPatientWriter(w)
+		defer pw.last()
+		r = r.WithContext(ctx)
+		r.Body = newPromptBody(r.Body, pw.control)
+		defer func() {
+			if p := recover(); p != nil {
+				if err := s.panicked(r.URL.Path, p); !pw.wrote {
+					s.refuse(pw, r, err)
+					return
+				}
+				panic(http.ErrAbortHandler) // the caller must not take this for the end
+			}
+		}()
+		next.ServeHTTP(pw, r)
+		if method.Changes && !call.audited {
+			s.audit.record(who, method.Procedure, "", failed(connect.CodeInvalidArgument, "the request couldn't be read"), time.Since(began))
+		}
+	})
+}
+
+// enter takes the room for a call. A caller that gets none is told so at once:
+// waiting would only hide that there is too much.
+func (s *Server) enter(m contract.Method) (leave func(), err error) {
+	room, what := s.calls, "calls"
+	if m.Streaming {
+		room, what = s.streams, "streams"
+	}
+	select {
+	case room <- struct{}{}:
+		return func() { <-room }, nil
+	default:
+		return nil, failed(connect.CodeResourceExhausted, "the node serves %d %s already: try again in a moment, or end some of them", cap(room), what)
+	}
+}
+
+// bound ends a call after its time, and a stream when the node stops.
+func (s *Server) bound(ctx context.Context, m contract.Method) (context.Context, context.CancelFunc) {
+	if !m.Streaming {
+		return context.WithTimeout(ctx, callTimeout)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(s.stopping, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// farewell tells streams that end with the node why they do. It is an
+// interceptor.
+type farewell struct{ stopping context.Context }
+
+// WrapUnary implements connect.Interceptor.
+func (f farewell) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc { return next }
+
+// WrapStreamingClient implements connect.Interceptor.
+func (f farewell) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (f farewell) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		err := next(ctx, conn)
+		if f.stopping.Err() != nil && errors.Is(err, context.Canceled) {
+			return failed(connect.CodeUnavailable, "the node's API stops")
+		}
+		return err
+	}
+}
+
+// panicked notes a panic, and is what its caller gets.
+func (s *Server) panicked(procedure string, p any) error {
+	if p == http.ErrAbortHandler {
+		panic(p) // it isn't one: net/http's way to end a connection
+	}
+	s.log.Error(fmt.Sprintf("panic in %s: %v", procedure, p), "stack", string(debug.Stack()))
+	return failed(connect.CodeInternal, "a defect of the node: it is in the log %q (gbctl logs %s)", LogID, LogID)
+}
+
+// refuse answers with an error in the caller's protocol.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	if s.errors.IsSupported(r) {
+		_ = s.errors.Write(w, r, err) // whoever is gone isn't told
+		return
+	}
+	writeError(w, err)
+}
+
+// writeError answers plain HTTP as Connect does: a status and a JSON object.
+func writeError(w http.ResponseWriter, err error) {
+	var e *connect.Error
+	if !errors.As(err, &e) {
+		e = connect.NewError(connect.CodeInternal, err)
+	}
+	status, ok := httpStatus[e.Code()]
+	if !ok {
+		status = http.StatusInternalServerError
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"code": e.Code().String(), "message": e.Message()})
+}
+
+// httpStatus of errors: https://connectrpc.com/docs/protocol#error-codes
+var httpStatus = map[connect.Code]int{
+	connect.CodeInvalidArgument:    http.StatusBadRequest,
+	connect.CodeFailedPrecondition: http.StatusBadRequest,
+	connect.CodeUnauthenticated:    http.StatusUnauthorized,
+	connect.CodePermissionDenied:   http.StatusForbidden,
+	connect.CodeNotFound:           http.StatusNotFound,
+	connect.CodeResourceExhausted:  http.StatusTooManyRequests,
+	connect.CodeUnimplemented:      http.StatusNotImplemented,
+	connect.CodeUnavailable:        http.StatusServiceUnavailable,
+}
+
+// failed is an error for the caller.
+func failed(code connect.Code, format string, args ...any) error {
+	return connect.NewError(code, fmt.Errorf(format, args...))
+}
+
+// patientWriter gives the caller writeTimeout for each piece that it is to
+// take, and no more: a caller that doesn't read ends itself, and one that
+// follows something quiet isn't ended by the time that passes in between.
+type patientWriter struct {
+	http.ResponseWriter
+	control *http.ResponseController
+	wrote   bool
+}
+
+func newPatientWriter(w http.ResponseWriter) *patientWriter {
+	return &patientWriter{ResponseWriter: w, control: http.NewResponseController(w)}
+}
+
+// Unwrap is for http.ResponseController.
+func (w *patientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *patientWriter) WriteHeader(status int) {
+	w.wrote = true
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *patientWriter) Write(p []byte) (int, error) {
+	w.wrote = true
+	w.within(writeTimeout)
+	defer w.within(0)
+	return w.ResponseWriter.Write(p)
+}
+
+// Flush implements http.Flusher, without which Connect refuses to stream.
+func (w *patientWriter) Flush() {
+	w.within(writeTimeout)
+	defer w.within(0)
+	_ = w.control.Flush() // the next Write tells what is wrong
+}
+
+// last is for what net/http still writes when the handler has returned.
+func (w *patientWriter) last() { w.within(writeTimeout) }
+
+// within sets the deadline of writing; 0 is none. A writer of a test has none.
+func (w *patientWriter) within(d time.Duration) {
+	var at time.Time
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	_ = w.control.SetWriteDeadline(at)
+}
+
+// promptBody is a request's body that has bodyTimeout to arrive.
+type promptBody struct {
+	io.ReadCloser
+	control *http.ResponseController
+}
+
+func newPromptBody(body io.ReadCloser, control *http.ResponseController) io.ReadCloser {
+	if body == nil || body == http.NoBody {
+		return body
+	}
+	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+	return &promptBody{body, control}
+}
+
+// Read lifts the deadline at the end: net/http reads on to learn that the
+// caller has gone.
+func (b *promptBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		_ = b.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}

@@ -22,6 +22,7 @@ import (
 	"slices"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/apid"
 )
 
 // containerFlag is the one way in which PID 1 learns that it isn't on a machine
@@ -30,6 +31,10 @@ import (
 const containerFlag = "--mode=container"
 
 func main() {
+	// In its sandbox the gate of the API is process 1, too.
+	if slices.Equal(os.Args[1:], []string{apid.Command}) {
+		os.Exit(apid.Main())
+	}
 	if os.Getpid() != 1 {
 		os.Exit(help(os.Args[1:]))
 	}

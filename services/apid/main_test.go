@@ -1,0 +1,258 @@
+package apid
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+// gateVariable, in the environment, makes the test program the gate itself: its
+// value is the directory, the socket and the address.
+const gateVariable = "GARBOARD_TEST_APID"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(gateVariable); dir != "" {
+		os.Exit(gateProcess(dir))
+	}
+	os.Exit(m.Run())
+}
+
+// recorder is PID 1's side of the API, which answers everything, and remembers
+// what it was asked.
+type recorder struct {
+	server *http.Server
+	// handler answers when it isn't nil.
+	handler http.Handler
+
+	mu       sync.Mutex // guards requests
+	requests []*http.Request
+}
+
+func (r *recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.mu.Lock()
+	r.requests = append(r.requests, req)
+	r.mu.Unlock()
+	if r.handler != nil {
+		r.handler.ServeHTTP(w, req)
+		return
+	}
+	_, _ = io.Copy(io.Discard, req.Body)
+}
+
+// take returns the requests so far, and forgets them.
+func (r *recorder) take() []*http.Request {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	taken := r.requests
+	r.requests = nil
+	return taken
+}
+
+func newRecorder(t testing.TB, socket string, handler http.Handler) *recorder {
+	t.Helper()
+	r := &recorder{handler: handler}
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	protocols.SetHTTP1(true)
+	r.server = &http.Server{Handler: r, Protocols: &protocols}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = r.server.Serve(listener) }()
+	t.Cleanup(func() { r.server.Close() })
+	return r
+}
+
+// bench is a gate with what is around it.
+type bench struct {
+	dir, socket, address string
+	ca                   pki.CA
+	gate                 *gate
+	log                  *logBuffer
+	backend              *recorder
+}
+
+// logBuffer is what the gate has said.
+type logBuffer struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.text = append(b.text, p...)
+	return len(p), nil
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return string(b.text)
+}
+
+func newCA(t testing.TB) pki.CA {
+	t.Helper()
+	ca, err := pki.NewMachineCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+// normal is what PID 1 writes for a configured node.
+func normal(t testing.TB, ca pki.CA, more ...pki.CA) knowledge {
+	t.Helper()
+	cert, key, err := ca.Issue(pki.Leaf{CN: "n1", DNS: []string{"localhost"}, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Server: true, Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle := ca.Cert
+	for _, other := range more {
+		bundle = append(bundle[:len(bundle):len(bundle)], other.Cert...)
+	}
+	return knowledge{mode: api.ModeNormal, bundle: bundle, cert: cert, key: key}
+}
+
+func maintenance(t testing.TB, pinned string) knowledge {
+	t.Helper()
+	s, err := newSelf(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return knowledge{mode: api.ModeMaintenance, pinnedCA: pinned, cert: s.cert, key: s.key}
+}
+
+// newBench starts a gate in this process that goes by k.
+func newBench(t testing.TB, k knowledge, handler http.Handler) *bench {
+	t.Helper()
+	dir := t.TempDir()
+	b := &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), log: new(logBuffer)}
+	b.tell(t, k)
+	b.backend = newRecorder(t, b.socket, handler)
+	var err error
+	if b.gate, err = newGate(b.dir, b.socket, slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.address = listener.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.gate.serve(ctx, listener) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// tell writes k as PID 1 does.
+func (b *bench) tell(t testing.TB, k knowledge) {
+	t.Helper()
+	if err := k.write(b.dir, os.Getuid()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// took waits until the gate goes by k.
+func (b *bench) took(t testing.TB, k knowledge) {
+	t.Helper()
+	b.tell(t, k)
+	before := b.gate.state.Load()
+	eventually.That(t, 10*time.Second, "the gate to take in what was written", func() error {
+		if b.gate.state.Load() == before {
+			return os.ErrDeadlineExceeded
+		}
+		return nil
+	})
+}
+
+// shown is a client certificate, with those that are sent after it.
+func shown(t testing.TB, ca pki.CA, leaf pki.Leaf, more ...[]byte) *tls.Certificate {
+	t.Helper()
+	if leaf.Now.IsZero() {
+		leaf.Now = time.Now()
+	}
+	if !leaf.Server {
+		leaf.Client = true
+	}
+	cert, key, err := ca.Issue(leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range more {
+		cert = append(cert, m...)
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pair
+}
+
+// admin is a certificate that may do everything.
+func admin(t testing.TB, ca pki.CA) *tls.Certificate {
+	return shown(t, ca, pki.Leaf{CN: "alice", Orgs: []string{string(api.Admin)}})
+}
+
+// client talks to the gate with a certificate, or none.
+func (b *bench) client(t testing.TB, cert *tls.Certificate, http2 bool) *http.Client {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: clientTLS(cert), Protocols: new(http.Protocols)}
+	transport.Protocols.SetHTTP2(http2)
+	transport.Protocols.SetHTTP1(!http2)
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+func clientTLS(cert *tls.Certificate) *tls.Config {
+	c := &tls.Config{InsecureSkipVerify: true}
+	if cert != nil {
+		// Whatever the server says that it takes.
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return cert, nil }
+	}
+	return c
+}
+
+func (b *bench) url(path string) string { return "https://" + b.address + path }
+
+func parse(t testing.TB, pem []byte) *x509.Certificate {
+	t.Helper()
+	cert, err := pki.ParseCert(pem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func signer(c *tls.Certificate) crypto.Signer { return c.PrivateKey.(crypto.Signer) }
+
+// gateProcess is Main with its places from the environment.
+func gateProcess(places string) int {
+	f := strings.Fields(places)
+	return runAt(f[0], f[1], f[2])
+}
+
+var discard = slog.New(slog.DiscardHandler)

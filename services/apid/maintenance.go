@@ -1,0 +1,83 @@
+package apid
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"fmt"
+	"math/big"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+// paramPinned is the kernel parameter that closes maintenance mode to all but the
+// owner of a certificate: its SHA-256, or that of its authority.
+const paramPinned = "garboard.maintenance.ca"
+
+const (
+	selfName = "garboard-maintenance"
+	// selfSerial: nobody keeps books about it.
+	selfSerial = 1
+)
+
+// self is what the API is served with while nobody has told the node what to
+// trust. It lives in memory, for one boot; a person compares its fingerprint.
+type self struct {
+	cert, key   []byte // PEM
+	fingerprint string // as people compare them: AB:CD:…
+}
+
+// newSelf makes the certificate. It is valid from the oldest to the newest time
+// that a wrong clock could make of now: who pins a certificate needs no date.
+func newSelf(now time.Time) (self, error) {
+	public, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return self{}, fmt.Errorf("make the certificate of maintenance mode: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(selfSerial),
+		Subject:      pkix.Name{CommonName: selfName},
+		NotBefore:    boot.Built().UTC(),
+		NotAfter:     now.Add(pki.CAValidity).UTC(),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames:     []string{selfName, "localhost"},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, key)
+	if err != nil {
+		return self{}, fmt.Errorf("make the certificate of maintenance mode: %w", err)
+	}
+	keyPEM, err := pki.EncodeKey(key)
+	if err != nil {
+		return self{}, fmt.Errorf("make the certificate of maintenance mode: %w", err)
+	}
+	return self{cert: pki.EncodeCert(der), key: keyPEM, fingerprint: spaced(der)}, nil
+}
+
+// spaced is the SHA-256 of a certificate in the way that other tools print it.
+func spaced(der []byte) string {
+	sum := sha256.Sum256(der)
+	parts := make([]string, 0, len(sum))
+	for _, b := range sum {
+		parts = append(parts, fmt.Sprintf("%02X", b))
+	}
+	return strings.Join(parts, ":")
+}
+
+// parsePinned reads the kernel parameter. One that can't be read must not open
+// the door that it was to close.
+func parsePinned(text string) (string, error) {
+	plain := strings.ToLower(strings.ReplaceAll(text, ":", ""))
+	if raw, err := hex.DecodeString(plain); err != nil || len(raw) != sha256.Size {
+		return "", fmt.Errorf("kernel parameter %s=%s isn't a SHA-256: 64 hexadecimal digits; maintenance mode stays closed", paramPinned, text)
+	}
+	return plain, nil
+}

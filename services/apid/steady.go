@@ -1,0 +1,46 @@
+package apid
+
+import (
+	"net/http"
+	"time"
+)
+
+// stallTimeout is how long a reader may take nothing at all. A person reads a log
+// through a pager, and goes for a coffee; who is away for longer has lost interest.
+const stallTimeout = 5 * time.Minute
+
+// steady ends an answer that its reader doesn't take. Servers have a timeout for a
+// whole answer only, and following a log has no end.
+type steady struct {
+	http.ResponseWriter
+	stalled *time.Timer
+}
+
+func newSteady(w http.ResponseWriter) *steady {
+	s := &steady{w, time.AfterFunc(stallTimeout, func() {
+		// What is being written fails at once.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0))
+	})}
+	s.pause()
+	return s
+}
+
+// pause stops the clock: nothing is being written.
+func (s *steady) pause() { s.stalled.Stop() }
+
+// Write implements http.ResponseWriter.
+func (s *steady) Write(p []byte) (int, error) {
+	s.stalled.Reset(stallTimeout)
+	defer s.pause()
+	return s.ResponseWriter.Write(p)
+}
+
+// FlushError is what http.ResponseController looks for.
+func (s *steady) FlushError() error {
+	s.stalled.Reset(stallTimeout)
+	defer s.pause()
+	return http.NewResponseController(s.ResponseWriter).Flush()
+}
+
+// Unwrap is what http.ResponseController looks for.
+func (s *steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }

@@ -378,3 +378,19 @@ func (l *loop) edges() []byte {
 	}
 	return buf
 }
+
+// What a person sees who has to choose a disk.
+func TestListOfDisks(t *testing.T) {
+	l, other := newLoop(t, 4*gib), newLoop(t, 1*gib)
+	m := bootMachine(t, l, other)
+	m.mustUp(config.Install{Disk: l.path})
+	disks, err := m.disks.List()
+	if err != nil || len(disks) != 2 {
+		t.Fatalf("%+v, %v", disks, err)
+	}
+	for _, d := range disks {
+		if system := d.Path == l.path; d.System != system || d.Size != map[bool]int64{true: 4 * gib, false: gib}[system] || d.Holds != map[bool]string{true: "Garboard", false: "nothing"}[system] {
+			t.Errorf("%+v", d)
+		}
+	}
+}

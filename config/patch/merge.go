@@ -125,36 +125,41 @@ func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 			return old, nil
 		}
 	}
-	places := map[string]int{}
+	return old, mergeEntries(old, patch, key, path)
+}
+
+// mergeEntries merges two lists whose entries are told apart by a key.
+func mergeEntries(old, patch *yaml.Node, key, path string) error {
+	places := map[string][]int{} // of what no entry of the patch was merged into yet
 	for i, entry := range old.Content {
 		if id := field(entry, key); id != nil {
-			if _, again := places[id.Value]; !again {
-				places[id.Value] = i
-			}
+			places[id.Value] = append(places[id.Value], i)
 		}
 	}
 	gone := map[int]bool{}
 	for _, entry := range patch.Content {
 		id := field(entry, key)
 		if id == nil {
-			return nil, fmt.Errorf("%s: an entry has no %s, by which it could be told from others", path, key)
+			return fmt.Errorf("%s: an entry has no %s, by which it could be told from others", path, key)
 		}
-		at, known := places[id.Value]
 		var before *yaml.Node
-		if known {
-			before = old.Content[at]
+		known := places[id.Value]
+		if len(known) > 0 {
+			before = old.Content[known[0]]
 		}
 		after, err := merge(before, entry, path+"[]")
 		switch {
 		case err != nil:
-			return nil, err
-		case after == nil && known:
-			gone[at] = true
+			return err
 		case after == nil:
-		case known:
-			old.Content[at] = after
+			for _, i := range known {
+				gone[i] = true
+			}
+			delete(places, id.Value)
+		case before != nil:
+			old.Content[known[0]] = after
+			places[id.Value] = known[1:]
 		default:
-			places[id.Value] = len(old.Content)
 			old.Content = append(old.Content, after)
 		}
 	}
@@ -165,7 +170,7 @@ func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 		}
 	}
 	old.Content = kept
-	return old, nil
+	return nil
 }
 
 // isReplaceOnly reports whether an entry is nothing but the order to replace

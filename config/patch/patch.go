@@ -10,8 +10,9 @@
 //     and "$patch: replace" takes the mapping as it is;
 //   - lists whose entries have an identity (config.ListKey: interfaces by their
 //     name, files by their path, and so on) merge entry by entry, new ones come
-//     last; "$patch: delete" in an entry deletes it, "$patch: replace" takes the
-//     entry as it is, and "- $patch: replace" alone makes the list the one given;
+//     last, and the second entry of a name goes to the second; "$patch: delete"
+//     in an entry deletes all of its name, "$patch: replace" takes the entry as it
+//     is, and "- $patch: replace" alone makes the list the one given;
 //   - anything else replaces what was there.
 //
 // The patch is applied on the client. The node only ever sees whole documents,

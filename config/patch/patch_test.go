@@ -141,6 +141,7 @@ var patches = []struct{ name, patch, want string }{
 	{"entry of an entry", "machine: {network: {interfaces: [{interface: wlan0, vlans: [{vlanId: 5, mtu: 1200}]}]}}", "-          - {vlanId: 5, mtu: 1300}\n+          - {vlanId: 5, mtu: 1200}\n"},
 	{"delete an entry", "machine: {network: {interfaces: [{interface: eth0, $patch: delete}]}}", "-      # the wall\n-      - interface: eth0\n-        dhcp: true\n"},
 	{"delete no entry", "machine: {network: {interfaces: [{interface: eth7, $patch: delete}]}}", ""},
+	{"two entries of a name", "machine: {network: {interfaces: [{interface: lo, cidr: 10.0.0.1/8}, {interface: lo, cidr: 10.0.0.2/8}]}}", "+      - {interface: lo, cidr: 10.0.0.1/8}\n+      - {interface: lo, cidr: 10.0.0.2/8}\n"},
 	{"replace an entry", "machine: {network: {interfaces: [{interface: eth0, $patch: replace, mtu: 9000}]}}", "-        dhcp: true\n+        mtu: 9000\n"},
 	{"replace a list", "machine: {network: {interfaces: [{$patch: replace}, {interface: eth5}]}}",
 		"-      # the wall\n-      - interface: eth0\n-        dhcp: true\n-      # the air\n-      - interface: wlan0\n-        mtu: 1400\n-        vlans:\n-          - {vlanId: 5, mtu: 1300}\n+      - {interface: eth5}\n"},

@@ -45,6 +45,7 @@ type realNode struct {
 	config  *config.Config
 	store   *resource.Store
 	etcdURL string
+	now     func() time.Time // of the secrets; nil: time.Now
 }
 
 // S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control plane
@@ -89,7 +90,7 @@ func (n *realNode) prepare() {
 
 func (n *realNode) runControllers() {
 	controllers := append(
-		secrets.Controllers(secrets.Options{Dir: n.path("secrets")}),
+		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now}),
 		Controllers(Options{
 			Logs: logs.New(testWriter{n.t}), ManifestsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
@@ -103,19 +104,15 @@ func (n *realNode) runControllers() {
 }
 
 func (n *realNode) startEtcd() {
-	var keys secrets.EtcdSpec
 	eventually.That(n.t, 10*time.Second, "etcd's certificates", func() error {
-		o, err := secrets.Etcd.Get(n.store, secrets.EtcdID)
-		keys = o.Spec
+		_, err := secrets.Statuses.Get(n.store, secrets.EtcdID)
 		return err
 	})
-	for name, data := range map[string][]byte{"ca": keys.CA, "crt": keys.ServerCert, "key": keys.ServerKey} {
-		put(n.t, os.WriteFile(n.path("etcd-"+name), data, 0o600))
-	}
+	file := func(name string) string { return n.path("secrets", secrets.EtcdID, name) }
 	peer := "http://127.0.0.1:" + strconv.Itoa(freePort(n.t))
 	n.start("etcd", "--data-dir="+n.path("etcd"), "--listen-client-urls="+n.etcdURL, "--advertise-client-urls="+n.etcdURL,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--unsafe-no-fsync",
-		"--client-cert-auth", "--trusted-ca-file="+n.path("etcd-ca"), "--cert-file="+n.path("etcd-crt"), "--key-file="+n.path("etcd-key"))
+		"--client-cert-auth", "--trusted-ca-file="+file("ca.crt"), "--cert-file="+file("server.crt"), "--key-file="+file("server.key"))
 	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL}))
 }
 

@@ -83,14 +83,14 @@ func (o Options) writeFiles() error {
 }
 
 // writeClient gives the kubelet its first certificate, in the place and form in
-// which it keeps those that it renews itself. What is there and still good stays.
+// which it keeps those that it renews itself. What is there and still good stays;
+// the endpoint may be another one than at the last boot.
 func writeClient(cfg *config.Config, s secrets.KubeletSpec) error {
-	if have, err := os.ReadFile(clientFile); err == nil && stillGood(have, s, time.Now()) {
-		return nil
-	}
-	pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
-	if err := boot.WriteFile(clientFile, pair, 0o600); err != nil {
-		return err
+	if have, err := os.ReadFile(clientFile); err != nil || !stillGood(have, s, time.Now()) {
+		pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
+		if err := boot.WriteFile(clientFile, pair, 0o600); err != nil {
+			return err
+		}
 	}
 	data, err := yaml.Marshal(kubeconfigFor(cfg, object{"client-certificate": clientFile, "client-key": clientFile}))
 	if err != nil {

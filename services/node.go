@@ -12,13 +12,17 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/api"
+	"github.com/garboard-os/garboard/services/apid"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/controlplane"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/etcd"
+	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/kubelet"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
@@ -49,6 +53,7 @@ type Node struct {
 	Store   *resource.Store
 	graph   *dag.Graph
 	runtime *resource.Runtime
+	api     *api.Server
 	report  reporter
 	logs    *logs.Logs
 }
@@ -78,13 +83,16 @@ func NewNode(o Options) (*Node, error) {
 		// Depends on nothing.
 		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}),
 		// On udevd.
+		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline}),
+		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
 		}),
 		// On machined.
 		d.Service(),
-		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
+		// On disks.
+		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		// On networkd and disks.
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		// On disks.
@@ -97,13 +105,20 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{sysctl.New(sysctl.Options{Mode: o.Mode})},
+		[]resource.Controller{machine.TypeController{}, sysctl.New(sysctl.Options{Mode: o.Mode})},
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{Logs: o.Logs}),
 	)
 	n.runtime, err = resource.NewRuntime(store, o.Logs.Logger("controller-runtime"), controllers...)
 	if err != nil {
 		return nil, fmt.Errorf("controllers: %w", err)
+	}
+	n.api, err = api.New(api.Options{
+		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
+		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
+	})
+	if err != nil {
+		return nil, err
 	}
 	chartTo, _ := o.Cmdline.Get(paramChart)
 	n.report = reporter{graph: n.graph, store: store, logs: o.Logs, chartTo: chartTo, since: since}
@@ -122,10 +137,30 @@ func (n *Node) Run(ctx context.Context) error {
 			n.logs.Logger("controller-runtime").Error("controllers ended", slog.Any("err", err))
 		}
 	})
+	wg.Go(func() {
+		if err := n.api.Run(rctx); err != nil {
+			n.logs.Logger(api.LogID).Error("the machine API ended", slog.Any("err", err))
+		}
+	})
 	events := n.graph.Subscribe(rctx)
 	wg.Go(func() { n.report.run(rctx, events) })
 	err := n.graph.Run(ctx)
 	stopControllers()
 	wg.Wait()
 	return err
+}
+
+// listDisks shows the disks as the API has them.
+func listDisks(d *disks.Disks) func(context.Context) ([]*garboardv1.Disk, error) {
+	return func(context.Context) ([]*garboardv1.Disk, error) {
+		found, err := d.List()
+		var all []*garboardv1.Disk
+		for _, disk := range found {
+			all = append(all, &garboardv1.Disk{
+				Device: disk.Path, Size: uint64(disk.Size), Model: disk.Model, Serial: disk.Serial, Bus: disk.Bus,
+				ReadOnly: disk.ReadOnly, System: disk.System, Content: disk.Holds,
+			})
+		}
+		return all, err
+	}
 }

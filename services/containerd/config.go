@@ -1,9 +1,7 @@
 package containerd
 
 import (
-	"fmt"
 	"path/filepath"
-	"strings"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -22,8 +20,8 @@ type table = map[string]any
 
 // renderConfig is containerd's own configuration (version 3, containerd 2.x).
 // The user's drop-ins in /var/cri/conf.d are merged over it by containerd
-// (acceptance S-143).
-func renderConfig(mode boot.Mode) ([]byte, error) {
+// (acceptance S-143). It may hold passwords of registries.
+func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 	runtime := table{
 		"containerd": table{
 			"default_runtime_name": "runc",
@@ -40,7 +38,7 @@ func renderConfig(mode boot.Mode) ([]byte, error) {
 	}
 	images := table{
 		"pinned_images": table{"sandbox": config.DefaultPauseImage},
-		"registry":      table{"config_path": hostsDir},
+		"registry":      table{"config_path": hostsDir, "configs": logins(r)},
 		// As for the system's own images: see unpackOptions.
 		"image_pull_with_sync_fs": syncLayers(mode),
 	}
@@ -63,32 +61,4 @@ func renderConfig(mode boot.Mode) ([]byte, error) {
 			"io.containerd.cri.v1.images":  images,
 		},
 	})
-}
-
-// mirrorHosts is one hosts.toml per mirrored registry, by the name of the
-// directory that containerd looks in; '*' is its "_default". The registry's host
-// is dropped from the reference, the path asked of each endpoint as it is
-// (acceptance S-126, S-127).
-func mirrorHosts(mirrors map[string]config.Mirror) map[string][]byte {
-	out := make(map[string][]byte, len(mirrors))
-	for registry, mirror := range mirrors {
-		var b strings.Builder
-		for _, endpoint := range mirror.Endpoints {
-			u := endpoint.URL
-			// An endpoint's own path replaces /v2 in containerd's view, so it has to
-			// carry the API's root itself.
-			path := strings.TrimRight(u.Path, "/")
-			if !strings.HasSuffix(path, "/v2") {
-				path += "/v2"
-			}
-			u.Path = path
-			fmt.Fprintf(&b, "[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n  override_path = true\n", u.String())
-		}
-		dir := registry
-		if registry == "*" {
-			dir = "_default"
-		}
-		out[dir] = []byte(b.String())
-	}
-	return out
 }

@@ -35,12 +35,12 @@ func TestS127MirrorHosts(t *testing.T) {
 		{"docker.io", "docker.io", []string{"https://a.example", "https://b.example/cache"}, []string{"https://a.example/v2", "https://b.example/cache/v2"}},
 		{"ghcr.io", "ghcr.io", []string{"https://a.example/x/v2/"}, []string{"https://a.example/x/v2"}},
 	} {
-		hosts := mirrorHosts(map[string]config.Mirror{tt.registry: mirror(t, tt.endpoints...)})
-		data, ok := hosts[tt.dir]
-		if !ok {
-			t.Errorf("%s: no hosts.toml in %s: %v", tt.registry, tt.dir, hosts)
+		files := hostFiles(config.Registries{Mirrors: map[string]config.Mirror{tt.registry: mirror(t, tt.endpoints...)}})
+		if len(files) != 1 || files[0].path != tt.dir+"/hosts.toml" {
+			t.Errorf("%s: no hosts.toml in %s: %v", tt.registry, tt.dir, files)
 			continue
 		}
+		data := files[0].data
 		var parsed struct {
 			Host map[string]struct {
 				Capabilities []string `toml:"capabilities"`
@@ -71,7 +71,7 @@ func TestS127MirrorHosts(t *testing.T) {
 func TestS143ConfigImportsDropIns(t *testing.T) {
 	t.Parallel()
 	for mode, restrict := range map[boot.Mode]bool{boot.Machine: false, boot.Container: true} {
-		data, err := renderConfig(mode)
+		data, err := renderConfig(mode, config.Registries{})
 		if err != nil {
 			t.Fatal(err)
 		}

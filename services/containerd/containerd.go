@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/log"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/process"
@@ -75,7 +76,7 @@ func (c *Containerd) Service() dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		DependsOn:  []string{"disks"},
+		DependsOn:  []string{"disks", "files"},
 		Prepare:    c.prepare,
 		Run:        c.run,
 		Health:     &dag.Health{Check: c.healthy, Period: healthPeriod, Timeout: dialTimeout},
@@ -84,12 +85,17 @@ func (c *Containerd) Service() dag.Service {
 	}
 }
 
-func (c *Containerd) prepare(_ context.Context, _ *dag.Handle) error {
+func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 	cfg, err := machine.Config(c.Store)
 	if err != nil {
 		return err
 	}
-	data, err := renderConfig(c.Mode)
+	// It reads its drop-ins and the authorities only when it starts, and may be
+	// started anew because they have just changed.
+	if err := files.Await(ctx, c.Store); err != nil {
+		return err
+	}
+	data, err := renderConfig(c.Mode, cfg.Machine.Registries)
 	if err != nil {
 		return fmt.Errorf("render %s: %w", configFile, err)
 	}
@@ -98,17 +104,8 @@ func (c *Containerd) prepare(_ context.Context, _ *dag.Handle) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(hostsDir); err != nil {
+	if err := writeHosts(hostsDir, cfg.Machine.Registries); err != nil {
 		return err
-	}
-	for registry, hosts := range mirrorHosts(cfg.Machine.Registries.Mirrors) {
-		dir := filepath.Join(hostsDir, registry)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		if err := boot.WriteFile(filepath.Join(dir, "hosts.toml"), hosts, 0o644); err != nil {
-			return err
-		}
 	}
 	return boot.WriteFile(configFile, data, 0o600)
 }

@@ -10,15 +10,13 @@ import (
 
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/diff"
-	"github.com/containerd/containerd/v2/core/remotes"
-	"github.com/containerd/containerd/v2/core/remotes/docker"
-	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/machine"
 )
 
 const (
@@ -67,9 +65,15 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(
 	img, err := cl.GetImage(ctx, ref)
 	switch {
 	case errdefs.IsNotFound(err):
+		cfg, err := machine.Config(c.Store)
+		if err != nil {
+			return nil, err
+		}
 		tell("Pulling image " + ref)
+		from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
+		defer done()
 		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
-			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(resolver(ctx)))
+			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(from))
 		if err != nil {
 			return nil, pullError(ref, err)
 		}
@@ -117,16 +121,6 @@ func pullError(ref string, err error) error {
 
 func (r *Runner) image(ctx context.Context, ref string, tell func(string)) (client.Image, error) {
 	return r.Containerd.Pull(ctx, Namespace, ref, tell)
-}
-
-// resolver goes the way of the mirrors that the CRI uses too: one hosts
-// directory for both.
-func resolver(ctx context.Context) remotes.Resolver {
-	return docker.NewResolver(docker.ResolverOptions{
-		Hosts: dockerconfig.ConfigureHosts(ctx, dockerconfig.HostOptions{
-			HostDir: dockerconfig.HostDirFromRoot(hostsDir),
-		}),
-	})
 }
 
 // Run is the service's run function.

@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -62,6 +61,43 @@ var Statuses = resource.Define[Status](resource.Definition{
 	},
 })
 
+// Layout is what the service has done last.
+type Layout struct {
+	Config   uint64 `yaml:"config"` // the version of the machine configuration that it was for
+	Files    int    `yaml:"files"`
+	Problems int    `yaml:"problems"`
+}
+
+// Layouts has one object, LayoutID, once the service has been through.
+var Layouts = resource.Define[Layout](resource.Definition{
+	Type:      "FileLayouts.runtime.garboard.dev",
+	Kind:      "FileLayout",
+	Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "CONFIG", Value: func(s any) string { return strconv.FormatUint(s.(Layout).Config, 10) }},
+		{Name: "FILES", Value: func(s any) string { return strconv.Itoa(s.(Layout).Files) }},
+		{Name: "PROBLEMS", Value: func(s any) string { return strconv.Itoa(s.(Layout).Problems) }},
+	},
+})
+
+// LayoutID names the one layout.
+const LayoutID = "files"
+
+// layTime is ample for writing what fits into a configuration.
+const layTime = 30 * time.Second
+
+// Await returns once the files are those of the configuration that applies now:
+// for who reads some at its start, and may be started anew because they change.
+func Await(ctx context.Context, s *resource.Store) error {
+	o, err := machine.Configs.Get(s, machine.ConfigID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, layTime)
+	defer cancel()
+	return Layouts.When(s, LayoutID, "the files of the configuration to be laid", func(l Layout) bool { return l.Config >= o.Version }).Wait(ctx)
+}
+
 // Options are what the service stands on.
 type Options struct {
 	Store *resource.Store
@@ -72,12 +108,12 @@ type Options struct {
 	image func() (image, error)
 }
 
-// Daemon is the service.
+// Daemon is the service; its state belongs to the goroutine of run, and outlives
+// a restart of the service.
 type Daemon struct {
 	o   Options
 	log *slog.Logger
 
-	mu     sync.Mutex        // guards the following, and the files: one lays at a time
 	laid   map[string]string // by path: the digest of what was laid; nil before the first time
 	made   map[string]bool   // directories that were made for files
 	told   map[string]string // by path: the problem that was told
@@ -108,10 +144,10 @@ func (d *Daemon) Service() dag.Service {
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
-	if err := d.Lay(); err != nil {
+	if err := d.follow(); err != nil {
 		return err
 	}
-	h.Started(fmt.Sprintf("%d files laid", d.count()))
+	h.Started(fmt.Sprintf("%d files laid", len(d.laid)))
 	retry := time.NewTicker(retryEvery)
 	defer retry.Stop()
 	for {
@@ -122,43 +158,24 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		case <-configs:
 			again = true
 		case <-retry.C:
-			again = d.incomplete()
+			again = d.broken
 		}
 		if !again {
 			continue
 		}
-		if err := d.Lay(); err != nil {
+		if err := d.follow(); err != nil {
 			return err
 		}
 	}
 }
 
-func (d *Daemon) count() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return len(d.laid)
-}
-
-func (d *Daemon) incomplete() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.broken
-}
-
-// Lay makes the files what the configuration says now. The service does that at
-// each change; who reads such files at its start calls it before, as the change
-// that it is restarted for may be a moment old. Entries that can't be laid are
-// told in their status and in the log; the error is about all of them.
-func (d *Daemon) Lay() error {
-	cfg, err := machine.Config(d.o.Store)
-	if errors.Is(err, resource.ErrNotFound) {
-		return nil
-	}
+// follow makes the files what the configuration says now. Entries that can't be
+// laid are told in their status and in the log; an error is about all of them.
+func (d *Daemon) follow() error {
+	cfg, err := machine.Configs.Get(d.o.Store, machine.ConfigID)
 	if err != nil {
 		return err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	img, err := d.o.image()
 	if err != nil {
 		return err
@@ -170,10 +187,14 @@ func (d *Daemon) Lay() error {
 			d.laid = map[string]string{}
 		}
 	}
-	return d.lay(img, cfg.Machine.Files)
+	problems, err := d.lay(img, cfg.Spec.Machine.Files)
+	if err != nil {
+		return err
+	}
+	return Layouts.Put(d.o.Store.As(ID), LayoutID, Layout{Config: cfg.Version, Files: len(d.laid), Problems: problems})
 }
 
-func (d *Daemon) lay(img image, entries []config.File) error {
+func (d *Daemon) lay(img image, entries []config.File) (problems int, err error) {
 	wanted, order, statuses := d.plan(img, entries)
 	d.broken = false
 	for path := range d.laid {
@@ -199,12 +220,12 @@ func (d *Daemon) lay(img image, entries []config.File) error {
 }
 
 // publish writes the statuses and tells each new problem once.
-func (d *Daemon) publish(statuses map[string]Status) error {
+func (d *Daemon) publish(statuses map[string]Status) (problems int, err error) {
 	w := d.o.Store.As(ID)
 	var errs []error
 	for name, s := range statuses {
 		if s.Problem != "" {
-			d.broken = true
+			problems++
 			if d.told[name] != s.Problem {
 				d.log.Warn(fmt.Sprintf("machine.files: %s: %s", name, s.Problem))
 			}
@@ -218,7 +239,8 @@ func (d *Daemon) publish(statuses map[string]Status) error {
 			errs = append(errs, Statuses.Delete(w, old.ID))
 		}
 	}
-	return errors.Join(errs...)
+	d.broken = d.broken || problems > 0
+	return problems, errors.Join(errs...)
 }
 
 // at is where a path is in a test's root.

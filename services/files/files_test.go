@@ -87,7 +87,7 @@ func (b *bench) configure(entries ...config.File) {
 func (b *bench) lay(entries ...config.File) {
 	b.t.Helper()
 	b.configure(entries...)
-	must(b.t, b.d.Lay())
+	must(b.t, b.d.follow())
 }
 
 func (b *bench) is(path, want string, perm fs.FileMode) {
@@ -281,7 +281,7 @@ func TestServiceFollows(t *testing.T) {
 		synctest.Wait()
 		b.is("/var/x", "mine", 0o644)
 		b.configure(entry("/etc/x", "2", config.FileCreate))
-		synctest.Wait()
+		must(t, Await(ctx, b.store))
 		b.is("/etc/x", "2", 0o644)
 		b.gone("/var/x")
 		o, err := Statuses.Get(b.store, "/etc/x")

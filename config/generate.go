@@ -116,7 +116,7 @@ func kubernetesImages(version string) (func(image string) string, error) {
 		version = "v" + version
 	}
 	if !kubernetesVersion.MatchString(version) {
-		return nil, fmt.Errorf("Kubernetes %s isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
+		return nil, fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
 	}
 	return func(image string) string { return strings.TrimSuffix(image, KubernetesVersion) + version }, nil
 }

@@ -1,0 +1,148 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/garboard-os/garboard/api/garboardv1"
+)
+
+// Severities by their short names.
+const (
+	info    = garboardv1.Finding_SEVERITY_INFO
+	warning = garboardv1.Finding_SEVERITY_WARNING
+	failure = garboardv1.Finding_SEVERITY_ERROR
+)
+
+// Bounds of what a finding carries: it is read by a person.
+const (
+	maxEvidence     = 8   // lines
+	maxEvidenceLine = 600 // bytes
+)
+
+// condition is something that can be the matter with a node.
+type condition struct {
+	id       string
+	severity garboardv1.Finding_Severity
+	// sees is what a person sees of it, for the catalogue.
+	sees string
+	// why and next are for findings that know no better, and for the catalogue.
+	why, next string
+	// follows are the conditions that explain this one where they hold, the
+	// likeliest root first. They are before this one in the table.
+	follows []string
+	holds   func(*snapshot) []finding
+}
+
+// finding is that a condition holds.
+type finding struct {
+	what      string
+	why, next string // "": the condition's
+	evidence  []string
+	since     time.Time
+	// passing: it is younger than what it normally takes.
+	passing  bool
+	severity garboardv1.Finding_Severity // 0: the condition's
+
+	of      *condition
+	cause   *condition // what it follows from; nil: nothing that holds
+	ordinal int        // of the condition in the table
+}
+
+// conditions are all of them, causes before consequences.
+var conditions = slices.Concat(machineConditions, networkConditions, serviceConditions, etcdConditions, kubeletConditions,
+	controlPlaneConditions, endpointConditions, nodeConditions, configurationConditions)
+
+// judge asks every condition, and puts causes before their consequences.
+func judge(s *snapshot) []*garboardv1.Finding {
+	var found []*finding
+	held := map[string]*condition{}
+	for i := range conditions {
+		c := &conditions[i]
+		for _, f := range c.holds(s) {
+			f.of, f.ordinal = c, i
+			if f.severity == 0 {
+				f.severity = c.severity
+			}
+			if f.passing {
+				f.severity = info
+			}
+			found = append(found, &f)
+			held[c.id] = c
+		}
+	}
+	fold(found, held)
+	slices.SortStableFunc(found, func(a, b *finding) int {
+		return cmp.Or(-cmp.Compare(a.severity, b.severity), cmp.Compare(a.ordinal, b.ordinal))
+	})
+	out := make([]*garboardv1.Finding, 0, len(found))
+	for _, f := range found {
+		out = append(out, f.message())
+	}
+	return out
+}
+
+// fold makes consequences what they are: they pass when their cause does. A cause
+// is as bad as what follows from it.
+func fold(found []*finding, held map[string]*condition) {
+	worst := map[*condition]garboardv1.Finding_Severity{}
+	for _, f := range found {
+		for _, id := range f.of.follows {
+			if c := held[id]; c != nil {
+				f.cause = c
+				break
+			}
+		}
+	}
+	// Consequences of consequences come later in the table than those, so going
+	// backwards carries their severity to the root.
+	for _, f := range slices.Backward(found) {
+		f.severity = max(f.severity, worst[f.of])
+		if f.cause != nil {
+			worst[f.cause] = max(worst[f.cause], f.severity)
+			f.severity = info
+		}
+	}
+}
+
+func (f *finding) message() *garboardv1.Finding {
+	m := &garboardv1.Finding{
+		Severity: f.severity, Id: f.of.id, What: f.what, Why: cmp.Or(f.why, f.of.why), Next: cmp.Or(f.next, f.of.next), Evidence: bounded(f.evidence),
+	}
+	if f.cause != nil {
+		m.Why = fmt.Sprintf("Follows from %s. %s", f.cause.id, m.Why)
+		m.Next = fmt.Sprintf("End %s first. %s", f.cause.id, m.Next)
+	}
+	if !f.since.IsZero() {
+		m.Since = timestamppb.New(f.since)
+	}
+	return m
+}
+
+// bounded keeps the evidence readable, and valid as text: logs hold anything.
+func bounded(lines []string) []string {
+	var out []string
+	for _, line := range lines {
+		line = strings.ToValidUTF8(strings.TrimSpace(line), "\uFFFD")
+		if len(line) > maxEvidenceLine {
+			cut := maxEvidenceLine
+			for !utf8.RuneStart(line[cut]) {
+				cut--
+			}
+			line = line[:cut] + "…"
+		}
+		if line != "" && !slices.Contains(out, line) && len(out) < maxEvidence {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// one is the result of a condition that holds at most once.
+func one(f finding) []finding { return []finding{f} }

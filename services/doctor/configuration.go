@@ -1,0 +1,51 @@
+package doctor
+
+import (
+	"fmt"
+	"time"
+)
+
+var configurationConditions = []condition{
+	{
+		id: "configuration-tried", severity: warning,
+		sees: "A change of the configuration is undone after a while.",
+		why:  "It was applied with --mode=try: it is undone unless somebody confirms it.",
+		next: "If the node does well, confirm it: gbctl config confirm. Else wait, or undo it: gbctl config rollback.",
+		holds: func(s *snapshot) []finding {
+			t := s.situation.Try
+			if t.IsZero() {
+				return nil
+			}
+			return one(finding{what: fmt.Sprintf("A change of the configuration is being tried, and is undone in %s.", max(t.Sub(s.now), 0).Round(time.Second)),
+				evidence: []string{fmt.Sprintf("configuration version %d: tried until %s", s.situation.Version, stamp(t))}})
+		},
+	},
+	{
+		id: "configuration-staged", severity: info,
+		sees: "A change of the configuration doesn't show.",
+		why:  "It was applied with --on-reboot, or holds a field that takes effect at the next boot only.",
+		next: "Reboot the node when it suits: gbctl reboot.",
+		holds: func(s *snapshot) []finding {
+			if !s.situation.Staged {
+				return nil
+			}
+			return one(finding{what: "A configuration waits for the next boot.", evidence: []string{fmt.Sprintf("configuration version %d: staged", s.situation.Version)}})
+		},
+	},
+	{
+		id: "configuration-warnings", severity: warning,
+		sees: "gbctl validate, and machined at boot, warn of fields.",
+		why:  "What the configuration says is accepted, and is deprecated or risky.",
+		next: "Change it as the warning says: gbctl edit mc.",
+		holds: func(s *snapshot) []finding {
+			if len(s.warnings) == 0 {
+				return nil
+			}
+			f := finding{what: fmt.Sprintf("The configuration has %d warnings.", len(s.warnings))}
+			for _, w := range s.warnings {
+				f.evidence = append(f.evidence, w.String())
+			}
+			return one(f)
+		},
+	},
+}

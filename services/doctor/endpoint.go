@@ -1,0 +1,203 @@
+package doctor
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+)
+
+const (
+	// expireSoon: a leaf is renewed three months before its end; one that is still
+	// there a month later is not.
+	expireSoon = 60 * 24 * time.Hour
+	// authoritySoon: to replace an authority takes a change of every node.
+	authoritySoon = 180 * 24 * time.Hour
+)
+
+var endpointConditions = []condition{
+	{
+		id: "endpoint-not-resolving", severity: failure,
+		sees:    "lookup …: no such host; kubelets can't reach the API server.",
+		why:     "The name in cluster.controlPlane.endpoint can't be resolved.",
+		next:    "Make a record for it, correct the name, or the name servers in machine.network.nameservers.",
+		follows: []string{"network-no-address", "no-nameserver", "network-no-route"},
+		holds: func(s *snapshot) []finding {
+			e := s.endpoint
+			if e == nil || e.resolve == nil {
+				return nil
+			}
+			return one(finding{what: fmt.Sprintf("The cluster's endpoint %s can't be resolved.", e.url), evidence: []string{e.resolve.Error()}})
+		},
+	},
+	{
+		id: "endpoint-other-cluster", severity: failure,
+		sees: `x509: certificate signed by unknown authority … "kubernetes"`,
+		why:  "cluster.controlPlane.endpoint points to another cluster (or to something between that ends TLS): its certificate is not signed by this cluster's authority.",
+		next: "Correct cluster.controlPlane.endpoint, or what it points to: DNS, load balancer, shared address. If the configuration was made anew for an old cluster, make it from that cluster's secrets.",
+		holds: func(s *snapshot) []finding {
+			return s.eachAnswer(func(a answer) string {
+				var unknown x509.UnknownAuthorityError
+				if !errors.As(a.err, &unknown) {
+					return ""
+				}
+				return "shows a certificate of another cluster"
+			})
+		},
+	},
+	{
+		id: "endpoint-wrong-name", severity: failure,
+		sees: "x509: certificate is valid for …, not …",
+		why:  "The API server at the endpoint has no certificate for the name or address in cluster.controlPlane.endpoint.",
+		next: "Give all control planes the same cluster.controlPlane.endpoint, or add the name to cluster.apiServer.certSANs.",
+		holds: func(s *snapshot) []finding {
+			return s.eachAnswer(func(a answer) string {
+				var name x509.HostnameError
+				if !errors.As(a.err, &name) {
+					return ""
+				}
+				return "shows a certificate for other names"
+			})
+		},
+	},
+	{
+		id: "endpoint-not-kubernetes", severity: failure,
+		sees: "http: server gave HTTP response to HTTPS client, or 404 page not found.",
+		why:  "Something else than a Kubernetes API server listens there.",
+		next: "Correct cluster.controlPlane.endpoint (host and port), or what it points to.",
+		holds: func(s *snapshot) []finding {
+			return s.eachAnswer(func(a answer) string {
+				if a.err != nil && (strings.Contains(a.err.Error(), "HTTP response to HTTPS client") || strings.Contains(a.err.Error(), "first record does not look like a TLS handshake")) ||
+					a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok") {
+					return "is no Kubernetes API server"
+				}
+				return ""
+			})
+		},
+	},
+	{
+		id: "endpoint-not-answering", severity: failure,
+		sees:    "dial tcp …: connection refused, no route to host, or i/o timeout; or an error on the server, at the endpoint.",
+		why:     "No API server answers at cluster.controlPlane.endpoint: none runs yet, or it points to nobody.",
+		next:    "It must always point to a healthy API server: the address of a control plane, a load balancer that checks port 6443, or a shared address. Start the control plane, or correct it.",
+		follows: append([]string{"network-no-address", "network-no-route", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated"}, "apiserver-not-running"),
+		holds:   endpointSilent,
+	},
+	{
+		id: "certificate-expired", severity: failure,
+		sees:    "x509: certificate has expired or is not yet valid.",
+		why:     "A certificate is past its end.",
+		next:    "Certificates that the node makes are replaced by themselves: see that the clock is right. Authorities, and what others have made, must be replaced in the configuration.",
+		follows: []string{"clock-wrong"},
+		holds: func(s *snapshot) []finding {
+			return s.expiring(func(left time.Duration, _ certificate) bool { return left <= 0 })
+		},
+	},
+	{
+		id: "certificate-expiring", severity: warning,
+		sees:    "Nothing yet.",
+		why:     "A certificate ends soon. Those that the node makes are replaced three months before: so replacing it fails.",
+		next:    "See gbctl logs controller-runtime; an authority must be replaced in the configuration of every node.",
+		follows: []string{"clock-wrong"},
+		holds: func(s *snapshot) []finding {
+			return s.expiring(func(left time.Duration, c certificate) bool {
+				if c.cert.IsCA {
+					return left > 0 && left <= authoritySoon
+				}
+				// What lives shorter than that is renewed by its own measure.
+				return left > 0 && left <= min(expireSoon, c.cert.NotAfter.Sub(c.cert.NotBefore)/10)
+			})
+		},
+	},
+}
+
+// eachAnswer is a finding for each address of the endpoint of which about has
+// something to say.
+func (s *snapshot) eachAnswer(about func(answer) string) []finding {
+	if s.endpoint == nil {
+		return nil
+	}
+	var out []finding
+	for _, a := range s.endpoint.answers {
+		what := about(a)
+		if what == "" {
+			continue
+		}
+		f := finding{what: fmt.Sprintf("The cluster's endpoint %s %s.", s.endpoint.url, what), evidence: []string{a.said()}}
+		if a.shown != nil {
+			sum := sha256.Sum256(a.shown.Raw)
+			f.evidence = append(f.evidence, fmt.Sprintf("it shows a certificate of %q for %v %v, issued by %q, SHA-256 %s",
+				a.shown.Subject, a.shown.DNSNames, a.shown.IPAddresses, a.shown.Issuer, hex.EncodeToString(sum[:])))
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// endpointSilent holds where nobody answers, or not all that should. What does
+// answer, and wrongly, is another condition's.
+func endpointSilent(s *snapshot) []finding {
+	e := s.endpoint
+	if e == nil || len(e.answers) == 0 {
+		return nil
+	}
+	var f finding
+	serving, mine := 0, false
+	for i, a := range e.answers {
+		mine = mine || s.isMine(e.addresses[i])
+		switch {
+		case a.ok() || a.shown != nil:
+			serving++
+		case a.err != nil || a.code >= http.StatusInternalServerError:
+			f.evidence = append(f.evidence, a.said())
+		}
+	}
+	if len(f.evidence) == 0 {
+		return nil
+	}
+	f.what = fmt.Sprintf("The cluster's endpoint %s doesn't answer.", e.url)
+	if serving > 0 {
+		f.severity = warning
+		f.what = fmt.Sprintf("%d of the %d addresses of the cluster's endpoint %s don't answer.", len(f.evidence), len(e.answers), e.url)
+		f.why = "One of the control planes is down, or the name has an address too many."
+		return one(f)
+	}
+	f.passing = s.sinceBoot < bootstrapTime
+	switch {
+	case mine:
+		f.why = "The endpoint is this node's own address, and its API server doesn't serve."
+	case s.controlPlane() && s.local != nil && s.local.ok():
+		f.passing = false
+		f.why = fmt.Sprintf("The API server of this node serves, and the endpoint is at %v, which is none of its addresses: it points elsewhere.", e.addresses)
+	case s.address != nil:
+		f.why = fmt.Sprintf("No API server answers at %v. This node is %s.", e.addresses, s.address.Primary)
+	}
+	return one(f)
+}
+
+// expiring are certificates by what is left of their time.
+func (s *snapshot) expiring(bad func(time.Duration, certificate) bool) []finding {
+	var out []finding
+	for _, c := range s.certificates {
+		left := c.cert.NotAfter.Sub(s.now)
+		if !bad(left, c) {
+			continue
+		}
+		f := finding{evidence: []string{fmt.Sprintf("certificate %q, issued by %q: valid from %s to %s; now it is %s",
+			c.cert.Subject, c.cert.Issuer, stamp(c.cert.NotBefore), stamp(c.cert.NotAfter), stamp(s.now))}}
+		if left <= 0 {
+			f.what, f.since = fmt.Sprintf("The certificate of %s has expired.", c.of), c.cert.NotAfter
+		} else {
+			f.what = fmt.Sprintf("The certificate of %s expires in %d days.", c.of, int(left.Hours()/24))
+		}
+		if !c.renewed {
+			f.why, f.next = "It is part of the configuration, and nobody replaces it by itself.", "Make a new one and apply it to all nodes, before the old one ends."
+		}
+		out = append(out, f)
+	}
+	return out
+}

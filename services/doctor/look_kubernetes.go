@@ -1,0 +1,124 @@
+package doctor
+
+import (
+	"context"
+	"sync"
+
+	"github.com/garboard-os/garboard/services/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes"
+	"github.com/garboard-os/garboard/services/secrets"
+)
+
+// How Kubernetes names what is looked at.
+const (
+	kubeSystem     = "kube-system"
+	csrVersion     = "certificates.k8s.io/v1"
+	csrKind        = "CertificateSigningRequest"
+	manifestPrefix = "garboard-" // of the static pods' files
+)
+
+// maxMissing objects of the manifests are named; one is enough to know.
+const maxMissing = 8
+
+// cluster is what Kubernetes said.
+type cluster struct {
+	through string // the URL that was asked
+	as      string // in whose name
+	err     error  // nobody to ask, or no answer at all
+
+	node       kubernetes.Object
+	nodeErr    error
+	csrs       []kubernetes.Object
+	csrsErr    error
+	pods       []kubernetes.Object
+	podsErr    error
+	missing    []string // objects of the manifests that aren't there
+	missingErr error
+}
+
+// lookAtCluster asks through this node's apiserver where there is one that serves,
+// else through the endpoint.
+func (d *Doctor) lookAtCluster(ctx context.Context, s *snapshot) func(*snapshot) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c := &cluster{}
+	client, err := d.client(ctx, s, c)
+	if err != nil {
+		c.err = err
+		return func(s *snapshot) { s.cluster = c }
+	}
+	defer client.Close()
+	if c.err = client.Ready(ctx); c.err != nil {
+		return func(s *snapshot) { s.cluster = c }
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		c.node, c.nodeErr = client.Get(ctx, kubernetes.Ref{APIVersion: "v1", Kind: "Node", Name: s.hostname})
+	})
+	wg.Go(func() {
+		list, err := client.List(ctx, kubernetes.Ref{APIVersion: csrVersion, Kind: csrKind}, kubernetes.Selection{})
+		c.csrs, c.csrsErr = list.Items(), err
+	})
+	wg.Go(func() {
+		list, err := client.List(ctx, kubernetes.Ref{APIVersion: "v1", Kind: "Pod", Namespace: kubeSystem}, kubernetes.Selection{Fields: "spec.nodeName=" + s.hostname})
+		c.pods, c.podsErr = list.Items(), err
+	})
+	if s.controlPlane() {
+		wg.Go(func() { c.missing, c.missingErr = d.missing(ctx, client) })
+	}
+	wg.Wait()
+	return func(s *snapshot) { s.cluster = c }
+}
+
+// client is one with the best rights that this node has: the administrator's on a
+// control plane, else the kubelet's, else those of a node that wants to join.
+func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubernetes.Client, error) {
+	through := s.config.Cluster.ControlPlane.Endpoint.String()
+	options := kubernetes.Options{Server: through, CA: s.config.Cluster.CA.Crt}
+	if o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID); err == nil {
+		c.as, c.through = "admin", o.Spec.LocalEndpoint
+		options.Cert, options.Key = o.Spec.Admin.Crt, o.Spec.Admin.Key
+		options.Server = o.Spec.LocalEndpoint
+		local, err := kubernetes.New(options)
+		if err != nil {
+			return nil, err
+		}
+		if local.Ready(ctx) == nil {
+			return local, nil
+		}
+		local.Close()
+		c.through, options.Server = through, through
+		return kubernetes.New(options)
+	}
+	c.through = through
+	if _, err := readSmall(d.path(clientFile)); err == nil {
+		c.as, options.CertFile = "system:node:"+s.hostname, d.path(clientFile)
+	} else {
+		c.as, options.Token = "the bootstrap token", string(s.config.Cluster.Token)
+	}
+	return kubernetes.New(options)
+}
+
+// missing are the objects of the manifests that Kubernetes doesn't have. They are
+// asked for one after the other, over one connection.
+func (d *Doctor) missing(ctx context.Context, client *kubernetes.Client) ([]string, error) {
+	var names []string
+	for _, m := range controlplane.Manifests.List(d.o.Store) {
+		for _, o := range m.Spec {
+			gone, err := client.Missing(ctx, o)
+			if kubernetes.IsNotFound(err) {
+				gone, err = true, nil // its kind isn't there
+			}
+			if err != nil {
+				return names, err
+			}
+			if gone {
+				names = append(names, m.ID+": "+o.String())
+			}
+			if len(names) == maxMissing {
+				return names, nil
+			}
+		}
+	}
+	return names, nil
+}

@@ -28,6 +28,9 @@ var helpers = map[string]func(args []string){
 	"behind":     helperBehind,
 	"grandchild": helperGrandchild,
 	"stubborn":   helperStubborn,
+	"adopter":    helperAdopter,
+	"midwife":    helperMidwife,
+	"late":       helperLate,
 	"say":        func(args []string) { fmt.Print(args[0]); os.Exit(3) },
 }
 

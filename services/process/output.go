@@ -107,9 +107,12 @@ func (c *Child) verdict(state *os.ProcessState, err error) error {
 	if err == nil {
 		return nil
 	}
-	// Who is killed has no time for last words: what it said before isn't why.
-	status, ok := state.Sys().(syscall.WaitStatus)
-	killed := ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+	killed := false
+	if state != nil { // nil: the kernel had no status for us
+		// Who is killed has no time for last words: what it said before isn't why.
+		status, ok := state.Sys().(syscall.WaitStatus)
+		killed = ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+	}
 	if last := c.tail.String(); last != "" && !killed {
 		return fmt.Errorf("run %s: %w: %s", describe(c.cmd), err, last)
 	}

@@ -4,8 +4,9 @@
 // namespace are C, run before Go's runtime has threads. PID 1 stays free of that
 // and starts this one, small and static, where it needs a sandbox.
 //
-// The subcommands are a table. `node` runs a whole node from its root filesystem,
-// for clusters whose nodes are containers.
+// The subcommands are a table. `service` makes the sandbox of one of a node's own
+// services. `node` runs a whole node from its root filesystem, for clusters whose
+// nodes are containers.
 package main
 
 import (
@@ -39,6 +40,8 @@ type command struct {
 var commands = []command{
 	{"node", "node SPEC         run the node that the JSON file SPEC (- is standard input) describes", runNode},
 	{insideCommand, insideCommand + " SPEC  the same, in the mount namespace (called by node)", runInside},
+	{"service", "service -         make the sandbox of a service, which standard input describes, and leave it to the caller", runService},
+	{insideServiceCommand, insideServiceCommand + " -  the same, in the mount namespace (called by service)", runServiceInside},
 	{shieldCommand, shieldCommand + " ROOT       cover the host's own settings below ROOT/proc (called by node)", runShield},
 }
 

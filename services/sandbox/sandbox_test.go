@@ -92,6 +92,9 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"node", "-"}, "must be started as the first process"},
 		{[]string{"node-inside", "-"}, "is for node to call"},
 		{[]string{"shield"}, "needs the node's root"},
+		{[]string{"service"}, "needs one spec"},
+		{[]string{"service", "/spec"}, "on standard input"},
+		{[]string{"service-inside"}, "is for service to call"},
 	} {
 		if err := run(tc.args); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%v: %v; want %q", tc.args, err, tc.want)

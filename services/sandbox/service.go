@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// insideServiceCommand is the second half of service.
+	insideServiceCommand = "service-inside"
+
+	// outputFD is where the service's own output goes. PID 1 reads its other end.
+	outputFD = 3
+
+	// goLine is PID 1's leave to run the program.
+	goLine = "go\n"
+	// maxSpec bounds the line with the spec: a hundred binds are a tenth of it.
+	maxSpec = 64 << 10
+)
+
+// serviceReply is what PID 1 is told of a sandbox that stands. Package sandboxed
+// of this module reads it; the two agree by this text, strictly.
+type serviceReply struct {
+	// PID is the service's process, as PID 1 sees it.
+	PID int `json:"pid"`
+	// Without lists what the sandbox lacks here, and why. PID 1 says so aloud.
+	Without []string `json:"without,omitempty"`
+}
+
+// runService makes the sandbox of one service, and leaves. Nothing of it stays
+// resident beside the service: the kernel gives the service to PID 1 as its child.
+//
+//	PID 1                      sandbox service                  the service
+//	  │ spec, one line (stdin) ───▶│
+//	  │                            │ unshare mounts, tmpfs,
+//	  │                            │ clone, cgroup, mounts ───────▶│ stops before exec
+//	  │◀─ {"pid":N} (stdout) ──────│                               │
+//	  │ Adopt(N): pidfd, noted     │                               │
+//	  │ "go" (stdin) ─────────────▶│ opens its fifo ──────────────▶│ exec the program
+//	  │◀────────────── exit 0 ─────┘                               │
+//	  │◀═══════════════════════ now PID 1's child ═════════════════│
+//
+// Whichever of the two ends meanwhile, the other sees the end of a pipe and gives
+// up: this process kills what it has made, and PID 1 kills and removes the cgroup,
+// which is all that can be left. libcontainer's state and the sandbox's root lie on
+// a tmpfs in this process' own mount namespace, and go with it.
+func runService(args []string) error {
+	if len(args) != 1 || args[0] != "-" {
+		return errors.New("service: needs one spec, on standard input (-)")
+	}
+	// Only this thread enters the new namespace; a program that is started from
+	// it, in the same process, has all its threads there.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	err := unix.Exec("/proc/self/exe", []string{os.Args[0], insideServiceCommand, args[0]}, os.Environ())
+	return fmt.Errorf("start again in the mount namespace: %w", err)
+}
+
+// runServiceInside is runService in its mount namespace.
+func runServiceInside(args []string) error {
+	if len(args) != 1 {
+		return fmt.Errorf("%s is for service to call", insideServiceCommand)
+	}
+	in := bufio.NewReaderSize(os.Stdin, maxSpec)
+	line, err := in.ReadSlice('\n')
+	if err != nil {
+		return fmt.Errorf("read the spec: %w", err)
+	}
+	spec, err := decodeServiceSpec(line)
+	if err != nil {
+		return fmt.Errorf("spec: %w", err)
+	}
+	output := os.NewFile(outputFD, "the service's output")
+	if _, err := output.Stat(); err != nil {
+		return fmt.Errorf("file descriptor %d: %w", outputFD, err)
+	}
+	unix.CloseOnExec(outputFD)
+	root, state, err := serviceMounts(spec)
+	if err != nil {
+		return err
+	}
+	s, reply, err := buildSandbox(spec, root, state, output)
+	if err != nil {
+		return err
+	}
+	if err := s.handOver(in, reply); err != nil {
+		s.kill()
+		return err
+	}
+	return nil
+}
+
+// sandboxed is a service that stops before its program is executed.
+type sandboxed struct {
+	container *libcontainer.Container
+	process   *libcontainer.Process
+}
+
+// buildSandbox makes the sandbox with a user namespace and, where that isn't
+// possible, without. (A kernel may have none to give; and inside a container whose
+// /proc is partly covered it lets no other user namespace mount one.)
+func buildSandbox(spec serviceSpec, root, state string, output *os.File) (*sandboxed, serviceReply, error) {
+	var reply serviceReply
+	s, err := startSandbox(spec, root, state, output, true)
+	if err != nil {
+		reply.Without = append(reply.Without, fmt.Sprintf("its own user namespace: %v", err))
+		if s, err = startSandbox(spec, root, state, output, false); err != nil {
+			return nil, reply, err
+		}
+	}
+	reply.PID, err = s.process.Pid()
+	if err != nil {
+		s.kill()
+		return nil, reply, fmt.Errorf("process of service %s: %w", spec.ID, err)
+	}
+	return s, reply, nil
+}
+
+func startSandbox(spec serviceSpec, root, state string, output *os.File, userNamespace bool) (*sandboxed, error) {
+	container, err := libcontainer.Create(state, spec.ID, serviceConfig(spec, root, userNamespace))
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	process := &libcontainer.Process{
+		Args:   spec.Args,
+		Env:    spec.Env,
+		UID:    spec.UID,
+		GID:    spec.UID,
+		Cwd:    "/",
+		Stdout: output,
+		Stderr: output,
+		Init:   true,
+	}
+	if err := container.Start(process); err != nil {
+		err = fmt.Errorf("start sandbox %s: %w", spec.ID, err)
+		if derr := container.Destroy(); derr != nil {
+			err = errors.Join(err, fmt.Errorf("remove sandbox %s: %w", spec.ID, derr))
+		}
+		return nil, err
+	}
+	return &sandboxed{container, process}, nil
+}
+
+// handOver tells PID 1 of the process, waits until it is known there, and lets it
+// run.
+func (s *sandboxed) handOver(in *bufio.Reader, reply serviceReply) error {
+	line, err := json.Marshal(reply)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stdout.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("tell the process: %w", err)
+	}
+	leave := make([]byte, len(goLine))
+	if _, err := io.ReadFull(in, leave); err != nil {
+		return fmt.Errorf("wait for leave to run: %w", err)
+	}
+	if string(leave) != goLine {
+		return fmt.Errorf("wait for leave to run: %q isn't it", leave)
+	}
+	return s.container.Exec()
+}
+
+// kill ends what was made; the cgroup is PID 1's to remove.
+func (s *sandboxed) kill() {
+	_ = s.process.Signal(unix.SIGKILL) // an error means that it's gone
+	_, _ = s.process.Wait()
+}
+
+// serviceMounts prepares this process' own mount namespace: spec.Work becomes a
+// tmpfs with the sandbox's root in it, empty but for the places to mount on.
+func serviceMounts(spec serviceSpec) (root, state string, err error) {
+	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+		return "", "", fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("sandbox", spec.Work, "tmpfs", quiet, "mode=0755,size=1m"); err != nil {
+		return "", "", fmt.Errorf("mount tmpfs on %s: %w", spec.Work, err)
+	}
+	root, state = filepath.Join(spec.Work, "root"), filepath.Join(spec.Work, "state")
+	for _, dir := range []string{root, state} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return "", "", err
+		}
+	}
+	places := []string{"/proc", "/dev", "/tmp"}
+	for _, b := range spec.Binds {
+		info, err := os.Stat(b.Source)
+		if err != nil {
+			return "", "", fmt.Errorf("bind: %w", err)
+		}
+		if info.IsDir() {
+			places = append(places, b.Target)
+			continue
+		}
+		if err := makeFile(filepath.Join(root, b.Target)); err != nil {
+			return "", "", err
+		}
+	}
+	for _, dir := range places {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return "", "", err
+		}
+	}
+	return root, state, nil
+}
+
+func makeFile(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"golang.org/x/sys/unix"
+)
+
+const goodServiceSpec = `{"id":"apid","args":["/sbin/init","apid"],"uid":50,"work":"/w","cgroup":"/system/apid",` +
+	`"binds":[{"source":"/s","target":"/s"},{"source":"/i","target":"/sbin/init","readOnly":true}],"memoryMax":67108864,"tasksMax":64,"oomScoreAdj":0}`
+
+func TestServiceSpec(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, from, to string
+		want           []string // all at once
+	}{
+		{"good", "", "", nil},
+		{"unknown key", `"id"`, `"caps":"all","id"`, []string{`unknown field "caps"`}},
+		{"a second spec", `"oomScoreAdj":0}`, `"oomScoreAdj":0}{}`, []string{"something follows"}},
+		{"root", `"uid":50`, `"uid":0`, []string{"uid: 0 isn't in 1 to 4999"}},
+		{"a pod's user", `"uid":50`, `"uid":65536`, []string{"uid: 65536"}},
+		{"no ceilings", `"memoryMax":67108864,"tasksMax":64`, `"memoryMax":0,"tasksMax":-1`, []string{"memoryMax: 0", "tasksMax: -1"}},
+		{"the node's cgroup", `/system/apid`, `/`, []string{"cgroup: the root cgroup is the node's"}},
+		{"unclean", `"/w"`, `"/w/../x"`, []string{`work: "/w/../x"`}},
+		{"relative", `"target":"/s"`, `"target":"s"`, []string{`binds[0].target: "s"`}},
+		{"over /proc", `"target":"/s"`, `"target":"/proc/sys"`, []string{"/proc/sys is the sandbox's own"}},
+		{"over the root", `"target":"/s"`, `"target":"/"`, []string{"/ is the sandbox's own"}},
+		{"a program that isn't shown", `"target":"/sbin/init"`, `"target":"/init"`, []string{"no bind shows /sbin/init"}},
+		{"nothing to run", `["/sbin/init","apid"]`, `[]`, []string{"args: empty"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			_, err := decodeServiceSpec([]byte(strings.Replace(goodServiceSpec, tc.from, tc.to, 1)))
+			if tc.want == nil && err != nil {
+				t.Error(err)
+			}
+			for _, want := range tc.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v; want %q in it", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestServiceConfig(t *testing.T) {
+	t.Parallel()
+	spec, err := decodeServiceSpec([]byte(goodServiceSpec))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, userNamespace := range []bool{true, false} {
+		c := serviceConfig(spec, "/root", userNamespace)
+		if got := c.Namespaces.Contains(configs.NEWUSER); got != userNamespace {
+			t.Errorf("user namespace: %v", got)
+		}
+		if c.Namespaces.Contains(configs.NEWNET) {
+			t.Error("the network isn't the node's")
+		}
+		caps := c.Capabilities
+		if all := slices.Concat(caps.Bounding, caps.Effective, caps.Permitted, caps.Inheritable, caps.Ambient); len(all) > 0 || !c.NoNewPrivileges || !c.Readonlyfs {
+			t.Errorf("capabilities %v, no new privileges %v, read-only %v", all, c.NoNewPrivileges, c.Readonlyfs)
+		}
+		// Only the program can be executed, and it can't be written to.
+		for _, m := range c.Mounts {
+			program := m.Destination == "/sbin/init"
+			if exec := m.Flags&unix.MS_NOEXEC == 0; exec != program || program && m.Flags&unix.MS_RDONLY == 0 {
+				t.Errorf("%s: flags %#x", m.Destination, m.Flags)
+			}
+		}
+	}
+}
+
+// What makes the list a sandbox, not only a list: these aren't in it.
+func TestServiceFilterLacks(t *testing.T) {
+	t.Parallel()
+	for _, name := range strings.Fields(`
+		fork vfork clone3 kill tkill pidfd_open pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev prctl seccomp execveat
+		mount umount2 pivot_root chroot open_tree move_mount fsopen unshare setns
+		bpf perf_event_open userfaultfd io_uring_setup io_uring_enter keyctl add_key request_key
+		init_module finit_module delete_module kexec_load reboot swapon ioctl ioperm iopl mknod mknodat personality
+		setuid setgid setresuid setresgid setgroups capset sethostname settimeofday clock_settime adjtimex quotactl acct syslog
+		link linkat symlink symlinkat chown fchown fchownat setxattr
+	`) {
+		for _, call := range serviceFilter.Syscalls {
+			if call.Name == name {
+				t.Errorf("%s is allowed", name)
+			}
+		}
+	}
+	for _, call := range limitedCalls {
+		if slices.Contains(serviceCalls, call.Name) {
+			t.Errorf("%s is limited, and allowed without limits", call.Name)
+		}
+	}
+}

@@ -26,8 +26,9 @@ require (
 require (
 	connectrpc.com/connect v1.21.1 // indirect
 	github.com/bufbuild/protocompile v0.14.1 // indirect
-	github.com/evanphx/json-patch/v5 v5.9.11 // indirect
+	github.com/evanphx/json-patch/v5 v5.9.11
 	github.com/rogpeppe/go-internal v1.16.0 // indirect
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	golang.org/x/sync v0.24.0 // indirect
 )
 

@@ -27,7 +27,7 @@ type Cluster struct {
 	// AllowSchedulingOnControlPlanes leaves control planes without their taint,
 	// so that a cluster of one node runs pods. Default false.
 	AllowSchedulingOnControlPlanes bool             `yaml:"allowSchedulingOnControlPlanes"`
-	ExtraManifests                 []URL            `yaml:"extraManifests"` // http or https
+	ExtraManifests                 []URL            `yaml:"extraManifests"` // http or https; applied at bootstrap
 	InlineManifests                []InlineManifest `yaml:"inlineManifests" key:"name"`
 }
 
@@ -84,24 +84,24 @@ type Etcd struct {
 
 // APIServer is kube-apiserver.
 type APIServer struct {
-	Image        string            `yaml:"image"` // default DefaultAPIServerImage
-	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"`
-	CertSANs     []string          `yaml:"certSANs"` // further names and addresses in its certificate
+	Image        string            `yaml:"image"`                        // default DefaultAPIServerImage
+	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // what its pod sees of the node
+	CertSANs     []string          `yaml:"certSANs"`                     // further names and addresses in its certificate
 }
 
 // ControllerManager is kube-controller-manager.
 type ControllerManager struct {
-	Image        string            `yaml:"image"` // default DefaultControllerManagerImage
-	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"`
+	Image        string            `yaml:"image"`                        // default DefaultControllerManagerImage
+	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // what its pod sees of the node
 }
 
 // Scheduler is kube-scheduler.
 type Scheduler struct {
-	Image        string            `yaml:"image"` // default DefaultSchedulerImage
-	ExtraArgs    map[string]string `yaml:"extraArgs"`
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"`
+	Image        string            `yaml:"image"`                        // default DefaultSchedulerImage
+	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // what its pod sees of the node
 }
 
 // ProxyMode is how kube-proxy programs the kernel.
@@ -115,23 +115,23 @@ const (
 
 // Proxy is kube-proxy.
 type Proxy struct {
-	Image     string            `yaml:"image"` // default DefaultProxyImage
-	Mode      ProxyMode         `yaml:"mode"`  // default nftables
-	Disabled  bool              `yaml:"disabled"`
-	ExtraArgs map[string]string `yaml:"extraArgs"`
+	Image     string            `yaml:"image"`     // default DefaultProxyImage
+	Mode      ProxyMode         `yaml:"mode"`      // default nftables
+	Disabled  bool              `yaml:"disabled"`  // for a CNI that replaces it
+	ExtraArgs map[string]string `yaml:"extraArgs"` // flag without dashes: value
 }
 
 // CoreDNS is the cluster's DNS.
 type CoreDNS struct {
-	Image    string `yaml:"image"` // default DefaultCoreDNSImage
-	Disabled bool   `yaml:"disabled"`
+	Image    string `yaml:"image"`    // default DefaultCoreDNSImage
+	Disabled bool   `yaml:"disabled"` // the user brings another
 }
 
 // Volume is a directory or file of the node in a container.
 type Volume struct {
 	HostPath  string `yaml:"hostPath"`  // required, absolute
 	MountPath string `yaml:"mountPath"` // required, absolute
-	ReadOnly  bool   `yaml:"readonly"`
+	ReadOnly  bool   `yaml:"readonly"`  // the container can't write there
 }
 
 // InlineManifest is Kubernetes objects applied once at bootstrap.

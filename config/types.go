@@ -20,7 +20,7 @@ const Version = "v1alpha1"
 
 // Config is the whole document.
 type Config struct {
-	Version string `yaml:"version"`
+	Version string `yaml:"version"` // required
 	// Persist says whether the document is kept on STATE, so that a change
 	// made while running survives a reboot. Default true.
 	Persist *bool   `yaml:"persist"`
@@ -68,14 +68,14 @@ type Machine struct {
 type Network struct {
 	Hostname    string       `yaml:"hostname"`    // default: from DHCP, else made from a MAC address
 	Nameservers []netip.Addr `yaml:"nameservers"` // default: from DHCP
-	// Interfaces are as in the file; Links merges the entries of one interface.
-	// An empty list means: DHCP on every physical interface.
+	// Interfaces are the links of the node. Several entries for one interface
+	// add up. An empty list means DHCP on every physical interface.
 	Interfaces []Interface `yaml:"interfaces" key:"interface"`
 }
 
 // Interface is one entry for one link. Several entries may name one link.
 type Interface struct {
-	Name   string       `yaml:"interface"` // required, such as eth0, bond0, wg0; lo0 is accepted for lo
+	Name   string       `yaml:"interface"` // required, such as eth0, bond0 or wg0; lo0 is accepted for lo
 	CIDR   netip.Prefix `yaml:"cidr"`      // an address with its prefix length
 	MTU    int          `yaml:"mtu"`       // bytes; default: the kernel's
 	DHCP   bool         `yaml:"dhcp"`      // DHCPv4
@@ -92,32 +92,32 @@ type Interface struct {
 type Route struct {
 	Network netip.Prefix `yaml:"network"` // required; 0.0.0.0/0 or ::/0 is the default route
 	Gateway netip.Addr   `yaml:"gateway"` // without it the network is on the link
-	Metric  uint32       `yaml:"metric"`  // lower wins; default 1024
+	Metric  uint32       `yaml:"metric"`  // the lower wins; default 1024
 }
 
 // Bond makes the interface a bond of links.
 type Bond struct {
 	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
 	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
-	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // layer2 (default), layer2+3, layer3+4, encap2+3, encap3+4
+	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // what spreads the traffic over the members; default layer2
 	MIIMon         int      `yaml:"miimon"`         // ms between link checks; default 100, never 0: a dead link would go unnoticed
 	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
 	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
-	Interfaces     []string `yaml:"interfaces"`     // required: the members
+	Interfaces     []string `yaml:"interfaces"`     // required; the members
 }
 
 // VLAN is a tagged link on top of the interface.
 type VLAN struct {
 	ID     int          `yaml:"vlanId"` // required, 1 to 4094
-	CIDR   netip.Prefix `yaml:"cidr"`
-	DHCP   bool         `yaml:"dhcp"`
-	MTU    int          `yaml:"mtu"` // bytes
+	CIDR   netip.Prefix `yaml:"cidr"`   // an address with its prefix length
+	DHCP   bool         `yaml:"dhcp"`   // DHCPv4
+	MTU    int          `yaml:"mtu"`    // bytes; default that of the interface
 	Routes []Route      `yaml:"routes" key:"network"`
 }
 
 // VIP is the address that the control planes share.
 type VIP struct {
-	IP netip.Addr `yaml:"ip"` // required
+	IP netip.Addr `yaml:"ip"` // required; in the subnet of the interface, used by nobody, outside of DHCP's pool
 }
 
 // WireGuard makes the interface a WireGuard one.
@@ -129,9 +129,9 @@ type WireGuard struct {
 
 // WireGuardPeer is one peer.
 type WireGuardPeer struct {
-	PublicKey  string         `yaml:"publicKey"` // required, base64 of 32 bytes
-	Endpoint   string         `yaml:"endpoint"`  // host:port
-	AllowedIPs []netip.Prefix `yaml:"allowedIPs"`
+	PublicKey  string         `yaml:"publicKey"`  // required, base64 of 32 bytes
+	Endpoint   string         `yaml:"endpoint"`   // host:port
+	AllowedIPs []netip.Prefix `yaml:"allowedIPs"` // what the peer may send from, and is sent
 	// PersistentKeepalive is the time between keepalives; default none.
 	PersistentKeepalive time.Duration `yaml:"persistentKeepaliveInterval"`
 }
@@ -185,8 +185,8 @@ type Mirror struct {
 
 // Registry is how to talk to a host that serves images.
 type Registry struct {
-	Auth *RegistryAuth `yaml:"auth"`
-	TLS  *RegistryTLS  `yaml:"tls"`
+	Auth *RegistryAuth `yaml:"auth"` // who the node is to the host
+	TLS  *RegistryTLS  `yaml:"tls"`  // whom the node trusts instead of the public authorities
 }
 
 // RegistryAuth identifies the node: username and password, or auth (base64 of
@@ -194,20 +194,22 @@ type Registry struct {
 type RegistryAuth struct {
 	Username      string `yaml:"username"`
 	Password      Secret `yaml:"password"`
-	Auth          Secret `yaml:"auth"`
-	IdentityToken Secret `yaml:"identityToken"`
+	Auth          Secret `yaml:"auth"`          // base64 of username, colon, password
+	IdentityToken Secret `yaml:"identityToken"` // as a registry's login gave it
 }
 
 // RegistryTLS replaces the public authorities for one host.
 type RegistryTLS struct {
-	CA                 PEM     `yaml:"ca"`             // base64 PEM
-	ClientIdentity     CertKey `yaml:"clientIdentity"` // client certificate
-	InsecureSkipVerify bool    `yaml:"insecureSkipVerify"`
+	CA                 PEM     `yaml:"ca"`                 // authority of the host's certificate
+	ClientIdentity     CertKey `yaml:"clientIdentity"`     // certificate of the node, for the host
+	InsecureSkipVerify bool    `yaml:"insecureSkipVerify"` // trust whoever answers; for tests
 }
 
-// File is a file laid on the node at boot.
+// File is a file laid on the node, at boot and when it changes. What lies below
+// /var/cri/conf.d and ends in .toml is merged into containerd's configuration; a
+// change there restarts containerd.
 type File struct {
-	Content     string   `yaml:"content"`
+	Content     string   `yaml:"content"`     // the text, or what is appended
 	Permissions FileMode `yaml:"permissions"` // octal; default 0644
 	Path        string   `yaml:"path"`        // required, absolute
 	Op          FileOp   `yaml:"op"`          // default create
@@ -224,8 +226,8 @@ const (
 
 // SystemDiskEncryption says which partitions are encrypted.
 type SystemDiskEncryption struct {
-	State     *Encryption `yaml:"state"`
-	Ephemeral *Encryption `yaml:"ephemeral"`
+	State     *Encryption `yaml:"state"`     // the configuration, keys and journals
+	Ephemeral *Encryption `yaml:"ephemeral"` // all else: images, pods, etcd, logs
 }
 
 // Encryption is the keys of one partition.
@@ -235,9 +237,9 @@ type Encryption struct {
 
 // EncryptionKey is exactly one of nodeID and static, in a slot.
 type EncryptionKey struct {
-	NodeID *EncryptionNodeID `yaml:"nodeID"`
-	Static *EncryptionStatic `yaml:"static"`
-	Slot   *int              `yaml:"slot"` // required, 0 to 31; keySlot is a deprecated alias
+	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: derived from the machine's UUID and the partition's label
+	Static *EncryptionStatic `yaml:"static"` // a passphrase
+	Slot   *int              `yaml:"slot"`   // required, 0 to 31; keySlot is a deprecated alias
 }
 
 // EncryptionNodeID derives the key from the machine's UUID and the label.

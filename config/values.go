@@ -72,8 +72,8 @@ func decodePEM(text []byte) ([]byte, error) {
 
 // CertKey is a certificate and its private key.
 type CertKey struct {
-	Crt PEM    `yaml:"crt"`
-	Key KeyPEM `yaml:"key"`
+	Crt PEM    `yaml:"crt"` // certificate
+	Key KeyPEM `yaml:"key"` // its private key, PKCS#1, PKCS#8 or SEC 1
 }
 
 // CA is the pair as an authority.

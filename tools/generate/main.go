@@ -28,6 +28,7 @@ type generator struct {
 
 var generators = []generator{
 	{"proto", protoFiles},
+	{"config", configFiles},
 }
 
 func main() {

@@ -1,0 +1,179 @@
+package config
+
+import (
+	"net/netip"
+	"reflect"
+	"strings"
+)
+
+// Field is what the types say about one field, for whoever shows the schema:
+// the reference page, editors, and clients that explain a key.
+type Field struct {
+	// Path has [] for the entries of a list and <name> for the keys of a
+	// mapping, such as machine.network.interfaces[].mtu.
+	Path string
+	// Type is the field's own, Owner the struct that it is in, Name its name there.
+	Type  reflect.Type
+	Owner reflect.Type
+	Name  string
+	// Choices are the values that it may have, where they are few.
+	Choices []string
+	// Deprecated are former names of the field.
+	Deprecated []string
+	// Key names the field that tells the entries of a list apart, or is "".
+	Key string
+	// Default is what it is when it isn't set, as text, or "".
+	Default string
+	// Effect and Note are what a change takes; none where the field has fields of
+	// its own.
+	Effect Effect
+	Note   string
+	// NoEffect says that it is read and checked, but that nothing acts on it yet.
+	NoEffect bool
+	// Fields are those inside of it.
+	Fields []Field
+}
+
+// Fields describes the whole schema, in the order of the document.
+func Fields() []Field {
+	c := example(reflect.TypeFor[Config]()).Interface().(Config)
+	c.FillDefaults()
+	var r report
+	cautionNoEffect(&c, &r)
+	idle := map[string]bool{}
+	for _, w := range r.warnings {
+		idle[strings.ReplaceAll(w.Path, "[0]", "[]")] = true
+	}
+	return fieldsOf(reflect.ValueOf(c), "", "", idle)
+}
+
+// example is a value with one entry in every list and behind every pointer, so
+// that defaults of entries show.
+func example(t reflect.Type) reflect.Value {
+	v := reflect.New(t).Elem()
+	inner, _ := element(t)
+	switch {
+	case inner == nil:
+	case t.Kind() == reflect.Pointer:
+		v.Set(reflect.New(t.Elem()))
+		v.Elem().Set(example(t.Elem()))
+	case t.Kind() == reflect.Slice:
+		v.Set(reflect.Append(v, example(t.Elem())))
+	case t.Kind() == reflect.Map:
+		v.Set(reflect.MakeMap(t))
+		v.SetMapIndex(reflect.ValueOf(anyName), example(t.Elem()))
+	default:
+		for i := range t.NumField() {
+			v.Field(i).Set(example(t.Field(i).Type))
+		}
+	}
+	return v
+}
+
+// anyName stands for the keys of a mapping.
+const anyName = "<name>"
+
+// fieldsOf lists the fields of a struct. row is its path in the apply table,
+// path the one to show; idle are those that nothing acts on.
+func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
+	join := func(path, name string) string {
+		if path == "" {
+			return name
+		}
+		return path + "." + name
+	}
+	var all []Field
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		name := f.Tag.Get("yaml")
+		field := Field{Path: join(path, name), Type: f.Type, Owner: v.Type(), Name: f.Name, Key: f.Tag.Get("key")}
+		for old, now := range renamed {
+			if now == name {
+				field.Deprecated = append(field.Deprecated, old)
+			}
+		}
+		at, inner := join(row, name), v.Field(i)
+		field.NoEffect = idle[at]
+		if t, suffix := element(f.Type); t != nil {
+			within := field.Path
+			switch inner.Kind() {
+			case reflect.Pointer:
+				inner = inner.Elem()
+			case reflect.Slice:
+				inner, within = inner.Index(0), within+"[]"
+			case reflect.Map:
+				inner, within = inner.MapIndex(reflect.ValueOf(anyName)), join(within, anyName)
+			}
+			field.Fields = fieldsOf(inner, at+suffix, within, idle)
+		} else {
+			field.Effect, field.Note = applyRows[at].effect, applyRows[at].note
+			field.Default = defaultText(inner)
+			field.Choices = choices[f.Type]
+			if few, ok := choicesAt[at]; ok {
+				field.Choices = few
+			}
+		}
+		all = append(all, field)
+	}
+	return all
+}
+
+// choicesAt are the values of fields that a check holds to them.
+var choicesAt = map[string][]string{
+	"version":                                          {Version},
+	"machine.network.interfaces[].bond.mode":           bondModes,
+	"machine.network.interfaces[].bond.lacpRate":       lacpRates,
+	"machine.network.interfaces[].bond.xmitHashPolicy": hashes,
+}
+
+func defaultText(v reflect.Value) string {
+	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 {
+		return ""
+	}
+	return plainShow(v)
+}
+
+// Schema names of the types that are text with a form of their own.
+var forms = map[reflect.Type]string{
+	reflect.TypeFor[netip.Addr]():   "address",
+	reflect.TypeFor[netip.Prefix](): "address/bits",
+	durationType:                    "duration",
+	reflect.TypeFor[URL]():          "URL",
+	reflect.TypeFor[PEM]():          "base64 of PEM",
+	keyType:                         "base64 of PEM, secret",
+	secretType:                      "text, secret",
+	reflect.TypeFor[FileMode]():     "octal number",
+	reflect.TypeFor[Taint]():        "taint",
+}
+
+// TypeName is how people call the type of a field.
+func TypeName(t reflect.Type) string {
+	if form, ok := forms[t]; ok {
+		return form
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return TypeName(t.Elem())
+	case reflect.Slice:
+		return "list of " + plural(TypeName(t.Elem()))
+	case reflect.Map:
+		if t.Elem().Kind() == reflect.String {
+			return "mapping of texts"
+		}
+		return "mapping of " + plural(TypeName(t.Elem()))
+	case reflect.Struct:
+		return "mapping"
+	case reflect.Bool:
+		return "boolean"
+	case reflect.String:
+		return "text"
+	}
+	return "number"
+}
+
+func plural(name string) string {
+	if strings.HasSuffix(name, "s") {
+		return name + "es"
+	}
+	return name + "s"
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+// referenceHead is what a stranger needs before the tables.
+const referenceHead = `# Configuration
+
+<!-- Made by ` + "`go run ./tools/generate config`" + ` from the types in config/ and their comments. Don't edit it here. -->
+
+One YAML document says everything about a node. ` + "`gbctl gen config NAME ENDPOINT`" + ` makes the documents of a new cluster, with all keys and tokens in them; what is missing there has the
+defaults below. A node keeps its document at ` + "`/system/state/config.yaml`" + ` (the STATE partition), with those before it, and ` + "`gbctl config rollback`" + ` goes back.
+
+- **It is read strictly.** An unknown key, a wrong type, a key given twice and fields that contradict each other are refused, all of them at once, each with its line, its path and, where one can guess,
+  what was meant. ` + "`gbctl validate --config FILE`" + ` does that without a node. What works, but maybe not as meant, is a warning.
+- **Values.** Durations have a unit (` + "`30s`, `5m`" + `). Sizes say their unit below. ` + "`address/bits`" + ` is an address with the length of its prefix, such as 10.0.0.21/24. Permissions are octal. Certificates and keys
+  are PEM, encoded as base64 once more (` + "`base64 -w0 FILE`" + `). Arguments of programs are written without dashes. ` + "`null`" + ` and an empty value are the same as none. A document has 1 MiB at most.
+- **Secrets.** Fields of a type that is secret never show in logs, in the difference that ` + "`--dry-run`" + ` prints, or in a support bundle. Neither do contents of files that only root may read, nor passwords in URLs.
+- **Changing it.** ` + "`gbctl apply-config -f FILE`, `gbctl edit mc` and `gbctl patch mc -p PATCH`" + ` change a running node. The column *change* says what that takes: **live** is at once, **restarts** names the service
+  that starts anew (pods keep running), and **reboot** waits for the next boot: ` + "`--immediate`" + ` refuses such a change, ` + "`--on-reboot`" + ` keeps it until then. ` + "`--dry-run`" + ` shows it all beforehand, and with ` + "`--mode=try`" + `
+  the node goes back by itself unless one confirms.
+- **Patches** are JSON patches (RFC 6902, a list of operations), or a piece of configuration to merge. When merging, mappings merge, ` + "`key: null`" + ` deletes, and lists are replaced, except that entries of the lists
+  marked *by …* below merge with the entry of the same key. ` + "`$patch: delete`" + ` in an entry deletes it, ` + "`$patch: replace`" + ` takes it as it is. Comments and order of the document stay.
+- **In an editor**, ` + "`gbctl schema`" + ` prints a JSON schema; it is [config/schema/v1alpha1.json](../config/schema/v1alpha1.json), too.
+
+The smallest document of a worker, secrets shortened:
+
+` + "```yaml" + `
+version: v1alpha1
+machine:
+  type: worker
+  token: k3x0ud.…
+  ca: {crt: LS0tLS1C…}
+  install: {disk: /dev/sda}
+cluster:
+  token: q9pyzr.…
+  ca: {crt: LS0tLS1C…}
+  controlPlane: {endpoint: "https://cluster.example.org:6443"}
+` + "```" + `
+
+Control planes also need the private keys of these authorities, ` + "`cluster.aggregatorCA`, `cluster.etcd.ca` and `cluster.serviceAccount`" + `.
+`
+
+func referenceOf(words comments, examples string) ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString(referenceHead)
+	top := config.Field{Path: "", Type: reflect.TypeFor[config.Config](), Fields: config.Fields()}
+	b.WriteString("\n## Fields\n\n")
+	section(&b, words, top, "The document")
+	if err := exampleSection(&b, examples); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// section writes the table of a struct's fields, and those of the structs inside.
+func section(b *bytes.Buffer, words comments, f config.Field, title string) {
+	fmt.Fprintf(b, "### %s\n\n", title)
+	if f.Owner != nil {
+		var about []string
+		for _, name := range []string{f.Owner.Name() + "." + f.Name, structOf(f.Type).Name()} {
+			if words[name] != "" {
+				about = append(about, words[name])
+			}
+		}
+		if f.NoEffect {
+			about = append(about, noEffect)
+		}
+		b.WriteString(strings.Join(about, " ") + "\n\n")
+	}
+	b.WriteString("| field | type | default | change | |\n|---|---|---|---|---|\n")
+	prefix := entryPath(f)
+	var deeper []config.Field
+	rows(b, words, f.Fields, prefix, &deeper)
+	b.WriteByte('\n')
+	for _, inner := range deeper {
+		section(b, words, inner, "`"+inner.Path+"`")
+	}
+}
+
+// entryPath is the path that the paths of the fields inside begin with.
+func entryPath(f config.Field) string {
+	switch {
+	case f.Path == "":
+		return ""
+	case f.Type.Kind() == reflect.Slice:
+		return f.Path + "[]."
+	case f.Type.Kind() == reflect.Map:
+		return f.Path + ".<name>."
+	}
+	return f.Path + "."
+}
+
+const noEffect = "**Has no effect in this release.**"
+
+// smallEnough is how many fields a struct may have to be shown where it is used.
+const smallEnough = 3
+
+func rows(b *bytes.Buffer, words comments, fields []config.Field, prefix string, deeper *[]config.Field) {
+	for _, f := range fields {
+		name := "`" + strings.TrimPrefix(f.Path, prefix) + "`"
+		switch {
+		case len(f.Fields) == 0:
+			fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", name, typeCell(f), cell(defaultCell(f)), cell(effectCell(f)), cell(wordsCell(words, f)))
+		case small(f):
+			fmt.Fprintf(b, "| %s | %s | | | %s |\n", name, typeCell(f), cell(wordsCell(words, f)))
+			rows(b, words, f.Fields, prefix, deeper)
+		default:
+			fmt.Fprintf(b, "| [%s](#%s) | %s | | | %s |\n", name, anchor(f.Path), typeCell(f), cell(wordsCell(words, f)))
+			*deeper = append(*deeper, f)
+		}
+	}
+}
+
+// small reports whether a struct is no list and has few fields, all of them plain.
+func small(f config.Field) bool {
+	if f.Type.Kind() != reflect.Struct && f.Type.Kind() != reflect.Pointer || len(f.Fields) > smallEnough {
+		return false
+	}
+	for _, inner := range f.Fields {
+		if len(inner.Fields) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// anchor is how GitHub and others link to a heading.
+func anchor(path string) string {
+	keep := func(r rune) rune {
+		if r == '.' || r == '[' || r == ']' || r == '<' || r == '>' {
+			return -1
+		}
+		return r
+	}
+	return strings.Map(keep, strings.ToLower(path))
+}
+
+func typeCell(f config.Field) string {
+	name := config.TypeName(f.Type)
+	if f.Key != "" {
+		name += ", by `" + f.Key + "`"
+	}
+	return name
+}
+
+func defaultCell(f config.Field) string {
+	switch {
+	case f.Default != "":
+		return "`" + f.Default + "`"
+	case f.Type.Kind() == reflect.Bool:
+		return "`false`"
+	}
+	return ""
+}
+
+func effectCell(f config.Field) string {
+	words := effectWords(f)
+	if name, rest, found := strings.Cut(words, ";"); found {
+		return "**" + name + "**;" + rest
+	}
+	return "**" + words + "**"
+}
+
+// wordsCell is the comment, and what the values mean where they are few.
+func wordsCell(words comments, f config.Field) string {
+	out := words.of(f)
+	if f.NoEffect {
+		out = strings.TrimSpace(out + " " + noEffect)
+	}
+	if len(f.Choices) < 2 {
+		return out
+	}
+	var values []string
+	for _, choice := range f.Choices {
+		value := "`" + choice + "`"
+		if meaning := words[f.Type.Name()+"="+choice]; meaning != "" {
+			value += " (" + strings.ToLower(meaning[:1]) + meaning[1:] + ")"
+		}
+		values = append(values, value)
+	}
+	if out = strings.TrimSuffix(out, "."); out != "" {
+		out += ". "
+	}
+	return out + "One of " + strings.Join(values, ", ")
+}
+
+func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
+
+// exampleSection shows pieces of configuration, each with its first line, a
+// comment, as the heading. A test loads them.
+func exampleSection(b *bytes.Buffer, dir string) error {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("no examples in %s: %w", dir, err)
+	}
+	b.WriteString("## Examples\n\nEach is a piece of a document; `gbctl patch mc -p @FILE` would merge it into a node's.\n")
+	for _, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		title, rest, _ := strings.Cut(string(data), "\n")
+		fmt.Fprintf(b, "\n### %s\n\n```yaml\n%s```\n", strings.TrimPrefix(title, "# "), rest)
+	}
+	return nil
+}

@@ -102,7 +102,7 @@ func TestS146BundleOfTheMoment(t *testing.T) {
 			t.Errorf("trusted %v: %v", step.trusted, err)
 		}
 	}
-	if err := pull(t, dir, filepath.Join(dir, "none"), m); err == nil || !strings.Contains(err.Error(), "authorities to trust") {
+	if err := pull(t, dir, filepath.Join(dir, "none"), m); err == nil || !strings.Contains(err.Error(), "unknown authority") {
 		t.Errorf("without a bundle: %v", err)
 	}
 }

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"time"
-
-	"golang.org/x/net/http/httpproxy"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes"
+	"github.com/garboard-os/garboard/services/network"
 	"github.com/garboard-os/garboard/services/resource"
 )
 
@@ -37,7 +35,7 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 		if _, err := extraManifests.Get(v, id); err == nil {
 			continue
 		}
-		objects, err := fetchManifest(ctx, proxyClient(c.Machine.Env), u)
+		objects, err := fetchManifest(ctx, c.Machine.Env, u)
 		if err != nil {
 			problems = append(problems, err)
 			continue
@@ -57,28 +55,13 @@ func extraURLs(c *config.Cluster) []config.URL {
 	return append(urls, c.ExtraManifests...)
 }
 
-// proxyClient follows the proxies that the machine configuration names, not those of
-// our own environment.
-func proxyClient(env map[string]string) *http.Client {
-	first := func(names ...string) string {
-		for _, name := range names {
-			if v := env[name]; v != "" {
-				return v
-			}
-		}
-		return ""
+func fetchManifest(ctx context.Context, env map[string]string, u config.URL) ([]kubernetes.Object, error) {
+	transport, err := network.Outbound(env) // S-145, S-146
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", u, err)
 	}
-	proxies := httpproxy.Config{
-		HTTPProxy: first("http_proxy", "HTTP_PROXY"), HTTPSProxy: first("https_proxy", "HTTPS_PROXY"), NoProxy: first("no_proxy", "NO_PROXY"),
-	}
-	choose := proxies.ProxyFunc()
-	return &http.Client{
-		Timeout:   fetchTimeout,
-		Transport: &http.Transport{Proxy: func(r *http.Request) (*url.URL, error) { return choose(r.URL) }, DisableKeepAlives: true},
-	}
-}
-
-func fetchManifest(ctx context.Context, client *http.Client, u config.URL) ([]kubernetes.Object, error) {
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Timeout: fetchTimeout, Transport: transport}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("manifest %s: %w", u, err)

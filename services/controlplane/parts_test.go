@@ -2,8 +2,6 @@ package controlplane
 
 import (
 	"encoding/json"
-	"fmt"
-	"net/http"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -77,26 +75,6 @@ func TestNodePatch(t *testing.T) {
 		c.Cluster.AllowSchedulingOnControlPlanes = tt.allow
 		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
-	}
-}
-
-// S-145: downloads go by the proxy of the machine configuration, not of our own
-// environment.
-func TestProxies(t *testing.T) {
-	t.Setenv("https_proxy", "http://wrong.example.org:1")
-	transport := proxyClient(map[string]string{"https_proxy": "http://proxy.example.org:3128", "no_proxy": "inside.example.org"}).Transport.(*http.Transport)
-	for target, want := range map[string]string{
-		"https://github.com/x.yaml":       "http://proxy.example.org:3128",
-		"https://inside.example.org/x":    "",
-		"http://plain.example.org/x.yaml": "",
-	} {
-		req, err := http.NewRequest(http.MethodGet, target, nil)
-		put(t, err)
-		proxy, err := transport.Proxy(req)
-		put(t, err)
-		if got := fmt.Sprint(proxy); got != want && (proxy != nil || want != "") {
-			t.Errorf("%s goes by %v, want %q", target, proxy, want)
 		}
 	}
 }

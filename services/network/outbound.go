@@ -3,7 +3,9 @@ package network
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -49,10 +51,11 @@ func outbound(env map[string]string, bundle string) (*http.Transport, error) {
 }
 
 // Authorities adds those of a bundle to a pool, which stays as it is; nil is an
-// empty one. It reads the file each time.
+// empty one. It reads the file each time. Without a bundle nobody more is
+// trusted: plain http goes on.
 func Authorities(bundle string, to *x509.CertPool) (*x509.CertPool, error) {
 	data, err := os.ReadFile(bundle)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("authorities to trust: %w", err)
 	}
 	pool := x509.NewCertPool()

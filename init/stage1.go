@@ -167,9 +167,16 @@ func mountRoot() error {
 }
 
 // bindSelf shows this program, read-only, in the root filesystem, which has an
-// empty file in its place. The mount keeps the program's pages alive after its
-// name in the initramfs is deleted.
+// empty file in its place.
+//
+// Switching the root deletes what is in the initramfs, and a file without a name
+// can't be bound once more, into a sandbox. One that is a mount point can't be
+// deleted (unlink(2), EBUSY), so the program is bound over itself first. It takes
+// no memory more: its pages stay in any case.
 func bindSelf() error {
+	if err := unix.Mount(firstInit, firstInit, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s to itself: %w", firstInit, err)
+	}
 	place := newRoot + self
 	if err := unix.Mount(firstInit, place, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s to %s: %w", firstInit, place, err)

@@ -175,8 +175,8 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 func (n *node) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(garboardv1connect.NewConfigServiceHandler(n.config))
-	mux.Handle(garboardv1connect.NewFileServiceHandler(fileService{}))
-	mux.Handle(garboardv1connect.NewLogServiceHandler(logService{}))
+	mux.Handle(garboardv1connect.NewFileServiceHandler(fileService{node: n}))
+	mux.Handle(garboardv1connect.NewLogServiceHandler(logService{node: n}))
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(nodeService{node: n}))
 	mux.Handle(garboardv1connect.NewResourceServiceHandler(resourceService{node: n}))
 	mux.Handle(garboardv1connect.NewServiceServiceHandler(serviceService{node: n}))

@@ -68,7 +68,7 @@ func (a *app) rootCommand() *cobra.Command {
 				return err
 			}
 			// What fails from here on isn't a matter of how the command was typed.
-			if err := a.checkFlags(); err != nil {
+			if err := a.checkFlags(cmd); err != nil {
 				return err
 			}
 			a.running = true
@@ -90,8 +90,13 @@ func (a *app) rootCommand() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add(groupLook, a.versionCommand(), a.getCommand())
-	add(groupClient, genCommand())
+	add(groupLook, a.healthCommand(), a.servicesCommand(), a.serviceCommand(), a.eventsCommand(), a.logsCommand(), a.dmesgCommand(),
+		a.getCommand(), a.inspectCommand(), a.containersCommand(), a.imagesCommand(), a.bootChartCommand(), a.processesCommand(), a.memoryCommand(),
+		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
+	add(groupLook, a.doctorCommand())
+	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
+	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand())
+	add(groupClient, genCommand(), a.validateCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)
 	root.AddCommand(exitCodesTopic())

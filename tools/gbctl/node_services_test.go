@@ -1,48 +1,195 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-type configService struct {
-	garboardv1connect.UnimplementedConfigServiceHandler
-	node *node
-}
+// booted is when the kernels of all nodes were started.
+var booted = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-type fileService struct {
-	garboardv1connect.UnimplementedFileServiceHandler
-}
-
-type logService struct {
-	garboardv1connect.UnimplementedLogServiceHandler
-}
+func at(since time.Duration) *timestamppb.Timestamp { return timestamppb.New(booted.Add(since)) }
 
 type serviceService struct {
 	garboardv1connect.UnimplementedServiceServiceHandler
 	node *node
 }
 
-type nodeService struct {
-	garboardv1connect.UnimplementedNodeServiceHandler
+// now is when nodes are asked, since their boot.
+const now = 4 * time.Minute
+
+func event(seq uint64, state, text string, since time.Duration) *apiv1.ServiceEvent {
+	return &apiv1.ServiceEvent{Seq: seq, Service: "kubelet", State: state, Health: "OK", Message: text, Time: at(since), SinceBoot: durationpb.New(since)}
+}
+
+var kubeletStory = []*apiv1.ServiceEvent{
+	event(5, "Running", "Health check successful", now-(2*time.Minute+54*time.Second)),
+	event(4, "Running", `Health check failed: Get "http://127.0.0.1:10248/healthz": dial tcp 127.0.0.1:10248: connect: connection refused`, now-(3*time.Minute+2*time.Second)),
+	event(3, "Running", "Started task kubelet (PID 2334) for container kubelet", now-(3*time.Minute+8*time.Second)),
+	event(2, "Preparing", "Creating service runner", now-(3*time.Minute+21*time.Second)),
+	event(1, "Waiting", `Waiting for service "cri" to be "up", service "timed" to be "up"`, now-(3*time.Minute+27*time.Second)),
+}
+
+func (s serviceService) List(_ context.Context, r *connect.Request[apiv1.ListServicesRequest]) (*connect.Response[apiv1.ListServicesResponse], error) {
+	kubelet := &apiv1.Service{Id: "kubelet", State: "Running", Health: "OK", Up: true, Kind: "container", Message: kubeletStory[0].Message, Since: kubeletStory[0].SinceBoot}
+	etcd := &apiv1.Service{Id: "etcd", State: "Waiting", Health: "?", Kind: "container", Restarts: 2, Message: `Waiting for service "cri" to be "up"`, WaitingFor: `service "cri" to be "up"`, Since: durationpb.New(now - time.Second)}
+	m := &apiv1.ListServicesResponse{SinceBoot: durationpb.New(now)}
+	for _, service := range []*apiv1.Service{etcd, kubelet} {
+		if r.Msg.Id != "" && r.Msg.Id != service.Id {
+			continue
+		}
+		if r.Msg.Events > 0 && service == kubelet {
+			service.Events = kubeletStory
+		}
+		m.Services = append(m.Services, service)
+	}
+	if len(m.Services) == 0 {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no service %q; there are etcd, kubelet", r.Msg.Id))
+	}
+	return answerWith(m)
+}
+
+func (s serviceService) Control(_ context.Context, r *connect.Request[apiv1.ControlServiceRequest]) (*connect.Response[apiv1.ControlServiceResponse], error) {
+	action := strings.ToLower(strings.TrimPrefix(r.Msg.Action.String(), "ACTION_"))
+	return answerWith(&apiv1.ControlServiceResponse{Message: action + "ed " + r.Msg.Id})
+}
+
+func (s serviceService) Events(_ context.Context, r *connect.Request[apiv1.EventsRequest], stream *connect.ServerStream[apiv1.ServiceEvent]) error {
+	for i := int(min(r.Msg.Tail, uint32(len(kubeletStory)))) - 1; i >= 0; i-- {
+		if err := stream.Send(kubeletStory[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type logService struct {
+	garboardv1connect.UnimplementedLogServiceHandler
 	node *node
 }
 
-// slow is longer than any script waits.
-const slow = time.Minute
+func (logService) List(_ context.Context, r *connect.Request[apiv1.ListLogsRequest]) (*connect.Response[apiv1.ListLogsResponse], error) {
+	if r.Msg.Kubernetes {
+		return answerWith(&apiv1.ListLogsResponse{Ids: []string{"kube-system/kube-apiserver-cp-1:kube-apiserver"}})
+	}
+	return answerWith(&apiv1.ListLogsResponse{Ids: []string{"controller-runtime", "etcd", "kubelet"}})
+}
 
-func (s nodeService) Version(ctx context.Context, _ *connect.Request[apiv1.VersionRequest]) (*connect.Response[apiv1.VersionResponse], error) {
-	if s.node.is("slow") {
-		select {
-		case <-time.After(slow):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-s.node.gone:
+func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRequest], stream *connect.ServerStream[apiv1.LogChunk]) error {
+	lines := []string{"one", "two \x1b[31m", "three"}
+	if r.Msg.Kubernetes {
+		lines = []string{"2026-11-21T12:00:13.133902064Z stderr F Running command:"}
+	}
+	if r.Msg.Tail != 0 {
+		lines = lines[len(lines)-int(max(r.Msg.Tail, 0)):]
+	}
+	if err := stream.Send(&apiv1.LogChunk{Lines: lines, Lost: 7}); err != nil || !r.Msg.Follow {
+		return err
+	}
+	if s.node.name == worker {
+		return nil // goes down
+	}
+	return stream.Send(&apiv1.LogChunk{Lines: []string{"more"}})
+}
+
+func (logService) Dmesg(_ context.Context, _ *connect.Request[apiv1.DmesgRequest], stream *connect.ServerStream[apiv1.KernelMessage]) error {
+	return stream.Send(&apiv1.KernelMessage{Level: 6, Time: at(70 * time.Second), SinceBootUs: 70093289, Message: "[garboard] task labelControlPlane (1/1): starting"})
+}
+
+type fileService struct {
+	garboardv1connect.UnimplementedFileServiceHandler
+	node *node
+}
+
+func (fileService) List(_ context.Context, r *connect.Request[apiv1.ListFilesRequest], stream *connect.ServerStream[apiv1.FileInfo]) error {
+	if r.Msg.Path != "/etc/kubernetes/manifests" {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("%s: no such file or directory", r.Msg.Path))
+	}
+	for _, f := range []*apiv1.FileInfo{
+		{Name: ".", Mode: "drwxr-xr-x", Modified: at(time.Minute), Size: 80},
+		{Name: "garboard-kube-apiserver.yaml", Mode: "-rw-------", Modified: at(2 * time.Minute), Size: 4096},
+		{Name: "current", Mode: "Lrwxrwxrwx", Link: "garboard-kube-apiserver.yaml"},
+	} {
+		if err := stream.Send(f); err != nil {
+			return err
 		}
 	}
-	return answerWith(&apiv1.VersionResponse{Version: "v0.1.0", Platform: "linux/amd64", GoVersion: "go1.26.8", Kernel: "6.18.1", Mode: "machine", Hostname: "n-" + s.node.name})
+	return nil
+}
+
+func (fileService) Read(_ context.Context, r *connect.Request[apiv1.ReadFileRequest], stream *connect.ServerStream[apiv1.FileChunk]) error {
+	for _, part := range []string{"raw ", "bytes\n"} {
+		if err := stream.Send(&apiv1.FileChunk{Data: []byte(part)}); err != nil {
+			return err
+		}
+	}
+	if r.Msg.Path == "/broken" {
+		return connect.NewError(connect.CodeInternal, errors.New("read /broken: input/output error"))
+	}
+	return nil
+}
+
+// archives are what nodes send, by the path that they are asked for.
+var archives = map[string][]tar.Header{
+	"/var/log": {
+		{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "./pods/", Typeflag: tar.TypeDir, Mode: 0o500},
+		{Name: "./pods/a.log", Typeflag: tar.TypeReg, Mode: 0o4640, Size: 3},
+		{Name: "./now", Typeflag: tar.TypeSymlink, Linkname: "pods/a.log"},
+		{Name: "./same", Typeflag: tar.TypeLink, Linkname: "./pods/a.log"},
+		{Name: "./null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3},
+	},
+	"/hostname":   {{Name: "hostname", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
+	"/up":         {{Name: "../up", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
+	"/absolute":   {{Name: "/tmp/gbctl-absolute", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
+	"/through":    {{Name: "out", Typeflag: tar.TypeSymlink, Linkname: ".."}, {Name: "out/through", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
+	"/replace":    {{Name: "f", Typeflag: tar.TypeSymlink, Linkname: "../victim"}, {Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
+	"/hard":       {{Name: "f", Typeflag: tar.TypeLink, Linkname: "../victim"}},
+	"/incomplete": {{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}, {Name: "g", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
+}
+
+func (fileService) Copy(_ context.Context, r *connect.Request[apiv1.CopyFilesRequest], stream *connect.ServerStream[apiv1.FileChunk]) error {
+	headers, ok := archives[r.Msg.Path]
+	if !ok {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("%s: no such file or directory", r.Msg.Path))
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		h.ModTime = booted
+		if err := w.WriteHeader(&h); err != nil {
+			return err
+		}
+		if h.Size > 0 {
+			fmt.Fprint(w, "abc")
+		}
+	}
+	if r.Msg.Path == "/incomplete" {
+		if err := stream.Send(&apiv1.FileChunk{Data: b.Bytes()[:b.Len()-1]}); err != nil {
+			return err
+		}
+		return connect.NewError(connect.CodeInternal, errors.New("read /incomplete/g: input/output error"))
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	for chunk := b.Bytes(); len(chunk) > 0; {
+		n := min(1000, len(chunk)) // as they come, not as the archive's blocks are
+		if err := stream.Send(&apiv1.FileChunk{Data: chunk[:n]}); err != nil {
+			return err
+		}
+		chunk = chunk[n:]
+	}
+	return nil
 }

@@ -22,7 +22,7 @@ type node struct {
 
 func newNode(name, kind string) *node {
 	n := &node{name: name, kind: kind, gone: make(chan struct{})}
-	n.config = &configService{node: n}
+	n.config = &configService{node: n, text: firstConfig(kind), versions: 1}
 	return n
 }
 

@@ -63,7 +63,13 @@ func (a *app) globalFlags(root *cobra.Command) {
 	_ = root.RegisterFlagCompletionFunc("nodes", a.completeNodes)
 }
 
-func (a *app) checkFlags() error {
+// outputs are the values of -o, by its default.
+var outputs = map[string][]string{
+	"table": {"table", "yaml", "json"},
+	"text":  {"text", "json"},
+}
+
+func (a *app) checkFlags(cmd *cobra.Command) error {
 	if a.timeout <= 0 {
 		return fmt.Errorf("--timeout must be more than zero")
 	}
@@ -73,8 +79,8 @@ func (a *app) checkFlags() error {
 	if a.insecure && len(a.nodes) == 0 {
 		return fmt.Errorf("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
 	}
-	if !slices.Contains([]string{"", "table", "yaml", "json"}, a.output) {
-		return fmt.Errorf("-o %s: must be table, yaml or json", a.output)
+	if formats := cmd.Flags().Lookup("output"); formats != nil && !slices.Contains(outputs[formats.DefValue], a.output) {
+		return fmt.Errorf("-o %s: must be one of %s", a.output, strings.Join(outputs[formats.DefValue], ", "))
 	}
 	return nil
 }

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+)
+
+const copyLong = `Copy a file or directory of a node into a directory here, which is made.
+
+Nothing is overwritten, unless --force says so. Nothing is written outside of the
+directory, whatever the node sends: a node may be in the hands of somebody else.
+Devices, sockets, owners and set-user-ID bits are left out. From several nodes,
+each goes into a directory of its own name.`
+
+func (a *app) copyCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "copy PATH DIRECTORY",
+		Short: "Copy a file or directory from nodes to here",
+		Long:  copyLong,
+		Example: `  gbctl -n 10.5.0.2 copy /var/log logs
+  gbctl -n 10.5.0.2,10.5.0.3 copy /etc/kubernetes .    into ./10.5.0.2 and ./10.5.0.3`,
+		Aliases: []string{"cp"},
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			from, err := absolute(args[0])
+			if err != nil {
+				return err
+			}
+			return a.copy(cmd.Context(), from, args[1], force)
+		},
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace files that are there")
+	return cmd
+}
+
+func (a *app) copy(ctx context.Context, from, to string, force bool) error {
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return err
+	}
+	return a.each(ctx, nodes, func(ctx context.Context, i int, c *client.Client) error {
+		dir := to
+		if len(nodes) > 1 {
+			dir = filepath.Join(to, strings.ReplaceAll(nodes[i], ":", "_"))
+		}
+		x := &extraction{force: force, note: func(format string, args ...any) {
+			fmt.Fprintf(a.err, c.Name+": "+format+"\n", args...)
+		}}
+		if err := x.from(ctx, c, from, dir); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.err, "%s: %d files with %s are in %s\n", c.Name, x.files, size(x.bytes), dir)
+		return nil
+	})
+}
+
+// extraction writes one archive below one directory.
+type extraction struct {
+	force bool
+	note  func(format string, args ...any)
+
+	root  *os.Root
+	files int
+	bytes uint64
+}
+
+func (x *extraction) from(ctx context.Context, c *client.Client, path, dir string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.File.Copy(ctx, connect.NewRequest(&apiv1.CopyFilesRequest{Path: path}))
+	if err != nil {
+		return err
+	}
+	r, w := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := receive(stream, nil, func(m *apiv1.FileChunk) error {
+			_, err := w.Write(m.Data)
+			return err
+		})
+		w.CloseWithError(err) // nil is the end of the archive
+	}()
+	err = x.extract(r, dir)
+	if err == nil {
+		// What follows the archive's end, an error of the node above all.
+		_, err = io.Copy(io.Discard, r)
+	}
+	r.CloseWithError(errors.New("not wanted any more"))
+	cancel()
+	<-done
+	return err
+}
+
+func (x *extraction) extract(r io.Reader, dir string) (err error) {
+	archive := tar.NewReader(r)
+	for {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if x.root == nil {
+			// Only now: a path that the node doesn't have leaves nothing here.
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			// Root is what keeps every name and every link below the directory.
+			if x.root, err = os.OpenRoot(dir); err != nil {
+				return err
+			}
+			defer x.root.Close()
+		}
+		if err := x.entry(h, archive); err != nil {
+			return fmt.Errorf("write %q into %s: %w", h.Name, dir, err)
+		}
+	}
+}
+
+// entry writes one file. Folders that the node may have left out are made.
+func (x *extraction) entry(h *tar.Header, content io.Reader) error {
+	name := filepath.FromSlash(strings.TrimSuffix(strings.TrimPrefix(h.Name, "./"), "/"))
+	if name == "" || name == "." {
+		return nil
+	}
+	if !filepath.IsLocal(name) {
+		return errors.New("the name leads out of the directory")
+	}
+	if err := x.root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	mode := fs.FileMode(h.Mode) & fs.ModePerm
+	switch h.Typeflag {
+	case tar.TypeDir:
+		// The owner must be able to write what comes into it.
+		return x.root.MkdirAll(name, mode|0o700)
+	case tar.TypeReg:
+		return x.regular(name, mode, h, content)
+	case tar.TypeSymlink:
+		return x.place(name, func() error { return x.root.Symlink(h.Linkname, name) })
+	case tar.TypeLink:
+		return x.place(name, func() error { return x.root.Link(filepath.FromSlash(strings.TrimPrefix(h.Linkname, "./")), name) })
+	}
+	x.note("left out %s: neither a file nor a directory nor a link", oneLine(h.Name))
+	return nil
+}
+
+// place makes something at a name that must be free, or is freed by --force.
+func (x *extraction) place(name string, make func() error) error {
+	if x.force {
+		if info, err := x.root.Lstat(name); err == nil && !info.IsDir() {
+			if err := x.root.Remove(name); err != nil {
+				return err
+			}
+		}
+	}
+	err := make()
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%w; --force replaces it", fs.ErrExist)
+	}
+	if err == nil {
+		x.files++
+	}
+	return err
+}
+
+func (x *extraction) regular(name string, mode fs.FileMode, h *tar.Header, content io.Reader) error {
+	var f *os.File
+	err := x.place(name, func() (err error) {
+		// O_EXCL: never through a link that came before it in the archive.
+		f, err = x.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode|0o200)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(f, content)
+	x.bytes += uint64(n)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return x.root.Chtimes(name, h.ModTime, h.ModTime)
+}

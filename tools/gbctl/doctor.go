@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+)
+
+var severities = map[apiv1.Finding_Severity]string{
+	apiv1.Finding_SEVERITY_INFO:    "INFO",
+	apiv1.Finding_SEVERITY_WARNING: "WARNING",
+	apiv1.Finding_SEVERITY_ERROR:   "ERROR",
+}
+
+func (a *app) doctorCommand() *cobra.Command {
+	return a.outputFlag(&cobra.Command{
+		Use:   "doctor",
+		Short: "Find out what is wrong, why, and what ends it",
+		Long: `Let nodes look for what is wrong with them: services, logs, resources and
+Kubernetes. Each finding says what is so, why, what ends it, and where that was
+seen, the worst first. INFO passes by itself. Exit code 7 says that there is an
+ERROR.`,
+		Example: `  gbctl -n 10.5.0.2,10.5.0.3 doctor`,
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context()) },
+	})
+}
+
+func (a *app) doctor(ctx context.Context) error {
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.DiagnoseResponse, error) {
+		return message(c.Node.Diagnose(ctx, connect.NewRequest(&apiv1.DiagnoseRequest{})))
+	})
+	var documents []*yaml.Node
+	ill := false
+	for _, n := range answers {
+		documents = append(documents, document(n.node, n.value))
+		for _, f := range n.value.Findings {
+			ill = ill || f.Severity == apiv1.Finding_SEVERITY_ERROR
+		}
+	}
+	err := a.show(documents, true, func() error {
+		for i, n := range answers {
+			if i > 0 {
+				fmt.Fprintln(a.out)
+			}
+			a.findings(n.node, n.value)
+		}
+		return nil
+	})
+	if err = errors.Join(err, failed); err == nil && ill {
+		return &exitError{codeUnhealthy, nil}
+	}
+	return err
+}
+
+func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
+	if len(m.Findings) == 0 {
+		fmt.Fprintf(a.out, "%s: nothing is wrong (%d checks)\n", node, len(m.Checked))
+		return
+	}
+	fmt.Fprintf(a.out, "%s: %d findings (%d checks)\n", node, len(m.Findings), len(m.Checked))
+	for _, f := range m.Findings {
+		since := ""
+		if f.Since != nil {
+			since = ", since " + stamp(f.Since.AsTime())
+		}
+		fmt.Fprintf(a.out, "\n%s %s (%s%s)\n", severities[f.Severity], oneLine(f.What), f.Id, since)
+		for _, part := range []struct{ label, text string }{{"why", f.Why}, {"next", f.Next}} {
+			if part.text != "" {
+				fmt.Fprintf(a.out, "  %-5s %s\n", part.label, oneLine(part.text))
+			}
+		}
+		for _, e := range f.Evidence {
+			fmt.Fprintf(a.out, "  seen  %s\n", oneLine(e))
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+)
+
+// absolute is a path on a node. Nodes have no working directory.
+func absolute(name string) (string, error) {
+	if !strings.HasPrefix(name, "/") {
+		return "", usagef("%q must be an absolute path: nodes have no working directory", name)
+	}
+	return path.Clean(name), nil
+}
+
+func (a *app) lsCommand() *cobra.Command {
+	r := &apiv1.ListFilesRequest{}
+	var long bool
+	cmd := &cobra.Command{
+		Use:   "ls [PATH]",
+		Short: "List a directory",
+		Example: `  gbctl -n 10.5.0.2 ls /etc/kubernetes/manifests
+  gbctl -n 10.5.0.2 ls -l --depth 2 /var/log`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if r.Path = "/"; len(args) > 0 {
+				if r.Path, err = absolute(args[0]); err != nil {
+					return err
+				}
+			}
+			return a.ls(cmd.Context(), r, long)
+		},
+	}
+	cmd.Flags().BoolVarP(&long, "long", "l", false, "with modes, owners, sizes and times")
+	cmd.Flags().Uint32Var(&r.Depth, "depth", 1, "how deep to go into directories")
+	return a.outputFlag(cmd)
+}
+
+func (a *app) ls(ctx context.Context, r *apiv1.ListFilesRequest, long bool) error {
+	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (files []*apiv1.FileInfo, err error) {
+		stream, err := c.File.List(ctx, connect.NewRequest(r))
+		err = receive(stream, err, func(f *apiv1.FileInfo) error {
+			files = append(files, f)
+			return nil
+		})
+		return files, err
+	})
+	head := []string{"NODE", "NAME"}
+	if long {
+		head = []string{"NODE", "MODE", "UID", "GID", "SIZE", "MODIFIED", "NAME"}
+	}
+	var rows [][]string
+	var documents []*yaml.Node
+	for _, n := range answers {
+		for _, f := range n.value {
+			documents = append(documents, document(n.node, f))
+			if f.Error != "" && a.output == "table" {
+				fmt.Fprintf(a.err, "%s: %s: %s\n", n.node, f.Name, f.Error)
+			}
+			rows = append(rows, fileRow(n.node, f, long))
+		}
+	}
+	err := a.show(documents, false, func() error {
+		if len(rows) == 0 {
+			return nil
+		}
+		return table(a.out, head, rows)
+	})
+	return errors.Join(err, failed)
+}
+
+func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
+	if !long {
+		return []string{node, f.Name}
+	}
+	name := f.Name
+	if f.Link != "" {
+		name += " -> " + f.Link
+	}
+	modified := ""
+	if f.Modified != nil {
+		modified = f.Modified.AsTime().UTC().Format("2006-01-02 15:04:05")
+	}
+	return []string{node, f.Mode, strconv.Itoa(int(f.Uid)), strconv.Itoa(int(f.Gid)), strconv.FormatUint(f.Size, 10), modified, name}
+}
+
+func (a *app) readCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "read PATH",
+		Short: "Print a file, as it is",
+		Example: `  gbctl -n 10.5.0.2 read /proc/cmdline
+  gbctl -n 10.5.0.2 read /system/state/config.yaml > config.yaml`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name, err := absolute(args[0])
+			if err != nil {
+				return err
+			}
+			node, err := a.single(cmd.Context(), "reading a file")
+			if err != nil {
+				return err
+			}
+			return collect([]string{node}, []error{a.with(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
+				stream, err := c.File.Read(ctx, connect.NewRequest(&apiv1.ReadFileRequest{Path: name}))
+				return receive(stream, err, func(m *apiv1.FileChunk) error {
+					_, err := a.out.Write(m.Data)
+					return err
+				})
+			})})
+		},
+	}
+}

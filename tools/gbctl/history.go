@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+func (a *app) confirmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "confirm",
+		Short:   "Keep a configuration that is being tried",
+		Example: `  gbctl -n 10.5.0.2 config confirm`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
+				ctx, cancel := context.WithTimeout(ctx, a.timeout)
+				defer cancel()
+				_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
+				if err == nil {
+					fmt.Fprintf(a.out, "confirmed mc at the node %s: it stays\n", n.Name)
+				}
+				return err
+			})
+		},
+	}
+}
+
+func (a *app) historyCommand() *cobra.Command {
+	return a.outputFlag(&cobra.Command{
+		Use:   "history",
+		Short: "List the last configurations of nodes, newest first",
+		Long: `List the last 10 configurations of nodes, newest first, each with what it changed.
+'gbctl config show VERSION' prints one, 'gbctl config rollback VERSION' goes back.`,
+		Example: `  gbctl -n 10.5.0.2 config history`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			head := []string{"VERSION", "CURRENT", "TIME", "BY", "MODE", "CHANGED"}
+			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.ConfigHistoryResponse, error) {
+				return message(c.Config.History(ctx, connect.NewRequest(&apiv1.ConfigHistoryRequest{})))
+			}, func(m *apiv1.ConfigHistoryResponse) (rows [][]string) {
+				for _, v := range m.Versions {
+					rows = append(rows, []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, modeName(v.Mode), v.Summary})
+				}
+				return rows
+			})
+		},
+	})
+}
+
+// modeName is a mode as --mode spells it.
+func modeName(m apiv1.ApplyMode) string {
+	name := strings.TrimPrefix(m.String(), "APPLY_MODE_")
+	return strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+}
+
+// version is one of the history, from an optional argument; 0 without it.
+func version(args []string) (uint64, error) {
+	if len(args) == 0 {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(args[0], 10, 64)
+	if err != nil || n == 0 {
+		return 0, usagef("%q isn't a version; 'gbctl config history' lists them", args[0])
+	}
+	return n, nil
+}
+
+func (a *app) showCommand() *cobra.Command {
+	r := &apiv1.GetConfigRequest{}
+	cmd := &cobra.Command{
+		Use:   "show [VERSION]",
+		Short: "Print the configuration of a node, now or earlier",
+		Long: `Print the configuration of a node as it was applied, with its comments: the current
+one, or one of the history. Secrets are left out for everybody but os:admin.`,
+		Example: `  gbctl -n 10.5.0.2 config show > controlplane.yaml
+  gbctl -n 10.5.0.2 config show 7 --redact`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if r.Version, err = version(args); err != nil {
+				return err
+			}
+			return a.one(cmd.Context(), "showing a configuration", func(ctx context.Context, n *client.Client) error {
+				m, err := message(n.Config.Get(ctx, connect.NewRequest(r)))
+				if err != nil {
+					return err
+				}
+				if m.TryUntil != nil {
+					fmt.Fprintf(a.err, "%s: note: a change is being tried, and undone at %s unless 'gbctl -n %s config confirm' keeps it\n", n.Name, stamp(m.TryUntil.AsTime()), n.Name)
+				}
+				if m.Staged {
+					fmt.Fprintf(a.err, "%s: note: another configuration waits for the next reboot\n", n.Name)
+				}
+				_, err = a.out.Write(m.Document)
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&r.Redact, "redact", false, "leave secrets out")
+	return cmd
+}
+
+func (a *app) rollbackCommand() *cobra.Command {
+	flags := &applyFlags{app: a}
+	cmd := &cobra.Command{
+		Use:   "rollback [VERSION]",
+		Short: "Go back to an earlier configuration",
+		Long:  "Apply a configuration of the history again: the one before the current one, or\nthat of a version.\n" + modesHelp,
+		Example: `  gbctl -n 10.5.0.2 config rollback --dry-run
+  gbctl -n 10.5.0.2 config rollback 7`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, err := version(args)
+			if err != nil {
+				return err
+			}
+			change, err := flags.change(cmd, "rolled back")
+			if err != nil {
+				return err
+			}
+			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
+				ctx, cancel := context.WithTimeout(ctx, a.timeout)
+				defer cancel()
+				m, err := message(n.Config.Rollback(ctx, connect.NewRequest(&apiv1.RollbackConfigRequest{
+					Version: v, Mode: change.mode, TryTimeout: durationpb.New(change.try), DryRun: change.dryRun,
+				})))
+				if err != nil {
+					return err
+				}
+				return change.report(n.Name, m)
+			})
+		},
+	}
+	flags.add(cmd)
+	return cmd
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) imagesCommand() *cobra.Command {
+	r := &apiv1.ImagesRequest{}
+	var node bool
+	cmd := &cobra.Command{
+		Use:   "images",
+		Short: "List the images that a default cluster needs, or those that a node has",
+		Long: `List the images that nodes with a default configuration pull, one a line: what a
+registry without a way to the internet has to hold. No node is asked for that.
+
+With --node, list what nodes have: for the system, or with -k for Kubernetes.`,
+		Example: `  gbctl images
+  gbctl -n 10.5.0.2 images --node -k`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !node && !r.Kubernetes && len(a.nodes) == 0 {
+				for _, image := range config.DefaultImages() {
+					fmt.Fprintln(a.out, image)
+				}
+				return nil
+			}
+			return a.images(cmd.Context(), r)
+		},
+	}
+	cmd.Flags().BoolVar(&node, "node", false, "what nodes have (so does naming nodes with -n)")
+	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "what nodes have for Kubernetes")
+	return a.outputFlag(cmd)
+}
+
+func (a *app) images(ctx context.Context, r *apiv1.ImagesRequest) error {
+	head := []string{"NAMESPACE", "NAME", "DIGEST", "SIZE", "CREATED"}
+	return list(ctx, a, head, func(ctx context.Context, c *client.Client) (*apiv1.ImagesResponse, error) {
+		return message(c.Node.Images(ctx, connect.NewRequest(r)))
+	}, func(m *apiv1.ImagesResponse) (rows [][]string) {
+		for _, i := range m.Images {
+			created := ""
+			if i.Created != nil {
+				created = i.Created.AsTime().UTC().Format("2006-01-02 15:04")
+			}
+			rows = append(rows, []string{i.Namespace, i.Name, shortDigest(i.Digest), size(i.Size), created})
+		}
+		return rows
+	})
+}

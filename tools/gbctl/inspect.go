@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) inspectCommand() *cobra.Command {
+	cmd := group(&cobra.Command{Use: "inspect", Short: "Show how the node's program is put together: inspect graph"})
+	r := &apiv1.GraphRequest{}
+	graph := &cobra.Command{
+		Use:   "graph",
+		Short: "Draw which controller reads and writes what",
+		Long: `Draw which controller reads and writes which resources, or with --services which
+service depends on which, in the language of Graphviz.`,
+		Example: `  gbctl -n 10.5.0.2 inspect graph | dot -Tsvg > controllers.svg
+  gbctl -n 10.5.0.2 inspect graph --services | dot -Tsvg > services.svg`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.one(cmd.Context(), "a graph", func(ctx context.Context, c *client.Client) error {
+				m, err := message(c.Resource.Graph(ctx, connect.NewRequest(r)))
+				if err == nil {
+					fmt.Fprint(a.out, m.Dot)
+				}
+				return err
+			})
+		},
+	}
+	graph.Flags().BoolVar(&r.Services, "services", false, "services instead of controllers")
+	cmd.AddCommand(graph)
+	return cmd
+}
+
+// one asks one node for something of which there can't be several in a row.
+func (a *app) one(ctx context.Context, what string, call func(context.Context, *client.Client) error) error {
+	node, err := a.single(ctx, what)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	return collect([]string{node}, []error{a.with(ctx, node, call)})
+}
+
+func (a *app) bootChartCommand() *cobra.Command {
+	r := &apiv1.BootChartRequest{}
+	cmd := &cobra.Command{
+		Use:   "boot-chart",
+		Short: "Draw how the last boot went, and what it waited for",
+		Example: `  gbctl -n 10.5.0.2 boot-chart
+  gbctl -n 10.5.0.2 boot-chart --svg > boot.svg`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.one(cmd.Context(), "a boot chart", func(ctx context.Context, c *client.Client) error {
+				m, err := message(c.Node.BootChart(ctx, connect.NewRequest(r)))
+				if err != nil {
+					return err
+				}
+				_, err = a.out.Write(m.Chart)
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&r.Svg, "svg", false, "as an SVG image")
+	return cmd
+}

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+)
+
+const kubeconfigLong = `Get a kubeconfig for an administrator of Kubernetes from a control plane, and merge
+it into FILE, or else into the first file of $KUBECONFIG, or else into
+~/.kube/config. '-' prints it. It works before Kubernetes is up.
+
+What else is in the file stays as it is. The same cluster's entries are renewed.
+Where another cluster has the name, the new entries get a number behind theirs,
+unless --force says to replace the other ones.`
+
+func (a *app) kubeconfigCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "kubeconfig [FILE|-]",
+		Short: "Get access to Kubernetes",
+		Long:  kubeconfigLong,
+		Example: `  gbctl -n 10.5.0.2 kubeconfig
+  gbctl -n 10.5.0.2 kubeconfig ./kubeconfig
+  gbctl -n 10.5.0.2 kubeconfig - | kubectl --kubeconfig /dev/stdin get nodes`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to := ""
+			if len(args) > 0 {
+				to = args[0]
+			}
+			return a.kubeconfig(cmd.Context(), to, force)
+		},
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace another cluster's entries of the same name")
+	return cmd
+}
+
+func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
+	text, err := a.fetchKubeconfig(ctx)
+	if err != nil {
+		return err
+	}
+	if to == "-" {
+		_, err := a.out.Write(text)
+		return err
+	}
+	if to == "" {
+		if to, err = defaultKubeconfig(); err != nil {
+			return err
+		}
+	}
+	merged, current, err := mergeKubeconfigFile(to, text, force)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+		return err
+	}
+	// What a link leads to is replaced, not the link.
+	if target, err := filepath.EvalSymlinks(to); err == nil {
+		to = target
+	}
+	if err := boot.WriteFile(to, merged, 0o600); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "merged into %s; kubectl's context is %q now\n", to, current)
+	return nil
+}
+
+// fetchKubeconfig asks one node after another: any control plane will do, and not
+// every node is one.
+func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var text []byte
+	errs := make([]error, len(nodes))
+	for i, node := range nodes {
+		errs[i] = a.with(ctx, node, func(ctx context.Context, n *client.Client) error {
+			ctx, cancel := context.WithTimeout(ctx, a.timeout)
+			defer cancel()
+			m, err := message(n.Node.Kubeconfig(ctx, connect.NewRequest(&apiv1.KubeconfigRequest{})))
+			if err == nil {
+				text = m.Kubeconfig
+			}
+			return err
+		})
+		if errs[i] == nil || ctx.Err() != nil {
+			return text, errs[i]
+		}
+	}
+	return nil, collect(nodes, errs)
+}
+
+func defaultKubeconfig() (string, error) {
+	if files := filepath.SplitList(os.Getenv("KUBECONFIG")); len(files) > 0 {
+		return files[0], nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("find the kubeconfig: %w; name it in $KUBECONFIG", err)
+	}
+	return filepath.Join(home, ".kube", "config"), nil
+}
+
+// mergeKubeconfigFile merges text into what is in a file, if it is there.
+func mergeKubeconfigFile(path string, text []byte, force bool) (merged []byte, current string, err error) {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, "", err
+	}
+	merged, current, err = mergeKubeconfig(old, text, force)
+	if err != nil {
+		return nil, "", fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
+	}
+	return merged, current, nil
+}
+
+// kubeFile is a kubeconfig as a tree, so that what we know nothing of, and
+// comments, stay.
+type kubeFile struct{ root *yaml.Node }
+
+func parseKube(text []byte) (kubeFile, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return kubeFile{}, err
+	}
+	if len(doc.Content) == 0 {
+		return kubeFile{mapping("apiVersion", "v1", "kind", "Config")}, nil
+	}
+	if doc.Content[0].Kind != yaml.MappingNode {
+		return kubeFile{}, errors.New("not a kubeconfig: no mapping at the top")
+	}
+	return kubeFile{doc.Content[0]}, nil
+}
+
+// get is the value of a key of a mapping, nil if it isn't there.
+func get(n *yaml.Node, key string) *yaml.Node {
+	for i := 0; n != nil && n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+func set(n *yaml.Node, key string, value any) {
+	if old := get(n, key); old != nil {
+		*old = *scalar(value)
+		return
+	}
+	n.Content = append(n.Content, scalar(key), scalar(value))
+}
+
+func text(n *yaml.Node, key string) string {
+	if v := get(n, key); v != nil {
+		return v.Value
+	}
+	return ""
+}
+
+// entry is the one of a list ("clusters", "users", "contexts") with that name.
+func (k kubeFile) entry(list, name string) *yaml.Node {
+	if l := get(k.root, list); l != nil {
+		for _, e := range l.Content {
+			if text(e, "name") == name {
+				return e
+			}
+		}
+	}
+	return nil
+}
+
+// put replaces the entry of its name, or adds it.
+func (k kubeFile) put(list string, e *yaml.Node) {
+	if old := k.entry(list, text(e, "name")); old != nil {
+		*old = *e
+		return
+	}
+	l := get(k.root, list)
+	if l == nil || l.Kind != yaml.SequenceNode {
+		set(k.root, list, sequence([]*yaml.Node{}))
+		l = get(k.root, list)
+	}
+	l.Style = 0 // an empty one is often written []
+	l.Content = append(l.Content, e)
+}
+
+// free is whether the three names of a context may be taken: nobody has them, or
+// the same cluster does.
+func (k kubeFile) free(cluster *yaml.Node, clusterName, user, context string) bool {
+	there := k.entry("clusters", clusterName)
+	if there == nil {
+		return k.entry("users", user) == nil && k.entry("contexts", context) == nil
+	}
+	if c := get(k.entry("contexts", context), "context"); c != nil && (text(c, "cluster") != clusterName || text(c, "user") != user) {
+		return false
+	}
+	ours, theirs := get(cluster, "cluster"), get(there, "cluster")
+	return text(ours, "server") == text(theirs, "server") && text(ours, "certificate-authority-data") == text(theirs, "certificate-authority-data")
+}
+
+// mergeKubeconfig takes the current context of a kubeconfig over into another
+// one, with its cluster and user, and makes it the current one there.
+func mergeKubeconfig(old, add []byte, force bool) (merged []byte, current string, err error) {
+	to, err := parseKube(old)
+	if err != nil {
+		return nil, "", err
+	}
+	from, err := parseKube(add)
+	if err != nil {
+		return nil, "", fmt.Errorf("the node's kubeconfig: %w", err)
+	}
+	entry := from.entry("contexts", text(from.root, "current-context"))
+	context := get(entry, "context")
+	cluster, user := from.entry("clusters", text(context, "cluster")), from.entry("users", text(context, "user"))
+	if cluster == nil || user == nil {
+		return nil, "", errors.New("the node's kubeconfig has no current context")
+	}
+	names := [3]string{text(cluster, "name"), text(user, "name"), text(entry, "name")}
+	taken := names
+	for i := 1; !force && !to.free(cluster, taken[0], taken[1], taken[2]); i++ {
+		for j := range names {
+			taken[j] = fmt.Sprintf("%s-%d", names[j], i)
+		}
+	}
+	set(cluster, "name", taken[0])
+	set(user, "name", taken[1])
+	set(entry, "name", taken[2])
+	set(context, "cluster", taken[0])
+	set(context, "user", taken[1])
+	to.put("clusters", cluster)
+	to.put("contexts", entry)
+	set(to.root, "current-context", taken[2])
+	to.put("users", user)
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2) // as kubectl writes it
+	if err := enc.Encode(to.root); err != nil {
+		return nil, "", err
+	}
+	return b.Bytes(), taken[2], enc.Close()
+}

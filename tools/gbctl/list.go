@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/garboard-os/garboard/api/client"
+	"google.golang.org/protobuf/proto"
+	"gopkg.in/yaml.v3"
+)
+
+// list asks all nodes and shows their answers: a table with some rows for each,
+// or a document for each.
+func list[M proto.Message](ctx context.Context, a *app, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) error {
+	answers, failed := gather(ctx, a, ask)
+	var documents []*yaml.Node
+	var all [][]string
+	for _, n := range answers {
+		documents = append(documents, document(n.node, n.value))
+		for _, row := range rows(n.value) {
+			all = append(all, append([]string{n.node}, row...))
+		}
+	}
+	err := a.show(documents, true, func() error {
+		if len(answers) == 0 {
+			return nil // what is on stderr says it all
+		}
+		return table(a.out, append([]string{"NODE"}, head...), all)
+	})
+	return errors.Join(err, failed)
+}
+
+// size is a number of bytes as a person reads it.
+func size(bytes uint64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	value, unit := float64(bytes), 0
+	for value >= 1024 && unit < len(units)-1 {
+		value, unit = value/1024, unit+1
+	}
+	if unit == 0 {
+		return fmt.Sprintf("%d B", bytes)
+	}
+	return fmt.Sprintf("%.1f %s", value, units[unit])
+}
+
+// span is how long something took or takes, to the second.
+func span(d time.Duration) string { return d.Round(time.Second).String() }
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return ""
+}

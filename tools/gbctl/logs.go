@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+)
+
+// printer writes whole lines of several nodes to one output, each with its node
+// before it (S-250).
+type printer struct {
+	mu    sync.Mutex // guards w
+	w     io.Writer
+	clean bool // a person's terminal, which obeys what nodes write
+}
+
+func (a *app) printer() *printer { return &printer{w: a.out, clean: interactive(a.out)} }
+
+func (p *printer) lines(node string, lines []string) error {
+	var b bytes.Buffer
+	for _, line := range lines {
+		if p.clean {
+			line = visible(line)
+		}
+		b.WriteString(node + ": " + line + "\n")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, err := p.w.Write(b.Bytes())
+	return err
+}
+
+// visible takes what would move the cursor or worse out of a line.
+func visible(line string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\t' || r >= 0x7f && r < 0xa0 {
+			return -1
+		}
+		return r
+	}, line)
+}
+
+// stream reads a stream of each node: at the same time where they go on for
+// ever, one after another, in the order in which they were named, where they end.
+func (a *app) stream(ctx context.Context, follow bool, read func(context.Context, *client.Client) error) error {
+	if !follow {
+		return a.oneByOne(ctx, read)
+	}
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return err
+	}
+	return a.each(ctx, nodes, func(ctx context.Context, _ int, c *client.Client) error {
+		if err := read(ctx, c); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return errors.New("the node has ended the stream: it goes down or restarts its API")
+	})
+}
+
+// receive hands over all messages of a stream.
+func receive[T any](stream *connect.ServerStreamForClient[T], err error, each func(*T) error) error {
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		if err := each(stream.Msg()); err != nil {
+			return err
+		}
+	}
+	return stream.Err()
+}
+
+// tail is the number of lines as the API counts them: there 0 is all.
+func tail(lines int) int32 {
+	if lines == 0 {
+		return -1
+	}
+	return int32(max(lines, 0))
+}
+
+const tailHelp = "only the last so many (-1: all)"
+
+func (a *app) logsCommand() *cobra.Command {
+	r := &apiv1.ReadLogRequest{}
+	var last int
+	cmd := &cobra.Command{
+		Use:   "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
+		Short: "Show the log of a service or a container, or which logs there are",
+		Long: `Show the log of a service, or with -k of a container of Kubernetes, or which logs
+there are. Logs of services are kept when these crash. Each line starts with the
+node that it comes from.`,
+		Example: `  gbctl -n 10.5.0.2 logs                           which there are
+  gbctl -n 10.5.0.2,10.5.0.3 logs -f kubelet
+  gbctl -n 10.5.0.2 logs --tail 50 controller-runtime
+  gbctl -n 10.5.0.2 logs -k kube-system/kube-apiserver-cp-1:kube-apiserver`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return a.logNames(cmd.Context(), r.Kubernetes)
+			}
+			r.Id, r.Tail = args[0], tail(last)
+			p := a.printer()
+			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
+				stream, err := c.Log.Read(ctx, connect.NewRequest(r))
+				return receive(stream, err, func(m *apiv1.LogChunk) error {
+					if m.Lost > 0 {
+						fmt.Fprintf(a.err, "%s: %d lines were lost: they came faster than they could be sent\n", c.Name, m.Lost)
+					}
+					return p.lines(c.Name, m.Lines)
+				})
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "containers of Kubernetes instead of services")
+	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "go on with new lines, until Ctrl-C")
+	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
+	return cmd
+}
+
+func (a *app) logNames(ctx context.Context, kubernetes bool) error {
+	return list(ctx, a, []string{"ID"}, func(ctx context.Context, c *client.Client) (*apiv1.ListLogsResponse, error) {
+		return message(c.Log.List(ctx, connect.NewRequest(&apiv1.ListLogsRequest{Kubernetes: kubernetes})))
+	}, func(m *apiv1.ListLogsResponse) (rows [][]string) {
+		for _, id := range m.Ids {
+			rows = append(rows, []string{id})
+		}
+		return rows
+	})
+}
+
+func (a *app) dmesgCommand() *cobra.Command {
+	r := &apiv1.DmesgRequest{}
+	var last int
+	cmd := &cobra.Command{
+		Use:   "dmesg",
+		Short: "Show the kernel's log, which is also the console's",
+		Long: `Show the log of nodes' kernels. What the node itself has to say at its console is
+there too, marked [garboard]. Times are seconds since the kernel's start.`,
+		Example: `  gbctl -n 10.5.0.2 dmesg -f`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r.Tail = tail(last)
+			p := a.printer()
+			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
+				stream, err := c.Log.Dmesg(ctx, connect.NewRequest(r))
+				return receive(stream, err, func(m *apiv1.KernelMessage) error {
+					if a.output == "json" {
+						return writeLine(a, document(c.Name, m))
+					}
+					since := time.Duration(m.SinceBootUs) * time.Microsecond
+					return p.lines(c.Name, []string{fmt.Sprintf("[%12.6f] %s", since.Seconds(), m.Message)})
+				})
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "go on with new messages, until Ctrl-C")
+	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
+	return a.linesFlag(cmd)
+}
+
+// linesFlag gives a command whose output is a stream of lines -o.
+func (a *app) linesFlag(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().StringVarP(&a.output, "output", "o", "text", "text, or json: one object a line")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (a *app) eventsCommand() *cobra.Command {
+	r := &apiv1.EventsRequest{}
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Tell the story of the services",
+		Example: `  gbctl -n 10.5.0.2,10.5.0.3 events -f
+  gbctl -n 10.5.0.2 events --service kubelet --tail 20`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p := a.printer()
+			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
+				stream, err := c.Service.Events(ctx, connect.NewRequest(r))
+				return receive(stream, err, func(m *apiv1.ServiceEvent) error {
+					if a.output == "json" {
+						return writeLine(a, document(c.Name, m))
+					}
+					return p.lines(c.Name, []string{fmt.Sprintf("%s %s [%s]: %s", stampUTC(m.Time.AsTime()), m.Service, m.State, oneLine(m.Message))})
+				})
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "go on with new events, until Ctrl-C")
+	cmd.Flags().Uint32Var(&r.Tail, "tail", 100, "so many of the past first")
+	cmd.Flags().StringVar(&r.Service, "service", "", "only this service")
+	return a.linesFlag(cmd)
+}
+
+// stampUTC is a time of a node's log.
+func stampUTC(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+type nodeService struct {
+	garboardv1connect.UnimplementedNodeServiceHandler
+	node *node
+}
+
+func (s nodeService) Version(ctx context.Context, _ *connect.Request[apiv1.VersionRequest]) (*connect.Response[apiv1.VersionResponse], error) {
+	if s.node.is("slow") {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.node.gone:
+		}
+	}
+	return answerWith(&apiv1.VersionResponse{Version: "v0.1.0", Platform: "linux/amd64", GoVersion: "go1.26.8", Kernel: "6.18.1", Mode: "machine", Hostname: "n-" + s.node.name})
+}
+
+// Status of a node that is told to be "ill" waits; of one that comes back after a
+// reboot, another boot; of one that was shut down, nothing.
+func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRequest]) (*connect.Response[apiv1.NodeStatusResponse], error) {
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	m := &apiv1.NodeStatusResponse{
+		Hostname: "n-" + s.node.name, MachineType: s.node.kind, Stage: "configured", Services: 9, ServicesUp: 9, BootId: "first",
+		Load1: 0.5, MemoryAvailable: 3 << 29, Uptime: durationpb.New(now),
+	}
+	switch s.node.mood {
+	case "ill":
+		m.ServicesUp, m.WaitingFor = 8, `etcd: Waiting for service "cri" to be "up"`
+	case "recovering": // is well the next time
+		m.ServicesUp = 8
+		s.node.mood = ""
+	case "rebooting":
+		s.node.mood = "back"
+	case "back":
+		m.BootId = "second"
+	case "off":
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the node goes down"))
+	}
+	if s.node.kind == "" {
+		m.Stage, m.Services, m.ServicesUp = "maintenance", 4, 3
+	}
+	return answerWith(m)
+}
+
+func (s nodeService) Reboot(context.Context, *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	s.node.mood = "rebooting"
+	return answerWith(&apiv1.RebootResponse{})
+}
+
+func (s nodeService) Shutdown(context.Context, *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
+	s.node.mu.Lock()
+	defer s.node.mu.Unlock()
+	s.node.mood = "off"
+	return answerWith(&apiv1.ShutdownResponse{})
+}
+
+func (nodeService) Processes(context.Context, *connect.Request[apiv1.ProcessesRequest]) (*connect.Response[apiv1.ProcessesResponse], error) {
+	return answerWith(&apiv1.ProcessesResponse{Processes: []*apiv1.Process{
+		{Pid: 1, State: "S", Threads: 12, CpuTime: durationpb.New(1530 * time.Millisecond), VirtualMemory: 1 << 30, ResidentMemory: 30 << 20, Command: "init", Args: "/sbin/init"},
+		{Pid: 2334, Ppid: 900, State: "R", Threads: 15, CpuTime: durationpb.New(time.Second), VirtualMemory: 2 << 30, ResidentMemory: 90 << 20, Command: "kubelet", Args: "/usr/local/bin/kubelet --config=/etc/kubernetes/kubelet.yaml"},
+	}})
+}
+
+func (nodeService) Memory(context.Context, *connect.Request[apiv1.MemoryRequest]) (*connect.Response[apiv1.MemoryResponse], error) {
+	return answerWith(&apiv1.MemoryResponse{Meminfo: map[string]uint64{"MemTotal": 4 << 30, "MemAvailable": 3 << 30, "MemFree": 2 << 30, "Buffers": 1 << 20, "Cached": 1 << 30}, Pid1Pss: 25 << 20})
+}
+
+func (nodeService) Mounts(context.Context, *connect.Request[apiv1.MountsRequest]) (*connect.Response[apiv1.MountsResponse], error) {
+	return answerWith(&apiv1.MountsResponse{Mounts: []*apiv1.Mount{
+		{Source: "/dev/vda6", Target: "/var", Type: "xfs", Options: "rw", Size: 10 << 30, Available: 4 << 30},
+		{Source: "proc", Target: "/proc", Type: "proc", Options: "rw"},
+	}})
+}
+
+func (nodeService) Disks(context.Context, *connect.Request[apiv1.DisksRequest]) (*connect.Response[apiv1.DisksResponse], error) {
+	return answerWith(&apiv1.DisksResponse{Disks: []*apiv1.Disk{
+		{Device: "/dev/vda", Size: 10 << 30, Model: "QEMU HARDDISK", Serial: "gb-1", Bus: "virtio", System: true, Content: "Garboard"},
+		{Device: "/dev/sr0", Size: 60 << 20, Bus: "ata", ReadOnly: true, Content: "empty"},
+	}})
+}
+
+func (nodeService) Netstat(_ context.Context, r *connect.Request[apiv1.NetstatRequest]) (*connect.Response[apiv1.NetstatResponse], error) {
+	m := &apiv1.NetstatResponse{Sockets: []*apiv1.Socket{{Protocol: "tcp6", Local: "[::]:50000", Remote: "[::]:0", State: "LISTEN", Pid: 700, Command: "apid"}}}
+	if !r.Msg.ListeningOnly {
+		m.Sockets = append(m.Sockets, &apiv1.Socket{Protocol: "tcp", Local: "10.5.0.2:50000", Remote: "10.5.0.1:51234", State: "ESTABLISHED", SendQueue: 12})
+	}
+	return answerWith(m)
+}
+
+func (nodeService) Time(context.Context, *connect.Request[apiv1.TimeRequest]) (*connect.Response[apiv1.TimeResponse], error) {
+	return answerWith(&apiv1.TimeResponse{Now: at(now), Synced: true, Server: "pool.ntp.org", Offset: durationpb.New(-1200 * time.Microsecond), Error: durationpb.New(4 * time.Millisecond), Message: "in step"})
+}
+
+func (nodeService) Containers(_ context.Context, r *connect.Request[apiv1.ContainersRequest]) (*connect.Response[apiv1.ContainersResponse], error) {
+	if !r.Msg.Kubernetes {
+		return answerWith(&apiv1.ContainersResponse{Containers: []*apiv1.Container{{Namespace: "system", Id: "etcd", Image: "registry.k8s.io/etcd:3.6.8-0", Pid: 2343, Status: "CONTAINER_RUNNING"}}})
+	}
+	return answerWith(&apiv1.ContainersResponse{Containers: []*apiv1.Container{
+		{Namespace: "k8s.io", Id: "kube-system/kube-apiserver-cp-1", Image: "registry.k8s.io/pause:3.10.1", Pid: 2539, Status: "SANDBOX_READY"},
+		{Namespace: "k8s.io", Id: "kube-system/kube-apiserver-cp-1:kube-apiserver", Image: "registry.k8s.io/kube-apiserver:v1.36.3", Pid: 2572, Status: "CONTAINER_RUNNING", InPod: true},
+	}})
+}
+
+func (nodeService) Images(context.Context, *connect.Request[apiv1.ImagesRequest]) (*connect.Response[apiv1.ImagesResponse], error) {
+	return answerWith(&apiv1.ImagesResponse{Images: []*apiv1.ContainerImage{
+		{Namespace: "system", Name: "registry.k8s.io/etcd:3.6.8-0", Digest: "sha256:0123456789abcdef0123456789abcdef", Size: 60 << 20, Created: at(time.Minute)},
+	}})
+}
+
+func (nodeService) BootChart(_ context.Context, r *connect.Request[apiv1.BootChartRequest]) (*connect.Response[apiv1.BootChartResponse], error) {
+	if r.Msg.Svg {
+		return answerWith(&apiv1.BootChartResponse{Chart: []byte("<svg/>\n")})
+	}
+	return answerWith(&apiv1.BootChartResponse{Chart: []byte("kubelet ####\n")})
+}
+
+func (s nodeService) Kubeconfig(context.Context, *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+	if s.node.kind != "controlplane" {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("a worker doesn't hold the cluster's authority: ask a control plane"))
+	}
+	return answerWith(&apiv1.KubeconfigResponse{Kubeconfig: []byte(`apiVersion: v1
+kind: Config
+clusters:
+  - name: home
+    cluster:
+      server: https://10.5.0.2:6443
+      certificate-authority-data: Q0E=
+users:
+  - name: admin@home
+    user:
+      client-certificate-data: TkVX
+      client-key-data: S0VZ
+contexts:
+  - name: admin@home
+    context:
+      cluster: home
+      user: admin@home
+      namespace: default
+current-context: admin@home
+`)})
+}
+
+func (s nodeService) Diagnose(context.Context, *connect.Request[apiv1.DiagnoseRequest]) (*connect.Response[apiv1.DiagnoseResponse], error) {
+	m := &apiv1.DiagnoseResponse{Checked: []string{"services", "certificates"}}
+	if s.node.is("ill") {
+		m.Findings = []*apiv1.Finding{
+			{
+				Severity: apiv1.Finding_SEVERITY_ERROR, Id: "etcd-waits-for-bootstrap", What: "etcd isn't running.", Why: "The cluster was never bootstrapped.",
+				Next: "Run 'gbctl -n 10.5.0.2 bootstrap' once.", Evidence: []string{`service etcd: Waiting for service "cri"`}, Since: at(time.Minute),
+			},
+			{Severity: apiv1.Finding_SEVERITY_INFO, Id: "node-not-ready", What: "The node isn't ready."},
+		}
+	}
+	return answerWith(m)
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+)
+
+// shownEvents are as many events of a service as fit a screen.
+const shownEvents = 20
+
+func (a *app) servicesCommand() *cobra.Command {
+	return a.outputFlag(&cobra.Command{
+		Use:   "services",
+		Short: "Show where each service stands",
+		Long: `Show where each service of nodes stands, and what happened to it last.
+
+HEALTH is OK, Fail, or ? where nobody has looked yet. 'gbctl service ID' tells the
+story of one of them.`,
+		Example: `  gbctl -n 10.5.0.2,10.5.0.3 services`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			head := []string{"ID", "STATE", "HEALTH", "LAST CHANGE", "LAST EVENT"}
+			return list(cmd.Context(), a, head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
+				for _, s := range m.Services {
+					since := span(m.SinceBoot.AsDuration()-s.Since.AsDuration()) + " ago"
+					rows = append(rows, []string{s.Id, s.State, s.Health, since, s.Message})
+				}
+				return rows
+			})
+		},
+	})
+}
+
+func services(r *apiv1.ListServicesRequest) func(context.Context, *client.Client) (*apiv1.ListServicesResponse, error) {
+	return func(ctx context.Context, c *client.Client) (*apiv1.ListServicesResponse, error) {
+		return message(c.Service.List(ctx, connect.NewRequest(r)))
+	}
+}
+
+var actions = map[string]apiv1.ControlServiceRequest_Action{
+	"start":   apiv1.ControlServiceRequest_ACTION_START,
+	"stop":    apiv1.ControlServiceRequest_ACTION_STOP,
+	"restart": apiv1.ControlServiceRequest_ACTION_RESTART,
+}
+
+func (a *app) serviceCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "service ID [start|stop|restart]",
+		Short: "Tell the story of a service, or start, stop or restart it",
+		Long: `Tell the story of a service, newest first, or start, stop or restart it.
+
+KIND says how it runs: most services are parts of the node's own program. Those
+that it depends on, and those that depend on it, are left alone. 'cri' is another
+name of containerd.`,
+		Example: `  gbctl -n 10.5.0.2 service etcd
+  gbctl -n 10.5.0.2 service kubelet restart`,
+		Args:              cobra.RangeArgs(1, 2),
+		ValidArgsFunction: completeActions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return a.service(cmd.Context(), args[0])
+			}
+			action, ok := actions[args[1]]
+			if !ok {
+				return usagef("service %s %s: must be start, stop or restart", args[0], args[1])
+			}
+			return a.control(cmd.Context(), args[0], action)
+		},
+	}
+	return a.outputFlag(cmd)
+}
+
+func completeActions(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 1 {
+		return []string{"start", "stop", "restart"}, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) service(ctx context.Context, id string) error {
+	answers, failed := gather(ctx, a, services(&apiv1.ListServicesRequest{Id: id, Events: shownEvents}))
+	var documents []*yaml.Node
+	for _, n := range answers {
+		documents = append(documents, document(n.node, n.value))
+	}
+	err := a.show(documents, true, func() error {
+		first := true
+		for _, n := range answers {
+			for _, s := range n.value.Services {
+				if !first {
+					fmt.Fprintln(a.out)
+				}
+				first = false
+				if err := a.block(n.node, s, n.value); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	return errors.Join(err, failed)
+}
+
+// block is one service, from top to bottom (S-231, S-232).
+func (a *app) block(node string, s *apiv1.Service, m *apiv1.ListServicesResponse) error {
+	kind := s.Kind
+	if s.Restarts > 0 {
+		kind += fmt.Sprintf(" (restarted %d times)", s.Restarts)
+	}
+	t := tabwriter.NewWriter(a.out, 0, 8, 3, ' ', 0)
+	for _, line := range [][2]string{{"NODE", node}, {"ID", s.Id}, {"STATE", s.State}, {"HEALTH", s.Health}, {"KIND", kind}} {
+		fmt.Fprintf(t, "%s\t%s\n", line[0], oneLine(line[1]))
+	}
+	label := "EVENTS"
+	for _, e := range s.Events {
+		ago := span(m.SinceBoot.AsDuration() - e.SinceBoot.AsDuration())
+		fmt.Fprintf(t, "%s\t[%s]: %s (%s ago)\n", label, e.State, oneLine(e.Message), ago)
+		label = ""
+	}
+	if len(s.Events) == 0 {
+		fmt.Fprintf(t, "%s\n", label)
+	}
+	return t.Flush()
+}
+
+// control acts on one node after another: a restart that was a bad idea is still
+// one on the first node only when somebody presses Ctrl-C.
+func (a *app) control(ctx context.Context, id string, action apiv1.ControlServiceRequest_Action) error {
+	return a.oneByOne(ctx, func(ctx context.Context, c *client.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, a.timeout)
+		defer cancel()
+		m, err := message(c.Service.Control(ctx, connect.NewRequest(&apiv1.ControlServiceRequest{Id: id, Action: action})))
+		if err == nil {
+			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
+		}
+		return err
+	})
+}

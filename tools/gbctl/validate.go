@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) validateCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "validate --config FILE",
+		Short: "Check a configuration, without a node",
+		Long: `Check a configuration ('-' reads it from standard input) as a node would: what a
+node refuses is refused here, all of it at once, with line and column. Exit code 6
+says that it is invalid.`,
+		Example: `  gbctl validate --config controlplane.yaml`,
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 1 && file == "" {
+				file = args[0]
+			} else if len(args) == 1 || file == "" {
+				return usagef("name one configuration: --config FILE")
+			}
+			return a.validate(file)
+		},
+	}
+	cmd.Flags().StringVarP(&file, "config", "c", "", "the configuration")
+	return cmd
+}
+
+func (a *app) validate(file string) error {
+	text, err := a.readInput(file)
+	if err != nil {
+		return err
+	}
+	loaded, warnings, err := config.Load(file, text)
+	for _, w := range warnings {
+		fmt.Fprintf(a.err, "warning: %s\n", w)
+	}
+	var problems config.Problems
+	if errors.As(err, &problems) {
+		fmt.Fprintln(a.err, problems)
+		return &exitError{codeRefused, nil}
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "%s is a valid configuration of a %s\n", file, loaded.Machine.Type)
+	return nil
+}

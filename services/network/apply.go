@@ -33,23 +33,23 @@ func bringUp(l netlink.Link) error {
 // returns what it is now. What others put on the link stays.
 func apply(l netlink.Link, was, is linkState) (linkState, error) {
 	a := l.Attrs()
-	now := linkState{index: a.Index, mtu: is.mtu}
+	now := linkState{index: a.Index}
 	var errs []error
-	if is.mtu != 0 && is.mtu != was.mtu {
-		if err := netlink.LinkSetMTU(l, is.mtu); err != nil {
-			errs = append(errs, fmt.Errorf("set the MTU of %s to %d: %w", a.Name, is.mtu, err))
-			now.mtu = was.mtu
-		}
+	var err error
+	if now.mtu, now.mtuBefore, err = applyMTU(l, was, is.mtu); err != nil {
+		errs = append(errs, err)
 	}
 	// Old routes go before the addresses that they hang on; new ones come after.
 	for _, r := range missing(was.routes, is.routes) {
 		if err := netlink.RouteDel(r.kernel(a.Index, is.addresses)); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("remove route %s from %s: %w", r, a.Name, err))
+			now.routes = append(now.routes, r)
 		}
 	}
 	for _, p := range missing(was.addresses, is.addresses) {
 		if err := netlink.AddrDel(l, &netlink.Addr{IPNet: ipNet(p)}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			errs = append(errs, fmt.Errorf("remove address %s from %s: %w", p, a.Name, err))
+			now.addresses = append(now.addresses, p)
 		}
 	}
 	// With an address the kernel drops the routes that depend on it and the other
@@ -74,6 +74,25 @@ func apply(l netlink.Link, was, is linkState) (linkState, error) {
 		now.routes = append(now.routes, r)
 	}
 	return now, errors.Join(errs...)
+}
+
+// applyMTU sets the MTU, or gives back the one from before; it returns the one
+// that we have set, 0 for none, and the one from before.
+func applyMTU(l netlink.Link, was linkState, mtu int) (now, before int, err error) {
+	a := l.Attrs()
+	to := mtu
+	switch {
+	case mtu == was.mtu:
+		return was.mtu, was.mtuBefore, nil
+	case mtu == 0:
+		to = was.mtuBefore
+	case was.mtu == 0:
+		was.mtuBefore = a.MTU
+	}
+	if err := netlink.LinkSetMTU(l, to); err != nil {
+		return was.mtu, was.mtuBefore, fmt.Errorf("set the MTU of %s to %d: %w", a.Name, to, err)
+	}
+	return mtu, was.mtuBefore, nil
 }
 
 // kernel is the route as netlink wants it. A gateway outside the link's own

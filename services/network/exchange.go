@@ -24,7 +24,7 @@ var errNoAnswer = errors.New("no answer")
 // reservations by MAC work.
 type wire struct {
 	link     string
-	hostname string // sent along where the configuration has one
+	hostname func() string // sent along where the configuration has one
 }
 
 // requested are the options that newLease reads.
@@ -39,8 +39,8 @@ func (w wire) modifiers(more ...dhcpv4.Modifier) []dhcpv4.Modifier {
 		dhcpv4.WithRequestedOptions(requested...),
 		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(nclient4.MaxMessageSize)),
 	}
-	if w.hostname != "" {
-		m = append(m, dhcpv4.WithOption(dhcpv4.OptHostName(w.hostname)))
+	if name := w.hostname(); name != "" {
+		m = append(m, dhcpv4.WithOption(dhcpv4.OptHostName(name)))
 	}
 	return append(m, more...)
 }

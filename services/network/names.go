@@ -1,9 +1,12 @@
 package network
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -49,7 +52,7 @@ func (f *files) write(name, content string) error {
 	if f.written[name] == content {
 		return nil
 	}
-	if err := boot.WriteFile(filepath.Join(f.dir, name), []byte(content), 0o644); err != nil {
+	if err := replace(filepath.Join(f.dir, name), content); err != nil {
 		return err
 	}
 	if f.written == nil {
@@ -57,6 +60,24 @@ func (f *files) write(name, content string) error {
 	}
 	f.written[name] = content
 	return nil
+}
+
+// replace changes a file in place: the kubelet's container has these files
+// themselves mounted, and would go on with the old one if another took its name.
+// For a moment the end of a longer old content follows the new one; after a
+// power cut /etc begins anew in any case.
+func replace(path, content string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return boot.WriteFile(path, []byte(content), 0o644)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err = f.WriteAt([]byte(content), 0); err == nil {
+		err = f.Truncate(int64(len(content)))
+	}
+	return errors.Join(err, f.Close())
 }
 
 // names sets the kernel's host name and writes /etc/hostname and /etc/hosts.

@@ -16,9 +16,12 @@
 package network
 
 import (
+	"context"
 	"net/netip"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/dag"
@@ -73,6 +76,42 @@ var TimeServers = resource.Define[[]netip.Addr](resource.Definition{
 	Namespace: "network",
 	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
 })
+
+// Status is what networkd has done last.
+type Status struct {
+	// Config is the version of the machine configuration that it has taken over; 0
+	// while there is none.
+	Config   uint64   `yaml:"config"`
+	Problems []string `yaml:"problems,omitempty"` // what the kernel refuses, and is tried again
+}
+
+// Statuses has one object, "networkd".
+var Statuses = resource.Define[Status](resource.Definition{
+	Type:      "NetworkStatuses.net.garboard.dev",
+	Kind:      "NetworkStatus",
+	Namespace: "network",
+	Columns: []resource.Column{
+		{Name: "CONFIG", Value: func(s any) string { return strconv.FormatUint(s.(Status).Config, 10) }},
+		{Name: "PROBLEMS", Value: func(s any) string { return strings.Join(s.(Status).Problems, "; ") }},
+	},
+})
+
+// followTime is ample for taking a configuration over: it is a few calls to the
+// kernel.
+const followTime = 30 * time.Second
+
+// Await returns once the network's facts are those of the configuration that
+// applies now: for who reads them at its start, and may be started anew because
+// they change.
+func Await(ctx context.Context, s *resource.Store) error {
+	o, err := machine.Configs.Get(s, machine.ConfigID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, followTime)
+	defer cancel()
+	return Statuses.When(s, ID, "networkd to take the configuration over", func(n Status) bool { return n.Config >= o.Version }).Wait(ctx)
+}
 
 // IDs of the objects above.
 const (

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -37,7 +38,8 @@ type owner struct {
 	log *slog.Logger
 
 	cfg        *config.Config // an empty one in maintenance mode
-	configured bool           // there is no configuration yet
+	version    uint64         // of cfg
+	configured bool           // there is a configuration
 	plans      []config.Link
 	links      map[string]netlink.Link
 	clients    map[string]*runningClient
@@ -52,6 +54,9 @@ type owner struct {
 	told      bool      // whether a missing link was told at the console
 	settled   bool      // all that is waited for was there once
 	hostname  string    // from DHCP or a MAC address: stays once chosen
+	// announced is the configured name, for the goroutines of the clients: a server
+	// hears of a new one when the lease is extended.
+	announced atomic.Pointer[string]
 	pinned    netip.Addr
 	pinSaved  bool
 }
@@ -114,15 +119,17 @@ func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 
 // configure takes the configuration over; without one, an empty one.
 func (o *owner) configure() error {
-	cfg, err := machine.Config(o.o.Store)
+	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
 	if errors.Is(err, resource.ErrNotFound) {
 		o.cfg, o.plans = &config.Config{}, nil
+		o.announced.Store(new(string))
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	o.cfg, o.plans = cfg, cfg.Machine.Network.Links()
+	o.cfg, o.version, o.plans = cfg.Spec, cfg.Version, cfg.Spec.Machine.Network.Links()
+	o.announced.Store(&cfg.Spec.Machine.Network.Hostname)
 	if !o.configured {
 		o.configured = true
 		return o.takeOver()
@@ -285,7 +292,7 @@ func (o *owner) client(ctx context.Context, l netlink.Link, wanted bool) {
 	o.clients[name] = c
 	dhcp := &dhcpClient{
 		link: name,
-		x:    wire{link: name, hostname: o.cfg.Machine.Network.Hostname},
+		x:    wire{link: name, hostname: func() string { return *o.announced.Load() }},
 		log:  o.log,
 		kick: c.kick,
 		report: func(l *lease) {
@@ -357,5 +364,17 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 		if changed {
 			o.reconcile(ctx)
 		}
+		if err := o.report(); err != nil {
+			return err
+		}
 	}
+}
+
+// report says how far it is.
+func (o *owner) report() error {
+	s := Status{Config: o.version}
+	for _, name := range slices.Sorted(maps.Keys(o.errs)) {
+		s.Problems = append(s.Problems, o.errs[name].Error())
+	}
+	return Statuses.Put(o.o.Store.As(ID), ID, s)
 }

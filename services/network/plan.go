@@ -22,6 +22,7 @@ type route struct {
 type linkState struct {
 	index     int // of the link that it was applied to: a link that came back has another
 	mtu       int // bytes; 0: left alone
+	mtuBefore int // what it was before the first that we set
 	addresses []netip.Prefix
 	routes    []route
 }

@@ -20,8 +20,8 @@ func TestNodeFitsTogether(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", mode, err)
 		}
-		// S-230, Q-14: the IDs that users know. apid and trustd come with the socket.
-		for _, id := range []string{"udevd", "machined", "disks", "networkd", "timed", "containerd", "etcd", "kubelet"} {
+		// S-230, Q-14: the IDs that users know.
+		for _, id := range []string{"apid", "udevd", "machined", "disks", "networkd", "timed", "containerd", "etcd", "kubelet"} {
 			if _, ok := n.graph.Status(id); !ok {
 				t.Errorf("%s: there is no service %q", mode, id)
 			}
@@ -33,10 +33,11 @@ func TestS239WhatIsNotUpIsNamedWithItsReason(t *testing.T) {
 	t.Parallel()
 	statuses := []dag.Status{
 		{ID: "networkd", Up: true, State: dag.Running},
-		{ID: "etcd", State: dag.Waiting, Message: `Waiting for service "timed" to be "up"`, Since: 2 * time.Second},
+		{ID: "apid", State: dag.Waiting, Message: `Waiting for certificate to be made, service "udevd" to be "up"`, Waiting: `certificate to be made, service "udevd" to be "up"`, Since: 2 * time.Second},
+		{ID: "etcd", State: dag.Waiting, Message: `Waiting for service "timed" to be "up"`, Waiting: `service "timed" to be "up"`, Since: 2 * time.Second},
 		{ID: "kubelet", State: dag.Failed, Message: "Failed: no image; next try in 4s", Since: 9 * time.Second},
 	}
-	want := `etcd Waiting for 10s: Waiting for service "timed" to be "up"; kubelet Failed for 3s: no image; next try in 4s`
+	want := `apid Waiting for 10s: Waiting for certificate to be made, service "udevd" to be "up"; kubelet Failed for 3s: no image; next try in 4s; behind them: etcd`
 	if got := waitingFor(statuses, 12*time.Second); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -139,15 +139,33 @@ func besides(state dag.State, message string) string {
 	return strings.TrimPrefix(message, string(state)+": ")
 }
 
-// waitingFor names every service that isn't up, what it does about it, and
-// since when. "" when all are up.
+// waitingFor names the services that aren't up, what they do about it, and since
+// when. Those that only wait for other services are named at the end: what ends
+// their wait is said of the others. "" when all are up.
 func waitingFor(statuses []dag.Status, now time.Duration) string {
-	var parts []string
+	var parts, behind []string
 	for _, s := range statuses {
-		if s.Up {
-			continue
+		switch {
+		case s.Up:
+		case s.State == dag.Waiting && onlyServices(s.Waiting):
+			behind = append(behind, s.ID)
+		default:
+			parts = append(parts, fmt.Sprintf("%s %s for %s: %s", s.ID, s.State, max(now-s.Since, 0).Round(time.Second), besides(s.State, s.Message)))
 		}
-		parts = append(parts, fmt.Sprintf("%s %s for %s: %s", s.ID, s.State, max(now-s.Since, 0).Round(time.Second), besides(s.State, s.Message)))
+	}
+	if len(behind) > 0 {
+		parts = append(parts, "behind them: "+strings.Join(behind, ", "))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// onlyServices is whether a text about waiting, as package dag makes it, names
+// nothing but services.
+func onlyServices(waiting string) bool {
+	for _, part := range strings.Split(waiting, ", ") {
+		if !strings.HasPrefix(part, `service "`) {
+			return false
+		}
+	}
+	return true
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/controlplane"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/disks"
+	"github.com/garboard-os/garboard/services/doctor"
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/kubelet"
@@ -113,9 +114,14 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("controllers: %w", err)
 	}
+	physician := doctor.New(doctor.Options{
+		Mode: o.Mode, Store: store, Statuses: n.graph.Statuses, Events: n.graph.Events, Tail: o.Logs.Tail,
+		Configuration: applier, SinceBoot: since,
+	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
+		Diagnose: physician.Diagnose,
 	})
 	if err != nil {
 		return nil, err

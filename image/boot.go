@@ -26,7 +26,7 @@ import (
 
 // AptPackages are what the build machine must have installed for Build to work, besides Go.
 var AptPackages = func() []string {
-	all := slices.Concat(kernel.AptPackages, debian.AptPackages, squashfs.AptPackages, initramfs.AptPackages, program.AptPackages, components.AptPackages)
+	all := slices.Concat(kernel.AptPackages, debian.AptPackages, squashfs.AptPackages, initramfs.AptPackages, components.AptPackages)
 	slices.Sort(all)
 	return slices.Compact(all)
 }()
@@ -71,7 +71,7 @@ type Boot struct {
 	Release string
 	// RootFS is the root filesystem as it is inside Initramfs, for nodes that are containers: a squashfs with an empty file in PID 1's place.
 	RootFS string
-	// Init is PID 1, to be bound to that place, and Sandbox is what starts a container node.
+	// Init is PID 1, to be bound to that place, and Sandbox is what starts a container node. The latter has to be called sandbox: it is runc, too.
 	Init, Sandbox string
 }
 
@@ -99,7 +99,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	r.Expect(stepKernel, guessKernel)
 	r.Expect(stepRootFS, guessRootFS)
 	r.Expect(stepInitramfs, guessInitramfs)
-	steps := []string{program.Init.Name, program.Sandbox.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
+	steps := []string{program.Init.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
 	if archive {
 		steps = append(steps, stepInitramfs)
 	}
@@ -113,7 +113,8 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if result.Init, err = b.programs.Build(ctx, program.Init); err != nil {
 		return nil, err
 	}
-	if result.Sandbox, err = b.programs.Build(ctx, program.Sandbox); err != nil {
+	// The file, not the link: whoever links or copies it under the name sandbox has a program of that name.
+	if result.Sandbox, err = filepath.EvalSymlinks(filepath.Join(made["runc"], "sandbox")); err != nil {
 		return nil, err
 	}
 	linux, err := b.kernel(ctx, flavour)
@@ -131,7 +132,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 			"containerd":              filepath.Join(made["containerd"], "containerd"),
 			"containerd-shim-runc-v2": filepath.Join(made["containerd"], "containerd-shim-runc-v2"),
 			"runc":                    filepath.Join(made["runc"], "runc"),
-			"sandbox":                 result.Sandbox,
+			"sandbox":                 filepath.Join(made["runc"], "sandbox"),
 		},
 		CNI:        made["cni"],
 		Tools:      tools,

@@ -94,7 +94,7 @@ func (b *Builder) component(ctx context.Context, c Component) (string, error) {
 	dir, err := b.Store.Build(ctx, c.Name, inputs, func(ctx context.Context, dir string) error {
 		hit = false
 		done := b.Progress.Step(c.Name)
-		err := compile(ctx, c, module, dir)
+		err := compile(ctx, c, b.Root, module, dir)
 		done(err)
 		return err
 	})
@@ -111,6 +111,11 @@ func (b *Builder) inputs(ctx context.Context, c Component, module string) ([]str
 		return nil, err
 	}
 	inputs := []string{recipe, c.Name, c.Version, tree, strings.Join(c.Fold, " "), c.C}
+	grafted, err := graftInputs(ctx, b.Root, c.Graft)
+	if err != nil {
+		return nil, err
+	}
+	inputs = append(inputs, grafted...)
 	for _, p := range c.Programs {
 		inputs = append(inputs, p.File, strings.Join(p.Links, " "), strings.Join(p.arguments(), " "))
 	}
@@ -170,7 +175,7 @@ func cToolchain(ctx context.Context, c Component) ([]string, error) {
 }
 
 // compile puts a component's files into dir.
-func compile(ctx context.Context, c Component, module, dir string) error {
+func compile(ctx context.Context, c Component, root, module, dir string) error {
 	if c.C != "" {
 		_, err := output(ctx, module, nil, "gcc", "-Os", "-static", "-s", "-Wl,--build-id=none", "-DVERSION=\""+c.Version+"\"", "-o", filepath.Join(dir, c.Name), c.C)
 		return err
@@ -190,6 +195,16 @@ func compile(ctx context.Context, c Component, module, dir string) error {
 			return fmt.Errorf("fold programs into one: %w", err)
 		}
 		module = folded
+	}
+	if len(c.Graft) > 0 {
+		grafted := filepath.Join(work, "grafted")
+		if err := os.Mkdir(grafted, 0o755); err != nil {
+			return err
+		}
+		if err := graft(ctx, root, module, c.Programs[0].Package, c.Graft, grafted); err != nil {
+			return fmt.Errorf("graft programs of ours: %w", err)
+		}
+		module = grafted
 	}
 	for _, p := range c.Programs {
 		args := append([]string{"build", "-o", filepath.Join(dir, p.File)}, p.arguments()...)

@@ -135,6 +135,9 @@ func checkout(t *testing.T, source string) *Builder {
 		"tiny/a/main.go": "package main\n\nimport \"os\"\n\nfunc main() {\n\tprint(name(), len(os.Args))\n}\n",
 		"tiny/a/name.go": "package main\n\nfunc name() string { return \"a\" }\n",
 		"tiny/b/main.go": "package main\n\nfunc main() { print(\"b\") }\n",
+		// The checkout's own module.
+		"../../go.mod":       "module example.com/ours\n\ngo 1.26.0\n",
+		"../../ours/main.go": "package main\n\nfunc main() {}\n",
 	} {
 		path := filepath.Join(b.Root, "image", "components", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -202,6 +205,7 @@ func TestEveryInputChangesTheKey(t *testing.T) {
 		"cgo":     func(c *Component) { c.Programs[0].Static = true },
 		"link":    func(c *Component) { c.Programs[0].Links = nil },
 		"fold":    func(c *Component) { c.Fold = []string{"x"} },
+		"graft":   func(c *Component) { c.Graft = []string{"ours"} },
 		"source": func(*Component) {
 			if err := os.WriteFile(filepath.Join(module, "main.go"), []byte(tinyMain+"\n"), 0o644); err != nil {
 				t.Fatal(err)
@@ -233,6 +237,37 @@ func TestFoldedProgramsAnswerToTheirNames(t *testing.T) {
 	}
 	if err := exec.CommandContext(t.Context(), filepath.Join(dir, "folded")).Run(); err == nil {
 		t.Error("it does something by its own name")
+	}
+}
+
+// The real ones: what is grafted must do with the modules of its host, and the host must stay what it is.
+func TestGraftedProgramsAnswerToTheirNames(t *testing.T) {
+	b := &Builder{Root: root(t), Store: &cache.Store{Dir: t.TempDir()}}
+	dirs, err := b.Build(t.Context(), "runc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runc, sandbox := filepath.Join(dirs["runc"], "runc"), filepath.Join(dirs["runc"], "sandbox")
+	want := "runc version " + strings.TrimPrefix(RuncVersion, "v") + "\n"
+	if out, err := exec.CommandContext(t.Context(), runc, "--version").Output(); err != nil || !strings.HasPrefix(string(out), want) {
+		t.Errorf("runc says %q, %v; want %q", out, err, want)
+	}
+	if out, _ := exec.CommandContext(t.Context(), sandbox).CombinedOutput(); !strings.HasPrefix(string(out), "sandbox: usage: sandbox COMMAND") {
+		t.Errorf("sandbox says %q", out)
+	}
+	info, err := buildinfo.ReadFile(runc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Path != "github.com/opencontainers/runc" {
+		t.Errorf("it is built as %s", info.Path)
+	}
+	content, err := os.ReadFile(runc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(content), b.Store.Dir) {
+		t.Error("where it was built is in it")
 	}
 }
 

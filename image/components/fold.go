@@ -18,14 +18,8 @@ import (
 // init functions and package variables do no more than what a sibling can live with; it holds for the CNI plugins, which only pin the main
 // goroutine to its thread there. The module keeps the go.mod and go.sum of module, and therefore the pinned versions.
 func fold(ctx context.Context, module string, packages []string, dir string) error {
-	for _, name := range []string{"go.mod", "go.sum"} {
-		content, err := os.ReadFile(filepath.Join(module, name))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
-			return err
-		}
+	if err := copyModule(module, dir, ""); err != nil {
+		return err
 	}
 	self, err := output(ctx, module, goEnvironment, "go", "list", "-m", "-mod=readonly")
 	if err != nil {
@@ -72,35 +66,67 @@ var (
 	goEnvironment = []string{"GOFLAGS=", "GOWORK=off"}
 )
 
-// copyProgram copies the Go files of a package main that count on this platform.
-func copyProgram(ctx context.Context, module, pkg, dir string) error {
+// copyModule copies what pins the versions of a module, with a text at the end of go.mod.
+func copyModule(module, dir, more string) error {
+	for name, end := range map[string]string{"go.mod": more, "go.sum": ""} {
+		content, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), append(content, end...), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// program is the Go files of a package main that count on this platform.
+type program struct {
+	Dir     string
+	GoFiles []string
+}
+
+func (p program) paths() []string {
+	paths := make([]string, len(p.GoFiles))
+	for i, file := range p.GoFiles {
+		paths[i] = filepath.Join(p.Dir, file)
+	}
+	return paths
+}
+
+func listProgram(ctx context.Context, module, pkg string) (found program, err error) {
 	out, err := output(ctx, module, append([]string{"CGO_ENABLED=0"}, goEnvironment...), "go", "list", "-mod=readonly", "-json=Dir,GoFiles", pkg)
 	if err != nil {
-		return err
-	}
-	var found struct {
-		Dir     string
-		GoFiles []string
+		return found, err
 	}
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
-		return fmt.Errorf("read what go list says: %w", err)
+		return found, fmt.Errorf("read what go list says: %w", err)
+	}
+	return found, nil
+}
+
+// copyProgram copies a package main, to be imported.
+func copyProgram(ctx context.Context, module, pkg, dir string) error {
+	found, err := listProgram(ctx, module, pkg)
+	if err != nil {
+		return err
 	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
 	mains := 0
-	for _, file := range found.GoFiles {
-		source, err := os.ReadFile(filepath.Join(found.Dir, file))
+	for _, path := range found.paths() {
+		source, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
 		if !packageMain.Match(source) {
-			return fmt.Errorf("%s is not of package main", file)
+			return fmt.Errorf("%s is not of package main", path)
 		}
 		mains += len(funcMain.FindAll(source, -1))
 		source = packageMain.ReplaceAll(source, []byte("package folded"))
 		source = funcMain.ReplaceAll(source, []byte("func Main()"))
-		if err := os.WriteFile(filepath.Join(dir, file), source, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(path)), source, 0o644); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-// Package program builds the programs of this repository that go into an image: PID 1 and the sandbox.
+// Package program builds the programs of this repository that go into an image: PID 1. (The sandbox is grafted on a component: see image/components.)
 //
 // A result is cached under what decides its bytes: the files of the packages that it imports from here, the versions of the modules that
 // it imports from elsewhere, the flags and the toolchain. An edit of a test, or of a package that the program doesn't import, builds nothing.
@@ -23,9 +23,6 @@ import (
 	"github.com/garboard-os/garboard/image/progress"
 )
 
-// AptPackages are what the build machine must have installed, besides Go, for programs that use cgo.
-var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
-
 const (
 	// stopCompiler is what a compiler gets to remove its temporary files after SIGTERM.
 	stopCompiler = 5 * time.Second
@@ -39,19 +36,12 @@ type Program struct {
 	Name string
 	// Package is relative to the root of the repository.
 	Package string
-	// Tags are build tags.
-	Tags []string
-	// Static says that it uses cgo, and is linked statically all the same. Others are built without cgo.
-	Static bool
 	// Guess is how long two cores take with nothing cached.
 	Guess time.Duration
 }
 
-// The programs that every image holds.
-var (
-	Init    = Program{Name: "init", Package: "./init", Guess: time.Minute}
-	Sandbox = Program{Name: "sandbox", Package: "./services/sandbox", Tags: []string{"netgo", "osusergo", "seccomp"}, Static: true, Guess: 30 * time.Second}
-)
+// Init is PID 1.
+var Init = Program{Name: "init", Package: "./init", Guess: time.Minute}
 
 // Builder builds programs out of a checkout.
 type Builder struct {
@@ -89,20 +79,11 @@ func (b *Builder) Build(ctx context.Context, p Program) (string, error) {
 
 func (p Program) arguments(version string) []string {
 	linker := "-s -w -buildid= -X " + versionVariable + "=" + version
-	if p.Static {
-		linker += " -linkmode external -extldflags '-static -Wl,--build-id=none'"
-	}
-	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", "-tags=" + strings.Join(p.Tags, ","), "-ldflags=" + linker, p.Package}
+	return []string{"-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=" + linker, p.Package}
 }
 
-// environment overrides what the user's own settings would change about the result.
-func (p Program) environment() []string {
-	cgo := "CGO_ENABLED=0"
-	if p.Static {
-		cgo = "CGO_ENABLED=1"
-	}
-	return []string{cgo, "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH=amd64", "CC=gcc", "CGO_CFLAGS=-O2", "CGO_LDFLAGS="}
-}
+// environment overrides what the user's own settings would change about the result. Programs are static: without cgo.
+var environment = []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH=amd64"}
 
 // source is what `go list -json` tells of a package.
 type source struct {
@@ -113,13 +94,13 @@ type source struct {
 		Version string
 		Main    bool
 	}
-	GoFiles, CgoFiles, CFiles, HFiles, SFiles, EmbedFiles []string
+	GoFiles, SFiles, EmbedFiles []string
 }
 
 // inputs lists everything that decides the program's bytes.
 func (b *Builder) inputs(ctx context.Context, p Program) ([]string, error) {
-	fields := "-json=Dir,ImportPath,Standard,Module,GoFiles,CgoFiles,CFiles,HFiles,SFiles,EmbedFiles"
-	listed, err := b.golang(ctx, p, "list", "-deps", fields, "-tags="+strings.Join(p.Tags, ","), p.Package)
+	fields := "-json=Dir,ImportPath,Standard,Module,GoFiles,SFiles,EmbedFiles"
+	listed, err := b.golang(ctx, p, "list", "-deps", fields, p.Package)
 	if err != nil {
 		return nil, err
 	}
@@ -151,20 +132,12 @@ func (b *Builder) inputs(ctx context.Context, p Program) ([]string, error) {
 		}
 	}
 	slices.Sort(modules)
-	inputs = append(inputs, slices.Compact(modules)...)
-	if p.Static {
-		linked, err := linkedLibraries(ctx)
-		if err != nil {
-			return nil, err
-		}
-		inputs = append(inputs, linked...)
-	}
-	return inputs, nil
+	return append(inputs, slices.Compact(modules)...), nil
 }
 
 // identify gives back the names of the files that are compiled in, and their hash.
 func (s source) identify() (names, hash string, err error) {
-	files := slices.Concat(s.GoFiles, s.CgoFiles, s.CFiles, s.HFiles, s.SFiles, s.EmbedFiles)
+	files := slices.Concat(s.GoFiles, s.SFiles, s.EmbedFiles)
 	paths := make([]string, 0, len(files))
 	for _, name := range files {
 		paths = append(paths, filepath.Join(s.Dir, name))
@@ -173,37 +146,11 @@ func (s source) identify() (names, hash string, err error) {
 	return strings.Join(files, " "), hash, err
 }
 
-// linkedLibraries identifies the C compiler and the static libraries that it links in.
-func linkedLibraries(ctx context.Context) ([]string, error) {
-	version, err := exec.CommandContext(ctx, "gcc", "--version").Output()
-	if err != nil {
-		return nil, fmt.Errorf("run gcc (from the packages %s): %w", strings.Join(AptPackages, " "), err)
-	}
-	identity := []string{string(version)}
-	for _, library := range []string{"libc.a", "libseccomp.a"} {
-		path, err := exec.CommandContext(ctx, "gcc", "-print-file-name="+library).Output()
-		if err != nil {
-			return nil, fmt.Errorf("ask gcc for %s: %w", library, err)
-		}
-		// gcc echoes the bare name of a library that it doesn't find.
-		name := strings.TrimSpace(string(path))
-		if !filepath.IsAbs(name) {
-			return nil, fmt.Errorf("%s is missing: install the Debian packages %s", library, strings.Join(AptPackages, " "))
-		}
-		hash, err := cache.HashTree(name)
-		if err != nil {
-			return nil, err
-		}
-		identity = append(identity, hash)
-	}
-	return identity, nil
-}
-
 // golang runs the go command; ctx ends it with all the compilers that it started.
 func (b *Builder) golang(ctx context.Context, p Program, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = b.Root
-	cmd.Env = append(os.Environ(), p.environment()...)
+	cmd.Env = append(os.Environ(), environment...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopCompiler

@@ -39,15 +39,12 @@ type Entry struct {
 func dir(path string, perm fs.FileMode) Entry { return Entry{Path: path, Mode: fs.ModeDir | perm} }
 func text(path, contents string) Entry        { return Entry{Path: path, Mode: 0o644, Text: contents} }
 func link(path, target string) Entry          { return Entry{Path: path, Mode: fs.ModeSymlink, Text: target} }
-func file(path string, perm fs.FileMode, from string) Entry {
-	return Entry{Path: path, Mode: perm, From: from}
-}
 
 // Sources are the parts of a tree that were built or fetched before. Each is a path on the build machine.
 type Sources struct {
 	// Version is the release that os-release states, such as v0.1.0.
 	Version string
-	// Programs maps names in /usr/bin to files: containerd, its shim, runc, sandbox.
+	// Programs maps names in /usr/bin to files, or to links among them: containerd, its shim, runc, sandbox.
 	Programs map[string]string
 	// CNI is a folder with the CNI plugins: one program, and links to it under their names.
 	CNI string
@@ -60,13 +57,14 @@ type Sources struct {
 // Plan lists the tree for the sources, sorted by path.
 func Plan(src Sources) ([]Entry, error) {
 	entries := slices.Concat(directories, links, accounts, []Entry{initPlace, osRelease(src.Version)})
-	for name, from := range src.Programs {
-		entries = append(entries, file("/usr/bin/"+name, 0o755, from))
-	}
-	copies := []struct{ from, to string }{
+	type copied struct{ from, to string }
+	copies := []copied{
 		{src.CNI, "/opt/cni/bin"},
 		{src.Tools, "/"},
 		{src.ModulesDir, path.Join("/usr/lib/modules", filepath.Base(src.ModulesDir))},
+	}
+	for name, from := range src.Programs {
+		copies = append(copies, copied{from, "/usr/bin/" + name})
 	}
 	for _, c := range copies {
 		if c.from == "" {
@@ -81,7 +79,7 @@ func Plan(src Sources) ([]Entry, error) {
 	return arrange(entries)
 }
 
-// copyOf lists the files and links below from as entries below to. Directories come by themselves.
+// copyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories come by themselves.
 func copyOf(from, to string) ([]Entry, error) {
 	var entries []Entry
 	err := filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {

@@ -39,9 +39,12 @@ func parts(t *testing.T) Sources {
 	if err := os.Symlink("cni", filepath.Join(dir, "cni/bridge")); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Symlink("containerd", filepath.Join(dir, "shim")); err != nil {
+		t.Fatal(err)
+	}
 	return Sources{
 		Version:    "v0.1.0",
-		Programs:   map[string]string{"containerd": filepath.Join(dir, "containerd")},
+		Programs:   map[string]string{"containerd": filepath.Join(dir, "containerd"), "shim": filepath.Join(dir, "shim")},
 		CNI:        filepath.Join(dir, "cni"),
 		Tools:      filepath.Join(dir, "tools"),
 		ModulesDir: filepath.Join(dir, "6.1.0-test"),
@@ -74,6 +77,7 @@ func TestTree(t *testing.T) {
 		"/var":                                  fs.ModeDir | 0o755,
 		"/etc/kubernetes/manifests":             fs.ModeDir | 0o700,
 		"/usr/bin/containerd":                   0o755,
+		"/usr/bin/shim":                         fs.ModeSymlink,
 		"/usr/sbin/init":                        0o755,
 		"/opt/cni/bin/cni":                      0o755,
 		"/opt/cni/bin/bridge":                   fs.ModeSymlink,

@@ -1,0 +1,129 @@
+package components
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"go/format"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/garboard-os/garboard/image/cache"
+)
+
+// graft writes a Go module to dir in which the package host, a component's program, has programs of this repository in it, which answer to
+// their own names. It is for programs that are made of the same libraries, as the sandbox is of runc's: two of them cost little more than one.
+//
+// Unlike fold it leaves the host where it is, since runc's main uses packages that only its own module may import: dir has a copy of the host's
+// module, with the others as packages below it, and of the component's go.mod, which says to use the copy. The versions stay the pinned ones, so
+// what is grafted must do with the modules that the component has.
+func graft(ctx context.Context, root, module, host string, packages []string, dir string) error {
+	out, err := output(ctx, module, goEnvironment, "go", "list", "-mod=readonly", "-json=Dir,Module", host)
+	if err != nil {
+		return err
+	}
+	var found struct {
+		Dir    string
+		Module struct{ Path, Dir string }
+	}
+	if err := json.Unmarshal([]byte(out), &found); err != nil {
+		return fmt.Errorf("read what go list says: %w", err)
+	}
+	const copied = "host"
+	if err := os.CopyFS(filepath.Join(dir, copied), os.DirFS(found.Module.Dir)); err != nil {
+		return err
+	}
+	below, err := filepath.Rel(found.Module.Dir, found.Dir)
+	if err != nil {
+		return err
+	}
+	main := filepath.Join(dir, copied, below)
+	if err := renameMain(main); err != nil {
+		return fmt.Errorf("%s: %w", host, err)
+	}
+	var imports, cases strings.Builder
+	for i, pkg := range packages {
+		name := path.Base(pkg)
+		place := filepath.Join(main, graftedDir, name)
+		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
+			return err
+		}
+		if err := copyProgram(ctx, root, "./"+pkg, place); err != nil {
+			return fmt.Errorf("%s: %w", pkg, err)
+		}
+		fmt.Fprintf(&imports, "\tp%d %q\n", i, path.Join(host, graftedDir, name))
+		fmt.Fprintf(&cases, "\tcase %q:\n\t\tp%d.Main()\n", name, i)
+	}
+	source, err := format.Source(fmt.Appendf(nil, graftedMain, imports.String(), cases.String()))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(main, "main_"+graftedDir+".go"), source, 0o644); err != nil {
+		return err
+	}
+	return copyModule(module, dir, fmt.Sprintf("\nreplace %s => ./%s\n", found.Module.Path, copied))
+}
+
+// graftedDir is the folder in the host's package for what is grafted.
+const graftedDir = "grafted"
+
+const graftedMain = `package main
+
+import (
+	"os"
+	"path/filepath"
+
+%s)
+
+func main() {
+	switch filepath.Base(os.Args[0]) {
+%s	default:
+		hostMain()
+	}
+}
+`
+
+// renameMain makes room for another main in a package.
+func renameMain(dir string) error {
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return err
+	}
+	mains := 0
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if !packageMain.Match(source) || !funcMain.Match(source) {
+			continue
+		}
+		mains += len(funcMain.FindAll(source, -1))
+		if err := os.WriteFile(file, funcMain.ReplaceAll(source, []byte("func hostMain()")), 0o644); err != nil {
+			return err
+		}
+	}
+	if mains != 1 {
+		return fmt.Errorf("has %d functions main, not one", mains)
+	}
+	return nil
+}
+
+// graftInputs identify what is grafted: tests aren't part of it.
+func graftInputs(ctx context.Context, root string, packages []string) ([]string, error) {
+	var inputs []string
+	for _, pkg := range packages {
+		program, err := listProgram(ctx, root, "./"+pkg)
+		if err != nil {
+			return nil, err
+		}
+		hash, err := cache.HashTree(program.paths()...)
+		if err != nil {
+			return nil, err
+		}
+		inputs = append(inputs, pkg, hash)
+	}
+	return inputs, nil
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/network"
 	"github.com/garboard-os/garboard/services/secrets"
 	"gopkg.in/yaml.v3"
 )
@@ -77,7 +78,11 @@ func (o Options) writeFiles() error {
 		}
 	}
 	if len(s.Spec.Client.Crt) == 0 {
-		return nil
+		name, err := network.Hostnames.Get(o.Store, network.HostnameID)
+		if err != nil {
+			return err
+		}
+		return forgetOther(name.Spec, clientFile, kubeconfig)
 	}
 	return writeClient(cfg, s.Spec)
 }

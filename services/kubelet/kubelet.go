@@ -62,12 +62,17 @@ func Service(o Options) dag.Service {
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
 		},
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
+			if err := o.awaitIdentity(ctx); err != nil {
+				return err
+			}
 			if err := o.writeFiles(); err != nil {
 				return err
 			}
 			return runner.Prepare(ctx, h)
 		},
-		Run:        runner.Run,
+		Run: func(ctx context.Context, h *dag.Handle) error {
+			return whileAddressed(ctx, o.Store, func(ctx context.Context) error { return runner.Run(ctx, h) })
+		},
 		Health:     &dag.Health{Check: dag.HTTPCheck(healthURL), Period: healthPeriod, Timeout: healthTimeout},
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget + 5*time.Second,
@@ -191,11 +196,11 @@ func (o Options) arguments() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	addr, err := network.Addresses.Get(o.Store, "default")
+	addr, err := network.Addresses.Get(o.Store, network.AddressID)
 	if err != nil {
 		return nil, err
 	}
-	name, err := network.Hostnames.Get(o.Store, "hostname")
+	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
 	if err != nil {
 		return nil, err
 	}

@@ -13,20 +13,22 @@ import (
 
 const (
 	// maxConns bounds all connections: with HTTP/2 a client needs one.
-	maxConns = 256
-	// maxFresh bounds those that haven't said yet who they are. When one more
-	// comes, the oldest goes: strangers can't keep others out, only hurry them.
-	maxFresh = 64
+	maxConns = 400
+	// maxFresh bounds those that haven't said yet who they are; two hundred clients
+	// may come at once. When one more comes, the oldest goes: strangers can't keep
+	// others out, only hurry them.
+	maxFresh = 256
 	// callGrace is how long calls go on that were let in before a change: the
 	// answer to a configuration that ends maintenance mode is one.
 	callGrace = 30 * time.Second
+	// idleGrace is for a client that reads why it is refused.
+	idleGrace = time.Second
 )
 
 // conn is a connection of a client.
 type conn struct {
 	net.Conn
 	list  *connections
-	calls atomic.Int32 // that run
 	trust atomic.Pointer[verdict]
 
 	// list.mu guards all following fields.
@@ -173,7 +175,7 @@ func (l *connections) changed(c net.Conn, state http.ConnState) {
 }
 
 // sweep ends the connections of those who may not come in by s, or by the clock,
-// any longer: at once where no call runs, else after callGrace.
+// any longer: where no call runs soon, and else after callGrace.
 func (l *connections) sweep(s *state, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,7 +194,8 @@ func (l *connections) sweep(s *state, now time.Time) {
 		case c.doomed.IsZero():
 			c.doomed = time.Now()
 		}
-		if c.calls.Load() == 0 || time.Since(c.doomed) > callGrace {
+		idle := c.state == http.StateIdle && time.Since(c.since) > idleGrace
+		if idle || time.Since(c.doomed) > callGrace {
 			l.evict(c)
 		}
 	}

@@ -80,9 +80,6 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer g.calls.Add(-1)
-	own := connOf(r.Context())
-	own.calls.Add(1)
-	defer own.calls.Add(-1)
 	c, m, err := g.decide(r)
 	if err != nil {
 		g.fail(w, r, connect.CodeOf(err), errors.Unwrap(err))

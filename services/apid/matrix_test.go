@@ -450,3 +450,10 @@ func (c curl) run(args ...string) (string, error) {
 	out, err := exec.CommandContext(ctx, "curl", append(c.args[:len(c.args):len(c.args)], args...)...).CombinedOutput()
 	return string(out), err
 }
+
+// failing is a method that always fails.
+func failing(procedure string, err error) http.Handler {
+	return connect.NewUnaryHandler(procedure, func(context.Context, *connect.Request[emptypb.Empty]) (*connect.Response[emptypb.Empty], error) {
+		return nil, err
+	}, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
+}

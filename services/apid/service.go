@@ -60,7 +60,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
 		DependsOn:  []string{"udevd"},
-		Needs:      []dag.Condition{known{s.Store}, listening(s.socket)},
+		Needs:      []dag.Condition{looked(s.Store), certificate{s.Store}, listening(s.socket)},
 		Prepare:    s.prepare,
 		Run:        s.run,
 		Health:     &dag.Health{Check: s.healthy},
@@ -103,26 +103,27 @@ func newKeeper(o Options) *keeper {
 	return &keeper{Options: o}
 }
 
-// known is the condition that there is something to serve with.
-type known struct{ store *resource.Store }
-
-func (k known) String() string {
-	if _, err := machine.Stages.Get(k.store, machine.StageID); err != nil {
-		return "the configuration to be looked for"
-	}
-	return "certificate of the machine API to be made"
+// looked is the condition that the node knows whether it has a configuration.
+func looked(store *resource.Store) dag.Condition {
+	return machine.Stages.When(store, machine.StageID, "the configuration to be looked for", nil)
 }
 
+// certificate is the condition that there is something to serve with, which in
+// maintenance mode there always is.
+type certificate struct{ store *resource.Store }
+
+func (certificate) String() string { return "certificate of the machine API to be made" }
+
 // Wait implements dag.Condition.
-func (k known) Wait(ctx context.Context) error {
-	if err := machine.Stages.When(k.store, machine.StageID, k.String(), nil).Wait(ctx); err != nil {
+func (c certificate) Wait(ctx context.Context) error {
+	if err := looked(c.store).Wait(ctx); err != nil {
 		return err
 	}
-	stage, err := machine.Stages.Get(k.store, machine.StageID)
+	stage, err := machine.Stages.Get(c.store, machine.StageID)
 	if err != nil || stage.Spec == machine.Maintenance {
 		return err
 	}
-	return secrets.API.When(k.store, secrets.APIID, k.String(), nil).Wait(ctx)
+	return secrets.API.When(c.store, secrets.APIID, c.String(), nil).Wait(ctx)
 }
 
 // listening is the condition that PID 1 has its end of the API open: the socket is

@@ -1,0 +1,285 @@
+package apid
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/boot/eventually"
+)
+
+const version = "/garboard.v1.NodeService/Version"
+
+func post(c *http.Client, url string, header http.Header, body io.Reader) (int, string, error) {
+	req, err := http.NewRequest(http.MethodPost, url, body)
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header = http.Header{"Content-Type": {"application/json"}}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+func TestTooMuch(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	b := newBench(t, normal(t, ca), nil)
+	for _, http2 := range []bool{false, true} {
+		c := b.client(t, admin(t, ca), http2)
+		code, text, err := post(c, b.url(version), nil, bytes.NewReader(make([]byte, maxBody)))
+		if code != http.StatusOK {
+			t.Errorf("%d bytes: %d %s, %v", maxBody, code, text, err)
+		}
+		code, text, err = post(c, b.url(version), nil, bytes.NewReader(make([]byte, maxBody+1)))
+		if err == nil && (code != http.StatusTooManyRequests || !strings.Contains(text, `"resource_exhausted","message":"the request has 2097153 bytes, of at most 2097152"`)) {
+			t.Errorf("a byte more: %d %s", code, text)
+		}
+		// Without saying how much comes.
+		code, text, err = post(c, b.url(version), nil, io.LimitReader(zeros{}, 64<<20))
+		if err == nil && code != http.StatusTooManyRequests {
+			t.Errorf("64 MiB without a length: %d %s", code, text)
+		}
+		code, text, err = post(c, b.url(version), http.Header{"User-Agent": {strings.Repeat("x", 64<<10)}}, http.NoBody)
+		if err == nil && code != http.StatusRequestHeaderFieldsTooLarge {
+			t.Errorf("64 KiB of header: %d %s", code, text)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// Strangers who open connections and say nothing don't keep others out.
+func TestStrangersDontKeepOthersOut(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	b := newBench(t, normal(t, ca), everything())
+	for range 2 * maxFresh {
+		conn, err := net.Dial("tcp", b.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	m, _ := api.Lookup(version)
+	if err := ask(t.Context(), b.client(t, admin(t, ca), true), b.url(""), m); err != nil {
+		t.Error(err)
+	}
+	b.gate.open.mu.Lock()
+	defer b.gate.open.mu.Unlock()
+	if n := len(b.gate.open.all); n > maxFresh+1 {
+		t.Errorf("%d connections are open", n)
+	}
+}
+
+// Nor do those whose connections lie idle.
+func TestIdleConnectionsMakePlace(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	b := newBench(t, normal(t, ca), everything())
+	cert, m := admin(t, ca), methodOf(t, version)
+	for range maxConns + 10 {
+		config := clientTLS(cert)
+		config.NextProtos = []string{"h2"}
+		conn, err := tls.Dial("tcp", b.address, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	eventually.That(t, 10*time.Second, "a call to go through", func() error {
+		return ask(t.Context(), b.client(t, cert, true), b.url(""), m)
+	})
+}
+
+func methodOf(t testing.TB, procedure string) api.Method {
+	t.Helper()
+	m, ok := api.Lookup(procedure)
+	if !ok {
+		t.Fatal(procedure)
+	}
+	return m
+}
+
+// The calls that run at once are bounded, and one more is told so.
+func TestTooManyCalls(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	free := make(chan struct{})
+	b := newBench(t, normal(t, ca), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != version {
+			return
+		}
+		select {
+		case <-free:
+		case <-r.Context().Done():
+		}
+	}))
+	var c *http.Client
+	done := make(chan struct{}, maxCalls)
+	for i := range maxCalls {
+		if i%(maxStreams/2) == 0 {
+			c = b.client(t, admin(t, ca), true)
+			// It has its connection then, and knows how many calls that takes.
+			if _, _, err := post(c, b.url("/garboard.v1.NodeService/Status"), nil, http.NoBody); err != nil {
+				t.Fatal(err)
+			}
+		}
+		go func() {
+			defer func() { done <- struct{}{} }()
+			_, _, _ = post(c, b.url(version), nil, http.NoBody)
+		}()
+	}
+	eventually.That(t, 20*time.Second, "all calls to be there", func() error {
+		if n := b.gate.calls.Load(); n != maxCalls {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	if code, text, err := post(c, b.url(version), nil, http.NoBody); code != http.StatusTooManyRequests || !strings.Contains(text, "384 calls already") {
+		t.Errorf("%d %s, %v", code, text, err)
+	}
+	close(free)
+	for range maxCalls {
+		<-done
+	}
+	eventually.That(t, 10*time.Second, "the calls to be over", func() error {
+		if n := b.gate.calls.Load(); n != 0 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+}
+
+// A follower that doesn't read holds up neither the node nor other followers, and
+// little is kept for it.
+func TestFollowerThatDoesntRead(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	var stuck, others atomic.Int64 // bytes that PID 1 could send
+	line := []byte(strings.Repeat("x", 1023) + "\n")
+	b := newBench(t, normal(t, ca), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		count, most := &others, 1<<20
+		if strings.HasSuffix(r.URL.Path, "stuck") {
+			count, most = &stuck, 1<<40
+		}
+		for sent := 0; sent < most; {
+			n, err := w.Write(line)
+			if err != nil {
+				return
+			}
+			sent += n
+			count.Add(int64(n))
+		}
+	}))
+	conn, err := tls.Dial("tcp", b.address, clientTLS(admin(t, ca)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "GET /v1/logs/stuck HTTP/1.1\r\nHost: n1\r\n\r\n")
+	last := int64(-1)
+	eventually.That(t, 20*time.Second, "the follower to be stuck", func() error {
+		now := stuck.Load()
+		defer func() { last = now }()
+		if now == 0 || now != last {
+			return fmt.Errorf("%d bytes", now)
+		}
+		return nil
+	})
+	// Most of it is what the kernel keeps for a TCP connection.
+	if n := stuck.Load(); n > 16<<20 {
+		t.Errorf("%d MiB are kept for a reader that doesn't read", n>>20)
+	}
+	c := b.client(t, admin(t, ca), true)
+	for range 8 {
+		resp, err := c.Get(b.url("/v1/logs/other"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		if n != 1<<20 || err != nil {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+	}
+}
+
+// PID 1's end being away is told, and passes.
+func TestBackendAway(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	b := newBench(t, normal(t, ca), everything())
+	m := methodOf(t, version)
+	b.backend.server.Close()
+	for _, p := range protocols {
+		err := ask(t.Context(), b.client(t, admin(t, ca), p.http2), b.url(""), m, p.options...)
+		if connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "the node's API isn't there now") {
+			t.Errorf("%s: %v", p.name, err)
+		}
+	}
+	newRecorder(t, b.socket, everything())
+	if err := ask(t.Context(), b.client(t, admin(t, ca), true), b.url(""), m); err != nil {
+		t.Error(err)
+	}
+}
+
+// An error of PID 1's side arrives as it was meant, with its details.
+func TestErrorsPassThrough(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	mux := http.NewServeMux()
+	m := methodOf(t, version)
+	mux.Handle(m.Procedure, failing(m.Procedure, connect.NewError(connect.CodeAborted, errors.New("somebody was quicker"))))
+	b := newBench(t, normal(t, ca), mux)
+	for _, p := range protocols {
+		err := ask(t.Context(), b.client(t, admin(t, ca), p.http2), b.url(""), m, p.options...)
+		if connect.CodeOf(err) != connect.CodeAborted || !strings.Contains(err.Error(), "somebody was quicker") {
+			t.Errorf("%s: %v", p.name, err)
+		}
+	}
+}
+
+// Too many lines of a log are counted instead of written.
+func TestLimitedLog(t *testing.T) {
+	t.Parallel()
+	out, now := new(logBuffer), time.Now()
+	l := &limiter{Handler: slog.NewTextHandler(out, nil), now: func() time.Time { return now }, tokens: logBurst, last: now}
+	log := slog.New(l)
+	for range logBurst + 7 {
+		log.Info("x")
+	}
+	if n := strings.Count(out.String(), "\n"); n != logBurst {
+		t.Errorf("%d lines", n)
+	}
+	now = now.Add(logEvery)
+	log.Info("y")
+	if !strings.HasSuffix(out.String(), "msg=y dropped=7\n") {
+		t.Error(out.String())
+	}
+	if err := l.Handle(context.Background(), slog.NewRecord(now, slog.LevelInfo, "z", 0)); err != nil {
+		t.Error(err)
+	}
+}

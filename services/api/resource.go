@@ -141,7 +141,11 @@ func object(d resource.Definition, o resource.Object[any]) (*apiv1.Resource, err
 		Finalizers: o.Finalizers, Owner: o.Owner, Spec: spec,
 	}
 	for _, c := range d.Columns {
-		res.Columns = append(res.Columns, readable(c.Value(o.Spec)))
+		text := readable(c.Value(o.Spec))
+		if privateKey(text) {
+			text = hidden
+		}
+		res.Columns = append(res.Columns, text)
 	}
 	return res, nil
 }

@@ -59,7 +59,7 @@ const (
 	idleTimeout = 2 * time.Minute
 	// stopBudget is what calls under way get when the node stops. Streams end at
 	// once.
-	stopBudget = 5 * time.Second
+	stopBudget = 3 * time.Second
 
 	// listenRetry is the pause before the socket is made anew.
 	listenRetry = time.Second
@@ -80,6 +80,7 @@ type Server struct {
 	streams chan struct{} // one per stream
 
 	services *serviceService
+	patience patience
 
 	stopping context.Context // ends streams
 	stop     context.CancelFunc
@@ -105,6 +106,8 @@ func New(o Options) (*Server, error) {
 		audit:   &audit{log: o.Logs.Quiet(AuditID)},
 		calls:   make(chan struct{}, maxCalls),
 		streams: make(chan struct{}, maxStreams),
+
+		patience: patience{body: bodyTimeout, write: writeTimeout},
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.handler = s.guard(s.routes())

@@ -39,10 +39,10 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		call := &call{caller: who}
 		ctx, cancel := s.bound(context.WithValue(r.Context(), callKey{}, call), method)
 		defer cancel()
-		pw := newPatientWriter(w)
+		pw := &patientWriter{ResponseWriter: w, control: http.NewResponseController(w), patience: s.patience.write}
 		defer pw.last()
 		r = r.WithContext(ctx)
-		r.Body = newPromptBody(r.Body, pw.control)
+		r.Body = s.prompt(r.Body, pw.control)
 		defer func() {
 			if p := recover(); p != nil {
 				if err := s.panicked(r.URL.Path, p); !pw.wrote {
@@ -157,17 +157,18 @@ func failed(code connect.Code, format string, args ...any) error {
 	return connect.NewError(code, fmt.Errorf(format, args...))
 }
 
-// patientWriter gives the caller writeTimeout for each piece that it is to
+// patience is how long callers may take; a field of Server so that tests needn't
+// wait for so long.
+type patience struct{ body, write time.Duration }
+
+// patientWriter gives the caller its time for each piece that it is to
 // take, and no more: a caller that doesn't read ends itself, and one that
 // follows something quiet isn't ended by the time that passes in between.
 type patientWriter struct {
 	http.ResponseWriter
-	control *http.ResponseController
-	wrote   bool
-}
-
-func newPatientWriter(w http.ResponseWriter) *patientWriter {
-	return &patientWriter{ResponseWriter: w, control: http.NewResponseController(w)}
+	control  *http.ResponseController
+	patience time.Duration
+	wrote    bool
 }
 
 // Unwrap is for http.ResponseController.
@@ -180,20 +181,20 @@ func (w *patientWriter) WriteHeader(status int) {
 
 func (w *patientWriter) Write(p []byte) (int, error) {
 	w.wrote = true
-	w.within(writeTimeout)
+	w.within(w.patience)
 	defer w.within(0)
 	return w.ResponseWriter.Write(p)
 }
 
 // Flush implements http.Flusher, without which Connect refuses to stream.
 func (w *patientWriter) Flush() {
-	w.within(writeTimeout)
+	w.within(w.patience)
 	defer w.within(0)
 	_ = w.control.Flush() // the next Write tells what is wrong
 }
 
 // last is for what net/http still writes when the handler has returned.
-func (w *patientWriter) last() { w.within(writeTimeout) }
+func (w *patientWriter) last() { w.within(w.patience) }
 
 // within sets the deadline of writing; 0 is none. A writer of a test has none.
 func (w *patientWriter) within(d time.Duration) {
@@ -204,17 +205,17 @@ func (w *patientWriter) within(d time.Duration) {
 	_ = w.control.SetWriteDeadline(at)
 }
 
-// promptBody is a request's body that has bodyTimeout to arrive.
+// promptBody is a request's body that has so much time to arrive.
 type promptBody struct {
 	io.ReadCloser
 	control *http.ResponseController
 }
 
-func newPromptBody(body io.ReadCloser, control *http.ResponseController) io.ReadCloser {
+func (s *Server) prompt(body io.ReadCloser, control *http.ResponseController) io.ReadCloser {
 	if body == nil || body == http.NoBody {
 		return body
 	}
-	_ = control.SetReadDeadline(time.Now().Add(bodyTimeout))
+	_ = control.SetReadDeadline(time.Now().Add(s.patience.body))
 	return &promptBody{body, control}
 }
 

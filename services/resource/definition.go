@@ -2,6 +2,7 @@ package resource
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +17,12 @@ type Definition struct {
 	Aliases   []string // "bs", beside the lower-case plural that is always one
 	Namespace string   // the default one
 	Columns   []Column
+
+	spec reflect.Type
 }
+
+// Spec is the Go type of the specs.
+func (d Definition) Spec() reflect.Type { return d.spec }
 
 // Column is a type-specific column of `get` tables.
 type Column struct {

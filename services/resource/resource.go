@@ -89,6 +89,7 @@ type Kind[S any] struct {
 // Define registers a type. It panics when one of its names is taken: packages
 // define their kinds in variables, so that shows at the first start.
 func Define[S any](d Definition) *Kind[S] {
+	d.spec = reflect.TypeFor[S]()
 	return &Kind[S]{definition: register(d)}
 }
 

@@ -56,7 +56,7 @@ type finding struct {
 }
 
 // conditions are all of them, causes before consequences.
-var conditions = slices.Concat(machineConditions, networkConditions, serviceConditions, etcdConditions, kubeletConditions,
+var conditions = slices.Concat(machineConditions, networkConditions, clockConditions, serviceConditions, etcdConditions, kubeletConditions,
 	controlPlaneConditions, endpointConditions, nodeConditions, configurationConditions)
 
 // judge asks every condition, and puts causes before their consequences.

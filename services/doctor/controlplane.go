@@ -24,21 +24,6 @@ var etcdTrouble = []string{"maintenance", "etcd-waits-for-bootstrap", "etcd-fore
 
 var controlPlaneConditions = []condition{
 	{
-		id: "secrets-missing", severity: failure,
-		sees: "controller-runtime says controller failed: missing cluster.aggregatorCA secret (or another one).",
-		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
-		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it; a conversion adds what is missing by itself.",
-		holds: func(s *snapshot) []finding {
-			var out []finding
-			for _, c := range s.controllerFailures() {
-				if name, ok := strings.CutPrefix(c.err, "missing "); ok && strings.HasSuffix(name, " secret") {
-					out = append(out, finding{what: "The configuration has no " + strings.TrimSuffix(name, " secret") + ".", since: c.at, evidence: []string{asLog("controller-runtime", c.line)}})
-				}
-			}
-			return out
-		},
-	},
-	{
 		id: "static-pods-not-generated", severity: failure,
 		sees:    boot.ManifestsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
 		why:     "They are written when etcd is up and all secrets are made; and by controllers, whose log says if they fail.",
@@ -77,8 +62,8 @@ var controlPlaneConditions = []condition{
 		holds: func(s *snapshot) []finding {
 			var out []finding
 			for _, c := range s.controllerFailures() {
-				if strings.HasPrefix(c.err, "missing ") {
-					continue
+				if strings.HasPrefix(c.err, "missing ") || c.name == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 {
+					continue // said by other conditions
 				}
 				f := finding{what: "Controller " + c.name + " fails.", since: c.at, passing: s.sinceBoot < bootstrapTime, evidence: []string{asLog("controller-runtime", c.line)}}
 				if strings.Contains(c.err, "manifest") && strings.Contains(c.err, "http") {

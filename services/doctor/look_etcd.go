@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 
 	"github.com/garboard-os/garboard/services/controlplane"
 	"github.com/garboard-os/garboard/services/secrets"
@@ -47,10 +48,11 @@ func (m etcdMember) String() string {
 }
 
 func (d *Doctor) lookAtEtcd(ctx context.Context, _ *snapshot) func(*snapshot) {
-	m := &member{ready: d.askEtcd(ctx)}
-	if m.ready.err == nil {
-		m.listed = d.listEtcd(ctx, m)
-	}
+	m := &member{}
+	var wg sync.WaitGroup
+	wg.Go(func() { m.ready = d.askEtcd(ctx) })
+	wg.Go(func() { m.listed = d.listEtcd(ctx, m) }) // without a leader the first one hangs, and this doesn't
+	wg.Wait()
 	return func(s *snapshot) { s.etcd = m }
 }
 

@@ -53,6 +53,21 @@ var machineConditions = []condition{
 		},
 	},
 	{
+		id: "secrets-missing", severity: failure,
+		sees: "controller-runtime says controller failed: missing cluster.aggregatorCA secret (or another one).",
+		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
+		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it; a conversion adds what is missing by itself.",
+		holds: func(s *snapshot) []finding {
+			var out []finding
+			for _, c := range s.controllerFailures() {
+				if name, ok := strings.CutPrefix(c.err, "missing "); ok && strings.HasSuffix(name, " secret") {
+					out = append(out, finding{what: "The configuration has no " + strings.TrimSuffix(name, " secret") + ".", since: c.at, evidence: []string{asLog("controller-runtime", c.line)}})
+				}
+			}
+			return out
+		},
+	},
+	{
 		id: "disks-not-ready", severity: failure,
 		sees:    "Service disks isn't up; containerd, etcd and the kubelet wait for it.",
 		why:     "The system disk isn't there, isn't free to be used, or fails.",
@@ -93,72 +108,13 @@ var machineConditions = []condition{
 				evidence: []string{fmt.Sprintf("/proc/meminfo: MemTotal: %d kB, MemAvailable: %d kB", f.memory>>10, f.available>>10)}})
 		},
 	},
-	{
-		id: "clock-not-synced", severity: warning,
-		sees:    "gbctl time says that the time isn't synchronised; certificates count as expired or not yet valid.",
-		why:     "No time server has answered.",
-		next:    "Name a time server that this network reaches in machine.time.servers.",
-		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
-		holds: func(s *snapshot) []finding {
-			if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
-				return nil
-			}
-			f := finding{what: "The clock isn't synchronised.", passing: s.sinceBoot < startTime, evidence: []string{"time status: " + s.clock.Message}}
-			if !s.clock.LastSync.IsZero() {
-				f.since = s.clock.LastSync
-			}
-			if strings.Contains(s.clock.Message, "disagree") {
-				f.why, f.next = "The time servers don't agree on the time, and no majority does.", "Remove the wrong ones from machine.time.servers; four are enough to outvote one."
-			}
-			return one(f)
-		},
-	},
-	{
-		id: "clock-wrong", severity: failure,
-		sees:    "x509: certificate has expired or is not yet valid; the clocks of nodes differ.",
-		why:     "This node's clock and that of another control plane differ by more than certificates and leases bear.",
-		next:    "Give all nodes the same time servers (machine.time.servers), and correct the clock of the machine that is wrong.",
-		follows: []string{"clock-not-synced"},
-		holds:   clockWrong,
-	},
 }
 
 const (
 	// startTime is what a machine may take for its services to come up: under
 	// emulation a minute and more.
 	startTime = 2 * time.Minute
-	// maxSkew: leases of Kubernetes are over after 15 s; an HTTP date counts seconds.
-	maxSkew = 15 * time.Second
 )
-
-// clockWrong compares the clock with those of others, as their answers say them,
-// and with the certificates that the node can't have made in the future.
-func clockWrong(s *snapshot) []finding {
-	var f finding
-	if s.endpoint != nil {
-		for _, a := range s.endpoint.answers {
-			if a.date.IsZero() {
-				continue
-			}
-			// Any time within the request is right.
-			skew := s.now.Add(a.took).Sub(a.date)
-			if skew < -maxSkew || skew > maxSkew+lookBudget {
-				f.what = fmt.Sprintf("The clock is off by %s from that of the cluster's endpoint.", skew.Round(time.Second))
-				f.evidence = append(f.evidence, fmt.Sprintf("here it is %s; %s says it is %s", stamp(s.now), a.from, stamp(a.date)))
-			}
-		}
-	}
-	for _, c := range s.certificates {
-		if s.now.Before(c.cert.NotBefore) {
-			f.what = "The clock is before the time at which certificates were made."
-			f.evidence = append(f.evidence, fmt.Sprintf("here it is %s; the certificate of %s is valid from %s", stamp(s.now), c.of, stamp(c.cert.NotBefore)))
-		}
-	}
-	if f.what == "" {
-		return nil
-	}
-	return one(f)
-}
 
 // filled are file systems with at least and less than that much room, in percent.
 func (s *snapshot) filled(least, less uint64) []finding {

@@ -8,6 +8,9 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes"
 )
 
+// manifestApplier makes what is missing.
+const manifestApplier = "k8s.ManifestApplyController"
+
 // apiTrouble is what keeps Kubernetes from being asked.
 var apiTrouble = []string{"maintenance", "network-no-address", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated",
 	"apiserver-not-running", "endpoint-not-resolving", "endpoint-other-cluster", "endpoint-wrong-name", "endpoint-not-kubernetes", "endpoint-not-answering", "certificate-expired"}
@@ -18,7 +21,7 @@ var nodeConditions = []condition{
 		sees:    "Nodes can't join, there is no cluster DNS or no pod network: objects that a new cluster gets are missing.",
 		why:     "They are made once the API server serves, by one control plane at a time; what is missing fails, or was deleted.",
 		next:    "gbctl logs controller-runtime has why (k8s.ManifestApplyController); what is missing is made again by itself when that is gone.",
-		follows: append([]string{"controller-failing"}, apiTrouble...),
+		follows: apiTrouble,
 		holds: func(s *snapshot) []finding {
 			if s.cluster == nil || len(s.cluster.missing) == 0 {
 				return nil
@@ -26,6 +29,12 @@ var nodeConditions = []condition{
 			f := finding{what: fmt.Sprintf("Objects of the bootstrap manifests are missing, %s among them.", s.cluster.missing[0]), passing: s.sinceBoot < bootstrapTime}
 			for _, m := range s.cluster.missing {
 				f.evidence = append(f.evidence, "missing "+m)
+			}
+			for _, c := range s.controllerFailures() {
+				if c.name == manifestApplier {
+					f.why = "Making them fails: " + c.err + "."
+					f.evidence = append([]string{asLog("controller-runtime", c.line)}, f.evidence...)
+				}
 			}
 			return one(f)
 		},

@@ -46,16 +46,17 @@ var nodeAddress = netip.MustParseAddr("10.5.0.2")
 // make them, a real graph, real files below a directory, and servers in the place of
 // etcd, Kubernetes and the kubelet. As made it is healthy; a test makes it ill.
 type node struct {
-	t       *testing.T
-	dir     string
-	config  *config.Config
-	store   *resource.Store
-	logs    *logs.Logs
-	graph   *dag.Graph
-	api     *kubernetesAPI
-	etcd    *etcdServer
-	others  map[string]*server // of the control plane's other programs
-	kubelet *server
+	t         *testing.T
+	dir       string
+	config    *config.Config
+	authority pki.CA // of Kubernetes, with its key
+	store     *resource.Store
+	logs      *logs.Logs
+	graph     *dag.Graph
+	api       *kubernetesAPI
+	etcd      *etcdServer
+	others    map[string]*server // of the control plane's other programs
+	kubelet   *server
 
 	age       atomic.Int64 // since boot, beside what has passed
 	now       func() time.Time
@@ -109,7 +110,8 @@ func (n *node) serve(typ config.MachineType) {
 	})
 	n.must(err)
 	// A worker's configuration has no key to sign with.
-	ca := pki.CA{Cert: made.KubernetesCA.Crt, Key: made.KubernetesCA.Key}
+	ca := made.KubernetesCA.CA()
+	n.authority = ca
 	serveTLS(n.t, listener, n.api, issue(n.t, ca, pki.Leaf{CN: "kube-apiserver", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, DNS: []string{"localhost"}}))
 	if typ.ControlPlane() {
 		port := listener.Addr().(*net.TCPAddr).Port
@@ -254,17 +256,13 @@ func (n *node) files() {
 	if n.config == nil {
 		return
 	}
-	if n.config.Machine.Type.ControlPlane() {
-		n.writeNew("", boot.EtcdDataDir, "member", "snap", "db")
+	if _, err := os.Lstat(n.path(boot.EtcdDataDir)); err != nil && n.config.Machine.Type.ControlPlane() {
+		n.write("", boot.EtcdDataDir, "member", "snap", "db")
 	}
 	if _, err := os.Stat(n.path(clientFile)); err == nil {
 		return
 	}
-	client := n.config.Cluster.CA.CA()
-	if len(client.Key) == 0 {
-		client, _ = pki.NewKubernetesCA(time.Now())
-	}
-	crt, key, err := client.Issue(pki.Leaf{CN: "system:node:" + nodeName, Orgs: []string{"system:nodes"}, Client: true, Now: time.Now()})
+	crt, key, err := n.authority.Issue(pki.Leaf{CN: "system:node:" + nodeName, Orgs: []string{"system:nodes"}, Client: true, Now: time.Now()})
 	n.must(err)
 	n.writeNew(string(crt)+string(key), clientFile)
 }

@@ -1,0 +1,70 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// maxSkew: leases of Kubernetes are over after 15 s; an HTTP date counts seconds.
+const maxSkew = 15 * time.Second
+
+var clockConditions = []condition{
+	{
+		id: "clock-not-synced", severity: warning,
+		sees:    "gbctl time says that the time isn't synchronised; certificates count as expired or not yet valid.",
+		why:     "No time server has answered.",
+		next:    "Name a time server that this network reaches in machine.time.servers.",
+		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
+		holds: func(s *snapshot) []finding {
+			if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
+				return nil
+			}
+			f := finding{what: "The clock isn't synchronised.", passing: s.sinceBoot < startTime, evidence: []string{"time status: " + s.clock.Message}}
+			if !s.clock.LastSync.IsZero() {
+				f.since = s.clock.LastSync
+			}
+			if strings.Contains(s.clock.Message, "disagree") {
+				f.why, f.next = "The time servers don't agree on the time, and no majority does.", "Remove the wrong ones from machine.time.servers; four are enough to outvote one."
+			}
+			return one(f)
+		},
+	},
+	{
+		id: "clock-wrong", severity: failure,
+		sees:    "x509: certificate has expired or is not yet valid; the clocks of nodes differ.",
+		why:     "This node's clock and that of another control plane differ by more than certificates and leases bear.",
+		next:    "Give all nodes the same time servers (machine.time.servers), and correct the clock of the machine that is wrong.",
+		follows: []string{"clock-not-synced"},
+		holds:   clockWrong,
+	},
+}
+
+// clockWrong compares the clock with those of others, as their answers say them,
+// and with the certificates that the node can't have made in the future.
+func clockWrong(s *snapshot) []finding {
+	var f finding
+	if s.endpoint != nil {
+		for _, a := range s.endpoint.answers {
+			if a.date.IsZero() {
+				continue
+			}
+			// Any time within the request is right.
+			skew := s.now.Add(a.took).Sub(a.date)
+			if skew < -maxSkew || skew > maxSkew+lookBudget {
+				f.what = fmt.Sprintf("The clock is off by %s from that of the cluster's endpoint.", skew.Round(time.Second))
+				f.evidence = append(f.evidence, fmt.Sprintf("here it is %s; %s says it is %s", stamp(s.now), a.from, stamp(a.date)))
+			}
+		}
+	}
+	for _, c := range s.certificates {
+		if s.now.Before(c.cert.NotBefore) {
+			f.what = "The clock is before the time at which certificates were made."
+			f.evidence = append(f.evidence, fmt.Sprintf("here it is %s; the certificate of %s is valid from %s", stamp(s.now), c.of, stamp(c.cert.NotBefore)))
+		}
+	}
+	if f.what == "" {
+		return nil
+	}
+	return one(f)
+}

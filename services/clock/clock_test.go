@@ -355,6 +355,53 @@ func TestS063Servers(t *testing.T) {
 	})
 }
 
+// Servers that are changed on a running node are asked at once and, when they are
+// wrong, often; that is told once, and the old ones end it.
+func TestS063WrongServersAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		count := map[string]int{}
+		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if count[server]++; server == "wrong" {
+				return silence(ctx, server, now, skip)
+			}
+			return truth(ctx, server, now, skip)
+		}
+		asked := func(server string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return count[server]
+		}
+		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"right"}})
+		synctest.Wait()
+		n.configure(config.Time{Servers: []string{"wrong"}})
+		time.Sleep(40 * time.Second)
+		synctest.Wait()
+		if asked("wrong") < 4 || strings.Count(n.log.String(), "the new time servers bring no time") != 1 || !n.status().Synced {
+			t.Errorf("asked %d times, synced %v, log: %s", asked("wrong"), n.status().Synced, n.log)
+		}
+		before := asked("right")
+		n.configure(config.Time{Servers: []string{"right"}})
+		synctest.Wait()
+		if asked("right") != before+1 || n.status().Server != "right" {
+			t.Errorf("the old server was asked %d times more; %+v", asked("right")-before, n.status())
+		}
+		n.configure(config.Time{Servers: []string{"right"}, Disabled: true})
+		synctest.Wait()
+		if s := n.status(); s.Synced || s.Message != "machine.time.disabled is set" {
+			t.Errorf("disabled: %+v", s)
+		}
+		n.configure(config.Time{Servers: []string{"right"}})
+		synctest.Wait()
+		if !n.status().Synced {
+			t.Errorf("enabled again: %+v", n.status())
+		}
+		n.stop()
+	})
+}
+
 func TestKissOfDeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

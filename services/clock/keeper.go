@@ -48,6 +48,7 @@ type keeper struct {
 	refused map[string]bool // addresses that don't want us
 	rate    bool            // a server wants fewer questions
 	fails   int             // rounds in a row
+	fresh   bool            // the servers were changed while running, and none has answered yet
 	lastErr error
 	status  Status
 	started bool
@@ -166,7 +167,7 @@ func (k *keeper) loop(ctx context.Context) error {
 		}
 		if different {
 			clear(k.refused)
-			k.rate = false
+			k.rate, k.fails, k.fresh = false, 0, k.started
 			next.Reset(0)
 		}
 	}
@@ -228,7 +229,7 @@ func (k *keeper) take(a answer) {
 		k.failed(err)
 		return
 	}
-	k.fails, k.lastErr = 0, nil
+	k.fails, k.fresh, k.lastErr = 0, false, nil
 	if err := k.follow(best); err != nil {
 		k.failed(err)
 		return
@@ -301,7 +302,11 @@ func (k *keeper) follow(s sample) error {
 func (k *keeper) failed(err error) {
 	k.fails++
 	k.lastErr = err
-	k.log.Info("no time: " + oneLine(err))
+	if k.fresh && k.fails == 1 {
+		k.log.Warn(fmt.Sprintf("the new time servers bring no time (%s); asking %s again", oneLine(err), strings.Join(k.servers, ", ")))
+	} else {
+		k.log.Info("no time: " + oneLine(err))
+	}
 	if k.d.synced && k.fails < reachLimit {
 		return
 	}
@@ -324,7 +329,7 @@ func (k *keeper) pause() time.Duration {
 	if k.rate {
 		usual = time.Second << maxPoll
 	}
-	if k.d.synced || k.fails == 0 || k.fails > minPoll {
+	if k.d.synced && !k.fresh || k.fails == 0 || k.fails > minPoll {
 		return usual
 	}
 	return min(retryFirst<<(k.fails-1), usual)

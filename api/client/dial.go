@@ -121,7 +121,7 @@ func Fingerprint(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.Raw)
 	pairs := make([]string, len(sum))
 	for i, b := range sum {
-		pairs[i] = fmt.Sprintf("%02x", b)
+		pairs[i] = fmt.Sprintf("%02X", b)
 	}
 	return strings.Join(pairs, ":")
 }

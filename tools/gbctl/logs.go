@@ -172,7 +172,7 @@ there too, marked [garboard]. Times are seconds since the kernel's start.`,
 
 // linesFlag gives a command whose output is a stream of lines -o.
 func (a *app) linesFlag(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVarP(&a.output, "output", "o", "text", "text, or json: one object a line")
+	cmd.Flags().StringP("output", "o", "text", "text, or json: one object a line")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

@@ -96,7 +96,7 @@ func (a *app) rootCommand() *cobra.Command {
 	add(groupLook, a.doctorCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
 	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand())
-	add(groupClient, genCommand(), a.validateCommand())
+	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)
 	root.AddCommand(exitCodesTopic())

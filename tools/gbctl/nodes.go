@@ -43,7 +43,7 @@ type app struct {
 	nodes, endpoints []string
 	contextName      string
 	configPath       string
-	output           string
+	output           string // -o of the command that runs
 	timeout          time.Duration
 
 	insecure    bool
@@ -79,15 +79,18 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 	if a.insecure && len(a.nodes) == 0 {
 		return fmt.Errorf("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
 	}
-	if formats := cmd.Flags().Lookup("output"); formats != nil && !slices.Contains(outputs[formats.DefValue], a.output) {
-		return fmt.Errorf("-o %s: must be one of %s", a.output, strings.Join(outputs[formats.DefValue], ", "))
+	if output := cmd.Flags().Lookup("output"); output != nil {
+		formats := outputs[output.DefValue]
+		if a.output = output.Value.String(); !slices.Contains(formats, a.output) {
+			return fmt.Errorf("-o %s: must be one of %s", a.output, strings.Join(formats, ", "))
+		}
 	}
 	return nil
 }
 
 // outputFlag gives a command -o.
 func (a *app) outputFlag(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVarP(&a.output, "output", "o", "table", "table, yaml or json")
+	cmd.Flags().StringP("output", "o", "table", "table, yaml or json")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

@@ -103,4 +103,3 @@ func subcommands(cmd *cobra.Command) (names []string) {
 	}
 	return names
 }
-

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/schema"
 	"github.com/spf13/cobra"
 )
 
@@ -50,4 +51,23 @@ func (a *app) validate(file string) error {
 	}
 	fmt.Fprintf(a.out, "%s is a valid configuration of a %s\n", file, loaded.Machine.Type)
 	return nil
+}
+
+func (a *app) schemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON schema of the configuration, for editors",
+		Long: `Print the JSON schema of the configuration. Editors that know it complete and
+explain fields: put "# yaml-language-server: $schema=FILE" above a configuration.`,
+		Example: `  gbctl schema > garboard.schema.json`,
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			text, err := schema.JSON()
+			if err != nil {
+				return err
+			}
+			_, err = a.out.Write(text)
+			return err
+		},
+	}
 }

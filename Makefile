@@ -8,7 +8,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build test unit stories lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build test unit stories fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -51,6 +51,9 @@ unit: $(DEV) ## only the unit tests, with -race
 
 stories: $(DEV) ## only the tests that boot machines and clusters
 	@$(DEV) test --only stories
+
+fuzz: $(DEV) ## fuzz every target for a minute
+	@$(DEV) fuzz
 
 lint: $(DEV) ## gofmt, go vet and staticcheck
 	@$(DEV) test --only lint

@@ -27,6 +27,9 @@ type phase struct {
 var phases = []phase{
 	{"lint", "gofmt, go vet, staticcheck", lint},
 	{"unit", "unit tests and tests in network namespaces, with -race", unit},
+	{"fuzz", "each fuzz target for a few seconds", func(ctx context.Context, root string, out io.Writer) error {
+		return fuzz(ctx, root, out, fuzzBriefly)
+	}},
 	{"stories", "machines and clusters, booted for real", stories},
 }
 
@@ -48,7 +51,7 @@ func testCommand() *cobra.Command {
 			return runPhases(ctx, root, out, only)
 		},
 	}
-	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit or stories")
+	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, fuzz or stories")
 	return cmd
 }
 

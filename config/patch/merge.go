@@ -39,7 +39,7 @@ func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 	}
 	todo, err := order(patch)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", brief(path), err)
 	}
 	switch {
 	case todo == doDelete:
@@ -65,33 +65,44 @@ func order(patch *yaml.Node) (string, error) {
 	}
 	todo := patch.Content[i+1].Value
 	if !slices.Contains([]string{doDelete, doReplace, doMerge}, todo) {
-		return "", fmt.Errorf("%s: %q is not one of %s, %s, %s", directive, todo, doDelete, doReplace, doMerge)
+		return "", fmt.Errorf("%s: %q is not one of %s, %s, %s", directive, brief(todo), doDelete, doReplace, doMerge)
 	}
 	patch.Content = slices.Delete(patch.Content, i, i+2)
 	return todo, nil
 }
 
 func mergeMapping(old, patch *yaml.Node, path string) error {
+	places := make(map[string]int, len(old.Content)/2)
+	for i := 0; i+1 < len(old.Content); i += 2 {
+		if _, twice := places[old.Content[i].Value]; !twice {
+			places[old.Content[i].Value] = i + 1
+		}
+	}
 	for i := 0; i+1 < len(patch.Content); i += 2 {
 		key, value := patch.Content[i], patch.Content[i+1]
-		at := indexOf(old, key.Value)
+		at, known := places[key.Value]
 		var before *yaml.Node
-		if at >= 0 {
-			before = old.Content[at+1]
+		if known {
+			before = old.Content[at]
 		}
 		after, err := merge(before, value, within(path, key.Value))
 		switch {
 		case err != nil:
 			return err
-		case after == nil && at >= 0:
-			old.Content = slices.Delete(old.Content, at, at+2)
-		case after == nil:
-		case at >= 0:
-			old.Content[at+1] = after
-		default:
+		case known:
+			old.Content[at] = after // nil is what goes
+		case after != nil:
+			places[key.Value] = len(old.Content) + 1
 			old.Content = append(old.Content, key, after)
 		}
 	}
+	kept := old.Content[:0:0]
+	for i := 0; i+1 < len(old.Content); i += 2 {
+		if old.Content[i+1] != nil {
+			kept = append(kept, old.Content[i], old.Content[i+1])
+		}
+	}
+	old.Content = kept
 	return nil
 }
 
@@ -140,7 +151,7 @@ func mergeEntries(old, patch *yaml.Node, key, path string) error {
 	for _, entry := range patch.Content {
 		id := field(entry, key)
 		if id == nil {
-			return fmt.Errorf("%s: an entry has no %s, by which it could be told from others", path, key)
+			return fmt.Errorf("%s: an entry has no %s, by which it could be told from others", brief(path), key)
 		}
 		var before *yaml.Node
 		known := places[id.Value]

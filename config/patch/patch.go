@@ -39,10 +39,11 @@ func Apply(doc, patch []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("patch: the patch %w", err)
 	}
-	for _, n := range []*yaml.Node{from, by} {
-		if err := tree.Expand(n); err != nil {
-			return nil, fmt.Errorf("patch: %w", err)
-		}
+	if err := tree.Expand(from); err != nil {
+		return nil, fmt.Errorf("patch: the configuration %w", err)
+	}
+	if err := tree.Expand(by); err != nil {
+		return nil, fmt.Errorf("patch: the patch %w", err)
 	}
 	ours(by, by.Content[0].Style&yaml.FlowStyle != 0)
 	var to *yaml.Node
@@ -62,10 +63,7 @@ func Apply(doc, patch []byte) ([]byte, error) {
 	from.Content[0] = to
 	out, err := tree.Text(doc, from)
 	if err != nil {
-		return nil, fmt.Errorf("patch: %w", err)
-	}
-	if len(out) > tree.MaxSize {
-		return nil, fmt.Errorf("patch: the result has %d bytes, more than the %d that a configuration may have", len(out), tree.MaxSize)
+		return nil, fmt.Errorf("patch: the result %w", err)
 	}
 	return out, nil
 }

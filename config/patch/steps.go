@@ -16,7 +16,17 @@ import (
 
 // maxSteps bounds the operations of a JSON patch: far more than anybody writes,
 // few enough for lists that move with each.
-const maxSteps = 10_000
+const maxSteps = 1_000
+
+// maxShown is how much of a path or a word a message repeats, in bytes.
+const maxShown = 200
+
+func brief(text string) string {
+	if len(text) <= maxShown {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxShown], "") + "…"
+}
 
 // steps is doc after the operations of a JSON patch.
 func steps(doc, list *yaml.Node) (*yaml.Node, error) {
@@ -60,7 +70,7 @@ func step(n *yaml.Node) (jsonpatch.Operation, error) {
 	kind := textOf(n, "op")
 	needs, known := members[kind]
 	if !known {
-		return nil, fmt.Errorf("op %q is not one of add, remove, replace, move, copy, test", kind)
+		return nil, fmt.Errorf("op %q is not one of add, remove, replace, move, copy, test", brief(kind))
 	}
 	if needs != "" && op[needs] == nil {
 		return nil, fmt.Errorf("%s lacks %s", kind, needs)
@@ -76,11 +86,11 @@ func step(n *yaml.Node) (jsonpatch.Operation, error) {
 		case pointer.Value == "" && (kind == "add" || kind == "replace" || kind == "test"):
 			// the whole document
 		case !strings.HasPrefix(pointer.Value, "/"):
-			return nil, fmt.Errorf("%s %q doesn't start with a slash; did you mean %q", name, pointer.Value, "/"+strings.ReplaceAll(strings.TrimPrefix(pointer.Value, "."), ".", "/"))
+			return nil, fmt.Errorf("%s %q doesn't start with a slash; did you mean %q", name, brief(pointer.Value), "/"+strings.ReplaceAll(strings.TrimPrefix(brief(pointer.Value), "."), ".", "/"))
 		}
 	}
 	if kind == "move" && strings.HasPrefix(textOf(n, "path"), textOf(n, "from")+"/") {
-		return nil, fmt.Errorf("%s can't be moved into itself", textOf(n, "from"))
+		return nil, fmt.Errorf("%s can't be moved into itself", brief(textOf(n, "from")))
 	}
 	return op, nil
 }
@@ -119,21 +129,23 @@ func explain(p jsonpatch.Patch, doc []byte, err error) error {
 	before, _ := apply(p[:i], doc)
 	var root any
 	if json.Unmarshal(before, &root) != nil {
-		return fmt.Errorf("operation %d: %w", i+1, err)
+		return fmt.Errorf("operation %d: %s", i+1, brief(err.Error()))
 	}
 	kind := p[i].Kind()
 	path, _ := p[i].Path()
 	if from, fromErr := p[i].From(); fromErr == nil && members[kind] == "from" {
 		if _, missing := find(root, from); missing != "" {
-			return fmt.Errorf("operation %d: %s: there is no %s in the configuration", i+1, kind, missing)
+			return fmt.Errorf("operation %d: %s: there is no %s in the configuration", i+1, kind, brief(missing))
 		}
 	}
 	parent, missing := find(root, path)
+	isAll := missing == path
+	path, missing = brief(path), brief(missing)
 	switch {
 	case kind == "test":
 		return fmt.Errorf("operation %d: test: %s isn't what the patch expects", i+1, path)
 	case missing == "":
-		return fmt.Errorf("operation %d: %s %s: %w", i+1, kind, path, err)
+		return fmt.Errorf("operation %d: %s %s: %s", i+1, kind, path, brief(err.Error()))
 	}
 	if _, isList := parent.([]any); isList {
 		return fmt.Errorf("operation %d: %s: there is no %s in the configuration; the list has %d entries, counted from 0, and - is behind the last", i+1, kind, missing, len(parent.([]any)))
@@ -141,7 +153,7 @@ func explain(p jsonpatch.Patch, doc []byte, err error) error {
 	if kind == "remove" {
 		return fmt.Errorf("operation %d: remove: there is no %s in the configuration", i+1, missing)
 	}
-	if missing == path {
+	if isAll {
 		return fmt.Errorf("operation %d: %s: there is no %s in the configuration; use add instead of %s", i+1, kind, path, kind)
 	}
 	return fmt.Errorf("operation %d: %s %s: there is no %s in the configuration; add %s first, with the rest inside of its value", i+1, kind, path, missing, missing)

@@ -30,6 +30,9 @@ func splice(text []byte, doc *yaml.Node) ([]byte, bool) {
 	if err != nil || !alike(doc, was) {
 		return nil, false
 	}
+	if untouched(doc.Content[0], was.Content[0]) {
+		return text, true
+	}
 	if text[len(text)-1] != '\n' {
 		text = append(bytes.Clone(text), '\n')
 	}

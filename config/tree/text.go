@@ -16,19 +16,27 @@ import (
 // changes must be a new node. The result reads back as doc, or there is an
 // error.
 func Text(text []byte, doc *yaml.Node) ([]byte, error) {
-	if out, ok := splice(text, doc); ok && reads(out, doc) {
-		return out, nil
+	if out, ok := splice(text, doc); ok {
+		if len(out) > MaxSize {
+			return nil, tooLarge(out)
+		}
+		if bytes.Equal(out, text) || reads(out, doc) {
+			return out, nil
+		}
 	}
 	for _, style := range []func(*yaml.Node) *yaml.Node{asIs, plain} {
 		out, err := encode(style(doc), indent(text))
 		if err != nil {
 			return nil, err
 		}
+		if len(out) > MaxSize {
+			return nil, tooLarge(out)
+		}
 		if reads(out, doc) {
 			return out, nil
 		}
 	}
-	return nil, errors.New("write YAML: the result doesn't read back as what was to be written")
+	return nil, errors.New("can't be written so that it reads back the same")
 }
 
 // reads reports whether a text reads back as doc, with no comment that doc
@@ -61,17 +69,17 @@ func encode(doc *yaml.Node, spaces int) (out []byte, err error) {
 	defer func() {
 		// The encoder panics where nodes and comments contradict each other.
 		if r := recover(); r != nil {
-			out, err = nil, fmt.Errorf("write YAML: %v", r)
+			out, err = nil, fmt.Errorf("can't be written: %v", r)
 		}
 	}()
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(spaces)
 	if err := enc.Encode(doc); err != nil {
-		return nil, fmt.Errorf("write YAML: %w", err)
+		return nil, fmt.Errorf("can't be written: %w", err)
 	}
 	if err := enc.Close(); err != nil {
-		return nil, fmt.Errorf("write YAML: %w", err)
+		return nil, fmt.Errorf("can't be written: %w", err)
 	}
 	return b.Bytes(), nil
 }

@@ -75,13 +75,36 @@ func Parse(text []byte) (*yaml.Node, error) {
 	if err := dec.Decode(&second); !errors.Is(err, io.EOF) {
 		return nil, failed(max(second.Line, 1), max(second.Column, 1), "holds more than one YAML document; a configuration is one")
 	}
+	if count(&doc, maxNodes) < 0 {
+		return nil, failed(0, 0, "holds more than the %d values that a configuration may have", maxNodes)
+	}
 	return &doc, nil
+}
+
+// maxNodes bounds keys, values, lists and mappings: a hundred times what a real
+// document has, few enough for whatever looks at all of them several times.
+const maxNodes = 100_000
+
+// count is what is left of a number of nodes after those of a tree, negative if
+// that isn't enough.
+func count(n *yaml.Node, left int) int {
+	left--
+	for _, inner := range n.Content {
+		if left = count(inner, left); left < 0 {
+			break
+		}
+	}
+	return left
+}
+
+func tooLarge(text []byte) *Error {
+	return refused(0, 0, "has %d bytes, more than the %d that a configuration may have", len(text), MaxSize)
 }
 
 // refuse looks at what isn't worth parsing.
 func refuse(text []byte) *Error {
 	if len(text) > MaxSize {
-		return refused(0, 0, "has %d bytes, more than the %d that a configuration may have", len(text), MaxSize)
+		return tooLarge(text)
 	}
 	if len(bytes.TrimSpace(text)) == 0 {
 		return refused(0, 0, "is empty")
@@ -92,38 +115,34 @@ func refuse(text []byte) *Error {
 	return nil
 }
 
-// maxExpanded bounds what aliases may blow a document up to: nodes plus bytes
-// of text. A document without aliases can't reach it within MaxSize, even where
-// two bytes of it become three of UTF-8.
+// maxExpanded bounds what aliases may blow a document up to, in bytes of text.
 const maxExpanded = 2 * MaxSize
 
 // Expand replaces every alias by a copy of what it stands for, so that each
 // place in the document can change alone. Documents without aliases stay as
 // they are.
 func Expand(doc *yaml.Node) error {
-	e := expansion{budget: maxExpanded, open: map[*yaml.Node]bool{}}
-	if !hasAlias(doc) {
-		return nil
-	}
+	e := expansion{nodes: maxNodes, bytes: maxExpanded, open: map[*yaml.Node]bool{}}
 	if err := e.expand(doc); err != nil {
 		return err
 	}
-	dropAnchors(doc)
+	if e.any {
+		dropAnchors(doc)
+	}
 	return nil
 }
 
-func hasAlias(n *yaml.Node) bool {
-	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
-}
-
 type expansion struct {
-	budget int
-	open   map[*yaml.Node]bool // what is being expanded
+	nodes, bytes int                 // left of the bounds
+	open         map[*yaml.Node]bool // what is being expanded
+	any          bool                // there were aliases
 }
 
 func (e *expansion) expand(n *yaml.Node) error {
-	if e.budget -= 1 + len(n.Value); e.budget < 0 {
-		return failed(n.Line, n.Column, "aliases expand the document to more than %d bytes", maxExpanded)
+	e.nodes--
+	e.bytes -= len(n.Value)
+	if e.nodes < 0 || e.bytes < 0 {
+		return failed(0, 0, "holds more than %d values or %d bytes with its aliases written out", maxNodes, maxExpanded)
 	}
 	e.open[n] = true
 	defer delete(e.open, n)
@@ -133,6 +152,7 @@ func (e *expansion) expand(n *yaml.Node) error {
 				return failed(inner.Line, inner.Column, "the alias *%s stands for what it is inside of", inner.Value)
 			}
 			target := inner.Alias
+			e.any = true
 			e.open[target] = true
 			copied := *target
 			copied.Content = slices.Clone(target.Content)

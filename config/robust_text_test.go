@@ -1,0 +1,151 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config/tree"
+)
+
+// Redact runs on whatever lies on the disk of a node.
+func TestRedactHostileDocuments(t *testing.T) {
+	docs := hostile(t)
+	docs["many secrets"] = "a:\n" + many(func(int) string { return "- password: x\n" })
+	docs["many secrets in one line"] = "a: [" + many(func(int) string { return "{password: x}," }) + "{}]\n"
+	docs["many aliases of a secret"] = "a: &a x\nb:\n" + many(func(int) string { return "- password: *a\n" })
+	docs["many secrets in comments"] = "a: 1\n" + many(func(int) string { return "# password: x\n" })
+	docs["many secrets between values"] = many(func(i int) string { return fmt.Sprintf("# token: x\nk%06d: 1\n", i) })
+	docs["a long word that isn't telling"] = "a: 1 #" + many(func(int) string { return "secre" }) + "\n"
+	for name, doc := range docs {
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			text, err := Redact([]byte(doc))
+			took := time.Since(start)
+			t.Logf("%d bytes became %d in %s: %.80v", len(doc), len(text), took, err)
+			if took > maxLoadTime {
+				t.Errorf("took %s", took)
+			}
+		})
+	}
+}
+
+// The largest configurations that load, and differ in all of their entries.
+func TestDiffOfLargeConfigurations(t *testing.T) {
+	for name, change := range map[string]func(*Config, int){
+		"interfaces":    func(c *Config, i int) { c.Machine.Network.Interfaces = make([]Interface, i) },
+		"files":         func(c *Config, i int) { c.Machine.Files = make([]File, i) },
+		"named files":   func(c *Config, i int) { c.Machine.Files = namedFiles(i, maxEntries) },
+		"turned around": func(c *Config, i int) { c.Machine.Files = namedFiles(maxEntries, i) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var a, b Config
+			change(&a, maxEntries)
+			change(&b, 1)
+			for _, pair := range [][2]*Config{{&a, &b}, {&b, &a}, {&a, &a}} {
+				start := time.Now()
+				n := len(Diff(pair[0], pair[1]))
+				if took := time.Since(start); took > maxLoadTime {
+					t.Errorf("took %s", took)
+				} else {
+					t.Logf("%d changes in %s", n, took)
+				}
+			}
+		})
+	}
+}
+
+// namedFiles are files whose names go up from one number to the other, or down.
+func namedFiles(from, to int) []File {
+	var files []File
+	step := 1
+	if from > to {
+		step = -1
+	}
+	for i := from; i != to; i += step {
+		files = append(files, File{Path: "/" + strings.Repeat("x", i%50) + string(rune('a'+i%26)), Content: "x"})
+	}
+	return files
+}
+
+// FuzzRedact: what comes out is a document, says nothing secret, and redacting
+// it again changes nothing.
+func FuzzRedact(f *testing.F) {
+	f.Add([]byte(full(f)))
+	f.Add([]byte("note: &a hunter2\nmachine:\n  token: *a # token: x\n"))
+	f.Add([]byte("a: |\n  # key: x\n\nb: >-\n  x\n\n  y\n# password: z\n"))
+	for _, tt := range oneProblem {
+		f.Add([]byte(with(document(f, Worker), tt.section, tt.lines)))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		text, err := Redact(data)
+		if err != nil {
+			return
+		}
+		again, err := Redact(text)
+		if err != nil || !bytes.Equal(again, text) {
+			t.Errorf("%q became %q, then %q, %v", data, text, again, err)
+		}
+		c, _, err := Load("fuzz", data)
+		if err != nil {
+			return
+		}
+		for _, secret := range []Secret{c.Machine.Token, c.Cluster.Token, c.Cluster.Secret} {
+			if len(secret) > 8 && strings.Contains(string(text), string(secret)) && !strings.Contains(strings.Replace(string(data), string(secret), "", 1), string(secret)) {
+				t.Errorf("%q is in %q", string(secret), text)
+			}
+		}
+	})
+}
+
+// FuzzDiff: a configuration doesn't differ from itself, and what goes in one
+// direction comes in the other.
+func FuzzDiff(f *testing.F) {
+	base := document(f, Worker)
+	f.Add([]byte(full(f)), []byte(document(f, ControlPlane)))
+	for _, tt := range oneProblem {
+		f.Add([]byte(base), []byte(with(base, tt.section, tt.lines)))
+	}
+	f.Fuzz(func(t *testing.T, a, b []byte) {
+		old, _, err := Load("old", a)
+		if err != nil {
+			return
+		}
+		if changes := Diff(old, old); changes != nil {
+			t.Errorf("differs from itself: %v", changes)
+		}
+		new, _, err := Load("new", b)
+		if err != nil {
+			return
+		}
+		there, back := Diff(old, new), Diff(new, old)
+		if len(there) != len(back) {
+			t.Errorf("%d changes there, %d back:\n%v\n%v", len(there), len(back), there, back)
+		}
+		for _, c := range there {
+			if c.Effect == "" || c.Path == "" || c.Old == c.New && c.Old != redacted {
+				t.Errorf("change %+v", c)
+			}
+		}
+		Effects(there)
+	})
+}
+
+// FuzzText: an untouched tree is written as it was.
+func FuzzText(f *testing.F) {
+	f.Add([]byte(full(f)))
+	f.Add([]byte("a:\n- b # c\n\n- - d\n  - e\n#f\ng: &h |\n  i\n\nj: *h"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		doc, err := tree.Parse(data)
+		if err != nil {
+			return
+		}
+		if text, err := tree.Text(data, doc); err == nil && !bytes.Equal(bytes.TrimRight(text, "\n"), bytes.TrimRight(data, "\n")) {
+			if again, err := tree.Parse(text); err != nil || !tree.Equal(doc, again) {
+				t.Errorf("%q became %q", data, text)
+			}
+		}
+	})
+}

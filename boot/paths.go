@@ -8,15 +8,18 @@ package boot
 
 // Where things are on a node. The table in docs/design.md is this table.
 const (
-	StateDir      = "/system/state"              // STATE partition
-	ConfigFile    = "/system/state/config.yaml"  // the applied configuration
-	ClockFile     = "/system/state/clock"        // last saved time, the clock's floor
-	SecretsDir    = "/system/secrets"            // tmpfs, 0700
-	EphemeralDir  = "/var"                       // EPHEMERAL partition
-	LogDir        = "/var/log"                   // logs of services, rotated
-	RunDir        = "/run/garboard"              // sockets
-	MachineSocket = "/run/garboard/machine.sock" // the machine API, without its gate
-	APIDir        = "/run/garboard/apid"         // what apid knows: its certificate and who may come in
+	StateDir     = "/system/state"             // STATE partition
+	ConfigFile   = "/system/state/config.yaml" // the applied configuration
+	ClockFile    = "/system/state/clock"       // last saved time, the clock's floor
+	SecretsDir   = "/system/secrets"           // tmpfs, 0700
+	EphemeralDir = "/var"                      // EPHEMERAL partition
+	LogDir       = "/var/log"                  // logs of services, rotated
+	RunDir       = "/run/garboard"             // sockets
+	// MachineSocket is the machine API, without its gate: in a directory of its own,
+	// which is what the gate's sandbox is shown. A socket that is made anew would
+	// not be there otherwise.
+	MachineSocket = "/run/garboard/machine/machine.sock"
+	APIDir        = "/run/garboard/apid" // what apid knows: its certificate and who may come in
 	EtcdDataDir   = "/var/lib/etcd"
 	ContainerdDir = "/var/lib/containerd"
 	KubeletDir    = "/var/lib/kubelet"

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -96,7 +97,7 @@ func newKeeper(o Options) *keeper {
 		o.process = sandboxed.Runner{
 			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
 			Args:       []string{sandboxed.Program, Command},
-			Binds:      []sandboxed.Bind{{Source: o.dir}, {Source: o.socket}},
+			Binds:      []sandboxed.Bind{{Source: o.dir}, {Source: filepath.Dir(o.socket)}},
 			StopBudget: processStop,
 		}.Run
 	}

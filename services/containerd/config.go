@@ -1,6 +1,9 @@
 package containerd
 
 import (
+	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/garboard-os/garboard/boot"
@@ -61,4 +64,27 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 			"io.containerd.cri.v1.images":  images,
 		},
 	})
+}
+
+// checkDropIns says which of the user's files containerd would end on: it says so
+// only in its log.
+func checkDropIns(dir string) error {
+	names, err := filepath.Glob(filepath.Join(dir, "*.toml"))
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		var wrong *toml.DecodeError
+		if err := toml.Unmarshal(data, &table{}); errors.As(err, &wrong) {
+			line, column := wrong.Position()
+			return fmt.Errorf("%s:%d:%d: %w; correct it in machine.files, or take it out", name, line, column, err)
+		} else if err != nil {
+			return fmt.Errorf("%s: %w; correct it in machine.files, or take it out", name, err)
+		}
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -96,5 +97,20 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 		if got := parsed.Plugins["io.containerd.cri.v1.images"].Sync; got == restrict {
 			t.Errorf("%v: image_pull_with_sync_fs %v, want %v", mode, got, !restrict)
 		}
+	}
+}
+
+// A drop-in that containerd can't read is named, with the place.
+func TestBrokenDropInIsNamed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "metrics.toml"), "[metrics]\n  address = \"0.0.0.0:11234\"\n") // S-144
+	write(t, filepath.Join(dir, "notes.txt"), "[")
+	if err := checkDropIns(dir); err != nil {
+		t.Error(err)
+	}
+	write(t, filepath.Join(dir, "bad.toml"), "[metrics]\naddress = \n")
+	if err := checkDropIns(dir); err == nil || !strings.Contains(err.Error(), "bad.toml:2:") {
+		t.Error(err)
 	}
 }

@@ -95,6 +95,9 @@ func (c *Containerd) prepare(ctx context.Context, _ *dag.Handle) error {
 	if err := files.Await(ctx, c.Store); err != nil {
 		return err
 	}
+	if err := checkDropIns(boot.CRIConfDir); err != nil {
+		return err
+	}
 	data, err := renderConfig(c.Mode, cfg.Machine.Registries)
 	if err != nil {
 		return fmt.Errorf("render %s: %w", configFile, err)

@@ -1,0 +1,134 @@
+package api
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+func TestKernelRecords(t *testing.T) {
+	for record, want := range map[string]*apiv1.KernelMessage{
+		"6,339,5140900,-;NET: Registered PF_INET\n SUBSYSTEM=net\n": {Level: 6, SinceBootUs: 5140900, Message: "NET: Registered PF_INET"},
+		"30,340,5690716,-,caller=T1;[garboard] up":                  {Level: 6, SinceBootUs: 5690716, Message: "[garboard] up"},
+		`3,1,0,-;a\x09b\x0ac\xfz \x`:                                {Level: 3, Message: "a\tb\nc\\xfz \\x"},
+		"2,1,1,-;bad \xff":                                          {Level: 2, SinceBootUs: 1, Message: "bad \uFFFD"},
+		"":                                                          nil,
+		"6,1,-;short":                                               nil,
+		"x,1,2,-;none":                                              nil,
+		"6,1,-2,-;none":                                             nil,
+	} {
+		if diff := cmp.Diff(want, parseKmsg([]byte(record)), protocmp.Transform()); diff != "" {
+			t.Errorf("%q: %s", record, diff)
+		}
+	}
+}
+
+// TestDmesgReadsRecordByRecord stands a pipe in for the kernel's log, which also
+// gives what there is and then EAGAIN.
+func TestDmesgReadsRecordByRecord(t *testing.T) {
+	r := newRig(t)
+	r.opts.Mode = boot.Machine
+	must(t, unix.Mkfifo(r.opts.Kmsg, 0o600))
+	pipe, err := os.OpenFile(r.opts.Kmsg, os.O_RDWR, 0)
+	must(t, err)
+	defer pipe.Close()
+	r.serve()
+	read := func(req *apiv1.DmesgRequest) (*connect.ServerStreamForClient[apiv1.KernelMessage], func() string) {
+		ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(20*time.Second))
+		t.Cleanup(cancel)
+		stream, err := r.logs().Dmesg(ctx, connect.NewRequest(req))
+		must(t, err)
+		return stream, func() string {
+			t.Helper()
+			if !stream.Receive() {
+				t.Fatal(stream.Err())
+			}
+			return stream.Msg().GetMessage()
+		}
+	}
+	write := func(text string) {
+		t.Helper()
+		_, err := pipe.WriteString("6,1,2000000,-;" + text)
+		must(t, err)
+	}
+	write("first")
+	all, next := read(&apiv1.DmesgRequest{})
+	if got := next(); got != "first" {
+		t.Errorf("got %q", got)
+	}
+	if all.Receive() || all.Err() != nil {
+		t.Errorf("after the end: %v, %v", all.Msg(), all.Err())
+	}
+	_, next = read(&apiv1.DmesgRequest{Follow: true, Tail: -1})
+	for _, text := range []string{"second", "third"} {
+		write(text)
+		if got := next(); got != text {
+			t.Errorf("got %q, want %q", got, text)
+		}
+	}
+	must(t, r.stop()) // with a reader that waits
+}
+
+func TestTheTailOfDmesg(t *testing.T) {
+	for most, want := range map[int]string{0: "a b c|", 2: "|b c", 5: "|a b c", -1: "|"} {
+		tail := newTail(most)
+		var through, kept []string
+		for _, text := range []string{"a", "b", "c"} {
+			if m := tail.push(&apiv1.KernelMessage{Message: text}); m != nil {
+				through = append(through, m.GetMessage())
+			}
+		}
+		for _, m := range tail.kept {
+			kept = append(kept, m.GetMessage())
+		}
+		if got := strings.Join(through, " ") + "|" + strings.Join(kept, " "); got != want {
+			t.Errorf("tail %d: %q, want %q", most, got, want)
+		}
+	}
+}
+
+func TestDmesgWithoutAKernelLog(t *testing.T) {
+	r := newRig(t)
+	r.opts.Mode = boot.Machine
+	r.serve()
+	stream, err := r.logs().Dmesg(t.Context(), connect.NewRequest(&apiv1.DmesgRequest{}))
+	must(t, err)
+	if stream.Receive() {
+		t.Error("got a message")
+	}
+	wantCode(t, stream.Err(), connect.CodeUnavailable, "kernel's log")
+}
+
+func TestDmesgOfAContainerIsItsConsole(t *testing.T) {
+	r := newRig(t)
+	r.opts.Logs.Say("begin")
+	r.opts.Logs.Logger("kubelet").Error("lost: everything")
+	r.serve()
+	stream, err := r.logs().Dmesg(t.Context(), connect.NewRequest(&apiv1.DmesgRequest{Tail: 2}))
+	must(t, err)
+	var got []string
+	for stream.Receive() {
+		m := stream.Msg()
+		got = append(got, m.GetMessage())
+		if time.Since(m.GetTime().AsTime()) > time.Hour {
+			t.Errorf("time %s", m.GetTime().AsTime())
+		}
+		if want := map[string]uint32{"begin": 6, "kubelet: lost: everything": 3}[m.GetMessage()]; m.GetLevel() != want {
+			t.Errorf("level of %v", m)
+		}
+	}
+	must(t, stream.Err())
+	if diff := cmp.Diff([]string{"begin", "kubelet: lost: everything"}, got); diff != "" {
+		t.Error(diff)
+	}
+}

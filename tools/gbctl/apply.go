@@ -110,11 +110,19 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, erro
 
 // apply sends a document to a node. base is the digest of what it was made from.
 func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base string) (*apiv1.ApplyConfigResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.app.timeout)
-	defer cancel()
+	ctx, done := c.app.request(ctx, n.Name)
+	defer done()
 	return message(n.Config.Apply(ctx, connect.NewRequest(&apiv1.ApplyConfigRequest{
-		Document: document, Mode: c.mode, TryTimeout: durationpb.New(c.try), DryRun: c.dryRun, Base: base,
+		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base,
 	})))
+}
+
+// tryTimeout is only for mode try: nodes refuse it in others.
+func (c configChange) tryTimeout() *durationpb.Duration {
+	if c.mode != apiv1.ApplyMode_APPLY_MODE_TRY {
+		return nil
+	}
+	return durationpb.New(c.try)
 }
 
 const applyLong = `Give nodes a configuration from a file ('-' reads it from standard input).
@@ -288,8 +296,8 @@ var errRedacted = errors.New("the node shows its configuration with its secrets 
 
 // current is the configuration of a node, to be changed.
 func (a *app) current(ctx context.Context, n *client.Client) (*apiv1.GetConfigResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
+	ctx, done := a.request(ctx, n.Name)
+	defer done()
 	m, err := message(n.Config.Get(ctx, connect.NewRequest(&apiv1.GetConfigRequest{})))
 	if err == nil && m.Redacted {
 		err = &exitError{codeDenied, errRedacted}

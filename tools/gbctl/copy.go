@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
@@ -56,7 +57,7 @@ func (a *app) copy(ctx context.Context, from, to string, force bool) error {
 		if len(nodes) > 1 {
 			dir = filepath.Join(to, strings.ReplaceAll(nodes[i], ":", "_"))
 		}
-		x := &extraction{force: force, note: func(format string, args ...any) {
+		x := &extraction{force: force, told: time.Now(), quiet: !interactive(a.err), note: func(format string, args ...any) {
 			fmt.Fprintf(a.err, c.Name+": "+format+"\n", args...)
 		}}
 		if err := x.from(ctx, c, from, dir); err != nil {
@@ -75,6 +76,17 @@ type extraction struct {
 	root  *os.Root
 	files int
 	bytes uint64
+
+	quiet bool      // nobody looks
+	told  time.Time // when a person last heard how far it is
+}
+
+// progress tells a person how far it is.
+func (x *extraction) progress() {
+	if !x.quiet && time.Since(x.told) > patience {
+		x.told = time.Now()
+		x.note("%d files with %s so far", x.files, size(x.bytes))
+	}
 }
 
 func (x *extraction) from(ctx context.Context, c *client.Client, path, dir string) error {
@@ -160,6 +172,14 @@ func (x *extraction) entry(h *tar.Header, content io.Reader) error {
 	return nil
 }
 
+// counter hears how much was written.
+type counter func(int)
+
+func (c counter) Write(p []byte) (int, error) {
+	c(len(p))
+	return len(p), nil
+}
+
 // place makes something at a name that must be free, or is freed by --force.
 func (x *extraction) place(name string, make func() error) error {
 	if x.force {
@@ -189,8 +209,10 @@ func (x *extraction) regular(name string, mode fs.FileMode, h *tar.Header, conte
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(f, content)
-	x.bytes += uint64(n)
+	_, err = io.Copy(f, io.TeeReader(content, counter(func(n int) {
+		x.bytes += uint64(n)
+		x.progress()
+	})))
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}

@@ -128,6 +128,20 @@ func (e *nodeErrors) code() int {
 	return code
 }
 
+// keptIn are the files that an error is about.
+func keptIn(err error) (all []*keptError) {
+	var nodes *nodeErrors
+	var kept *keptError
+	if errors.As(err, &nodes) {
+		for _, f := range nodes.failed {
+			all = append(all, keptIn(f.err)...)
+		}
+	} else if errors.As(err, &kept) {
+		all = append(all, kept)
+	}
+	return all
+}
+
 // finish tells what went wrong and makes the exit code of it.
 func (a *app) finish(ctx context.Context, err error) int {
 	if err == nil {
@@ -136,8 +150,7 @@ func (a *app) finish(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		// Nobody needs to be told that they have pressed Ctrl-C, but what was left
 		// behind for them is worth a line.
-		var kept *keptError
-		if errors.As(err, &kept) {
+		for _, kept := range keptIn(err) {
 			fmt.Fprintln(a.err, kept.note())
 		}
 		return codeInterrupted

@@ -10,7 +10,6 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 func (a *app) confirmCommand() *cobra.Command {
@@ -21,8 +20,8 @@ func (a *app) confirmCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
-				ctx, cancel := context.WithTimeout(ctx, a.timeout)
-				defer cancel()
+				ctx, done := a.request(ctx, n.Name)
+				defer done()
 				_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
 				if err == nil {
 					fmt.Fprintf(a.out, "confirmed mc at the node %s: it stays\n", n.Name)
@@ -126,10 +125,10 @@ func (a *app) rollbackCommand() *cobra.Command {
 				return err
 			}
 			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
-				ctx, cancel := context.WithTimeout(ctx, a.timeout)
-				defer cancel()
+				ctx, done := a.request(ctx, n.Name)
+				defer done()
 				m, err := message(n.Config.Rollback(ctx, connect.NewRequest(&apiv1.RollbackConfigRequest{
-					Version: v, Mode: change.mode, TryTimeout: durationpb.New(change.try), DryRun: change.dryRun,
+					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
 				})))
 				if err != nil {
 					return err

@@ -42,8 +42,8 @@ func (a *app) one(ctx context.Context, what string, call func(context.Context, *
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
+	ctx, done := a.request(ctx, node)
+	defer done()
 	return collect([]string{node}, []error{a.with(ctx, node, call)})
 }
 

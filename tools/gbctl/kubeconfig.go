@@ -90,8 +90,8 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 	errs := make([]error, len(nodes))
 	for i, node := range nodes {
 		errs[i] = a.with(ctx, node, func(ctx context.Context, n *client.Client) error {
-			ctx, cancel := context.WithTimeout(ctx, a.timeout)
-			defer cancel()
+			ctx, done := a.request(ctx, n.Name)
+			defer done()
 			m, err := message(n.Node.Kubeconfig(ctx, connect.NewRequest(&apiv1.KubeconfigRequest{})))
 			if err == nil {
 				text = m.Kubeconfig

@@ -55,6 +55,9 @@ func (s *configService) Get(_ context.Context, r *connect.Request[apiv1.GetConfi
 func (s *configService) Apply(_ context.Context, r *connect.Request[apiv1.ApplyConfigRequest]) (*connect.Response[apiv1.ApplyConfigResponse], error) {
 	s.node.mu.Lock()
 	defer s.node.mu.Unlock()
+	if r.Msg.TryTimeout != nil && r.Msg.Mode != apiv1.ApplyMode_APPLY_MODE_TRY {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a time to try is for mode try"))
+	}
 	text := string(r.Msg.Document)
 	if r.Msg.Base != "" && r.Msg.Base != digestOf(s.text) {
 		return nil, connect.NewError(connect.CodeAborted, fmt.Errorf("the configuration has changed meanwhile"))

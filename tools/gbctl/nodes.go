@@ -283,6 +283,16 @@ func (a *app) each(ctx context.Context, nodes []string, call func(ctx context.Co
 	return collect(nodes, errs)
 }
 
+// request bounds one request to a node, and tells a person who has to wait for it.
+func (a *app) request(ctx context.Context, node string) (context.Context, func()) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	waiting := a.waitFor([]string{node})
+	return ctx, func() {
+		waiting.end()
+		cancel()
+	}
+}
+
 // oneByOne calls the nodes one after another: where a person edits, or where what
 // is done to all at the same time would take the cluster down. A node that fails
 // doesn't keep the next one from its turn.

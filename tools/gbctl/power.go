@@ -53,7 +53,7 @@ func (a *app) reboot(ctx context.Context, n *client.Client, wait bool) error {
 		before = s.BootId
 	}
 	start := time.Now()
-	if err := a.power(ctx, func(ctx context.Context) error {
+	if err := a.power(ctx, n.Name, func(ctx context.Context) error {
 		_, err := n.Node.Reboot(ctx, connect.NewRequest(&apiv1.RebootRequest{}))
 		return err
 	}); err != nil {
@@ -101,7 +101,7 @@ With --wait, each is waited for until it doesn't answer any more.`,
 }
 
 func (a *app) shutdown(ctx context.Context, n *client.Client, wait bool) error {
-	if err := a.power(ctx, func(ctx context.Context) error {
+	if err := a.power(ctx, n.Name, func(ctx context.Context) error {
 		_, err := n.Node.Shutdown(ctx, connect.NewRequest(&apiv1.ShutdownRequest{}))
 		return err
 	}); err != nil {
@@ -125,9 +125,9 @@ func (a *app) shutdown(ctx context.Context, n *client.Client, wait bool) error {
 	return nil
 }
 
-func (a *app) power(ctx context.Context, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
+func (a *app) power(ctx context.Context, node string, call func(context.Context) error) error {
+	ctx, done := a.request(ctx, node)
+	defer done()
 	return call(ctx)
 }
 

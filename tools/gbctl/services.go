@@ -136,8 +136,8 @@ func (a *app) block(node string, s *apiv1.Service, m *apiv1.ListServicesResponse
 // one on the first node only when somebody presses Ctrl-C.
 func (a *app) control(ctx context.Context, id string, action apiv1.ControlServiceRequest_Action) error {
 	return a.oneByOne(ctx, func(ctx context.Context, c *client.Client) error {
-		ctx, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
+		ctx, done := a.request(ctx, c.Name)
+		defer done()
 		m, err := message(c.Service.Control(ctx, connect.NewRequest(&apiv1.ControlServiceRequest{Id: id, Action: action})))
 		if err == nil {
 			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))

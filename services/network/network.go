@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
 // ID of the service.
@@ -139,6 +140,9 @@ type Options struct {
 	pinFile  string                  // on STATE; tests have their own
 	pinReady func() bool             // whether STATE is mounted
 	physical func(netlink.Link) bool // which links get DHCP without being listed
+	// How virtual links are made: tests have kernels without them.
+	link               func(v virtual, parent int) netlink.Link
+	configureWireGuard func(name string, c wgtypes.Config) error
 }
 
 // Daemon is the service; its state belongs to the goroutine of run.
@@ -147,6 +151,9 @@ type Daemon struct {
 	// applied outlives a restart of the service, so that what an earlier run put
 	// on a link is known and can be taken away again.
 	applied map[string]linkState
+	made    map[string]virtual // the virtual links
+	slaves  map[string][2]int  // by member of a bond: the indexes of bond and member
+	keyed   map[string]keyed   // what WireGuard links have
 }
 
 // New makes the service; nothing runs yet.
@@ -163,7 +170,13 @@ func New(o Options) *Daemon {
 	if o.physical == nil {
 		o.physical = physicalEthernet
 	}
-	return &Daemon{o: o, applied: map[string]linkState{}}
+	if o.link == nil {
+		o.link = virtual.link
+	}
+	if o.configureWireGuard == nil {
+		o.configureWireGuard = configureWireGuard
+	}
+	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}}
 }
 
 // Service is networkd in the graph. It is up once the links of the

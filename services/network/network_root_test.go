@@ -158,6 +158,7 @@ type node struct {
 	console *syncBuffer
 	etc     string
 	pin     string
+	change  func(*Options) // of what run gives networkd
 	stop    func()
 }
 
@@ -206,11 +207,15 @@ func (n *node) run(physical func(netlink.Link) bool) {
 	t := n.t
 	t.Helper()
 	l := logs.New(n.console)
-	d := New(Options{
+	o := Options{
 		Mode: boot.Machine, Store: n.store, Logs: l,
 		etcDir: n.etc, pinFile: n.pin, pinReady: func() bool { return true },
 		physical: physical,
-	})
+	}
+	if n.change != nil {
+		n.change(&o)
+	}
+	d := New(o)
 	var err error
 	n.graph, err = dag.New(dag.Options{Log: l.Logger}, dag.Service{
 		ID:  "udevd",

@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,12 +43,17 @@ type owner struct {
 	version    uint64         // of cfg
 	configured bool           // there is a configuration
 	plans      []config.Link
+	virtuals   []virtual
+	members    map[string]string // of bonds: the bond's name
 	links      map[string]netlink.Link
 	clients    map[string]*runningClient
 	leases     map[string]*lease
 	changed    chan leaseChange
 	errs       map[string]error // by link: what the kernel refused
 	files      files
+	named      map[string]lookup // by name of a WireGuard peer
+	found      chan lookup
+	lookups    sync.WaitGroup
 
 	firstAddr time.Time // when the first unlisted link had an address
 	waiting   string    // what was last said to be waited for
@@ -86,6 +93,8 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		changed: make(chan leaseChange),
 		errs:    map[string]error{},
 		files:   files{dir: d.o.etcDir},
+		named:   map[string]lookup{},
+		found:   make(chan lookup),
 	}
 	var err error
 	if o.pinned, err = readPin(d.o.pinFile); err != nil {
@@ -94,6 +103,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	o.pinSaved = o.pinned.IsValid()
 
 	ctx, cancel := context.WithCancel(ctx)
+	defer o.lookups.Wait()
 	defer o.stopClients()
 	defer cancel()
 	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
@@ -121,14 +131,15 @@ func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 func (o *owner) configure() error {
 	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
 	if errors.Is(err, resource.ErrNotFound) {
-		o.cfg, o.plans = &config.Config{}, nil
+		o.cfg, o.plans, o.virtuals, o.members = &config.Config{}, nil, nil, nil
 		o.announced.Store(new(string))
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	o.cfg, o.version, o.plans = cfg.Spec, cfg.Version, cfg.Spec.Machine.Network.Links()
+	o.cfg, o.version = cfg.Spec, cfg.Version
+	o.plans, o.virtuals, o.members = expand(cfg.Spec.Machine.Network.Links())
 	o.announced.Store(&cfg.Spec.Machine.Network.Hostname)
 	if !o.configured {
 		o.configured = true
@@ -200,6 +211,7 @@ func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP 
 func (o *owner) reconcile(ctx context.Context) {
 	var all []candidate
 	order, routes := uint32(0), taken{}
+	o.build(ctx)
 	for _, name := range o.order() {
 		l := o.links[name]
 		p, managed := planFor(o.plans, name, o.o.physical(l))
@@ -220,7 +232,19 @@ func (o *owner) reconcile(ctx context.Context) {
 			o.stopClient(name)
 		}
 	}
+	o.forget()
 	o.publish(all)
+}
+
+// forget drops what was refused on links that aren't there, or wanted, any more.
+func (o *owner) forget() {
+	maps.DeleteFunc(o.errs, func(key string, _ error) bool {
+		if name, ok := strings.CutPrefix(key, making); ok {
+			return !slices.ContainsFunc(o.virtuals, func(v virtual) bool { return v.name == name })
+		}
+		_, here := o.links[key]
+		return !here && key != namesKey
+	})
 }
 
 // order is listed links as they are listed, then the others by name.
@@ -358,6 +382,9 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 			if changed = o.clients[c.link] == c.from; changed {
 				o.leases[c.link] = c.lease
 			}
+		case l := <-o.found:
+			o.named[l.host] = l
+			changed = true
 		case <-tick.C:
 			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0
 		}

@@ -6,6 +6,10 @@ import (
 	"net/netip"
 )
 
+// namesKey is for errors about the node's names, among those about its links: no
+// link is called that.
+const namesKey = "the node's names"
+
 // publish tells the others, once everything is there and on each change after.
 func (o *owner) publish(all []candidate) {
 	lacking := o.lacking()
@@ -21,10 +25,10 @@ func (o *owner) publish(all []candidate) {
 	}
 	if err := o.tell(addr, chosen); err != nil {
 		o.log.Warn(err.Error() + "; trying again")
-		o.errs["names"] = err
+		o.errs[namesKey] = err
 		return
 	}
-	delete(o.errs, "names")
+	delete(o.errs, namesKey)
 	if !o.settled {
 		o.settled = true
 		o.log.Info(fmt.Sprintf("node address %s: %s", addr.Primary, addr.Why))

@@ -13,12 +13,14 @@ func (o *owner) lacking() []string {
 	var out []string
 	listed := false
 	for _, p := range o.plans {
-		if p.Ignore || p.Name == "lo" {
-			continue
+		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" {
+			continue // a bond works without some of its members
 		}
 		listed = listed || p.DHCP || len(p.Addresses) > 0
 		_, here := o.links[p.Name]
 		switch {
+		case !here && o.errs[making+p.Name] != nil:
+			out = append(out, o.errs[making+p.Name].Error())
 		case !here:
 			out = append(out, fmt.Sprintf("interface %q to appear", p.Name))
 		case p.DHCP && o.leases[p.Name] == nil:

@@ -1,0 +1,239 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// virtual is a link that the configuration makes: exactly one of bond, vlan and
+// wireguard.
+type virtual struct {
+	name      string
+	bond      *config.Bond
+	vlan      *tag
+	wireguard *config.WireGuard
+}
+
+// tag is where a VLAN is and which.
+type tag struct {
+	parent string
+	id     int
+}
+
+func (v virtual) kind() string {
+	switch {
+	case v.bond != nil:
+		return "bond"
+	case v.vlan != nil:
+		return "vlan"
+	}
+	return "wireguard"
+}
+
+// sameLink is whether one link can be both: what else differs is changed on it.
+func (v virtual) sameLink(other virtual) bool {
+	if v.bond != nil && other.bond != nil {
+		a, b := *v.bond, *other.bond
+		a.Interfaces, b.Interfaces = nil, nil
+		return reflect.DeepEqual(a, b)
+	}
+	return v.kind() == other.kind() && reflect.DeepEqual(v.vlan, other.vlan)
+}
+
+// vlanName is what a VLAN's link is called; a long parent's name loses its end,
+// as Linux takes 15 bytes.
+func vlanName(parent string, id int) string {
+	suffix := fmt.Sprintf(".%d", id)
+	return parent[:min(len(parent), unix.IFNAMSIZ-1-len(suffix))] + suffix
+}
+
+// expand makes one plan for each link of its own: VLANs and the members of bonds
+// are part of another one's entry in the configuration. A member has no addresses:
+// they are the bond's. Bonds come before what stands on them.
+func expand(links []config.Link) (plans []config.Link, virtuals []virtual, members map[string]string) {
+	members = map[string]string{}
+	for _, l := range links {
+		if l.Ignore || l.Bond == nil {
+			continue
+		}
+		virtuals = append(virtuals, virtual{name: l.Name, bond: l.Bond})
+		for _, m := range l.Bond.Interfaces {
+			members[m] = l.Name
+		}
+	}
+	for _, l := range links {
+		if members[l.Name] != "" {
+			continue
+		}
+		plans = append(plans, l)
+		if l.Ignore {
+			continue
+		}
+		if l.WireGuard != nil {
+			virtuals = append(virtuals, virtual{name: l.Name, wireguard: l.WireGuard})
+		}
+		for _, v := range l.VLANs {
+			p := config.Link{Name: vlanName(l.Name, v.ID), MTU: v.MTU, DHCP: v.DHCP, Routes: v.Routes}
+			if v.CIDR.IsValid() {
+				p.Addresses = []netip.Prefix{v.CIDR}
+			}
+			plans = append(plans, p)
+			virtuals = append(virtuals, virtual{name: p.Name, vlan: &tag{l.Name, v.ID}})
+		}
+	}
+	for _, m := range slices.Sorted(maps.Keys(members)) {
+		plans = append(plans, config.Link{Name: m})
+	}
+	return plans, virtuals, members
+}
+
+// link is the new link as netlink wants it; the parent's index counts for VLANs.
+func (v virtual) link(parent int) netlink.Link {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = v.name
+	switch {
+	case v.vlan != nil:
+		attrs.ParentIndex = parent
+		return &netlink.Vlan{LinkAttrs: attrs, VlanId: v.vlan.id, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
+	case v.wireguard != nil:
+		return &netlink.Wireguard{LinkAttrs: attrs}
+	}
+	// The kernel refuses options that the mode has no use for.
+	b := netlink.NewLinkBond(attrs)
+	b.Mode = netlink.StringToBondMode(v.bond.Mode)
+	b.Miimon, b.UpDelay, b.DownDelay = v.bond.MIIMon, v.bond.UpDelay, v.bond.DownDelay
+	switch b.Mode {
+	case netlink.BOND_MODE_802_3AD:
+		b.LacpRate = netlink.StringToBondLacpRate(v.bond.LACPRate)
+		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(v.bond.XmitHashPolicy)
+	case netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB:
+		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(v.bond.XmitHashPolicy)
+	}
+	return b
+}
+
+// build makes the virtual links what they are to be: it removes those that
+// aren't wanted, or not like that, and makes those that lack. The news of a new
+// link brings us back here.
+func (o *owner) build(ctx context.Context) {
+	wanted := map[string]virtual{}
+	for _, v := range o.virtuals {
+		wanted[v.name] = v
+	}
+	for name, had := range o.made {
+		if v, still := wanted[name]; still && v.sameLink(had) {
+			continue
+		}
+		if err := o.unmake(name); err != nil {
+			o.refused(making+name, err)
+			continue
+		}
+		delete(o.made, name)
+	}
+	for _, v := range o.virtuals {
+		o.refused(making+v.name, o.make(ctx, v))
+	}
+}
+
+// making sets what making a link brings apart from what its addresses bring.
+const making = "make "
+
+func (o *owner) unmake(name string) error {
+	l := o.links[name]
+	if l == nil {
+		return nil
+	}
+	err := netlink.LinkDel(l)
+	var missing netlink.LinkNotFoundError
+	if err != nil && !errors.Is(err, unix.ENODEV) && !errors.As(err, &missing) {
+		return fmt.Errorf("remove %s: %w", name, err)
+	}
+	// Not to be used any more until the kernel tells of another.
+	delete(o.links, name)
+	delete(o.applied, name)
+	delete(o.keyed, name)
+	return nil
+}
+
+func (o *owner) make(ctx context.Context, v virtual) error {
+	_, ours := o.made[v.name]
+	l, here := o.links[v.name]
+	if here && !ours {
+		if l.Type() != o.o.link(v, 0).Type() {
+			return fmt.Errorf("%s is there already, as a %s of another program", v.name, l.Type())
+		}
+		// The module for bonds makes a bond0 of its own when it is loaded. Ours comes
+		// when the kernel has told that the other is gone.
+		return o.unmake(v.name)
+	}
+	if !here {
+		return o.add(v)
+	}
+	o.made[v.name] = v
+	switch {
+	case v.bond != nil:
+		return o.enslave(l, v.bond.Interfaces)
+	case v.wireguard != nil:
+		return o.key(ctx, l, v.wireguard)
+	}
+	return nil
+}
+
+func (o *owner) add(v virtual) error {
+	parent := 0
+	if v.vlan != nil {
+		l := o.links[v.vlan.parent]
+		if l == nil {
+			return nil // it is waited for by its own name
+		}
+		parent = l.Attrs().Index
+	}
+	err := netlink.LinkAdd(o.o.link(v, parent))
+	if _, ours := o.made[v.name]; ours && errors.Is(err, unix.EEXIST) {
+		return nil // made a moment ago: the news is on its way
+	}
+	if err != nil {
+		return fmt.Errorf("make the %s %s: %w", v.kind(), v.name, err)
+	}
+	o.made[v.name] = v
+	return nil
+}
+
+// enslave makes the bond's members those that are listed. Linux takes only a
+// link that is down, so one that is in it already is left alone.
+func (o *owner) enslave(bond netlink.Link, members []string) error {
+	index := bond.Attrs().Index
+	var errs []error
+	for name, l := range o.links {
+		listed := slices.Contains(members, name)
+		pair := [2]int{index, l.Attrs().Index}
+		switch {
+		case !listed && l.Attrs().MasterIndex == index && o.slaves[name] == pair:
+			if err := netlink.LinkSetNoMaster(l); err != nil {
+				errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, bond.Attrs().Name, err))
+				continue
+			}
+			delete(o.slaves, name)
+		case listed && o.slaves[name] != pair:
+			err := netlink.LinkSetDown(l)
+			if err == nil {
+				err = netlink.LinkSetMaster(l, bond)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("take %s into %s: %w", name, bond.Attrs().Name, err))
+				continue
+			}
+			o.slaves[name] = pair
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,153 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+const (
+	// lookupTime bounds one question for a peer's address.
+	lookupTime = 5 * time.Second
+	// lookupAgain is the pause after one without an answer.
+	lookupAgain = 10 * time.Second
+)
+
+// lookup is what became of the name of a peer.
+type lookup struct {
+	host string
+	addr netip.Addr
+	err  error
+	at   time.Time // when it was answered
+}
+
+// keyed is what a WireGuard link was given last.
+type keyed struct {
+	index int
+	spec  *config.WireGuard
+	named map[string]netip.Addr // the addresses behind the peers' names
+}
+
+// key gives a WireGuard link its keys and peers where they aren't as they are to
+// be: doing it again would end its sessions. A peer whose name isn't known yet
+// goes without an address, as it may come to us.
+func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) error {
+	named := map[string]netip.Addr{}
+	var errs []error
+	for _, p := range w.Peers {
+		host, _, err := net.SplitHostPort(p.Endpoint)
+		if err != nil {
+			continue // it has none; checks refuse others
+		}
+		if _, err := netip.ParseAddr(host); err == nil {
+			continue
+		}
+		if named[host] = o.named[host].addr; !named[host].IsValid() {
+			errs = append(errs, o.lookUp(ctx, host))
+		}
+	}
+	name := l.Attrs().Name
+	had := o.keyed[name]
+	if had.index == l.Attrs().Index && samePeers(had, w, named) {
+		return errors.Join(errs...)
+	}
+	c, err := wireguardConfig(w, named)
+	if err == nil {
+		err = o.o.configureWireGuard(name, c)
+	}
+	if err != nil {
+		return errors.Join(append(errs, fmt.Errorf("give %s its keys: %w", name, err))...)
+	}
+	o.keyed[name] = keyed{l.Attrs().Index, w, named}
+	return errors.Join(errs...)
+}
+
+// lookUp asks for a name beside the owner's goroutine, and returns why it isn't
+// known.
+func (o *owner) lookUp(ctx context.Context, host string) error {
+	last, asked := o.named[host]
+	if !asked || last.err != nil && time.Since(last.at) >= lookupAgain {
+		o.named[host] = lookup{host: host} // under way
+		o.lookups.Go(func() {
+			lctx, cancel := context.WithTimeout(ctx, lookupTime)
+			defer cancel()
+			r := lookup{host: host}
+			addrs, err := net.DefaultResolver.LookupNetIP(lctx, "ip", host)
+			if r.err = err; err == nil {
+				r.addr = addrs[0].Unmap()
+			}
+			r.at = time.Now()
+			select {
+			case o.found <- r:
+			case <-ctx.Done():
+			}
+		})
+	}
+	if last.err != nil {
+		return fmt.Errorf("find the peer %s: %w", host, last.err)
+	}
+	return fmt.Errorf("find the peer %s: asking", host)
+}
+
+func samePeers(had keyed, w *config.WireGuard, named map[string]netip.Addr) bool {
+	if had.spec == nil || had.spec.PrivateKey != w.PrivateKey || had.spec.ListenPort != w.ListenPort {
+		return false
+	}
+	return slices.EqualFunc(had.spec.Peers, w.Peers, func(a, b config.WireGuardPeer) bool {
+		host, _, _ := net.SplitHostPort(b.Endpoint)
+		return a.PublicKey == b.PublicKey && a.Endpoint == b.Endpoint && slices.Equal(a.AllowedIPs, b.AllowedIPs) &&
+			a.PersistentKeepalive == b.PersistentKeepalive && had.named[host] == named[host]
+	})
+}
+
+// wireguardConfig is the whole configuration of a link as the kernel wants it.
+func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.Config, error) {
+	private, err := wgtypes.ParseKey(string(w.PrivateKey))
+	if err != nil {
+		return wgtypes.Config{}, errors.New("the private key isn't one") // err may show it
+	}
+	c := wgtypes.Config{PrivateKey: &private, ReplacePeers: true}
+	if w.ListenPort != 0 {
+		c.ListenPort = &w.ListenPort
+	}
+	for _, p := range w.Peers {
+		public, err := wgtypes.ParseKey(p.PublicKey)
+		if err != nil {
+			return c, fmt.Errorf("public key of a peer: %w", err)
+		}
+		peer := wgtypes.PeerConfig{PublicKey: public, ReplaceAllowedIPs: true, PersistentKeepaliveInterval: &p.PersistentKeepalive}
+		for _, a := range p.AllowedIPs {
+			peer.AllowedIPs = append(peer.AllowedIPs, *ipNet(a.Masked()))
+		}
+		if host, port, err := net.SplitHostPort(p.Endpoint); err == nil {
+			addr, err := netip.ParseAddr(host)
+			if err != nil {
+				addr = named[host]
+			}
+			if to, err := netip.ParseAddrPort(net.JoinHostPort(addr.String(), port)); err == nil {
+				peer.Endpoint = net.UDPAddrFromAddrPort(to)
+			}
+		}
+		c.Peers = append(c.Peers, peer)
+	}
+	return c, nil
+}
+
+// configureWireGuard tells the kernel.
+func configureWireGuard(name string, c wgtypes.Config) error {
+	client, err := wgctrl.New()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return client.ConfigureDevice(name, c)
+}

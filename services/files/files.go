@@ -105,7 +105,7 @@ type Options struct {
 
 	root string // "/"; tests have their own
 	// image opens the root filesystem without what is mounted over it.
-	image func() (image, error)
+	image func() image
 }
 
 // Daemon is the service; its state belongs to the goroutine of run, and outlives
@@ -176,10 +176,7 @@ func (d *Daemon) follow() error {
 	if err != nil {
 		return err
 	}
-	img, err := d.o.image()
-	if err != nil {
-		return err
-	}
+	img := d.o.image()
 	defer img.Close()
 	if d.laid == nil {
 		if d.laid, err = d.readRecord(); err != nil {

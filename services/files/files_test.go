@@ -73,7 +73,7 @@ func (b *bench) boot() {
 	b.store = resource.NewStore()
 	b.d = New(Options{
 		Store: b.store, Logs: logs.New(&b.console), root: b.root,
-		image: func() (image, error) { return image{dir: b.image}, nil },
+		image: func() image { return image{dir: b.image} },
 	})
 }
 
@@ -247,6 +247,21 @@ func TestRecordIsNotBelieved(t *testing.T) {
 	b.put(filepath.Join(b.root, recordFile), "[")
 	b.lay(entry("/var/a", "a", config.FileCreate))
 	b.is("/var/a", "a", 0o644)
+}
+
+// What the image isn't needed for goes on without it, and so does the service.
+func TestNoImageToBeSeen(t *testing.T) {
+	b := newBench(t, map[string]string{"/etc/x": "image"})
+	b.d.o.image = func() image { return image{err: errors.New("operation not permitted")} }
+	b.lay(entry("/etc/x", "1", config.FileAppend), entry("/etc/y", "2", config.FileOverwrite))
+	b.problem("/etc/x", "operation not permitted")
+	b.is("/etc/x", "image", 0o644)
+	b.is("/etc/y", "2", 0o644)
+	b.lay()
+	b.is("/etc/y", "2", 0o644)
+	b.d.o.image = func() image { return image{dir: b.image} }
+	b.lay()
+	b.gone("/etc/y")
 }
 
 // The service follows the configuration, says what is wrong once, and tries it

@@ -16,20 +16,21 @@ import (
 type image struct {
 	dir   string
 	close func() error
+	err   error // why there is none: whatever needs it fails with that
 }
 
 // openImage clones the mount of the root filesystem without the mounts on it
 // (open_tree(2), Linux 5.2): a view that nobody else sees and that ends with the
 // descriptor.
-func openImage() (image, error) {
+func openImage() image {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return image{}, fmt.Errorf("look at the root filesystem under its mounts: %w", err)
+		return image{err: fmt.Errorf("look at the root filesystem under its mounts: %w", err)}
 	}
 	return image{
 		dir:   fmt.Sprintf("/proc/self/fd/%d", fd),
 		close: func() error { return unix.Close(fd) },
-	}, nil
+	}
 }
 
 func (i image) Close() {
@@ -41,6 +42,9 @@ func (i image) Close() {
 // file is a file of the image; there is false where it has none. Its parents
 // must not be links: resolve has followed those.
 func (i image) file(path string) (content []byte, mode fs.FileMode, there bool, err error) {
+	if i.err != nil {
+		return nil, 0, false, i.err
+	}
 	f, err := os.OpenFile(filepath.Join(i.dir, path), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil, 0, false, nil

@@ -161,9 +161,9 @@ func scalar(n *yaml.Node, t reflect.Type) *yaml.Node {
 	return replaced(n, value)
 }
 
-// hidden is what is seen instead of a secret. Empty ones aren't any.
+// hidden is what is seen instead of a secret. An empty one isn't any.
 func (r *redaction) hidden(n *yaml.Node) *yaml.Node {
-	if n.Kind == yaml.ScalarNode && n.Value == "" || isNull(n) {
+	if n.Kind == yaml.ScalarNode && (n.Value == "" || n.Value == redacted) || isNull(n) {
 		return n
 	}
 	if n.Kind == yaml.AliasNode {

@@ -45,6 +45,9 @@ func Apply(doc, patch []byte) ([]byte, error) {
 	if err := tree.Expand(by); err != nil {
 		return nil, fmt.Errorf("patch: the patch %w", err)
 	}
+	if from.Content[0].Kind != yaml.MappingNode {
+		return nil, errors.New("patch: the configuration is not a mapping")
+	}
 	ours(by, by.Content[0].Style&yaml.FlowStyle != 0)
 	var to *yaml.Node
 	switch top := by.Content[0]; {

@@ -106,6 +106,7 @@ var patches = []struct{ name, patch, want string }{
 	{"lines", `[{"op": "replace", "path": "/machine/files/0/content", "value": "one\ntwo\n"}]`, "-        # hello\n-\n-        there\n+        one\n+        two\n"},
 	{"a number that is text", `[{"op": "add", "path": "/machine/env/n", "value": "0644"}]`, "+    n: \"0644\"\n"},
 	{"nothing", `[]`, ""},
+	{"remove everything", `[{"op": "remove", "path": ""}]`, `error: patch: operation 1: path "" doesn't start with a slash; did you mean "/"`},
 	// What can't be done says what can. S-031
 	{"replace what isn't there", `[{"op": "replace", "path": "/cluster/apiServer/certSANs", "value": ["x"]}]`,
 		"error: patch: operation 1: replace: there is no /cluster/apiServer/certSANs in the configuration; use add instead of replace"},
@@ -149,6 +150,33 @@ var patches = []struct{ name, patch, want string }{
 	{"entry without identity", "machine: {files: [{content: x}]}", "error: patch: machine.files: an entry has no path, by which it could be told from others"},
 	{"odd directive", "machine: {$patch: remove}", `error: patch: machine: $patch: "remove" is not one of delete, replace, merge`},
 	{"everything", "$patch: delete", "error: patch: the patch deletes the whole configuration"},
+}
+
+func TestApplyToNoConfiguration(t *testing.T) {
+	for doc, message := range map[string]string{
+		"0": "patch: the configuration is not a mapping", "": "patch: the configuration is empty", "a: [": "patch: the configuration line 1: not valid YAML: did not find expected node content",
+	} {
+		for _, patch := range []string{"[]", "a: 1", `[{"op": "add", "path": "", "value": {}}]`} {
+			want(t, "error: "+message, lines(t, doc, patch))
+		}
+	}
+}
+
+func TestReplaceEverything(t *testing.T) {
+	for _, op := range []string{"add", "replace"} {
+		out, err := Apply([]byte(document), []byte(`[{"op": "`+op+`", "path": "", "value": {"version": "v1alpha1", "machine": {"type": "init"}}}]`))
+		if err != nil || strings.Contains(string(out), "kitchen\n    interfaces") || !strings.Contains(string(out), "type: init") {
+			t.Errorf("%s: %q, %v", op, out, err)
+		}
+	}
+}
+
+// Comments behind the last entry stay, at whatever depth.
+func TestCommentsAtTheEnd(t *testing.T) {
+	doc := "a:\n  b: 1\n  # c: 2\n# d: 3\n"
+	want(t, "-  b: 1\n+  b: 5\n", lines(t, doc, "a: {b: 5}"))
+	want(t, "+  e: 5\n", lines(t, doc, "a: {e: 5}"))
+	want(t, "+f: 5\n", lines(t, doc, "f: 5"))
 }
 
 func TestApply(t *testing.T) {

@@ -41,6 +41,9 @@ func steps(doc, list *yaml.Node) (*yaml.Node, error) {
 		}
 		p = append(p, op)
 	}
+	if len(p) == 0 {
+		return doc, nil
+	}
 	before := encode(doc)
 	after, err := apply(p, before)
 	if err != nil {

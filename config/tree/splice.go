@@ -17,17 +17,17 @@ import (
 //	     │ key:
 //	     │   … region of the value …
 //	     │ next: …
-//	 end └ # tail: what is left of the region, less deep than the keys
+//	 end └ # tail: blank lines and comments at the end of the region
 type splicer struct {
 	lines  [][]byte
 	spaces int // of one step of indentation
 	out    bytes.Buffer
 }
 
-// splice is the text of doc, or false where that takes encoding all of it.
-func splice(text []byte, doc *yaml.Node) ([]byte, bool) {
-	was, err := Parse(text)
-	if err != nil || !alike(doc, was) {
+// splice is the text of doc, which was the tree that the text says, or false
+// where that takes encoding all of it.
+func splice(text []byte, doc, was *yaml.Node) ([]byte, bool) {
+	if !alike(doc, was) {
 		return nil, false
 	}
 	if untouched(doc.Content[0], was.Content[0]) {
@@ -69,7 +69,7 @@ func (s *splicer) node(n, was *yaml.Node, from, end int) bool {
 		return false
 	}
 	tail := end
-	for tail > parts[len(parts)-1].start+1 && s.isOutside(tail-1, col-1) {
+	for tail > parts[len(parts)-1].start+1 && s.isOutside(tail-1, col) {
 		tail--
 	}
 	parts[len(parts)-1].end = tail

@@ -16,11 +16,16 @@ import (
 // changes must be a new node. The result reads back as doc, or there is an
 // error.
 func Text(text []byte, doc *yaml.Node) ([]byte, error) {
-	if out, ok := splice(text, doc); ok {
+	was, err := Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	known := commentsOf(doc, was)
+	if out, ok := splice(text, doc, was); ok {
 		if len(out) > MaxSize {
 			return nil, tooLarge(out)
 		}
-		if bytes.Equal(out, text) || reads(out, doc) {
+		if bytes.Equal(out, text) || reads(out, doc, known) {
 			return out, nil
 		}
 	}
@@ -32,24 +37,38 @@ func Text(text []byte, doc *yaml.Node) ([]byte, error) {
 		if len(out) > MaxSize {
 			return nil, tooLarge(out)
 		}
-		if reads(out, doc) {
+		if reads(out, doc, known) {
 			return out, nil
 		}
 	}
 	return nil, errors.New("can't be written so that it reads back the same")
 }
 
-// reads reports whether a text reads back as doc, with no comment that doc
-// doesn't have: one may have been changed for what it tells.
-func reads(text []byte, doc *yaml.Node) bool {
+// commentsOf are the lines of comments that the text of doc may hold: its own,
+// and where none of them was changed, those of the text that it comes from. A
+// comment may have been changed for what it tells.
+func commentsOf(doc, was *yaml.Node) map[string]bool {
+	before, now := map[string]bool{}, map[string]bool{}
+	eachComment(was, func(line string) { before[line] = true })
+	changed := false
+	eachComment(doc, func(line string) {
+		now[line] = true
+		changed = changed || !before[line]
+	})
+	if changed {
+		return now
+	}
+	return before
+}
+
+// reads reports whether a text reads back as doc, with known comments only.
+func reads(text []byte, doc *yaml.Node, known map[string]bool) bool {
 	again, err := Parse(text)
 	if err != nil || !Equal(doc, again) {
 		return false
 	}
-	comments := map[string]bool{}
-	eachComment(doc, func(line string) { comments[line] = true })
 	same := true
-	eachComment(again, func(line string) { same = same && comments[line] })
+	eachComment(again, func(line string) { same = same && known[line] })
 	return same
 }
 

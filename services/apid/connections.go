@@ -121,10 +121,10 @@ func (l *connections) add(c net.Conn) *conn {
 	} else if len(l.all) >= maxConns {
 		idle, _ := l.oldest(http.StateIdle)
 		switch {
+		case idle != nil: // its client makes another one when it needs it
+			l.evict(idle)
 		case fresh != nil:
 			l.evict(fresh)
-		case idle != nil:
-			l.evict(idle)
 		default:
 			return nil
 		}

@@ -44,8 +44,10 @@ const (
 	stopBudget = 2 * time.Second
 	// tick is how often the housekeeper looks around.
 	tick = time.Second
-	// quietFor is how many ticks without a call give memory back to the kernel.
-	quietFor = 3
+	// After quietFor ticks without a call, memory is given back to the kernel; three
+	// times, as what pools keep outlives two collections.
+	quietFor   = 3
+	quietUntil = quietFor + 3
 	// backendIdle lets go of the connection to PID 1, which costs both memory.
 	backendIdle = 30 * time.Second
 	dialTimeout = 5 * time.Second
@@ -204,7 +206,7 @@ func (g *gate) keepHouse(ctx context.Context) {
 			before, quiet = served, 0
 			continue
 		}
-		if quiet++; quiet == quietFor {
+		if quiet = min(quiet+1, quietUntil); quiet >= quietFor && quiet < quietUntil {
 			debug.FreeOSMemory()
 		}
 	}

@@ -1,0 +1,220 @@
+package apid
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/garboard-os/garboard/api"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config/pki"
+)
+
+const (
+	loadClients = 200
+	memoryUnder = 40 << 20 // with so many clients
+	// memoryBack is how much more than before the first client may stay: pages of
+	// the program that were touched for the first time.
+	memoryBack = 8 << 20
+)
+
+// resources answers like a node with fifty resources of a type.
+func resources() http.Handler {
+	answer := new(apiv1.ListResourcesResponse)
+	for i := range 50 {
+		answer.Items = append(answer.Items, &apiv1.Resource{Namespace: "runtime", Type: "Things.runtime.garboard.dev", Id: strconv.Itoa(i), Spec: strings.Repeat("key: value\n", 20)})
+	}
+	mux := http.NewServeMux()
+	mux.Handle(garboardv1connect.ResourceServiceListProcedure, connect.NewUnaryHandler(garboardv1connect.ResourceServiceListProcedure,
+		func(context.Context, *connect.Request[apiv1.ListResourcesRequest]) (*connect.Response[apiv1.ListResourcesResponse], error) {
+			return connect.NewResponse(answer), nil
+		}))
+	mux.HandleFunc(api.LogsPath, func(w http.ResponseWriter, r *http.Request) {
+		for r.Context().Err() == nil { // as fast as it goes
+			if _, err := fmt.Fprintln(w, strings.Repeat("x", 200)); err != nil {
+				return
+			}
+		}
+	})
+	return mux
+}
+
+// program is a gate in a process of its own.
+type program struct {
+	b   *bench
+	pid int
+	ca  pki.CA
+}
+
+func startProgram(t testing.TB) program {
+	t.Helper()
+	dir := t.TempDir()
+	p := program{b: &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), address: freeAddress(t)}, ca: newCA(t)}
+	p.b.tell(t, normal(t, p.ca))
+	p.b.backend = newRecorder(t, p.b.socket, resources())
+	p.b.backend.forget = true
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), gateVariable+"="+strings.Join([]string{p.b.dir, p.b.socket, p.b.address}, " "))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.pid = cmd.Process.Pid
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+	})
+	eventually.That(t, 20*time.Second, "the gate to listen", func() error {
+		conn, err := net.Dial("tcp", p.b.address)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	return p
+}
+
+// pss is the proportional set size of the gate, in bytes (proc_pid_smaps(5)).
+func (p program) pss(t testing.TB) int {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", p.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
+			kib, err := strconv.Atoi(f[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	t.Fatal("no Pss")
+	return 0
+}
+
+// load makes calls calls by each of clients at once, and returns how long each took.
+func (p program) load(t testing.TB, clients, calls int) []time.Duration {
+	t.Helper()
+	cert := shown(t, p.ca, pki.Leaf{CN: "bob", Orgs: []string{string(api.Reader)}})
+	var mu sync.Mutex
+	var took []time.Duration
+	var group sync.WaitGroup
+	for range clients {
+		plain := p.b.client(t, cert, true)
+		client := garboardv1connect.NewResourceServiceClient(plain, p.b.url(""))
+		group.Go(func() {
+			defer plain.CloseIdleConnections()
+			var own []time.Duration
+			for range calls {
+				start := time.Now()
+				if _, err := client.List(t.Context(), connect.NewRequest(&apiv1.ListResourcesRequest{Type: "things"})); err != nil {
+					t.Error(err)
+					return
+				}
+				own = append(own, time.Since(start))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			took = append(took, own[1:]...) // the first one is a TLS handshake too
+		})
+	}
+	group.Wait()
+	slices.Sort(took)
+	return took
+}
+
+// The gate's memory: little when idle, within its budget under 200 clients of whom
+// some follow a log that they don't read, and little again when they are gone.
+func TestMemoryUnderLoad(t *testing.T) {
+	p := startProgram(t)
+	before := p.pss(t)
+	var stuck []*tls.Conn
+	for range 20 {
+		conn, err := tls.Dial("tcp", p.b.address, clientTLS(admin(t, p.ca)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprint(conn, "GET /v1/logs/kubelet?follow=true HTTP/1.1\r\nHost: n1\r\n\r\n")
+		stuck = append(stuck, conn)
+	}
+	most := 0
+	done := make(chan []time.Duration)
+	go func() { done <- p.load(t, loadClients, 20) }()
+	watch := time.NewTicker(20 * time.Millisecond)
+	defer watch.Stop()
+	var took []time.Duration
+	for took == nil {
+		select {
+		case took = <-done:
+		case <-watch.C:
+			most = max(most, p.pss(t))
+		}
+	}
+	for _, conn := range stuck {
+		conn.Close()
+	}
+	t.Logf("proportional set size: %.1f MB idle, %.1f MB with %d clients", mb(before), mb(most), loadClients)
+	if most > memoryUnder {
+		t.Errorf("%.1f MB, of at most %.1f", mb(most), mb(memoryUnder))
+	}
+	if len(took) != loadClients*19 {
+		t.Errorf("%d calls were answered", len(took))
+	}
+	after := 0
+	eventually.That(t, 30*time.Second, "the gate to give its memory back", func() error {
+		if after = p.pss(t); after > before+memoryBack {
+			return fmt.Errorf("%.1f MB, was %.1f", mb(after), mb(before))
+		}
+		return nil
+	})
+	t.Logf("%.1f MB afterwards", mb(after))
+}
+
+func mb(n int) float64 { return float64(n) / 1e6 }
+
+// BenchmarkClients200 prints how long calls take when 200 clients call at once, one
+// call after the other each, through the gate.
+func BenchmarkClients200(b *testing.B) {
+	p := startProgram(b)
+	p.load(b, loadClients, 2)
+	b.ResetTimer()
+	var took []time.Duration
+	for b.Loop() {
+		took = append(took, p.load(b, loadClients, 20)...)
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2])/1e6, "p50-ms")
+	b.ReportMetric(float64(took[len(took)*99/100])/1e6, "p99-ms")
+	b.ReportMetric(mb(p.pss(b)), "pss-MB")
+}
+
+// A hundred clients a second, each with one call, are what a person's scripts make.
+func BenchmarkHandshakes(b *testing.B) {
+	p := startProgram(b)
+	cert := admin(b, p.ca)
+	for b.Loop() {
+		client := garboardv1connect.NewResourceServiceClient(p.b.client(b, cert, true), p.b.url(""))
+		if _, err := client.List(b.Context(), connect.NewRequest(&apiv1.ListResourcesRequest{Type: "things"})); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -10,7 +10,10 @@ import (
 )
 
 // resourceService is the store, to look at.
-type resourceService struct{ opts Options }
+type resourceService struct {
+	opts  Options
+	shown shown
+}
 
 func newResourceService(o Options) *resourceService { return &resourceService{opts: o} }
 
@@ -38,7 +41,7 @@ func (s *resourceService) List(_ context.Context, req *connect.Request[apiv1.Lis
 			others = append(others, o.ID)
 			continue
 		}
-		item, err := object(d, o)
+		item, err := s.object(d, o)
 		if err != nil {
 			return nil, connect.NewError(connect.CodeInternal, err)
 		}
@@ -91,7 +94,7 @@ func (s *resourceService) Watch(ctx context.Context, req *connect.Request[apiv1.
 		event := &apiv1.ResourceEvent{Kind: eventKinds[e.Kind], Definition: first}
 		first = nil
 		if e.Kind != resource.Synced {
-			if event.Resource, err = object(d, e.Object); err != nil {
+			if event.Resource, err = s.object(d, e.Object); err != nil {
 				return connect.NewError(connect.CodeInternal, err)
 			}
 		}
@@ -131,21 +134,13 @@ func definition(d resource.Definition) *apiv1.ResourceDefinition {
 }
 
 // object is an object as a caller may see it.
-func object(d resource.Definition, o resource.Object[any]) (*apiv1.Resource, error) {
-	spec, err := specYAML(o)
+func (s *resourceService) object(d resource.Definition, o resource.Object[any]) (*apiv1.Resource, error) {
+	spec, columns, err := s.shown.of(d, o)
 	if err != nil {
 		return nil, err
 	}
-	res := &apiv1.Resource{
+	return &apiv1.Resource{
 		Namespace: readable(o.Namespace), Type: o.Type, Kind: d.Kind, Id: readable(o.ID), Version: o.Version, Phase: string(o.Phase),
-		Finalizers: o.Finalizers, Owner: o.Owner, Spec: spec,
-	}
-	for _, c := range d.Columns {
-		text := readable(c.Value(o.Spec))
-		if privateKey(text) {
-			text = hidden
-		}
-		res.Columns = append(res.Columns, text)
-	}
-	return res, nil
+		Finalizers: o.Finalizers, Owner: o.Owner, Spec: spec, Columns: columns,
+	}, nil
 }

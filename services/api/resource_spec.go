@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
+	"reflect"
 	"strings"
+	"sync"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/resource"
@@ -17,6 +19,63 @@ const (
 	// hidden stands for what isn't shown, as the types of package config have it.
 	hidden = "(secret)"
 )
+
+// maxShown bounds how many objects' texts are kept; a control plane has about
+// fifty, of two hundred kilobytes in all. Those of objects that are gone go when
+// it is reached.
+const maxShown = 512
+
+// shown keeps what was made of objects for their readers: two hundred at once ask
+// for the same, and making it takes longer than sending it.
+type shown struct {
+	mu      sync.Mutex // guards objects
+	objects map[resourceName]*shownObject
+}
+
+type resourceName struct{ typ, namespace, id string }
+
+// shownObject is made of a spec once.
+type shownObject struct {
+	spec    any
+	once    sync.Once
+	text    string
+	columns []string
+	err     error
+}
+
+// of is an object as its readers see it: YAML, and the columns of a table.
+func (s *shown) of(d resource.Definition, o resource.Object[any]) (text string, columns []string, err error) {
+	c := s.object(o)
+	c.once.Do(func() {
+		c.err = fmt.Errorf("show %s %s/%s: a defect of the node: it is in the log %q", o.Type, o.Namespace, o.ID, LogID) // should this panic
+		for _, column := range d.Columns {
+			value := readable(column.Value(o.Spec))
+			if privateKey(value) {
+				value = hidden
+			}
+			c.columns = append(c.columns, value)
+		}
+		c.text, c.err = specYAML(o)
+	})
+	return c.text, c.columns, c.err
+}
+
+// object is what is kept for an object, or is going to be. Specs don't change in
+// place, so comparing one with itself is quick.
+func (s *shown) object(o resource.Object[any]) *shownObject {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := resourceName{o.Type, o.Namespace, o.ID}
+	if c := s.objects[name]; c != nil && reflect.DeepEqual(c.spec, o.Spec) {
+		return c
+	}
+	if s.objects == nil || len(s.objects) >= maxShown {
+		s.objects = make(map[resourceName]*shownObject)
+	}
+	c := &shownObject{spec: o.Spec}
+	s.objects[name] = c
+	return c
+}
 
 // specYAML is an object's spec as readers of the API get it. Secrets hide
 // themselves by their types; two kinds of them have none, and are looked for

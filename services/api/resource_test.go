@@ -83,6 +83,30 @@ func TestResourcesAreListed(t *testing.T) {
 	wantCode(t, err, connect.CodeInvalidArgument, "gbctl get rd")
 }
 
+func TestWhatIsShownIsWhatIsThere(t *testing.T) {
+	r := newRig(t).serve()
+	w := r.opts.Store.As("test")
+	for i, n := range []note{{Text: "one"}, {Text: "one"}, {Text: "two"}} { // of the same version each time
+		must(t, notes.Put(w, "a", n))
+		for range 2 {
+			res, err := ask(t, r.resources(reader).List, &apiv1.ListResourcesRequest{Type: "nt"})
+			must(t, err)
+			if item := res.GetItems()[0]; !strings.HasPrefix(item.GetSpec(), "text: "+n.Text) || item.GetColumns()[0] != n.Text || item.GetVersion() != 1 {
+				t.Errorf("time %d: %v", i, item)
+			}
+		}
+		must(t, notes.Delete(w, "a"))
+	}
+	var s shown
+	for i := range 3 * maxShown {
+		_, _, err := s.of(notes.Definition(), resource.Object[any]{Meta: resource.Meta{ID: fmt.Sprint(i)}, Spec: note{}})
+		must(t, err)
+	}
+	if len(s.objects) > maxShown {
+		t.Errorf("%d are kept", len(s.objects))
+	}
+}
+
 func TestDefinitionsAndGraphs(t *testing.T) {
 	r := newRig(t).serve()
 	client := r.resources(reader)

@@ -65,7 +65,7 @@ const (
 	noteRegisters = "set when the node registers"
 	noteRolling   = "its static pod is replaced"
 	noteUnused    = "for control planes only"
-	noteNextBoot  = "the file is written now; what reads it only at its start sees it then"
+	noteFile      = "programs that read it only at their start see it then"
 )
 
 // Short names keep the table readable.
@@ -141,10 +141,10 @@ var applyTable = []applyRow{
 	{path: "machine.registries.config[].tls.clientIdentity.crt", effect: containerd},
 	{path: "machine.registries.config[].tls.clientIdentity.key", effect: containerd},
 	{path: "machine.registries.config[].tls.insecureSkipVerify", effect: containerd},
-	{path: "machine.files[].content", effect: Live, note: noteNextBoot, refine: dropIn},
+	{path: "machine.files[].content", effect: Live, note: noteFile, refine: dropIn},
 	{path: "machine.files[].permissions", effect: Live, refine: dropIn},
-	{path: "machine.files[].path", effect: Live, note: noteNextBoot, refine: dropIn},
-	{path: "machine.files[].op", effect: Live, note: noteNextBoot, refine: dropIn},
+	{path: "machine.files[].path", effect: Live, refine: dropIn},
+	{path: "machine.files[].op", effect: Live, refine: dropIn},
 	{path: "machine.env", effect: containerd},
 	{path: "machine.sysctls", effect: Live, refine: sysctl},
 	{path: "machine.systemDiskEncryption.state.keys[].nodeID", effect: Reboot},

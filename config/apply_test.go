@@ -86,11 +86,11 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 5, mtu: 1400}]}]}", "network: {interfaces: [{interface: eth0, vip: {ip: 10.0.0.9}, vlans: [{vlanId: 5}]}]}",
 			"machine.network.interfaces[eth0].vlans[5].mtu: removed 1400 (live)\nmachine.network.interfaces[eth0].vip.ip: added 10.0.0.9 (live)"},
 		// Containerd reads its drop-ins only when it starts.
-		{control, "machine", "files: [{path: /etc/a, content: x}]", "files: [{path: /etc/a, content: y}]", `machine.files["/etc/a"].content: x → y (live: the file is written now; what reads it only at its start sees it then)`},
+		{control, "machine", "files: [{path: /etc/a, content: x}]", "files: [{path: /etc/a, content: y}]", `machine.files["/etc/a"].content: x → y (live: programs that read it only at their start see it then)`},
 		{control, "machine", "files: [{path: /var/cri/conf.d/a.toml, content: x}]", "files: [{path: /var/cri/conf.d/a.toml, content: y}]", `machine.files["/var/cri/conf.d/a.toml"].content: x → y (service:containerd: containerd reads it at its start)`},
 		{control, "machine", "files: []", "files: [{path: /etc/a, content: hunter2, permissions: 0600}]",
-			"machine.files[\"/etc/a\"].content: added (secret) (live: the file is written now; what reads it only at its start sees it then)\nmachine.files[\"/etc/a\"].permissions: added 0600 (live)\n" +
-				"machine.files[\"/etc/a\"].op: added create (live: the file is written now; what reads it only at its start sees it then)"},
+			"machine.files[\"/etc/a\"].content: added (secret) (live: programs that read it only at their start see it then)\nmachine.files[\"/etc/a\"].permissions: added 0600 (live)\n" +
+				"machine.files[\"/etc/a\"].op: added create (live)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, static: {passphrase: a}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, static: {passphrase: hunter2}}, {slot: 0, nodeID: {}}]}}",
 			"machine.systemDiskEncryption.ephemeral.keys[1].static.passphrase: (secret) → (secret) (reboot)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, nodeID: {}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, nodeID: {}}, {slot: 0, nodeID: {}}]}}", ""},

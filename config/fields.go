@@ -133,10 +133,10 @@ func defaultText(v reflect.Value) string {
 	return plainShow(v)
 }
 
-// Schema names of the types that are text with a form of their own.
+// forms are the names of types that are text with a form of their own.
 var forms = map[reflect.Type]string{
 	reflect.TypeFor[netip.Addr]():   "address",
-	reflect.TypeFor[netip.Prefix](): "address/bits",
+	reflect.TypeFor[netip.Prefix](): "CIDR",
 	durationType:                    "duration",
 	reflect.TypeFor[URL]():          "URL",
 	reflect.TypeFor[PEM]():          "base64 of PEM",

@@ -32,7 +32,7 @@ type Config struct {
 type MachineType string
 
 const (
-	Init         MachineType = "init"         // a control plane that also bootstraps the cluster by itself
+	Init         MachineType = "init"         // a control plane that bootstraps the cluster at its first start; controlplane and gbctl bootstrap do the same, once
 	ControlPlane MachineType = "controlplane" // etcd and the Kubernetes control plane
 	Worker       MachineType = "worker"       // kubelet only; "join" is accepted as an alias
 )

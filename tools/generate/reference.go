@@ -21,7 +21,7 @@ defaults below. A node keeps its document at ` + "`/system/state/config.yaml`" +
 
 - **It is read strictly.** An unknown key, a wrong type, a key given twice and fields that contradict each other are refused, all of them at once, each with its line, its path and, where one can guess,
   what was meant. ` + "`gbctl validate --config FILE`" + ` does that without a node. What works, but maybe not as meant, is a warning.
-- **Values.** Durations have a unit (` + "`30s`, `5m`" + `). Sizes say their unit below. ` + "`address/bits`" + ` is an address with the length of its prefix, such as 10.0.0.21/24. Permissions are octal. Certificates and keys
+- **Values.** Durations have a unit (` + "`30s`, `5m`" + `). Sizes say their unit below. A CIDR is an address with the length of its prefix, such as 10.0.0.21/24. Permissions are octal. Certificates and keys
   are PEM, encoded as base64 once more (` + "`base64 -w0 FILE`" + `). Arguments of programs are written without dashes. ` + "`null`" + ` and an empty value are the same as none. A document has 1 MiB at most.
 - **Secrets.** Fields of a type that is secret never show in logs, in the difference that ` + "`--dry-run`" + ` prints, or in a support bundle. Neither do contents of files that only root may read, nor passwords in URLs.
 - **Changing it.** ` + "`gbctl apply-config -f FILE`, `gbctl edit mc` and `gbctl patch mc -p PATCH`" + ` change a running node. The column *change* says what that takes: **live** is at once, **restarts** names the service
@@ -68,7 +68,7 @@ func section(b *bytes.Buffer, words comments, f config.Field, title string) {
 		var about []string
 		for _, name := range []string{f.Owner.Name() + "." + f.Name, structOf(f.Type).Name()} {
 			if words[name] != "" {
-				about = append(about, words[name])
+				about = append(about, strings.TrimSuffix(words[name], ".")+".")
 			}
 		}
 		if f.NoEffect {

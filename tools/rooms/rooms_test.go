@@ -38,6 +38,7 @@ var bannedFromPID1 = map[string]string{
 	"k8s.io/": "20 MB; services/kubernetes is the own client",
 	"github.com/opencontainers/runc/libcontainer/": "needs cgo; it lives in services/sandbox",
 	"github.com/spf13/cobra":                       "client only",
+	"github.com/evanphx/json-patch/":               "client only: a node only sees whole documents",
 	"github.com/invopop/jsonschema":                "generator only",
 	"github.com/evanphx/json-patch":                "client only: a node is given whole documents",
 	"charm.land/":                                  "client only",

@@ -2,6 +2,7 @@ package sandboxed
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services/dag"
 	"golang.org/x/sys/unix"
 )
@@ -121,6 +123,51 @@ func TestMakerFails(t *testing.T) {
 			b.message("make the sandbox of " + name)
 		})
 	}
+}
+
+// A sandbox program that is killed halfway leaves a process that waits for it for
+// ever: the next run ends that.
+func TestMakerKilledHalfway(t *testing.T) {
+	b := newBench(t, "serve")
+	halfway := b.runner
+	halfway.setDefaults()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	m, err := halfway.startMaker(write)
+	write.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	line, err := json.Marshal(halfway.spec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.orders.Write(append(line, '\n')); err != nil {
+		t.Fatal(err)
+	}
+	made, err := m.answer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.child.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-m.child.Done()
+	if err := unix.Kill(made.PID, 0); err != nil {
+		t.Fatalf("the process is gone by itself: %v", err)
+	}
+	b.start()
+	b.pid(made.PID)
+	eventually.That(t, patience, "the process is gone", func() error {
+		if err := unix.Kill(made.PID, 0); err != unix.ESRCH {
+			return fmt.Errorf("process %d: %v", made.PID, err)
+		}
+		return nil
+	})
 }
 
 // What it isn't given it says, all at once.

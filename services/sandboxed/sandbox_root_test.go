@@ -211,9 +211,43 @@ func parseReport(t *testing.T, text string) map[string]string {
 // S-097: apid and trustd are what strangers can reach. All that the sandbox
 // promises, seen from inside.
 func TestSandboxFromInside(t *testing.T) {
-	dir := secretDir(t)
 	b := newBench(t, "report", "/run/secrets")
-	b.runner.Binds = []Bind{{Source: dir, Target: "/run/secrets"}}
+	said := b.report()
+	if said["ns user"] == own(t, "user") {
+		t.Error("the user namespace is ours")
+	}
+	if text := strings.Join(b.logs.Tail(b.runner.ID, 0), "\n"); strings.Contains(text, "lacks") {
+		t.Error(text)
+	}
+}
+
+// In a container whose /proc is partly covered, as a node of a development cluster
+// is, the kernel gives no user namespace a /proc: the sandbox does without, says so,
+// and keeps all other promises.
+func TestSandboxWithoutUserNamespace(t *testing.T) {
+	b := newBench(t, "report", "/run/secrets")
+	b.runner.sandbox = filepath.Join(programs, "covered")
+	const script = `#!/bin/sh
+exec unshare --mount sh -c 'mount --bind /dev/null /proc/uptime && exec "$0" "$@"' %s/sandbox "$@"
+`
+	if err := os.WriteFile(b.runner.sandbox, fmt.Appendf(nil, script, programs), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b.runner.Env = []string{"PATH=/usr/bin:/bin"}
+	said := b.report()
+	if said["ns user"] != own(t, "user") {
+		t.Error("it has a user namespace: the test is in vain")
+	}
+	if text := strings.Join(b.logs.Tail(b.runner.ID, 0), "\n"); !strings.Contains(text, "warning: the sandbox lacks something here without=\"its own user namespace: ") {
+		t.Error(text)
+	}
+}
+
+// report runs the prober, and holds against the promises what it says.
+func (b *bench) report() map[string]string {
+	t := b.t
+	t.Helper()
+	b.runner.Binds = []Bind{{Source: secretDir(t), Target: "/run/secrets"}}
 	b.start()
 	pid := b.pid(0)
 	said := parseReport(t, b.line("report "))
@@ -246,21 +280,28 @@ func TestSandboxFromInside(t *testing.T) {
 	if got := strings.TrimPrefix(said["ls /dev"], "core "); got != "fd null ptmx stderr stdin stdout urandom" {
 		t.Errorf("devices: %s", got)
 	}
-	for _, ns := range []string{"mnt", "pid", "ipc", "uts", "cgroup", "user"} {
-		own, err := os.Readlink("/proc/self/ns/" + ns)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if said["ns "+ns] == own || said["ns "+ns] == "" {
-			t.Errorf("%s namespace is ours: %s", ns, own)
+	for _, ns := range []string{"mnt", "pid", "ipc", "uts", "cgroup"} {
+		if said["ns "+ns] == own(t, ns) || said["ns "+ns] == "" {
+			t.Errorf("%s namespace is ours: %s", ns, said["ns "+ns])
 		}
 	}
-	if own, _ := os.Readlink("/proc/self/ns/net"); said["ns net"] != own {
-		t.Errorf("network namespace %s isn't ours, %s", said["ns net"], own)
+	if said["ns net"] != own(t, "net") {
+		t.Errorf("network namespace %s isn't ours", said["ns net"])
 	}
 	if stat, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err != nil || stat.Sys().(*syscall.Stat_t).Uid != testUID {
 		t.Errorf("process %d: %v, %v", pid, stat, err)
 	}
+	return said
+}
+
+// own is our own namespace.
+func own(t *testing.T, ns string) string {
+	t.Helper()
+	link, err := os.Readlink("/proc/self/ns/" + ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link
 }
 
 // The same program without a sandbox can all that: it's the sandbox that forbids.

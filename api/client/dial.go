@@ -224,7 +224,11 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 // a port. host is what its certificate must say.
 func Address(node string) (host, address string, err error) {
 	host, port := node, strconv.Itoa(api.Port)
-	if ip, err := netip.ParseAddr(strings.Trim(node, "[]")); err == nil {
+	bare := node
+	if inside, ok := strings.CutPrefix(node, "["); ok && strings.HasSuffix(inside, "]") {
+		bare = strings.TrimSuffix(inside, "]")
+	}
+	if ip, err := netip.ParseAddr(bare); err == nil {
 		// A zone says which way leads there, on this machine alone.
 		return ip.WithZone("").String(), net.JoinHostPort(ip.String(), port), nil
 	}

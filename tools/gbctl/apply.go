@@ -160,7 +160,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
 				m, err := change.apply(ctx, n, document, "")
 				if err != nil {
-					return err
+					return inFile(file, err)
 				}
 				return change.report(n.Name, m)
 			})
@@ -169,6 +169,19 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 	cmd.Flags().StringVarP(&file, "file", "f", "", "the configuration")
 	flags.add(cmd)
 	return a.insecureFlags(cmd)
+}
+
+// inFile puts the name of the file into what a node says about its lines, so that
+// editors and terminals find them.
+func inFile(file string, err error) error {
+	var answer *connect.Error
+	if connect.CodeOf(err) != connect.CodeInvalidArgument || !errors.As(err, &answer) {
+		return err
+	}
+	return &exitError{codeRefused, errors.New(place.ReplaceAllStringFunc(answer.Message(), func(at string) string {
+		m := place.FindStringSubmatch(at)
+		return fmt.Sprintf("%s:%s:%s: ", file, m[2], m[3])
+	}))}
 }
 
 // applyCommand is the other way to say apply-config (S-024).

@@ -12,14 +12,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -230,16 +229,12 @@ func change(ts *testscript.TestScript, _ bool, args []string) {
 	n.mood = args[1]
 }
 
-// loopback is how nodes are really reached, which is another port each time.
-var loopback = regexp.MustCompile(`127\.0\.0\.1:\d+`)
-
-// unzone makes a file comparable: it takes ports and the folder of the script out.
-func unzone(ts *testscript.TestScript, _ bool, args []string) {
-	for _, name := range args {
-		text := ts.ReadFile(name)
-		text = loopback.ReplaceAllString(text, "127.0.0.1:PORT")
-		text = strings.ReplaceAll(text, ts.Getenv("WORK"), "$WORK")
-		ts.Check(os.WriteFile(ts.MkAbs(name), []byte(text), 0o600))
+// reader waits until somebody reads the log of a node that never ends.
+func reader(ts *testscript.TestScript, _ bool, args []string) {
+	select {
+	case <-scriptCluster(ts).nodes[args[0]].reading:
+	case <-time.After(eventually.Scale(10 * time.Second)):
+		ts.Fatalf("nobody reads the log of %s", args[0])
 	}
 }
 

@@ -29,7 +29,7 @@ const exitCodes = `Exit codes of gbctl:
   1    failed, for a reason that isn't listed here
   2    the command was typed wrongly: nothing was done
   3    several nodes were asked: some failed, the others did what was asked
-  4    no node could be reached
+  4    no node could be reached, or none could answer at that moment
   5    not allowed: no certificate, an expired or a foreign one, or one whose
        role isn't enough
   6    refused by a check: the configuration is invalid, or the change isn't

@@ -162,7 +162,13 @@ func (a *app) definitions(ctx context.Context, q query) error {
 		return fmt.Errorf("no type is called %q; 'gbctl get rd' lists them", q.id)
 	}
 	head := slices.Concat(getHead, []string{"KIND", "DEFAULT NAMESPACE", "ALIASES"})
-	return errors.Join(a.show(documents, q.id != "", func() error { return table(a.out, head, rows) }), failed)
+	err := a.show(documents, q.id != "", func() error {
+		if len(answers) == 0 {
+			return nil
+		}
+		return table(a.out, head, rows)
+	})
+	return errors.Join(err, failed)
 }
 
 func called(d *apiv1.ResourceDefinition, name string) bool {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/client"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"gopkg.in/yaml.v3"
 )
 
@@ -47,6 +48,12 @@ func size(bytes uint64) string {
 
 // span is how long something took or takes, to the second.
 func span(d time.Duration) string { return d.Round(time.Second).String() }
+
+// ago is how long before now something was, both since the node's boot. The
+// moment of an event may be a bit later than the one at which now was taken.
+func ago(now, then *durationpb.Duration) string {
+	return span(max(now.AsDuration()-then.AsDuration(), 0)) + " ago"
+}
 
 func yes(b bool) string {
 	if b {

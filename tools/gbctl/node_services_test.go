@@ -100,6 +100,14 @@ func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRe
 	if s.node.name == worker {
 		return nil // goes down
 	}
+	if r.Msg.Id == "endless" {
+		s.node.reading <- struct{}{}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.node.gone:
+		}
+	}
 	return stream.Send(&apiv1.LogChunk{Lines: []string{"more"}})
 }
 

@@ -15,13 +15,14 @@ type node struct {
 	name, kind string
 	config     *configService
 	gone       chan struct{} // closed when the script has ended
+	reading    chan struct{} // hears of each reader of the log that never ends
 
 	mu   sync.Mutex
 	mood string // what a script has told it to be like
 }
 
 func newNode(name, kind string) *node {
-	n := &node{name: name, kind: kind, gone: make(chan struct{})}
+	n := &node{name: name, kind: kind, gone: make(chan struct{}), reading: make(chan struct{}, 1)}
 	n.config = &configService{node: n, text: firstConfig(kind), versions: 1}
 	return n
 }

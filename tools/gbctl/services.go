@@ -31,8 +31,7 @@ story of one of them.`,
 			head := []string{"ID", "STATE", "HEALTH", "LAST CHANGE", "LAST EVENT"}
 			return list(cmd.Context(), a, head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
 				for _, s := range m.Services {
-					since := span(m.SinceBoot.AsDuration()-s.Since.AsDuration()) + " ago"
-					rows = append(rows, []string{s.Id, s.State, s.Health, since, s.Message})
+					rows = append(rows, []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message})
 				}
 				return rows
 			})
@@ -122,8 +121,7 @@ func (a *app) block(node string, s *apiv1.Service, m *apiv1.ListServicesResponse
 	}
 	label := "EVENTS"
 	for _, e := range s.Events {
-		ago := span(m.SinceBoot.AsDuration() - e.SinceBoot.AsDuration())
-		fmt.Fprintf(t, "%s\t[%s]: %s (%s ago)\n", label, e.State, oneLine(e.Message), ago)
+		fmt.Fprintf(t, "%s\t[%s]: %s (%s)\n", label, e.State, oneLine(e.Message), ago(m.SinceBoot, e.SinceBoot))
 		label = ""
 	}
 	if len(s.Events) == 0 {

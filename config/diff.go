@@ -140,25 +140,19 @@ func keysOf(a, b reflect.Value) []reflect.Value {
 func (d *differ) texts(path string, where place, a, b reflect.Value) {
 	for _, key := range keysOf(a, b) {
 		x, y := a.MapIndex(key), b.MapIndex(key)
-		if x.IsValid() && y.IsValid() && x.String() == y.String() {
-			continue
-		}
-		c := Change{Op: Changed, Old: showText(x), New: showText(y)}
+		c := Change{Op: Changed}
 		switch {
 		case !x.IsValid():
-			c.Op, c.Old = Added, ""
+			c.Op, c.New = Added, show(y)
 		case !y.IsValid():
-			c.Op, c.New = Removed, ""
+			c.Op, c.Old = Removed, show(x)
+		case same(x, y):
+			continue
+		default:
+			c.Old, c.New = show(x), show(y)
 		}
 		d.add(path, where.with(key.String()), c)
 	}
-}
-
-func showText(v reflect.Value) string {
-	if !v.IsValid() {
-		return ""
-	}
-	return showString(v.String())
 }
 
 func (d *differ) leaf(path string, where place, a, b reflect.Value) {

@@ -10,7 +10,6 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
-	"gopkg.in/yaml.v3"
 )
 
 const (
@@ -59,7 +58,8 @@ func configurations(p Plan, now time.Time) (f files, err error) {
 			return f, fmt.Errorf("configuration of %s: %w", n.Name, err)
 		}
 	}
-	if f.kubeconfig, err = adminKubeconfig(p, secrets.KubernetesCA.CA(), now); err != nil {
+	server := fmt.Sprintf("https://127.0.0.1:%d", p.KubernetesPort)
+	if f.kubeconfig, _, err = config.AdminKubeconfig(p.Name, server, secrets.KubernetesCA.CA(), now); err != nil {
 		return f, err
 	}
 	f.clientConfig, err = clientConfig(p, secrets.MachineCA.CA(), now)
@@ -132,40 +132,5 @@ func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) (
 // after a power cut the next one waits for the old lease.
 var alone = map[string]string{"leader-elect": "false"}
 
-// adminValidity is how long the kubeconfig of a development cluster works.
+// adminValidity is how long the client configuration of a development cluster works.
 const adminValidity = 365 * 24 * time.Hour
-
-type kubeconfigFile struct {
-	APIVersion     string           `yaml:"apiVersion"`
-	Kind           string           `yaml:"kind"`
-	Clusters       []map[string]any `yaml:"clusters"`
-	Users          []map[string]any `yaml:"users"`
-	Contexts       []map[string]any `yaml:"contexts"`
-	CurrentContext string           `yaml:"current-context"`
-}
-
-// adminKubeconfig is for the person at this machine. "system:masters" passes all
-// checks of the API, also before any role exists.
-func adminKubeconfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
-	cert, key, err := ca.Issue(pki.Leaf{CN: "garboard-admin", Orgs: []string{"system:masters"}, Client: true, Validity: adminValidity, Now: now})
-	if err != nil {
-		return nil, err
-	}
-	b64 := base64.StdEncoding.EncodeToString
-	return yaml.Marshal(kubeconfigFile{
-		APIVersion: "v1",
-		Kind:       "Config",
-		Clusters: []map[string]any{{"name": p.Name, "cluster": map[string]string{
-			"server":                     fmt.Sprintf("https://127.0.0.1:%d", p.KubernetesPort),
-			"certificate-authority-data": b64(ca.Cert),
-		}}},
-		Users: []map[string]any{{"name": p.Name + "-admin", "user": map[string]string{
-			"client-certificate-data": b64(cert),
-			"client-key-data":         b64(key),
-		}}},
-		Contexts: []map[string]any{{"name": p.Name, "context": map[string]string{
-			"cluster": p.Name, "user": p.Name + "-admin",
-		}}},
-		CurrentContext: p.Name,
-	})
-}

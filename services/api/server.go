@@ -132,6 +132,8 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(garboardv1connect.NewResourceServiceHandler(newResourceService(s.opts), options...))
 	mux.Handle(garboardv1connect.NewServiceServiceHandler(s.services, options...))
 	mux.Handle(garboardv1connect.NewLogServiceHandler(logs, options...))
+	mux.Handle(garboardv1connect.NewNodeServiceHandler(newNodeService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewFileServiceHandler(newFileService(s.opts), options...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
 }
@@ -171,7 +173,7 @@ func (s *Server) serve(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           s.handler,
 		Protocols:         protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxCalls + maxStreams},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxCalls + maxStreams, WriteByteTimeout: writeTimeout},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,

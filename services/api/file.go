@@ -1,0 +1,235 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	// fileChunk is a message of a stream: it is in memory as often as there are
+	// streams.
+	fileChunk = 32 << 10
+	// maxEntries bounds what of one directory is listed: all of it is sorted in
+	// memory.
+	maxEntries = 10_000
+	// maxDepth of a listing. No tree of a node is deeper.
+	maxDepth = 64
+	// maxPseudo bounds a file that the kernel makes up as it is read: some have no
+	// end, and /proc/kcore is all of the memory.
+	maxPseudo = 64 << 20
+)
+
+// fileService reads files of the node.
+type fileService struct {
+	root string // what paths are below; tests have their own
+}
+
+func newFileService(Options) *fileService { return &fileService{root: "/"} }
+
+// at is where a path of a request is.
+func (s *fileService) at(path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		return "", failed(connect.CodeInvalidArgument, "path %q isn't absolute: it must begin with /", readable(path))
+	}
+	return filepath.Join(s.root, filepath.Clean(path)), nil
+}
+
+// fileError tells apart what the caller can do something about.
+func fileError(err error) error {
+	text := errors.New(readable(err.Error()))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return connect.NewError(connect.CodeNotFound, text)
+	case errors.Is(err, fs.ErrPermission):
+		return connect.NewError(connect.CodePermissionDenied, text)
+	}
+	return connect.NewError(connect.CodeInternal, text)
+}
+
+func (s *fileService) List(ctx context.Context, req *connect.Request[apiv1.ListFilesRequest], stream *connect.ServerStream[apiv1.FileInfo]) error {
+	path, err := s.at(req.Msg.GetPath())
+	if err != nil {
+		return err
+	}
+	depth := int(min(max(req.Msg.GetDepth(), 1), maxDepth))
+	top, err := os.Lstat(path)
+	if err != nil {
+		return fileError(err)
+	}
+	self := describe(path, ".", top)
+	if top.Mode()&fs.ModeSymlink != 0 {
+		// What a person names is meant to be followed, as ls does.
+		if to, err := filepath.EvalSymlinks(path); err == nil {
+			path = to
+			if info, err := os.Lstat(to); err == nil {
+				top = info
+			}
+		}
+	}
+	if err := stream.Send(self); err != nil {
+		return err
+	}
+	if !top.IsDir() {
+		return nil
+	}
+	return list(ctx, path, "", depth, stream.Send)
+}
+
+// list sends what is in dir, which is called name, and in the directories below as
+// far as depth goes.
+func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.FileInfo) error) error {
+	entries, err := readDir(dir)
+	if err != nil {
+		if name == "" {
+			name = "."
+		}
+		if err := send(&apiv1.FileInfo{Name: readable(name), Error: readable(err.Error())}); err != nil {
+			return err
+		}
+	}
+	for _, e := range entries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		below, path := filepath.Join(name, e.Name()), filepath.Join(dir, e.Name())
+		info, err := e.Info()
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // gone meanwhile
+			}
+			if err := send(&apiv1.FileInfo{Name: readable(below), Error: readable(err.Error())}); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := send(describe(path, below, info)); err != nil {
+			return err
+		}
+		if info.IsDir() && depth > 1 {
+			if err := list(ctx, path, below, depth-1, send); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readDir is what of a directory is shown, sorted, also where that isn't all.
+func readDir(path string) ([]fs.DirEntry, error) {
+	f, err := openFile(path, unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	entries, err := f.ReadDir(maxEntries + 1)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	sortEntries(entries)
+	if len(entries) > maxEntries {
+		return entries[:maxEntries], fmt.Errorf("%s has more than %d entries: the others aren't listed", path, maxEntries)
+	}
+	return entries, err
+}
+
+func describe(path, name string, info fs.FileInfo) *apiv1.FileInfo {
+	f := &apiv1.FileInfo{Name: readable(name), Size: uint64(max(info.Size(), 0)), Mode: lsMode(info.Mode()), Modified: timestamppb.New(info.ModTime())}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		f.Uid, f.Gid = st.Uid, st.Gid
+	}
+	if info.Mode()&fs.ModeSymlink != 0 {
+		to, err := os.Readlink(path)
+		if err != nil {
+			f.Error = readable(err.Error())
+		}
+		f.Link = readable(to)
+	}
+	return f
+}
+
+// lsMode is a mode in the ten characters of ls(1).
+func lsMode(m fs.FileMode) string {
+	out := []byte("-rwxrwxrwx")
+	for i := range 9 {
+		if m&(1<<(8-i)) == 0 {
+			out[i+1] = '-'
+		}
+	}
+	for _, kind := range []struct {
+		bit  fs.FileMode
+		char byte
+	}{{fs.ModeDir, 'd'}, {fs.ModeSymlink, 'l'}, {fs.ModeDevice, 'b'}, {fs.ModeCharDevice, 'c'}, {fs.ModeNamedPipe, 'p'}, {fs.ModeSocket, 's'}} {
+		if m&kind.bit != 0 {
+			out[0] = kind.char // a character device has both bits
+		}
+	}
+	for _, special := range []struct {
+		bit           fs.FileMode
+		at            int
+		with, without byte
+	}{{fs.ModeSetuid, 3, 's', 'S'}, {fs.ModeSetgid, 6, 's', 'S'}, {fs.ModeSticky, 9, 't', 'T'}} {
+		if m&special.bit == 0 {
+			continue
+		}
+		if out[special.at] == 'x' {
+			out[special.at] = special.with
+		} else {
+			out[special.at] = special.without
+		}
+	}
+	return string(out)
+}
+
+func (s *fileService) Read(ctx context.Context, req *connect.Request[apiv1.ReadFileRequest], stream *connect.ServerStream[apiv1.FileChunk]) error {
+	path, err := s.at(req.Msg.GetPath())
+	if err != nil {
+		return err
+	}
+	f, err := openRegular(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	most := int64(-1)
+	if f.pseudo {
+		most = maxPseudo
+	}
+	return sendAll(ctx, f, most, stream)
+}
+
+// sendAll streams r, of which most bytes are allowed; -1 is any number.
+func sendAll(ctx context.Context, r io.Reader, most int64, stream *connect.ServerStream[apiv1.FileChunk]) error {
+	buf := make([]byte, fileChunk)
+	sent := int64(0)
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := r.Read(buf)
+		if n > 0 {
+			if err := stream.Send(&apiv1.FileChunk{Data: buf[:n]}); err != nil {
+				return err
+			}
+		}
+		sent += int64(n)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fileError(err)
+		case most >= 0 && sent >= most:
+			return failed(connect.CodeResourceExhausted, "the kernel makes this file up as it is read, and it has more than %d MiB: that was the beginning", most>>20)
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package api
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/moby/sys/mountinfo"
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+const (
+	// maxArgs bounds a command line in an answer: some are a hundred kilobytes.
+	maxArgs = 4 << 10
+	// statfsPatience is for a mount whose server is away: statfs(2) hangs then.
+	statfsPatience = 500 * time.Millisecond
+)
+
+func (s *nodeService) Processes(context.Context, *connect.Request[apiv1.ProcessesRequest]) (*connect.Response[apiv1.ProcessesResponse], error) {
+	fs, err := s.proc()
+	if err != nil {
+		return nil, err
+	}
+	all, err := fs.AllProcs()
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	res := &apiv1.ProcessesResponse{}
+	for _, p := range all {
+		stat, err := p.Stat()
+		if err != nil {
+			continue // gone meanwhile
+		}
+		// Kernel threads have neither.
+		args, _ := p.CmdLine()
+		executable, _ := p.Executable()
+		text := strings.Join(args, " ")
+		if len(text) > maxArgs {
+			text = text[:maxArgs] + "…"
+		}
+		res.Processes = append(res.Processes, &apiv1.Process{
+			Pid: int32(stat.PID), Ppid: int32(stat.PPID), State: stat.State, Threads: uint32(stat.NumThreads),
+			CpuTime:       durationpb.New(time.Duration(stat.CPUTime() * float64(time.Second))),
+			VirtualMemory: uint64(stat.VirtualMemory()), ResidentMemory: uint64(stat.ResidentMemory()),
+			Command: readable(stat.Comm), Executable: readable(executable), Args: readable(text),
+		})
+	}
+	slices.SortFunc(res.Processes, func(a, b *apiv1.Process) int { return int(a.GetPid() - b.GetPid()) })
+	return connect.NewResponse(res), nil
+}
+
+func (s *nodeService) Memory(context.Context, *connect.Request[apiv1.MemoryRequest]) (*connect.Response[apiv1.MemoryResponse], error) {
+	data, err := os.ReadFile(s.path("proc/meminfo"))
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	res := &apiv1.MemoryResponse{Meminfo: map[string]uint64{}}
+	for line := range strings.Lines(string(data)) {
+		name, rest, _ := strings.Cut(line, ":")
+		fields := strings.Fields(rest)
+		if len(fields) == 0 {
+			continue
+		}
+		n, err := strconv.ParseUint(fields[0], 10, 64)
+		if err != nil {
+			continue
+		}
+		if len(fields) > 1 { // kB, which is KiB; HugePages are counted without
+			n <<= 10
+		}
+		res.Meminfo[name] = n
+	}
+	fs, err := s.proc()
+	if err != nil {
+		return nil, err
+	}
+	if self, err := fs.Self(); err == nil {
+		if rollup, err := self.ProcSMapsRollup(); err == nil {
+			res.Pid1Pss = rollup.Pss
+		}
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *nodeService) Mounts(ctx context.Context, _ *connect.Request[apiv1.MountsRequest]) (*connect.Response[apiv1.MountsResponse], error) {
+	f, err := os.Open(s.path("proc/self/mountinfo"))
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, nil)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	res := &apiv1.MountsResponse{}
+	for _, m := range mounts {
+		mount := &apiv1.Mount{Source: readable(m.Source), Target: readable(m.Mountpoint), Type: m.FSType, Options: readable(m.Options)}
+		if st, ok := s.space(ctx, m.Mountpoint); ok {
+			mount.Size, mount.Available = st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
+		}
+		res.Mounts = append(res.Mounts, mount)
+	}
+	return connect.NewResponse(res), nil
+}
+
+// space asks a file system how full it is, but not for long, and not again while
+// the last question hangs.
+func (s *nodeService) space(ctx context.Context, path string) (st unix.Statfs_t, ok bool) {
+	if _, hangs := s.hanging.LoadOrStore(path, true); hangs {
+		return st, false
+	}
+	answer := make(chan unix.Statfs_t, 1)
+	go func() {
+		defer s.hanging.Delete(path)
+		var st unix.Statfs_t
+		if unix.Statfs(path, &st) == nil {
+			answer <- st
+		}
+		close(answer)
+	}()
+	select {
+	case st, ok = <-answer:
+	case <-time.After(statfsPatience):
+	case <-ctx.Done():
+	}
+	return st, ok
+}
+
+// tcpStates by the kernel's numbers (include/net/tcp_states.h).
+var tcpStates = []string{
+	"", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV",
+}
+
+const tcpListen = "LISTEN"
+
+func (s *nodeService) Netstat(_ context.Context, req *connect.Request[apiv1.NetstatRequest]) (*connect.Response[apiv1.NetstatResponse], error) {
+	fs, err := s.proc()
+	if err != nil {
+		return nil, err
+	}
+	owners := s.socketOwners(fs)
+	res := &apiv1.NetstatResponse{}
+	add := func(protocol, state string, local, remote net.IP, localPort, remotePort, rx, tx, uid, inode uint64) {
+		if req.Msg.GetListeningOnly() && state != tcpListen && (state != "" || remotePort != 0) {
+			return
+		}
+		owner := owners[inode]
+		res.Sockets = append(res.Sockets, &apiv1.Socket{
+			Protocol: protocol, State: state, Local: endpoint(local, localPort), Remote: endpoint(remote, remotePort),
+			ReceiveQueue: rx, SendQueue: tx, Uid: uint32(uid), Pid: owner.pid, Command: owner.command,
+		})
+	}
+	for _, table := range []struct {
+		name string
+		read func() (procfs.NetTCP, error)
+	}{{"tcp", fs.NetTCP}, {"tcp6", fs.NetTCP6}} {
+		lines, _ := table.read() // a kernel may be without IPv6
+		for _, l := range lines {
+			state := strconv.FormatUint(l.St, 10)
+			if l.St < uint64(len(tcpStates)) {
+				state = tcpStates[l.St]
+			}
+			add(table.name, state, l.LocalAddr, l.RemAddr, l.LocalPort, l.RemPort, l.RxQueue, l.TxQueue, l.UID, l.Inode)
+		}
+	}
+	for _, table := range []struct {
+		name string
+		read func() (procfs.NetUDP, error)
+	}{{"udp", fs.NetUDP}, {"udp6", fs.NetUDP6}} {
+		lines, _ := table.read()
+		for _, l := range lines {
+			add(table.name, "", l.LocalAddr, l.RemAddr, l.LocalPort, l.RemPort, l.RxQueue, l.TxQueue, l.UID, l.Inode)
+		}
+	}
+	return connect.NewResponse(res), nil
+}
+
+func endpoint(ip net.IP, port uint64) string {
+	if port == 0 {
+		return net.JoinHostPort(ip.String(), "*")
+	}
+	return net.JoinHostPort(ip.String(), strconv.FormatUint(port, 10))
+}
+
+type socketOwner struct {
+	pid     int32
+	command string
+}
+
+// socketOwners finds the process behind each socket by its inode, as far as the
+// processes are still there.
+func (s *nodeService) socketOwners(fs procfs.FS) map[uint64]socketOwner {
+	owners := map[uint64]socketOwner{}
+	all, err := fs.AllProcs()
+	if err != nil {
+		return owners
+	}
+	for _, p := range all {
+		dir := filepath.Join(s.path("proc"), strconv.Itoa(p.PID), "fd")
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		command, _ := p.Comm()
+		for _, e := range entries {
+			target, err := os.Readlink(filepath.Join(dir, e.Name()))
+			if err != nil {
+				continue
+			}
+			text, ok := strings.CutPrefix(target, "socket:[")
+			if !ok {
+				continue
+			}
+			if inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 64); err == nil {
+				owners[inode] = socketOwner{int32(p.PID), readable(command)}
+			}
+		}
+	}
+	return owners
+}

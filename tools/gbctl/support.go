@@ -1,0 +1,309 @@
+package main
+
+import (
+	"archive/zip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/spf13/cobra"
+)
+
+const (
+	// supportLines of each log are what a person reads at most, and an hour of a
+	// busy kubelet.
+	supportLines = 5000
+
+	// perNode and supportParallel bound what is asked for, and so held in memory, at
+	// the same time: the node has other things to do, and this machine has a
+	// supportItem for each.
+	perNode         = 6
+	supportParallel = 12
+
+	bundleMode = 0o600 // logs of a cluster are nobody else's business
+)
+
+const supportLong = `Collect what somebody else needs to find out what is wrong with nodes: one zip file
+with a folder for each node, in which are its resources, services, logs,
+configuration, containers and what 'gbctl doctor' finds.
+
+Nodes leave secrets out, and gbctl looks for more of them in all that goes into
+the file: private keys, tokens and passwords are replaced by "(secret)". Names,
+addresses and logs stay. summary.txt says what is in the file, and errors.txt in
+each folder what couldn't be collected and why.`
+
+func (a *app) supportCommand() *cobra.Command {
+	s := &bundle{app: a}
+	cmd := &cobra.Command{
+		Use:   "support",
+		Short: "Collect what is known about nodes into one file, without secrets",
+		Long:  supportLong,
+		Example: `  gbctl -n 10.5.0.2,10.5.0.3 support
+  gbctl -n 10.5.0.2 support -O stuck.zip --tail 500`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.lines <= 0 {
+				return usagef("--tail must be more than zero")
+			}
+			return s.make(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVarP(&s.path, "output-file", "O", "", "file to make (default garboard-support-TIME.zip)")
+	cmd.Flags().IntVar(&s.lines, "tail", supportLines, "so many of the last lines of each log")
+	return cmd
+}
+
+// bundle is one file of support, while it is being made.
+type bundle struct {
+	app   *app
+	path  string
+	lines int
+
+	slots    chan struct{} // supportParallel
+	progress *supportProgress
+
+	mu  sync.Mutex // guards what follows: a zip file is written one entry at a time
+	zip *zip.Writer
+	err error // of writing it; nothing is asked for any more
+}
+
+// make makes the file, or none: it has its name only when it is whole.
+func (s *bundle) make(ctx context.Context) (err error) {
+	now := time.Now()
+	if s.path == "" {
+		s.path = "garboard-support-" + now.UTC().Format("20060102-150405") + ".zip"
+	}
+	nodes, err := s.app.targets(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(s.path); err == nil {
+		return usagef("%s is there already: name another file with -O", s.path)
+	}
+	f, err := os.CreateTemp(filepath.Dir(s.path), "."+filepath.Base(s.path)+".*")
+	if err != nil {
+		return fmt.Errorf("make a support bundle: %w", err)
+	}
+	defer func() {
+		_ = f.Close() // a second time, where all went well
+		if err := os.Remove(f.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintln(s.app.err, "remove what was begun:", err)
+		}
+	}()
+	reports, failed := s.collect(ctx, f, nodes, now)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if s.err != nil {
+		return fmt.Errorf("write %s: %w", s.path, s.err)
+	}
+	var all *nodeErrors
+	if errors.As(failed, &all) && len(all.failed) == len(nodes) {
+		return failed // an empty bundle helps nobody
+	}
+	if err := errors.Join(f.Chmod(bundleMode), f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", s.path, err)
+	}
+	// Not a rename, which would replace what has come there since.
+	if err := os.Link(f.Name(), s.path); errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s has come to be meanwhile: name another file with -O", s.path)
+	} else if err != nil {
+		if err := os.Rename(f.Name(), s.path); err != nil { // file systems without links
+			return fmt.Errorf("write %s: %w", s.path, err)
+		}
+	}
+	s.tell(reports)
+	return failed
+}
+
+// collect asks all nodes at the same time and writes the whole archive. The error
+// is about nodes of which there is nothing.
+func (s *bundle) collect(ctx context.Context, w io.Writer, nodes []string, now time.Time) ([]*nodeReport, error) {
+	s.zip = zip.NewWriter(w)
+	s.slots = make(chan struct{}, supportParallel)
+	s.progress = s.app.supportProgress()
+	defer s.progress.end()
+	reports := make([]*nodeReport, len(nodes))
+	for i, node := range nodes {
+		reports[i] = &nodeReport{node: node, folder: s.folder(nodes, i)}
+	}
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i := range nodes {
+		wg.Go(func() { errs[i] = s.node(ctx, reports[i]) })
+	}
+	wg.Wait()
+	for _, r := range reports {
+		slices.SortFunc(r.files, func(a, b fileReport) int { return strings.Compare(a.name, b.name) })
+		if r.err == nil {
+			s.add(r.folder+"/errors.txt", r.errors())
+		}
+	}
+	s.add("summary.txt", summary(reports, now))
+	if err := s.zip.Close(); s.err == nil {
+		s.err = err
+	}
+	return reports, collect(nodes, errs)
+}
+
+// add writes one file, whose text has no secrets any more.
+func (s *bundle) add(name string, text []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return
+	}
+	w, err := s.zip.CreateHeader(&zip.FileHeader{Name: name, Method: zip.Deflate, Modified: time.Now().UTC()})
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	s.err = err
+}
+
+// broken tells whether there is still a file to collect for.
+func (s *bundle) broken() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// folder is a name for a node that every system can unpack.
+func (s *bundle) folder(nodes []string, i int) string {
+	name := fileName(nodes[i])
+	for _, other := range nodes[:i] {
+		if fileName(other) == name {
+			return fmt.Sprintf("%s-%d", name, i+1)
+		}
+	}
+	return name
+}
+
+// fileName makes a name for a file of what a node calls something.
+func fileName(text string) string {
+	name := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '.' || r == '-' || r == '_' {
+			return r
+		}
+		return '_'
+	}, text)
+	if name = strings.TrimLeft(name, "."); name == "" {
+		return "_"
+	}
+	return name[:min(len(name), maxFileName)]
+}
+
+// maxFileName leaves room for an ending below the 255 bytes of file systems.
+const maxFileName = 200
+
+// tell says in two lines what there is.
+func (s *bundle) tell(reports []*nodeReport) {
+	var files, missing, secrets int
+	for _, r := range reports {
+		files += len(r.files)
+		missing += len(r.missing)
+		for _, f := range r.files {
+			for _, n := range f.secrets {
+				secrets += n
+			}
+		}
+	}
+	fmt.Fprintf(s.app.out, "%s: %d files of %d nodes", s.path, files, len(reports))
+	if info, err := os.Stat(s.path); err == nil {
+		fmt.Fprintf(s.app.out, ", %s", size(uint64(info.Size())))
+	}
+	fmt.Fprintf(s.app.out, "; %d secrets were replaced\n", secrets)
+	if missing > 0 {
+		fmt.Fprintf(s.app.err, "%d things couldn't be collected: errors.txt in the folder of each node says why\n", missing)
+	}
+}
+
+// summary is the first thing that somebody reads who gets the file.
+func summary(reports []*nodeReport, now time.Time) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Collected by gbctl %s on %s.\n", boot.Version, stamp(now))
+	b.WriteString("Secrets were replaced by " + hidden + ": nodes leave out those that they know of,\nand below is how many more were recognised by their form.\n")
+	for _, r := range reports {
+		fmt.Fprintf(&b, "\n%s\n", r.node)
+		if r.err != nil {
+			fmt.Fprintf(&b, "  nothing could be collected: %s\n", strings.ReplaceAll(r.err.Error(), "\n", "\n  "))
+			continue
+		}
+		fmt.Fprintf(&b, "  %d files in %s, %d things are missing (errors.txt)\n", len(r.files), r.folder, len(r.missing))
+		for _, f := range r.files {
+			for _, kind := range slices.Sorted(maps.Keys(f.secrets)) {
+				fmt.Fprintf(&b, "  %s: %s: %d\n", f.name, kind, f.secrets[kind])
+			}
+		}
+	}
+	text, _ := scrub([]byte(b.String()))
+	return text
+}
+
+// supportProgress tells a person, from when it takes longer than patience, how
+// far it is.
+type supportProgress struct {
+	stop chan struct{}
+	done chan struct{}
+
+	mu          sync.Mutex // guards what follows
+	ready, asks int
+}
+
+func (a *app) supportProgress() *supportProgress {
+	p := &supportProgress{stop: make(chan struct{}), done: make(chan struct{})}
+	again := interactive(a.err)
+	go func() {
+		defer close(p.done)
+		tick := time.NewTicker(patience)
+		defer tick.Stop()
+		shown := false
+		for {
+			select {
+			case <-p.stop:
+				if shown && again {
+					fmt.Fprint(a.err, "\r\x1b[K")
+				}
+				return
+			case <-tick.C:
+			}
+			p.mu.Lock()
+			text := fmt.Sprintf("collected %d of %d", p.ready, p.asks)
+			p.mu.Unlock()
+			switch {
+			case again:
+				fmt.Fprintf(a.err, "\r\x1b[K%s", text)
+			case !shown:
+				fmt.Fprintln(a.err, text+"; it takes a moment")
+			}
+			shown = true
+		}
+	}()
+	return p
+}
+
+func (p *supportProgress) ask() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asks++
+}
+
+func (p *supportProgress) answered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready++
+}
+
+func (p *supportProgress) end() {
+	close(p.stop)
+	<-p.done
+}

@@ -1,0 +1,372 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"google.golang.org/protobuf/proto"
+	"gopkg.in/yaml.v3"
+)
+
+const (
+	// supportItem bounds one file: of longer ones the end is kept, which is where
+	// logs tell what went wrong.
+	supportItem = 8 << 20
+
+	// silence is after how many answers in a row that didn't come a node isn't asked
+	// any more: each one takes as long as --timeout.
+	silence = 4
+
+	supportEvents = 1000 // of all services; a boot has 60
+)
+
+// item is one file of a bundle. What it finds on the node may be items too.
+type item struct {
+	name    string
+	collect func(ctx context.Context, n *supportNode, w io.Writer) error
+}
+
+// supportItems is all that is asked for. The order is that in which a node is
+// asked: what is lost when it dies meanwhile is at the end.
+var supportItems = []item{
+	{"status.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.NodeStatusResponse, error) { return status(ctx, c) })},
+	{"services.yaml", answerOf(services(&apiv1.ListServicesRequest{Events: shownEvents}))},
+	{"doctor.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.DiagnoseResponse, error) {
+		return message(c.Node.Diagnose(ctx, connect.NewRequest(&apiv1.DiagnoseRequest{})))
+	})},
+	{"events.log", supportEventsLog},
+	{"dmesg.log", supportDmesg},
+	{"logs/", func(ctx context.Context, n *supportNode, _ io.Writer) error { return n.logs(ctx, false) }},
+	{"logs/kubernetes/", func(ctx context.Context, n *supportNode, _ io.Writer) error { return n.logs(ctx, true) }},
+	{"resources/", supportResources},
+	{"config/config.yaml", supportConfig},
+	{"config/history.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ConfigHistoryResponse, error) {
+		return message(c.Config.History(ctx, connect.NewRequest(&apiv1.ConfigHistoryRequest{})))
+	})},
+	{"containers-system.yaml", containersOf(false)},
+	{"containers-kubernetes.yaml", containersOf(true)},
+	{"images-system.yaml", imagesOf(false)},
+	{"images-kubernetes.yaml", imagesOf(true)},
+	{"processes.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ProcessesResponse, error) {
+		return message(c.Node.Processes(ctx, connect.NewRequest(&apiv1.ProcessesRequest{})))
+	})},
+	{"memory.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.MemoryResponse, error) {
+		return message(c.Node.Memory(ctx, connect.NewRequest(&apiv1.MemoryRequest{})))
+	})},
+	{"mounts.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.MountsResponse, error) {
+		return message(c.Node.Mounts(ctx, connect.NewRequest(&apiv1.MountsRequest{})))
+	})},
+	{"disks.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.DisksResponse, error) {
+		return message(c.Node.Disks(ctx, connect.NewRequest(&apiv1.DisksRequest{})))
+	})},
+	{"netstat.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.NetstatResponse, error) {
+		return message(c.Node.Netstat(ctx, connect.NewRequest(&apiv1.NetstatRequest{})))
+	})},
+	{"time.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.TimeResponse, error) {
+		return message(c.Node.Time(ctx, connect.NewRequest(&apiv1.TimeRequest{})))
+	})},
+	{"boot-chart.txt", bootChartOf(false)},
+	{"boot-chart.svg", bootChartOf(true)},
+	{"graph-controllers.dot", graphOf(false)},
+	{"graph-services.dot", graphOf(true)},
+}
+
+// answerOf is an item that is one answer, as -o yaml shows it.
+func answerOf[M proto.Message](ask func(context.Context, *client.Client) (M, error)) func(context.Context, *supportNode, io.Writer) error {
+	return func(ctx context.Context, n *supportNode, w io.Writer) error {
+		m, err := ask(ctx, n.client)
+		if err != nil {
+			return err
+		}
+		return writeYAML(w, []*yaml.Node{document(n.report.node, m)})
+	}
+}
+
+func containersOf(kubernetes bool) func(context.Context, *supportNode, io.Writer) error {
+	return answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ContainersResponse, error) {
+		return message(c.Node.Containers(ctx, connect.NewRequest(&apiv1.ContainersRequest{Kubernetes: kubernetes})))
+	})
+}
+
+func imagesOf(kubernetes bool) func(context.Context, *supportNode, io.Writer) error {
+	return answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ImagesResponse, error) {
+		return message(c.Node.Images(ctx, connect.NewRequest(&apiv1.ImagesRequest{Kubernetes: kubernetes})))
+	})
+}
+
+func bootChartOf(svg bool) func(context.Context, *supportNode, io.Writer) error {
+	return func(ctx context.Context, n *supportNode, w io.Writer) error {
+		m, err := message(n.client.Node.BootChart(ctx, connect.NewRequest(&apiv1.BootChartRequest{Svg: svg})))
+		if err == nil {
+			_, err = w.Write(m.Chart)
+		}
+		return err
+	}
+}
+
+func graphOf(services bool) func(context.Context, *supportNode, io.Writer) error {
+	return func(ctx context.Context, n *supportNode, w io.Writer) error {
+		m, err := message(n.client.Resource.Graph(ctx, connect.NewRequest(&apiv1.GraphRequest{Services: services})))
+		if err == nil {
+			_, err = io.WriteString(w, m.Dot)
+		}
+		return err
+	}
+}
+
+func supportConfig(ctx context.Context, n *supportNode, w io.Writer) error {
+	m, err := message(n.client.Config.Get(ctx, connect.NewRequest(&apiv1.GetConfigRequest{Redact: true})))
+	if err == nil {
+		_, err = w.Write(m.Document)
+	}
+	return err
+}
+
+func supportEventsLog(ctx context.Context, n *supportNode, w io.Writer) error {
+	stream, err := n.client.Service.Events(ctx, connect.NewRequest(&apiv1.EventsRequest{Tail: supportEvents}))
+	return receive(stream, err, func(e *apiv1.ServiceEvent) error {
+		_, err := fmt.Fprintf(w, "%s %s [%s]: %s\n", stampUTC(e.Time.AsTime()), e.Service, e.State, oneLine(e.Message))
+		return err
+	})
+}
+
+func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
+	stream, err := n.client.Log.Dmesg(ctx, connect.NewRequest(&apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}))
+	return receive(stream, err, func(m *apiv1.KernelMessage) error {
+		since := time.Duration(m.SinceBootUs) * time.Microsecond
+		_, err := fmt.Fprintf(w, "[%12.6f] %s\n", since.Seconds(), m.Message)
+		return err
+	})
+}
+
+// logs finds which logs there are.
+func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
+	m, err := message(n.client.Log.List(ctx, connect.NewRequest(&apiv1.ListLogsRequest{Kubernetes: kubernetes})))
+	if err != nil {
+		return err
+	}
+	for _, id := range m.Ids {
+		name := "logs/" + fileName(id) + ".log"
+		if kubernetes {
+			namespace, container, _ := strings.Cut(id, "/")
+			name = "logs/kubernetes/" + fileName(namespace) + "/" + fileName(container) + ".log"
+		}
+		n.later(item{name, func(ctx context.Context, n *supportNode, w io.Writer) error {
+			stream, err := n.client.Log.Read(ctx, connect.NewRequest(&apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}))
+			return receive(stream, err, func(m *apiv1.LogChunk) error {
+				if m.Lost > 0 {
+					fmt.Fprintf(w, "(%d lines were lost here)\n", m.Lost)
+				}
+				for _, line := range m.Lines {
+					if _, err := io.WriteString(w, line+"\n"); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}})
+	}
+	return nil
+}
+
+func supportResources(ctx context.Context, n *supportNode, _ io.Writer) error {
+	m, err := message(n.client.Resource.Definitions(ctx, connect.NewRequest(&apiv1.ListDefinitionsRequest{})))
+	if err != nil {
+		return err
+	}
+	for _, d := range m.Definitions {
+		n.later(item{"resources/" + fileName(d.Type) + ".yaml", func(ctx context.Context, n *supportNode, w io.Writer) error {
+			list, err := message(n.client.Resource.List(ctx, connect.NewRequest(&apiv1.ListResourcesRequest{Type: d.Type})))
+			if err != nil {
+				return err
+			}
+			var documents []*yaml.Node
+			for _, r := range list.Items {
+				document, err := envelope(n.report.node, r)
+				if err != nil {
+					return err
+				}
+				documents = append(documents, document)
+			}
+			return writeYAML(w, documents)
+		}})
+	}
+	return nil
+}
+
+// nodeReport is what became of one node.
+type nodeReport struct {
+	node, folder string
+	err          error // why there is nothing
+
+	mu      sync.Mutex // guards what follows, while it is being collected
+	files   []fileReport
+	missing []fileError
+	unheard int // answers in a row that didn't come
+}
+
+type fileReport struct {
+	name    string
+	secrets map[string]int
+}
+
+type fileError struct {
+	name string
+	err  error
+}
+
+// errors is the manifest of what isn't there.
+func (r *nodeReport) errors() []byte {
+	if len(r.missing) == 0 {
+		return []byte("Everything could be collected.\n")
+	}
+	slices.SortFunc(r.missing, func(a, b fileError) int { return strings.Compare(a.name, b.name) })
+	var b strings.Builder
+	for _, m := range r.missing {
+		fmt.Fprintf(&b, "%s: %s\n", m.name, oneLine(m.err.Error()))
+	}
+	text, _ := scrub([]byte(b.String()))
+	return text
+}
+
+// supportNode is one node that is being asked.
+type supportNode struct {
+	ctx    context.Context // of the whole node
+	bundle *bundle
+	client *client.Client
+	report *nodeReport
+	slots  chan struct{} // perNode
+	wg     sync.WaitGroup
+
+	mu    sync.Mutex     // guards names
+	names map[string]int // how often each was found
+}
+
+// node collects all of one node. The error is why nothing is there.
+func (s *bundle) node(ctx context.Context, r *nodeReport) error {
+	c, err := s.app.dial(r.node)
+	if err == nil {
+		defer c.Close()
+		n := &supportNode{ctx: ctx, bundle: s, client: c, report: r, slots: make(chan struct{}, perNode), names: map[string]int{}}
+		err = n.all(ctx)
+	}
+	r.err = err
+	return err
+}
+
+// all begins with what every node knows: one that can't be reached isn't asked
+// fifty times.
+func (n *supportNode) all(ctx context.Context) error {
+	first := answerOf(func(ctx context.Context, c *client.Client) (*apiv1.VersionResponse, error) {
+		return message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
+	})
+	n.one(ctx, item{"version.yaml", first})
+	if len(n.report.missing) > 0 {
+		if err := n.report.missing[0].err; exitCode(err) == codeUnreachable || exitCode(err) == codeDenied {
+			return err
+		}
+	}
+	for _, it := range supportItems {
+		n.wg.Go(func() { n.one(ctx, it) })
+	}
+	n.wg.Wait()
+	return ctx.Err()
+}
+
+// later adds what was found on the node. Names are made different.
+func (n *supportNode) later(it item) {
+	n.mu.Lock()
+	n.names[it.name]++
+	count := n.names[it.name]
+	n.mu.Unlock()
+	if count > 1 {
+		ending := path.Ext(it.name)
+		it.name = fmt.Sprintf("%s-%d%s", strings.TrimSuffix(it.name, ending), count, ending)
+	}
+	n.wg.Go(func() { n.one(n.ctx, it) })
+}
+
+var errSilent = errors.New("wasn't asked for: the node had stopped answering")
+
+// one collects one item, within its time.
+func (n *supportNode) one(ctx context.Context, it item) {
+	n.bundle.progress.ask()
+	defer n.bundle.progress.answered()
+	for _, slots := range []chan struct{}{n.slots, n.bundle.slots} {
+		slots <- struct{}{}
+		defer func() { <-slots }()
+	}
+	if ctx.Err() != nil || n.bundle.broken() != nil {
+		return
+	}
+	w := &ending{}
+	err := errSilent
+	if n.report.answers() {
+		ctx, cancel := context.WithTimeout(ctx, n.bundle.app.timeout)
+		err = n.bundle.app.explain(n.report.node, it.collect(ctx, n, w))
+		cancel()
+		n.report.heard(err)
+	}
+	if err == nil && w.lost > 0 {
+		err = fmt.Errorf("only the last %s are here: it is longer by %s", size(uint64(w.kept.Len())), size(uint64(w.lost)))
+	}
+	file := fileReport{name: it.name}
+	listing := strings.HasSuffix(it.name, "/")
+	if !listing && (err == nil || w.kept.Len() > 0) {
+		var text []byte
+		text, file.secrets = scrub(w.kept.Bytes())
+		n.bundle.add(n.report.folder+"/"+it.name, text)
+	}
+	n.report.mu.Lock()
+	defer n.report.mu.Unlock()
+	if err != nil {
+		n.report.missing = append(n.report.missing, fileError{it.name, err})
+	}
+	if !listing && (err == nil || w.kept.Len() > 0) {
+		n.report.files = append(n.report.files, file)
+	}
+}
+
+// heard counts silence.
+func (r *nodeReport) heard(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil && exitCode(err) == codeUnreachable {
+		r.unheard++
+	} else {
+		r.unheard = 0
+	}
+}
+
+// answers tells whether the node is worth asking.
+func (r *nodeReport) answers() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unheard < silence
+}
+
+// ending keeps the last supportItem bytes, from the beginning of a line on.
+type ending struct {
+	kept bytes.Buffer
+	lost int
+}
+
+func (e *ending) Write(p []byte) (int, error) {
+	e.kept.Write(p)
+	if e.kept.Len() > 2*supportItem {
+		e.lost += len(e.kept.Next(e.kept.Len() - supportItem))
+		e.lost += len(e.kept.Next(bytes.IndexByte(e.kept.Bytes(), '\n') + 1))
+	}
+	return len(p), nil
+}

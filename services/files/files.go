@@ -184,7 +184,12 @@ func (d *Daemon) follow() error {
 			d.laid = map[string]string{}
 		}
 	}
+	before := len(d.laid)
 	problems, err := d.lay(img, cfg.Spec.Machine.Files)
+	if problems > 0 && before > 0 && err == nil {
+		// What was in the way may have been taken back only now.
+		problems, err = d.lay(img, cfg.Spec.Machine.Files)
+	}
 	if err != nil {
 		return err
 	}

@@ -69,6 +69,11 @@ func add(wanted map[string]*file, img image, path string, e config.File) error {
 		f.content = appended(f.content, e.Content)
 		return nil
 	}
+	for other, f := range wanted {
+		if within(path, other) || within(other, path) {
+			return fmt.Errorf("can't be beside %s, which an earlier entry lays: one would be a directory", f.names[0])
+		}
+	}
 	f := &file{names: []string{e.Path}, op: e.Op, mode: e.Permissions, content: []byte(e.Content)}
 	if e.Op != config.FileOverwrite {
 		base, _, there, err := img.file(path)
@@ -106,7 +111,7 @@ func (d *Daemon) resolve(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	real, err := follow(filepath.Join(root, path))
+	real, err := follow(filepath.Join(root, d.standing(path)))
 	if err != nil {
 		return "", err
 	}
@@ -114,10 +119,23 @@ func (d *Daemon) resolve(path string) (string, error) {
 	if !inside {
 		return "", fmt.Errorf("leads to %s, through a link", real)
 	}
+	real += strings.TrimPrefix(path, d.standing(path))
 	if err := allowed(real); err != nil {
 		return "", fmt.Errorf("leads to %s, through a link: %w", real, err)
 	}
 	return real, nil
+}
+
+// standing is the part of a path that stays: a file of ours on the way to it is
+// one that goes.
+func (d *Daemon) standing(path string) string {
+	stays := path
+	for dir := filepath.Dir(path); dir != "/"; dir = filepath.Dir(dir) {
+		if d.laid[dir] != "" {
+			stays = filepath.Dir(dir)
+		}
+	}
+	return stays
 }
 
 // follow is filepath.EvalSymlinks for a path whose last parts needn't exist.

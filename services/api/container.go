@@ -70,7 +70,7 @@ func (s *nodeService) Containers(ctx context.Context, req *connect.Request[apiv1
 			status, err := task.Status(ctx)
 			running, pid = err == nil && status.Status == client.Running, task.Pid()
 		}
-		all = append(all, describe(namespace, info.ID, info.Image, info.Labels, running, pid))
+		all = append(all, describeContainer(namespace, info.ID, info.Image, info.Labels, running, pid))
 	}
 	slices.SortFunc(all, func(a, b containerOf) int {
 		return cmp.Or(cmp.Compare(a.pod, b.pod), cmp.Compare(a.uid, b.uid), cmp.Compare(a.order, b.order), cmp.Compare(a.msg.GetId(), b.msg.GetId()))
@@ -89,8 +89,8 @@ type containerOf struct {
 	msg      *apiv1.Container
 }
 
-// describe names a container as Kubernetes' users know it.
-func describe(namespace, id, image string, labels map[string]string, running bool, pid uint32) containerOf {
+// describeContainer names a container as Kubernetes' users know it.
+func describeContainer(namespace, id, image string, labels map[string]string, running bool, pid uint32) containerOf {
 	c := containerOf{msg: &apiv1.Container{Namespace: namespace, Id: id, Image: image, Pid: pid}}
 	if !running {
 		c.msg.Pid = 0

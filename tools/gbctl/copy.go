@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ func (a *app) copyCommand() *cobra.Command {
 		Use:   "copy PATH DIRECTORY",
 		Short: "Copy a file or directory from nodes to here",
 		Long:  copyLong,
-		Example: `  gbctl -n 10.5.0.2 copy /var/log logs
+		Example: `  gbctl -n 10.5.0.2 copy /var/log .                into ./log
   gbctl -n 10.5.0.2,10.5.0.3 copy /etc/kubernetes .    into ./10.5.0.2 and ./10.5.0.3`,
 		Aliases: []string{"cp"},
 		Args:    cobra.ExactArgs(2),
@@ -67,6 +68,10 @@ func (a *app) copy(ctx context.Context, from, to string, force bool) error {
 		return nil
 	})
 }
+
+// problemsName is the entry in which a node tells, last and beside what was asked
+// for, what it couldn't read.
+const problemsName = "COPY-PROBLEMS"
 
 // extraction writes one archive below one directory.
 type extraction struct {
@@ -119,13 +124,18 @@ func (x *extraction) from(ctx context.Context, c *client.Client, path, dir strin
 
 func (x *extraction) extract(r io.Reader, dir string) (err error) {
 	archive := tar.NewReader(r)
+	var problems error
 	for {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return problems
 		}
 		if err != nil {
 			return err
+		}
+		if h.Name == problemsName && x.root != nil {
+			problems = x.missing(archive)
+			continue
 		}
 		if x.root == nil {
 			// Only now: a path that the node doesn't have leaves nothing here.
@@ -216,5 +226,21 @@ func (x *extraction) regular(name string, mode fs.FileMode, h *tar.Header, conte
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
+	if err := x.root.Chmod(name, mode); err != nil { // it had to be writable
+		return err
+	}
 	return x.root.Chtimes(name, h.ModTime, h.ModTime)
+}
+
+// missing tells what the node couldn't read.
+func (x *extraction) missing(list io.Reader) error {
+	lines := bufio.NewScanner(list)
+	n := 0
+	for ; lines.Scan(); n++ {
+		x.note("left out %s", oneLine(lines.Text()))
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	return fmt.Errorf("%d files are missing or incomplete; what else there was has been copied", n)
 }

@@ -158,6 +158,10 @@ var archives = map[string][]tar.Header{
 		{Name: "./same", Typeflag: tar.TypeLink, Linkname: "./pods/a.log"},
 		{Name: "./null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3},
 	},
+	"/partly": {
+		{Name: "partly/", Typeflag: tar.TypeDir, Mode: 0o755}, {Name: "partly/f", Typeflag: tar.TypeReg, Mode: 0o400, Size: 3},
+		{Name: problemsName, Typeflag: tar.TypeReg, Mode: 0o600, Size: 3},
+	},
 	"/hostname":   {{Name: "hostname", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
 	"/up":         {{Name: "../up", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},
 	"/absolute":   {{Name: "/tmp/gbctl-absolute", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}},

@@ -150,7 +150,7 @@ func mergeEntries(old, patch *yaml.Node, key, path string) error {
 	gone := map[int]bool{}
 	for _, entry := range patch.Content {
 		id := field(entry, key)
-		if id == nil {
+		if id == nil || isNull(id) {
 			return fmt.Errorf("%s: an entry has no %s, by which it could be told from others", brief(path), key)
 		}
 		var before *yaml.Node

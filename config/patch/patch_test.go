@@ -179,6 +179,30 @@ func TestCommentsAtTheEnd(t *testing.T) {
 	want(t, "+f: 5\n", lines(t, doc, "f: 5"))
 }
 
+// Files come from all kinds of editors.
+func TestOddTexts(t *testing.T) {
+	const patch = "a: {b: 5}"
+	for _, tt := range []struct{ doc, want string }{
+		{"a:\r\n  b: 1\r\n\r\n  c: 2\r\n", "a:\r\n  b: 5\r\n\r\n  c: 2\r\n"},
+		{"---\na:\n  b: 1\n...\n", "---\na:\n  b: 5\n"},
+		{"a:\n  b: 1", "a:\n  b: 5\n"},
+		{"{a: {b: 1, c: 2}}\n", "{a: {b: 5, c: 2}}\n"},
+		{"a: {b: 1, # one\n    c: 2}\nd: 3\n", "a: {b: 5, # one\n  c: 2}\nd: 3\n"},
+		{"\"a\":\n   'b': 1\n   c: |2-\n       x\n", "\"a\":\n   'b': 5\n   c: |2-\n       x\n"},
+		{"a: &x\n  b: 1\nc: *x\n", "a:\n  b: 5\nc:\n  b: 1\n"},
+		{"\ufeffa:\n  b: 1\n", "\ufeffa:\n  b: 5\n"},
+		{"a: !!map\n  b: 1\n", "a: !!map\n  b: 5\n"},
+		{"? a\n: b: 1\n  c: 2\n", "a:\n  b: 5\n  c: 2\n"},
+		{"a:\n  b: >\n    long\n    text\n  c: 1\n", "a:\n  b: 5\n  c: 1\n"},
+	} {
+		got, err := Apply([]byte(tt.doc), []byte(patch))
+		if err != nil {
+			t.Errorf("%q: %v", tt.doc, err)
+		}
+		want(t, tt.want, string(got))
+	}
+}
+
 func TestApply(t *testing.T) {
 	for _, tt := range patches {
 		t.Run(tt.name, func(t *testing.T) { want(t, tt.want, lines(t, document, tt.patch)) })

@@ -137,6 +137,7 @@ func FuzzPatch(f *testing.F) {
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte(document), []byte("machine: {network: {interfaces: [{interface: wlan0, mtu: 1450}, {interface: a}]}}"))
 	f.Add([]byte("machine: {files: [{path: a}, {path: a, op: append}]}"), []byte("machine: {files: [{path: a}, {path: a, op: append}, {path: a}]}"))
+	f.Add([]byte("a: 1"), []byte("machine: {files: [{path: }, {path: a}]}"))
 	f.Fuzz(func(t *testing.T, doc, patch []byte) {
 		root, err := tree.Parse(doc)
 		if err != nil || bytes.Contains(doc, []byte("$patch")) || bytes.Contains(patch, []byte("$patch")) || twice(root.Content[0]) {

@@ -21,6 +21,7 @@ import (
 type splicer struct {
 	lines  [][]byte
 	spaces int // of one step of indentation
+	crlf   bool
 	out    bytes.Buffer
 }
 
@@ -36,7 +37,7 @@ func splice(text []byte, doc, was *yaml.Node) ([]byte, bool) {
 	if text[len(text)-1] != '\n' {
 		text = append(bytes.Clone(text), '\n')
 	}
-	s := splicer{lines: bytes.SplitAfter(text, []byte("\n")), spaces: indent(text)}
+	s := splicer{lines: bytes.SplitAfter(text, []byte("\n")), spaces: indent(text), crlf: bytes.Contains(text, []byte("\r\n"))}
 	s.lines = s.lines[:len(s.lines)-1] // what follows the last line's end
 	ok := s.node(doc.Content[0], was.Content[0], 0, len(s.lines))
 	return s.out.Bytes(), ok
@@ -217,6 +218,10 @@ func (s *splicer) render(now []*yaml.Node, col int) bool {
 	for line := range bytes.Lines(text) {
 		if len(bytes.TrimSpace(line)) > 0 {
 			s.out.Write(margin)
+		}
+		if text, ended := bytes.CutSuffix(line, []byte("\n")); ended && s.crlf {
+			s.out.Write(text)
+			line = []byte("\r\n")
 		}
 		s.out.Write(line)
 	}

@@ -22,9 +22,11 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 )
 
@@ -83,11 +85,15 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, applier: &applier{store: store}}
-	began := time.Now()
+	began, table := time.Now(), process.New()
 	r.opts = Options{
 		Mode: boot.Container, Store: store, Graph: graph, Runtime: rt, Logs: l, Config: r.applier,
-		Since:  func() time.Duration { return time.Since(began) },
-		Socket: filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
+		Containerd: containerd.New(containerd.Options{Mode: boot.Container, Store: store, Processes: table, Logs: l}), Processes: table,
+		Power:    func(boot.Power, string) {},
+		Diagnose: func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
+		Disks:    func(context.Context) ([]*apiv1.Disk, error) { return nil, nil },
+		Since:    func() time.Duration { return time.Since(began) },
+		Socket:   filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
 	}
 	must(t, machine.Stages.Put(store.As(machine.ID), machine.StageID, machine.Configured))
 	return r
@@ -300,6 +306,13 @@ func TestEveryProtocolWorks(t *testing.T) {
 	res := r.post(reader, "/garboard.v1.ServiceService/List", "application/json", strings.NewReader(`{"id":"kubelet"}`))
 	if res.StatusCode != http.StatusOK || !strings.Contains(res.body, `"dependsOn":["containerd"]`) {
 		t.Errorf("%s %s", res.Status, res.body)
+	}
+	res = r.get(reader, "/garboard.v1.ServiceService/List?connect=v1&encoding=json&message=%7B%22id%22%3A%22kubelet%22%7D")
+	if res.StatusCode != http.StatusOK || !strings.Contains(res.body, `"id":"kubelet"`) {
+		t.Errorf("GET: %s %s", res.Status, res.body)
+	}
+	if res := r.get(admin, "/garboard.v1.ConfigService/Confirm?connect=v1&encoding=json&message=%7B%7D"); res.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("GET of what changes: %s %s", res.Status, res.body)
 	}
 }
 

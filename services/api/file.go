@@ -67,7 +67,7 @@ func (s *fileService) List(ctx context.Context, req *connect.Request[apiv1.ListF
 	if err != nil {
 		return fileError(err)
 	}
-	self := describe(path, ".", top)
+	self := describeFile(path, ".", top)
 	if top.Mode()&fs.ModeSymlink != 0 {
 		// What a person names is meant to be followed, as ls does.
 		if to, err := filepath.EvalSymlinks(path); err == nil {
@@ -113,7 +113,7 @@ func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.Fil
 			}
 			continue
 		}
-		if err := send(describe(path, below, info)); err != nil {
+		if err := send(describeFile(path, below, info)); err != nil {
 			return err
 		}
 		if info.IsDir() && depth > 1 {
@@ -143,7 +143,7 @@ func readDir(path string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-func describe(path, name string, info fs.FileInfo) *apiv1.FileInfo {
+func describeFile(path, name string, info fs.FileInfo) *apiv1.FileInfo {
 	f := &apiv1.FileInfo{Name: readable(name), Size: uint64(max(info.Size(), 0)), Mode: lsMode(info.Mode()), Modified: timestamppb.New(info.ModTime())}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		f.Uid, f.Gid = st.Uid, st.Gid

@@ -60,6 +60,7 @@ func Service(o Options) dag.Service {
 	s := newKeeper(o)
 	return dag.Service{
 		ID:         ID,
+		Kind:       dag.Process,
 		DependsOn:  []string{"udevd"},
 		Needs:      []dag.Condition{looked(s.Store), certificate{s.Store}, listening(s.socket)},
 		Prepare:    s.prepare,

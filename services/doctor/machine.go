@@ -37,7 +37,7 @@ var machineConditions = []condition{
 		id: "maintenance", severity: failure,
 		sees: "The console says no usable configuration; only the commands that maintenance mode allows are answered.",
 		why:  "None of the places where a configuration may be has a usable one.",
-		next: "Give it one: gbctl apply-config --insecure --nodes ADDRESS --file FILE.",
+		next: "Give it one: gbctl -n ADDRESS apply-config --insecure -f FILE.",
 		holds: func(s *snapshot) []finding {
 			if s.stage != machine.Maintenance || s.config != nil {
 				return nil
@@ -56,7 +56,7 @@ var machineConditions = []condition{
 		id: "secrets-missing", severity: failure,
 		sees: "controller-runtime says controller failed: missing cluster.aggregatorCA secret (or another one).",
 		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
-		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it; a conversion adds what is missing by itself.",
+		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it.",
 		holds: func(s *snapshot) []finding {
 			var out []finding
 			for _, c := range s.controllerFailures() {

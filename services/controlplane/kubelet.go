@@ -123,6 +123,9 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		c.retry = min(max(2*c.retry, statusSoon), statusLater)
 		return c.retry, nil
 	}
+	if c.told != "" {
+		v.Log().Info("pod status refreshed") // or the failure would be the last word
+	}
 	c.retry, c.told = 0, ""
 	if ready {
 		return statusLater, nil

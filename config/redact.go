@@ -46,7 +46,7 @@ var (
 	// telling are names of fields whose values are none of anybody's business.
 	telling = regexp.MustCompile(`(?i)(secret|token|password|passphrase|private|credential|auth$|^key$|key$)`)
 	// tellingComment is a field that was commented out.
-	tellingComment = regexp.MustCompile(`(?i)\b(\w*(?:secret|token|password|passphrase|private|credential|auth|key)\w*["']?\s*[:=]\s*)\S[^\n]*`)
+	tellingComment = regexp.MustCompile(`(?im)^(\s*#+\s*(?:- )?["']?\w*(?:secret|token|password|passphrase|private|credential|auth|key)\w*["']?\s*[:=]\s*)\S.*$`)
 	privatePEM     = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----`)
 	secretManifest = regexp.MustCompile(`(?m)\bkind["']?:\s*["']?Secret\b`)
 )

@@ -19,6 +19,10 @@ func TestRedact(t *testing.T) {
 			t.Errorf("secret %d is still there", i)
 		}
 	}
+	doc, err := Redact([]byte(document(t, Worker)))
+	if err != nil || !strings.Contains(string(doc), "It holds secrets: keep it as you keep a private key.\n") {
+		t.Errorf("%.200s, %v", doc, err)
+	}
 	for _, open := range []string{encodePEM(s.KubernetesCA.Crt), "http_proxy: http://proxy:3128", "publicKey: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=", "username: me", "hostname: one"} {
 		if !strings.Contains(string(text), open) {
 			t.Errorf("%.60s is gone", open)

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+)
+
+const (
+	// refresh is how often a node is asked how it is, and how soon again when it
+	// didn't answer: what a person takes for now.
+	refresh = 2 * time.Second
+
+	// glance bounds these requests: who looks at a screen wants to know sooner than
+	// --timeout that a node doesn't answer.
+	glance = 5 * time.Second
+
+	// pastLines and pastEvents are shown of what was before the dashboard.
+	pastLines  = 500
+	pastEvents = 200
+)
+
+const dashboardLong = `Watch nodes at one screen: services and what they wait for, the control plane,
+load, and the log of the selected service as it grows. Nodes that don't answer are
+asked again until they do.
+
+The keys are at the bottom of the screen. Colours are left out where NO_COLOR is
+set.`
+
+func (a *app) dashboardCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "dashboard",
+		Short:   "Watch nodes at one screen",
+		Long:    dashboardLong,
+		Example: `  gbctl -n 10.5.0.2,10.5.0.3 dashboard`,
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.dashboard(cmd.Context()) },
+	}
+}
+
+func (a *app) dashboard(ctx context.Context) error {
+	in, ok := a.in.(*os.File)
+	if !ok || !interactive(a.out) || !interactive(in) {
+		return usagef("the dashboard needs a terminal to draw on: in scripts and pipes use 'gbctl health', 'gbctl services' and 'gbctl logs -f'")
+	}
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	f := &feeds{app: a, nodes: nodes, changed: make(chan struct{}, 1)}
+	program := tea.NewProgram(newDashboard(nodes, f.follow), tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(a.out), tea.WithoutSignalHandler())
+	f.start(ctx, program.Send)
+	_, err = program.Run()
+	cancel()
+	f.wg.Wait()
+	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil {
+		return context.Canceled // a signal from elsewhere; Ctrl-C is a key
+	}
+	return err
+}
+
+// feeds bring what nodes say to the screen, each node at its own pace.
+type feeds struct {
+	app     *app
+	nodes   []string
+	send    func(tea.Msg)
+	wg      sync.WaitGroup
+	changed chan struct{} // target has changed
+
+	mu     sync.Mutex // guards target
+	target logTarget
+}
+
+// logTarget is the log that is shown. Two that follow one another are told apart
+// by their number.
+type logTarget struct {
+	node    int
+	service string
+	number  int
+}
+
+// snapshot is how a node was at a time. Parts that it didn't tell are nil.
+type snapshot struct {
+	node     int
+	at       time.Time
+	status   *apiv1.NodeStatusResponse
+	services *apiv1.ListServicesResponse
+	pods     *apiv1.ListResourcesResponse
+	etcd     *apiv1.ListResourcesResponse
+	err      error // of the first part that is missing
+}
+
+// eventsSeen are further events of a node; again: those before are to be
+// forgotten, because all are told once more.
+type eventsSeen struct {
+	node   int
+	again  bool
+	events []*apiv1.ServiceEvent
+}
+
+// linesSeen are further lines of a log. With err there are none for now.
+type linesSeen struct {
+	target logTarget
+	again  bool
+	lines  []string
+	lost   uint64
+	err    error
+}
+
+func (f *feeds) start(ctx context.Context, send func(tea.Msg)) {
+	f.send = send
+	for i, node := range f.nodes {
+		c, err := f.app.dial(node)
+		if err != nil {
+			f.wg.Go(func() { send(snapshot{node: i, at: time.Now(), err: err}) }) // no use in asking again
+			continue
+		}
+		f.wg.Go(func() { f.watch(ctx, i, c) })
+		f.wg.Go(func() { f.events(ctx, i, c) })
+		context.AfterFunc(ctx, c.Close)
+	}
+	f.wg.Go(func() { f.logs(ctx) })
+}
+
+// watch asks a node how it is, until the end.
+func (f *feeds) watch(ctx context.Context, i int, c *client.Client) {
+	for ctx.Err() == nil {
+		f.send(f.look(ctx, i, c))
+		_ = pause(ctx, refresh)
+	}
+}
+
+// look asks for all parts at the same time. Roles and releases may keep some of
+// them from us.
+func (f *feeds) look(ctx context.Context, i int, c *client.Client) snapshot {
+	ctx, cancel := context.WithTimeout(ctx, min(glance, f.app.timeout))
+	defer cancel()
+	s := snapshot{node: i}
+	resources := func(kind string, to **apiv1.ListResourcesResponse) func() error {
+		return func() (err error) {
+			*to, err = message(c.Resource.List(ctx, connect.NewRequest(&apiv1.ListResourcesRequest{Type: kind})))
+			return err
+		}
+	}
+	parts := []func() error{
+		func() (err error) { s.services, err = services(&apiv1.ListServicesRequest{})(ctx, c); return err },
+		func() (err error) { s.status, err = status(ctx, c); return err },
+		resources("staticpodstatuses", &s.pods),
+		resources("etcdstatuses", &s.etcd),
+	}
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for n, part := range parts {
+		wg.Go(func() { errs[n] = part() })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if s.err == nil {
+			s.err = f.app.explain(c.Name, err)
+		}
+	}
+	s.at = time.Now()
+	return s
+}
+
+func (f *feeds) events(ctx context.Context, i int, c *client.Client) {
+	for ctx.Err() == nil {
+		again := true
+		stream, err := c.Service.Events(ctx, connect.NewRequest(&apiv1.EventsRequest{Tail: pastEvents, Follow: true}))
+		_ = receive(stream, err, func(e *apiv1.ServiceEvent) error {
+			f.send(eventsSeen{node: i, again: again, events: []*apiv1.ServiceEvent{e}})
+			again = false
+			return ctx.Err()
+		}) // whether the node answers is told by watch
+		_ = pause(ctx, refresh)
+	}
+}
+
+// follow changes the log that is shown. It doesn't wait.
+func (f *feeds) follow(t logTarget) {
+	f.mu.Lock()
+	f.target = t
+	f.mu.Unlock()
+	select {
+	case f.changed <- struct{}{}:
+	default: // it is known already
+	}
+}
+
+// logs follows one log at a time.
+func (f *feeds) logs(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	stop := func() {}
+	for {
+		select {
+		case <-ctx.Done():
+			stop()
+			return
+		case <-f.changed:
+		}
+		stop()
+		f.mu.Lock()
+		t := f.target
+		f.mu.Unlock()
+		var streaming context.Context
+		streaming, stop = context.WithCancel(ctx)
+		wg.Go(func() { f.log(streaming, t) })
+	}
+}
+
+func (f *feeds) log(ctx context.Context, t logTarget) {
+	c, err := f.app.dial(f.nodes[t.node])
+	if err != nil {
+		return // watch has told
+	}
+	defer c.Close()
+	for ctx.Err() == nil {
+		again := true
+		stream, err := c.Log.Read(ctx, connect.NewRequest(&apiv1.ReadLogRequest{Id: t.service, Tail: pastLines, Follow: true}))
+		err = receive(stream, err, func(m *apiv1.LogChunk) error {
+			f.send(linesSeen{target: t, again: again, lines: m.Lines, lost: m.Lost})
+			again = false
+			return ctx.Err()
+		})
+		if err != nil && ctx.Err() == nil {
+			f.send(linesSeen{target: t, err: f.app.explain(c.Name, err)})
+		}
+		_ = pause(ctx, refresh)
+	}
+}

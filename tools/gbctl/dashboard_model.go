@@ -1,0 +1,201 @@
+package main
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+)
+
+const (
+	// keptLines and keptEvents bound what can be scrolled back to.
+	keptLines  = 5000
+	keptEvents = 1000
+)
+
+// dashboard is what the screen shows. It changes with messages only: keys, sizes
+// of the window, and what the feeds bring.
+type dashboard struct {
+	nodes         []*nodeView
+	current       int
+	width, height int
+
+	showEvents bool // instead of the log
+	scroll     int  // how many lines the end of the log is below the screen
+
+	follow func(logTarget)
+	target logTarget // of the last follow
+	lines  []string
+	logErr error
+}
+
+// nodeView is what is known of one node.
+type nodeView struct {
+	name     string
+	seen     snapshot  // the last one
+	answered time.Time // when it last told anything
+	selected string    // the service, by ID: the list may change
+	events   []*apiv1.ServiceEvent
+}
+
+func newDashboard(nodes []string, follow func(logTarget)) *dashboard {
+	d := &dashboard{follow: follow}
+	for _, name := range nodes {
+		d.nodes = append(d.nodes, &nodeView{name: name})
+	}
+	return d
+}
+
+func (d *dashboard) Init() tea.Cmd { return nil }
+
+func (d *dashboard) View() tea.View {
+	v := tea.NewView(d.frame())
+	v.AltScreen = true
+	v.WindowTitle = "gbctl dashboard"
+	return v
+}
+
+func (d *dashboard) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		d.width, d.height = msg.Width, msg.Height
+	case tea.KeyPressMsg:
+		return d, d.key(msg.String())
+	case snapshot:
+		d.nodes[msg.node].see(msg)
+		d.retarget()
+	case eventsSeen:
+		n := d.nodes[msg.node]
+		if msg.again {
+			n.events = nil
+		}
+		n.events = newest(append(n.events, msg.events...), keptEvents)
+		if d.showEvents && msg.node == d.current {
+			d.hold(len(msg.events))
+		}
+	case linesSeen:
+		d.read(msg)
+	}
+	return d, nil
+}
+
+// newest keeps the end of a list.
+func newest[T any](list []T, most int) []T {
+	if len(list) <= 2*most {
+		return list
+	}
+	return slices.Clone(list[len(list)-most:])
+}
+
+// see takes over what a node told. What it didn't tell this time is kept while it
+// is silent: the screen says since when.
+func (n *nodeView) see(s snapshot) {
+	if s.status != nil || s.services != nil {
+		n.answered = s.at
+	} else {
+		s.status, s.services, s.pods, s.etcd = n.seen.status, n.seen.services, n.seen.pods, n.seen.etcd
+	}
+	n.seen = s
+	if ids := n.ids(); len(ids) > 0 && !slices.Contains(ids, n.selected) {
+		n.selected = ids[0]
+	}
+}
+
+// silent tells whether the node didn't answer the last time.
+func (n *nodeView) silent() bool { return n.seen.err != nil && !n.answered.Equal(n.seen.at) }
+
+func (n *nodeView) ids() []string {
+	var ids []string
+	for _, s := range n.seen.services.GetServices() {
+		ids = append(ids, s.Id)
+	}
+	return ids
+}
+
+func (d *dashboard) read(msg linesSeen) {
+	if msg.target != d.target {
+		return // of the log before
+	}
+	d.logErr = msg.err
+	if msg.err != nil {
+		return
+	}
+	if msg.again {
+		d.lines, d.scroll = nil, 0
+	}
+	if msg.lost > 0 {
+		d.lines = append(d.lines, "("+strconv.FormatUint(msg.lost, 10)+" lines were lost: they came too fast)")
+	}
+	d.lines = newest(append(d.lines, msg.lines...), keptLines)
+	if !d.showEvents {
+		d.hold(len(msg.lines))
+	}
+}
+
+// hold keeps what somebody has scrolled back to where it is.
+func (d *dashboard) hold(lines int) {
+	if d.scroll > 0 {
+		d.scroll += lines
+	}
+}
+
+// retarget follows the log of what is selected now.
+func (d *dashboard) retarget() {
+	n := d.nodes[d.current]
+	if n.selected == "" || d.target.number > 0 && d.target.node == d.current && d.target.service == n.selected {
+		return
+	}
+	d.target = logTarget{node: d.current, service: n.selected, number: d.target.number + 1}
+	d.lines, d.logErr, d.scroll = nil, nil, 0
+	d.follow(d.target)
+}
+
+func (d *dashboard) key(key string) tea.Cmd {
+	switch key {
+	case "q", "ctrl+c", "esc":
+		return tea.Quit
+	case "right", "tab", "l":
+		d.node(d.current + 1)
+	case "left", "shift+tab", "h":
+		d.node(d.current - 1)
+	case "down", "j":
+		d.service(1)
+	case "up", "k":
+		d.service(-1)
+	case "e":
+		d.showEvents, d.scroll = !d.showEvents, 0
+	case "pgup", "b":
+		d.scroll += d.layout().below - 1
+	case "pgdown", "space":
+		d.scroll = max(0, d.scroll-d.layout().below+1)
+	case "end", "G":
+		d.scroll = 0
+	default:
+		if n, err := strconv.Atoi(key); err == nil && n >= 1 && n <= len(d.nodes) {
+			d.node(n - 1)
+		}
+	}
+	d.scroll = max(0, min(d.scroll, len(d.tail())-d.layout().below))
+	return nil
+}
+
+func (d *dashboard) node(i int) {
+	if count := len(d.nodes); i != d.current {
+		d.current = (i%count + count) % count
+		d.scroll = 0
+		d.retarget()
+	}
+}
+
+func (d *dashboard) service(by int) {
+	n := d.nodes[d.current]
+	ids := n.ids()
+	if len(ids) == 0 {
+		return
+	}
+	at := slices.Index(ids, n.selected) + by
+	n.selected = ids[max(0, min(at, len(ids)-1))]
+	d.retarget()
+}

@@ -278,6 +278,9 @@ func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []strin
 	default:
 		lines = append(lines, c.tense("it is in force, without a reboot", "it would be in force without a reboot"))
 	}
+	if c.app.insecure && !c.dryRun {
+		lines = append(lines, fmt.Sprintf("see how it comes up: 'gbctl -n %s health --wait 10m'", node))
+	}
 	if len(m.Restarts) > 0 && !m.Reboot {
 		restarts := strings.Join(m.Restarts, ", ")
 		lines = append(lines, c.tense("restarts: "+restarts, "would restart: "+restarts))

@@ -32,11 +32,11 @@ import (
 //	10.5.0.8  belongs to another cluster
 //	10.5.0.9  is off: its port is closed
 const (
-	controlPlane = "10.5.0.2"
-	worker       = "10.5.0.3"
-	maintenance  = "10.5.0.4"
-	stranger     = "10.5.0.8"
-	off          = "10.5.0.9"
+	nodeControlPlane = "10.5.0.2"
+	nodeWorker       = "10.5.0.3"
+	nodeMaintenance  = "10.5.0.4"
+	nodeStranger     = "10.5.0.8"
+	nodeOff          = "10.5.0.9"
 )
 
 type cluster struct {
@@ -66,9 +66,9 @@ func setup(env *testscript.Env) error {
 	c := &cluster{env: env, ca: ca, nodes: map[string]*node{}, config: &client.Config{Context: "home", Contexts: map[string]*client.Context{}}}
 	env.Values[clusterKey{}] = c
 	via := map[string]string{}
-	for _, n := range []*node{newNode(controlPlane, "controlplane"), newNode(worker, "worker"), newNode(maintenance, ""), newNode(stranger, "worker")} {
+	for _, n := range []*node{newNode(nodeControlPlane, "controlplane"), newNode(nodeWorker, "worker"), newNode(nodeMaintenance, ""), newNode(nodeStranger, "worker")} {
 		authority := ca
-		if n.name == stranger {
+		if n.name == nodeStranger {
 			authority = other
 		}
 		if via[n.name], err = c.serve(n, authority); err != nil {
@@ -76,7 +76,7 @@ func setup(env *testscript.Env) error {
 		}
 		c.nodes[n.name] = n
 	}
-	if via[off], err = closedPort(); err != nil {
+	if via[nodeOff], err = closedPort(); err != nil {
 		return err
 	}
 	for name, leaf := range map[string]pki.Leaf{
@@ -105,7 +105,7 @@ func (c *cluster) addContext(name string, authority pki.CA, leaf pki.Leaf, via m
 	}
 	encode := base64.StdEncoding.EncodeToString
 	c.config.Contexts[name] = &client.Context{
-		Endpoints: []string{controlPlane}, Via: via,
+		Endpoints: []string{nodeControlPlane}, Via: via,
 		CA: encode(c.ca.Cert), Crt: encode(crt), Key: encode(key),
 	}
 	return nil
@@ -122,7 +122,7 @@ func closedPort() (string, error) {
 // serve answers as the node until the script has ended.
 func (c *cluster) serve(n *node, ca pki.CA) (string, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}}
-	if n.name == maintenance {
+	if n.name == nodeMaintenance {
 		own, err := pki.NewMachineCA(time.Now()) // signed by itself, as there
 		if err != nil {
 			return "", err
@@ -187,9 +187,9 @@ func (n *node) handler() http.Handler {
 		switch {
 		case !ok:
 			refuse(connect.CodeUnimplemented, "no such method")
-		case n.name == maintenance && !method.Maintenance:
+		case n.name == nodeMaintenance && !method.Maintenance:
 			refuse(connect.CodeFailedPrecondition, "the node has no configuration yet")
-		case n.name != maintenance && !api.Allowed(method, r.TLS.PeerCertificates[0].Subject.Organization):
+		case n.name != nodeMaintenance && !api.Allowed(method, r.TLS.PeerCertificates[0].Subject.Organization):
 			refuse(connect.CodePermissionDenied, "%s needs %s", method.Procedure, method.Role)
 		default:
 			mux.ServeHTTP(w, r)

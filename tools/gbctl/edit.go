@@ -13,10 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 )
 
 const editLong = `Edit the configuration of nodes: of several, one after another.
@@ -53,6 +55,9 @@ func (a *app) editCommand() *cobra.Command {
 	return edit
 }
 
+// defaultEditor is on every machine.
+const defaultEditor = "vi"
+
 // draft is the configuration of one node while it is edited.
 type draft struct {
 	node string
@@ -71,6 +76,12 @@ func newDraft(node string) (*draft, error) {
 
 // discard removes the draft, with what an editor has left beside it.
 func (d *draft) discard() { _ = os.RemoveAll(filepath.Dir(d.path)) }
+
+// changed tells whether the file holds something else than what was shown.
+func (d *draft) changed(shown []byte) bool {
+	now, err := os.ReadFile(d.path)
+	return err == nil && !bytes.Equal(now, shown)
+}
 
 // kept says where the draft is.
 func (d *draft) kept(err error) error { return &keptError{err, d.path} }
@@ -91,6 +102,10 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 	for {
 		shown := slices.Concat([]byte(problems), text)
 		edited, err := d.edit(ctx, a, shown)
+		if err != nil && bytes.Equal(text, current.Document) && !d.changed(shown) {
+			d.discard() // nobody has typed anything
+			return err
+		}
 		if err != nil {
 			return d.kept(err)
 		}
@@ -125,12 +140,21 @@ func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 	if err := os.WriteFile(d.path, text, 0o600); err != nil {
 		return nil, err
 	}
-	editor := cmp.Or(os.Getenv("GARBOARD_EDITOR"), os.Getenv("EDITOR"), "vi")
+	editor := cmp.Or(os.Getenv("GARBOARD_EDITOR"), os.Getenv("EDITOR"), defaultEditor)
+	if f, ok := a.in.(*os.File); editor == defaultEditor && !(ok && term.IsTerminal(int(f.Fd()))) {
+		return nil, fmt.Errorf("%s needs a terminal; programs change configurations with 'gbctl patch mc'", editor)
+	}
 	// People put arguments into the variable: it is a command line of the shell.
 	// It isn't killed with us: it has the terminal, and what was typed so far.
 	cmd := exec.Command("sh", "-c", editor+` "$@"`, editor, d.path)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, a.out, a.err
-	if err := cmd.Run(); err != nil {
+	err := cmd.Run()
+	var ended *exec.ExitError
+	if errors.As(err, &ended) && (ended.ExitCode() == codeInterrupted || !ended.Exited() && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGINT) {
+		// Ctrl-C goes to all programs of a terminal. The editor may be faster.
+		return nil, context.Canceled
+	}
+	if err != nil {
 		return nil, fmt.Errorf("editor %q: %w; $GARBOARD_EDITOR chooses another one", editor, err)
 	}
 	if err := ctx.Err(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -84,6 +85,11 @@ func (e *nodeErrors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// Is says that all was interrupted where each node was.
+func (e *nodeErrors) Is(target error) bool {
+	return target == context.Canceled && !slices.ContainsFunc(e.failed, func(f nodeError) bool { return !errors.Is(f.err, target) })
+}
+
 // byConnectCode is what the codes of answers mean for us.
 var byConnectCode = map[connect.Code]int{
 	connect.CodeUnavailable:        codeUnreachable,
@@ -147,7 +153,7 @@ func (a *app) finish(ctx context.Context, err error) int {
 	if err == nil {
 		return codeOK
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) {
 		// Nobody needs to be told that they have pressed Ctrl-C, but what was left
 		// behind for them is worth a line.
 		for _, kept := range keptIn(err) {

@@ -174,13 +174,13 @@ func (a *app) explainNetwork(node string, err error) error {
 	case op != nil && op.Op == "dial":
 		return unreachable("connect to %s: %w", address, op.Err)
 	case broken(err):
-		return unreachable("the connection to %s broke (%w): the node goes down or restarts its API; try again", address, last(err))
+		return unreachable("the connection to %s broke (%w): the node goes down or restarts its API; try again", address, innermost(err))
 	}
 	return nil
 }
 
-// last is the innermost error: what happened, without the layers it came through.
-func last(err error) error {
+// innermost is the error at the bottom: what happened, without the layers it came through.
+func innermost(err error) error {
 	for {
 		inner := errors.Unwrap(err)
 		if inner == nil {

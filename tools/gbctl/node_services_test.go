@@ -97,7 +97,7 @@ func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRe
 	if err := stream.Send(&apiv1.LogChunk{Lines: lines, Lost: 7}); err != nil || !r.Msg.Follow {
 		return err
 	}
-	if s.node.name == worker {
+	if s.node.name == nodeWorker {
 		return nil // goes down
 	}
 	if r.Msg.Id == "endless" {

@@ -116,8 +116,8 @@ func (f *finding) message() *garboardv1.Finding {
 		Severity: f.severity, Id: f.of.id, What: f.what, Why: cmp.Or(f.why, f.of.why), Next: cmp.Or(f.next, f.of.next), Evidence: bounded(f.evidence),
 	}
 	if f.cause != nil {
-		m.Why = fmt.Sprintf("Follows from %s. %s", f.cause.id, m.Why)
-		m.Next = fmt.Sprintf("End %s first. %s", f.cause.id, m.Next)
+		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.id, f.why))
+		m.Next = fmt.Sprintf("End %s; then this passes too.", f.cause.id)
 	}
 	if !f.since.IsZero() {
 		m.Since = timestamppb.New(f.since)

@@ -111,7 +111,9 @@ func (s *snapshot) programDown(program string) []finding {
 	}
 	s.addPod(&f, program)
 	words := lastWords(s.files.pods[program])
-	f.evidence = append(f.evidence, asLog(program, words))
+	if !s.runs(program) { // what it says while it runs isn't why it doesn't
+		f.evidence = append(f.evidence, asLog(program, words))
+	}
 	path, image, extra := s.programConfig(program)
 	if why, next, ok := blame(words, path, image, extra); ok {
 		f.why, f.next, f.passing = why, next, false
@@ -153,6 +155,11 @@ func (s *snapshot) addPod(f *finding, program string) {
 			}
 		}
 	}
+}
+
+// runs says whether a program's container does.
+func (s *snapshot) runs(program string) bool {
+	return slices.ContainsFunc(containers(s.pods[program]), func(c kubernetes.Object) bool { return c.At("state", "running") != nil })
 }
 
 // starting says whether a program may still be on its way up: the cluster starts, or

@@ -210,6 +210,9 @@ func TestOtherProgramsNotRunning(t *testing.T) {
 		n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
 			n.write("2026-11-21T15:00:00Z stderr F E1121 15:22:19.683508   18931 run.go:72] \"command failed\" err=\"invalid configuration\"\n",
 				"var/log/pods/kube-system_"+program+"-n1_0123", program, "0.log")
+			states := map[string]string{controllerManager: running, scheduler: running}
+			states[program] = crashed
+			n.kubelet.set(200, podList(staticPod(apiServer, running), staticPod(controllerManager, states[controllerManager]), staticPod(scheduler, states[scheduler])))
 		})
 		n.others[program].set(http.StatusInternalServerError, "[-]leaderElection failed: reason withheld")
 		n.finds(id, failure, program, "leaderElection failed", "invalid configuration")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
@@ -26,7 +27,7 @@ var etcdConditions = []condition{
 		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that nobody knows.",
 		why:   boot.EtcdDataDir + " holds data of another cluster, or of this node under another address.",
 		next:  "If the data is of an older installation, reset the node, so that its EPHEMERAL is empty. If only the address changed, give the node its old address again.",
-		holds: etcdForeign,
+		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
 	},
 	{
 		id: "etcd-no-space", severity: failure,
@@ -144,6 +145,26 @@ func etcdForeign(s *snapshot) []finding {
 		f.evidence = append(f.evidence, s.etcd.ready.said())
 	}
 	return one(f)
+}
+
+// foreignSecrets holds where etcd does well with the data of another cluster, and the
+// API server can't read the Secrets in it: they are encrypted with that cluster's key.
+// Without them it never becomes ready.
+func foreignSecrets(s *snapshot) []finding {
+	if s.local == nil || s.local.ok() {
+		return nil
+	}
+	for _, line := range slices.Backward(s.files.pods[apiServer]) {
+		if strings.Contains(line, `unable to transform key "/registry/secrets/`) {
+			return one(finding{
+				what:     "etcd's data holds Secrets of another cluster.",
+				why:      "They are encrypted with another key than the one that is made from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration was made anew.",
+				next:     "If the data is of an older installation, reset the node, so that its EPHEMERAL is empty. If it is to be kept, apply the configuration with the cluster's own secrets.",
+				evidence: []string{asLog(apiServer, line), s.local.said()},
+			})
+		}
+	}
+	return nil
 }
 
 // has says whether one of the URLs is at an address of the node.

@@ -125,6 +125,24 @@ func TestS225EtcdForeignData(t *testing.T) {
 	n.finds("etcd-not-running", info, "Follows from etcd-foreign-data")
 }
 
+// The data of another cluster at the same address: etcd is fine, and the API server is
+// not. The line is a real one.
+func TestS225SecretsOfAnotherCluster(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.write(`2026-11-21T15:55:40.390698254Z stderr F E1121 15:55:40.389777       1 cacher.go:500] cacher (secrets): unexpected ListAndWatch error: failed to list *core.Secret: `+
+			`unable to transform key "/registry/secrets/kube-system/bootstrap-token-zudtb5": output array was not large enough for encryption; reinitializing...`+"\n",
+			"var/log/pods/kube-system_kube-apiserver-n1_0123/kube-apiserver/0.log")
+	})
+	n.healthy() // it has been read since
+	n.api.fail("/readyz", func(w http.ResponseWriter) {
+		w.WriteHeader(http.StatusInternalServerError)
+		fmt.Fprint(w, "[+]ping ok\n[-]informer-sync failed: reason withheld\nreadyz check failed\n")
+	})
+	n.finds("etcd-foreign-data", failure, "cluster.secret", "unable to transform key", "[-]informer-sync failed")
+	n.finds("apiserver-not-running", info, "Follows from etcd-foreign-data")
+}
+
 func TestEtcdNoSpace(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init)

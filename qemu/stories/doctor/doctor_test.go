@@ -168,5 +168,5 @@ func TestOldEtcdData(t *testing.T) {
 			return nil
 		}
 	})
-	tells(t, c, "ERROR", "etcd-foreign-data")
+	tells(t, c, "ERROR", "etcd-foreign-data", "cluster.secret", "unable to transform key")
 }

@@ -2,10 +2,15 @@ package api
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -56,5 +61,49 @@ func TestLogsAreNDJSON(t *testing.T) {
 	fmt.Fprintln(w, "three")
 	if lines.Scan(); lines.Text() != `{"line":"three"}` {
 		t.Errorf("followed %q, %v", lines.Text(), lines.Err())
+	}
+}
+
+// stalled is a reader that takes the first piece, and the next one only after
+// the log has gone on.
+type stalled struct {
+	*httptest.ResponseRecorder
+	meanwhile func()
+}
+
+func (s *stalled) Flush() {
+	if s.meanwhile != nil {
+		s.meanwhile()
+		s.meanwhile = nil
+	}
+}
+
+func TestNDJSONSaysWhatWasLost(t *testing.T) {
+	r := newRig(t)
+	server, err := New(r.opts)
+	must(t, err)
+	w := r.opts.Logs.Writer("chatty")
+	fmt.Fprintln(w, "begin")
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(100*time.Millisecond))
+	defer cancel()
+	req := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/logs/chatty?follow", nil)
+	for name, value := range reader {
+		req.Header.Set(name, value)
+	}
+	res := &stalled{ResponseRecorder: httptest.NewRecorder(), meanwhile: func() {
+		for range 1500 {
+			fmt.Fprintln(w, "x")
+		}
+	}}
+	func() {
+		defer func() {
+			if p := recover(); p != http.ErrAbortHandler { // the end of a test is none of the log
+				t.Errorf("got %v", p)
+			}
+		}()
+		server.handler.ServeHTTP(res, req)
+	}()
+	if body := res.Body.String(); !strings.HasPrefix(body, "{\"line\":\"begin\"}\n{\"lost\":500}\n{\"line\":\"x\"}\n") {
+		t.Errorf("got %.100q", body)
 	}
 }

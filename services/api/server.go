@@ -56,6 +56,8 @@ const (
 	// callTimeout ends a call that isn't a stream. The longest one stops a service
 	// within its budget.
 	callTimeout = 5 * time.Minute
+	// idleTimeout ends connections that nobody uses. The gate ends its own earlier,
+	// so that none is cut just when it is used again.
 	idleTimeout = 2 * time.Minute
 	// stopBudget is what calls under way get when the node stops. Streams end at
 	// once.

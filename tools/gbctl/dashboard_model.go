@@ -167,9 +167,9 @@ func (d *dashboard) key(key string) tea.Cmd {
 	case "e":
 		d.showEvents, d.scroll = !d.showEvents, 0
 	case "pgup", "b":
-		d.scroll += d.layout().below - 1
+		d.scroll += d.room() - 1
 	case "pgdown", "space":
-		d.scroll = max(0, d.scroll-d.layout().below+1)
+		d.scroll = max(0, d.scroll-d.room()+1)
 	case "end", "G":
 		d.scroll = 0
 	default:
@@ -177,7 +177,7 @@ func (d *dashboard) key(key string) tea.Cmd {
 			d.node(n - 1)
 		}
 	}
-	d.scroll = max(0, min(d.scroll, len(d.tail())-d.layout().below))
+	d.scroll = max(0, min(d.scroll, len(d.tail())-d.room()))
 	return nil
 }
 

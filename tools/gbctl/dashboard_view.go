@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
@@ -69,8 +70,16 @@ func (d *dashboard) frame() string {
 	return strings.Join(rows, "\n")
 }
 
-// plain makes a text of a node harmless for the screen.
-func plain(text string) string { return visible(strings.ReplaceAll(oneLine(text), "\t", " ")) }
+// plain makes a text of a node harmless for the screen: what moves the cursor goes,
+// and what turns the direction of writing.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.Is(unicode.Cf, r) {
+			return -1
+		}
+		return r
+	}, visible(oneLine(text)))
+}
 
 // tabs are the nodes. Where there isn't room for all, the current one is there.
 func (d *dashboard) tabs() string {
@@ -148,7 +157,7 @@ func load(s *apiv1.NodeStatusResponse) string {
 	if s == nil {
 		return pale.Render("load is unknown")
 	}
-	text := fmt.Sprintf("load %.2f of %d CPUs", s.Load1, s.Cpus)
+	text := fmt.Sprintf("load %.2f/%d CPUs", s.Load1, s.Cpus)
 	if s.Load1 > float64(s.Cpus) {
 		text = wait.Render(text)
 	}
@@ -164,7 +173,7 @@ func load(s *apiv1.NodeStatusResponse) string {
 }
 
 const (
-	barWidth  = 8
+	barWidth  = 6
 	barNearly = 90 // percent, from which on a person should look
 )
 
@@ -265,7 +274,7 @@ func serviceRow(s *apiv1.Service, since string, wide int, selected bool) string 
 		text = wait.Render("waits for " + plain(s.WaitingFor))
 	}
 	if s.Restarts > 0 {
-		text = fmt.Sprintf("(restarted %d×) ", s.Restarts) + text
+		text += fmt.Sprintf(" (restarted %d×)", s.Restarts)
 	}
 	return id + cell(plain(s.State), stateWidth) + health + cell(since, sinceWidth) + text
 }
@@ -289,11 +298,11 @@ func (d *dashboard) tail() []string {
 	return rows
 }
 
+// below is the log of the selected service, under what it waits for, or the
+// events.
 func (d *dashboard) below(n *nodeView) []string {
-	room := d.layout().below
 	all := d.tail()
 	end := max(0, len(all)-d.scroll)
-	shown := all[max(0, end-room):end]
 	head := "LOG of " + plain(n.selected)
 	if d.showEvents {
 		head = "EVENTS"
@@ -304,9 +313,31 @@ func (d *dashboard) below(n *nodeView) []string {
 	case d.logErr != nil && !d.showEvents:
 		head += " (" + plain(d.logErr.Error()) + ")"
 	}
-	rows := []string{strong.Render(head)}
-	for _, line := range shown {
+	rows := append([]string{strong.Render(head)}, d.waits(n)...)
+	for _, line := range all[max(0, end-d.room()):end] {
 		rows = append(rows, plain(line))
+	}
+	return rows
+}
+
+// room is how many lines of the log or events there are on the screen.
+func (d *dashboard) room() int { return d.layout().below - len(d.waits(d.nodes[d.current])) }
+
+// waitRows are enough for all that a service can wait for at the same time.
+const waitRows = 3
+
+// waits is what the selected service waits for, in full: the list above has room
+// for its beginning.
+func (d *dashboard) waits(n *nodeView) []string {
+	i := slices.Index(n.ids(), n.selected)
+	if d.showEvents || i < 0 || n.seen.services.Services[i].WaitingFor == "" {
+		return nil
+	}
+	text := ansi.Wrap("waits for "+plain(n.seen.services.Services[i].WaitingFor), d.width, "")
+	rows := strings.Split(text, "\n")
+	rows = rows[:min(len(rows), waitRows, d.layout().below-1)]
+	for i := range rows {
+		rows[i] = wait.Render(rows[i])
 	}
 	return rows
 }

@@ -147,10 +147,10 @@ func TestTooManyCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		go func() {
+		go func(c *http.Client) {
 			defer func() { done <- struct{}{} }()
 			_, _, _ = post(c, b.url(version), nil, http.NoBody)
-		}()
+		}(c)
 	}
 	eventually.That(t, 20*time.Second, "all calls to be there", func() error {
 		if n := b.gate.calls.Load(); n != maxCalls {

@@ -3,6 +3,7 @@ package apid
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -111,6 +112,23 @@ func (p program) pss(t testing.TB) int {
 	return 0
 }
 
+// cpu is what the gate has used of the processors so far (proc_pid_stat(5)).
+func (p program) cpu(t testing.TB) time.Duration {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const tick = 10 * time.Millisecond // USER_HZ
+	f := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	user, err1 := strconv.Atoi(f[11])
+	system, err2 := strconv.Atoi(f[12])
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(user+system) * tick
+}
+
 // load makes calls calls by each of clients at once, and returns how long each took.
 func (p program) load(t testing.TB, clients, calls int) []time.Duration {
 	t.Helper()
@@ -190,22 +208,6 @@ func TestMemoryUnderLoad(t *testing.T) {
 }
 
 func mb(n int) float64 { return float64(n) / 1e6 }
-
-// BenchmarkClients200 prints how long calls take when 200 clients call at once, one
-// call after the other each, through the gate.
-func BenchmarkClients200(b *testing.B) {
-	p := startProgram(b)
-	p.load(b, loadClients, 2)
-	b.ResetTimer()
-	var took []time.Duration
-	for b.Loop() {
-		took = append(took, p.load(b, loadClients, 20)...)
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2])/1e6, "p50-ms")
-	b.ReportMetric(float64(took[len(took)*99/100])/1e6, "p99-ms")
-	b.ReportMetric(mb(p.pss(b)), "pss-MB")
-}
 
 // A hundred clients a second, each with one call, are what a person's scripts make.
 func BenchmarkHandshakes(b *testing.B) {

@@ -118,17 +118,19 @@ func newCaller(c *x509.Certificate) caller {
 // current checks the caller's certificate with the node's clock. That may be the
 // one that is wrong, so both sides are named.
 func (c caller) current(now time.Time) error {
-	const clock = "the node's clock says %s; if that is wrong, set it (machine.time.servers), else make a new client certificate"
-	says := now.UTC().Format(time.RFC3339)
+	var why string
 	switch {
 	case c.until.IsZero():
 		return nil
 	case now.After(c.until):
-		return fmt.Errorf("client certificate %q expired at %s; "+clock, c.name, c.until.UTC().Format(time.RFC3339), says)
+		why = "expired at " + c.until.UTC().Format(time.RFC3339)
 	case now.Before(c.from):
-		return fmt.Errorf("client certificate %q isn't valid before %s; "+clock, c.name, c.from.UTC().Format(time.RFC3339), says)
+		why = "isn't valid before " + c.from.UTC().Format(time.RFC3339)
+	default:
+		return nil
 	}
-	return nil
+	return fmt.Errorf("client certificate %q %s; the node's clock says %s: if that is wrong, set it (machine.time.servers), else make a new client certificate",
+		c.name, why, now.UTC().Format(time.RFC3339))
 }
 
 // printable is text that can be shown and sent in a header.

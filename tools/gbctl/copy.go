@@ -64,7 +64,7 @@ func (a *app) copy(ctx context.Context, from, to string, force bool) error {
 		if err := x.from(ctx, c, from, dir); err != nil {
 			return err
 		}
-		fmt.Fprintf(a.err, "%s: %d files with %s are in %s\n", c.Name, x.files, size(x.bytes), dir)
+		fmt.Fprintf(a.err, "%s: %s with %s in %s\n", c.Name, plural(x.files, "file"), size(x.bytes), dir)
 		return nil
 	})
 }
@@ -90,7 +90,7 @@ type extraction struct {
 func (x *extraction) progress() {
 	if !x.quiet && time.Since(x.told) > patience {
 		x.told = time.Now()
-		x.note("%d files with %s so far", x.files, size(x.bytes))
+		x.note("%s with %s so far", plural(x.files, "file"), size(x.bytes))
 	}
 }
 
@@ -242,5 +242,5 @@ func (x *extraction) missing(list io.Reader) error {
 	if err := lines.Err(); err != nil {
 		return err
 	}
-	return fmt.Errorf("%d files are missing or incomplete; what else there was has been copied", n)
+	return fmt.Errorf("%s missing or incomplete; what else there was has been copied", plural(n, "file"))
 }

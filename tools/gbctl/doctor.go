@@ -61,10 +61,10 @@ func (a *app) doctor(ctx context.Context) error {
 
 func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 	if len(m.Findings) == 0 {
-		fmt.Fprintf(a.out, "%s: nothing is wrong (%d checks)\n", node, len(m.Checked))
+		fmt.Fprintf(a.out, "%s: nothing is wrong (%s)\n", node, plural(len(m.Checked), "check"))
 		return
 	}
-	fmt.Fprintf(a.out, "%s: %d findings (%d checks)\n", node, len(m.Findings), len(m.Checked))
+	fmt.Fprintf(a.out, "%s: %s (%s)\n", node, plural(len(m.Findings), "finding"), plural(len(m.Checked), "check"))
 	for _, f := range m.Findings {
 		since := ""
 		if f.Since != nil {

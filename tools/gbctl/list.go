@@ -55,6 +55,14 @@ func ago(now, then *durationpb.Duration) string {
 	return span(max(now.AsDuration()-then.AsDuration(), 0)) + " ago"
 }
 
+// plural is a number of things, which are called so when there is one of them.
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 func yes(b bool) string {
 	if b {
 		return "yes"

@@ -192,10 +192,17 @@ func (a *app) dial(node string) (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, _, err := client.Address(node); err != nil {
+		return nil, usagef("%w", err)
+	}
 	if a.insecure {
 		return client.DialMaintenanceAs(c, node, a.fingerprint)
 	}
-	return client.Dial(c, node)
+	n, err := client.Dial(c, node)
+	if err != nil { // only for want of a certificate that can be used
+		return nil, &exitError{codeDenied, fmt.Errorf("%w (%s)", err, a.whose())}
+	}
+	return n, nil
 }
 
 // with calls a node, and explains what goes wrong.

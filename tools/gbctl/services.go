@@ -113,7 +113,7 @@ func (a *app) service(ctx context.Context, id string) error {
 func (a *app) block(node string, s *apiv1.Service, m *apiv1.ListServicesResponse) error {
 	kind := s.Kind
 	if s.Restarts > 0 {
-		kind += fmt.Sprintf(" (restarted %d times)", s.Restarts)
+		kind += fmt.Sprintf(" (restarted %s)", plural(int(s.Restarts), "time"))
 	}
 	t := tabwriter.NewWriter(a.out, 0, 8, 3, ' ', 0)
 	for _, line := range [][2]string{{"NODE", node}, {"ID", s.Id}, {"STATE", s.State}, {"HEALTH", s.Health}, {"KIND", kind}} {

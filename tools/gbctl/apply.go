@@ -212,7 +212,7 @@ func (a *app) readInput(name string) ([]byte, error) {
 // report says what has become of a change, or would.
 func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	for _, w := range m.Warnings {
-		fmt.Fprintf(c.app.err, "%s: warning: %s\n", node, w)
+		fmt.Fprintf(c.app.err, "%s: warning: %s\n", node, visible(w))
 	}
 	if c.app.output != "table" {
 		return c.app.show([]*yaml.Node{document(node, m)}, true, nil)
@@ -229,8 +229,12 @@ func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	for _, line := range c.outcome(node, m) {
 		b.WriteString("  " + line + "\n")
 	}
-	_, err := io.WriteString(c.app.out, b.String())
-	return err
+	for line := range strings.Lines(b.String()) {
+		if _, err := fmt.Fprintln(c.app.out, visible(line)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // effect says what a changed field takes.

@@ -168,7 +168,7 @@ func (a *app) finish(ctx context.Context, err error) int {
 	case errors.As(err, &nodes):
 		for _, f := range nodes.failed {
 			for line := range strings.Lines(f.err.Error()) {
-				fmt.Fprintf(a.err, "%s: %s\n", f.node, strings.TrimSuffix(line, "\n"))
+				fmt.Fprintf(a.err, "%s: %s\n", f.node, visible(line))
 			}
 		}
 	default:

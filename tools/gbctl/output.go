@@ -43,7 +43,7 @@ func oneLine(text string) string {
 		switch {
 		case r == '\n' || r == '\t':
 			return ' '
-		case r < ' ' || r == 0x7f:
+		case r < ' ' || r >= 0x7f && r < 0xa0:
 			return -1
 		}
 		return r

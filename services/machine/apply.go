@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -114,6 +115,8 @@ type Applier struct {
 	deadline time.Time      // of trial; zero while it waits for a reboot
 	leaving  bool           // a reboot was asked for
 	restarts []string       // services, in order
+	// publishAt is when config is to be published; zero: it is.
+	publishAt time.Time
 }
 
 // NewApplier makes an Applier for a node that has no configuration yet.
@@ -271,10 +274,27 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	}
 	if res.Rebooting {
 		a.reboot("a configuration was applied that takes a reboot")
-	} else if err := a.publish(res.Restarted); err != nil {
+	} else if err := a.enforce(res.Changes, res.Restarted); err != nil {
 		return err
 	}
 	res.Version = a.remember(entry, r.Text)
+	return nil
+}
+
+// answerGrace is the head start that an answer has over a change of the network:
+// whoever asked for it hears that it is being tried, and for how long, before the
+// way is cut off on which they asked.
+const answerGrace = time.Second
+
+const networkPath = "machine.network.interfaces"
+
+// enforce publishes the configuration, and restarts what asks for it.
+func (a *Applier) enforce(changes []config.Change, restarts []string) error {
+	if !slices.ContainsFunc(changes, func(c config.Change) bool { return strings.HasPrefix(c.Path, networkPath) }) {
+		return a.publish(restarts)
+	}
+	a.publishAt = a.o.Now().Add(answerGrace)
+	a.restart(restarts)
 	return nil
 }
 
@@ -328,13 +348,19 @@ func (a *Applier) publish(restarts []string) error {
 	if err := Stages.Put(w, StageID, Configured); err != nil {
 		return err
 	}
-	for _, id := range restarts {
+	a.publishAt = time.Time{}
+	a.restart(restarts)
+	return nil
+}
+
+// restart has run restart services, once the configuration is published.
+func (a *Applier) restart(ids []string) {
+	for _, id := range ids {
 		if !slices.Contains(a.restarts, id) {
 			a.restarts = append(a.restarts, id)
 		}
 	}
 	a.poke()
-	return nil
 }
 
 func (a *Applier) poke() {

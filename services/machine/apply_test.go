@@ -241,6 +241,30 @@ func TestTryUndoesItself(t *testing.T) {
 	})
 }
 
+// Whoever changes the network hears the answer before it changes.
+func TestNetworkChangesAfterTheAnswer(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		two := bytes.Replace(with(base, "two"), []byte("    hostname: two\n"), []byte("    hostname: two\n    interfaces: [{interface: eth0, cidr: 10.5.0.9/24}]\n"), 1)
+		p.must(Request{Text: two})
+		if p.hostname() != "one" || len(p.restarts) != 0 || p.onDisk() != string(two) {
+			t.Errorf("at once: %s, restarts %q", p.hostname(), p.restarts)
+		}
+		time.Sleep(2 * answerGrace)
+		synctest.Wait()
+		if p.hostname() != "two" || len(p.restarts) != 1 {
+			t.Errorf("afterwards: %s, restarts %q", p.hostname(), p.restarts)
+		}
+		// What comes in between isn't held up by it, nor lost.
+		p.must(Request{Text: with(base, "three")})
+		p.must(Request{Text: withType(with(base, "three")), DryRun: true})
+		time.Sleep(2 * answerGrace)
+		synctest.Wait()
+		if p.hostname() != "three" {
+			t.Errorf("in the end: %s", p.hostname())
+		}
+	})
+}
+
 func TestTryConfirmed(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		p.must(Request{Text: with(base, "two"), Mode: Try})

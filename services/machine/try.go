@@ -127,7 +127,7 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 		a.reboot("a tried configuration is undone: " + why)
 		return true, nil, nil
 	}
-	err = a.publish(restarts)
+	err = a.enforce(changes, restarts)
 	a.remember(entry, text)
 	return false, restarts, err
 }
@@ -143,19 +143,40 @@ func (a *Applier) run(ctx context.Context) {
 		case restart <- struct{}{}:
 		default:
 		}
-		a.mu.Lock()
-		var timer <-chan time.Time
-		if !a.deadline.IsZero() {
-			timer = time.After(a.deadline.Sub(a.o.Now()))
-		}
-		a.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.wake:
-		case <-timer:
+		case <-a.next():
+			a.due()
 			a.expire()
 		}
+	}
+}
+
+// next is when run has something to do; nil is never.
+func (a *Applier) next() <-chan time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := a.deadline
+	if at.IsZero() || !a.publishAt.IsZero() && a.publishAt.Before(at) {
+		at = a.publishAt
+	}
+	if at.IsZero() {
+		return nil
+	}
+	return time.After(at.Sub(a.o.Now()))
+}
+
+// due publishes what had to wait.
+func (a *Applier) due() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.publishAt.IsZero() || a.o.Now().Before(a.publishAt) {
+		return
+	}
+	if err := a.publish(nil); err != nil {
+		a.o.Log.Error("publish the configuration", "err", err)
 	}
 }
 
@@ -200,7 +221,7 @@ func (a *Applier) restartAll(ctx context.Context, wake <-chan struct{}) {
 func (a *Applier) nextRestart() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.restarts) == 0 {
+	if len(a.restarts) == 0 || !a.publishAt.IsZero() { // a service reads its configuration as it starts
 		return ""
 	}
 	id := a.restarts[0]

@@ -1,0 +1,291 @@
+//go:build story
+
+// Package configure is the story of a node's configuration, told with gbctl: it
+// is changed while the node runs, tried, undone, staged and rolled back, and the
+// node's power is cut while it is being changed.
+package configure
+
+import (
+	"archive/zip"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/story"
+)
+
+func TestMain(m *testing.M) { story.Main(m) }
+
+const (
+	apiBudget = 10 * time.Second // from power-on to an answer
+	upBudget  = 30 * time.Second // to all services being up
+	// tried is how long a change is tried: the least that there is.
+	tried = 10 * time.Second
+)
+
+// answers waits for the machine API.
+func answers(c *story.Cluster) {
+	c.Eventually(apiBudget, "the machine API answers", func() error {
+		_, err := c.TryGbctl("version")
+		return err
+	})
+}
+
+// up waits for all services, as gbctl shows them.
+func up(c *story.Cluster) {
+	c.Eventually(upBudget, "all services are up", func() error {
+		_, err := c.TryGbctl("health")
+		return err
+	})
+}
+
+func TestConfigureInContainer(t *testing.T) {
+	c := story.New(t, "configure", qemu.Container)
+	m := story.Marks(t)
+	answers(c)
+	m.Reached("the machine API answers")
+	up(c)
+	m.Reached("all services are up")
+
+	t.Run("live changes", func(t *testing.T) { live(t, c.In(t)) })
+	t.Run("a broken network is undone", func(t *testing.T) { tryNetwork(t, c.In(t)) })
+	t.Run("a bad image is found out", func(t *testing.T) { badImage(t, c.In(t)) })
+	t.Run("a support bundle holds no secret", func(t *testing.T) { support(t, c.In(t)) })
+	t.Run("staged, then rebooted", func(t *testing.T) { staged(t, c.In(t)) })
+	t.Run("power is cut while applying", func(t *testing.T) { cut(t, c.In(t)) })
+}
+
+// Without a restart of anything: files, sysctls, name servers, time servers, the
+// host name, addresses, and arguments of the control plane (S-033, S-039).
+func live(t *testing.T, c *story.Cluster) {
+	node := c.Nodes[0]
+	patch := `
+machine:
+  sysctls: {net.core.somaxconn: "4242"}
+  network:
+    nameservers: [10.5.0.1, 10.5.0.53]
+    interfaces: [{interface: eth0, routes: [{network: 192.0.2.0/24, gateway: 10.5.0.1}]}]
+  files: [{path: /etc/story, content: "told\n", permissions: 0640}]
+cluster:
+  scheduler: {extraArgs: {v: "3"}}
+`
+	out := c.Gbctl("patch", "mc", "--immediate", "-p", patch)
+	if !strings.Contains(out, "patched mc at the node "+node.Address.String()) { // S-030
+		t.Errorf("patch said %q", out)
+	}
+	for path, want := range map[string]string{
+		"/proc/sys/net/core/somaxconn": "4242",
+		"/etc/story":                   "told",
+		"/etc/resolv.conf":             "10.5.0.53",
+		"/etc/kubernetes/manifests/garboard-kube-scheduler.yaml": "--v=3",
+	} {
+		c.Eventually(apiBudget, path+" has "+want, func() error {
+			have, err := c.TryGbctl("read", path)
+			if err == nil && !strings.Contains(have, want) {
+				err = fmt.Errorf("it has %q", have)
+			}
+			return err
+		})
+	}
+	if mode := c.Gbctl("ls", "-l", "/etc/story"); !strings.Contains(mode, "-rw-r-----") {
+		t.Errorf("permissions: %s", mode)
+	}
+	c.Gbctl("config", "rollback", "--immediate")
+	c.Eventually(apiBudget, "the file of the configuration is gone again", func() error {
+		if _, err := c.TryGbctl("read", "/etc/story"); err == nil {
+			return fmt.Errorf("it is still there")
+		}
+		return nil
+	})
+	if _, err := c.TryGbctl("patch", "mc", "--immediate", "-p", "machine: {type: controlplane}"); err == nil || !strings.Contains(err.Error(), "machine.type") {
+		t.Errorf("immediate took what needs a reboot: %v", err)
+	}
+}
+
+// The duty that matters most: a node that nobody can reach any more comes back.
+func tryNetwork(t *testing.T, c *story.Cluster) {
+	node := c.Nodes[0]
+	before := c.Gbctl("get", "mc", "-o", "yaml")
+	patch := `[{"op": "replace", "path": "/machine/network/interfaces/0/cidr", "value": "10.5.0.77/24"}]`
+	if out := c.Gbctl("patch", "mc", "--try", "--timeout", tried.String(), "-p", patch); !strings.Contains(out, "confirm") {
+		t.Errorf("trying said %q", out)
+	}
+	c.Eventually(apiBudget, "the node can't be reached at "+node.Address.String(), func() error {
+		if _, err := c.TryGbctl("version", "--timeout", "1s"); err == nil {
+			return fmt.Errorf("it can")
+		}
+		return nil
+	})
+	c.Eventually(tried+apiBudget, "the node is back", func() error {
+		_, err := c.TryGbctl("version")
+		return err
+	})
+	if after := c.Gbctl("get", "mc", "-o", "yaml"); !strings.Contains(after, "10.5.0.2/24") || strings.Contains(after, "10.5.0.77") {
+		t.Errorf("the configuration before:\n%s\nafter:\n%s", before, after)
+	}
+	if _, err := c.TryGbctl("config", "confirm"); err == nil {
+		t.Error("it can be confirmed afterwards")
+	}
+}
+
+// A patch of the API server's image to one that isn't there; doctor says why the
+// node waits, and rolling back ends it.
+func badImage(t *testing.T, c *story.Cluster) {
+	const image = "registry.k8s.io/kube-apiserver:v1.36.99"
+	c.Gbctl("patch", "mc", "--immediate", "-p", `[{"op": "replace", "path": "/cluster/apiServer/image", "value": "`+image+`"}]`)
+	c.Eventually(upBudget, "doctor names the image", func() error {
+		out, _ := c.TryGbctl("doctor")
+		if !strings.Contains(out, image) {
+			return fmt.Errorf("it says:\n%s", out)
+		}
+		return nil
+	})
+	c.Gbctl("config", "rollback")
+	c.Eventually(2*upBudget, "Kubernetes answers again", func() error {
+		_, err := c.Try("get", "--raw=/readyz")
+		return err
+	})
+}
+
+// What a person sends to somebody else must not give the cluster away.
+func support(t *testing.T, c *story.Cluster) {
+	file := filepath.Join(t.TempDir(), "support.zip")
+	c.Gbctl("support", "-O", file)
+	z, err := zip.OpenReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	secrets := secretsOf(t, c)
+	var names []string
+	for _, f := range z.File {
+		names = append(names, f.Name)
+		r, err := f.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		r.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, secret := range secrets {
+			if strings.Contains(string(data), secret) {
+				t.Errorf("%s holds %s", f.Name, what)
+			}
+		}
+	}
+	if len(names) < 10 {
+		t.Errorf("the bundle has only %q", names)
+	}
+}
+
+// secretsOf are the texts that mustn't be in a support bundle.
+func secretsOf(t *testing.T, c *story.Cluster) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile(c.Configuration(c.Node()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := config.Load("the node's", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := map[string]string{
+		"the machine token": string(cfg.Machine.Token), "the join token": string(cfg.Cluster.Token), "the cluster's secret": string(cfg.Cluster.Secret),
+	}
+	for name, key := range map[string]config.KeyPEM{
+		"the machine CA's key": cfg.Machine.CA.Key, "the cluster CA's key": cfg.Cluster.CA.Key, "etcd's CA key": cfg.Cluster.Etcd.CA.Key,
+		"the service account key": cfg.Cluster.ServiceAccount.Key, "the aggregator CA's key": cfg.Cluster.AggregatorCA.Key,
+	} {
+		lines := strings.Split(strings.TrimSpace(string(key)), "\n")
+		secrets[name] = lines[1]
+	}
+	return secrets
+}
+
+// S-034: what is staged is there after the reboot, and not before.
+func staged(t *testing.T, c *story.Cluster) {
+	const patch = `machine: {files: [{path: /etc/staged, content: "yes\n"}]}`
+	c.Gbctl("patch", "mc", "--on-reboot", "-p", patch)
+	if out := c.Gbctl("get", "mc", "-o", "yaml"); strings.Contains(out, "/etc/staged") { // S-035
+		t.Errorf("the staged configuration is current:\n%s", out)
+	}
+	said := len(c.Text())
+	c.Gbctl("reboot")
+	c.Says(apiBudget, said, "reboot")
+	c.Eventually(2*upBudget, "the staged file is there", func() error {
+		_, err := c.TryGbctl("read", "/etc/staged")
+		return err
+	})
+	up(c)
+}
+
+// cuts are enough to meet several points of an apply in one run of the story; the
+// thousand are in the tests of services/machine.
+const cuts = 6
+
+// The power goes while configurations are applied: what the node comes back with
+// is always one that was applied, or was being applied, whole.
+func cut(t *testing.T, c *story.Cluster) {
+	number := 0
+	for range cuts {
+		stop := make(chan struct{})
+		finished := make(chan int, 1)
+		applied := number
+		go func() {
+			n := applied
+			for ; ; n++ {
+				select {
+				case <-stop:
+					finished <- n
+					return
+				default:
+				}
+				if _, err := c.TryGbctl("patch", "mc", "--immediate", "-p", fmt.Sprintf(`machine: {files: [{path: /etc/number, content: "%d\n"}]}`, n)); err != nil {
+					finished <- n
+					return
+				}
+			}
+		}()
+		// Anywhere within a handful of applies.
+		select {
+		case <-time.After(time.Duration(rand.IntN(1500)) * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		if err := c.Cut(t.Context(), c.Node()); err != nil {
+			t.Fatal(err)
+		}
+		close(stop)
+		last := <-finished
+		if err := c.On(t.Context(), c.Node()); err != nil {
+			t.Fatal(err)
+		}
+		answers(c)
+		var got string
+		c.Eventually(apiBudget, "the file is laid", func() (err error) {
+			got, err = c.TryGbctl("read", "/etc/number")
+			if last == 0 { // nothing was applied yet
+				return nil
+			}
+			return err
+		})
+		want := []string{fmt.Sprintf("%d\n", last-1), fmt.Sprintf("%d\n", last)}
+		if last == 0 {
+			want = append(want, "")
+		}
+		if !slices.Contains(want, got) {
+			t.Fatalf("after the power cut the number is %q, want one of %q", got, want)
+		}
+		t.Logf("power cut at number %d: the node came back with %q", last, got)
+		number = last + 1
+	}
+}

@@ -80,6 +80,18 @@ func (p *power) again() {
 	p.on(nil)
 }
 
+func (p *power) restarted() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.restarts)
+}
+
+func (p *power) rebooted() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.reboots)
+}
+
 func (p *power) hostname() string {
 	p.t.Helper()
 	c, err := Config(p.store)
@@ -143,8 +155,8 @@ func TestS021ApplyLive(t *testing.T) {
 		if p.hostname() != "two" || p.onDisk() != string(two) || res.Mode != Immediate || res.Version != 2 || res.Rebooting {
 			t.Errorf("applied: %+v", res)
 		}
-		if want := []string{"kubelet"}; !slices.Equal(p.restarts, want) || !slices.Equal(res.Restarted, want) {
-			t.Errorf("restarted %q, said %q, want %q", p.restarts, res.Restarted, want)
+		if want := []string{"kubelet"}; !slices.Equal(p.restarted(), want) || !slices.Equal(res.Restarted, want) {
+			t.Errorf("restarted %q, said %q, want %q", p.restarted(), res.Restarted, want)
 		}
 		p.again()
 		if p.hostname() != "two" {
@@ -171,8 +183,8 @@ func TestS033ImmediateRefusesReboot(t *testing.T) {
 func TestS032Reboot(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		res := p.must(Request{Text: withType(with(base, "two")), Mode: Auto})
-		if res.Mode != Reboot || !res.Rebooting || len(p.reboots) != 1 || p.hostname() != "one" {
-			t.Errorf("%+v, reboots %q, hostname %s", res, p.reboots, p.hostname())
+		if res.Mode != Reboot || !res.Rebooting || len(p.rebooted()) != 1 || p.hostname() != "one" {
+			t.Errorf("%+v, reboots %q, hostname %s", res, p.rebooted(), p.hostname())
 		}
 		if _, err := p.Apply(t.Context(), Request{Text: with(base, "three")}); !errors.Is(err, ErrBusy) {
 			t.Errorf("applied on the way out: %v", err)
@@ -228,8 +240,8 @@ func TestTryUndoesItself(t *testing.T) {
 		if p.hostname() != "one" || !strings.Contains(p.onDisk(), "hostname: one") || !p.Situation().Try.IsZero() {
 			t.Errorf("not undone: %s", p.hostname())
 		}
-		if want := []string{"kubelet", "kubelet"}; !slices.Equal(p.restarts, want) {
-			t.Errorf("restarts %q", p.restarts)
+		if want := []string{"kubelet", "kubelet"}; !slices.Equal(p.restarted(), want) {
+			t.Errorf("restarts %q", p.restarted())
 		}
 		if err := p.Confirm(t.Context(), "tester"); !errors.Is(err, ErrNothingToConfirm) {
 			t.Errorf("confirmed afterwards: %v", err)
@@ -246,13 +258,13 @@ func TestNetworkChangesAfterTheAnswer(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		two := bytes.Replace(with(base, "two"), []byte("    hostname: two\n"), []byte("    hostname: two\n    interfaces: [{interface: eth0, cidr: 10.5.0.9/24}]\n"), 1)
 		p.must(Request{Text: two})
-		if p.hostname() != "one" || len(p.restarts) != 0 || p.onDisk() != string(two) {
-			t.Errorf("at once: %s, restarts %q", p.hostname(), p.restarts)
+		if p.hostname() != "one" || len(p.restarted()) != 0 || p.onDisk() != string(two) {
+			t.Errorf("at once: %s, restarts %q", p.hostname(), p.restarted())
 		}
 		time.Sleep(2 * answerGrace)
 		synctest.Wait()
-		if p.hostname() != "two" || len(p.restarts) != 1 {
-			t.Errorf("afterwards: %s, restarts %q", p.hostname(), p.restarts)
+		if p.hostname() != "two" || len(p.restarted()) != 1 {
+			t.Errorf("afterwards: %s, restarts %q", p.hostname(), p.restarted())
 		}
 		// What comes in between isn't held up by it, nor lost.
 		p.must(Request{Text: with(base, "three")})
@@ -297,7 +309,7 @@ func TestTryWithReboot(t *testing.T) {
 		t.Run(end, func(t *testing.T) {
 			start(t, func(p *power, base []byte) {
 				res := p.must(Request{Text: withType(with(base, "two")), Mode: Try, TryTimeout: 5 * time.Minute})
-				if !res.Rebooting || len(p.reboots) != 1 || !res.Deadline.IsZero() {
+				if !res.Rebooting || len(p.rebooted()) != 1 || !res.Deadline.IsZero() {
 					t.Fatalf("%+v", res)
 				}
 				time.Sleep(10 * time.Minute) // a slow machine
@@ -312,8 +324,8 @@ func TestTryWithReboot(t *testing.T) {
 				case "time is up":
 					time.Sleep(2 * time.Minute)
 					synctest.Wait()
-					if len(p.reboots) != 1 {
-						t.Fatalf("undoing takes a reboot, too: %q", p.reboots)
+					if len(p.rebooted()) != 1 {
+						t.Fatalf("undoing takes a reboot, too: %q", p.rebooted())
 					}
 				case "rolled back":
 					if res, err := p.Rollback(t.Context(), 0, Request{By: "tester"}); err != nil || !res.Rebooting {

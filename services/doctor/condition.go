@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -22,8 +23,8 @@ const (
 
 // Bounds of what a finding carries: it is read by a person.
 const (
-	maxEvidence     = 8   // lines
-	maxEvidenceLine = 600 // bytes
+	maxEvidence = 8   // lines
+	maxLine     = 600 // bytes
 )
 
 // condition is something that can be the matter with a node.
@@ -65,7 +66,7 @@ func judge(s *snapshot) []*garboardv1.Finding {
 	held := map[string]*condition{}
 	for i := range conditions {
 		c := &conditions[i]
-		for _, f := range c.holds(s) {
+		for _, f := range c.ask(s) {
 			f.of, f.ordinal = c, i
 			if f.severity == 0 {
 				f.severity = c.severity
@@ -86,6 +87,17 @@ func judge(s *snapshot) []*garboardv1.Finding {
 		out = append(out, f.message())
 	}
 	return out
+}
+
+// ask survives a defect of the condition: it runs in PID 1, over what anybody says.
+func (c *condition) ask(s *snapshot) (found []finding) {
+	defer func() {
+		if p := recover(); p != nil {
+			found = one(finding{what: "Whether this holds could not be found out.", why: "A defect of the doctor.", next: "Report it, with the evidence.",
+				evidence: []string{fmt.Sprintf("panic: %v", p), string(debug.Stack())}, severity: warning})
+		}
+	}()
+	return c.holds(s)
 }
 
 // fold makes consequences what they are: they pass when their cause does. A cause
@@ -113,10 +125,10 @@ func fold(found []*finding, held map[string]*condition) {
 
 func (f *finding) message() *garboardv1.Finding {
 	m := &garboardv1.Finding{
-		Severity: f.severity, Id: f.of.id, What: f.what, Why: cmp.Or(f.why, f.of.why), Next: cmp.Or(f.next, f.of.next), Evidence: bounded(f.evidence),
+		Severity: f.severity, Id: f.of.id, What: fit(f.what), Why: fit(cmp.Or(f.why, f.of.why)), Next: fit(cmp.Or(f.next, f.of.next)), Evidence: bounded(f.evidence),
 	}
 	if f.cause != nil {
-		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.id, f.why))
+		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.id, fit(f.why)))
 		m.Next = fmt.Sprintf("End %s; then this passes too.", f.cause.id)
 	}
 	if !f.since.IsZero() {
@@ -125,23 +137,30 @@ func (f *finding) message() *garboardv1.Finding {
 	return m
 }
 
-// bounded keeps the evidence readable, and valid as text: logs hold anything.
+// bounded keeps the evidence readable.
 func bounded(lines []string) []string {
 	var out []string
 	for _, line := range lines {
-		line = strings.ToValidUTF8(strings.TrimSpace(line), "\uFFFD")
-		if len(line) > maxEvidenceLine {
-			cut := maxEvidenceLine
-			for !utf8.RuneStart(line[cut]) {
-				cut--
-			}
-			line = line[:cut] + "…"
-		}
+		line = fit(line)
 		if line != "" && !slices.Contains(out, line) && len(out) < maxEvidence {
 			out = append(out, line)
 		}
 	}
 	return out
+}
+
+// fit makes a line fit to be sent and read: logs and servers say anything, and a
+// message with a string that isn't UTF-8 can't be sent at all.
+func fit(line string) string {
+	line = strings.ToValidUTF8(strings.TrimSpace(line), "\uFFFD")
+	if len(line) <= maxLine {
+		return line
+	}
+	cut := maxLine
+	for !utf8.RuneStart(line[cut]) {
+		cut--
+	}
+	return line[:cut] + "…"
 }
 
 // one is the result of a condition that holds at most once.

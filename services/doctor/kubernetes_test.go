@@ -373,8 +373,7 @@ func TestS353EndpointOfAnotherCluster(t *testing.T) {
 
 func TestEndpointWrongName(t *testing.T) {
 	t.Parallel()
-	n := start(t, config.Worker)
-	n = start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
 		url := serveTLS(t, nil, n.api, issueFor(t, n, "10.9.9.9"))
 		withEndpoint(url)(n, services)
 	})

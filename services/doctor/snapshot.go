@@ -101,9 +101,8 @@ func (d *Doctor) collect(ctx context.Context) *snapshot {
 		waiting[i] = true
 		known := *s // a look never sees what another adds
 		go func() {
-			add := l.see(ctx, &known)
-			d.end(l.name)
-			results <- result{i, add}
+			defer d.end(l.name)
+			results <- result{i, l.try(ctx, &known)}
 		}()
 	}
 	// A moment more than the looks have, for those that end because of it.
@@ -126,6 +125,16 @@ func (d *Doctor) collect(ctx context.Context) *snapshot {
 		}
 	}
 	return s
+}
+
+// try turns a defect of the look into something that is told.
+func (l look) try(ctx context.Context, known *snapshot) (add func(*snapshot)) {
+	defer func() {
+		if p := recover(); p != nil {
+			add = func(s *snapshot) { s.silent = append(s.silent, fmt.Sprintf("%s: panic: %v", l.name, p)) }
+		}
+	}()
+	return l.see(ctx, known)
 }
 
 // begin is false while an earlier look of that name still hangs, in a disk that

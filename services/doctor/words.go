@@ -3,6 +3,7 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -74,11 +75,7 @@ func blame(words, path, image string, extra map[string]string) (why, next string
 			"Use an image of a supported release.", true
 	}
 	if flag == "" {
-		for name, value := range extra {
-			if strings.Contains(words, name) || len(value) > minTelling && strings.Contains(words, value) {
-				flag = name
-			}
-		}
+		flag = named(words, extra)
 	}
 	if flag == "" {
 		return "", "", false
@@ -87,9 +84,26 @@ func blame(words, path, image string, extra map[string]string) (why, next string
 		fmt.Sprintf("Correct or remove %s in %s (gbctl edit mc).", flag, path), true
 }
 
-// minTelling is how long a value must be to be recognised in a line by chance
-// hardly ever.
-const minTelling = 4
+// Shorter names and values stand in a line by chance.
+const (
+	minName  = 4
+	minValue = 8
+)
+
+// named is the argument that the words name: as it is written, or in plain words
+// ("feature gates"), or by its value. "" if none.
+func named(words string, extra map[string]string) string {
+	for _, name := range slices.Sorted(maps.Keys(extra)) {
+		plain := regexp.QuoteMeta(name) + "|" + regexp.QuoteMeta(strings.ReplaceAll(name, "-", " "))
+		if len(name) >= minName && regexp.MustCompile(`(?:^|[^\w-])(?:--)?(?:`+plain+`)(?:[^\w-]|$)`).MatchString(words) {
+			return name
+		}
+		if value := extra[name]; len(value) >= minValue && strings.Contains(words, value) {
+			return name
+		}
+	}
+	return ""
+}
 
 // asLog is a line of a log as evidence.
 func asLog(id, line string) string {

@@ -11,9 +11,9 @@ import (
 
 // Redact runs on whatever lies on the disk of a node.
 func TestRedactHostileDocuments(t *testing.T) {
-	docs := map[string]string{}
+	docs, all := map[string]string{}, hostile(t)
 	for _, name := range []string{"alias bomb in unknown keys", "long value", "unknown keys", "many comments", "many files", "quotes"} {
-		docs[name] = hostile(t)[name]
+		docs[name] = all[name]
 	}
 	docs["many secrets"] = "a:\n" + many(func(int) string { return "- password: x\n" })
 	docs["many secrets in one line"] = "a: [" + many(func(int) string { return "{password: x}," }) + "{}]\n"

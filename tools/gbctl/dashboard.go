@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -164,10 +165,14 @@ func (f *feeds) look(ctx context.Context, i int, c *client.Client) snapshot {
 		wg.Go(func() { errs[n] = part() })
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if s.err == nil {
-			s.err = f.app.explain(c.Name, err)
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		s.err = errs[i]
+		if broken(s.err) {
+			if refusal := c.Refusal(ctx); refusal != nil {
+				s.err = refusal
+			}
 		}
+		s.err = f.app.explain(c.Name, s.err)
 	}
 	s.at = time.Now()
 	return s

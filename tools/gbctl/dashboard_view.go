@@ -78,7 +78,7 @@ func plain(text string) string {
 			return -1
 		}
 		return r
-	}, visible(oneLine(text)))
+	}, oneLine(text))
 }
 
 // tabs are the nodes. Where there isn't room for all, the current one is there.

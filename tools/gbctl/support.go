@@ -40,7 +40,8 @@ configuration, containers and what 'gbctl doctor' finds.
 Nodes leave secrets out, and gbctl looks for more of them in all that goes into
 the file: private keys, tokens and passwords are replaced by "(secret)". Names,
 addresses and logs stay. summary.txt says what is in the file, and errors.txt in
-each folder what couldn't be collected and why.`
+each folder what couldn't be collected and why. Of a node in maintenance mode there
+is little, with --insecure.`
 
 func (a *app) supportCommand() *cobra.Command {
 	s := &bundle{app: a}
@@ -60,7 +61,7 @@ func (a *app) supportCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&s.path, "output-file", "O", "", "file to make (default garboard-support-TIME.zip)")
 	cmd.Flags().IntVar(&s.lines, "tail", supportLines, "so many of the last lines of each log")
-	return cmd
+	return a.insecureFlags(cmd)
 }
 
 // bundle is one file of support, while it is being made.
@@ -207,8 +208,12 @@ const maxFileName = 200
 
 // tell says in two lines what there is.
 func (s *bundle) tell(reports []*nodeReport) {
-	var files, missing, secrets int
+	var nodes, files, missing, secrets int
 	for _, r := range reports {
+		if r.err != nil {
+			continue // it is told below why
+		}
+		nodes++
 		files += len(r.files)
 		missing += len(r.missing)
 		for _, f := range r.files {
@@ -217,13 +222,13 @@ func (s *bundle) tell(reports []*nodeReport) {
 			}
 		}
 	}
-	fmt.Fprintf(s.app.out, "%s: %d files of %d nodes", s.path, files, len(reports))
+	fmt.Fprintf(s.app.out, "%s: %s of %s", s.path, plural(files, "file"), plural(nodes, "node"))
 	if info, err := os.Stat(s.path); err == nil {
 		fmt.Fprintf(s.app.out, ", %s", size(uint64(info.Size())))
 	}
-	fmt.Fprintf(s.app.out, "; %d secrets were replaced\n", secrets)
+	fmt.Fprintf(s.app.out, "; %s replaced\n", plural(secrets, "secret"))
 	if missing > 0 {
-		fmt.Fprintf(s.app.err, "%d things couldn't be collected: errors.txt in the folder of each node says why\n", missing)
+		fmt.Fprintf(s.app.err, "%s missing: errors.txt in the folder of each node says which, and why\n", plural(missing, "thing"))
 	}
 }
 
@@ -238,7 +243,7 @@ func summary(reports []*nodeReport, now time.Time) []byte {
 			fmt.Fprintf(&b, "  nothing could be collected: %s\n", strings.ReplaceAll(r.err.Error(), "\n", "\n  "))
 			continue
 		}
-		fmt.Fprintf(&b, "  %d files in %s, %d things are missing (errors.txt)\n", len(r.files), r.folder, len(r.missing))
+		fmt.Fprintf(&b, "  %s in %s, %s missing (errors.txt)\n", plural(len(r.files), "file"), r.folder, plural(len(r.missing), "thing"))
 		for _, f := range r.files {
 			for _, kind := range slices.Sorted(maps.Keys(f.secrets)) {
 				fmt.Fprintf(&b, "  %s: %s: %d\n", f.name, kind, f.secrets[kind])

@@ -268,10 +268,7 @@ func (s *bundle) node(ctx context.Context, r *nodeReport) error {
 // all begins with what every node knows: one that can't be reached isn't asked
 // fifty times.
 func (n *supportNode) all(ctx context.Context) error {
-	first := answerOf(func(ctx context.Context, c *client.Client) (*apiv1.VersionResponse, error) {
-		return message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
-	})
-	n.one(ctx, item{"version.yaml", first})
+	n.one(ctx, item{"version.yaml", supportVersion})
 	if len(n.report.missing) > 0 {
 		if err := n.report.missing[0].err; exitCode(err) == codeUnreachable || exitCode(err) == codeDenied {
 			return err
@@ -282,6 +279,18 @@ func (n *supportNode) all(ctx context.Context) error {
 	}
 	n.wg.Wait()
 	return ctx.Err()
+}
+
+// supportVersion connects as all commands do, and so finds out what a node has
+// against us.
+func supportVersion(ctx context.Context, n *supportNode, w io.Writer) error {
+	return n.bundle.app.with(ctx, n.report.node, func(ctx context.Context, c *client.Client) error {
+		m, err := message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
+		if err != nil {
+			return err
+		}
+		return writeYAML(w, []*yaml.Node{document(n.report.node, m)})
+	})
 }
 
 // later adds what was found on the node. Names are made different.

@@ -37,6 +37,8 @@ const (
 	ApplyMode_APPLY_MODE_REBOOT ApplyMode = 3
 	// Now, and undone unless confirmed in time, also by a reboot in between.
 	ApplyMode_APPLY_MODE_TRY ApplyMode = 4
+	// In the history only: it came back because what was tried wasn't confirmed.
+	ApplyMode_APPLY_MODE_UNDONE ApplyMode = 5
 )
 
 // Enum value maps for ApplyMode.
@@ -47,6 +49,7 @@ var (
 		2: "APPLY_MODE_ON_REBOOT",
 		3: "APPLY_MODE_REBOOT",
 		4: "APPLY_MODE_TRY",
+		5: "APPLY_MODE_UNDONE",
 	}
 	ApplyMode_value = map[string]int32{
 		"APPLY_MODE_AUTO":      0,
@@ -54,6 +57,7 @@ var (
 		"APPLY_MODE_ON_REBOOT": 2,
 		"APPLY_MODE_REBOOT":    3,
 		"APPLY_MODE_TRY":       4,
+		"APPLY_MODE_UNDONE":    5,
 	}
 )
 
@@ -868,13 +872,14 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"\x04mode\x18\x02 \x01(\x0e2\x16.garboard.v1.ApplyModeR\x04mode\x12:\n" +
 	"\vtry_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"tryTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun*\x7f\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun*\x96\x01\n" +
 	"\tApplyMode\x12\x13\n" +
 	"\x0fAPPLY_MODE_AUTO\x10\x00\x12\x18\n" +
 	"\x14APPLY_MODE_IMMEDIATE\x10\x01\x12\x18\n" +
 	"\x14APPLY_MODE_ON_REBOOT\x10\x02\x12\x15\n" +
 	"\x11APPLY_MODE_REBOOT\x10\x03\x12\x12\n" +
-	"\x0eAPPLY_MODE_TRY\x10\x042\xf5\x03\n" +
+	"\x0eAPPLY_MODE_TRY\x10\x04\x12\x15\n" +
+	"\x11APPLY_MODE_UNDONE\x10\x052\xf5\x03\n" +
 	"\rConfigService\x12V\n" +
 	"\x03Get\x12\x1d.garboard.v1.GetConfigRequest\x1a\x1e.garboard.v1.GetConfigResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12`\n" +
 	"\x05Apply\x12\x1f.garboard.v1.ApplyConfigRequest\x1a .garboard.v1.ApplyConfigResponse\"\x14\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x98\xb5\x18\x01\x12b\n" +

@@ -139,6 +139,9 @@ var modes = map[apiv1.ApplyMode]machine.Mode{
 }
 
 func modeNumber(mode machine.Mode) apiv1.ApplyMode {
+	if mode == machine.Undone {
+		return apiv1.ApplyMode_APPLY_MODE_UNDONE
+	}
 	for number, m := range modes {
 		if m == mode {
 			return number

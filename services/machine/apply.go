@@ -28,6 +28,9 @@ const (
 	OnReboot  Mode = "on-reboot" // staged for the next boot
 	Reboot    Mode = "reboot"    // now, with a reboot
 	Try       Mode = "try"       // now, and undone unless confirmed
+	// Undone is in the history only: it came back because what was tried wasn't
+	// confirmed.
+	Undone Mode = "undone"
 )
 
 // Request asks for a configuration to be applied.

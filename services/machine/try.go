@@ -14,10 +14,6 @@ import (
 // restartTimeout bounds one restart of a service: longer than any stop budget.
 const restartTimeout = 2 * time.Minute
 
-// undone is the mode in the history of a configuration that came back because
-// the one that was tried wasn't confirmed.
-const undone Mode = "undone"
-
 // Confirm keeps what is being tried.
 func (a *Applier) Confirm(_ context.Context, by string) error {
 	a.mu.Lock()
@@ -121,7 +117,7 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 		}
 		rebooting = rebooting || effect == config.Reboot
 	}
-	entry := a.entry(undone, why, changes)
+	entry := a.entry(Undone, why, changes)
 	if rebooting {
 		a.remember(entry, text)
 		a.reboot("a tried configuration is undone: " + why)

@@ -204,6 +204,11 @@ func TestDashboardLog(t *testing.T) {
 	if len(s.lines) > 2*keptLines {
 		t.Errorf("%d lines are kept", len(s.lines))
 	}
+	s.press("pgup")
+	s.say(2, keptLines*3) // and what was on the screen is among those that aren't
+	if text := s.text(); strings.Count(text, " of containerd\n") < 4 {
+		t.Errorf("the screen is empty:\n%s", text)
+	}
 }
 
 // A node that falls silent is shown as it was, and since when; one that comes

@@ -302,7 +302,8 @@ func (d *dashboard) tail() []string {
 // events.
 func (d *dashboard) below(n *nodeView) []string {
 	all := d.tail()
-	end := max(0, len(all)-d.scroll)
+	// What was scrolled back to may be forgotten by now.
+	end := max(min(d.room(), len(all)), len(all)-d.scroll)
 	head := "LOG of " + plain(n.selected)
 	if d.showEvents {
 		head = "EVENTS"

@@ -226,7 +226,7 @@ func (s *bundle) tell(reports []*nodeReport) {
 	if info, err := os.Stat(s.path); err == nil {
 		fmt.Fprintf(s.app.out, ", %s", size(uint64(info.Size())))
 	}
-	fmt.Fprintf(s.app.out, "; %s replaced\n", plural(secrets, "secret"))
+	fmt.Fprintf(s.app.out, "; %s recognised and replaced\n", plural(secrets, "secret"))
 	if missing > 0 {
 		fmt.Fprintf(s.app.err, "%s missing: errors.txt in the folder of each node says which, and why\n", plural(missing, "thing"))
 	}

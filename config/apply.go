@@ -146,7 +146,7 @@ var applyTable = []applyRow{
 	{path: "machine.files[].path", effect: Live, refine: dropIn},
 	{path: "machine.files[].op", effect: Live, refine: dropIn},
 	{path: "machine.env", effect: containerd},
-	{path: "machine.sysctls", effect: Live, refine: sysctl},
+	{path: "machine.sysctls", effect: Live},
 	{path: "machine.systemDiskEncryption.state.keys[].nodeID", effect: Reboot},
 	{path: "machine.systemDiskEncryption.state.keys[].static.passphrase", effect: Reboot},
 	{path: "machine.systemDiskEncryption.state.keys[].slot", effect: Reboot},
@@ -235,15 +235,14 @@ const containerdDropIns = "/var/cri/conf.d"
 
 func dropIn(row *applyRow, where place, _ Change, _ *Config) (Effect, string) {
 	// machine.files[PATH].field
-	if name, ok := where[len(where)-2].(entry); ok && path.Dir(path.Clean(string(name))) == containerdDropIns {
-		return containerd, "containerd reads it at its start"
+	if name, ok := where[len(where)-2].(entry); ok {
+		name := path.Clean(string(name))
+		if path.Dir(name) == containerdDropIns || slices.Contains(caBundles, name) {
+			return containerd, "containerd reads it at its start"
+		}
 	}
 	return row.effect, row.note
 }
 
-func sysctl(row *applyRow, _ place, c Change, _ *Config) (Effect, string) {
-	if c.Op == Removed {
-		return row.effect, "keeps its value until the next boot"
-	}
-	return row.effect, row.note
-}
+// caBundles are the names of the authorities that the node trusts.
+var caBundles = []string{"/etc/ssl/certs/ca-certificates", "/etc/ssl/certs/ca-certificates.crt"}

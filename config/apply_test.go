@@ -73,7 +73,7 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "time: {}", "time: {servers: [a.example.org, 10.0.0.1]}", "machine.time.servers: pool.ntp.org → a.example.org, 10.0.0.1 (live)"},
 		{control, "machine", "network: {hostname: one}", "network: {hostname: two}", "machine.network.hostname: one → two (service:kubelet: the node registers under its new name)"},
 		{control, "machine", "sysctls: {vm.max_map_count: 1, vm.swappiness: 2}", "sysctls: {vm.max_map_count: 3, kernel.pid_max: 4}",
-			"machine.sysctls[\"kernel.pid_max\"]: added 4 (live)\nmachine.sysctls[\"vm.max_map_count\"]: 1 → 3 (live)\nmachine.sysctls[\"vm.swappiness\"]: removed 2 (live: keeps its value until the next boot)"},
+			"machine.sysctls[\"kernel.pid_max\"]: added 4 (live)\nmachine.sysctls[\"vm.max_map_count\"]: 1 → 3 (live)\nmachine.sysctls[\"vm.swappiness\"]: removed 2 (live)"},
 		{control, "machine", "env: {a: b}", "env: {a: b, http_proxy: 'http://me:hunter2@proxy:3128'}", "machine.env.http_proxy: added http://me:xxxxx@proxy:3128 (service:containerd)"},
 		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (service:kubelet: set when the node registers)"},
 		// Interfaces keep their identity, whatever their place in the list.

@@ -60,21 +60,9 @@ func cautionNoEffect(c *Config, r *report) {
 	if e := c.Machine.SystemDiskEncryption; e.State != nil || e.Ephemeral != nil {
 		r.warn(at("machine", "systemDiskEncryption"), what)
 	}
-	if len(c.Machine.Registries.Config) > 0 {
-		r.warn(at("machine", "registries", "config"), what)
-	}
 	for i, in := range c.Machine.Network.Interfaces {
-		if in.Bond != nil {
-			r.warn(interfaceAt(i, "bond"), what)
-		}
-		if len(in.VLANs) > 0 {
-			r.warn(interfaceAt(i, "vlans"), what)
-		}
 		if in.VIP != nil {
 			r.warn(interfaceAt(i, "vip"), what)
-		}
-		if in.WireGuard != nil {
-			r.warn(interfaceAt(i, "wireguard"), what)
 		}
 	}
 }

@@ -102,28 +102,22 @@ func checkRegistryHost(r *report, where place, host string) {
 	}
 }
 
-func checkFiles(c *Config, r *report) {
-	first := map[string]FileOp{}
-	for i, f := range c.Machine.Files {
-		where := at("machine", "files", i)
-		checkAbsolute(r, where.with("path"), f.Path)
-		if op, twice := first[f.Path]; twice && f.Path != "" && (op != FileAppend || f.Op != FileAppend) {
-			r.bad(where.with("path"), "%s is written by an earlier entry; only several of op append go together", quote(f.Path))
-		}
-		first[f.Path] = f.Op
-	}
-}
-
 func checkEnv(c *Config, r *report) {
 	for _, name := range slices.Sorted(maps.Keys(c.Machine.Env)) {
 		if !envName.MatchString(name) {
 			r.bad(at("machine", "env", name), "is not the name of an environment variable")
 		}
 	}
+	spelled := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(c.Machine.Sysctls)) {
+		where := at("machine", "sysctls", name)
 		if !sysctlName.MatchString(name) {
-			r.bad(at("machine", "sysctls", name), "is not the name of a kernel parameter, such as vm.max_map_count")
+			r.bad(where, "is not the name of a kernel parameter, such as vm.max_map_count")
 		}
+		if other, twice := spelled[SysctlPath(name)]; twice {
+			r.bad(where, "is the same parameter as %s", other)
+		}
+		spelled[SysctlPath(name)] = name
 	}
 }
 

@@ -149,6 +149,11 @@ func checkBonds(c *Config, r *report) {
 			masters[member] = in.Name
 		}
 	}
+	for i, in := range c.Machine.Network.Interfaces {
+		if master := masters[in.Name]; master != "" && (in.CIDR.IsValid() || in.DHCP || len(in.Routes) > 0 || len(in.VLANs) > 0) {
+			r.bad(interfaceAt(i, "interface"), "%s is a member of %s: addresses, DHCP, routes and VLANs belong to the bond", quote(in.Name), master)
+		}
+	}
 }
 
 func oneOf(r *report, where place, value string, values []string) {

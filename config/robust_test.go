@@ -160,7 +160,7 @@ func TestTextRoundTrip(t *testing.T) {
 		c.Machine.Files = nil
 		for i := range rapid.IntRange(0, 3).Draw(t, "files") {
 			c.Machine.Files = append(c.Machine.Files, File{
-				Path: fmt.Sprintf("/f%d", i), Content: text.Draw(t, "content"), Op: FileCreate, Permissions: FileMode(rapid.IntRange(1, 0o777).Draw(t, "permissions")),
+				Path: fmt.Sprintf("/etc/f%d", i), Content: text.Draw(t, "content"), Op: FileCreate, Permissions: FileMode(rapid.IntRange(1, 0o777).Draw(t, "permissions")),
 			})
 		}
 		c.Machine.Env = rapid.MapOfN(rapid.StringMatching(`[A-Za-z_][A-Za-z0-9_]{0,8}`), text, 1, 4).Draw(t, "env")

@@ -186,7 +186,7 @@ type Mirror struct {
 // Registry is how to talk to a host that serves images.
 type Registry struct {
 	Auth *RegistryAuth `yaml:"auth"` // who the node is to the host
-	TLS  *RegistryTLS  `yaml:"tls"`  // whom the node trusts instead of the public authorities
+	TLS  *RegistryTLS  `yaml:"tls"`  // whom the node trusts besides the public authorities
 }
 
 // RegistryAuth identifies the node: username and password, or auth (base64 of
@@ -198,7 +198,8 @@ type RegistryAuth struct {
 	IdentityToken Secret `yaml:"identityToken"` // as a registry's login gave it
 }
 
-// RegistryTLS replaces the public authorities for one host.
+// RegistryTLS is how the node and one host know each other. Its authority counts
+// beside the public ones.
 type RegistryTLS struct {
 	CA                 PEM     `yaml:"ca"`                 // authority of the host's certificate
 	ClientIdentity     CertKey `yaml:"clientIdentity"`     // certificate of the node, for the host
@@ -211,7 +212,7 @@ type RegistryTLS struct {
 type File struct {
 	Content     string   `yaml:"content"`     // the text, or what is appended
 	Permissions FileMode `yaml:"permissions"` // octal; default 0644
-	Path        string   `yaml:"path"`        // required, absolute
+	Path        string   `yaml:"path"`        // required, below /etc, /run or /var
 	Op          FileOp   `yaml:"op"`          // default create
 }
 

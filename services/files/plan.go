@@ -9,27 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 )
-
-// roots are where files may be laid: all else is read-only, or the node's own.
-var roots = []string{"/etc", "/run", boot.EphemeralDir}
-
-// reserved are places that other parts of the node write, with what to use
-// instead.
-var reserved = []struct{ path, instead string }{
-	{"/etc/hostname", "it is made from machine.network.hostname"},
-	{"/etc/hosts", "it is made from machine.network"},
-	{"/etc/resolv.conf", "it is made from machine.network.nameservers"},
-	{"/etc/machine-id", "the node has its own, on STATE"},
-	{"/etc/containerd", "settings of containerd belong into " + boot.CRIConfDir + "/*.toml, mirrors into machine.registries"},
-	{boot.ManifestsDir, "it holds the control plane's static pods"},
-	{boot.RunDir, "it holds the node's sockets"},
-	{"/run/containerd", "it holds containerd's state"},
-	{"/run/etc", "it is the writable half of /etc; name the path in /etc"},
-	{recordDir, "it is where the node notes what it has laid"},
-}
 
 // file is what is to be laid at one path.
 type file struct {
@@ -104,7 +85,7 @@ func appended(base []byte, content string) []byte {
 // they must not lead out of where files may be laid.
 func (d *Daemon) resolve(path string) (string, error) {
 	path = filepath.Clean(path)
-	if err := allowed(path); err != nil {
+	if err := config.FilePlace(path); err != nil {
 		return "", err
 	}
 	root, err := filepath.EvalSymlinks(d.o.root)
@@ -120,7 +101,7 @@ func (d *Daemon) resolve(path string) (string, error) {
 		return "", fmt.Errorf("leads to %s, through a link", real)
 	}
 	real += strings.TrimPrefix(path, d.standing(path))
-	if err := allowed(real); err != nil {
+	if err := config.FilePlace(real); err != nil {
 		return "", fmt.Errorf("leads to %s, through a link: %w", real, err)
 	}
 	return real, nil
@@ -150,18 +131,6 @@ func follow(path string) (string, error) {
 	dir, base := filepath.Split(path)
 	real, err = follow(filepath.Clean(dir))
 	return filepath.Join(real, base), err
-}
-
-func allowed(path string) error {
-	if !slices.ContainsFunc(roots, func(root string) bool { return path != root && within(path, root) }) {
-		return fmt.Errorf("files can be laid in %s; all else is read-only", strings.Join(roots, ", "))
-	}
-	for _, r := range reserved {
-		if within(path, r.path) {
-			return fmt.Errorf("%s can't be laid over: %s", r.path, r.instead)
-		}
-	}
-	return nil
 }
 
 func within(path, dir string) bool {

@@ -161,7 +161,7 @@ func (d *Daemon) readRecord() (map[string]string, error) {
 	}
 	// It says what may be removed, so it is believed only where files are laid.
 	maps.DeleteFunc(laid, func(path, _ string) bool {
-		return !within(path, boot.EphemeralDir) || filepath.Clean(path) != path || allowed(path) != nil
+		return !within(path, boot.EphemeralDir) || filepath.Clean(path) != path || config.FilePlace(path) != nil
 	})
 	return laid, nil
 }

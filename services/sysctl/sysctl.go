@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/resource"
 	"golang.org/x/sys/unix"
@@ -111,13 +112,13 @@ func (c *Controller) Reconcile(_ context.Context, v resource.View) (time.Duratio
 	}
 	names := map[string]string{} // by path: the last of those that mean one parameter
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		names[Path(name)] = name
+		names[config.SysctlPath(name)] = name
 	}
 	c.restore(names, v.Log())
 
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		if other := names[Path(name)]; other != name {
+		if other := names[config.SysctlPath(name)]; other != name {
 			errs = append(errs, Statuses.Put(v, name, Status{Problem: "is the same parameter as " + other}))
 			continue
 		}
@@ -165,7 +166,7 @@ func (c *Controller) restore(names map[string]string, log *slog.Logger) {
 
 // apply sets one parameter unless it has its value already.
 func (c *Controller) apply(name, value string, log *slog.Logger) Status {
-	path := Path(name)
+	path := config.SysctlPath(name)
 	p := c.set[path]
 	if p == nil {
 		p = &parameter{}
@@ -265,24 +266,6 @@ func why(err error) string {
 		return path.Err.Error()
 	}
 	return err.Error()
-}
-
-// Path is where below /proc/sys a parameter is. The separator that comes first
-// in the name separates its parts; the other one is part of a part
-// (sysctl.d(5)): net.ipv4.conf.eth0/7.forwarding, net/ipv4/conf/eth0.7/forwarding.
-func Path(name string) string {
-	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '/' {
-		return name
-	}
-	return strings.Map(func(r rune) rune {
-		switch r {
-		case '.':
-			return '/'
-		case '/':
-			return '.'
-		}
-		return r
-	}, name)
 }
 
 // ownParameters are those of a container's own namespaces: network and IPC

@@ -207,7 +207,7 @@ func TestPath(t *testing.T) {
 		"kernel.core_pattern":                "kernel/core_pattern",
 		"net.bridge.bridge-nf-call-iptables": "net/bridge/bridge-nf-call-iptables",
 	} {
-		if got := Path(name); got != want {
+		if got := config.SysctlPath(name); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}
 	}

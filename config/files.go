@@ -1,0 +1,89 @@
+package config
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// fileRoots are where files may be laid: all else is read-only, or the node's own.
+var fileRoots = []string{"/etc", "/run", "/var"}
+
+// reservedPlaces are what other parts of the node write, with what to use
+// instead.
+var reservedPlaces = []struct{ path, instead string }{
+	{"/etc/hostname", "it is made from machine.network.hostname"},
+	{"/etc/hosts", "it is made from machine.network"},
+	{"/etc/resolv.conf", "it is made from machine.network.nameservers"},
+	{"/etc/machine-id", "the node has its own, on STATE"},
+	{"/etc/containerd", "settings of containerd belong into " + containerdDropIns + "/*.toml, mirrors into machine.registries"},
+	{"/etc/kubernetes/manifests", "it holds the control plane's static pods"},
+	{"/run/garboard", "it holds the node's sockets"},
+	{"/run/containerd", "it holds containerd's state"},
+	{"/run/etc", "it is the writable half of /etc; name the path in /etc"},
+	{"/var/lib/garboard", "it is where the node notes what it has laid"},
+}
+
+// FilePlace is nil if machine.files may lay a file at this absolute path, links
+// in it aside.
+func FilePlace(name string) error {
+	name = path.Clean(name)
+	if !slices.ContainsFunc(fileRoots, func(root string) bool { return name != root && within(name, root) }) {
+		return fmt.Errorf("files can be laid in %s; all else is read-only", strings.Join(fileRoots, ", "))
+	}
+	for _, r := range reservedPlaces {
+		if within(name, r.path) {
+			return fmt.Errorf("%s can't be laid over: %s", r.path, r.instead)
+		}
+	}
+	return nil
+}
+
+// within is whether a path is dir, or lies below it.
+func within(name, dir string) bool {
+	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
+}
+
+func checkFiles(c *Config, r *report) {
+	first := map[string]FileOp{}
+	for i, f := range c.Machine.Files {
+		where := at("machine", "files", i).with("path")
+		checkAbsolute(r, where, f.Path)
+		if !path.IsAbs(f.Path) {
+			continue
+		}
+		name := path.Clean(f.Path)
+		if err := FilePlace(name); err != nil {
+			r.bad(where, "%v", err)
+		}
+		if op, twice := first[name]; twice && (op != FileAppend || f.Op != FileAppend) {
+			r.bad(where, "%s is written by an earlier entry; only several of op append go together", quote(f.Path))
+		}
+		for other := range first {
+			if other != name && (within(other, name) || within(name, other)) {
+				r.bad(where, "can't be beside %s, which an earlier entry lays: one would be a directory", other)
+				break // one is enough to make the point
+			}
+		}
+		first[name] = f.Op
+	}
+}
+
+// SysctlPath is where below /proc/sys a parameter is. The separator that comes
+// first in the name separates its parts; the other one is part of a part
+// (sysctl.d(5)): net.ipv4.conf.eth0/7.forwarding, net/ipv4/conf/eth0.7/forwarding.
+func SysctlPath(name string) string {
+	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '/' {
+		return name
+	}
+	return strings.Map(func(r rune) rune {
+		switch r {
+		case '.':
+			return '/'
+		case '/':
+			return '.'
+		}
+		return r
+	}, name)
+}

@@ -101,7 +101,7 @@ func (c *condition) ask(s *snapshot) (found []finding) {
 }
 
 // fold makes consequences what they are: they pass when their cause does. A cause
-// is as bad as what follows from it.
+// is as bad as what follows from it, unless it is known to pass by itself.
 func fold(found []*finding, held map[string]*condition) {
 	worst := map[*condition]garboardv1.Finding_Severity{}
 	for _, f := range found {
@@ -115,7 +115,9 @@ func fold(found []*finding, held map[string]*condition) {
 	// Consequences of consequences come later in the table than those, so going
 	// backwards carries their severity to the root.
 	for _, f := range slices.Backward(found) {
-		f.severity = max(f.severity, worst[f.of])
+		if !f.passing {
+			f.severity = max(f.severity, worst[f.of])
+		}
 		if f.cause != nil {
 			worst[f.cause] = max(worst[f.cause], f.severity)
 			f.severity = info

@@ -22,6 +22,9 @@ var controlPlanePrograms = []string{apiServer, controllerManager, scheduler}
 // etcdTrouble is what keeps etcd from running.
 var etcdTrouble = []string{"maintenance", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "etcd-not-running"}
 
+// podTrouble is what keeps the control plane's pods from running.
+var podTrouble = append(slices.Clone(etcdTrouble), "secrets-missing", "static-pods-not-generated", "kubelet-not-running")
+
 var controlPlaneConditions = []condition{
 	{
 		id: "static-pods-not-generated", severity: failure,
@@ -50,9 +53,9 @@ var controlPlaneConditions = []condition{
 			return one(f)
 		},
 	},
-	programCondition(apiServer, "apiserver-not-running", append(slices.Clone(etcdTrouble), "kubelet-not-running", "secrets-missing", "static-pods-not-generated")),
-	programCondition(controllerManager, "controller-manager-not-running", []string{"kubelet-not-running", "static-pods-not-generated", "apiserver-not-running"}),
-	programCondition(scheduler, "scheduler-not-running", []string{"kubelet-not-running", "static-pods-not-generated", "apiserver-not-running"}),
+	programCondition(apiServer, "apiserver-not-running", podTrouble),
+	programCondition(controllerManager, "controller-manager-not-running", append(slices.Clone(podTrouble), "apiserver-not-running")),
+	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podTrouble), "apiserver-not-running")),
 	{
 		id: "controller-failing", severity: warning,
 		sees:    "gbctl logs controller-runtime ends in controller failed: … again and again.",
@@ -79,7 +82,7 @@ var controlPlaneConditions = []condition{
 // programCondition is that one program of the control plane doesn't serve.
 func programCondition(program, id string, follows []string) condition {
 	c := condition{
-		id: id, severity: failure, follows: append(follows, "image-pull-failing"),
+		id: id, severity: failure, follows: append(slices.Clone(follows), "image-pull-failing"),
 		sees:  fmt.Sprintf("gbctl containers -k shows %s as CONTAINER_EXITED or not at all.", program),
 		why:   "Its image is still being pulled, or it ends, mostly for a wrong argument.",
 		next:  fmt.Sprintf("Its last words say what it lacks; gbctl logs -k %s/%s-NODE:%s has the rest.", kubeSystem, program, program),

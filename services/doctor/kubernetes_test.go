@@ -95,6 +95,9 @@ func TestS355EtcdWaitsForBootstrap(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.ControlPlane, func(n *node, services map[string]*dag.Service) {
 		n.must(os.MkdirAll(n.path(boot.EtcdDataDir), 0o700))
+		for _, s := range n.others {
+			s.set(http.StatusServiceUnavailable, "")
+		}
 		services["etcd"].Prepare = func(context.Context, *dag.Handle) error {
 			return fmt.Errorf("%s is empty and machine.type is %q: only a node of type %q forms a new cluster; set machine.type on exactly one node", boot.EtcdDataDir, "controlplane", "init")
 		}
@@ -103,6 +106,10 @@ func TestS355EtcdWaitsForBootstrap(t *testing.T) {
 	n.finds("etcd-waits-for-bootstrap", failure, "/var/lib/etcd is empty", "controlplane", "exactly one")
 	n.finds("etcd-not-running", info, "Follows from etcd-waits-for-bootstrap")
 	n.finds("static-pods-not-generated", info, "Follows from etcd-waits-for-bootstrap")
+	n.finds("scheduler-not-running", info, "Follows from etcd-waits-for-bootstrap")
+	// While the cluster may still be coming up it is what one expects to see.
+	n.age.Store(0)
+	n.finds("etcd-waits-for-bootstrap", info, "/var/lib/etcd is empty")
 
 	start(t, config.ControlPlane).healthy()
 }

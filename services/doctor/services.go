@@ -188,7 +188,7 @@ func (s *snapshot) podPulls() []trouble {
 	}
 	log := s.tail("kubelet", 0)
 	for _, program := range controlPlanePrograms {
-		if words, line := podTrouble(log, program); strings.Contains(words, "ImagePull") || strings.Contains(words, "InvalidImageName") {
+		if words, line := syncError(log, program, s.now); strings.Contains(words, "ImagePull") || strings.Contains(words, "InvalidImageName") {
 			add(program, words, asLog("kubelet", line))
 		}
 	}

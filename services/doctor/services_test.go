@@ -159,11 +159,23 @@ func TestImageOfPodFailing(t *testing.T) {
 	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
 		n.kubelet.set(401, "Unauthorized")
 		n.api.fail("/readyz", notReady)
-		fmt.Fprintln(n.logs.Writer("kubelet"), `{"ts":1795273427749.7,"caller":"kubelet/pod_workers.go:1324","msg":"Error syncing pod, skipping","pod":{"name":"kube-apiserver-n1","namespace":"kube-system"},`+
-			`"err":"failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"rpc error: code = NotFound desc = failed to pull and unpack image: not found\""}`)
+		kubeletLog(n, time.Now())
 	})
 	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image of that name")
 	if f := n.finds("apiserver-not-running", info); strings.Contains(f.Next, "look again") {
 		t.Errorf("it is told to pass: %s", f.Next)
 	}
+
+	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.kubelet.set(401, "Unauthorized")
+		n.api.fail("/readyz", notReady)
+		kubeletLog(n, time.Now().Add(-2*syncing))
+	})
+	n.lacks("image-pull-failing")
+}
+
+// kubeletLog says, as the kubelet does, that it can't have the API server's image.
+func kubeletLog(n *node, at time.Time) {
+	fmt.Fprintf(n.logs.Writer("kubelet"), `{"ts":%d.7,"caller":"kubelet/pod_workers.go:1338","msg":"Error syncing pod, skipping","pod":{"name":"kube-apiserver-n1","namespace":"kube-system"},`+
+		`"err":"failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"rpc error: code = NotFound desc = failed to pull and unpack image: not found\""}`+"\n", at.UnixMilli())
 }

@@ -29,9 +29,13 @@ var telling = []*regexp.Regexp{
 // container's output.
 var criLine = regexp.MustCompile(`^\S+Z? (?:stdout|stderr) [FP] `)
 
+// ownStory are lines of a service's log that repeat its events.
+var ownStory = regexp.MustCompile(`^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d  .* state=\w+$`)
+
 // lastWords is the line that tells most of why something ended, "" where there are
 // no lines: the last of the surest kind.
 func lastWords(lines []string) string {
+	lines = slices.DeleteFunc(slices.Clone(lines), ownStory.MatchString)
 	for _, kind := range telling {
 		for _, line := range slices.Backward(lines) {
 			if kind.MatchString(criLine.ReplaceAllString(line, "")) {
@@ -183,20 +187,25 @@ func (s *snapshot) controllerFailures() []controllerFailure {
 	return out
 }
 
-// podTrouble is what the kubelet's log says last about a pod of kube-system that it
+// syncing is how old the kubelet's last word about a pod may be: it tries again
+// within some ten seconds.
+const syncing = 2 * time.Minute
+
+// syncError is what the kubelet's log says last about a pod of kube-system that it
 // can't run: the error, and the line.
-func podTrouble(lines []string, pod string) (err, line string) {
+func syncError(lines []string, pod string, now time.Time) (err, line string) {
 	for _, l := range slices.Backward(lines) {
 		if !strings.Contains(l, "Error syncing pod") || !strings.Contains(l, pod) {
 			continue
 		}
 		var entry struct {
-			Err string `json:"err"`
+			Milliseconds float64 `json:"ts"`
+			Err          string  `json:"err"`
 		}
-		if json.Unmarshal([]byte(l), &entry) == nil && entry.Err != "" {
-			return entry.Err, l
+		if json.Unmarshal([]byte(l), &entry) != nil || now.Sub(time.UnixMilli(int64(entry.Milliseconds))) > syncing {
+			break // cut short, or mended since
 		}
-		return l, l
+		return entry.Err, l
 	}
 	return "", ""
 }

@@ -6,6 +6,7 @@
 package doctor
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -139,6 +140,37 @@ func TestDoctor(t *testing.T) {
 			well(c)
 		})
 	}
+}
+
+// edit changes the configuration that a node begins with.
+func edit(old, new string) story.Option {
+	return func(o *qemu.Options) {
+		o.Prepare = func(dir string) error {
+			path := filepath.Join(dir, "config.yaml")
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			if !bytes.Contains(data, []byte(old)) {
+				return fmt.Errorf("%s has no %q", path, old)
+			}
+			return os.WriteFile(path, bytes.Replace(data, []byte(old), []byte(new), 1), 0o600)
+		}
+	}
+}
+
+// An API server that never was: the kubelet answers nobody then, and only its log
+// knows why.
+func TestImageFromTheFirstBoot(t *testing.T) {
+	c := story.New(t, "doctor-image", qemu.Container, edit("registry.k8s.io/kube-apiserver:", "registry.k8s.io/kube-apiserver:v0.0.0-"))
+	tells(t, c, "ERROR", "image-pull-failing", "kube-apiserver", "v0.0.0-", "no image of that name")
+}
+
+// A control plane that nobody has bootstrapped says what it waits for: in its first
+// minutes nothing is wrong with that.
+func TestWaitsForBootstrap(t *testing.T) {
+	c := story.New(t, "doctor-join", qemu.Container, edit(" type: init\n", " type: controlplane\n"))
+	tells(t, c, "INFO", "etcd-waits-for-bootstrap", "/var/lib/etcd is empty", "controlplane")
 }
 
 // The data of an older installation: what users have who install anew over a disk

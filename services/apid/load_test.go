@@ -29,7 +29,7 @@ import (
 
 const (
 	loadClients = 200
-	memoryUnder = 40 << 20 // with so many clients
+	memoryUnder = 40e6 // with so many clients
 	// memoryBack is how much more than before the first client may stay: pages of
 	// the program that were touched for the first time.
 	memoryBack = 8 << 20

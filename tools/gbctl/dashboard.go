@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"sync"
@@ -166,16 +167,23 @@ func (f *feeds) look(ctx context.Context, i int, c *client.Client) snapshot {
 	}
 	wg.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		s.err = errs[i]
-		if broken(s.err) {
-			if refusal := c.Refusal(ctx); refusal != nil {
-				s.err = refusal
-			}
-		}
-		s.err = f.app.explain(c.Name, s.err)
+		s.err = f.why(ctx, c, errs[i])
 	}
 	s.at = time.Now()
 	return s
+}
+
+// why is what went wrong, in words for the screen.
+func (f *feeds) why(ctx context.Context, c *client.Client, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer within %s", min(glance, f.app.timeout))
+	}
+	if broken(err) {
+		if refusal := c.Refusal(ctx); refusal != nil && !errors.Is(refusal, context.DeadlineExceeded) {
+			err = refusal
+		}
+	}
+	return f.app.explain(c.Name, err)
 }
 
 func (f *feeds) events(ctx context.Context, i int, c *client.Client) {

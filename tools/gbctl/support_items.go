@@ -270,7 +270,7 @@ func (s *bundle) node(ctx context.Context, r *nodeReport) error {
 func (n *supportNode) all(ctx context.Context) error {
 	n.one(ctx, item{"version.yaml", supportVersion})
 	if len(n.report.missing) > 0 {
-		if err := n.report.missing[0].err; exitCode(err) == codeUnreachable || exitCode(err) == codeDenied {
+		if err := n.report.missing[0].err; unanswered(err) || exitCode(err) == codeDenied {
 			return err
 		}
 	}
@@ -278,7 +278,15 @@ func (n *supportNode) all(ctx context.Context) error {
 		n.wg.Go(func() { n.one(ctx, it) })
 	}
 	n.wg.Wait()
+	if r := n.report; len(r.files) == 0 && len(r.missing) > 0 && ctx.Err() == nil {
+		return r.missing[0].err
+	}
 	return ctx.Err()
+}
+
+// unanswered tells whether a node didn't say anything at all.
+func unanswered(err error) bool {
+	return exitCode(err) == codeUnreachable || errors.Is(err, context.DeadlineExceeded)
 }
 
 // supportVersion connects as all commands do, and so finds out what a node has
@@ -351,7 +359,7 @@ func (n *supportNode) one(ctx context.Context, it item) {
 func (r *nodeReport) heard(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err != nil && exitCode(err) == codeUnreachable {
+	if err != nil && unanswered(err) {
 		r.unheard++
 	} else {
 		r.unheard = 0

@@ -317,6 +317,24 @@ func TestSupportGivesUp(t *testing.T) {
 	}
 }
 
+// What takes connections and never says anything is off, too.
+func TestSupportMute(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dir := t.TempDir()
+	a := liveNodes(t, map[string]http.Handler{"10.5.0.2": nil})
+	a.loaded.Via["10.5.0.2"] = l.Addr().String()
+	a.timeout = 100 * time.Millisecond
+	err = (&bundle{app: a, path: filepath.Join(dir, "b.zip"), lines: 10}).make(t.Context())
+	var nodes *nodeErrors
+	if left, _ := os.ReadDir(dir); !errors.As(err, &nodes) || len(left) > 0 {
+		t.Errorf("%v, %v is left", err, left)
+	}
+}
+
 // Of what is too long the end is kept, from the beginning of a line on.
 func TestEnding(t *testing.T) {
 	e := &ending{}

@@ -129,6 +129,8 @@ const applyLong = `Give nodes a configuration from a file ('-' reads it from sta
 
 A node that has none yet is in maintenance mode: --insecure talks to it, and
 --fingerprint with what its console shows makes sure that it is the right one.
+Without --fingerprint the one that the machine shows is printed before anything
+is sent, and on a terminal you are asked: a configuration holds the cluster's keys.
 ` + modesHelp
 
 const applyExample = `  gbctl -n 10.5.0.2 apply-config --insecure -f controlplane.yaml
@@ -158,6 +160,11 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 				return err
 			}
 			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
+				n, err := a.believed(ctx, n)
+				if err != nil {
+					return err
+				}
+				defer n.Close()
 				m, err := change.apply(ctx, n, document, "")
 				if err != nil {
 					return inFile(file, err)

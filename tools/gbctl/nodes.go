@@ -48,6 +48,7 @@ type app struct {
 
 	insecure    bool
 	fingerprint string
+	warned      sync.Map // nodes that were believed without
 
 	loaded *client.Context
 }
@@ -214,7 +215,7 @@ func (a *app) with(ctx context.Context, node string, call func(context.Context, 
 	defer c.Close()
 	err = call(ctx, c)
 	if a.insecure && a.fingerprint == "" && c.Shown() != "" {
-		fmt.Fprintf(a.err, "warning: %s shows the certificate %s, and was believed; compare it with the one on the node's console (--fingerprint does)\n", node, c.Shown())
+		a.warn(node, c.Shown())
 	}
 	if broken(err) {
 		if refusal := c.Refusal(ctx); refusal != nil {

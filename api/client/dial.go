@@ -158,7 +158,7 @@ const refusalWait = 2 * time.Second
 // Refusal connects once more and says nothing, in order to hear why the node
 // closes connections: what it says about a client's certificate comes after the
 // handshake, and is lost when a request is already on its way. Its result is nil
-// where the node has nothing against us.
+// where the node has nothing against us, or says nothing at all.
 func (c *Client) Refusal(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, refusalWait)
 	defer cancel()
@@ -166,6 +166,9 @@ func (c *Client) Refusal(ctx context.Context) error {
 	config.NextProtos = []string{"h2"}
 	dialer := tls.Dialer{Config: config}
 	conn, err := dialer.DialContext(ctx, "tcp", c.address)
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -51,8 +51,9 @@ const (
 	// the gate, from a client that may be on a bad line.
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 30 * time.Second
-	// writeTimeout is how long a caller may leave its window full.
-	writeTimeout = 30 * time.Second
+	// writeTimeout is how long a caller may leave its window full: a person who has
+	// paused a log reads on within some minutes. It is the gate's, too.
+	writeTimeout = 5 * time.Minute
 	// callTimeout ends a call that isn't a stream. The longest one stops a service
 	// within its budget.
 	callTimeout = 5 * time.Minute

@@ -86,6 +86,7 @@ func TestEtcdWithoutLeader(t *testing.T) {
 		withoutEtcd(n, services)
 		n.etcd.members = append(n.etcd.members, etcdMember{Name: "n2", PeerURLs: []string{"https://10.5.0.3:2380"}}, etcdMember{Name: "n3", PeerURLs: []string{"https://10.5.0.4:2380"}})
 	})
+	n.finds("etcd-not-running", info, "no leader")
 	n.later(startTime)
 	n.finds("etcd-not-running", failure, "no leader", "linearizable_read failed", "10.5.0.4:2380")
 }
@@ -186,7 +187,8 @@ func TestS282SecretsMissing(t *testing.T) {
 func TestStaticPodsNotGenerated(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init)
-	n.must(os.Remove(n.path(boot.ManifestsDir, "garboard-kube-scheduler.yaml")))
+	n.must(os.RemoveAll(n.path(boot.ManifestsDir)))
+	n.write("", boot.ManifestsDir) // in the way of the directory, so that nothing is written again
 	n.finds("static-pods-not-generated", failure, "garboard-kube-scheduler.yaml", "garboard-kube-apiserver.yaml", "StaticPods: 3")
 }
 

@@ -150,6 +150,7 @@ func benchLoad(ctx context.Context, out io.Writer, who *client.Context, node str
 	if err != nil {
 		return nil, err
 	}
+	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lazy, err := client.Dial(who, node)
@@ -218,6 +219,9 @@ func benchLoad(ctx context.Context, out io.Writer, who *client.Context, node str
 	for _, c := range clients {
 		c.Close()
 	}
+	cancel() // the one that follows
+	stream.Close()
+	lazy.Close()
 	if errs != nil {
 		return nil, errs
 	}
@@ -225,8 +229,8 @@ func benchLoad(ctx context.Context, out io.Writer, who *client.Context, node str
 	after := during
 	for start := time.Now(); time.Since(start) < calm && float64(after) > idleGate*float64(before); {
 		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		case <-outer.Done():
+			return nil, outer.Err()
 		case <-time.After(time.Second):
 		}
 		if after, err = pss(gate); err != nil {

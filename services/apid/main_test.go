@@ -86,7 +86,6 @@ func newRecorder(t testing.TB, socket string, handler http.Handler) *recorder {
 // bench is a gate with what is around it.
 type bench struct {
 	dir, socket, address string
-	ca                   pki.CA
 	gate                 *gate
 	log                  *logBuffer
 	backend              *recorder

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/logs"
 )
 
@@ -212,7 +213,7 @@ func (a *Applier) restartAll(ctx context.Context, wake <-chan struct{}) {
 		for id := a.nextRestart(); id != "" && ctx.Err() == nil; id = a.nextRestart() {
 			a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
 			rctx, cancel := context.WithTimeout(ctx, restartTimeout)
-			if err := a.o.Restart(rctx, id); err != nil && ctx.Err() == nil {
+			if err := dag.Guard(a.o.Log, func() error { return a.o.Restart(rctx, id) }); err != nil && ctx.Err() == nil {
 				a.o.Log.Warn("restart after a change of the configuration", "service", id, "err", err)
 			}
 			cancel()

@@ -49,7 +49,7 @@ func TestFingerprints(t *testing.T) {
 			t.Errorf("%s: %q, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"0a", "x" + plain[1:], plain + "00"} {
+	for _, text := range []string{"0a", "x" + plain[1:], plain + "00", "sha256:", ":", " "} {
 		if _, err := parseFingerprint(text); err == nil {
 			t.Errorf("%s was taken", text)
 		}

@@ -24,11 +24,12 @@ import (
 func TestMain(m *testing.M) { story.Main(m) }
 
 const (
-	// tellBudget is for a fault to show: containers must have ended once or twice.
-	tellBudget = 20 * time.Second
+	// tellBudget is for a fault to show: an API server that is replaced may take its
+	// whole termination grace of 30 s, and the new one must have ended once or twice.
+	tellBudget = 60 * time.Second
 	// mendBudget is for what was broken to be back: the kubelet starts a container
 	// that has ended ever more slowly.
-	mendBudget = 30 * time.Second
+	mendBudget = 60 * time.Second
 )
 
 // finding is one of gbctl doctor -o yaml.

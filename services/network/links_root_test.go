@@ -64,7 +64,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.18.0.1/24")
 	p.wire("eth1", "far1", "10.18.1.1/24")
-	p.dnsmasq("--interface=far0", "--dhcp-range=10.18.0.50,10.18.0.60,2m")
+	p.dnsmasq("--interface=far0", "--dhcp-range=10.18.0.50,10.18.0.59,2m")
 	var mu sync.Mutex
 	var keys []string
 	n := newNode(t, t.TempDir())

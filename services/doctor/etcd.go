@@ -16,9 +16,9 @@ import (
 var etcdConditions = []condition{
 	{
 		id: "etcd-waits-for-bootstrap", severity: warning,
-		sees:    "Service etcd on a control plane stays in Waiting or Preparing, or says that " + boot.EtcdDataDir + " is empty and only a node of type init forms a new cluster.",
+		sees:    "Service etcd on a control plane stays in Preparing, and says that it waits for bootstrap, or for a control plane to join.",
 		why:     "This node's etcd has no data and is not the one that begins a cluster: it joins when Kubernetes serves on the bootstrap node, where it finds the other members through cluster.controlPlane.endpoint.",
-		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: machine.type init on exactly one. Two would be two clusters.",
+		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: gbctl -n ADDRESS bootstrap, once. Two would be two clusters.",
 		follows: []string{"maintenance", "network-no-address"},
 		holds:   etcdWaits,
 	},

@@ -95,7 +95,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
 	add(groupLook, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand())
+	add(groupAct, a.bootstrapCommand(), a.etcdCommand(), a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand())
 	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)

@@ -211,6 +211,11 @@ func etcdDown(s *snapshot) []finding {
 			f.what = "etcd runs and is not healthy."
 			f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
 			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot."
+			if strings.Contains(svc.Message, "learner") {
+				f.what = "etcd joins the cluster, and doesn't vote yet."
+				f.why = "It is a learner until it has all of the cluster's data; then it is promoted."
+				f.next = "Wait; gbctl etcd status on another control plane shows how far it is behind, and gbctl service etcd what holds it up."
+			}
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.said())
 				for _, m := range s.etcd.members {

@@ -8,11 +8,10 @@
 // Kubernetes, as a learner, which doesn't count for the quorum until it has all of
 // the cluster's data and is promoted. What was begun is in a journal on STATE:
 //
-//	          type init, Bootstrap
-//	(none) ─────────────────────────▶ new ────── healthy ──────▶ member
-//	  │ ▲                                                      ▲    │ Leave
-//	  │ └─ left, removed, or gone ─── joining ──── promoted ───┘    ▼
-//	  └──── added as a learner ────────▶ ▲ └──────────────────── leaving
+//	(none) ── type init, or Bootstrap ──▶ new ────── healthy ─────▶ member
+//	(none) ── added as a learner ───────▶ joining ── promoted ────▶ member
+//	member ── Leave ────────────────────▶ leaving ── removed ─────▶ joining, when started again
+//	member ── its data is gone ─────────▶ joining, in place of what it was
 package etcd
 
 import (

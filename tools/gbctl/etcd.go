@@ -12,11 +12,20 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
+)
+
+const (
+	// defragmentTimeout is longer than a node takes over the largest database.
+	defragmentTimeout = 4 * time.Minute
+	// leaveTimeout is longer than a node takes to count members, to remove its own, to
+	// stop it and to remove its data.
+	leaveTimeout = 2 * time.Minute
 )
 
 func (a *app) bootstrapCommand() *cobra.Command {
@@ -36,6 +45,14 @@ endpoint. A node of type init needs no bootstrap.`,
 				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{})))
 			})
 		},
+	}
+}
+
+// patient gives a request that is known to take long its time, unless a person has
+// said how long.
+func (a *app) patient(cmd *cobra.Command, d time.Duration) {
+	if !cmd.Flags().Changed("timeout") {
+		a.timeout = d
 	}
 }
 
@@ -225,6 +242,7 @@ member doesn't answer, so several nodes are asked one after another.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 etcd defrag`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.patient(cmd, defragmentTimeout)
 			return a.oneByOne(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				m, err := message(c.Etcd.Defragment(ctx, connect.NewRequest(&apiv1.EtcdDefragmentRequest{})))
 				if err != nil {
@@ -317,6 +335,7 @@ node joins again when it is started: with 'gbctl service etcd start', or a reboo
 		Example: `  gbctl -n 10.5.0.3 etcd leave`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.patient(cmd, leaveTimeout)
 			return a.said(cmd.Context(), "leaving etcd", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Etcd.Leave(ctx, connect.NewRequest(&apiv1.EtcdLeaveRequest{})))
 			})

@@ -21,6 +21,9 @@ import (
 )
 
 const (
+	// bootstrapTimeout is longer than a node takes to look in vain for a cluster, twice:
+	// to join it, and to see that there is none.
+	bootstrapTimeout = time.Minute
 	// defragmentTimeout is longer than a node takes over the largest database.
 	defragmentTimeout = 4 * time.Minute
 	// leaveTimeout is longer than a node takes to count members, to remove its own, to
@@ -41,6 +44,7 @@ endpoint. A node of type init needs no bootstrap.`,
 		Example: `  gbctl -n 10.5.0.2 bootstrap`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.patient(cmd, bootstrapTimeout)
 			return a.said(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{})))
 			})

@@ -72,6 +72,11 @@ func NewNode(o Options) (*Node, error) {
 	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, StateReady: applier.StateReady})
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
+	member := etcd.New(etcd.Options{
+		Mode: o.Mode, Store: store, Containerd: ctrd,
+		Stop: func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
+	})
+
 	since := dag.SinceBoot
 	if o.Mode == boot.Container {
 		// A container has no kernel of its own: its boot began with PID 1.
@@ -99,7 +104,7 @@ func NewNode(o Options) (*Node, error) {
 		// On files.
 		ctrd.Service(),
 		// On containerd, networkd and timed.
-		etcd.Service(etcd.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
+		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
 	)
 	if err != nil {
@@ -121,7 +126,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
-		Diagnose: physician.Diagnose,
+		Diagnose: physician.Diagnose, Etcd: member,
 	})
 	if err != nil {
 		return nil, err

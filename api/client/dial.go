@@ -46,6 +46,7 @@ type Client struct {
 	Name string
 
 	Config   garboardv1connect.ConfigServiceClient
+	Etcd     garboardv1connect.EtcdServiceClient
 	File     garboardv1connect.FileServiceClient
 	Log      garboardv1connect.LogServiceClient
 	Node     garboardv1connect.NodeServiceClient
@@ -195,6 +196,7 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	client.Config = garboardv1connect.NewConfigServiceClient(httpClient, base, limit)
 	client.File = garboardv1connect.NewFileServiceClient(httpClient, base, limit)
 	client.Log = garboardv1connect.NewLogServiceClient(httpClient, base, limit)
+	client.Etcd = garboardv1connect.NewEtcdServiceClient(httpClient, base, limit)
 	client.Node = garboardv1connect.NewNodeServiceClient(httpClient, base, limit)
 	client.Resource = garboardv1connect.NewResourceServiceClient(httpClient, base, limit)
 	client.Service = garboardv1connect.NewServiceServiceClient(httpClient, base, limit)

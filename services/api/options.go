@@ -8,6 +8,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/process"
@@ -23,6 +24,7 @@ type Options struct {
 	Logs       *logs.Logs
 	Config     Applier
 	Containerd *containerd.Containerd
+	Etcd       *etcd.Etcd
 	Processes  *process.Table
 	// Power ends the node. It returns at once.
 	Power func(p boot.Power, why string)

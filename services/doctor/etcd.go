@@ -16,9 +16,9 @@ import (
 var etcdConditions = []condition{
 	{
 		id: "etcd-waits-for-bootstrap", severity: warning,
-		sees:    "Service etcd on a control plane stays in Waiting or Preparing, or says that " + boot.EtcdDataDir + " is empty and only a node of type init forms a new cluster.",
+		sees:    "Service etcd on a control plane stays in Preparing, and says that it waits for bootstrap, or for a control plane to join.",
 		why:     "This node's etcd has no data and is not the one that begins a cluster: it joins when Kubernetes serves on the bootstrap node, where it finds the other members through cluster.controlPlane.endpoint.",
-		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: machine.type init on exactly one. Two would be two clusters.",
+		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: gbctl -n ADDRESS bootstrap, once. Two would be two clusters.",
 		follows: []string{"maintenance", "network-no-address"},
 		holds:   etcdWaits,
 	},
@@ -211,6 +211,11 @@ func etcdDown(s *snapshot) []finding {
 			f.what = "etcd runs and is not healthy."
 			f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
 			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot."
+			if strings.Contains(svc.Message, "learner") {
+				f.what = "etcd joins the cluster, and doesn't vote yet."
+				f.why = "It is a learner until it has all of the cluster's data; then it is promoted."
+				f.next = "Wait; gbctl etcd status on another control plane shows how far it is behind, and gbctl service etcd what holds it up."
+			}
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.said())
 				for _, m := range s.etcd.members {

@@ -99,12 +99,14 @@ func TestS355EtcdWaitsForBootstrap(t *testing.T) {
 		for _, s := range n.others {
 			s.set(http.StatusServiceUnavailable, "")
 		}
-		services["etcd"].Prepare = func(context.Context, *dag.Handle) error {
-			return fmt.Errorf("%s is empty and machine.type is %q: only a node of type %q forms a new cluster; set machine.type on exactly one node", boot.EtcdDataDir, "controlplane", "init")
+		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
+			h.Event("Waiting for bootstrap, or for a control plane to join at https://10.5.0.2:6443")
+			<-ctx.Done()
+			return ctx.Err()
 		}
 		withoutEtcd(n, services)
 	})
-	n.finds("etcd-waits-for-bootstrap", failure, "/var/lib/etcd is empty", "controlplane", "exactly one")
+	n.finds("etcd-waits-for-bootstrap", failure, "/var/lib/etcd is empty", "controlplane", "exactly one", "gbctl -n ADDRESS bootstrap")
 	n.finds("etcd-not-running", info, "Follows from etcd-waits-for-bootstrap")
 	n.finds("static-pods-not-generated", info, "Follows from etcd-waits-for-bootstrap")
 	n.finds("scheduler-not-running", info, "Follows from etcd-waits-for-bootstrap")

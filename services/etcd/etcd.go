@@ -1,20 +1,28 @@
-// Package etcd runs this node's member of the Kubernetes etcd cluster.
+// Package etcd runs this node's member of the Kubernetes etcd cluster, and is how
+// people operate that cluster.
 //
-// etcd is an OCI image in containerd's system namespace, on control planes
-// only. A node of type init starts a cluster of one when its data directory is
-// empty; with data it goes on with what it has, whatever the type says
-// (acceptance S-212, S-224).
+// etcd is an OCI image in containerd's system namespace, on control planes only.
+// With data it goes on with what it has, whatever the type says (acceptance S-212,
+// S-224). Without, a cluster is begun on a node of type init, or on the one that was
+// told to by Bootstrap; every other node joins the members that it finds through
+// Kubernetes, as a learner, which doesn't count for the quorum until it has all of
+// the cluster's data and is promoted. What was begun is in a journal on STATE:
+//
+//	(none) ── type init, or Bootstrap ──▶ new ────── healthy ─────▶ member
+//	(none) ── added as a learner ───────▶ joining ── promoted ────▶ member
+//	member ── Leave ────────────────────▶ leaving ── removed ─────▶ joining, when started again
+//	member ── its data is gone ─────────▶ joining, in place of what it was
 package etcd
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
 	"slices"
 	"sort"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/oci"
@@ -51,42 +59,90 @@ const (
 	autoCompaction = "5m"
 )
 
-// Options are what the service stands on.
+// Options are what the service stands on. Paths are for tests: "" is a node's.
 type Options struct {
 	Mode       boot.Mode
 	Store      *resource.Store
 	Containerd *containerd.Containerd
+	// Stop ends the service until it is started again.
+	Stop func(ctx context.Context) error
+
+	DataDir string // boot.EtcdDataDir
+	Journal string // journalFile
 }
 
-// Service is etcd in the graph.
-func Service(o Options) dag.Service {
-	runner := &containerd.Runner{
+// Etcd is this node's member. Make one with New.
+type Etcd struct {
+	o      Options
+	runner *containerd.Runner
+
+	// turn is held by whoever decides what becomes of this member, and writes that
+	// into the journal.
+	turn  chan struct{}
+	begin chan struct{} // ends the pause of one who waits for a cluster
+	// unsettled: the journal's phase is new or joining.
+	unsettled atomic.Pointer[record]
+}
+
+// New makes this node's member; nothing runs yet.
+func New(o Options) *Etcd {
+	if o.DataDir == "" {
+		o.DataDir = boot.EtcdDataDir
+	}
+	if o.Journal == "" {
+		o.Journal = journalFile
+	}
+	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1)}
+	e.runner = &containerd.Runner{
 		Containerd: o.Containerd,
 		ID:         ID,
 		Image:      o.image,
-		Spec:       o.spec,
+		Spec:       e.spec,
 		StopBudget: stopBudget,
 	}
+	return e
+}
+
+// Service is etcd in the graph.
+func (e *Etcd) Service() dag.Service {
 	return dag.Service{
 		ID:        ID,
 		Kind:      dag.Container,
 		DependsOn: []string{containerd.ID, "networkd", "timed"},
-		Needs:     []dag.Condition{certificates{o}},
-		Skip:      o.skip,
+		Needs:     []dag.Condition{certificates{e.o}},
+		Skip:      e.o.skip,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
-			if err := o.prepareData(); err != nil {
+			if err := e.runner.Prepare(ctx, h); err != nil {
 				return err
 			}
-			return runner.Prepare(ctx, h)
+			return e.prepare(ctx, h.Event, func(m string) { h.Log.Info(m) })
 		},
-		Run: func(ctx context.Context, h *dag.Handle) error {
-			defer o.publish(false)
-			return runner.Run(ctx, h)
-		},
-		Health:     &dag.Health{Check: o.healthy, Period: healthPeriod, Timeout: healthTimeout},
+		Run:        e.run,
+		Health:     &dag.Health{Check: e.healthy, Period: healthPeriod, Timeout: healthTimeout},
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget + 5*time.Second,
 	}
+}
+
+// run is the container, and beside it what makes a voting member of a learner.
+func (e *Etcd) run(ctx context.Context, h *dag.Handle) error {
+	defer e.o.publish(false)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := e.promote(ctx, h.Event); err != nil {
+			cancel(err)
+		}
+	})
+	err := e.runner.Run(ctx, h)
+	why := context.Cause(ctx)
+	cancel(nil)
+	wg.Wait()
+	if why != nil && !errors.Is(why, context.Canceled) {
+		return why
+	}
+	return err
 }
 
 // certificates waits for those of etcd, which a worker never gets: there it
@@ -122,63 +178,11 @@ func (o Options) image() (string, error) {
 	return cfg.Cluster.Etcd.Image, nil
 }
 
-// prepareData makes sure of the data directory.
-func (o Options) prepareData() error {
-	// etcd insists on 0700.
-	if err := os.MkdirAll(boot.EtcdDataDir, 0o700); err != nil {
-		return err
-	}
-	if err := os.Chmod(boot.EtcdDataDir, 0o700); err != nil {
-		return err
-	}
-	cfg, err := machine.Config(o.Store)
-	if err != nil {
-		return err
-	}
-	return mayStart(cfg.Machine.Type, boot.EtcdDataDir)
-}
-
-// mayStart refuses to form a second cluster: only a node of type init starts one
-// from nothing.
-func mayStart(t config.MachineType, dataDir string) error {
-	empty, err := isEmpty(dataDir)
-	if err != nil {
-		return err
-	}
-	if empty && t != config.Init {
-		return fmt.Errorf("%s is empty and machine.type is %q: only a node of type %q forms a new cluster; set machine.type on exactly one node",
-			dataDir, t, config.Init)
-	}
-	return nil
-}
-
-func isEmpty(dir string) (bool, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	_, err = f.Readdirnames(1)
-	if errors.Is(err, io.EOF) {
-		return true, nil
-	}
-	return false, err
-}
-
-func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
-	cfg, err := machine.Config(o.Store)
+func (e *Etcd) spec(context.Context) ([]oci.SpecOpts, error) {
+	args, err := e.commandLine()
 	if err != nil {
 		return nil, err
 	}
-	addr, err := network.Addresses.Get(o.Store, "default")
-	if err != nil {
-		return nil, err
-	}
-	name, err := network.Hostnames.Get(o.Store, "hostname")
-	if err != nil {
-		return nil, err
-	}
-	args := arguments(name.Spec, addr.Spec.Primary, cfg.Cluster.Etcd.ExtraArgs)
 	return []oci.SpecOpts{
 		oci.WithProcessArgs(args...),
 		oci.WithHostNamespace(specs.NetworkNamespace),
@@ -191,22 +195,62 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 	}, nil
 }
 
+// self is this member as others know it.
+type self struct {
+	name string
+	addr netip.Addr
+}
+
+func (o Options) self() (self, error) {
+	addr, err := network.Addresses.Get(o.Store, "default")
+	if err != nil {
+		return self{}, err
+	}
+	name, err := network.Hostnames.Get(o.Store, "hostname")
+	if err != nil {
+		return self{}, err
+	}
+	return self{name.Spec, addr.Spec.Primary}, nil
+}
+
+func clientURL(addr netip.Addr) string {
+	return "https://" + netip.AddrPortFrom(addr, clientPort).String()
+}
+
+func (s self) peerURL() string { return "https://" + netip.AddrPortFrom(s.addr, peerPort).String() }
+
+func (e *Etcd) commandLine() ([]string, error) {
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return nil, err
+	}
+	me, err := e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	r, err := e.read()
+	if err != nil {
+		return nil, err
+	}
+	return arguments(me, r, cfg.Cluster.Etcd.ExtraArgs), nil
+}
+
 func bind(path, access string) specs.Mount {
 	return specs.Mount{Type: "bind", Source: path, Destination: path, Options: []string{"rbind", access, "nosuid", "nodev", "noexec"}}
 }
 
-// arguments is etcd's command line; extra arguments of the configuration win.
-func arguments(name string, addr netip.Addr, extra map[string]string) []string {
-	client := "https://" + netip.AddrPortFrom(addr, clientPort).String()
-	peer := "https://" + netip.AddrPortFrom(addr, peerPort).String()
+// arguments is etcd's command line; extra arguments of the configuration win. What
+// it says of the cluster matters to a member without data only.
+func arguments(me self, r record, extra map[string]string) []string {
+	client, peer := clientURL(me.addr), me.peerURL()
 	flags := map[string]string{
-		"name":                        name,
+		"name":                        me.name,
 		"data-dir":                    boot.EtcdDataDir,
 		"listen-client-urls":          fmt.Sprintf("https://127.0.0.1:%d,%s", clientPort, client),
 		"advertise-client-urls":       client,
 		"listen-peer-urls":            peer,
 		"initial-advertise-peer-urls": peer,
-		"initial-cluster":             name + "=" + peer,
+		"initial-cluster":             me.name + "=" + peer,
 		"initial-cluster-state":       "new",
 		"listen-metrics-urls":         healthURL,
 		"auto-compaction-mode":        "periodic",
@@ -220,6 +264,12 @@ func arguments(name string, addr netip.Addr, extra map[string]string) []string {
 		"peer-cert-file":              secretsDir + "/peer.crt",
 		"peer-key-file":               secretsDir + "/peer.key",
 	}
+	if r.Token != "" {
+		flags["initial-cluster-token"] = r.Token
+	}
+	if r.Phase == joining {
+		flags["initial-cluster"], flags["initial-cluster-state"] = r.Initial, "existing"
+	}
 	for k, v := range extra {
 		flags[k] = v
 	}
@@ -231,10 +281,18 @@ func arguments(name string, addr netip.Addr, extra map[string]string) []string {
 	return slices.Insert(args, 0, "etcd")
 }
 
-// healthy asks the member itself, and tells the control plane what it said.
-func (o Options) healthy(ctx context.Context) error {
+// healthy asks the member itself, and tells the control plane what it said. A
+// learner is healthy once it is none: it refuses the API server.
+func (e *Etcd) healthy(ctx context.Context) error {
 	err := dag.HTTPCheck(healthURL + healthPath)(ctx)
-	o.publish(err == nil)
+	if r := e.unsettled.Load(); err == nil && r != nil {
+		if r.Phase == joining {
+			err = errors.New("it is a learner, and gets the cluster's data")
+		} else {
+			err = e.settle(ctx, *r)
+		}
+	}
+	e.o.publish(err == nil)
 	return err
 }
 

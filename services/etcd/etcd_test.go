@@ -1,51 +1,144 @@
 package etcd
 
 import (
+	"context"
+	"errors"
+	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes"
 )
 
-// S-212, S-213, S-224: only a node of type init starts a cluster from nothing;
+// S-212, S-224: only a node of type init starts a cluster from nothing by itself;
 // with data, every control plane goes on.
 func TestS224WhoMayStartFromNothing(t *testing.T) {
 	t.Parallel()
-	empty, full := t.TempDir(), t.TempDir()
-	if err := os.Mkdir(filepath.Join(full, "member"), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	for _, tt := range []struct {
+		name    string
 		machine config.MachineType
-		dir     string
-		want    string // part of the error, "" for none
+		journal phase
+		data    string // a file in the data directory
+		want    string // part of the wait, "" for none
+		after   phase
 	}{
-		{config.Init, empty, ""},
-		{config.Init, full, ""},
-		{config.ControlPlane, full, ""},
-		{config.ControlPlane, empty, `is empty and machine.type is "controlplane"`},
+		{"init, first boot", config.Init, none, "", "", fresh},
+		{"init, cut short", config.Init, fresh, "", "", fresh},
+		{"init, with data of before there was a journal", config.Init, none, "member", "", none},
+		{"init, data lost", config.Init, member, "", "its data is gone", member},
+		{"control plane, first boot", config.ControlPlane, none, "", "bootstrap, or for a control plane to join at https://127.0.0.1", none},
+		{"control plane, bootstrapped", config.ControlPlane, fresh, "", "", fresh},
+		{"control plane, with data", config.ControlPlane, member, "member", "", member},
+		{"control plane, with data of before there was a journal", config.ControlPlane, none, "member", "", none},
+		{"control plane, join cut short", config.ControlPlane, joining, "member/snap", "bootstrap, or for", joining},
+		{"control plane, joining, nobody to ask", config.ControlPlane, joining, "member/wal/0.wal", "", joining},
 	} {
-		err := mayStart(tt.machine, tt.dir)
-		switch {
-		case tt.want == "" && err != nil:
-			t.Errorf("%s, %s: %v", tt.machine, tt.dir, err)
-		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
-			t.Errorf("%s, %s: error %v, want one with %q", tt.machine, tt.dir, err, tt.want)
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.knows(http.StatusServiceUnavailable)
+			n := r.node("a", tt.machine, netip.MustParseAddr("192.0.2.1"))
+			must(t, os.MkdirAll(n.path("data", tt.data), 0o700))
+			must(t, n.write(record{Phase: tt.journal, Token: "t"}))
+			err := n.decide(t.Context())
+			var w *wait
+			switch {
+			case tt.want == "" && err != nil:
+				t.Errorf("error %v", err)
+			case tt.want != "" && (!errors.As(err, &w) || !strings.Contains(w.what, tt.want)):
+				t.Errorf("error %v, want a wait for %q", err, tt.want)
+			}
+			if got, err := n.read(); err != nil || got.Phase != tt.after {
+				t.Errorf("the journal says %q, %v; want %q", got.Phase, err, tt.after)
+			}
+		})
+	}
+}
+
+// A wait that goes on is told once, and ends with its context.
+func TestS355WaitIsToldOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.knows(0, netip.MustParseAddr("192.0.2.1")) // itself
+	n := r.node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+	ctx, cancel := context.WithCancel(t.Context())
+	told, logged := 0, ""
+	tell := func(string) {
+		told++
+		n.begin <- struct{}{} // looks again at once
+		if told == 1 {
+			time.AfterFunc(joinRetry/10, cancel)
 		}
 	}
-	if err := mayStart(config.Init, filepath.Join(empty, "gone")); err == nil {
-		t.Error("a data directory that can't be read counts as empty")
+	if err := n.prepare(ctx, tell, func(m string) { logged = m }); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if told != 1 || logged != errNobody.Error() {
+		t.Errorf("told %d times, logged %q", told, logged)
+	}
+}
+
+// What an API server says of itself and others, this node left out.
+func TestS215Others(t *testing.T) {
+	t.Parallel()
+	me := self{"a", netip.MustParseAddr("10.5.0.2")}
+	found := kubernetes.Object{"items": []any{
+		map[string]any{"endpoints": []any{
+			map[string]any{"addresses": []any{"10.5.0.4", "10.5.0.2", "not an address", 7}},
+			map[string]any{"addresses": []any{"10.5.0.3"}},
+		}},
+		map[string]any{"endpoints": []any{map[string]any{"addresses": []any{"fd00::3", "10.5.0.3"}}, map[string]any{}}},
+	}}
+	want := []string{"https://10.5.0.3:2379", "https://10.5.0.4:2379", "https://[fd00::3]:2379"}
+	if got := others(found, me); !slices.Equal(got, want) {
+		t.Errorf("others %q, want %q", got, want)
+	}
+}
+
+// The guard counts the voting members that are left, and names them.
+func TestQuorumGuard(t *testing.T) {
+	t.Parallel()
+	m := func(id uint64, name string) *pb.Member { return &pb.Member{ID: id, Name: name} }
+	a, b, c, l := m(0xa, "one"), m(0xb, "two"), m(0xc, "three"), m(0xd, "late")
+	l.IsLearner = true
+	for _, tt := range []struct {
+		name    string
+		members []*pb.Member
+		remove  *pb.Member
+		well    string // IDs that answer
+		want    error
+		says    string
+	}{
+		{"one of three", []*pb.Member{a, b, c}, c, "abc", nil, ""},
+		{"a dead one of three", []*pb.Member{a, b, c}, c, "ab", nil, ""},
+		{"a living one of three, another is dead", []*pb.Member{a, b, c}, c, "ac", ErrQuorum, "of the 2 voting members that are left, 2 must answer, and 1 do (one (a)); no answer from two (b)"},
+		{"one of two", []*pb.Member{a, b}, b, "ab", nil, ""},
+		{"the living one of two", []*pb.Member{a, b}, b, "b", ErrQuorum, "1 must answer, and 0 do (none); no answer from one (a)"},
+		{"the last one", []*pb.Member{a, l}, a, "ad", ErrLast, "one (a)"},
+		{"a learner", []*pb.Member{a, l}, l, "", nil, ""},
+	} {
+		answers := map[uint64]bool{}
+		for _, m := range tt.members {
+			answers[m.ID] = strings.Contains(tt.well, HexID(m.ID))
+		}
+		err := mayRemove(tt.members, tt.remove, answers)
+		if !errors.Is(err, tt.want) || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v, want %v with %q", tt.name, err, tt.want, tt.says)
+		}
 	}
 }
 
 // S-074: extra arguments win, and the order is fixed.
 func TestS074Arguments(t *testing.T) {
 	t.Parallel()
-	args := arguments("cp-1", netip.MustParseAddr("10.5.0.2"), map[string]string{"snapshot-count": "5000", "auto-compaction-retention": "1h"})
+	args := arguments(self{"cp-1", netip.MustParseAddr("10.5.0.2")}, record{}, map[string]string{"snapshot-count": "5000", "auto-compaction-retention": "1h"})
 	if args[0] != "etcd" || !slices.IsSorted(args[1:]) {
 		t.Errorf("not in a fixed order: %q", args)
 	}
@@ -57,7 +150,14 @@ func TestS074Arguments(t *testing.T) {
 			t.Errorf("%s is missing in %q", want, args)
 		}
 	}
-	if v6 := arguments("a", netip.MustParseAddr("fd00::2"), nil); !slices.Contains(v6, "--advertise-client-urls=https://[fd00::2]:2379") {
+	if v6 := arguments(self{"a", netip.MustParseAddr("fd00::2")}, record{}, nil); !slices.Contains(v6, "--advertise-client-urls=https://[fd00::2]:2379") {
 		t.Errorf("IPv6 address without brackets in %q", v6)
+	}
+	joins := arguments(self{"b", netip.MustParseAddr("10.5.0.3")}, record{Phase: joining, Initial: "a=https://10.5.0.2:2380,b=https://10.5.0.3:2380"}, nil)
+	if !slices.Contains(joins, "--initial-cluster=a=https://10.5.0.2:2380,b=https://10.5.0.3:2380") || !slices.Contains(joins, "--initial-cluster-state=existing") {
+		t.Errorf("a joining member begins with %q", joins)
+	}
+	if begins := arguments(self{}, record{Phase: fresh, Token: "t"}, nil); !slices.Contains(begins, "--initial-cluster-token=t") {
+		t.Errorf("a new cluster begins with %q", begins)
 	}
 }

@@ -1,0 +1,58 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/etcd"
+	"github.com/garboard-os/garboard/services/machine"
+)
+
+// S-213: a worker says why it does nothing of the kind.
+func TestS213EtcdOnAWorker(t *testing.T) {
+	r := newRig(t).serve()
+	cfg := &config.Config{Version: config.Version}
+	cfg.Machine.Type = config.Worker
+	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	c := garboardv1connect.NewEtcdServiceClient(r.as(admin), host)
+	_, begin := ask(t, c.Bootstrap, &apiv1.BootstrapRequest{})
+	_, members := ask(t, c.Members, &apiv1.EtcdMembersRequest{})
+	_, leave := ask(t, c.Leave, &apiv1.EtcdLeaveRequest{})
+	_, remove := ask(t, c.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: "a1"})
+	for _, err := range []error{begin, members, leave, remove} {
+		if connect.CodeOf(err) != connect.CodeFailedPrecondition || !strings.Contains(err.Error(), "etcd runs on control planes only") {
+			t.Errorf("error %v", err)
+		}
+	}
+	stream, err := c.Snapshot(t.Context(), connect.NewRequest(&apiv1.EtcdSnapshotRequest{}))
+	must(t, err)
+	if stream.Receive() || connect.CodeOf(stream.Err()) != connect.CodeFailedPrecondition {
+		t.Errorf("snapshot: %v", stream.Err())
+	}
+}
+
+// What a caller can do something about is told apart.
+func TestEtcdErrors(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		err  error
+		code connect.Code
+		says string
+	}{
+		{fmt.Errorf("remove: %w", etcd.ErrNoMember), connect.CodeNotFound, "remove: "},
+		{fmt.Errorf("list: %w", context.DeadlineExceeded), connect.CodeUnavailable, "has no quorum"},
+		{errors.New("etcdserver: unhealthy cluster"), connect.CodeUnavailable, "unhealthy cluster"},
+	} {
+		err := etcdError(tt.err)
+		if connect.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%v became %v", tt.err, err)
+		}
+	}
+}

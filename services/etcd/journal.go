@@ -1,0 +1,143 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/garboard-os/garboard/boot"
+)
+
+const (
+	journalFile = boot.StateDir + "/etcd.json"
+	// tokenSize in bytes: two clusters never have the same one by accident.
+	tokenSize = 16
+)
+
+// phase is how far this member's life is.
+type phase string
+
+const (
+	none    phase = ""        // nothing was begun, as far as this node knows
+	fresh   phase = "new"     // it begins a cluster
+	joining phase = "joining" // it was added as a learner
+	member  phase = "member"  // it is a voting member
+	leaving phase = "leaving" // it is being removed
+)
+
+// record is the journal: what this node has begun with its data directory. It is
+// written before the step is made.
+type record struct {
+	Phase phase `json:"phase,omitempty"`
+	// Token tells the cluster that was begun here from any other at the same
+	// addresses: etcd makes the IDs of cluster and members of it.
+	Token string `json:"token,omitempty"`
+	// Member is its ID, in hexadecimal as etcd writes it; Cluster the cluster's.
+	Member  string `json:"member,omitempty"`
+	Cluster string `json:"cluster,omitempty"`
+	// Initial is the membership that it joined with: name=URL,name=URL.
+	Initial string `json:"initial,omitempty"`
+	// Peers are the client URLs of the others then.
+	Peers []string `json:"peers,omitempty"`
+}
+
+// read is the zero record where nothing was begun.
+func (e *Etcd) read() (record, error) {
+	var r record
+	data, err := os.ReadFile(e.o.Journal)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, nil
+	}
+	if err != nil {
+		return r, err
+	}
+	if err := json.NewDecoder(bytes.NewReader(data)).Decode(&r); err != nil {
+		return r, fmt.Errorf("etcd's journal %s: %w", e.o.Journal, err)
+	}
+	return r, nil
+}
+
+// write is for the one whose turn it is.
+func (e *Etcd) write(r record) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := boot.WriteFile(e.o.Journal, append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	e.keep(r)
+	return nil
+}
+
+// keep notes whether anything is left to be done for r.
+func (e *Etcd) keep(r record) {
+	if r.Phase == fresh || r.Phase == joining {
+		e.unsettled.Store(&r)
+	} else {
+		e.unsettled.Store(nil)
+	}
+}
+
+// settle ends a beginning: from now on, an empty data directory is a loss.
+func (e *Etcd) settle(ctx context.Context, r record) error {
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return e.write(record{Phase: member, Token: r.Token, Member: r.Member, Cluster: r.Cluster})
+}
+
+// take waits for the turn.
+func (e *Etcd) take(ctx context.Context) (done func(), err error) {
+	select {
+	case e.turn <- struct{}{}:
+		return func() { <-e.turn }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func newToken() string {
+	var b [tokenSize]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the program instead
+	return hex.EncodeToString(b[:])
+}
+
+// hasData says whether the data directory has anything in it.
+func (e *Etcd) hasData() (bool, error) {
+	entries, err := os.ReadDir(e.o.DataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return len(entries) > 0, err
+}
+
+// hasLog says whether a member has begun to write its log there: etcd makes other
+// files before it knows whether it can join.
+func (e *Etcd) hasLog() bool {
+	entries, err := os.ReadDir(filepath.Join(e.o.DataDir, "member", "wal"))
+	return err != nil && !errors.Is(err, fs.ErrNotExist) || len(entries) > 0
+}
+
+// clean empties the data directory of what a member left that is none.
+func (e *Etcd) clean() error {
+	entries, err := os.ReadDir(e.o.DataDir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := os.RemoveAll(filepath.Join(e.o.DataDir, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return boot.SyncDir(e.o.DataDir)
+}

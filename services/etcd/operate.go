@@ -1,0 +1,263 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const (
+	// defragmentTimeout: a database of the largest size that etcd recommends, 8 GB, is
+	// copied in a minute on a slow disk.
+	defragmentTimeout = 3 * time.Minute
+	// leaveTimeout bounds what follows the removal: the service stops within its own
+	// budget, and its data is removed.
+	leaveTimeout = time.Minute
+)
+
+// ErrNoMember is asked for a member that there isn't.
+var ErrNoMember = errors.New("the cluster has no such etcd member")
+
+// local is a client of this node's own member.
+func (e *Etcd) local(ctx context.Context) (*clientv3.Client, error) {
+	if why := e.o.skip(); why != "" {
+		return nil, refuse("%s", why)
+	}
+	me, err := e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	return e.dial(ctx, []string{clientURL(me.addr)})
+}
+
+// Members are those that this node's member knows: it needs no quorum to say so.
+func (e *Etcd) Members(ctx context.Context) (clusterID string, members []*pb.Member, err error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	defer c.Close()
+	found, err := known(ctx, c)
+	if err != nil {
+		return "", nil, err
+	}
+	return HexID(found.Header.ClusterId), found.Members, nil
+}
+
+func known(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	found, err := c.MemberList(ctx, clientv3.WithSerializable())
+	if err != nil {
+		return nil, fmt.Errorf("ask this node's etcd for its members: %w", err)
+	}
+	return found, nil
+}
+
+// Status asks each member how it is.
+func (e *Etcd) Status(ctx context.Context) ([]MemberStatus, error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	found, err := known(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return statuses(ctx, c, found.Members), nil
+}
+
+// Snapshot writes the database of this node's member, and after it its SHA-256.
+func (e *Etcd) Snapshot(ctx context.Context, to io.Writer) error {
+	c, err := e.local(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	from, err := c.Snapshot(ctx)
+	if err != nil {
+		return fmt.Errorf("snapshot of etcd: %w", err)
+	}
+	defer from.Close()
+	if _, err := io.Copy(to, from); err != nil {
+		return fmt.Errorf("snapshot of etcd: %w", err)
+	}
+	return nil
+}
+
+// Defragment gives room back to the disk, and returns the size of the database
+// before and after.
+func (e *Etcd) Defragment(ctx context.Context) (before, after int64, err error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, defragmentTimeout)
+	defer cancel()
+	url := c.Endpoints()[0]
+	was, err := c.Status(ctx, url)
+	if err != nil {
+		return 0, 0, fmt.Errorf("defragment etcd: %w", err)
+	}
+	if _, err := c.Defragment(ctx, url); err != nil {
+		return 0, 0, fmt.Errorf("defragment etcd: %w", err)
+	}
+	is, err := c.Status(ctx, url)
+	if err != nil {
+		return 0, 0, fmt.Errorf("defragment etcd: %w", err)
+	}
+	return was.DbSize, is.DbSize, nil
+}
+
+// Alarms are those that members have raised; disarm ends them first.
+func (e *Etcd) Alarms(ctx context.Context, disarm bool) ([]*pb.AlarmMember, error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if disarm {
+		if _, err := c.AlarmDisarm(ctx, &clientv3.AlarmMember{}); err != nil {
+			return nil, fmt.Errorf("disarm the alarms of etcd: %w", err)
+		}
+	}
+	found, err := c.AlarmList(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the alarms of etcd: %w", err)
+	}
+	return found.Alarms, nil
+}
+
+// ForfeitLeadership makes another member the leader, and says which one; was is
+// false where this node's wasn't it.
+func (e *Etcd) ForfeitLeadership(ctx context.Context) (leader string, was bool, err error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return "", false, err
+	}
+	defer c.Close()
+	found, err := list(ctx, c)
+	if err != nil {
+		return "", false, err
+	}
+	return forfeit(ctx, c, found)
+}
+
+func forfeit(ctx context.Context, c *clientv3.Client, found *clientv3.MemberListResponse) (leader string, was bool, err error) {
+	own := found.Header.MemberId
+	var next *MemberStatus
+	for _, s := range statuses(ctx, c, found.Members) {
+		if s.Err != nil || s.Member.IsLearner {
+			continue
+		}
+		if s.Leader != 0 && s.Leader != own && s.Member.ID == own {
+			at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == s.Leader })
+			if at < 0 {
+				return HexID(s.Leader), false, nil
+			}
+			return called(found.Members[at]), false, nil
+		}
+		// Who has most of the log takes over at once.
+		if s.Member.ID != own && (next == nil || s.RaftIndex > next.RaftIndex) {
+			next = &s
+		}
+	}
+	if next == nil {
+		return "", true, refuse("no other voting member of etcd answers: there is nobody to lead")
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if _, err := c.MoveLeader(ctx, next.Member.ID); err != nil {
+		return "", true, fmt.Errorf("make etcd member %s the leader: %w", called(next.Member), err)
+	}
+	return called(next.Member), true, nil
+}
+
+// RemoveMember takes the member of a node that is gone out of the cluster.
+func (e *Etcd) RemoveMember(ctx context.Context, text string) (name string, err error) {
+	id, err := parseID(text)
+	if err != nil {
+		return "", err
+	}
+	c, err := e.local(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	found, err := list(ctx, c)
+	if err != nil {
+		return "", err
+	}
+	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == id })
+	switch {
+	case at < 0:
+		return "", fmt.Errorf("remove etcd member %s: %w", HexID(id), ErrNoMember)
+	case id == found.Header.MemberId:
+		return "", refuse("etcd member %s is that of this node: it leaves in order with `gbctl etcd leave`", HexID(id))
+	}
+	return called(found.Members[at]), remove(ctx, c, found.Members, found.Members[at])
+}
+
+// Leave takes this node's member out of the cluster, stops the service and removes
+// its data. Each step is in the journal first: what was cut short is found at the
+// next start.
+func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	found, err := list(ctx, c)
+	if err != nil {
+		return "", err
+	}
+	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == found.Header.MemberId })
+	if at < 0 {
+		return "", fmt.Errorf("leave etcd: %w", ErrNoMember)
+	}
+	own := found.Members[at]
+	if err := mayRemove(found.Members, own, answering(ctx, c, found.Members)); err != nil {
+		return "", err
+	}
+	if _, _, err := forfeit(ctx, c, found); err != nil {
+		return "", fmt.Errorf("leave etcd: %w", err)
+	}
+	done, err := e.take(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	before, err := e.read()
+	if err != nil {
+		return "", err
+	}
+	r := record{Phase: leaving, Member: HexID(own.ID), Cluster: HexID(found.Header.ClusterId), Token: before.Token}
+	if err := e.write(r); err != nil {
+		return "", err
+	}
+	// An error may be the answer that a member didn't live to give: the journal stays,
+	// and what is true is found out at the next start.
+	if err := remove(ctx, c, found.Members, own); err != nil {
+		return "", fmt.Errorf("leave etcd: %w", err)
+	}
+	// From here on there is no way back, whether the caller waits or not.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	if err := e.o.Stop(ctx); err != nil {
+		return "", fmt.Errorf("leave etcd: member %s is removed; stop the service: %w", called(own), err)
+	}
+	if err := e.clean(); err != nil {
+		return "", fmt.Errorf("leave etcd: member %s is removed; remove its data: %w", called(own), err)
+	}
+	return called(own), nil
+}

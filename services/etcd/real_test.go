@@ -1,0 +1,453 @@
+//go:build story
+
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/secrets"
+)
+
+// componentsVar is a list like PATH of the folders with etcd. `make stories` sets
+// it once it is built.
+const componentsVar = "GARBOARD_COMPONENTS"
+
+// realNode is one whose etcd really runs, on a loopback address of its own.
+type realNode struct {
+	*node
+	cmd   *exec.Cmd
+	tells story
+	stop  func() // ends what runs beside etcd
+}
+
+// story is what was told to the user.
+type story struct {
+	mu    sync.Mutex // guards lines
+	lines []string
+}
+
+func (s *story) tell(line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, line)
+}
+
+func (s *story) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = nil
+}
+
+func (s *story) has(part string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.ContainsFunc(s.lines, func(l string) bool { return strings.Contains(l, part) }) {
+		return nil
+	}
+	return fmt.Errorf("nobody said %q: %q", part, s.lines)
+}
+
+// realRig gives its nodes addresses that no other test has.
+func realRig(t *testing.T) (r *rig, node func(name string, machineType config.MachineType) *realNode) {
+	r = newRig(t)
+	subnet := [4]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256)), 10}
+	return r, func(name string, machineType config.MachineType) *realNode {
+		subnet[3]++
+		n := &realNode{node: r.node(name, machineType, netip.AddrFrom4(subnet))}
+		n.writeKeys()
+		t.Cleanup(n.kill)
+		return n
+	}
+}
+
+func (n *realNode) writeKeys() {
+	t := n.rig.t
+	keys, err := secrets.Etcd.Get(n.o.Store, secrets.EtcdID)
+	must(t, err)
+	must(t, os.WriteFile(n.path("ca.crt"), keys.Spec.CA, 0o600))
+	must(t, os.WriteFile(n.path("tls.crt"), keys.Spec.ServerCert, 0o600))
+	must(t, os.WriteFile(n.path("tls.key"), keys.Spec.ServerKey, 0o600))
+	n.cfg.Cluster.Etcd.ExtraArgs = map[string]string{
+		"data-dir": n.path("data"), "listen-client-urls": clientURL(n.addr), "listen-metrics-urls": "http://" + netip.AddrPortFrom(n.addr, 2381).String(),
+		"trusted-ca-file": n.path("ca.crt"), "cert-file": n.path("tls.crt"), "key-file": n.path("tls.key"),
+		"peer-trusted-ca-file": n.path("ca.crt"), "peer-cert-file": n.path("tls.crt"), "peer-key-file": n.path("tls.key"),
+		"unsafe-no-fsync": "true",
+	}
+}
+
+// start runs the node's etcd from its preparation on.
+func (n *realNode) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	n.stop = func() { cancel(); wg.Wait() }
+	wg.Go(func() {
+		if err := n.prepare(ctx, n.tells.tell, n.tells.tell); err != nil {
+			if ctx.Err() == nil {
+				n.rig.t.Errorf("%s: %v", n.name, err)
+			}
+			return
+		}
+		if err := n.exec(); err != nil {
+			n.rig.t.Error(err)
+			return
+		}
+		if err := n.promote(ctx, n.tells.tell); err != nil {
+			n.tells.tell(err.Error())
+		}
+	})
+}
+
+func (n *realNode) exec() error {
+	args, err := n.commandLine()
+	if err != nil {
+		return err
+	}
+	program := "etcd"
+	for _, dir := range filepath.SplitList(os.Getenv(componentsVar)) {
+		if path := filepath.Join(dir, "etcd"); executable(path) {
+			program = path
+		}
+	}
+	output, err := os.OpenFile(n.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	n.cmd = exec.Command(program, args[1:]...)
+	n.cmd.Stdout, n.cmd.Stderr = output, output
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := n.cmd.Start(); err != nil {
+		return fmt.Errorf("no etcd in %s=%q (`make stories` builds and sets it): %w", componentsVar, os.Getenv(componentsVar), err)
+	}
+	return nil
+}
+
+// kill is a power cut.
+func (n *realNode) kill() {
+	if n.stop != nil {
+		n.stop()
+		n.stop = nil
+	}
+	if n.cmd != nil && n.cmd.Process != nil {
+		_ = n.cmd.Process.Kill()
+		_ = n.cmd.Wait()
+		n.cmd = nil
+	}
+	if n.rig.t.Failed() {
+		said, _ := os.ReadFile(n.path("log"))
+		n.rig.t.Logf("%s was told %q; etcd said:\n%s", n.name, n.tells.lines, said[max(0, len(said)-4000):])
+	}
+}
+
+// serves waits until the node's own member takes writes, and has ended its
+// beginning.
+func (n *realNode) serves() {
+	n.rig.t.Helper()
+	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	must(n.rig.t, err)
+	defer c.Close()
+	eventually.That(n.rig.t, 30*time.Second, n.name+" to serve", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := c.Put(ctx, "by/"+n.name, "x"); err != nil {
+			return err
+		}
+		if r := n.unsettled.Load(); r != nil && r.Phase == fresh {
+			return n.settle(ctx, *r)
+		} else if r != nil {
+			return errors.New(string(r.Phase))
+		}
+		return nil
+	})
+}
+
+func (n *realNode) members() []string {
+	n.rig.t.Helper()
+	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	must(n.rig.t, err)
+	defer c.Close()
+	var found *clientv3.MemberListResponse
+	eventually.That(n.rig.t, 20*time.Second, "members", func() (err error) {
+		found, err = list(context.Background(), c)
+		return err
+	})
+	var all []string
+	for _, m := range found.Members {
+		learner := ""
+		if m.IsLearner {
+			learner = " learner"
+		}
+		all = append(all, m.Name+learner)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (n *realNode) expect(want ...string) {
+	n.rig.t.Helper()
+	if got := n.members(); !slices.Equal(got, want) {
+		n.rig.t.Fatalf("members are %q, want %q", got, want)
+	}
+}
+
+// S-212, S-215, S-219, S-355: others wait, then join as learners and are promoted;
+// one that lost its data joins again under its old address.
+func TestRealJoin(t *testing.T) {
+	r, node := realRig(t)
+	r.knows(503)
+	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
+	b.start()
+	eventually.That(t, 10*time.Second, "b to wait", func() error {
+		return b.tells.has("Waiting for bootstrap, or for a control plane to join at " + r.apiserver.URL)
+	})
+	a.start()
+	a.serves()
+	a.expect("a")
+	r.knows(0, a.addr)
+	b.serves()
+	a.expect("a", "b")
+	r.knows(0, a.addr, b.addr)
+	c.start()
+	c.serves()
+	a.expect("a", "b", "c")
+	must(t, c.tells.has("has the cluster's data and votes"))
+
+	// A member that had voted, and comes back with an empty disk.
+	c.kill()
+	must(t, os.RemoveAll(c.path("data")))
+	c.start()
+	c.serves()
+	a.expect("a", "b", "c")
+
+	// With STATE lost too, and even of type init's predecessor's address: the cluster
+	// knows it by its URL.
+	c.kill()
+	must(t, os.RemoveAll(c.path("data")))
+	must(t, os.Remove(c.o.Journal))
+	c.start()
+	c.serves()
+	a.expect("a", "b", "c")
+
+	// All at once, with their data: nobody waits for anybody's API server.
+	r.knows(503)
+	for _, n := range []*realNode{a, b, c} {
+		n.kill()
+	}
+	for _, n := range []*realNode{c, b, a} {
+		n.start()
+	}
+	a.serves()
+	a.expect("a", "b", "c")
+}
+
+// A join that was cut short at any step goes on, or begins anew.
+func TestRealJoinCutShort(t *testing.T) {
+	r, node := realRig(t)
+	a, b := node("a", config.Init), node("b", config.ControlPlane)
+	a.start()
+	a.serves()
+	r.knows(0, a.addr)
+	ctx := t.Context()
+	must(t, os.MkdirAll(b.path("data"), 0o700))
+
+	// After it was added, before that was written down.
+	must(t, b.decide(ctx))
+	must(t, os.Remove(b.o.Journal))
+	before, err := b.read()
+	must(t, err)
+	must(t, b.decide(ctx))
+	a.expect(" learner", "a") // the same one, which has told no name yet
+	if before.Phase != none {
+		t.Errorf("the journal came back: %+v", before)
+	}
+
+	// After etcd made its first files, without a log.
+	must(t, os.MkdirAll(b.path("data", "member", "snap"), 0o700))
+	must(t, b.decide(ctx))
+	if entries, _ := os.ReadDir(b.path("data")); len(entries) > 0 {
+		t.Errorf("the data of a join that was cut short is still there: %v", entries)
+	}
+
+	// While it is a learner with data, and is then removed by somebody.
+	must(t, b.exec())
+	eventually.That(t, 20*time.Second, "b to write its log", func() error {
+		if !b.hasLog() {
+			return errors.New("no log")
+		}
+		return nil
+	})
+	eventually.That(t, 20*time.Second, "b to tell its name", func() error {
+		if got := a.members(); !slices.Equal(got, []string{"a", "b learner"}) {
+			return fmt.Errorf("members are %q", got)
+		}
+		return nil
+	})
+	b.kill()
+	must(t, b.decide(ctx)) // still a member: nothing is touched
+	if !b.hasLog() {
+		t.Error("the data of a member was removed")
+	}
+	c, err := a.dial(ctx, []string{clientURL(a.addr)})
+	must(t, err)
+	defer c.Close()
+	found, err := list(ctx, c)
+	must(t, err)
+	for _, m := range found.Members {
+		if m.IsLearner {
+			must(t, remove(ctx, c, found.Members, m))
+		}
+	}
+	b.start()
+	b.serves()
+	a.expect("a", "b")
+}
+
+func executable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o100 != 0
+}
+
+// S-213: a control plane that was told to begins; told again, it says so. Others
+// refuse, and join.
+func TestRealBootstrap(t *testing.T) {
+	r, node := realRig(t)
+	r.knows(503)
+	a, b := node("a", config.ControlPlane), node("b", config.ControlPlane)
+	ctx := t.Context()
+	refused := func(n *realNode, says string) {
+		t.Helper()
+		var refusal Refusal
+		if _, err := n.Bootstrap(ctx); !errors.As(err, &refusal) || !strings.Contains(err.Error(), says) {
+			t.Errorf("bootstrap of %s: %v, want a refusal with %q", n.name, err, says)
+		}
+	}
+	refused(a, "answers at "+r.apiserver.URL+", with 503")
+	r.down(true)
+	a.start()
+	eventually.That(t, 10*time.Second, "a to wait", func() error { return a.tells.has("Waiting for bootstrap") })
+	begun, err := a.Bootstrap(ctx)
+	if err != nil || begun.Already || begun.Token == "" {
+		t.Fatalf("bootstrap: %+v, %v", begun, err)
+	}
+	for range 2 { // before it serves, and after
+		again, err := a.Bootstrap(ctx)
+		if err != nil || !again.Already || again.Token != begun.Token {
+			t.Errorf("bootstrap again: %+v, %v", again, err)
+		}
+		a.serves()
+	}
+	r.down(false)
+	r.knows(0, a.addr)
+	refused(b, "the cluster lives already, with etcd at "+clientURL(a.addr))
+	b.start()
+	b.serves()
+	a.expect("a", "b")
+	refused(b, "isn't empty")
+
+	// With its data gone, the one that began doesn't begin a second one.
+	a.kill()
+	b.kill()
+	must(t, os.RemoveAll(a.path("data")))
+	a.tells.forget()
+	r.knows(0, a.addr, b.addr)
+	a.start()
+	eventually.That(t, 20*time.Second, "a to wait for b", func() error { return a.tells.has("etcd at " + clientURL(b.addr) + " to answer") })
+}
+
+// Leaving, removing and leading, and what is refused.
+func TestRealOperate(t *testing.T) {
+	r, node := realRig(t)
+	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
+	ctx := t.Context()
+	a.start()
+	a.serves()
+	if _, err := a.Leave(ctx); !errors.Is(err, ErrLast) {
+		t.Errorf("the last member leaves: %v", err)
+	}
+	r.knows(0, a.addr)
+	b.start()
+	b.serves()
+	c.start()
+	c.serves()
+
+	leader, was, err := a.ForfeitLeadership(ctx)
+	if err != nil || !was || leader == "" {
+		t.Fatalf("forfeit: %q, %t, %v", leader, was, err)
+	}
+	if next, was, err := a.ForfeitLeadership(ctx); err != nil || was || next != leader {
+		t.Errorf("forfeit again: %q, %t, %v; want %q", next, was, err, leader)
+	}
+	statuses, err := a.Status(ctx)
+	must(t, err)
+	for _, s := range statuses {
+		if s.Err != nil || s.Version == "" || s.DbSize == 0 || (called(s.Member) == leader) != (s.Leader == s.Member.ID) {
+			t.Errorf("status of %s: %+v, %v", called(s.Member), s.StatusResponse, s.Err)
+		}
+	}
+	var database bytes.Buffer
+	must(t, a.Snapshot(ctx, &database))
+	content := database.Bytes()
+	at := max(0, len(content)-sha256.Size)
+	if sum := sha256.Sum256(content[:at]); !bytes.Equal(sum[:], content[at:]) {
+		t.Errorf("a snapshot of %d bytes doesn't end with its sum", len(content))
+	}
+	if before, after, err := a.Defragment(ctx); err != nil || after == 0 || after > before {
+		t.Errorf("defragment: %d, %d, %v", before, after, err)
+	}
+	if alarms, err := a.Alarms(ctx, true); err != nil || len(alarms) > 0 {
+		t.Errorf("alarms: %v, %v", alarms, err)
+	}
+
+	// c leaves in order, and joins anew.
+	c.o.Stop = func(context.Context) error { c.kill(); return nil }
+	if _, err := c.Leave(ctx); err != nil {
+		t.Fatal(err)
+	}
+	a.expect("a", "b")
+	if data, err := c.hasData(); data || err != nil {
+		t.Errorf("data is left: %t, %v", data, err)
+	}
+	c.start()
+	c.serves()
+
+	// b is gone: it can be removed, and c then can't.
+	_, members, err := a.Members(ctx)
+	must(t, err)
+	ids := map[string]string{}
+	for _, m := range members {
+		ids[m.Name] = HexID(m.ID)
+	}
+	b.kill()
+	if _, err := a.RemoveMember(ctx, ids["c"]); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
+		t.Errorf("removing a living one of three with another dead: %v", err)
+	}
+	if _, err := a.RemoveMember(ctx, ids["a"]); !errors.As(err, new(Refusal)) {
+		t.Errorf("removing itself: %v", err)
+	}
+	if _, err := a.RemoveMember(ctx, "123"); !errors.Is(err, ErrNoMember) {
+		t.Errorf("removing nobody: %v", err)
+	}
+	if _, err := a.RemoveMember(ctx, ids["b"]); err != nil {
+		t.Errorf("removing the dead one: %v", err)
+	}
+	a.expect("a", "c")
+}

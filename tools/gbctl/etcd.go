@@ -1,0 +1,348 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+)
+
+const (
+	// bootstrapTimeout is longer than a node takes to look in vain for a cluster, twice:
+	// to join it, and to see that there is none.
+	bootstrapTimeout = time.Minute
+	// defragmentTimeout is longer than a node takes over the largest database.
+	defragmentTimeout = 4 * time.Minute
+	// leaveTimeout is longer than a node takes to count members, to remove its own, to
+	// stop it and to remove its data.
+	leaveTimeout = 2 * time.Minute
+)
+
+func (a *app) bootstrapCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "bootstrap",
+		Short: "Begin the cluster, on one control plane, once",
+		Long: `Begin the cluster on one control plane. All others join it by themselves.
+
+Name exactly one node, by its own address and not by one that the control planes
+share. It is safe to ask again: a node that has begun the cluster says so. A node
+with data of a cluster refuses, and so does one that sees a living cluster at the
+endpoint. A node of type init needs no bootstrap.`,
+		Example: `  gbctl -n 10.5.0.2 bootstrap`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.patient(cmd, bootstrapTimeout)
+			return a.said(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{})))
+			})
+		},
+	}
+}
+
+// patient gives a request that is known to take long its time, unless a person has
+// said how long.
+func (a *app) patient(cmd *cobra.Command, d time.Duration) {
+	if !cmd.Flags().Changed("timeout") {
+		a.timeout = d
+	}
+}
+
+// said asks one node to do something, and shows what it says of it.
+func (a *app) said(ctx context.Context, what string, ask func(context.Context, *client.Client) (interface{ GetMessage() string }, error)) error {
+	return a.one(ctx, what, func(ctx context.Context, c *client.Client) error {
+		m, err := ask(ctx, c)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(a.out, "%s: %s\n", c.Name, visible(m.GetMessage()))
+		return nil
+	})
+}
+
+func (a *app) etcdCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "etcd",
+		Short: "Look after etcd, which holds all that Kubernetes knows",
+		Long: `Look after etcd, which holds all that Kubernetes knows. It runs on control planes;
+a majority of its voting members is needed for every change. What would cost it
+that majority is refused, with the members that were counted.`,
+	}
+	cmd.AddCommand(a.etcdMembersCommand(), a.etcdStatusCommand(), a.etcdSnapshotCommand(), a.etcdDefragmentCommand(), a.etcdAlarmCommand(),
+		a.etcdForfeitCommand(), a.etcdRemoveCommand(), a.etcdLeaveCommand())
+	return cmd
+}
+
+func (a *app) etcdMembersCommand() *cobra.Command {
+	return a.outputFlag(&cobra.Command{
+		Use:     "members",
+		Short:   "Show the members that the cluster knows",
+		Example: `  gbctl -n 10.5.0.2 etcd members`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ask := func(ctx context.Context, c *client.Client) (*apiv1.EtcdMembersResponse, error) {
+				return message(c.Etcd.Members(ctx, connect.NewRequest(&apiv1.EtcdMembersRequest{})))
+			}
+			return list(cmd.Context(), a, []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS"}, ask, func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
+				for _, e := range m.Members {
+					rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ",")})
+				}
+				return rows
+			})
+		},
+	})
+}
+
+func votes(m *apiv1.EtcdMember) string {
+	if m.Learner {
+		return "not yet"
+	}
+	return "yes"
+}
+
+func (a *app) etcdStatusCommand() *cobra.Command {
+	return a.outputFlag(&cobra.Command{
+		Use:     "status",
+		Short:   "Ask each member how it is",
+		Example: `  gbctl -n 10.5.0.2 etcd status`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ask := func(ctx context.Context, c *client.Client) (*apiv1.EtcdStatusResponse, error) {
+				return message(c.Etcd.Status(ctx, connect.NewRequest(&apiv1.EtcdStatusRequest{})))
+			}
+			return list(cmd.Context(), a, []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, ask,
+				func(m *apiv1.EtcdStatusResponse) (rows [][]string) {
+					for _, s := range m.Members {
+						rows = append(rows, etcdRow(s))
+					}
+					return rows
+				})
+		},
+	})
+}
+
+func etcdRow(s *apiv1.EtcdMemberStatus) []string {
+	if s.Error != "" {
+		return []string{s.Member.Id, s.Member.Name, "no answer", "", "", "", "", "", s.Error}
+	}
+	role := "follower"
+	switch {
+	case s.Leader:
+		role = "leader"
+	case s.Member.Learner:
+		role = "learner"
+	}
+	return []string{
+		s.Member.Id, s.Member.Name, role, s.Version, size(s.Size), size(s.SizeInUse), fmt.Sprint(s.RaftTerm), fmt.Sprint(s.RaftIndex),
+		strings.Join(s.Problems, "; "),
+	}
+}
+
+func (a *app) etcdSnapshotCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "snapshot FILE",
+		Short: "Save all that Kubernetes knows into a file",
+		Long: `Save the database of a node's member into a new file: all that Kubernetes knows,
+Secrets included. It is checked against its SHA-256 as it comes, and is there only
+when all of it is. The role os:etcd:backup is enough.`,
+		Example: `  gbctl -n 10.5.0.2 etcd snapshot etcd.db`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			node, err := a.single(cmd.Context(), "a snapshot")
+			if err != nil {
+				return err
+			}
+			return collect([]string{node}, []error{a.with(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
+				n, err := saveSnapshot(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(a.err, "%s: %s in %s\n", c.Name, size(n), args[0])
+				return nil
+			})})
+		},
+	}
+}
+
+// saveSnapshot writes the file under another name until it is whole.
+func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64, err error) {
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("%s is there already: a snapshot replaces nothing", path)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // 0600
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}()
+	to := &summed{to: f, hash: sha256.New()}
+	stream, err := c.Etcd.Snapshot(ctx, connect.NewRequest(&apiv1.EtcdSnapshotRequest{}))
+	if err := receive(stream, err, func(m *apiv1.FileChunk) error {
+		_, err := to.Write(m.Data)
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	if err := to.check(); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return 0, err
+	}
+	// Link, unlike rename, doesn't replace what came meanwhile.
+	if err := os.Link(f.Name(), path); err != nil {
+		return 0, err
+	}
+	return to.bytes, os.Remove(f.Name())
+}
+
+// summed is a stream that ends with the SHA-256 of what is before it.
+type summed struct {
+	to    io.Writer
+	hash  hash.Hash
+	tail  []byte // the last bytes, which may be the sum
+	bytes uint64
+}
+
+func (s *summed) Write(p []byte) (int, error) {
+	s.bytes += uint64(len(p))
+	s.tail = append(s.tail, p...)
+	if over := len(s.tail) - sha256.Size; over > 0 {
+		s.hash.Write(s.tail[:over])
+		s.tail = append(s.tail[:0], s.tail[over:]...)
+	}
+	return s.to.Write(p)
+}
+
+func (s *summed) check() error {
+	if subtle.ConstantTimeCompare(s.hash.Sum(nil), s.tail) != 1 {
+		return fmt.Errorf("the snapshot is damaged or incomplete: its SHA-256 doesn't fit its %d bytes", s.bytes)
+	}
+	return nil
+}
+
+func (a *app) etcdDefragmentCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "defrag",
+		Short: "Give room that etcd no longer uses back to the disk",
+		Long: `Give room that the database no longer uses back to the disk. Meanwhile the
+member doesn't answer, so several nodes are asked one after another.`,
+		Example: `  gbctl -n 10.5.0.2,10.5.0.3 etcd defrag`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.patient(cmd, defragmentTimeout)
+			return a.oneByOne(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+				m, err := message(c.Etcd.Defragment(ctx, connect.NewRequest(&apiv1.EtcdDefragmentRequest{})))
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(a.out, "%s: %s before, %s now\n", c.Name, size(m.SizeBefore), size(m.SizeAfter))
+				return nil
+			})
+		},
+	}
+}
+
+func (a *app) etcdAlarmCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "alarm", Short: "Look at alarms that members have raised, and end them"}
+	row := func(m *apiv1.EtcdAlarmsResponse) (rows [][]string) {
+		for _, e := range m.Alarms {
+			rows = append(rows, []string{e.Member, e.Alarm})
+		}
+		return rows
+	}
+	head := []string{"MEMBER", "ALARM"}
+	cmd.AddCommand(
+		a.outputFlag(&cobra.Command{
+			Use:     "list",
+			Short:   "Show the alarms",
+			Example: `  gbctl -n 10.5.0.2 etcd alarm list`,
+			Args:    cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
+					return message(c.Etcd.Alarms(ctx, connect.NewRequest(&apiv1.EtcdAlarmsRequest{})))
+				}, row)
+			},
+		}),
+		a.outputFlag(&cobra.Command{
+			Use:   "disarm",
+			Short: "End all alarms, once their cause is gone",
+			Long: `End all alarms, and show those that are raised again at once. Of NOSPACE, the
+cause is gone when the database was compacted and defragmented.`,
+			Example: `  gbctl -n 10.5.0.2 etcd alarm disarm`,
+			Args:    cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
+					return message(c.Etcd.DisarmAlarms(ctx, connect.NewRequest(&apiv1.EtcdDisarmAlarmsRequest{})))
+				}, row)
+			},
+		}),
+	)
+	return cmd
+}
+
+func (a *app) etcdForfeitCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "forfeit-leadership",
+		Short:   "Make another member the leader",
+		Long:    `Make another member the leader, if the node's is it: before work on its machine.`,
+		Example: `  gbctl -n 10.5.0.2 etcd forfeit-leadership`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.said(cmd.Context(), "giving up the lead", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+				return message(c.Etcd.ForfeitLeadership(ctx, connect.NewRequest(&apiv1.EtcdForfeitLeadershipRequest{})))
+			})
+		},
+	}
+}
+
+func (a *app) etcdRemoveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "remove-member ID",
+		Short: "Remove the member of a node that is gone",
+		Long: `Remove the member of a node that is gone for good. Another node is asked to do it;
+'gbctl etcd members' shows the ID. A node that is there leaves with
+'gbctl etcd leave'.`,
+		Example: `  gbctl -n 10.5.0.2 etcd remove-member 8e9e05c52164694d`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.said(cmd.Context(), "removing a member", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+				return message(c.Etcd.RemoveMember(ctx, connect.NewRequest(&apiv1.EtcdRemoveMemberRequest{Id: args[0]})))
+			})
+		},
+	}
+}
+
+func (a *app) etcdLeaveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "leave",
+		Short: "Take a node's member out of the cluster",
+		Long: `Take a node's member out of the cluster, stop the service and remove its data.
+The last member stays, and so does one without which too few would answer. The
+node joins again when it is started: with 'gbctl service etcd start', or a reboot.`,
+		Example: `  gbctl -n 10.5.0.3 etcd leave`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.patient(cmd, leaveTimeout)
+			return a.said(cmd.Context(), "leaving etcd", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+				return message(c.Etcd.Leave(ctx, connect.NewRequest(&apiv1.EtcdLeaveRequest{})))
+			})
+		},
+	}
+}

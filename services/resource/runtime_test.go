@@ -247,6 +247,29 @@ func TestAgainAsksForACallWithoutAChange(t *testing.T) {
 	})
 }
 
+// A controller that knows when to try again is taken at its word.
+func TestRetryIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		why, calls := errors.New("nobody answers"), 0
+		stop := run(t, NewStore(), discard, controller{name: "test.C", reconcile: func(context.Context, View) (time.Duration, error) {
+			calls++
+			return 0, fmt.Errorf("ask: %w", RetryIn(why, time.Hour))
+		}})
+		pass(59 * time.Minute)
+		if calls != 1 {
+			t.Errorf("%d calls within an hour", calls)
+		}
+		pass(14 * time.Minute) // jitter
+		if calls != 2 {
+			t.Errorf("%d calls after an hour", calls)
+		}
+		stop()
+		if err := RetryIn(why, time.Hour); !errors.Is(err, why) || err.Error() != why.Error() {
+			t.Error(err)
+		}
+	})
+}
+
 func TestViewRefusesWhatIsNotDeclared(t *testing.T) {
 	s := NewStore()
 	must(t, configs.Put(s.As("w"), "node", &podSpec{}))

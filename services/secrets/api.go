@@ -2,6 +2,7 @@ package secrets
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"net/netip"
 	"time"
@@ -91,15 +92,26 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 	}
 	crt, err := c.ask(ctx, n, key, want)
 	if err != nil {
-		pause := askAgain
-		if want.Now = cert.NotBefore; good && now.Before(cert.NotAfter) && fits(cert, ca, want) {
-			pause = lookAgainMin
-			err = fmt.Errorf("renew the certificate of the machine API, which expires on %s: %w", cert.NotAfter.Format(time.DateOnly), err)
-		}
-		return 0, resource.RetryIn(err, pause)
+		return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
 	}
 	v.Log().Info("a control plane signed the certificate of the machine API")
 	return renewal(now, crt), API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: config.CertKey{Crt: crt, Key: key}})
+}
+
+// stillFits is fits for a certificate that is due, and hasn't expired yet.
+func stillFits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
+	now := want.Now
+	want.Now = cert.NotBefore
+	return now.Before(cert.NotAfter) && fits(cert, ca, want)
+}
+
+// laterWith says when to ask again: there are months for a renewal.
+func laterWith(err error, cert *x509.Certificate, good bool) error {
+	if !good {
+		return resource.RetryIn(err, askAgain)
+	}
+	err = fmt.Errorf("renew the certificate of the machine API, which expires on %s: %w", cert.NotAfter.Format(time.DateOnly), err)
+	return resource.RetryIn(err, lookAgainMin)
 }
 
 // worker has what trustd gives a node: its name, and the address that it is known by

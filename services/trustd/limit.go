@@ -30,6 +30,7 @@ type limits struct {
 type bucket struct {
 	tokens int
 	last   time.Time // when tokens was counted
+	used   time.Time
 }
 
 // take says whether addr may ask now, and if not, after which time it may.
@@ -49,6 +50,7 @@ func (l *limits) take(addr netip.Addr, now time.Time) (wait time.Duration, ok bo
 		b = l.add(site, now)
 	}
 	b.refill(now)
+	b.used = now
 	if b.tokens == 0 {
 		return max(b.last.Add(every).Sub(now), time.Second), false
 	}
@@ -74,7 +76,7 @@ func (l *limits) add(site netip.Prefix, now time.Time) *bucket {
 	if len(l.buckets) >= maxBuckets {
 		var oldest netip.Prefix
 		for other, b := range l.buckets {
-			if !oldest.IsValid() || b.last.Before(l.buckets[oldest].last) {
+			if !oldest.IsValid() || b.used.Before(l.buckets[oldest].used) {
 				oldest = other
 			}
 		}

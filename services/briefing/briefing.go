@@ -70,7 +70,9 @@ func (b Briefing[F]) Write(dir string, uid int) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := os.Chown(dir, uid, uid); err != nil {
+	// Lchown, here and below: the program owns the directory, and where it had put a
+	// link, another file would be given to it.
+	if err := os.Lchown(dir, uid, uid); err != nil {
 		return err
 	}
 	put := func(name string, data []byte) error {
@@ -79,7 +81,7 @@ func (b Briefing[F]) Write(dir string, uid int) error {
 			return err
 		}
 		// In between the program can't read it, and tries again in a second.
-		return os.Chown(path, uid, uid)
+		return os.Lchown(path, uid, uid)
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.Files)) {
 		if err := put(name, b.Files[name]); err != nil {

@@ -92,7 +92,7 @@ func (k *Keeper[F]) follow(ctx context.Context, h *dag.Handle, changes <-chan st
 		case <-changes:
 		case <-retry.C:
 		}
-		if err := k.update(false); err != nil {
+		if err := dag.Guard(h.Log, func() error { return k.update(false) }); err != nil {
 			h.Log.Warn(err.Error())
 			retry.Reset(rewriteRetry)
 		}

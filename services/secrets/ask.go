@@ -105,7 +105,7 @@ func (e noneSigned) Unwrap() []error { return e }
 // answer, what it said last is good.
 func (a *asker) find(ctx context.Context, n node) error {
 	if _, err := os.Stat(a.kubeletClient); errors.Is(err, fs.ErrNotExist) {
-		return errors.New("Kubernetes can't be asked for control planes yet: the kubelet hasn't joined, and has no certificate")
+		return errors.New("ask Kubernetes for control planes: the kubelet hasn't joined yet, and has no certificate")
 	}
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()

@@ -119,7 +119,7 @@ func TestWorkerSaysWhoWasAsked(t *testing.T) {
 	c.Machine.Type = config.Worker
 	c.Machine.CA.Key = nil
 	b := newBench(t, c)
-	want := "controller failed: no control plane signs a certificate for the machine API: Kubernetes can't be asked for control planes yet: the kubelet hasn't joined, and has no certificate; cluster.example.org: "
+	want := "controller failed: no control plane signs a certificate for the machine API: ask Kubernetes for control planes: the kubelet hasn't joined yet, and has no certificate; cluster.example.org: "
 	deadline := time.After(eventually.Scale(5 * time.Second))
 	for {
 		select {

@@ -57,6 +57,7 @@ type server struct {
 	conns  strangers.Conns
 	calls  atomic.Int32
 	limits limits
+	errors *connect.ErrorWriter
 	now    func() time.Time
 }
 
@@ -93,7 +94,7 @@ func newState(b briefing.Briefing[facts]) (*state, error) {
 func newServer(dir string, log *slog.Logger) (*server, error) {
 	s := &server{
 		told: briefing.Follower{Dir: dir}, log: strangers.Limited(log),
-		conns: strangers.Conns{Max: maxConns, Fresh: maxFresh}, now: time.Now,
+		conns: strangers.Conns{Max: maxConns, Fresh: maxFresh}, errors: connect.NewErrorWriter(), now: time.Now,
 	}
 	return s, s.told.Next(s.refresh)
 }
@@ -127,7 +128,8 @@ func (s *server) listener() *strangers.Server {
 func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Request) {
 	defer s.calls.Add(-1)
 	if s.calls.Add(1) > maxCalls {
-		http.Error(w, "too many calls at once; try again later", http.StatusTooManyRequests)
+		// An error here means that the caller is gone.
+		_ = s.errors.Write(w, r, connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls at once; try again later")))
 		return
 	}
 	// An error means that there is no such deadline: HTTP/2 has Stall.

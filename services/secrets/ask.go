@@ -74,7 +74,7 @@ func (a *asker) ask(ctx context.Context, n node, key config.KeyPEM, want pki.Lea
 	for _, host := range hosts[:min(len(hosts), maxControlPlanes)] {
 		crt, err := a.askOne(ctx, n, host, request)
 		if err == nil {
-			err = a.check(crt, key, n.config.Machine.CA.Crt, want)
+			err = checkAnswer(crt, key, n.config.Machine.CA.Crt, want)
 		}
 		if err == nil {
 			return crt, nil
@@ -181,9 +181,9 @@ var errToken = errors.New("it doesn't take this node's token: machine.token must
 	"Without a certificate this node can't be told another one, so give it a new configuration with the control planes' token; " +
 	"or, if theirs is the wrong one, change that: it takes effect at once")
 
-// check makes sure that the answer is a certificate of the cluster, for our key, with
+// checkAnswer makes sure that the answer is a certificate of the cluster, for our key, with
 // what it needs to have.
-func (*asker) check(crt config.PEM, key config.KeyPEM, ca config.PEM, want pki.Leaf) error {
+func checkAnswer(crt config.PEM, key config.KeyPEM, ca config.PEM, want pki.Leaf) error {
 	cert, err := pki.ParseCert(crt)
 	if err != nil {
 		return err

@@ -97,7 +97,7 @@ func NewNode(o Options) (*Node, error) {
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		// On networkd and disks.
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
-		// On disks.
+		// On files.
 		ctrd.Service(),
 		// On networkd and timed.
 		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes}),

@@ -19,6 +19,10 @@ import (
 // Port is where apid listens, on every node.
 const Port = 50000
 
+// TrustPort is where trustd listens, on control planes. What it serves isn't part of
+// the machine API.
+const TrustPort = 50001
+
 // Role is what a client may do: an organisation in its certificate.
 type Role string
 
@@ -64,6 +68,9 @@ var methods = sync.OnceValue(func() map[string]Method {
 	protoregistry.GlobalFiles.RangeFilesByPackage("garboard.v1", func(f protoreflect.FileDescriptor) bool {
 		for i := range f.Services().Len() {
 			service := f.Services().Get(i)
+			if elsewhere, _ := proto.GetExtension(service.Options(), garboardv1.E_ServedBy).(string); elsewhere != "" {
+				continue
+			}
 			for j := range service.Methods().Len() {
 				m := method(service.Methods().Get(j))
 				found[m.Procedure] = m

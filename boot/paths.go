@@ -19,10 +19,14 @@ const (
 	// which is what the gate's sandbox is shown. A socket that is made anew would
 	// not be there otherwise.
 	MachineSocket = "/run/garboard/machine/machine.sock"
-	APIDir        = "/run/garboard/apid" // what apid knows: its certificate and who may come in
+	APIDir        = "/run/garboard/apid"   // what apid knows: its certificate and who may come in
+	TrustDir      = "/run/garboard/trustd" // what trustd knows: the authority of the machine API
 	EtcdDataDir   = "/var/lib/etcd"
 	ContainerdDir = "/var/lib/containerd"
 	KubeletDir    = "/var/lib/kubelet"
+	// KubeletClient is the kubelet's certificate as a client, with its key. The kubelet
+	// itself keeps it, and renews it.
+	KubeletClient = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 	ManifestsDir  = "/etc/kubernetes/manifests"
 	CRIConfDir    = "/var/cri/conf.d" // containerd drop-ins of the user
 	CNIConfDir    = "/etc/cni/net.d"

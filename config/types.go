@@ -48,7 +48,9 @@ type Machine struct {
 	Token Secret `yaml:"token"`
 	// CA signs the certificates of the machine API. Workers hold only crt.
 	CA CertKey `yaml:"ca"`
-	// CertSANs are further names and addresses in the API's certificate.
+	// CertSANs are further names and addresses in the API's certificate, on
+	// control planes: they sign for workers what those can prove, which is the
+	// address that they ask from.
 	CertSANs   []string   `yaml:"certSANs"`
 	Network    Network    `yaml:"network"`
 	Time       Time       `yaml:"time"`

@@ -23,6 +23,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/apid"
+	"github.com/garboard-os/garboard/services/trustd"
 )
 
 // containerFlag is the one way in which PID 1 learns that it isn't on a machine
@@ -31,9 +32,12 @@ import (
 const containerFlag = "--mode=container"
 
 func main() {
-	// In its sandbox the gate of the API is process 1, too.
-	if slices.Equal(os.Args[1:], []string{apid.Command}) {
+	// In their sandboxes these are process 1, too.
+	switch {
+	case slices.Equal(os.Args[1:], []string{apid.Command}):
 		os.Exit(apid.Main())
+	case slices.Equal(os.Args[1:], []string{trustd.Command}):
+		os.Exit(trustd.Main())
 	}
 	if os.Getpid() != 1 {
 		os.Exit(help(os.Args[1:]))

@@ -32,6 +32,7 @@ import (
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
 	"github.com/garboard-os/garboard/services/sysctl"
+	"github.com/garboard-os/garboard/services/trustd"
 	"github.com/garboard-os/garboard/services/udev"
 )
 
@@ -103,6 +104,8 @@ func NewNode(o Options) (*Node, error) {
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		// On files.
 		ctrd.Service(),
+		// On networkd and timed.
+		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes}),
 		// On containerd, networkd and timed.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),

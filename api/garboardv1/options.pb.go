@@ -48,6 +48,14 @@ var file_garboard_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Tag:           "varint,50003,opt,name=maintenance",
 		Filename:      "garboard/v1/options.proto",
 	},
+	{
+		ExtendedType:  (*descriptorpb.ServiceOptions)(nil),
+		ExtensionType: (*string)(nil),
+		Field:         50001,
+		Name:          "garboard.v1.served_by",
+		Tag:           "bytes,50001,opt,name=served_by",
+		Filename:      "garboard/v1/options.proto",
+	},
 }
 
 // Extension fields to descriptorpb.MethodOptions.
@@ -68,6 +76,15 @@ var (
 	E_Maintenance = &file_garboard_v1_options_proto_extTypes[2]
 )
 
+// Extension fields to descriptorpb.ServiceOptions.
+var (
+	// The program that serves this service, on a port of its own: then it isn't part
+	// of the machine API, and nobody reaches it through that.
+	//
+	// optional string served_by = 50001;
+	E_ServedBy = &file_garboard_v1_options_proto_extTypes[3]
+)
+
 var File_garboard_v1_options_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_options_proto_rawDesc = "" +
@@ -75,19 +92,22 @@ const file_garboard_v1_options_proto_rawDesc = "" +
 	"\x19garboard/v1/options.proto\x12\vgarboard.v1\x1a google/protobuf/descriptor.proto:4\n" +
 	"\x04role\x12\x1e.google.protobuf.MethodOptions\x18ц\x03 \x01(\tR\x04role::\n" +
 	"\achanges\x12\x1e.google.protobuf.MethodOptions\x18҆\x03 \x01(\bR\achanges:B\n" +
-	"\vmaintenance\x12\x1e.google.protobuf.MethodOptions\x18ӆ\x03 \x01(\bR\vmaintenanceB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\vmaintenance\x12\x1e.google.protobuf.MethodOptions\x18ӆ\x03 \x01(\bR\vmaintenance:>\n" +
+	"\tserved_by\x12\x1f.google.protobuf.ServiceOptions\x18ц\x03 \x01(\tR\bservedByB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var file_garboard_v1_options_proto_goTypes = []any{
-	(*descriptorpb.MethodOptions)(nil), // 0: google.protobuf.MethodOptions
+	(*descriptorpb.MethodOptions)(nil),  // 0: google.protobuf.MethodOptions
+	(*descriptorpb.ServiceOptions)(nil), // 1: google.protobuf.ServiceOptions
 }
 var file_garboard_v1_options_proto_depIdxs = []int32{
 	0, // 0: garboard.v1.role:extendee -> google.protobuf.MethodOptions
 	0, // 1: garboard.v1.changes:extendee -> google.protobuf.MethodOptions
 	0, // 2: garboard.v1.maintenance:extendee -> google.protobuf.MethodOptions
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	0, // [0:3] is the sub-list for extension extendee
+	1, // 3: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
+	4, // [4:4] is the sub-list for method output_type
+	4, // [4:4] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	0, // [0:4] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -103,7 +123,7 @@ func file_garboard_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_options_proto_rawDesc), len(file_garboard_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 3,
+			NumExtensions: 4,
 			NumServices:   0,
 		},
 		GoTypes:           file_garboard_v1_options_proto_goTypes,

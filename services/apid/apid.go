@@ -18,18 +18,13 @@ package apid
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"os/signal"
-	"runtime"
-	"runtime/debug"
 	"strconv"
-	"syscall"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/strangers"
 )
 
 const (
@@ -41,17 +36,9 @@ const (
 	UID = 50
 )
 
-const (
-	// gcPercent: the gate lives in the budget of the idle node. Its garbage is
-	// short-lived, and collecting it twice as often costs a percent of a core.
-	gcPercent = 50
-	// goMemory is from where on Go collects more often, in bytes: with 200 clients a
-	// third of it is garbage otherwise. Beyond it the gate goes on, only slower.
-	goMemory = 30 << 20
-	// maxProcs bounds the caches that Go's runtime keeps for each processor. Two do
-	// more TLS handshakes in a second than a node has clients.
-	maxProcs = 2
-)
+// goMemory is from where on Go collects more often, in bytes: with 200 clients a
+// third of it is garbage otherwise. Beyond it the gate goes on, only slower.
+const goMemory = 30 << 20
 
 // Main is the gate's process. It returns the exit status.
 func Main() int {
@@ -59,37 +46,14 @@ func Main() int {
 }
 
 func runAt(dir, socket, address string) int {
-	debug.SetGCPercent(gcPercent)
-	debug.SetMemoryLimit(goMemory)
-	runtime.GOMAXPROCS(min(maxProcs, runtime.GOMAXPROCS(0)))
-	// The log of the service has the time of each line.
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	if err := run(ctx, log, dir, socket, address); err != nil {
-		log.Error(err.Error())
-		return 1
-	}
-	return 0
-}
-
-func withoutTime(_ []string, a slog.Attr) slog.Attr {
-	if a.Key == slog.TimeKey {
-		return slog.Attr{}
-	}
-	return a
-}
-
-func run(ctx context.Context, log *slog.Logger, dir, socket, address string) error {
-	g, err := newGate(dir, socket, log)
-	if err != nil {
-		return err
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("listen on %s: %w", address, err)
-	}
-	return g.serve(ctx, listener)
+	return strangers.Process(goMemory, func(ctx context.Context, log *slog.Logger) error {
+		g, err := newGate(dir, socket, log)
+		if err != nil {
+			return err
+		}
+		defer g.backend.CloseIdleConnections()
+		return g.server().Listen(ctx, address)
+	})
 }
 
 // errClosed is why nobody may come in while the node is between its modes.

@@ -19,9 +19,16 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/services/briefing"
+	"github.com/garboard-os/garboard/services/strangers"
 )
 
 const (
+	// maxConns bounds all connections: with HTTP/2 a client needs one.
+	maxConns = 400
+	// maxFresh bounds those that haven't said yet who they are; two hundred clients
+	// may come at once.
+	maxFresh = 256
 	// maxBody is the largest request: a configuration of 1 MiB, in base64 as JSON
 	// has it, and what is around it.
 	maxBody = 2 << 20
@@ -37,27 +44,25 @@ const (
 
 // gate is the handler behind TLS.
 type gate struct {
-	dir     string
+	told    briefing.Follower // the housekeeper's
 	log     *slog.Logger
 	state   atomic.Pointer[state]
-	seen    stamp // of the files that state was made of; the housekeeper's
 	calls   atomic.Int32
-	served  atomic.Uint64 // calls so far
 	errors  *connect.ErrorWriter
 	proxy   *httputil.ReverseProxy
 	backend *http.Transport
-	open    connections
+	open    strangers.Conns
 	now     func() time.Time // a node's clock may be wrong; a field for tests
 }
 
 // newGate is a gate that goes by what is in dir and hands on to socket.
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
-		dir: dir, log: newLimited(log), errors: connect.NewErrorWriter(),
-		backend: newBackend(socket), now: time.Now,
+		told: briefing.Follower{Dir: dir}, log: strangers.Limited(log), errors: connect.NewErrorWriter(),
+		backend: newBackend(socket), open: strangers.Conns{Max: maxConns, Fresh: maxFresh}, now: time.Now,
 	}
 	g.proxy = g.newProxy()
-	if _, err := g.refresh(); err != nil {
+	if err := g.told.Next(g.refresh); err != nil {
 		return nil, err
 	}
 	return g, nil
@@ -73,7 +78,6 @@ type call struct {
 type callKey struct{}
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	g.served.Add(1)
 	if g.calls.Add(1) > maxCalls {
 		g.calls.Add(-1)
 		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the node answers %d calls already, and takes no more; try again later", maxCalls))
@@ -140,7 +144,7 @@ func (g *gate) refuse(r *http.Request, who caller, code connect.Code, why error)
 // caller is who is at the other end, by the authorities of now: a connection may
 // be older than they are.
 func (g *gate) caller(s *state, r *http.Request) (caller, error) {
-	who, err := connOf(r.Context()).identify(s, r.TLS.PeerCertificates)
+	who, err := s.recall(strangers.Of(r.Context()), r.TLS.PeerCertificates)
 	if err != nil {
 		return caller{}, err
 	}
@@ -191,7 +195,7 @@ func (g *gate) newProxy() *httputil.ReverseProxy {
 		Transport:     g.backend,
 		FlushInterval: -1, // streams are to arrive as they come
 		ErrorHandler:  g.proxyError,
-		ErrorLog:      log.New(logWriter{g.log}, "", 0),
+		ErrorLog:      log.New(strangers.Writer{Log: g.log}, "", 0),
 		BufferPool:    newBuffers(),
 	}
 }

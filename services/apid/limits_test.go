@@ -2,12 +2,10 @@ package apid
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -87,9 +85,7 @@ func TestStrangersDontKeepOthersOut(t *testing.T) {
 	if err := ask(t.Context(), b.client(t, admin(t, ca), true), b.url(""), m); err != nil {
 		t.Error(err)
 	}
-	b.gate.open.mu.Lock()
-	defer b.gate.open.mu.Unlock()
-	if n := len(b.gate.open.all); n > maxFresh+1 {
+	if n := b.gate.open.Len(); n > maxFresh+1 {
 		t.Errorf("%d connections are open", n)
 	}
 }
@@ -259,27 +255,5 @@ func TestErrorsPassThrough(t *testing.T) {
 		if connect.CodeOf(err) != connect.CodeAborted || !strings.Contains(err.Error(), "somebody was quicker") {
 			t.Errorf("%s: %v", p.name, err)
 		}
-	}
-}
-
-// Too many lines of a log are counted instead of written.
-func TestLimitedLog(t *testing.T) {
-	t.Parallel()
-	out, now := new(logBuffer), time.Now()
-	l := &limiter{Handler: slog.NewTextHandler(out, nil), now: func() time.Time { return now }, tokens: logBurst, last: now}
-	log := slog.New(l)
-	for range logBurst + 7 {
-		log.Info("x")
-	}
-	if n := strings.Count(out.String(), "\n"); n != logBurst {
-		t.Errorf("%d lines", n)
-	}
-	now = now.Add(logEvery)
-	log.Info("y")
-	if !strings.HasSuffix(out.String(), "msg=y dropped=7\n") {
-		t.Error(out.String())
-	}
-	if err := l.Handle(context.Background(), slog.NewRecord(now, slog.LevelInfo, "z", 0)); err != nil {
-		t.Error(err)
 	}
 }

@@ -169,12 +169,13 @@ func newBench(t testing.TB, k knowledge, handler http.Handler) *bench {
 	b.address = listener.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- b.gate.serve(ctx, listener) }()
+	go func() { done <- b.gate.server().Serve(ctx, listener) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+		b.gate.backend.CloseIdleConnections()
 	})
 	return b
 }
@@ -182,7 +183,7 @@ func newBench(t testing.TB, k knowledge, handler http.Handler) *bench {
 // tell writes k as PID 1 does.
 func (b *bench) tell(t testing.TB, k knowledge) {
 	t.Helper()
-	if err := k.write(b.dir, os.Getuid()); err != nil {
+	if err := k.briefing().Write(b.dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -163,7 +163,7 @@ func TestMatrixUnknownProcedure(t *testing.T) {
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), everything())
 	client := b.client(t, admin(t, ca), true)
-	for _, procedure := range []string{"/garboard.v1.ConfigService/Destroy", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/", "/debug/pprof/"} {
+	for _, procedure := range []string{"/garboard.v1.ConfigService/Destroy", "/garboard.v1.TrustService/Sign", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/", "/debug/pprof/"} {
 		for _, p := range protocols[:4] {
 			err := ask(t.Context(), client, b.url(""), api.Method{Procedure: procedure}, p.options...)
 			if connect.CodeOf(err) != connect.CodePermissionDenied {

@@ -1,9 +1,7 @@
 package apid
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -16,7 +14,7 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/briefing"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
@@ -32,8 +30,6 @@ const (
 	// removing the sandbox take.
 	processStop = 5 * time.Second
 	serviceStop = processStop + 2*time.Second
-	// rewriteRetry is when writing what the gate is to know is tried again.
-	rewriteRetry = 5 * time.Second
 	// socketPoll is how often it is looked whether PID 1 listens yet: it does within
 	// a second of its start.
 	socketPoll = 50 * time.Millisecond
@@ -63,8 +59,8 @@ func Service(o Options) dag.Service {
 		Kind:       dag.Process,
 		DependsOn:  []string{"udevd"},
 		Needs:      []dag.Condition{looked(s.Store), certificate{s.Store}, listening(s.socket)},
-		Prepare:    s.prepare,
-		Run:        s.run,
+		Prepare:    s.told.Prepare,
+		Run:        func(ctx context.Context, h *dag.Handle) error { return s.told.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
 		Restart:    dag.RestartAlways,
 		StopBudget: serviceStop,
@@ -74,11 +70,11 @@ func Service(o Options) dag.Service {
 // keeper tells the gate what it goes by.
 type keeper struct {
 	Options
+	told briefing.Keeper[facts]
 	// mu guards all following fields.
-	mu      sync.Mutex
-	written knowledge
-	self    self   // once maintenance mode was entered
-	said    string // on the console
+	mu   sync.Mutex
+	self self   // once maintenance mode was entered
+	said string // on the console
 }
 
 func newKeeper(o Options) *keeper {
@@ -102,7 +98,15 @@ func newKeeper(o Options) *keeper {
 			StopBudget: processStop,
 		}.Run
 	}
-	return &keeper{Options: o}
+	k := &keeper{Options: o}
+	k.told = briefing.Keeper[facts]{
+		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type()},
+		Know: func() (briefing.Briefing[facts], error) {
+			known, err := k.know()
+			return known.briefing(), err
+		},
+	}
+	return k
 }
 
 // looked is the condition that the node knows whether it has a configuration.
@@ -189,92 +193,16 @@ func (k *keeper) maintenance() (knowledge, error) {
 	return knowledge{mode: api.ModeMaintenance, pinnedCA: pinned, cert: k.self.cert, key: k.self.key}, nil
 }
 
-// update writes what the gate is to know, if that is new.
-func (k *keeper) update(always bool) error {
-	next, err := k.know()
-	if err != nil {
-		return err
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !always && next.equal(k.written) {
-		return nil
-	}
-	if err := next.write(k.dir, k.uid); err != nil {
-		return fmt.Errorf("tell apid its certificate: %w", err)
-	}
-	k.written = next
-	return nil
-}
-
-func (k knowledge) equal(other knowledge) bool {
-	return k.mode == other.mode && k.pinnedCA == other.pinnedCA && k.digest() == other.digest()
-}
-
-func (k *keeper) prepare(context.Context, *dag.Handle) error { return k.update(true) }
-
-// run runs the gate, and tells it what changes meanwhile.
-func (k *keeper) run(ctx context.Context, h *dag.Handle) error {
-	wctx, stop := context.WithCancel(ctx)
-	var follower sync.WaitGroup
-	follower.Go(func() { k.follow(wctx, h) })
-	err := k.process(ctx, h)
-	stop()
-	follower.Wait()
-	return err
-}
-
-func (k *keeper) follow(ctx context.Context, h *dag.Handle) {
-	stages := k.Store.Watch(ctx, machine.Stages.Type())
-	certs := k.Store.Watch(ctx, secrets.API.Type())
-	retry := time.NewTimer(0) // what happened between prepare and here
-	defer retry.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-stages:
-		case <-certs:
-		case <-retry.C:
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if err := dag.Guard(h.Log, func() error { return k.update(false) }); err != nil {
-			h.Log.Warn(err.Error())
-			retry.Reset(rewriteRetry)
-		}
-	}
-}
-
 // healthy is a TLS handshake: the gate is there, and has taken in the certificate
-// that it was last given. It goes before it would have to say who it is.
+// that it was last given.
 func (k *keeper) healthy(ctx context.Context) error {
-	k.mu.Lock()
-	want := k.written
-	k.mu.Unlock()
+	want := heard(k.told.Written())
 	if want.mode == modeClosed {
 		return errClosed
 	}
-	cert, err := pki.ParseCert(want.cert)
-	if err != nil {
+	if err := k.told.Shown(ctx, k.address, want.cert); err != nil {
 		return err
 	}
-	dialer := tls.Dialer{Config: &tls.Config{
-		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // it is known to the byte
-		VerifyConnection: func(c tls.ConnectionState) error {
-			if !bytes.Equal(c.PeerCertificates[0].Raw, cert.Raw) {
-				return errors.New("apid still shows a former certificate")
-			}
-			return nil
-		},
-	}}
-	conn, err := dialer.DialContext(ctx, "tcp", k.address)
-	if err != nil {
-		return err
-	}
-	_ = conn.Close() // there is nothing to lose
 	k.tell(want.mode)
 	return nil
 }

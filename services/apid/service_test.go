@@ -21,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/briefing"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
@@ -208,7 +209,7 @@ func TestServiceComesBack(t *testing.T) {
 		t.Error("the same process")
 	}
 	n.wait(t, "apid to be up again", func(s dag.Status) bool { return s.Up })
-	for _, name := range []string{stateName, certName, keyName, bundleName} {
+	for _, name := range []string{briefing.StateName, certName, keyName, bundleName} {
 		info, err := os.Stat(filepath.Join(n.b.dir, name))
 		if err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %v, %v", name, info.Mode(), err)

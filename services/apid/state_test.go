@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/briefing"
 )
 
 // Whatever is wrong with what is written, the gate goes by what it had.
@@ -24,15 +25,15 @@ func TestBadStateIsNotTaken(t *testing.T) {
 		"another's key":  {mode: api.ModeNormal, bundle: good.bundle, cert: good.cert, key: normal(t, ca).key},
 		"no such mode":   {mode: "open", bundle: good.bundle, cert: good.cert, key: good.key},
 		"not an object":  {mode: api.ModeNormal, bundle: []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), cert: good.cert, key: good.key},
-		"much too large": {mode: api.ModeNormal, bundle: append(good.bundle, make([]byte, maxFile)...), cert: good.cert, key: good.key},
+		"much too large": {mode: api.ModeNormal, bundle: append(good.bundle, make([]byte, briefing.MaxFile)...), cert: good.cert, key: good.key},
 	} {
 		dir := t.TempDir()
-		if err := k.write(dir, os.Getuid()); err != nil {
+		if err := k.briefing().Write(dir, os.Getuid()); err != nil {
 			t.Fatal(err)
 		}
-		g := &gate{dir: dir, log: newLimited(discard)}
+		g := &gate{told: briefing.Follower{Dir: dir}, log: discard}
 		g.state.Store(was)
-		if _, err := g.refresh(); err == nil || g.state.Load() != was {
+		if err := g.told.Next(g.refresh); err == nil || g.state.Load() != was {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -43,10 +44,10 @@ func TestHalfAChange(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first, second := normal(t, newCA(t)), normal(t, newCA(t))
-	if err := first.write(dir, os.Getuid()); err != nil {
+	if err := first.briefing().Write(dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range second.files() {
+	for name, data := range second.briefing().Files {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -54,10 +55,10 @@ func TestHalfAChange(t *testing.T) {
 			t.Errorf("after %s: %v", name, err)
 		}
 	}
-	if err := second.write(dir, os.Getuid()); err != nil {
+	if err := second.briefing().Write(dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := read(dir); err != nil || !k.equal(second) {
+	if k, err := read(dir); err != nil || !k.briefing().Equal(second.briefing()) {
 		t.Errorf("%+v, %v", k, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/services/strangers"
 )
 
 // maxName bounds what is told of a certificate's common name: an X.520 name has
@@ -48,6 +49,23 @@ func (s *state) identify(chain []*x509.Certificate) (caller, error) {
 		return caller{}, err
 	}
 	return newCaller(chain[0]), nil
+}
+
+// verdict is who the caller is, by one state.
+type verdict struct {
+	by  *state
+	who caller
+	err error
+}
+
+// recall is identify, once per connection and state.
+func (s *state) recall(c *strangers.Conn, chain []*x509.Certificate) (caller, error) {
+	if v, _ := c.Memo.Load().(*verdict); v != nil && v.by == s {
+		return v.who, v.err
+	}
+	who, err := s.identify(chain)
+	c.Memo.Store(&verdict{s, who, err})
+	return who, err
 }
 
 // identifyPinned looks for the pinned certificate among those that are shown.

@@ -65,7 +65,8 @@ var controlPlaneConditions = []condition{
 		holds: func(s *snapshot) []finding {
 			var out []finding
 			for _, c := range s.controllerFailures() {
-				if strings.HasPrefix(c.err, "missing ") || c.name == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 {
+				if strings.HasPrefix(c.err, "missing ") || c.name == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
+					c.name == apiSecrets && len(s.down("apid", "")) > 0 {
 					continue // said by other conditions
 				}
 				f := finding{what: "Controller " + c.name + " fails.", since: c.at, passing: s.sinceBoot < bootstrapTime, evidence: []string{asLog("controller-runtime", c.line)}}

@@ -349,6 +349,9 @@ func TestS354WorkerAPIWaits(t *testing.T) {
 	n.finds("worker-api-waits", failure, "certificate of the machine API")
 	n.api.fail("/readyz", notReady)
 	n.finds("worker-api-waits", info, "Follows from endpoint-not-answering")
+	n.logs.Logger("controller-runtime").Warn(apiSecrets + ": controller failed: no control plane signs: 10.5.0.2: connection refused")
+	n.finds("worker-api-waits", info, "It has no certificate: no control plane signs", "10.5.0.2: connection refused")
+	n.lacks("controller-failing")
 
 	n = start(t, config.Init, apid)
 	n.later(startTime)

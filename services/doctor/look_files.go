@@ -27,7 +27,7 @@ const (
 	// maxSmall bounds files that are small on a healthy node.
 	maxSmall = 1 << 20
 
-	clientFile = boot.KubeletDir + "/pki/kubelet-client-current.pem"
+	clientFile = boot.KubeletClient
 )
 
 // files is what was seen in the node's file systems.

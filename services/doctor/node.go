@@ -11,6 +11,9 @@ import (
 // manifestApplier makes what is missing.
 const manifestApplier = "k8s.ManifestApplyController"
 
+// apiSecrets gets the certificate of a worker's API.
+const apiSecrets = "secrets.APIController"
+
 // apiTrouble is what keeps Kubernetes from being asked.
 var apiTrouble = []string{"maintenance", "network-no-address", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated",
 	"apiserver-not-running", "endpoint-not-resolving", "endpoint-other-cluster", "endpoint-wrong-name", "endpoint-not-kubernetes", "endpoint-not-answering", "certificate-expired"}
@@ -83,14 +86,21 @@ var nodeConditions = []condition{
 	{
 		id: "worker-api-waits", severity: failure,
 		sees:    "apid of a worker isn't healthy.",
-		why:     "A worker has no certificate for its API until a control plane gives it one: it finds them through the endpoint, once its kubelet has joined.",
-		next:    "Make sure that the endpoint is healthy, and that the worker's kubelet joined the cluster.",
+		why:     "A worker has no certificate for its API until a control plane gives it one: it finds them through Kubernetes once its kubelet has joined, and else asks the endpoint.",
+		next:    "Make sure that the endpoint is healthy, that the worker's kubelet joined the cluster, that machine.token is the same on all nodes, and that port 50001 of the control planes can be reached.",
 		follows: append(append([]string{}, apiTrouble...), "node-not-registered"),
 		holds: func(s *snapshot) []finding {
 			if s.config == nil || s.controlPlane() {
 				return nil
 			}
-			return s.down("apid", "The machine API of this worker is not up.")
+			found := s.down("apid", "The machine API of this worker is not up.")
+			for _, c := range s.controllerFailures() {
+				if c.name == apiSecrets && len(found) > 0 {
+					found[0].why = "It has no certificate: " + c.err + "."
+					found[0].evidence = append(found[0].evidence, asLog("controller-runtime", c.line))
+				}
+			}
+			return found
 		},
 	},
 	{

@@ -170,8 +170,13 @@ func (n *node) publish() {
 			n.must(controlplane.EtcdStatuses.Put(n.store.As("etcd"), controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: n.etcd.gateway}))
 		}
 	}
+	makers := secrets.Controllers(secrets.Options{Dir: n.path("system/secrets")})
+	if !n.config.Machine.Type.ControlPlane() {
+		// It would ask other nodes, and there are none.
+		makers = slices.DeleteFunc(makers, func(c resource.Controller) bool { return c.Name() == apiSecrets })
+	}
 	rt, err := resource.NewRuntime(n.store, n.logs.Logger("controller-runtime"), append(
-		secrets.Controllers(secrets.Options{Dir: n.path("system/secrets")}),
+		makers,
 		controlplane.Controllers(controlplane.Options{
 			Logs: n.logs, ManifestsDir: n.path(boot.ManifestsDir), FilesDir: n.path("etc/kubernetes"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
 			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url,

@@ -30,7 +30,7 @@ const (
 	servingCertFile     = secretsDir + "/serving.crt"
 	servingKeyFile      = secretsDir + "/serving.key"
 	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself, or for it
-	clientFile          = boot.KubeletDir + "/pki/kubelet-client-current.pem"
+	clientFile          = boot.KubeletClient
 )
 
 // writeFiles writes what the kubelet reads only at its start.

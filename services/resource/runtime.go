@@ -45,6 +45,17 @@ type Controller interface {
 	Reconcile(ctx context.Context, v View) (again time.Duration, err error)
 }
 
+// RetryIn is err, for a Reconcile that knows better than the growing pause when to
+// try again.
+func RetryIn(err error, after time.Duration) error { return retryIn{err, after} }
+
+type retryIn struct {
+	error
+	after time.Duration
+}
+
+func (r retryIn) Unwrap() error { return r.error }
+
 // Runtime runs controllers.
 type Runtime struct {
 	store       *Store
@@ -120,6 +131,9 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 			told = err.Error()
 			v.log.Log(ctx, level, fmt.Sprintf("controller failed: %v", err)) // S-279
 			starting, pause = true, min(max(2*pause, retryFirst), retryMax)
+			if own := (retryIn{}); errors.As(err, &own) {
+				pause = max(own.after, retryFirst)
+			}
 			if !rest(ctx, nil, retryFirst) || !rest(ctx, mark, jitter(pause)-retryFirst) {
 				return
 			}

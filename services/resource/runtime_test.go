@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -244,6 +245,30 @@ func TestAgainAsksForACallWithoutAChange(t *testing.T) {
 			t.Errorf("%d calls", calls)
 		}
 		stop()
+	})
+}
+
+// A controller that knows when to try again is taken at its word.
+func TestRetryIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		why := errors.New("nobody answers")
+		var calls atomic.Int32
+		stop := run(t, NewStore(), discard, controller{name: "test.C", reconcile: func(context.Context, View) (time.Duration, error) {
+			calls.Add(1)
+			return 0, fmt.Errorf("ask: %w", RetryIn(why, time.Hour))
+		}})
+		pass(59 * time.Minute)
+		if n := calls.Load(); n != 1 {
+			t.Errorf("%d calls within an hour", n)
+		}
+		pass(14 * time.Minute) // jitter
+		if n := calls.Load(); n != 2 {
+			t.Errorf("%d calls after an hour", n)
+		}
+		stop()
+		if err := RetryIn(why, time.Hour); !errors.Is(err, why) || err.Error() != why.Error() {
+			t.Error(err)
+		}
 	})
 }
 

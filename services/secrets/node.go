@@ -18,8 +18,11 @@ import (
 type node struct {
 	config   *config.Config
 	hostname string
+	primary  netip.Addr // which the node is known by
 	addrs    []netip.Addr
 }
+
+var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
 // nodeInputs are the facts of a node. The clock is one of them only to look again
 // after it was set: certificates made by a wrong clock may be expired, or not valid
@@ -44,7 +47,7 @@ func readNode(r resource.Reader) (n node, ok bool, err error) {
 	if err != nil {
 		return n, false, ignoreNotFound(err)
 	}
-	n = node{config: cfg.Spec, hostname: hostname.Spec, addrs: nodeAddrs(cfg.Spec, addresses.Spec)}
+	n = node{config: cfg.Spec, hostname: hostname.Spec, primary: addresses.Spec.Primary.Unmap(), addrs: nodeAddrs(cfg.Spec, addresses.Spec)}
 	return n, len(n.addrs) > 0, nil
 }
 
@@ -66,7 +69,7 @@ func nodeAddrs(c *config.Config, a network.NodeAddress) []netip.Addr {
 func (n node) server(leaf pki.Leaf) pki.Leaf {
 	leaf.Server = true
 	leaf.DNS = append(leaf.DNS, n.hostname, "localhost")
-	leaf.IPs = uniqueAddrs(slices.Concat(leaf.IPs, n.addrs, []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}))
+	leaf.IPs = uniqueAddrs(slices.Concat(leaf.IPs, n.addrs, loopback))
 	return leaf
 }
 

@@ -1,5 +1,6 @@
 // Package secrets makes the keys and certificates of a control plane node, from
-// the authorities that the configuration holds.
+// the authorities that the configuration holds. A worker doesn't hold their keys,
+// and gets the one certificate that it needs from trustd on a control plane.
 //
 // Nothing of it is kept on disk: every boot issues anew what is signed by a CA
 // that the node knows, into resources and from there into /system/secrets, a
@@ -7,7 +8,7 @@
 // or subject changed, when a name or address is missing in it, or when it nears
 // its end.
 //
-//	configuration, addresses ─→ APIController        ─→ APISecrets
+//	configuration, addresses ─→ APIController        ─→ APISecrets   (on workers through trustd)
 //	                         ─→ EtcdController       ─→ EtcdSecrets
 //	                         ─→ KubernetesController ─→ KubernetesSecrets, KubeletSecrets
 //	all but APISecrets       ─→ FilesController      ─→ files, SecretsStatuses (content hash)
@@ -17,6 +18,9 @@
 package secrets
 
 import (
+	"context"
+	"net"
+	"net/netip"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -112,6 +116,11 @@ var Statuses = resource.Define[StatusSpec](resource.Definition{
 type Options struct {
 	Dir string           // where files go; "": boot.SecretsDir
 	Now func() time.Time // nil: time.Now
+	// KubeletClient is the kubelet's certificate as a client, with its key: a file;
+	// "": boot.KubeletClient.
+	KubeletClient string
+	// Dial connects from a local address; nil: the network does.
+	Dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
 }
 
 // Controllers are the controllers of this package.
@@ -122,8 +131,14 @@ func Controllers(o Options) []resource.Controller {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	if o.KubeletClient == "" {
+		o.KubeletClient = boot.KubeletClient
+	}
+	if o.Dial == nil {
+		o.Dial = dial
+	}
 	return []resource.Controller{
-		&APIController{now: o.Now},
+		&APIController{now: o.Now, asker: asker{kubeletClient: o.KubeletClient, dial: o.Dial}},
 		&EtcdController{now: o.Now},
 		&KubernetesController{now: o.Now},
 		&FilesController{dir: o.Dir},

@@ -295,15 +295,19 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) (figure, er
 	if err != nil {
 		return figure{}, err
 	}
+	signer, err := nodeInit(init, "trustd")
+	if err != nil {
+		return figure{}, err
+	}
 	var total int64
-	for _, pid := range []int{init, gate} {
+	for _, pid := range []int{init, gate, signer} {
 		n, err := pss(pid)
 		if err != nil {
 			return figure{}, err
 		}
 		total += n
 	}
-	return bytesFigure("PID 1 and apid, idle, proportional set size", total, budgetPSS), nil
+	return bytesFigure("PID 1, apid and trustd, idle, proportional set size", total, budgetPSS), nil
 }
 
 // nodeInit finds the first descendant of a process that is a node's PID 1, or

@@ -1,4 +1,4 @@
-package apid
+package strangers
 
 import (
 	"context"
@@ -28,7 +28,8 @@ type limiter struct {
 	dropped int
 }
 
-func newLimited(log *slog.Logger) *slog.Logger {
+// Limited is log, with that limit.
+func Limited(log *slog.Logger) *slog.Logger {
 	return slog.New(&limiter{Handler: log.Handler(), now: time.Now, tokens: logBurst, last: time.Now()})
 }
 
@@ -54,8 +55,8 @@ func (l *limiter) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// logWriter takes what net/http has to say.
-type logWriter struct{ log *slog.Logger }
+// Writer takes what net/http has to say, for log.New.
+type Writer struct{ Log *slog.Logger }
 
 // own is how the health checks of PID 1 look, every few seconds: they see our
 // certificate, and go without showing one.
@@ -64,11 +65,11 @@ const own = "TLS handshake error from 127.0.0.1:"
 var ownEnds = []string{": tls: client didn't provide a certificate", ": EOF", ": connection reset by peer", ": broken pipe"}
 
 // Write implements io.Writer; it gets a whole line.
-func (w logWriter) Write(p []byte) (int, error) {
+func (w Writer) Write(p []byte) (int, error) {
 	line := strings.TrimSpace(string(p))
 	check := strings.Contains(line, own) && slices.ContainsFunc(ownEnds, func(end string) bool { return strings.HasSuffix(line, end) })
 	if !check {
-		w.log.Warn(line)
+		w.Log.Warn(line)
 	}
 	return len(p), nil
 }

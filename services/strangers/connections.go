@@ -1,4 +1,4 @@
-package apid
+package strangers
 
 import (
 	"context"
@@ -12,12 +12,6 @@ import (
 )
 
 const (
-	// maxConns bounds all connections: with HTTP/2 a client needs one.
-	maxConns = 400
-	// maxFresh bounds those that haven't said yet who they are; two hundred clients
-	// may come at once. When one more comes, the oldest goes: strangers can't keep
-	// others out, only hurry them.
-	maxFresh = 256
 	// callGrace is how long calls go on that were let in before a change: the
 	// answer to a configuration that ends maintenance mode is one.
 	callGrace = 30 * time.Second
@@ -25,11 +19,12 @@ const (
 	idleGrace = time.Second
 )
 
-// conn is a connection of a client.
-type conn struct {
+// Conn is a connection of a client.
+type Conn struct {
 	net.Conn
-	list  *connections
-	trust atomic.Pointer[verdict]
+	// Memo is for the server: what it has found out about the client.
+	Memo atomic.Value
+	list *Conns
 
 	// list.mu guards all following fields.
 	state  http.ConnState
@@ -38,25 +33,8 @@ type conn struct {
 	doomed time.Time           // not welcome since then; zero: it is
 }
 
-// verdict is who the caller is, by one state.
-type verdict struct {
-	by  *state
-	who caller
-	err error
-}
-
-// identify is state.identify, once per connection and state.
-func (c *conn) identify(s *state, chain []*x509.Certificate) (caller, error) {
-	if v := c.trust.Load(); v != nil && v.by == s {
-		return v.who, v.err
-	}
-	who, err := s.identify(chain)
-	c.trust.Store(&verdict{s, who, err})
-	return who, err
-}
-
 // Close implements net.Conn.
-func (c *conn) Close() error {
+func (c *Conn) Close() error {
 	c.list.mu.Lock()
 	delete(c.list.all, c)
 	c.list.mu.Unlock()
@@ -70,30 +48,44 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, under(c))
 }
 
-func connOf(ctx context.Context) *conn {
-	c, _ := ctx.Value(connKey{}).(*conn)
+// Of is the connection of a request.
+func Of(ctx context.Context) *Conn {
+	c, _ := ctx.Value(connKey{}).(*Conn)
 	return c
 }
 
 // under is our connection below TLS.
-func under(c net.Conn) *conn {
+func under(c net.Conn) *Conn {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
-	own, _ := c.(*conn)
+	own, _ := c.(*Conn)
 	return own
 }
 
-// connections are those that are open.
-type connections struct {
+// Conns are the connections that are open.
+type Conns struct {
+	// Max bounds all connections: with HTTP/2 a client needs one.
+	Max int
+	// Fresh bounds those that haven't said yet who they are. When one more comes,
+	// the oldest goes: strangers can't keep others out, only hurry them.
+	Fresh int
+
 	mu  sync.Mutex // guards all
-	all map[*conn]struct{}
+	all map[*Conn]struct{}
+}
+
+// Len is how many there are.
+func (l *Conns) Len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.all)
 }
 
 // limited is a listener whose connections are counted.
 type limited struct {
 	net.Listener
-	open *connections
+	open *Conns
 }
 
 // Accept implements net.Listener.
@@ -112,13 +104,13 @@ func (l *limited) Accept() (net.Conn, error) {
 
 // add takes a connection in, if need be in place of another one. It returns nil
 // when all are in use.
-func (l *connections) add(c net.Conn) *conn {
+func (l *Conns) add(c net.Conn) *Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	fresh, many := l.oldest(http.StateNew)
-	if many >= maxFresh {
+	if many >= l.Fresh {
 		l.evict(fresh)
-	} else if len(l.all) >= maxConns {
+	} else if len(l.all) >= l.Max {
 		idle, _ := l.oldest(http.StateIdle)
 		switch {
 		case idle != nil: // its client makes another one when it needs it
@@ -129,9 +121,9 @@ func (l *connections) add(c net.Conn) *conn {
 			return nil
 		}
 	}
-	own := &conn{Conn: c, list: l, state: http.StateNew, since: time.Now()}
+	own := &Conn{Conn: c, list: l, state: http.StateNew, since: time.Now()}
 	if l.all == nil {
-		l.all = make(map[*conn]struct{})
+		l.all = make(map[*Conn]struct{})
 	}
 	l.all[own] = struct{}{}
 	return own
@@ -139,7 +131,7 @@ func (l *connections) add(c net.Conn) *conn {
 
 // oldest is the connection that has been in a state for longest, and how many are
 // in it. The caller holds mu.
-func (l *connections) oldest(state http.ConnState) (found *conn, count int) {
+func (l *Conns) oldest(state http.ConnState) (found *Conn, count int) {
 	for c := range l.all {
 		if c.state != state {
 			continue
@@ -152,13 +144,13 @@ func (l *connections) oldest(state http.ConnState) (found *conn, count int) {
 }
 
 // evict closes a connection. The caller holds mu.
-func (l *connections) evict(c *conn) {
+func (l *Conns) evict(c *Conn) {
 	delete(l.all, c)
 	_ = c.Conn.Close() // it is of no more use either way
 }
 
 // changed is http.Server.ConnState.
-func (l *connections) changed(c net.Conn, state http.ConnState) {
+func (l *Conns) changed(c net.Conn, state http.ConnState) {
 	own := under(c)
 	if own == nil {
 		return
@@ -174,21 +166,17 @@ func (l *connections) changed(c net.Conn, state http.ConnState) {
 	}
 }
 
-// sweep ends the connections of those who may not come in by s, or by the clock,
-// any longer: where no call runs soon, and else after callGrace.
-func (l *connections) sweep(s *state, now time.Time) {
+// Sweep ends the connections whose clients aren't welcome any longer: where no call
+// runs soon, and else after callGrace.
+func (l *Conns) Sweep(welcome func(c *Conn, chain []*x509.Certificate) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.all {
 		if c.state == http.StateNew {
 			continue // each call of it is looked at
 		}
-		who, err := c.identify(s, c.chain)
-		if err == nil {
-			err = who.current(now)
-		}
 		switch {
-		case err == nil && s.mode != modeClosed:
+		case welcome(c, c.chain):
 			c.doomed = time.Time{}
 			continue
 		case c.doomed.IsZero():

@@ -1,0 +1,134 @@
+package secrets
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes"
+)
+
+// Where control planes are, from what Kubernetes answers, whatever that is.
+func TestControlPlanes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][]string{
+		`{"endpoints": [{"addresses": ["10.5.0.2"], "conditions": {"ready": true}}, {"addresses": ["10.5.0.3"]}]}`:                   {"10.5.0.2", "10.5.0.3"},
+		`{"endpoints": [{"addresses": ["10.5.0.2"], "conditions": {"ready": false}}, {"addresses": ["10.5.0.3", "10.5.0.4"]}]}`:      {"10.5.0.3", "10.5.0.4", "10.5.0.2"},
+		`{"endpoints": [{"addresses": ["2001:db8::2"]}]}`:                                                                            {"2001:db8::2"},
+		`{"endpoints": [{"addresses": ["evil.example.org", "10.5.0.2:1", 7, ""]}, {"addresses": "10.5.0.9"}, {}, "x"], "kind": "x"}`: nil,
+		`{"endpoints": null}`:   nil,
+		`{"kind": "Status"}`:    nil,
+		`{"endpoints": "none"}`: nil,
+	} {
+		var slice kubernetes.Object
+		if err := json.Unmarshal([]byte(text), &slice); err != nil {
+			t.Fatal(err)
+		}
+		if got := controlPlanes(slice); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// What a control plane answers is looked at before it is used.
+func TestCheckAnswer(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	authority, other := ca(t, pki.NewMachineCA), ca(t, pki.NewMachineCA)
+	key, err := pki.NewKey(pki.Ed25519)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := pki.Leaf{CN: "w1", DNS: []string{"w1"}, IPs: []netip.Addr{netip.MustParseAddr("192.0.2.20")}, Server: true, Now: now}
+	public := func(key []byte) any {
+		parsed, err := pki.ParseKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parsed.Public()
+	}
+	sign := func(ca config.CertKey, change func(*pki.Leaf)) config.PEM {
+		leaf := want
+		change(&leaf)
+		crt, err := ca.CA().Sign(public(key), leaf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return crt
+	}
+	strange, _, err := authority.CA().Issue(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		crt  config.PEM
+		want string
+	}{
+		"good":              {sign(authority, func(*pki.Leaf) {}), ""},
+		"nothing":           {nil, "no CERTIFICATE block"},
+		"another key":       {strange, "for another key"},
+		"another authority": {sign(other, func(*pki.Leaf) {}), "of another authority"},
+		"another name":      {sign(authority, func(l *pki.Leaf) { l.CN = "w2" }), "can't use: for w2"},
+		"not the address":   {sign(authority, func(l *pki.Leaf) { l.IPs = nil }), "can't use"},
+		"expired":           {sign(authority, func(l *pki.Leaf) { l.Validity = time.Minute }), "is the clock right"},
+	} {
+		err := checkAnswer(tt.crt, key, authority.Crt, want)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+// The question comes from the address that the node is known by: the kernel would
+// choose another one on a machine with several.
+func TestDialFrom(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	from := netip.MustParseAddr("127.0.0.77")
+	conn, err := dial(context.Background(), from, listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	peer, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	if got := peer.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(); got != from {
+		t.Errorf("from %s", got)
+	}
+}
+
+// A worker that nobody signs for says whom it has asked.
+func TestWorkerSaysWhoWasAsked(t *testing.T) {
+	t.Parallel()
+	c := controlPlane(t)
+	c.Machine.Type = config.Worker
+	c.Machine.CA.Key = nil
+	b := newBench(t, c)
+	want := "controller failed: no control plane signs a certificate for the machine API: ask Kubernetes for control planes: the kubelet hasn't joined yet, and has no certificate; cluster.example.org: "
+	deadline := time.After(eventually.Scale(5 * time.Second))
+	for {
+		select {
+		case line := <-b.said.lines:
+			if strings.Contains(line, want) && strings.Contains(line, "there is no network") {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("never said %q", want)
+		}
+	}
+}

@@ -247,6 +247,10 @@ func (c *containers) Reach(ctx context.Context, n Node, port int) (net.Conn, err
 	return c.keeper.Dial(ctx, netip.AddrPortFrom(n.Address, uint16(port)).String())
 }
 
+func (c *containers) Listen(address netip.AddrPort) (net.Listener, error) {
+	return c.keeper.Listen(address.String())
+}
+
 func (c *containers) Close() error {
 	var errs []error
 	if c.images != nil {

@@ -95,6 +95,7 @@ func (c *Cluster) Chart(node string) string {
 // kubeAPI asks the Kubernetes API with the cluster's own kubeconfig.
 type kubeAPI struct {
 	server string
+	trust  *tls.Config
 	client *http.Client
 }
 
@@ -136,12 +137,14 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(decoded[0])
+	trust := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
 	return &kubeAPI{
 		server: k.Clusters[0].Cluster.Server,
+		trust:  trust,
 		client: &http.Client{
 			Timeout: answerBudget,
 			// A proxy of the user's environment doesn't lead to loopback.
-			Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}},
+			Transport: &http.Transport{TLSClientConfig: trust},
 		},
 	}, nil
 }

@@ -54,8 +54,6 @@ type Options struct {
 	// Network is where container nodes are; default 10.5.0.0/24. The first address is
 	// this machine's, with the registry and the load balancer.
 	Network netip.Prefix
-	// KubernetesVersion of the images; default config.KubernetesVersion.
-	KubernetesVersion string
 	// Patches change the configurations of all nodes, of control planes or of workers:
 	// JSON patches or strategic merge patches.
 	Patches, ControlPlanePatches, WorkerPatches [][]byte

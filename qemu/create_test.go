@@ -64,7 +64,7 @@ func TestPlansThatCantBe(t *testing.T) {
 func TestConfigurationsOfSeveral(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	o := Options{
-		Name: "c", ControlPlanes: 2, Workers: 1, Network: netip.MustParsePrefix("10.9.0.0/16"), KubernetesVersion: "v1.35.2",
+		Name: "c", ControlPlanes: 2, Workers: 1, Network: netip.MustParsePrefix("10.9.0.0/16"),
 		Patches:             [][]byte{[]byte(`machine: {sysctls: {kernel.pid_max: "100000"}}`)},
 		ControlPlanePatches: [][]byte{[]byte(`cluster: {allowSchedulingOnControlPlanes: true}`)},
 		WorkerPatches:       [][]byte{[]byte(`[{op: add, path: /machine/kubelet/nodeLabels, value: {a: b}}]`)},
@@ -91,9 +91,6 @@ func TestConfigurationsOfSeveral(t *testing.T) {
 		}
 		if len(c.Cluster.CA.Key) > 0 != control || len(c.Machine.CA.Key) > 0 != control {
 			t.Errorf("%s: holds keys of authorities: %v", n.Name, !control)
-		}
-		if !strings.HasSuffix(c.Machine.Kubelet.Image, ":v1.35.2") {
-			t.Errorf("%s: %s", n.Name, c.Machine.Kubelet.Image)
 		}
 	}
 	o.Patches = [][]byte{[]byte(`machine: {nosuch: 1}`)}

@@ -98,8 +98,7 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 		Hostname:    n.Name,
 		Mirrors:     map[string][]string{"*": {"http://" + p.registryAddress().String()}},
 		// The user comes through a port of this machine's loopback.
-		CertSANs:          []string{"127.0.0.1", "localhost"},
-		KubernetesVersion: o.KubernetesVersion,
+		CertSANs: []string{"127.0.0.1", "localhost"},
 		// Pods must have a place to run.
 		AllowScheduling: len(p.controlPlanes()) == len(p.Nodes),
 		Secrets:         secrets,

@@ -31,7 +31,7 @@ const (
 // What WaitReady tells of, in this order.
 const (
 	MilestoneAPI   = "Kubernetes API answers"
-	MilestoneReady = "node Ready"
+	MilestoneReady = "node Ready" // "all nodes Ready" where there are several
 	MilestoneDNS   = "cluster DNS answers"
 )
 
@@ -53,13 +53,17 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 	if c.Accelerator == "tcg" {
 		poll = readyPollEmulated
 	}
+	ready := MilestoneReady
+	if len(c.Nodes) > 1 {
+		ready = "all nodes Ready"
+	}
 	start := time.Now()
 	for _, step := range []struct {
 		what  string
 		check func(context.Context) error
 	}{
 		{MilestoneAPI, api.answers},
-		{MilestoneReady, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
+		{ready, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
 		{MilestoneDNS, api.dnsReady},
 	} {
 		for {

@@ -2,14 +2,12 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/qemu"
@@ -17,11 +15,7 @@ import (
 	"golang.org/x/term"
 )
 
-const (
-	followPoll = 200 * time.Millisecond
-	// tailBytes of a console hold the last lines that the node said.
-	tailBytes = 16 << 10
-)
+const followPoll = 200 * time.Millisecond
 
 func consoleCommand() *cobra.Command {
 	var name string
@@ -63,36 +57,6 @@ func showConsole(ctx context.Context, out io.Writer, path string, follow bool) e
 
 // said is a line of Garboard on a console, after the kernel's timestamp.
 var said = regexp.MustCompile(`\[garboard\] (.*)`)
-
-// lastSaid is the last thing the node said on its console, "" for nothing yet.
-func lastSaid(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	if end, err := f.Seek(0, io.SeekEnd); err == nil {
-		_, _ = f.Seek(max(end-tailBytes, 0), io.SeekStart)
-	}
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return ""
-	}
-	all := said.FindAllSubmatch(data, -1)
-	if len(all) == 0 {
-		return ""
-	}
-	return string(bytes.TrimSpace(all[len(all)-1][1]))
-}
-
-func oneLine(s string) string {
-	const width = 160 // a wide terminal
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > width {
-		s = s[:width-1] + "…"
-	}
-	return s
-}
 
 func chartCommand() *cobra.Command {
 	var name string

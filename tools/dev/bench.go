@@ -16,7 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
-	"github.com/garboard-os/garboard/tools/cluster"
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -71,7 +71,7 @@ func bench(ctx context.Context, out io.Writer, provisioner string) error {
 	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
-	made, err := cluster.Build(ctx, root, out, image.Build)
+	made, err := devcluster.Build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 	}
 	defer func() { err = errors.Join(err, qemu.Down(context.WithoutCancel(ctx), name)) }()
 	start := time.Now()
-	c, err := cluster.Start(ctx, out, qemu.Options{Name: name, Provisioner: provisioner, MemoryMiB: controlPlaneMiB, Isolated: true}, made)
+	c, err := devcluster.Start(ctx, out, qemu.Options{Name: name, Provisioner: provisioner, MemoryMiB: controlPlaneMiB, Isolated: true}, made)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 		how += " (" + c.Accelerator + ")"
 	}
 	var reached []qemu.Milestone
-	err = cluster.AwaitReady(ctx, out, c, start, 0, func(m qemu.Milestone) {
+	err = devcluster.AwaitReady(ctx, out, c, start, 0, func(m qemu.Milestone) {
 		reached = append(reached, qemu.Milestone{What: m.What, After: time.Since(start)})
 	})
 	if err != nil {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/garboard-os/garboard/image"
-	"github.com/garboard-os/garboard/tools/cluster"
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -22,7 +22,7 @@ func buildCommand() *cobra.Command {
 			if err := setup(cmd.Context(), out, false); err != nil {
 				return err
 			}
-			made, err := cluster.Build(cmd.Context(), root, out, image.Build)
+			made, err := devcluster.Build(cmd.Context(), root, out, image.Build)
 			if err != nil {
 				return err
 			}

@@ -12,12 +12,12 @@ import (
 
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
-	"github.com/garboard-os/garboard/tools/cluster"
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
 func clusterFlag(cmd *cobra.Command, name *string) *cobra.Command {
-	cmd.Flags().StringVar(name, "cluster", cluster.DefaultName, "name of the cluster")
+	cmd.Flags().StringVar(name, "cluster", devcluster.DefaultName, "name of the cluster")
 	return cmd
 }
 
@@ -46,7 +46,7 @@ func up(ctx context.Context, out io.Writer, o qemu.Options) error {
 	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
-	c, err := cluster.Create(ctx, out, cluster.Options{Checkout: root, Cluster: o})
+	c, err := devcluster.Create(ctx, out, devcluster.Options{Checkout: root, Cluster: o})
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func up(ctx context.Context, out io.Writer, o qemu.Options) error {
 		return err
 	}
 	target := ""
-	if o.Name != cluster.DefaultName {
+	if o.Name != devcluster.DefaultName {
 		target = " CLUSTER=" + o.Name
 	}
 	after := ""
@@ -80,7 +80,7 @@ func downCommand() *cobra.Command {
 		Short: "Stop a cluster and remove all of it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			existed, err := cluster.Destroy(cmd.Context(), name)
+			existed, err := devcluster.Destroy(cmd.Context(), name)
 			switch {
 			case err != nil:
 				return err

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
-	"github.com/garboard-os/garboard/tools/cluster"
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -100,7 +100,7 @@ func unit(ctx context.Context, root string, out io.Writer) error {
 
 // stories builds everything first, so that a test's time is the test's.
 func stories(ctx context.Context, root string, out io.Writer) error {
-	made, err := cluster.Build(ctx, root, out, image.Build)
+	made, err := devcluster.Build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,7 @@
-// Package cluster is the one way to bring a development cluster up: build what
+// Package devcluster is the one way to bring a development cluster up: build what
 // isn't built yet, start the nodes, wait until they serve, and tell all the while
 // what happens. gbctl and the developers' tool both do it so.
-package cluster
+package devcluster
 
 import (
 	"context"

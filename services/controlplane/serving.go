@@ -128,14 +128,14 @@ func (c *ServingApprovalController) answer(ctx context.Context, v resource.View,
 	if problem := checkServing(request, nodes.Items(), server); problem != nil {
 		why = problem.Error()
 		if c.refused[request.Name()] != why {
-			v.Log().Warn(fmt.Sprintf("%s of %s is not approved: %v", request, request.Text("spec", "username"), problem))
+			v.Log().Warn(fmt.Sprintf("request %s of %s for a serving certificate is not approved: %v", request.Name(), request.Text("spec", "username"), problem))
 		}
 		return why, nil
 	}
 	if err := client.ApproveCSR(ctx, request.Name(), "names and addresses are those of the node"); err != nil {
 		return "", err
 	}
-	v.Log().Info(fmt.Sprintf("approved %s of %s", request, request.Text("spec", "username")))
+	v.Log().Info(fmt.Sprintf("approved request %s of %s for a serving certificate", request.Name(), request.Text("spec", "username")))
 	return "", nil
 }
 

@@ -1,18 +1,33 @@
 package controlplane
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/json"
 	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/services/secrets"
 )
 
 // servingRequest is what the kubelet of worker w sends, after a change.
@@ -94,5 +109,129 @@ func TestServingRequests(t *testing.T) {
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}
+	}
+}
+
+// requestServer is an API server that knows requests of kubelets, and the node w.
+type requestServer struct {
+	mu       sync.Mutex // guards all below
+	requests map[string]kubernetes.Object
+	changed  chan struct{} // closed at the next change
+}
+
+func (s *requestServer) ask(name string, request kubernetes.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	request["metadata"] = map[string]any{"name": name}
+	s.requests[name] = request
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *requestServer) approved(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests[name].Condition("Approved")
+}
+
+func (s *requestServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	const path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+	answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
+	group := func(name, version, resource, kind string) map[string]any {
+		return map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": name}, "versions": []any{map[string]any{
+			"version": version, "resources": []any{map[string]any{"resource": resource, "scope": "Cluster", "responseKind": map[string]any{"kind": kind}}},
+		}}}}}
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, path+"/"), "/")
+	switch {
+	case r.URL.Path == "/readyz":
+	case r.URL.Path == "/api":
+		answer(group("", "v1", "nodes", "Node"))
+	case r.URL.Path == "/apis":
+		answer(group("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest"))
+	case r.URL.Path == "/api/v1/nodes":
+		answer(map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "w"}, "status": map[string]any{
+			"addresses": []any{map[string]any{"type": "InternalIP", "address": "10.5.0.3"}},
+		}}}})
+	case r.URL.Query().Get("fieldSelector") != "spec.signerName=kubernetes.io/kubelet-serving" && r.URL.Path == path:
+		http.Error(w, "too much", http.StatusBadRequest)
+	case r.URL.Path == path && r.URL.Query().Get("watch") == "true":
+		s.watch(w, r)
+	case r.URL.Path == path:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		answer(map[string]any{"metadata": map[string]any{"resourceVersion": fmt.Sprint(len(s.requests))}, "items": slices.Collect(maps.Values(s.requests))})
+	case r.Method == http.MethodPut:
+		var o kubernetes.Object
+		_ = json.NewDecoder(r.Body).Decode(&o)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.requests[name] = o
+		answer(o)
+	default:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		answer(s.requests[name])
+	}
+}
+
+// watch tells of the requests beyond those that the client has seen.
+func (s *requestServer) watch(w http.ResponseWriter, r *http.Request) {
+	_ = http.NewResponseController(w).Flush()
+	for {
+		s.mu.Lock()
+		changed, count := s.changed, len(s.requests)
+		last := s.requests[fmt.Sprintf("csr-%d", count)]
+		s.mu.Unlock()
+		if fmt.Sprint(count) > r.URL.Query().Get("resourceVersion") {
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": last})
+			_ = http.NewResponseController(w).Flush()
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+// A request is approved at once, whether it was there before or comes while the
+// controller watches; one that isn't the node's own stays as it is.
+func TestServingApproval(t *testing.T) {
+	t.Parallel()
+	s := &requestServer{requests: map[string]kubernetes.Object{}, changed: make(chan struct{})}
+	server := httptest.NewTLSServer(s)
+	defer server.Close()
+	c := testConfig(t)
+	admin, key, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "admin", Client: true, Now: time.Now()})
+	put(t, err)
+	store := testStore(t, c)
+	put(t, secrets.Kubernetes.Put(store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{
+		CA:        config.CertKey{Crt: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})},
+		APIServer: config.CertKey{Crt: admin}, Admin: config.CertKey{Crt: admin, Key: key}, LocalEndpoint: server.URL,
+	}))
+	s.ask("csr-1", servingRequest(t, nil))
+	rt, err := resource.NewRuntime(store, testLog(t), &ServingApprovalController{})
+	put(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { _ = rt.Run(ctx) })
+	defer done.Wait()
+	defer cancel()
+	approved := func(name string) {
+		t.Helper()
+		eventually.That(t, 5*time.Second, name+" is approved", func() error {
+			if !s.approved(name) {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	approved("csr-1")
+	s.ask("csr-2", servingRequest(t, func(c *x509.CertificateRequest, _ map[string]any) { c.DNSNames = []string{"kubernetes"} }))
+	s.ask("csr-3", servingRequest(t, nil))
+	approved("csr-3")
+	if s.approved("csr-2") {
+		t.Error("another's name is approved")
 	}
 }

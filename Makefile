@@ -35,8 +35,8 @@ up: $(DEV) $(GBCTL) ## build everything, boot a cluster, wait until it serves
 down: $(DEV) ## stop the cluster and remove what make up made of it
 	@$(DEV) down --cluster $(CLUSTER)
 
-console: $(DEV) ## show and follow the node's console
-	@$(DEV) console --cluster $(CLUSTER)
+console: $(DEV) ## show and follow a node's console (NODE=worker-1)
+	@$(DEV) console --cluster $(CLUSTER) --node '$(NODE)'
 
 kubectl: $(DEV) ## kubectl against the cluster: make kubectl ARGS='get nodes'
 	@$(DEV) kubectl --cluster $(CLUSTER) -- $(ARGS)

@@ -54,6 +54,9 @@ type Options struct {
 	// Network is where container nodes are; default 10.5.0.0/24. The first address is
 	// this machine's, with the registry and the load balancer.
 	Network netip.Prefix
+	// Mirrors are registries that are asked instead of others, by host or "*", before the
+	// one with the images that were built; for QEMU, as containers reach none.
+	Mirrors map[string][]string
 	// Patches change the configurations of all nodes, of control planes or of workers:
 	// JSON patches or strategic merge patches.
 	Patches, ControlPlanePatches, WorkerPatches [][]byte
@@ -114,6 +117,18 @@ func List() ([]*Cluster, error) {
 		all = append(all, c)
 	}
 	return all, nil
+}
+
+// Find is a node by its name, which may be given without the cluster's before it.
+func (c *Cluster) Find(name string) (Node, error) {
+	var names []string
+	for _, n := range c.Nodes {
+		if n.Name == name || n.Name == c.Name+"-"+name {
+			return n, nil
+		}
+		names = append(names, n.Name)
+	}
+	return Node{}, fmt.Errorf("cluster %s has no node %q; there are %s", c.Name, name, strings.Join(names, ", "))
 }
 
 // Dir is the cluster's directory.

@@ -88,6 +88,9 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	if choice.Name == QEMU && o.nodes() > 1 {
 		return Plan{}, errors.New("nodes in QEMU are each on a network of their own: several nodes need the provisioner container")
 	}
+	if choice.Name == Container && len(o.Mirrors) > 0 {
+		return Plan{}, errors.New("nodes that are containers reach no registry but the one with the images that were built: mirrors need the provisioner qemu")
+	}
 	addresses, network, err := o.addresses(choice.Name)
 	if err != nil {
 		return Plan{}, err

@@ -44,6 +44,7 @@ func TestPlansThatCantBe(t *testing.T) {
 		want        string
 	}{
 		{QEMU, Options{Workers: 1}, "several nodes need the provisioner container"},
+		{Container, Options{Mirrors: map[string][]string{"*": {"http://10.5.0.1:5001"}}}, "mirrors need the provisioner qemu"},
 		{Container, Options{Workers: -1}, "can't be"},
 		{Container, Options{Network: netip.MustParsePrefix("10.5.0.1/24")}, "must be an IPv4 network"},
 		{Container, Options{Network: netip.MustParsePrefix("fd00::/64")}, "must be an IPv4 network"},
@@ -96,5 +97,19 @@ func TestConfigurationsOfSeveral(t *testing.T) {
 	o.Patches = [][]byte{[]byte(`machine: {nosuch: 1}`)}
 	if _, err := configurations(p, o, time.Now()); err == nil || !strings.Contains(err.Error(), "nosuch") {
 		t.Errorf("a patch that a node wouldn't take: %v", err)
+	}
+}
+
+// The registry with what was built is asked last, and for everything.
+func TestMirrors(t *testing.T) {
+	t.Parallel()
+	p := testPlan(QEMU)
+	o := Options{Mirrors: map[string][]string{"*": {"http://10.0.2.2:5000"}, "docker.io": {"http://10.0.2.2:5001"}}}
+	want := map[string][]string{"*": {"http://10.0.2.2:5000", "http://10.0.2.100:5000"}, "docker.io": {"http://10.0.2.2:5001"}}
+	if diff := cmp.Diff(want, o.mirrors(p)); diff != "" {
+		t.Error(diff)
+	}
+	if len(o.Mirrors["*"]) != 1 {
+		t.Error("the options were changed")
 	}
 }

@@ -3,6 +3,7 @@ package qemu
 import (
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -96,7 +97,7 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 		Endpoint:    "https://" + p.endpoint().String(),
 		Type:        config.MachineType(n.Type),
 		Hostname:    n.Name,
-		Mirrors:     map[string][]string{"*": {"http://" + p.registryAddress().String()}},
+		Mirrors:     o.mirrors(p),
 		// The user comes through a port of this machine's loopback.
 		CertSANs: []string{"127.0.0.1", "localhost"},
 		// Pods must have a place to run.
@@ -131,6 +132,16 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 		return nil, err
 	}
 	return o.patched(n, text)
+}
+
+// mirrors ends with the registry that has what was built.
+func (o Options) mirrors(p Plan) map[string][]string {
+	all := maps.Clone(o.Mirrors)
+	if all == nil {
+		all = map[string][]string{}
+	}
+	all["*"] = append(slices.Clone(all["*"]), "http://"+p.registryAddress().String())
+	return all
 }
 
 // patched applies the patches that are for a node.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,20 +19,26 @@ import (
 const followPoll = 200 * time.Millisecond
 
 func consoleCommand() *cobra.Command {
-	var name string
-	return clusterFlag(&cobra.Command{
+	var name, node string
+	cmd := clusterFlag(&cobra.Command{
 		Use:   "console",
-		Short: "Show the node's console; on a terminal, follow it until Ctrl-C",
+		Short: "Show a node's console; on a terminal, follow it until Ctrl-C",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := qemu.Open(name)
 			if err != nil {
 				return hint(err, name)
 			}
+			of, err := c.Find(cmp.Or(node, c.Nodes[0].Name))
+			if err != nil {
+				return err
+			}
 			follow := term.IsTerminal(int(os.Stdout.Fd()))
-			return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(c.Nodes[0].Name), follow)
+			return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(of.Name), follow)
 		},
 	}, &name)
+	cmd.Flags().StringVar(&node, "node", "", "name of the node (default the first control plane)")
+	return cmd
 }
 
 func showConsole(ctx context.Context, out io.Writer, path string, follow bool) error {

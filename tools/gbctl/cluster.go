@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/qemu"
@@ -57,6 +56,7 @@ type createFlags struct {
 	source  string
 	cidr    string
 	merge   bool
+	mirrors []string
 
 	patches, controlPlanePatches, workerPatches []string
 }
@@ -86,6 +86,7 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 	f.IntVar(&q.Workers, "workers", 0, "how many workers")
 	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto: QEMU where KVM works and there is one node")
 	f.StringVar(&o.cidr, "cidr", "", "network of the nodes, for containers (default 10.5.0.0/24); this machine has its first address")
+	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes in QEMU ask URL instead of the registry HOST; '*' is any; repeatable")
 	f.IntVar(&q.CPUs, "cpus", 0, "processors of a node in QEMU (default 2)")
 	f.IntVar(&q.MemoryMiB, "memory", 0, "MiB of memory of a node in QEMU (default 4096)")
 	f.IntVar(&q.DiskGiB, "disk", 0, "GiB of the disk of a node in QEMU (default 20)")
@@ -104,6 +105,9 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 		return fmt.Errorf("%w; name one with --source", err)
 	}
 	q := &o.cluster.Cluster
+	if q.Mirrors, err = parseMirrors(o.mirrors); err != nil {
+		return err
+	}
 	if o.cidr != "" {
 		if q.Network, err = netip.ParsePrefix(o.cidr); err != nil {
 			return usagef("--cidr %q: must be a network, such as 10.5.0.0/24", o.cidr)
@@ -243,18 +247,6 @@ func openCluster(name string) (*qemu.Cluster, error) {
 		return nil, fmt.Errorf("there is no cluster %s; 'gbctl cluster create' makes one, 'gbctl cluster show' lists them", name)
 	}
 	return c, err
-}
-
-// nodeOf is a node by its name, which may be given without the cluster's before it.
-func nodeOf(c *qemu.Cluster, name string) (string, error) {
-	var names []string
-	for _, n := range c.Nodes {
-		if n.Name == name || n.Name == c.Name+"-"+name {
-			return n.Name, nil
-		}
-		names = append(names, n.Name)
-	}
-	return "", fmt.Errorf("cluster %s has no node %q; there are %s", c.Name, name, strings.Join(names, ", "))
 }
 
 // clusterHostCommand is the process that holds a cluster; create starts it.

@@ -160,11 +160,11 @@ func TestClusterShow(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"worker-1", "dev-worker-1"} {
-		if got, err := nodeOf(c, name); err != nil || got != "dev-worker-1" {
-			t.Errorf("%s: %q, %v", name, got, err)
+		if got, err := c.Find(name); err != nil || got.Name != "dev-worker-1" {
+			t.Errorf("%s: %q, %v", name, got.Name, err)
 		}
 	}
-	if _, err := nodeOf(c, "worker-2"); err == nil || !strings.Contains(err.Error(), "there are dev-controlplane-1, dev-worker-1") {
+	if _, err := c.Find("worker-2"); err == nil || !strings.Contains(err.Error(), "there are dev-controlplane-1, dev-worker-1") {
 		t.Errorf("no such node: %v", err)
 	}
 	if err := a.clusterShow(t.Context(), "nosuch"); err == nil || !strings.Contains(err.Error(), "there is no cluster nosuch") {

@@ -38,11 +38,11 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				node, err := nodeOf(c, args[0])
+				node, err := c.Find(args[0])
 				if err != nil {
 					return err
 				}
-				return verb.do(c, cmd.Context(), node)
+				return verb.do(c, cmd.Context(), node.Name)
 			},
 		}, &name))
 	}
@@ -71,20 +71,22 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			node, err := nodeOf(c, args[0])
+			node, err := c.Find(args[0])
 			if err != nil {
 				return err
 			}
 			to.Loss = percent / 100
-			for i, other := range to.CutFrom {
-				if to.CutFrom[i], err = nodeOf(c, other); err != nil {
+			for i, name := range to.CutFrom {
+				other, err := c.Find(name)
+				if err != nil {
 					return err
 				}
+				to.CutFrom[i] = other.Name
 			}
-			if err := c.SetNetwork(cmd.Context(), node, to); err != nil {
+			if err := c.SetNetwork(cmd.Context(), node.Name, to); err != nil {
 				return err
 			}
-			fmt.Fprintf(a.out, "network of %s: %s\n", node, to)
+			fmt.Fprintf(a.out, "network of %s: %s\n", node.Name, to)
 			return nil
 		},
 	}, &name)

@@ -309,12 +309,13 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 		}
 		answer <- r
 	}()
+	heard := false
 	select {
 	case r := <-answer:
 		if r.Ready {
 			return nil
 		}
-		err = errors.New(r.Error)
+		heard, err = true, errors.New(r.Error)
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-time.After(readyBudget):
@@ -327,6 +328,10 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 	case <-time.After(downBudget):
 		_ = cmd.Process.Kill()
 		<-exited
+	}
+	if !heard {
+		hear.Close() // so that nothing is said after this
+		<-answer
 	}
 	return err
 }

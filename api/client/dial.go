@@ -2,10 +2,8 @@ package client
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -88,9 +86,12 @@ func DialMaintenance(node, fingerprint string) (*Client, error) {
 // to the node, and whose certificate it takes to talk to a node whose kernel
 // command line demands one.
 func DialMaintenanceAs(c *Context, node, fingerprint string) (*Client, error) {
-	want, err := parseFingerprint(fingerprint)
-	if err != nil {
-		return nil, err
+	want := ""
+	if fingerprint != "" {
+		var err error
+		if want, err = api.ParseFingerprint(fingerprint); err != nil {
+			return nil, err
+		}
 	}
 	var own []tls.Certificate
 	if c != nil {
@@ -106,7 +107,7 @@ func DialMaintenanceAs(c *Context, node, fingerprint string) (*Client, error) {
 			VerifyConnection: func(state tls.ConnectionState) error {
 				leaf := state.PeerCertificates[0]
 				client.shown.Store(leaf)
-				if want != "" && want != digest(leaf) {
+				if want != "" && want != api.Fingerprint(leaf.Raw) {
 					return fmt.Errorf("%w: %s, not %s", ErrFingerprint, Fingerprint(leaf), fingerprint)
 				}
 				return nil
@@ -116,31 +117,8 @@ func DialMaintenanceAs(c *Context, node, fingerprint string) (*Client, error) {
 }
 
 // Fingerprint is that of a certificate, as a node in maintenance mode shows its
-// own on the console: SHA-256 of the DER, in hexadecimal pairs.
-func Fingerprint(cert *x509.Certificate) string {
-	sum := sha256.Sum256(cert.Raw)
-	pairs := make([]string, len(sum))
-	for i, b := range sum {
-		pairs[i] = fmt.Sprintf("%02X", b)
-	}
-	return strings.Join(pairs, ":")
-}
-
-func digest(cert *x509.Certificate) string {
-	sum := sha256.Sum256(cert.Raw)
-	return hex.EncodeToString(sum[:])
-}
-
-// parseFingerprint takes the ways in which tools write one.
-func parseFingerprint(text string) (string, error) {
-	plain := strings.ToLower(strings.TrimSpace(text))
-	plain = strings.TrimPrefix(plain, "sha256:")
-	plain = strings.ReplaceAll(plain, ":", "")
-	if raw, err := hex.DecodeString(plain); err != nil || len(raw) != 0 && len(raw) != sha256.Size {
-		return "", fmt.Errorf("fingerprint %q must be SHA-256 in hexadecimal: 64 digits, with or without colons", text)
-	}
-	return plain, nil
-}
+// own on the console.
+func Fingerprint(cert *x509.Certificate) string { return api.ShownFingerprint(cert.Raw) }
 
 // Shown is the fingerprint of the certificate that the node has shown to
 // DialMaintenance's client, "" before the first call.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -24,13 +23,7 @@ import (
 const maxDocument = 1 << 20
 
 // configService is the node's configuration, as machine.Applier keeps it.
-type configService struct {
-	opts Options
-
-	// maintenance is held while somebody unknown applies a configuration: of two
-	// at once, the second finds that the node has one.
-	maintenance sync.Mutex
-}
+type configService struct{ opts Options }
 
 func newConfigService(o Options) *configService { return &configService{opts: o} }
 
@@ -71,14 +64,9 @@ func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.Ap
 		return nil, err
 	}
 	r.Text, r.Base = req.Msg.GetDocument(), req.Msg.GetBase()
-	if who.maintenance {
-		s.maintenance.Lock()
-		defer s.maintenance.Unlock()
-		// Again: the guard has looked before the document came.
-		if err := inMaintenance(s.opts); err != nil {
-			return nil, err
-		}
-	}
+	// The guard has looked before the document came: of two strangers at once, the
+	// second must find that the node has a configuration.
+	r.First = who.maintenance
 	result, err := s.opts.Config.Apply(ctx, r)
 	if err != nil {
 		return nil, applyError(err)
@@ -202,6 +190,8 @@ func applyError(err error) error {
 	case errors.As(err, &reboot), errors.Is(err, machine.ErrNothingToConfirm):
 	case errors.Is(err, machine.ErrNoConfig):
 		return failed(code, "%w: give it one with gbctl apply-config", err)
+	case errors.Is(err, machine.ErrConfigured):
+		return failed(code, "%w: come with a client certificate of its cluster, without --insecure", err)
 	case errors.Is(err, machine.ErrStale):
 		code = connect.CodeAborted
 	case errors.Is(err, machine.ErrBusy):

@@ -206,6 +206,9 @@ func TestAStrangerConfiguresANodeOnce(t *testing.T) {
 	if taken != 1 || len(r.applier.requests) != 1 {
 		t.Errorf("%d were taken, %d asked for", taken, len(r.applier.requests))
 	}
+	if !r.applier.requests[0].First {
+		t.Error("a stranger's configuration isn't for a node without one only")
+	}
 	if by := r.applier.requests[0].By; by != "maintenance mode, from 10.5.0.9:41000" {
 		t.Errorf("by %q", by)
 	}

@@ -239,6 +239,7 @@ type applier struct {
 
 	mu        sync.Mutex // guards all following fields
 	texts     map[uint64][]byte
+	first     bool // it was given
 	requests  []machine.Request
 	confirmed []string
 	result    machine.Result
@@ -249,6 +250,10 @@ type applier struct {
 func (a *applier) Apply(_ context.Context, r machine.Request) (machine.Result, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if r.First && a.first {
+		return machine.Result{}, machine.ErrConfigured
+	}
+	a.first = true
 	a.requests = append(a.requests, r)
 	if a.err == nil && a.store != nil {
 		a.err = machine.Stages.Put(a.store.As(machine.ID), machine.StageID, machine.Configured)

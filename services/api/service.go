@@ -146,7 +146,7 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 func (s *serviceService) restartLater(answered context.Context, id string) {
 	s.background.Go(func() {
 		<-answered.Done()
-		if err := s.opts.Graph.Restart(s.stopping, id); err != nil && s.stopping.Err() == nil {
+		if err := dag.Guard(s.opts.Logs.Logger(LogID), func() error { return s.opts.Graph.Restart(s.stopping, id) }); err != nil && s.stopping.Err() == nil {
 			s.opts.Logs.Logger(LogID).Error("restart of a service", "service", id, "err", err)
 		}
 	})

@@ -233,7 +233,7 @@ func TestBackendAway(t *testing.T) {
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), everything())
 	m := methodOf(t, version)
-	b.backend.server.Close()
+	b.backend.close()
 	for _, p := range protocols {
 		err := ask(t.Context(), b.client(t, admin(t, ca), p.http2), b.url(""), m, p.options...)
 		if connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "the node's API isn't there now") {

@@ -2,7 +2,6 @@ package apid
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -29,10 +28,6 @@ import (
 
 const (
 	loadClients = 200
-	memoryUnder = 40e6 // with so many clients
-	// memoryBack is how much more than before the first client may stay: pages of
-	// the program that were touched for the first time.
-	memoryBack = 8 << 20
 )
 
 // resources answers like a node with fifty resources of a type.
@@ -158,53 +153,6 @@ func (p program) load(t testing.TB, clients, calls int) []time.Duration {
 	group.Wait()
 	slices.Sort(took)
 	return took
-}
-
-// The gate's memory: little when idle, within its budget under 200 clients of whom
-// some follow a log that they don't read, and little again when they are gone.
-func TestMemoryUnderLoad(t *testing.T) {
-	p := startProgram(t)
-	before := p.pss(t)
-	var stuck []*tls.Conn
-	for range 20 {
-		conn, err := tls.Dial("tcp", p.b.address, clientTLS(admin(t, p.ca)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprint(conn, "GET /v1/logs/kubelet?follow=true HTTP/1.1\r\nHost: n1\r\n\r\n")
-		stuck = append(stuck, conn)
-	}
-	most := 0
-	done := make(chan []time.Duration)
-	go func() { done <- p.load(t, loadClients, 20) }()
-	watch := time.NewTicker(20 * time.Millisecond)
-	defer watch.Stop()
-	var took []time.Duration
-	for took == nil {
-		select {
-		case took = <-done:
-		case <-watch.C:
-			most = max(most, p.pss(t))
-		}
-	}
-	for _, conn := range stuck {
-		conn.Close()
-	}
-	t.Logf("proportional set size: %.1f MB idle, %.1f MB with %d clients", mb(before), mb(most), loadClients)
-	if most > memoryUnder {
-		t.Errorf("%.1f MB, of at most %.1f", mb(most), mb(memoryUnder))
-	}
-	if len(took) != loadClients*19 {
-		t.Errorf("%d calls were answered", len(took))
-	}
-	after := 0
-	eventually.That(t, 30*time.Second, "the gate to give its memory back", func() error {
-		if after = p.pss(t); after > before+memoryBack {
-			return fmt.Errorf("%.1f MB, was %.1f", mb(after), mb(before))
-		}
-		return nil
-	})
-	t.Logf("%.1f MB afterwards", mb(after))
 }
 
 func mb(n int) float64 { return float64(n) / 1e6 }

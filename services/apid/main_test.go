@@ -40,6 +40,7 @@ type recorder struct {
 	// handler answers when it isn't nil.
 	handler http.Handler
 	forget  bool // that is, don't remember
+	close   func()
 
 	mu       sync.Mutex // guards requests
 	requests []*http.Request
@@ -78,15 +79,22 @@ func newRecorder(t testing.TB, socket string, handler http.Handler) *recorder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = r.server.Serve(listener) }()
-	t.Cleanup(func() { r.server.Close() })
+	served := make(chan struct{})
+	go func() { _ = r.server.Serve(listener); close(served) }()
+	// A listener takes its socket's name with it, be it another's by then: who
+	// listens there next must come after its end.
+	r.close = sync.OnceFunc(func() {
+		r.server.Close()
+		listener.Close()
+		<-served
+	})
+	t.Cleanup(r.close)
 	return r
 }
 
 // bench is a gate with what is around it.
 type bench struct {
 	dir, socket, address string
-	ca                   pki.CA
 	gate                 *gate
 	log                  *logBuffer
 	backend              *recorder

@@ -3,16 +3,14 @@ package apid
 import (
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/hex"
 	"fmt"
 	"math/big"
 	"net"
-	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config/pki"
 )
@@ -59,25 +57,15 @@ func newSelf(now time.Time) (self, error) {
 	if err != nil {
 		return self{}, fmt.Errorf("make the certificate of maintenance mode: %w", err)
 	}
-	return self{cert: pki.EncodeCert(der), key: keyPEM, fingerprint: spaced(der)}, nil
-}
-
-// spaced is the SHA-256 of a certificate in the way that other tools print it.
-func spaced(der []byte) string {
-	sum := sha256.Sum256(der)
-	parts := make([]string, 0, len(sum))
-	for _, b := range sum {
-		parts = append(parts, fmt.Sprintf("%02X", b))
-	}
-	return strings.Join(parts, ":")
+	return self{cert: pki.EncodeCert(der), key: keyPEM, fingerprint: api.ShownFingerprint(der)}, nil
 }
 
 // parsePinned reads the kernel parameter. One that can't be read must not open
 // the door that it was to close.
 func parsePinned(text string) (string, error) {
-	plain := strings.ToLower(strings.ReplaceAll(text, ":", ""))
-	if raw, err := hex.DecodeString(plain); err != nil || len(raw) != sha256.Size {
-		return "", fmt.Errorf("kernel parameter %s=%s isn't a SHA-256: 64 hexadecimal digits; maintenance mode stays closed", paramPinned, text)
+	plain, err := api.ParseFingerprint(text)
+	if err != nil {
+		return "", fmt.Errorf("kernel parameter %s: %w; maintenance mode stays closed", paramPinned, err)
 	}
 	return plain, nil
 }

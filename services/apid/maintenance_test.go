@@ -70,7 +70,7 @@ func TestMaintenancePinned(t *testing.T) {
 		{"not yet valid", parse(t, ca.Cert).Raw, shown(t, ca, pki.Leaf{CN: "soon", Now: time.Now().Add(72 * time.Hour)}, ca.Cert), "isn't valid before"},
 		{"somebody's certificate sent along", mine.Certificate[0], shown(t, other, leaf, pki.EncodeCert(mine.Certificate[0])), "bad certificate"},
 	} {
-		b := newBench(t, maintenance(t, fingerprint(tc.pinned)), everything())
+		b := newBench(t, maintenance(t, api.Fingerprint(tc.pinned)), everything())
 		err := ask(t.Context(), b.client(t, tc.cert, false), b.url(""), method)
 		seen := b.backend.take()
 		if tc.want == "" {
@@ -119,8 +119,8 @@ func TestMaintenanceEnds(t *testing.T) {
 
 func TestParsePinned(t *testing.T) {
 	t.Parallel()
-	hash := fingerprint([]byte("x"))
-	for _, text := range []string{hash, strings.ToUpper(hash), spaced([]byte("x"))} {
+	hash := api.Fingerprint([]byte("x"))
+	for _, text := range []string{hash, strings.ToUpper(hash), api.ShownFingerprint([]byte("x"))} {
 		if got, err := parsePinned(text); got != hash || err != nil {
 			t.Errorf("%s: %q, %v", text, got, err)
 		}
@@ -143,7 +143,7 @@ func TestSelf(t *testing.T) {
 	if cert.PublicKeyAlgorithm != x509.Ed25519 || cert.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature) != nil {
 		t.Errorf("%s", cert.PublicKeyAlgorithm)
 	}
-	if block, _ := pem.Decode(s.cert); spaced(block.Bytes) != s.fingerprint || len(s.fingerprint) != 95 {
+	if block, _ := pem.Decode(s.cert); api.ShownFingerprint(block.Bytes) != s.fingerprint || len(s.fingerprint) != 95 {
 		t.Errorf("fingerprint %s", s.fingerprint)
 	}
 	if _, err := tls.X509KeyPair(s.cert, s.key); err != nil {

@@ -83,7 +83,7 @@ func TestWithTheRealServer(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), nil)
-	b.backend.server.Close()
+	b.backend.close()
 	store, l := realNode(t, b.socket)
 	l.Logger("kubelet").Info("hello")
 	cert := shown(t, ca, pki.Leaf{CN: "bob", Orgs: []string{string(api.Reader)}})
@@ -136,7 +136,7 @@ func TestWithTheRealServer(t *testing.T) {
 // of a node at once, while one follows a log and doesn't read it.
 func BenchmarkNode200(b *testing.B) {
 	p := startProgram(b)
-	p.b.backend.server.Close()
+	p.b.backend.close()
 	_, l := realNode(b, p.b.socket)
 	stuck, err := tls.Dial("tcp", p.b.address, clientTLS(admin(b, p.ca)))
 	if err != nil {

@@ -240,7 +240,7 @@ func (k *keeper) follow(ctx context.Context, h *dag.Handle) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err := k.update(false); err != nil {
+		if err := dag.Guard(h.Log, func() error { return k.update(false) }); err != nil {
 			h.Log.Warn(err.Error())
 			retry.Reset(rewriteRetry)
 		}

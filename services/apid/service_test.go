@@ -155,7 +155,7 @@ func TestServiceThroughItsLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	print := spaced(parse(t, cert).Raw)
+	print := api.ShownFingerprint(parse(t, cert).Raw)
 	want := "maintenance mode: API at https://10.0.2.15:50000, certificate SHA-256 " + print +
 		"; apply a configuration with: gbctl apply-config --insecure --fingerprint " + print + " -n 10.0.2.15 -f FILE\n"
 	eventually.That(t, 20*time.Second, "the console to say it", func() error {
@@ -228,7 +228,7 @@ func TestServiceBadPin(t *testing.T) {
 	newRecorder(t, n.b.socket, everything())
 	put(t, n, machine.Stages, machine.StageID, machine.Maintenance)
 	n.wait(t, "apid to fail", func(s dag.Status) bool {
-		return s.State == dag.Failed && strings.Contains(s.Message, "garboard.maintenance.ca=abc isn't a SHA-256")
+		return s.State == dag.Failed && strings.Contains(s.Message, "kernel parameter garboard.maintenance.ca: fingerprint \"abc\" must be SHA-256")
 	})
 }
 

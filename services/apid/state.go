@@ -71,7 +71,9 @@ func (k knowledge) write(dir string, uid int) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := os.Chown(dir, uid, uid); err != nil {
+	// Lchown, here and below: the gate owns the directory, and where it had put a
+	// link, another file would be given to it.
+	if err := os.Lchown(dir, uid, uid); err != nil {
 		return err
 	}
 	put := func(name string, data []byte) error {
@@ -80,7 +82,7 @@ func (k knowledge) write(dir string, uid int) error {
 			return err
 		}
 		// In between the gate can't read it, and tries again in a second.
-		return os.Chown(path, uid, uid)
+		return os.Lchown(path, uid, uid)
 	}
 	for name, data := range k.files() {
 		if err := put(name, data); err != nil {

@@ -1,10 +1,8 @@
 package apid
 
 import (
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -54,7 +52,7 @@ func (s *state) identify(chain []*x509.Certificate) (caller, error) {
 
 // identifyPinned looks for the pinned certificate among those that are shown.
 func (s *state) identifyPinned(chain []*x509.Certificate) (caller, error) {
-	i := slices.IndexFunc(chain, func(c *x509.Certificate) bool { return fingerprint(c.Raw) == s.pinned })
+	i := slices.IndexFunc(chain, func(c *x509.Certificate) bool { return api.Fingerprint(c.Raw) == s.pinned })
 	switch {
 	case i < 0:
 		return caller{}, fmt.Errorf("none of the client's %d certificates is the one that the kernel command line names", len(chain))
@@ -142,10 +140,4 @@ func printable(text string) string {
 		return r
 	}, text)
 	return text[:min(len(text), maxName)]
-}
-
-// fingerprint is the SHA-256 of a certificate, as kernel parameters have it.
-func fingerprint(der []byte) string {
-	sum := sha256.Sum256(der)
-	return hex.EncodeToString(sum[:])
 }

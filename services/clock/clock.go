@@ -92,7 +92,7 @@ type Daemon struct{ o Options }
 func New(o Options) *Daemon {
 	if o.kernel == nil {
 		o.kernel = machineClock{}
-		o.ask = network{}.ask
+		o.ask = network{log: o.Logs.Logger(ID)}.ask
 	}
 	if o.file == "" {
 		o.file = boot.ClockFile

@@ -3,6 +3,7 @@ package clock
 import (
 	"bytes"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,7 +50,7 @@ func TestRealTimeServer(t *testing.T) {
 	})
 
 	c := &fakeClock{off: -time.Hour}
-	n := startNode(t, Options{kernel: c, ask: network{clock: true}.ask}, config.Time{Servers: []string{"127.0.0.1"}})
+	n := startNode(t, Options{kernel: c, ask: network{log: slog.New(slog.DiscardHandler), clock: true}.ask}, config.Time{Servers: []string{"127.0.0.1"}})
 	eventually.That(t, 15*time.Second, "the clock is synchronised", func() error {
 		if s, err := Statuses.Get(n.store, StatusID); err != nil || !s.Spec.Synced {
 			return fmt.Errorf("%+v, %v\n%s", s.Spec, err, n.log)

@@ -402,6 +402,26 @@ func TestS063WrongServersAreTold(t *testing.T) {
 	})
 }
 
+// What a server sends may be anything: a panic over it costs an answer, and not
+// the machine.
+func TestPanicIsSurvived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+			if server == "strange" {
+				panic("an answer that nobody thought of")
+			}
+			return truth(ctx, server, now, skip)
+		}
+		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"strange", "kind"}})
+		time.Sleep(time.Hour) // virtual
+		synctest.Wait()
+		if !n.status().Synced {
+			t.Errorf("status %+v", n.status())
+		}
+		n.stop()
+	})
+}
+
 func TestKissOfDeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

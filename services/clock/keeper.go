@@ -201,7 +201,11 @@ func (k *keeper) round(ctx context.Context, servers []string, refused map[string
 	)
 	for _, server := range servers {
 		wg.Go(func() {
-			samples, err := k.o.ask(ctx, server, k.o.kernel.Now, skip)
+			var samples []sample
+			err := dag.Guard(k.log, func() (err error) {
+				samples, err = k.o.ask(ctx, server, k.o.kernel.Now, skip)
+				return err
+			})
 			mu.Lock()
 			defer mu.Unlock()
 			a.samples = append(a.samples, samples...)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/beevik/ntp"
+	"github.com/garboard-os/garboard/services/dag"
 )
 
 const (
@@ -48,6 +50,7 @@ type asker func(ctx context.Context, server string, now func() time.Time, skip f
 
 // network asks over the network.
 type network struct {
+	log   *slog.Logger
 	clock bool // use the given clock instead of the kernel's timestamps
 }
 
@@ -67,7 +70,12 @@ func (n network) ask(ctx context.Context, server string, now func() time.Time, s
 			continue
 		}
 		wg.Go(func() {
-			s, err := n.query(ctx, addr, now)
+			var s sample
+			// Anybody may have sent the answer.
+			err := dag.Guard(n.log, func() (err error) {
+				s, err = n.query(ctx, addr, now)
+				return err
+			})
 			s.server = server
 			mu.Lock()
 			defer mu.Unlock()

@@ -154,10 +154,14 @@ func (a *attempt) started(message string) {
 	log()
 }
 
-// guard calls a function of the service and turns a panic, or the end of its
-// goroutine, into an error; the stack goes to the service's log. It can't catch
-// what happens in goroutines that the function starts.
-func (r *runner) guard(f func() error) (err error) {
+// guard is Guard for a function of the service.
+func (r *runner) guard(f func() error) error { return Guard(r.log, f) }
+
+// Guard calls a function and turns a panic, or the end of its goroutine, into an
+// error; the stack goes to the log. It can't catch what happens in goroutines that
+// the function starts: those that hear of the world outside need a Guard of their
+// own, as a panic in any goroutine of PID 1 ends the machine.
+func Guard(log *slog.Logger, f func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -171,7 +175,7 @@ func (r *runner) guard(f func() error) (err error) {
 			} else {
 				err = errors.New("it ended its goroutine (runtime.Goexit)")
 			}
-			r.log.Error(err.Error(), "stack", string(debug.Stack()))
+			log.Error(err.Error(), "stack", string(debug.Stack()))
 		}()
 		err = f()
 		returned = true

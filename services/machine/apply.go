@@ -42,6 +42,8 @@ type Request struct {
 	By         string // who asks, for the history
 	// Base is the digest of the text that this one was made from; "": any.
 	Base string
+	// First: only as the first configuration of a node that has none.
+	First bool
 }
 
 // Result is what was done, or in a dry run what would be.
@@ -142,6 +144,9 @@ func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if r.First && a.config != nil {
+		return Result{}, fmt.Errorf("apply configuration: %w", ErrConfigured)
+	}
 	if r.Base != "" && r.Base != digest(a.text) {
 		return Result{}, fmt.Errorf("apply configuration: %w; read it again and make the change anew", ErrStale)
 	}
@@ -181,7 +186,6 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 			restarts = append(restarts, id)
 		}
 	}
-	kept := next.Persist == nil || *next.Persist
 	res.Mode = r.Mode
 	switch r.Mode {
 	case Auto, "":
@@ -202,7 +206,7 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 		return fmt.Errorf("mode %q isn't one; there are auto, immediate, on-reboot, reboot and try", r.Mode)
 	}
 	res.Rebooting = res.Mode == Reboot || res.Mode == Try && len(reboot) > 0
-	if !kept && (res.Rebooting || res.Mode == OnReboot) {
+	if !isKept(next) && (res.Rebooting || res.Mode == OnReboot) {
 		return errors.New("persist is false, so the next boot takes its configuration from where the first one came from: change it there, or set persist")
 	}
 	if res.Mode == Try {
@@ -251,14 +255,16 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 		return a.first(next, r, entry, res)
 	case res.Mode == OnReboot:
 		return a.stage(entry, r.Text)
+	}
+	if err := a.dropStaged(res); err != nil {
+		return err
+	}
+	switch {
 	case res.Mode == Reboot && len(res.Changes) == 0 && bytes.Equal(r.Text, a.text):
 		a.reboot("a configuration was applied with mode reboot")
 		return nil
 	case bytes.Equal(r.Text, a.text):
 		return nil
-	}
-	if err := a.dropStaged(res); err != nil {
-		return err
 	}
 	if res.Mode == Try {
 		timeout, _ := tryTimeout(r.TryTimeout) // decide has checked it
@@ -267,12 +273,13 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 			return err
 		}
 		a.trial, a.deadline = &t, res.Deadline
+	} else if err := a.keep.remove(tryFile); err != nil { // one that an error has left
+		return err
 	}
 	if err := a.commit(next, r.Text); err != nil {
-		if a.trial != nil { // the old document still counts
-			a.trial, a.deadline = nil, time.Time{}
-			err = errors.Join(err, a.keep.remove(tryFile))
-		}
+		// The old document still counts. The journal stays: should the new one be on
+		// the disk nevertheless, the next boot brings the old one back.
+		a.trial, a.deadline = nil, time.Time{}
 		return err
 	}
 	if res.Rebooting {
@@ -331,7 +338,7 @@ func (a *Applier) first(next *config.Config, r Request, entry Entry, res *Result
 
 // commit makes a document the one that counts.
 func (a *Applier) commit(next *config.Config, text []byte) error {
-	if next.Persist == nil || *next.Persist {
+	if isKept(next) {
 		if err := boot.WriteFile(a.keep.config(), text, keptMode); err != nil {
 			return fmt.Errorf("keep the configuration on STATE: %w", err)
 		}
@@ -341,6 +348,9 @@ func (a *Applier) commit(next *config.Config, text []byte) error {
 	a.text, a.config = text, next
 	return nil
 }
+
+// isKept tells whether a configuration is to be on STATE (S-021).
+func isKept(c *config.Config) bool { return c.Persist == nil || *c.Persist }
 
 // publish lets everybody act on the configuration.
 func (a *Applier) publish(restarts []string) error {

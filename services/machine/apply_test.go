@@ -217,6 +217,13 @@ func TestS034OnReboot(t *testing.T) {
 		if p.hostname() != "four" {
 			t.Errorf("a staged configuration replaced a newer one: %s", p.hostname())
 		}
+		// So does the current one, applied again.
+		p.must(Request{Text: with(base, "five"), Mode: OnReboot})
+		p.must(Request{Text: with(base, "four")})
+		p.again()
+		if p.hostname() != "four" {
+			t.Errorf("a staged configuration replaced the current one, which was applied later: %s", p.hostname())
+		}
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 // What a caller may want to decide on.
 var (
 	ErrNoConfig         = errors.New("the node has no configuration")
+	ErrConfigured       = errors.New("the node has a configuration")
 	ErrStale            = errors.New("the node's configuration has changed since it was read")
 	ErrBusy             = errors.New("not now")
 	ErrNothingToConfirm = errors.New("nothing is being tried")

@@ -156,7 +156,8 @@ type trial struct {
 	// Previous is what comes back.
 	Previous []byte `json:"previous"`
 	// Tried is the digest of what is tried: with another config.yaml the journal
-	// was written and the power went before the change was.
+	// was written and the power went before the change was. With none, what is tried
+	// has persist: false.
 	Tried   string        `json:"tried"`
 	Timeout time.Duration `json:"timeout"`
 	// Reboot: the change is tried by the next boot, which isn't its undoing.

@@ -90,7 +90,7 @@ func (o Options) look(ctx context.Context, h *dag.Handle) error {
 		// seconds in any case.
 		if why := err.Error(); why != said {
 			said = why
-			if err := Stages.Put(o.Store.As(ID), StageID, Maintenance); err != nil {
+			if err := o.Applier.maintain(); err != nil {
 				return err
 			}
 			h.Event(fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s, and waiting for one over the API", err, wait, retryMax))

@@ -42,8 +42,9 @@ type node struct {
 	mu   sync.Mutex // guards data
 	data []byte     // nil: none there
 
-	store *resource.Store
-	graph *dag.Graph
+	store   *resource.Store
+	graph   *dag.Graph
+	applier *Applier
 }
 
 func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
@@ -62,9 +63,9 @@ func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
 		<-ctx.Done()
 		return nil
 	}}
-	applier := NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
+	n.applier = NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
 	var err error
-	n.graph, err = dag.New(dag.Options{}, udevd, Service(Options{Store: n.store, Applier: applier, Sources: []boot.Source{source}, MountState: mount}))
+	n.graph, err = dag.New(dag.Options{}, udevd, Service(Options{Store: n.store, Applier: n.applier, Sources: []boot.Source{source}, MountState: mount}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,6 +144,31 @@ func TestMissingThenBrokenThenGood(t *testing.T) {
 		synctest.Wait()
 		if !n.up() {
 			t.Error("a good one isn't taken")
+		}
+	})
+}
+
+// Maintenance mode is over once there is a configuration: machined must not open
+// it again as it looks for one anew, or the node would be anybody's.
+func TestMaintenanceNeverComesBack(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{}
+		run(t, n, nil)
+		if _, err := n.applier.Apply(t.Context(), Request{Text: data, First: true}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := n.graph.Restart(t.Context(), ID); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		stage, err := Stages.Get(n.store, StageID)
+		if err != nil || stage.Spec != Configured || !n.up() {
+			t.Errorf("stage %v, %v, up %v", stage.Spec, err, n.up())
+		}
+		if _, err := n.applier.Apply(t.Context(), Request{Text: data, First: true}); !errors.Is(err, ErrConfigured) {
+			t.Errorf("a second first configuration: %v", err)
 		}
 	})
 }

@@ -43,7 +43,7 @@ func (a *Applier) settle() error {
 	}
 	switch {
 	case t == nil:
-	case t.Tried != digest(current): // the power went before the change was made
+	case !tried(t, current): // the power went before the change was made
 		if err := a.keep.remove(tryFile); err != nil {
 			return err
 		}
@@ -55,15 +55,49 @@ func (a *Applier) settle() error {
 		a.trial = t
 		return nil
 	default:
-		a.o.Log.Warn("the node restarted while a configuration was being tried: the one before comes back", "tried by", t.By)
-		if err := boot.WriteFile(a.keep.config(), t.Previous, keptMode); err != nil {
-			return err
-		}
-		if err := a.keep.remove(tryFile); err != nil {
+		if err := a.restore(t, current); err != nil {
 			return err
 		}
 	}
 	return a.promote()
+}
+
+// tried tells whether the change of a journal was made: the document is there, or
+// the one before isn't, as what is tried isn't to be kept.
+func tried(t *trial, current []byte) bool {
+	return t.Tried == digest(current) || current == nil && keeps(t.Previous)
+}
+
+// keeps tells whether a document is to be on STATE. One that can't be read any
+// more was there.
+func keeps(text []byte) bool {
+	c, _, err := config.Load("configuration", text)
+	return err != nil || isKept(c)
+}
+
+// restore ends a trial that a restart of the node has cut off.
+func (a *Applier) restore(t *trial, current []byte) error {
+	a.o.Log.Warn("the node restarted while a configuration was being tried: the one before comes back", "tried by", t.By)
+	if !keeps(t.Previous) { // it comes from where the boot before had it
+		if err := a.keep.remove(filepath.Base(boot.ConfigFile)); err != nil {
+			return err
+		}
+		return a.keep.remove(tryFile)
+	}
+	if err := boot.WriteFile(a.keep.config(), t.Previous, keptMode); err != nil {
+		return err
+	}
+	if err := a.keep.remove(tryFile); err != nil {
+		return err
+	}
+	var changes []config.Change
+	from, _, fromErr := config.Load("the tried configuration", current)
+	to, _, toErr := config.Load("the configuration before", t.Previous)
+	if fromErr == nil && toErr == nil {
+		changes = config.Diff(from, to)
+	}
+	a.remember(a.entry(Undone, "not confirmed before the node restarted", changes), t.Previous)
+	return nil
 }
 
 // promote makes a staged document the current one (S-034).
@@ -136,6 +170,17 @@ func (a *Applier) keepBegun(by string) error {
 		a.remember(entry, a.text)
 	}
 	return nil
+}
+
+// maintain opens maintenance mode, in which anybody may give the node its
+// configuration: never on a node that has one, however it looks for another.
+func (a *Applier) maintain() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.config != nil {
+		return nil
+	}
+	return Stages.Put(a.o.Store.As(ID), StageID, Maintenance)
 }
 
 // StateReady is for a STATE that came after the configuration: on a new disk the

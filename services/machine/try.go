@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/logs"
 )
 
@@ -42,11 +43,15 @@ func (a *Applier) Rollback(ctx context.Context, version uint64, r Request) (Resu
 		return a.rollTrial(r)
 	}
 	text, err := a.earlier(version)
+	base := digest(a.text)
 	a.mu.Unlock()
 	if err != nil {
 		return Result{}, fmt.Errorf("roll the configuration back: %w", err)
 	}
 	r.Text, r.Base = text, ""
+	if version == 0 { // the one before the current one: not before whatever comes in between
+		r.Base = base
+	}
 	return a.Apply(ctx, r)
 }
 
@@ -96,7 +101,7 @@ func (a *Applier) earlier(version uint64) ([]byte, error) {
 	return nil, errors.New("the history has nothing before the current configuration")
 }
 
-// undo brings back what was before the trial. Done twice, it is the same.
+// undo brings back what was before the trial. After an error nothing is undone.
 func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error) {
 	previous, _, err := config.Load("the configuration before", a.trial.Previous)
 	if err != nil {
@@ -107,8 +112,9 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 	if err := a.commit(previous, text); err != nil {
 		return false, nil, fmt.Errorf("undo a tried configuration: %w", err)
 	}
+	// It is undone. A journal that stays speaks of a document that isn't there.
 	if err := a.keep.remove(tryFile); err != nil {
-		return false, nil, fmt.Errorf("undo a tried configuration: %w", err)
+		a.o.Log.Warn("the journal of a tried configuration stays until the next change", "err", err)
 	}
 	a.trial, a.deadline = nil, time.Time{}
 	for _, effect := range config.Effects(changes) {
@@ -172,12 +178,13 @@ func (a *Applier) due() {
 		return
 	}
 	if err := a.publish(nil); err != nil {
-		a.o.Log.Error("publish the configuration", "err", err)
+		a.o.Log.Error("publish the configuration", "err", err, "next try in", retryUndo)
+		a.publishAt = a.o.Now().Add(retryUndo)
 	}
 }
 
-// retryUndo is when an undoing that failed, as STATE was full or broken, is tried
-// again.
+// retryUndo is when what nobody waits for, and failed, is tried again: STATE is
+// full or broken.
 const retryUndo = 5 * time.Second
 
 func (a *Applier) expire() {
@@ -206,7 +213,7 @@ func (a *Applier) restartAll(ctx context.Context, wake <-chan struct{}) {
 		for id := a.nextRestart(); id != "" && ctx.Err() == nil; id = a.nextRestart() {
 			a.o.Log.Info("restarting a service whose configuration has changed", "service", id)
 			rctx, cancel := context.WithTimeout(ctx, restartTimeout)
-			if err := a.o.Restart(rctx, id); err != nil && ctx.Err() == nil {
+			if err := dag.Guard(a.o.Log, func() error { return a.o.Restart(rctx, id) }); err != nil && ctx.Err() == nil {
 				a.o.Log.Warn("restart after a change of the configuration", "service", id, "err", err)
 			}
 			cancel()

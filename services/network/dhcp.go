@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/garboard-os/garboard/services/dag"
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
@@ -59,8 +60,18 @@ type dhcpClient struct {
 	prefer netip.Addr
 }
 
-// run keeps a lease until ctx ends.
+// run keeps a lease until ctx ends. Strangers write what it reads: a message that
+// makes it panic must not end the machine.
 func (c *dhcpClient) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := dag.Guard(c.log, func() error { c.keep(ctx); return nil }); err != nil {
+			c.report(nil)
+			c.sleep(ctx, discoverMax)
+		}
+	}
+}
+
+func (c *dhcpClient) keep(ctx context.Context) {
 	for {
 		l := c.acquire(ctx)
 		if l == nil {

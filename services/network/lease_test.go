@@ -120,6 +120,33 @@ func startClient(t *testing.T, answer func(what string) (*dhcpv4.DHCPv4, error))
 	return c
 }
 
+// panicky is an exchange that a message makes panic.
+type panicky struct {
+	exchange
+	asked int
+}
+
+func (p *panicky) discover(context.Context, netip.Addr) (*dhcpv4.DHCPv4, error) {
+	if p.asked++; p.asked == 1 {
+		panic("a message that nobody thought of")
+	}
+	return nil, errNoAnswer
+}
+
+// A message that makes the client panic costs a pause, and not the machine.
+func TestDHCPPanicIsSurvived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, log := &panicky{}, &syncBuffer{}
+		d := &dhcpClient{link: "eth0", x: p, log: slog.New(slog.NewTextHandler(log, nil)), report: func(*lease) {}}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*discoverMax)
+		defer cancel()
+		d.run(ctx)
+		if p.asked < 2 || !strings.Contains(log.String(), "panic: a message that nobody thought of") {
+			t.Errorf("asked %d times; log: %s", p.asked, log)
+		}
+	})
+}
+
 func (c *client) reported() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

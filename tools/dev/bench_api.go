@@ -150,87 +150,17 @@ func benchLoad(ctx context.Context, out io.Writer, who *client.Context, node str
 	if err != nil {
 		return nil, err
 	}
-	outer := ctx
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	lazy, err := client.Dial(who, node)
+	times, during, err := load(ctx, who, node, gate)
 	if err != nil {
 		return nil, err
-	}
-	defer lazy.Close()
-	stream, err := lazy.Log.Read(ctx, connect.NewRequest(&garboardv1.ReadLogRequest{Id: "kubelet", Follow: true}))
-	if err != nil {
-		return nil, err
-	}
-	defer stream.Close()
-
-	clients := make([]*client.Client, parallelClients)
-	var connected, all sync.WaitGroup
-	var mu sync.Mutex // guards times and errs
-	var times []time.Duration
-	var errs error
-	begin := make(chan struct{})
-	ask := func(c *client.Client) error {
-		_, err := c.Resource.List(ctx, connect.NewRequest(&garboardv1.ListResourcesRequest{Type: "staticpods"}))
-		return err
-	}
-	for i := range clients {
-		if clients[i], err = client.Dial(who, node); err != nil {
-			return nil, err
-		}
-		connected.Add(1)
-		all.Go(func() {
-			err := ask(clients[i]) // connects
-			connected.Done()
-			<-begin
-			var own []time.Duration
-			for range askedByEach {
-				start := time.Now()
-				err = errors.Join(err, ask(clients[i]))
-				own = append(own, time.Since(start))
-				// A person's or a dashboard's pace: all at once would measure this machine's processors only.
-				select {
-				case <-time.After(250 * time.Millisecond):
-				case <-ctx.Done():
-				}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			times, errs = append(times, own...), errors.Join(errs, err)
-		})
-	}
-	connected.Wait()
-	close(begin)
-	during := before
-	done := make(chan struct{})
-	go func() { all.Wait(); close(done) }()
-	for tick := time.NewTicker(250 * time.Millisecond); ; {
-		select {
-		case <-tick.C:
-			if now, err := pss(gate); err == nil {
-				during = max(during, now)
-			}
-			continue
-		case <-done:
-			tick.Stop()
-		}
-		break
-	}
-	for _, c := range clients {
-		c.Close()
-	}
-	cancel() // the one that follows
-	stream.Close()
-	lazy.Close()
-	if errs != nil {
-		return nil, errs
 	}
 	fmt.Fprintf(out, "waiting up to %s for apid to calm down\n", calm)
+	during = max(during, before)
 	after := during
 	for start := time.Now(); time.Since(start) < calm && float64(after) > idleGate*float64(before); {
 		select {
-		case <-outer.Done():
-			return nil, outer.Err()
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		case <-time.After(time.Second):
 		}
 		if after, err = pss(gate); err != nil {
@@ -245,6 +175,87 @@ func benchLoad(ctx context.Context, out io.Writer, who *client.Context, node str
 		bytesFigure("apid under the load, proportional set size", during, budgetGate),
 		{what: "apid after the load, proportional set size", value: megabytes(after), budget: fmt.Sprintf("≤ %.2f × before", idleGate), over: float64(after) > idleGate*float64(before)},
 	}, nil
+}
+
+// load is how long each question took, and the most memory that apid had meanwhile.
+// All clients are gone when it returns.
+func load(ctx context.Context, who *client.Context, node string, gate int) (times []time.Duration, most int64, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lazy, err := client.Dial(who, node)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer lazy.Close()
+	stream, err := lazy.Log.Read(ctx, connect.NewRequest(&garboardv1.ReadLogRequest{Id: "kubelet", Follow: true}))
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() {
+		cancel() // closing waits for the end otherwise
+		stream.Close()
+	}()
+	clients := make([]*client.Client, parallelClients)
+	for i := range clients {
+		if clients[i], err = client.Dial(who, node); err != nil {
+			return nil, 0, err
+		}
+		defer clients[i].Close()
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		times, err = askAll(ctx, clients)
+	}()
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if now, err := pss(gate); err == nil {
+				most = max(most, now)
+			}
+		case <-done:
+			return times, most, err
+		}
+	}
+}
+
+// askAll has all clients ask at the same time, once all are connected.
+func askAll(ctx context.Context, clients []*client.Client) (times []time.Duration, err error) {
+	var connected, all sync.WaitGroup
+	var mu sync.Mutex // guards times and err
+	begin := make(chan struct{})
+	ask := func(c *client.Client) error {
+		_, err := c.Resource.List(ctx, connect.NewRequest(&garboardv1.ListResourcesRequest{Type: "staticpods"}))
+		return err
+	}
+	connected.Add(len(clients))
+	for _, c := range clients {
+		all.Go(func() {
+			failed := ask(c) // connects
+			connected.Done()
+			<-begin
+			var own []time.Duration
+			for range askedByEach {
+				start := time.Now()
+				failed = errors.Join(failed, ask(c))
+				own = append(own, time.Since(start))
+				// A person's or a dashboard's pace: all at once would measure this machine's processors only.
+				select {
+				case <-time.After(250 * time.Millisecond):
+				case <-ctx.Done():
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			times, err = append(times, own...), errors.Join(err, failed)
+		})
+	}
+	connected.Wait()
+	close(begin)
+	all.Wait()
+	return times, err
 }
 
 // pss is a process' proportional set size in bytes (proc(5), smaps_rollup).

@@ -110,7 +110,7 @@ func stories(ctx context.Context, root string, out io.Writer) error {
 		return err
 	}
 	// One at a time: a guest under software emulation takes both cores.
-	return goRun(ctx, root, out, "test", "-tags=story", "-v", "-count=1", "-p=1", "-timeout="+storyTimeout.String(), "./qemu/stories/...", "./services/controlplane", "./services/doctor")
+	return goRun(ctx, root, out, "test", "-tags=story", "-v", "-count=1", "-p=1", "-timeout="+storyTimeout.String(), "./qemu/stories/...", "./services/apid", "./services/controlplane", "./services/doctor")
 }
 
 func goRun(ctx context.Context, root string, out io.Writer, args ...string) error {

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
@@ -50,6 +53,9 @@ func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
 	text, err := a.fetchKubeconfig(ctx)
 	if err != nil {
 		return err
+	}
+	if err := harmless(text); err != nil {
+		return fmt.Errorf("the node's kubeconfig: %w; nothing was changed", err)
 	}
 	if to == "-" {
 		_, err := a.out.Write(text)
@@ -137,6 +143,59 @@ func parseKube(text []byte) (kubeFile, error) {
 		return kubeFile{}, errors.New("not a kubeconfig: no mapping at the top")
 	}
 	return kubeFile{doc.Content[0]}, nil
+}
+
+// inKubeconfig is what a node may put into a kubeconfig: fields by the list whose
+// entries they are of, and of the whole.
+var inKubeconfig = map[string][]string{
+	"":         {"apiVersion", "kind", "clusters", "users", "contexts", "current-context"},
+	"clusters": {"server", "certificate-authority-data"},
+	"users":    {"client-certificate-data", "client-key-data"},
+	"contexts": {"cluster", "user", "namespace"},
+}
+
+// harmless refuses what else a kubeconfig may hold: kubectl runs programs and reads
+// files that one names, and the node may be in the hands of somebody else.
+func harmless(text []byte) error {
+	k, err := parseKube(text)
+	if err != nil {
+		return err
+	}
+	if err := only(k.root, "", inKubeconfig[""]...); err != nil {
+		return err
+	}
+	for _, list := range []string{"clusters", "users", "contexts"} {
+		entries := get(k.root, list)
+		if entries == nil || entries.Kind != yaml.SequenceNode {
+			return fmt.Errorf("%s isn't a list", list)
+		}
+		what := strings.TrimSuffix(list, "s")
+		for _, e := range entries.Content {
+			if err := only(e, list, "name", what); err != nil {
+				return err
+			}
+			if err := only(get(e, what), list, inKubeconfig[list]...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// only checks that a mapping has no other keys, and none twice.
+func only(n *yaml.Node, where string, keys ...string) error {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return fmt.Errorf("something in %s isn't a mapping", cmp.Or(where, "it"))
+	}
+	var seen []string
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i].Value
+		if !slices.Contains(keys, key) || slices.Contains(seen, key) {
+			return fmt.Errorf("%q in %s is nothing that a node may put there", key, cmp.Or(where, "it"))
+		}
+		seen = append(seen, key)
+	}
+	return nil
 }
 
 // get is the value of a key of a mapping, nil if it isn't there.

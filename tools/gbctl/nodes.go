@@ -77,6 +77,9 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 	if a.fingerprint != "" && !a.insecure {
 		return fmt.Errorf("--fingerprint is for --insecure: other nodes prove with a certificate who they are")
 	}
+	if f := cmd.Flags().Lookup("fingerprint"); f != nil && f.Changed && a.fingerprint == "" {
+		return fmt.Errorf("--fingerprint is empty: leave it out to see which certificate the machine shows")
+	}
 	if a.insecure && len(a.nodes) == 0 {
 		return fmt.Errorf("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
 	}

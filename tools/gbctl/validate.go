@@ -49,7 +49,7 @@ func (a *app) validate(file string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s is a valid configuration of a %s\n", file, loaded.Machine.Type)
+	fmt.Fprintf(a.out, "%s is a valid configuration of type %s\n", file, loaded.Machine.Type)
 	return nil
 }
 

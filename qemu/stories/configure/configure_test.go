@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -59,6 +60,7 @@ func TestConfigureInContainer(t *testing.T) {
 	t.Run("a broken network is undone", func(t *testing.T) { tryNetwork(t, c.In(t)) })
 	t.Run("a bad image is found out", func(t *testing.T) { badImage(t, c.In(t)) })
 	t.Run("a support bundle holds no secret", func(t *testing.T) { support(t, c.In(t)) })
+	t.Run("a try with a reboot is undone", func(t *testing.T) { tryReboot(t, c.In(t)) })
 	t.Run("staged, then rebooted", func(t *testing.T) { staged(t, c.In(t)) })
 	t.Run("power is cut while applying", func(t *testing.T) { cut(t, c.In(t)) })
 }
@@ -70,6 +72,7 @@ func live(t *testing.T, c *story.Cluster) {
 	patch := `
 machine:
   sysctls: {net.core.somaxconn: "4242"}
+  kubelet: {extraArgs: {v: "3"}}
   network:
     nameservers: [10.5.0.1, 10.5.0.53]
     interfaces: [{interface: eth0, routes: [{network: 192.0.2.0/24, gateway: 10.5.0.1}]}]
@@ -95,6 +98,13 @@ cluster:
 			return err
 		})
 	}
+	c.Eventually(upBudget, "the kubelet runs with its new argument", func() error {
+		all, err := c.TryGbctl("processes", "-o", "json")
+		if err == nil && !kubelet.MatchString(all) {
+			err = fmt.Errorf("it doesn't")
+		}
+		return err
+	})
 	if mode := c.Gbctl("ls", "-l", "/etc/story"); !strings.Contains(mode, "-rw-r-----") {
 		t.Errorf("permissions: %s", mode)
 	}
@@ -108,6 +118,27 @@ cluster:
 	if _, err := c.TryGbctl("patch", "mc", "--immediate", "-p", "machine: {type: controlplane}"); err == nil || !strings.Contains(err.Error(), "machine.type") {
 		t.Errorf("immediate took what needs a reboot: %v", err)
 	}
+}
+
+// kubelet is its command line with the argument of the story.
+var kubelet = regexp.MustCompile(`"kubelet [^"]*--v=3`)
+
+// What takes a reboot is tried by the boot after it; not confirmed, it is undone,
+// with another reboot.
+func tryReboot(t *testing.T, c *story.Cluster) {
+	has := func(kind string) func() error {
+		return func() error {
+			out, err := c.TryGbctl("get", "machinetypes")
+			if err == nil && !strings.Contains(out, " "+kind+"\n") {
+				err = fmt.Errorf("it is %s", out)
+			}
+			return err
+		}
+	}
+	c.Gbctl("patch", "mc", "--try", "--timeout", tried.String(), "-p", "machine: {type: controlplane}")
+	c.Eventually(upBudget, "the node has rebooted into what is tried", has("controlplane"))
+	c.Eventually(tried+upBudget, "the node has rebooted into what was before", has("init"))
+	up(c)
 }
 
 // The duty that matters most: a node that nobody can reach any more comes back.

@@ -58,7 +58,8 @@ type sandboxBind struct {
 // containers runs nodes in namespaces, on a bridge in a network namespace that
 // only this process knows:
 //
-//	host process ── keeper's namespace: bridge 10.5.0.1/24, registry on :5000
+//	host process ── keeper's namespace: bridge 10.5.0.1/24, registry on :5000,
+//	                   │                load balancer on :6443
 //	                   ├─ veth ── eth0 of node 1
 //	                   └─ veth ── eth0 of node 2
 //
@@ -120,6 +121,9 @@ func (c *containers) makeBridge() error {
 	}
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	bridge.Name = bridgeName
+	// Of its own: otherwise it changes with the nodes that come and go, and the others
+	// lose the load balancer until they have asked for its address again.
+	bridge.HardwareAddr = hardwareAddress(c.plan.Name, bridgeName)
 	if err := c.links.LinkAdd(bridge); err != nil {
 		return err
 	}

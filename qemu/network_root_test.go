@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/snapshot"
+	"github.com/google/go-cmp/cmp"
 )
 
 // S-331: several nodes reach each other, the registry and, through the load balancer,
@@ -19,7 +21,17 @@ func TestContainerNetworks(t *testing.T) {
 	o.Name, o.Workers = "networks", 2
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	before := snapshot.Take(t, o.Name)
+	var said strings.Builder
+	o.Out = &said
 	c := up(t, o)
+	steps := []string{
+		"nodes run as containers: asked for", "validating CIDR and reserving IPs", "generating PKI and tokens",
+		fmt.Sprintf("creating state directory in %q", c.Dir()), "creating network networks", "creating load balancer",
+		"creating control plane nodes", "creating worker nodes", "",
+	}
+	if diff := cmp.Diff(strings.Join(steps, "\n"), said.String()); diff != "" {
+		t.Errorf("what is said (-want +got):\n%s", diff)
+	}
 	one := c.Nodes[1].Name
 	spoil := func(n Network, shown string) {
 		t.Helper()

@@ -53,7 +53,7 @@ spec:
         volumeMounts: [{name: pod, mountPath: /etc/pod}]
       volumes:
       - name: pod
-        downwardAPI: {items: [{path: node, fieldRef: {fieldPath: metadata.labels['app']}}]}
+        downwardAPI: {items: [{path: node, fieldRef: {fieldPath: "metadata.labels['app']"}}]}
 ---
 apiVersion: v1
 kind: Service

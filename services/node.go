@@ -96,7 +96,7 @@ func NewNode(o Options) (*Node, error) {
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		// On networkd and disks.
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
-		// On disks.
+		// On files.
 		ctrd.Service(),
 		// On containerd, networkd and timed.
 		etcd.Service(etcd.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),

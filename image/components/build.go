@@ -31,16 +31,6 @@ type Builder struct {
 	Progress *progress.Reporter // may be nil
 }
 
-// Build builds components out of the checkout that the working directory is in, without names all of them. It returns the directory of each
-// component's result, which holds the component's Files.
-func Build(ctx context.Context, store *cache.Store, r *progress.Reporter, names ...string) (map[string]string, error) {
-	root, err := FindRoot(".")
-	if err != nil {
-		return nil, err
-	}
-	return (&Builder{Root: root, Store: store, Progress: r}).Build(ctx, names...)
-}
-
 // FindRoot is the checkout that dir is in: the directory above it that has this package's table.
 func FindRoot(dir string) (string, error) {
 	abs, err := filepath.Abs(dir)

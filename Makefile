@@ -3,6 +3,9 @@
 
 CLUSTER     ?= garboard-default
 PROVISIONER ?= auto
+# How many nodes make up makes; without, one, or as many as the cluster has.
+CONTROLPLANES ?=
+WORKERS       ?=
 DEV         := out/dev
 GBCTL       := out/gbctl
 
@@ -15,6 +18,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container or auto)  ARGS=... for kubectl"
+	@echo "  CONTROLPLANES=1 WORKERS=0 for up; several nodes run as containers"
 
 $(DEV):
 	@command -v go >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl and put it on PATH"; exit 1; }
@@ -25,14 +29,14 @@ $(GBCTL):
 
 gbctl: $(GBCTL) ## build the client: out/gbctl
 
-up: $(DEV) $(GBCTL) ## build everything, boot a one-node cluster, wait until it serves
-	@$(DEV) up --cluster $(CLUSTER) --provisioner $(PROVISIONER)
+up: $(DEV) $(GBCTL) ## build everything, boot a cluster, wait until it serves
+	@$(DEV) up --cluster $(CLUSTER) --provisioner $(PROVISIONER) --controlplanes $(or $(CONTROLPLANES),$(if $(WORKERS),1,0)) --workers $(or $(WORKERS),0)
 
 down: $(DEV) ## stop the cluster and remove what make up made of it
 	@$(DEV) down --cluster $(CLUSTER)
 
-console: $(DEV) ## show and follow the node's console
-	@$(DEV) console --cluster $(CLUSTER)
+console: $(DEV) ## show and follow a node's console (NODE=worker-1)
+	@$(DEV) console --cluster $(CLUSTER) --node '$(NODE)'
 
 kubectl: $(DEV) ## kubectl against the cluster: make kubectl ARGS='get nodes'
 	@$(DEV) kubectl --cluster $(CLUSTER) -- $(ARGS)

@@ -40,8 +40,6 @@ const (
 	defaultDiskGiB   = 20
 )
 
-var containerNetwork = netip.MustParsePrefix("10.5.0.0/24")
-
 // Options say what Up is to bring up. Name, Boot and Images are required.
 type Options struct {
 	Name        string
@@ -50,6 +48,18 @@ type Options struct {
 	Images      string // directory of an OCI layout
 	// Choice is what Choose said about Provisioner, if it was asked before.
 	Choice Choice
+	// ControlPlanes and Workers are how many nodes there are of each; default one
+	// control plane. Several nodes need Container.
+	ControlPlanes, Workers int
+	// Network is where container nodes are; default 10.5.0.0/24. The first address is
+	// this machine's, with the registry and the load balancer.
+	Network netip.Prefix
+	// Mirrors are registries that are asked instead of others, by host or "*", before the
+	// one with the images that were built; for QEMU, as containers reach none.
+	Mirrors map[string][]string
+	// Patches change the configurations of all nodes, of control planes or of workers:
+	// JSON patches or strategic merge patches.
+	Patches, ControlPlanePatches, WorkerPatches [][]byte
 	// Self is the command whose subcommands `host --cluster NAME` and
 	// `dial ADDRESS` call Host and Dial; default this program.
 	Self      []string
@@ -107,6 +117,18 @@ func List() ([]*Cluster, error) {
 		all = append(all, c)
 	}
 	return all, nil
+}
+
+// Find is a node by its name, which may be given without the cluster's before it.
+func (c *Cluster) Find(name string) (Node, error) {
+	var names []string
+	for _, n := range c.Nodes {
+		if n.Name == name || n.Name == c.Name+"-"+name {
+			return n, nil
+		}
+		names = append(names, n.Name)
+	}
+	return Node{}, fmt.Errorf("cluster %s has no node %q; there are %s", c.Name, name, strings.Join(names, ", "))
 }
 
 // Dir is the cluster's directory.
@@ -194,14 +216,17 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if err := writePlan(d, c.Plan); err != nil {
 		return nil, err
 	}
-	return c, spawnHost(ctx, d, c.Plan)
+	return c, spawnHost(ctx, d, c.Plan, o)
 }
 
 // renew takes over what the caller boots now, and stops a cluster that boots
 // something else.
 func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error) {
 	if o.Provisioner != "" && o.Provisioner != Auto && o.Provisioner != plan.Provisioner {
-		return plan, fmt.Errorf("cluster %s exists with provisioner %s; remove it first (make down), or take another name", plan.Name, plan.Provisioner)
+		return plan, fmt.Errorf("cluster %s exists with provisioner %s; remove it first, or take another name", plan.Name, plan.Provisioner)
+	}
+	if c, w := len(plan.controlPlanes()), len(plan.Nodes)-len(plan.controlPlanes()); o.ControlPlanes != 0 && (o.ControlPlanes != c || o.Workers != w) {
+		return plan, fmt.Errorf("cluster %s exists with %s; remove it first, or take another name", plan.Name, counted(c, w))
 	}
 	next := plan
 	if err := d.keep(ctx, &next, o); err != nil {
@@ -243,105 +268,9 @@ func (o Options) self() []string {
 	return []string{self}
 }
 
-// create plans a new cluster and writes its directory, the plan last: without it
-// there is no cluster.
-func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
-	choice := o.Choice
-	if choice.Name == "" {
-		var err error
-		if choice, err = Choose(ctx, o.Provisioner); err != nil {
-			return Plan{}, err
-		}
-	}
-	o.say("%s", choice)
-	if err := os.MkdirAll(filepath.Dir(string(d)), 0o700); err != nil {
-		return Plan{}, err
-	}
-	// Two that are created at the same time must not plan the same port.
-	release, err := waitHold(filepath.Join(filepath.Dir(string(d)), ".lock"))
-	if err != nil {
-		return Plan{}, err
-	}
-	defer release()
-	plan, err := newPlan(o, choice)
-	if err != nil {
-		return Plan{}, err
-	}
-	files, err := configurations(plan, time.Now())
-	if err != nil {
-		return Plan{}, err
-	}
-	// What an interrupted creation left is nobody's.
-	if err := os.RemoveAll(string(d)); err != nil {
-		return Plan{}, err
-	}
-	if err := writeCluster(ctx, d, &plan, o, files); err != nil {
-		return Plan{}, errors.Join(err, os.RemoveAll(string(d)))
-	}
-	return plan, nil
-}
-
-func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, files files) error {
-	if err := os.Mkdir(string(d), 0o700); err != nil {
-		return err
-	}
-	if err := d.keep(ctx, plan, o); err != nil {
-		return err
-	}
-	for name, data := range files.nodes {
-		if err := os.Mkdir(d.node(name), 0o700); err != nil {
-			return err
-		}
-		if err := replace(d.config(name), data, 0o600); err != nil {
-			return err
-		}
-		if o.Prepare == nil {
-			continue
-		}
-		if err := o.Prepare(d.node(name)); err != nil {
-			return fmt.Errorf("prepare %s: %w", name, err)
-		}
-	}
-	if err := replace(d.kubeconfig(), files.kubeconfig, 0o600); err != nil {
-		return err
-	}
-	if err := replace(d.clientConfig(), files.clientConfig, 0o600); err != nil {
-		return err
-	}
-	return writePlan(d, *plan)
-}
-
-func newPlan(o Options, choice Choice) (Plan, error) {
-	ports, err := freePorts(o.Name, 2)
-	if err != nil {
-		return Plan{}, err
-	}
-	p := Plan{
-		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: containerNetwork, Isolated: o.Isolated, Unplugged: o.Unplugged,
-		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
-	}
-	address := gateway(p.Network).Next()
-	if p.Provisioner == QEMU {
-		p.Network, address = slirpNetwork, slirpGuest
-	}
-	p.Nodes = []Node{{
-		Name: o.Name + "-controlplane-1", Type: "init", Address: address, APIPort: ports[1],
-		CPUs: or(o.CPUs, defaultCPUs), MemoryMiB: or(o.MemoryMiB, defaultMemoryMiB), DiskGiB: or(o.DiskGiB, defaultDiskGiB),
-	}}
-	return p, nil
-}
-
-func or(value, otherwise int) int {
-	if value == 0 {
-		return otherwise
-	}
-	return value
-}
-
 // spawnHost starts the host process, on its own from then on, and waits for its
 // word.
-func spawnHost(ctx context.Context, d clusterDir, plan Plan) error {
+func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 	log, err := os.OpenFile(d.log(), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -368,17 +297,25 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan) error {
 	answer := make(chan report, 1)
 	go func() {
 		var r report
-		if json.NewDecoder(hear).Decode(&r) != nil {
-			r = report{Error: "the host process ended without a word: " + strings.TrimSpace(readLast(d.log(), logTail))}
+		words := json.NewDecoder(hear)
+		for !r.Ready && r.Error == "" {
+			r = report{}
+			if words.Decode(&r) != nil {
+				r = report{Error: "the host process ended without a word: " + strings.TrimSpace(readLast(d.log(), logTail))}
+			}
+			if r.Step != "" {
+				o.say("%s", r.Step)
+			}
 		}
 		answer <- r
 	}()
+	heard := false
 	select {
 	case r := <-answer:
 		if r.Ready {
 			return nil
 		}
-		err = errors.New(r.Error)
+		heard, err = true, errors.New(r.Error)
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-time.After(readyBudget):
@@ -391,6 +328,10 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan) error {
 	case <-time.After(downBudget):
 		_ = cmd.Process.Kill()
 		<-exited
+	}
+	if !heard {
+		hear.Close() // so that nothing is said after this
+		<-answer
 	}
 	return err
 }

@@ -17,11 +17,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/garboard-os/garboard/qemu/cgroup"
 	"github.com/garboard-os/garboard/qemu/keeper"
 	"github.com/garboard-os/garboard/qemu/registry"
+	"github.com/garboard-os/garboard/qemu/wire"
 	"github.com/vishvananda/netlink"
 )
 
@@ -56,7 +58,8 @@ type sandboxBind struct {
 // containers runs nodes in namespaces, on a bridge in a network namespace that
 // only this process knows:
 //
-//	host process ── keeper's namespace: bridge 10.5.0.1/24, registry on :5000
+//	host process ── keeper's namespace: bridge 10.5.0.1/24, registry on :5000,
+//	                   │                load balancer on :6443
 //	                   ├─ veth ── eth0 of node 1
 //	                   └─ veth ── eth0 of node 2
 //
@@ -69,6 +72,10 @@ type containers struct {
 	keeper *keeper.Keeper
 	links  *netlink.Handle // into the keeper's namespace
 	images net.Listener
+
+	mu       sync.Mutex // guards all below
+	networks map[string]Network
+	wires    map[string]*wire.Wire // of those whose network is bad
 }
 
 func newContainers(p Plan, d clusterDir, log *slog.Logger) (_ *containers, err error) {
@@ -79,7 +86,7 @@ func newContainers(p Plan, d clusterDir, log *slog.Logger) (_ *containers, err e
 	if err != nil {
 		return nil, err
 	}
-	c := &containers{plan: p, dir: d, log: log, keeper: k}
+	c := &containers{plan: p, dir: d, log: log, keeper: k, networks: map[string]Network{}, wires: map[string]*wire.Wire{}}
 	defer func() {
 		if err != nil {
 			c.Close()
@@ -114,6 +121,9 @@ func (c *containers) makeBridge() error {
 	}
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	bridge.Name = bridgeName
+	// Of its own: otherwise it changes with the nodes that come and go, and the others
+	// lose the load balancer until they have asked for its address again.
+	bridge.HardwareAddr = hardwareAddress(c.plan.Name, bridgeName)
 	if err := c.links.LinkAdd(bridge); err != nil {
 		return err
 	}
@@ -131,26 +141,21 @@ func ipNet(p netip.Prefix) *net.IPNet {
 // makeLink makes a node's cable: our end on the bridge, the other one to be taken
 // by the node. It ends with the node's namespace, so each start makes a new one.
 func (c *containers) makeLink(n Node) (peer string, err error) {
-	// Names are the namespace's own, so short ones by the address do.
-	host := n.Address.As4()
-	ours := fmt.Sprintf("node%d.%d", host[2], host[3])
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ours := linkName("node", n)
 	peer = "to-" + ours
 	if old, err := c.links.LinkByName(ours); err == nil {
 		if err := c.links.LinkDel(old); err != nil {
 			return "", fmt.Errorf("remove the old link of %s: %w", n.Name, err)
 		}
 	}
-	bridge, err := c.links.LinkByName(bridgeName)
-	if err != nil {
-		return "", err
-	}
 	veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: peer, PeerHardwareAddr: hardwareAddress(c.plan.Name, n.Name)}
 	veth.Name = ours
-	veth.MasterIndex = bridge.Attrs().Index
 	if err := c.links.LinkAdd(veth); err != nil {
 		return "", fmt.Errorf("make the link of %s: %w", n.Name, err)
 	}
-	return peer, c.links.LinkSetUp(veth)
+	return peer, c.connect(n)
 }
 
 // hardwareAddress is a node's MAC address: always the same, and locally
@@ -247,11 +252,20 @@ func (c *containers) Reach(ctx context.Context, n Node, port int) (net.Conn, err
 	return c.keeper.Dial(ctx, netip.AddrPortFrom(n.Address, uint16(port)).String())
 }
 
+func (c *containers) Listen(address netip.AddrPort) (net.Listener, error) {
+	return c.keeper.Listen(address.String())
+}
+
 func (c *containers) Close() error {
 	var errs []error
 	if c.images != nil {
 		errs = append(errs, c.images.Close())
 	}
+	c.mu.Lock()
+	for _, w := range c.wires {
+		errs = append(errs, w.Close())
+	}
+	c.mu.Unlock()
 	if c.links != nil {
 		c.links.Close()
 	}

@@ -19,6 +19,7 @@ import (
 //
 //	GET  /status                      all nodes
 //	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
+//	POST /nodes/NAME/network?…        how its network is; see Network
 //	POST /stop?budget=DURATION        ends the process
 func (h *hostProcess) control() http.Handler {
 	mux := http.NewServeMux()
@@ -37,6 +38,20 @@ func (h *hostProcess) control() http.Handler {
 		"freeze": func(ctx context.Context, n *node) error { return n.freeze(ctx, true) },
 		"thaw":   func(ctx context.Context, n *node) error { return n.freeze(ctx, false) },
 	}
+	mux.HandleFunc("POST /nodes/{name}/network", func(w http.ResponseWriter, r *http.Request) {
+		n, err := h.node(r.PathValue("name"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		to, err := parseNetwork(r.URL.Query())
+		if err == nil {
+			err = h.setNetwork(n, to)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
 	mux.HandleFunc("POST /nodes/{name}/{verb}", func(w http.ResponseWriter, r *http.Request) {
 		n, err := h.node(r.PathValue("name"))
 		if err != nil {

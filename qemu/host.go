@@ -36,6 +36,7 @@ const reportFD = 3
 
 // report is one line of that word. The last has Ready or Error.
 type report struct {
+	Step  string `json:"step,omitempty"` // what is done now
 	Ready bool   `json:"ready,omitempty"`
 	Error string `json:"error,omitempty"`
 }
@@ -44,7 +45,7 @@ type report struct {
 // asks it to stop. log is its own log.
 func Host(ctx context.Context, name string, log *slog.Logger) error {
 	out := reportFile()
-	err := host(ctx, name, log, func() { tell(out, report{Ready: true}) })
+	err := host(ctx, name, log, func(r report) { tell(out, r) })
 	if err != nil {
 		tell(out, report{Error: err.Error()})
 	}
@@ -66,10 +67,12 @@ func tell(out *os.File, r report) {
 		return
 	}
 	_ = json.NewEncoder(out).Encode(r) // nobody may be waiting any more
-	out.Close()
+	if r.Step == "" {
+		out.Close()
+	}
 }
 
-func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err error) {
+func host(ctx context.Context, name string, log *slog.Logger, tell func(report)) (err error) {
 	d, err := dirOf(name)
 	if err != nil {
 		return err
@@ -84,6 +87,7 @@ func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err
 	}
 	defer release()
 	log.Info("cluster starts", "cluster", name, "provisioner", plan.Provisioner)
+	tell(report{Step: "creating network " + name})
 	var p provisioner
 	budget := stopBudget
 	switch plan.Provisioner {
@@ -102,13 +106,16 @@ func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 
-	closeAll, err := plan.forwardAll(p, log)
+	if plan.balanced() {
+		tell(report{Step: "creating load balancer"})
+	}
+	closeAll, err := plan.openPorts(d, p, log)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 
-	h := &hostProcess{plan: plan, log: log, provisioner: p, stop: make(chan struct{})}
+	h := &hostProcess{plan: plan, log: log, provisioner: p, tell: tell, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -124,7 +131,7 @@ func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err
 			log.Error("control socket", "error", err)
 		}
 	}()
-	ready()
+	tell(report{Ready: true})
 	select {
 	case <-ctx.Done():
 	case <-h.stop:
@@ -136,44 +143,55 @@ func host(ctx context.Context, name string, log *slog.Logger, ready func()) (err
 	return nil
 }
 
-// forwardAll makes the APIs of the nodes reachable from this machine.
-func (p Plan) forwardAll(to reacher, log *slog.Logger) (closeAll func(), err error) {
-	var open []net.Listener
+// openPorts makes the APIs of the nodes reachable: all from this machine, and where
+// the cluster's endpoint is a load balancer, that from the nodes.
+func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (closeAll func(), err error) {
+	var open []*balancer
 	closeAll = func() {
-		for _, l := range open {
-			l.Close()
+		for _, b := range open {
+			b.close()
 		}
 	}
-	listen := func(local int, nodes []Node, port int) error {
+	defer func() {
+		if err != nil {
+			closeAll()
+		}
+	}()
+	kubernetes := newBalancer(to, p.controlPlanes(), kubernetesPort, log)
+	open = append(open, kubernetes)
+	if len(p.controlPlanes()) > 1 {
+		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
+		if err != nil {
+			return nil, err
+		}
+		kubernetes.check(own.trust)
+	}
+	listen := func(b *balancer, local int) error {
 		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
 		if err != nil {
-			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or `make down` and `make up` for another port", err)
+			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
 		}
-		open = append(open, l)
-		go forward(l, log, to, nodes, port)
+		b.serve(l)
 		return nil
 	}
-	err = listen(p.KubernetesPort, p.controlPlanes(), kubernetesPort)
-	for _, n := range p.Nodes {
-		if err == nil {
-			err = listen(n.APIPort, []Node{n}, api.Port)
-		}
-	}
-	if err != nil {
-		closeAll()
+	if err := listen(kubernetes, p.KubernetesPort); err != nil {
 		return nil, err
 	}
-	return closeAll, nil
-}
-
-func (p Plan) controlPlanes() []Node {
-	var all []Node
 	for _, n := range p.Nodes {
-		if n.Type != "worker" {
-			all = append(all, n)
+		b := newBalancer(to, []Node{n}, api.Port, log)
+		open = append(open, b)
+		if err := listen(b, n.APIPort); err != nil {
+			return nil, err
 		}
 	}
-	return all
+	if p.balanced() {
+		l, err := to.Listen(p.endpoint())
+		if err != nil {
+			return nil, fmt.Errorf("load balancer: %w", err)
+		}
+		kubernetes.serve(l)
+	}
+	return closeAll, nil
 }
 
 // hostProcess is what lives in Host.
@@ -182,6 +200,7 @@ type hostProcess struct {
 	log         *slog.Logger
 	provisioner provisioner
 	nodes       []*node
+	tell        func(report)
 
 	stopOnce sync.Once
 	budget   time.Duration // set before stop is closed
@@ -198,7 +217,12 @@ func (h *hostProcess) askStop(budget time.Duration) {
 
 // startAll starts every node once, so that what is wrong with them is known now.
 func (h *hostProcess) startAll(ctx context.Context) error {
-	for _, n := range h.plan.Nodes {
+	for i, n := range h.plan.Nodes {
+		if i == 0 {
+			h.tell(report{Step: "creating control plane nodes"})
+		} else if n.Type == "worker" && h.plan.Nodes[i-1].Type != "worker" {
+			h.tell(report{Step: "creating worker nodes"})
+		}
 		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1)}
 		if err := node.start(ctx); err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strconv"
@@ -237,6 +238,11 @@ func (v *machines) Reach(ctx context.Context, n Node, port int) (net.Conn, error
 		return nil, fmt.Errorf("reach %s: port %d isn't forwarded", n.Name, port)
 	}
 	return new(net.Dialer).DialContext(ctx, "tcp4", fmt.Sprintf("127.0.0.1:%d", forwarded))
+}
+
+// Listen isn't possible: each guest is on a network of its own, which QEMU makes.
+func (v *machines) Listen(address netip.AddrPort) (net.Listener, error) {
+	return nil, fmt.Errorf("listen on %s: no network of machines has this machine in it", address)
 }
 
 func (v *machines) Close() error {

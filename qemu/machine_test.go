@@ -61,7 +61,7 @@ func TestNodeConfigurations(t *testing.T) {
 	} {
 		t.Run(tc.provisioner, func(t *testing.T) {
 			t.Parallel()
-			f, err := configurations(testPlan(tc.provisioner), time.Now())
+			f, err := configurations(testPlan(tc.provisioner), Options{}, time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -29,6 +29,7 @@ type node struct {
 	since    time.Time
 	restarts int
 	stopping bool
+	network  Network
 }
 
 // States of a node, as Status shows them.
@@ -200,10 +201,11 @@ type NodeStatus struct {
 	State    string    `json:"state"`
 	Since    time.Time `json:"since"`
 	Restarts int       `json:"restarts"`
+	Network  string    `json:"network"`
 }
 
 func (n *node) status() NodeStatus {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return NodeStatus{Name: n.Name, Address: n.Address.String(), State: n.state, Since: n.since, Restarts: n.restarts}
+	return NodeStatus{Name: n.Name, Address: n.Address.String(), State: n.state, Since: n.since, Restarts: n.restarts, Network: n.network.String()}
 }

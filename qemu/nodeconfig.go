@@ -3,12 +3,15 @@ package qemu
 import (
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/patch"
 	"github.com/garboard-os/garboard/config/pki"
 )
 
@@ -47,14 +50,14 @@ type files struct {
 
 // configurations makes the machine configuration of each node, from one set of
 // fresh secrets, and what the administrator's programs need.
-func configurations(p Plan, now time.Time) (f files, err error) {
+func configurations(p Plan, o Options, now time.Time) (f files, err error) {
 	secrets, err := config.NewSecrets(now)
 	if err != nil {
 		return f, err
 	}
 	f.nodes = map[string][]byte{}
 	for _, n := range p.Nodes {
-		if f.nodes[n.Name], err = nodeConfiguration(p, n, secrets, now); err != nil {
+		if f.nodes[n.Name], err = nodeConfiguration(p, n, o, secrets, now); err != nil {
 			return f, fmt.Errorf("configuration of %s: %w", n.Name, err)
 		}
 	}
@@ -88,23 +91,24 @@ func clientConfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
 	return c.Encode()
 }
 
-func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) ([]byte, error) {
-	o := config.Options{
+func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now time.Time) ([]byte, error) {
+	g := config.Options{
 		ClusterName: p.Name,
-		Endpoint:    fmt.Sprintf("https://%s:%d", p.Nodes[0].Address, kubernetesPort),
+		Endpoint:    "https://" + p.endpoint().String(),
 		Type:        config.MachineType(n.Type),
 		Hostname:    n.Name,
-		Mirrors:     map[string][]string{"*": {"http://" + p.registryAddress().String()}},
+		Mirrors:     o.mirrors(p),
 		// The user comes through a port of this machine's loopback.
-		CertSANs:        []string{"127.0.0.1", "localhost"},
-		AllowScheduling: true,
+		CertSANs: []string{"127.0.0.1", "localhost"},
+		// Pods must have a place to run.
+		AllowScheduling: len(p.controlPlanes()) == len(p.Nodes),
 		Secrets:         secrets,
 		Now:             now,
 	}
 	if p.Provisioner == QEMU {
-		o.InstallDisk = qemuDisk
+		g.InstallDisk = qemuDisk
 	}
-	c, err := config.Generate(o)
+	c, err := config.Generate(g)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +127,39 @@ func nodeConfiguration(p Plan, n Node, secrets *config.Secrets, now time.Time) (
 			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway(p.Network)}},
 		}}
 	}
-	return c.Encode()
+	text, err := c.Encode()
+	if err != nil {
+		return nil, err
+	}
+	return o.patched(n, text)
+}
+
+// mirrors ends with the registry that has what was built.
+func (o Options) mirrors(p Plan) map[string][]string {
+	all := maps.Clone(o.Mirrors)
+	if all == nil {
+		all = map[string][]string{}
+	}
+	all["*"] = append(slices.Clone(all["*"]), "http://"+p.registryAddress().String())
+	return all
+}
+
+// patched applies the patches that are for a node.
+func (o Options) patched(n Node, text []byte) (_ []byte, err error) {
+	own := o.ControlPlanePatches
+	if n.Type == string(config.Worker) {
+		own = o.WorkerPatches
+	}
+	patches := slices.Concat(o.Patches, own)
+	for _, p := range patches {
+		if text, err = patch.Apply(text, p); err != nil {
+			return nil, err
+		}
+	}
+	if len(patches) > 0 {
+		_, _, err = config.Load("patched configuration", text)
+	}
+	return text, err
 }
 
 // alone is for the controller manager and the scheduler of an emulated cluster,

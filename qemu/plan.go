@@ -7,7 +7,8 @@
 //	host process of the cluster ──────────────────-┘
 //	     ├─ sandbox or QEMU, one per node (die with the host process)
 //	     ├─ registry: the images, to nodes only
-//	     ├─ 127.0.0.1:PORT ─► the Kubernetes API of the nodes
+//	     ├─ load balancer, to nodes: the first address of their network ─► their Kubernetes API
+//	     ├─ 127.0.0.1:PORT ─► the same
 //	     └─ 127.0.0.1:PORT ─► the machine API, one port for each node
 //
 // One process per cluster holds all that lives: kill it in any way, and the kernel
@@ -50,6 +51,28 @@ type Plan struct {
 	// Self is the program, with arguments, whose subcommands `host` and `dial`
 	// call Host and Dial.
 	Self []string `json:"self"`
+}
+
+func (p Plan) controlPlanes() []Node {
+	var all []Node
+	for _, n := range p.Nodes {
+		if n.Type != "worker" {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// balanced is whether the cluster's endpoint is a load balancer. A node that is
+// alone is its own: nothing that could be in the way is.
+func (p Plan) balanced() bool { return len(p.Nodes) > 1 }
+
+// endpoint is where nodes reach the Kubernetes API.
+func (p Plan) endpoint() netip.AddrPort {
+	if p.balanced() {
+		return netip.AddrPortFrom(gateway(p.Network), kubernetesPort)
+	}
+	return netip.AddrPortFrom(p.Nodes[0].Address, kubernetesPort)
 }
 
 // Boot is what nodes boot from: paths of files.

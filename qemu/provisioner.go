@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 )
@@ -30,8 +32,14 @@ func (c Choice) String() string {
 	return fmt.Sprintf("nodes run as containers: %s", c.Why)
 }
 
-// Choose decides how nodes run on this machine. want is Auto, QEMU or Container.
-func Choose(ctx context.Context, want string) (Choice, error) {
+// Choose decides how so many nodes run on this machine. want is Auto, QEMU or
+// Container.
+func Choose(ctx context.Context, want string, nodes int) (Choice, error) {
+	if nodes > 1 && (want == Auto || want == "") {
+		c, err := Choose(ctx, Container, nodes)
+		c.Why = "there are several, which is for containers only"
+		return c, err
+	}
 	return chooser{
 		root: os.Geteuid() == 0,
 		qemu: func() error { _, err := exec.LookPath(Program); return err },
@@ -126,6 +134,8 @@ type provisioner interface {
 	Start(ctx context.Context, n Node) (Running, error)
 	// Reach connects to a port of a node.
 	reacher
+	// Listen opens a TCP port to the nodes.
+	Listen(address netip.AddrPort) (net.Listener, error)
 	// Close removes what the nodes shared. All have ended.
 	Close() error
 }

@@ -2,10 +2,8 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -19,32 +17,6 @@ const dialBudget = 5 * time.Second
 // A reacher connects to a TCP port of a node.
 type reacher interface {
 	Reach(ctx context.Context, n Node, port int) (net.Conn, error)
-}
-
-// forward hands each connection of l to the first of the nodes that takes it, until
-// l is closed.
-func forward(l net.Listener, log *slog.Logger, to reacher, nodes []Node, port int) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				log.Error("forward", "port", port, "error", err)
-			}
-			return
-		}
-		go func() {
-			defer conn.Close()
-			for _, n := range nodes {
-				ctx, cancel := context.WithTimeout(context.Background(), dialBudget)
-				peer, err := to.Reach(ctx, n, port)
-				cancel()
-				if err == nil {
-					splice(conn, peer)
-					return
-				}
-			}
-		}()
-	}
 }
 
 type halfCloser interface{ CloseWrite() error }

@@ -58,7 +58,8 @@ func TestForward(t *testing.T) {
 		for _, name := range strings.Fields(tc.nodes) {
 			nodes = append(nodes, Node{Name: name})
 		}
-		go forward(l, quiet, echoes{}, nodes, 6443)
+		b := newBalancer(echoes{}, nodes, 6443, quiet)
+		b.serve(l)
 		conn, err := net.Dial("tcp4", l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -70,7 +71,7 @@ func TestForward(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", tc.nodes, got, tc.want)
 		}
 		conn.Close()
-		l.Close()
+		b.close()
 	}
 }
 

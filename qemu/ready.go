@@ -31,7 +31,7 @@ const (
 // What WaitReady tells of, in this order.
 const (
 	MilestoneAPI   = "Kubernetes API answers"
-	MilestoneReady = "node Ready"
+	MilestoneReady = "node Ready" // "all nodes Ready" where there are several
 	MilestoneDNS   = "cluster DNS answers"
 )
 
@@ -53,13 +53,17 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 	if c.Accelerator == "tcg" {
 		poll = readyPollEmulated
 	}
+	ready := MilestoneReady
+	if len(c.Nodes) > 1 {
+		ready = "all nodes Ready"
+	}
 	start := time.Now()
 	for _, step := range []struct {
 		what  string
 		check func(context.Context) error
 	}{
 		{MilestoneAPI, api.answers},
-		{MilestoneReady, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
+		{ready, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
 		{MilestoneDNS, api.dnsReady},
 	} {
 		for {
@@ -95,6 +99,7 @@ func (c *Cluster) Chart(node string) string {
 // kubeAPI asks the Kubernetes API with the cluster's own kubeconfig.
 type kubeAPI struct {
 	server string
+	trust  *tls.Config
 	client *http.Client
 }
 
@@ -136,12 +141,14 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(decoded[0])
+	trust := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
 	return &kubeAPI{
 		server: k.Clusters[0].Cluster.Server,
+		trust:  trust,
 		client: &http.Client{
 			Timeout: answerBudget,
 			// A proxy of the user's environment doesn't lead to loopback.
-			Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}},
+			Transport: &http.Transport{TLSClientConfig: trust},
 		},
 	}, nil
 }

@@ -123,6 +123,7 @@ func Controllers(o Options) []resource.Controller {
 		&ManifestController{},
 		&ManifestApplyController{},
 		&NodeLabelController{say: o.Logs.Say},
+		&ServingApprovalController{},
 		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},
 	}
 }

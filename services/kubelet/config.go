@@ -164,6 +164,9 @@ func configuration(mode boot.Mode, c *config.Config) object {
 	}
 	if c.Machine.Type.ControlPlane() {
 		k["tlsCertFile"], k["tlsPrivateKeyFile"] = servingCertFile, servingKeyFile
+	} else {
+		// Signed by the cluster's CA, and renewed; see ServingApprovalController.
+		k["serverTLSBootstrap"] = true
 	}
 	if mode == boot.Container {
 		// The disk belongs to the host, whose fill level is not this node's doing,

@@ -90,8 +90,11 @@ func TestS243Configuration(t *testing.T) {
 		t.Error("a container node may be on a host with cgroup v1")
 	}
 	worker := configuration(boot.Machine, cluster(t, func(c *config.Config) { c.Machine.Type = config.Worker }))
-	if _, ok := worker["tlsCertFile"]; ok {
-		t.Error("a worker has no serving certificate of ours")
+	if _, ok := worker["tlsCertFile"]; ok || worker["serverTLSBootstrap"] != true {
+		t.Error("a worker has no serving certificate of ours, and asks the cluster for one")
+	}
+	if _, ok := machine["serverTLSBootstrap"]; ok {
+		t.Error("a control plane has its serving certificate from the node")
 	}
 }
 

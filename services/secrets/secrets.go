@@ -86,7 +86,7 @@ var Kubernetes = resource.Define[KubernetesSpec](resource.Definition{
 // whom it asks about static pods, and its first one as a client. The latter is
 // what the bootstrap token would get it, minutes later where its tries back off
 // while the API server that they need is only starting beside it. Workers don't
-// hold the CA's key: their kubelets sign for themselves, and take the token.
+// hold the CA's key: their kubelets ask the cluster for both, the first with the token.
 type KubeletSpec struct {
 	CA      config.PEM     `yaml:"ca"` // of the cluster: who may ask the kubelet
 	Serving config.CertKey `yaml:"serving"`

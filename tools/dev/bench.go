@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -70,7 +71,7 @@ func bench(ctx context.Context, out io.Writer, provisioner string) error {
 	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
-	made, err := build(ctx, root, out, image.Build)
+	made, err := devcluster.Build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
 	}
@@ -146,7 +147,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 	}
 	defer func() { err = errors.Join(err, qemu.Down(context.WithoutCancel(ctx), name)) }()
 	start := time.Now()
-	c, err := bootWith(ctx, out, name, provisioner, made, func(o *qemu.Options) { o.MemoryMiB, o.Isolated = controlPlaneMiB, true })
+	c, err := devcluster.Start(ctx, out, qemu.Options{Name: name, Provisioner: provisioner, MemoryMiB: controlPlaneMiB, Isolated: true}, made)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +156,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 		how += " (" + c.Accelerator + ")"
 	}
 	var reached []qemu.Milestone
-	err = awaitReady(ctx, out, c, start, func(m qemu.Milestone) {
+	err = devcluster.AwaitReady(ctx, out, c, start, 0, func(m qemu.Milestone) {
 		reached = append(reached, qemu.Milestone{What: m.What, After: time.Since(start)})
 	})
 	if err != nil {

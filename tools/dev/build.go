@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"time"
 
 	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -24,7 +22,7 @@ func buildCommand() *cobra.Command {
 			if err := setup(cmd.Context(), out, false); err != nil {
 				return err
 			}
-			made, err := build(cmd.Context(), root, out, image.Build)
+			made, err := devcluster.Build(cmd.Context(), root, out, image.Build)
 			if err != nil {
 				return err
 			}
@@ -32,14 +30,4 @@ func buildCommand() *cobra.Command {
 			return nil
 		},
 	}
-}
-
-// build makes what isn't in the cache yet, and says how long that took.
-func build(ctx context.Context, root string, out io.Writer, node image.Builder) (*image.Artifacts, error) {
-	start := time.Now()
-	made, err := image.BuildAll(ctx, root, out, node, image.Cloud)
-	if err == nil {
-		fmt.Fprintf(out, "built in %s\n", time.Since(start).Round(100*time.Millisecond))
-	}
-	return made, err
 }

@@ -2,14 +2,13 @@ package main
 
 import (
 	"bufio"
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/qemu"
@@ -17,27 +16,29 @@ import (
 	"golang.org/x/term"
 )
 
-const (
-	followPoll = 200 * time.Millisecond
-	// tailBytes of a console hold the last lines that the node said.
-	tailBytes = 16 << 10
-)
+const followPoll = 200 * time.Millisecond
 
 func consoleCommand() *cobra.Command {
-	var name string
-	return clusterFlag(&cobra.Command{
+	var name, node string
+	cmd := clusterFlag(&cobra.Command{
 		Use:   "console",
-		Short: "Show the node's console; on a terminal, follow it until Ctrl-C",
+		Short: "Show a node's console; on a terminal, follow it until Ctrl-C",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := qemu.Open(name)
 			if err != nil {
 				return hint(err, name)
 			}
+			of, err := c.Find(cmp.Or(node, c.Nodes[0].Name))
+			if err != nil {
+				return err
+			}
 			follow := term.IsTerminal(int(os.Stdout.Fd()))
-			return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(c.Nodes[0].Name), follow)
+			return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(of.Name), follow)
 		},
 	}, &name)
+	cmd.Flags().StringVar(&node, "node", "", "name of the node (default the first control plane)")
+	return cmd
 }
 
 func showConsole(ctx context.Context, out io.Writer, path string, follow bool) error {
@@ -63,36 +64,6 @@ func showConsole(ctx context.Context, out io.Writer, path string, follow bool) e
 
 // said is a line of Garboard on a console, after the kernel's timestamp.
 var said = regexp.MustCompile(`\[garboard\] (.*)`)
-
-// lastSaid is the last thing the node said on its console, "" for nothing yet.
-func lastSaid(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	if end, err := f.Seek(0, io.SeekEnd); err == nil {
-		_, _ = f.Seek(max(end-tailBytes, 0), io.SeekStart)
-	}
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return ""
-	}
-	all := said.FindAllSubmatch(data, -1)
-	if len(all) == 0 {
-		return ""
-	}
-	return string(bytes.TrimSpace(all[len(all)-1][1]))
-}
-
-func oneLine(s string) string {
-	const width = 160 // a wide terminal
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > width {
-		s = s[:width-1] + "…"
-	}
-	return s
-}
 
 func chartCommand() *cobra.Command {
 	var name string

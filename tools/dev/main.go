@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -53,16 +53,5 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) 
 
 // repository is the checkout that the program was started in.
 func repository() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for at := dir; ; at = filepath.Dir(at) {
-		if _, err := os.Stat(filepath.Join(at, "image", "components")); err == nil {
-			return at, nil
-		}
-		if at == filepath.Dir(at) {
-			return "", fmt.Errorf("%s isn't inside a checkout of Garboard", dir)
-		}
-	}
+	return devcluster.Checkout(".")
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
 )
 
@@ -99,7 +100,7 @@ func unit(ctx context.Context, root string, out io.Writer) error {
 
 // stories builds everything first, so that a test's time is the test's.
 func stories(ctx context.Context, root string, out io.Writer) error {
-	made, err := build(ctx, root, out, image.Build)
+	made, err := devcluster.Build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
 	}

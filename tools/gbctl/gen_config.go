@@ -240,14 +240,18 @@ func selfHosted(text []byte, typ config.MachineType) ([]byte, error) {
 
 // applyPatch applies a patch that is given as text or as @FILE.
 func applyPatch(text []byte, p string) ([]byte, error) {
-	by := []byte(p)
-	if path, ok := strings.CutPrefix(p, "@"); ok {
-		var err error
-		if by, err = readInput(path); err != nil {
-			return nil, err
-		}
+	by, err := patchText(p)
+	if err != nil {
+		return nil, err
 	}
 	return patch.Apply(text, by)
+}
+
+func patchText(p string) ([]byte, error) {
+	if path, ok := strings.CutPrefix(p, "@"); ok {
+		return readInput(path)
+	}
+	return []byte(p), nil
 }
 
 // parseMirrors reads HOST=URL.

@@ -15,7 +15,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
-	"github.com/garboard-os/garboard/boot"
 	"github.com/spf13/cobra"
 	"gopkg.in/yaml.v3"
 )
@@ -71,14 +70,7 @@ func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
-		return err
-	}
-	// What a link leads to is replaced, not the link.
-	if target, err := filepath.EvalSymlinks(to); err == nil {
-		to = target
-	}
-	if err := boot.WriteFile(to, merged, 0o600); err != nil {
+	if err := writeKubeconfig(to, merged); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "merged into %s; kubectl's context is %q now\n", to, current)

@@ -97,7 +97,7 @@ func (a *app) rootCommand() *cobra.Command {
 	add(groupLook, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
 	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand())
-	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand())
+	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)
 	root.AddCommand(exitCodesTopic())

@@ -26,6 +26,8 @@ const (
 	// ReadyBudget is for a node to be Ready and its DNS to serve, at native speed.
 	// The design promises 15 s to Ready with nothing else on the machine.
 	ReadyBudget = 45 * time.Second
+	// furtherBudget is what each further node adds: they share this machine.
+	furtherBudget = 15 * time.Second
 
 	consoleTail = 60 // lines of the console in the message of a failed test
 	askBudget   = 30 * time.Second
@@ -108,7 +110,7 @@ func (c *Cluster) In(t *testing.T) *Cluster {
 	return &part
 }
 
-// Node is the name of the only node.
+// Node is the name of the first node, which most stories have only.
 func (c *Cluster) Node() string { return c.Nodes[0].Name }
 
 // Scale is a time at native speed on this cluster's nodes. How busy this machine
@@ -126,11 +128,12 @@ func (c *Cluster) Eventually(budget time.Duration, name string, check func() err
 	eventually.That(c.t, c.Scale(budget), name, check)
 }
 
-// Ready waits until the node is Ready and its DNS serves, and prints when what
+// Ready waits until all nodes are Ready and the cluster's DNS serves, and prints when what
 // was reached.
 func (c *Cluster) Ready(m *Mark) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(ReadyBudget)))
+	budget := ReadyBudget + time.Duration(len(c.Nodes)-1)*furtherBudget
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(budget)))
 	defer cancel()
 	if err := c.WaitReady(ctx, func(s qemu.Milestone) { m.Reached(s.What) }, nil); err != nil {
 		c.t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -100,6 +101,23 @@ func serve(boots int) error {
 	}
 }
 
+// ask asks another node who it is, and says how long that took.
+func ask(address string) string {
+	start := time.Now()
+	conn, err := net.DialTimeout("tcp", address+":6443", time.Second)
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+	fmt.Fprintln(conn, "who")
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%s after %d ms", strings.TrimSpace(line), time.Since(start).Milliseconds())
+}
+
 func answer(words []string, boots int) string {
 	switch {
 	case len(words) == 1 && words[0] == "who":
@@ -112,6 +130,8 @@ func answer(words []string, boots int) string {
 		defer resp.Body.Close()
 		body, _ := io.ReadAll(resp.Body)
 		return resp.Status + " " + string(body)
+	case len(words) == 2 && words[0] == "ask":
+		return ask(words[1])
 	case len(words) == 3 && words[0] == "write":
 		if err := os.WriteFile(words[1], []byte(words[2]), 0o644); err != nil {
 			return err.Error()

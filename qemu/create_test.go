@@ -1,0 +1,115 @@
+package qemu
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/google/go-cmp/cmp"
+)
+
+// S-332, S-333: names and addresses of the nodes, and who is what.
+func TestS332Nodes(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	p, err := newPlan(Options{Name: "c", ControlPlanes: 3, Workers: 2}, Choice{Name: Container})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	ports := map[int]bool{p.KubernetesPort: true}
+	for _, n := range p.Nodes {
+		got = append(got, fmt.Sprintf("%s %s %s", n.Name, n.Type, n.Address))
+		ports[n.APIPort] = true
+	}
+	want := []string{
+		"c-controlplane-1 init 10.5.0.2", "c-controlplane-2 controlplane 10.5.0.3", "c-controlplane-3 controlplane 10.5.0.4",
+		"c-worker-1 worker 10.5.0.5", "c-worker-2 worker 10.5.0.6",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if len(ports) != 6 {
+		t.Errorf("%d different ports, not 6: %v", len(ports), ports)
+	}
+}
+
+func TestPlansThatCantBe(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	for _, tc := range []struct {
+		provisioner string
+		o           Options
+		want        string
+	}{
+		{QEMU, Options{Workers: 1}, "several nodes need the provisioner container"},
+		{Container, Options{Mirrors: map[string][]string{"*": {"http://10.5.0.1:5001"}}}, "mirrors need the provisioner qemu"},
+		{Container, Options{Workers: -1}, "can't be"},
+		{Container, Options{Network: netip.MustParsePrefix("10.5.0.1/24")}, "must be an IPv4 network"},
+		{Container, Options{Network: netip.MustParsePrefix("fd00::/64")}, "must be an IPv4 network"},
+		{Container, Options{Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 5}, "no room for 1 control plane and 5 workers"},
+	} {
+		tc.o.Name = "c"
+		if _, err := newPlan(tc.o, Choice{Name: tc.provisioner}); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%+v: %v, want %q", tc.o, err, tc.want)
+		}
+	}
+	if p, err := newPlan(Options{Name: "c", Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 4}, Choice{Name: Container}); err != nil || p.Nodes[4].Address.String() != "10.5.0.6" {
+		t.Errorf("a full network: %v, %v", p.Nodes, err)
+	}
+}
+
+// With several nodes the endpoint is the load balancer's, pods stay away from control
+// planes, and workers hold no authority's key. Patches go to whom they are for.
+func TestConfigurationsOfSeveral(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	o := Options{
+		Name: "c", ControlPlanes: 2, Workers: 1, Network: netip.MustParsePrefix("10.9.0.0/16"),
+		Patches:             [][]byte{[]byte(`machine: {sysctls: {kernel.pid_max: "100000"}}`)},
+		ControlPlanePatches: [][]byte{[]byte(`cluster: {allowSchedulingOnControlPlanes: true}`)},
+		WorkerPatches:       [][]byte{[]byte(`[{op: add, path: /machine/kubelet/nodeLabels, value: {a: b}}]`)},
+	}
+	p, err := newPlan(o, Choice{Name: Container})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := configurations(p, o, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range p.Nodes {
+		c, _, err := config.Load(n.Name, f.nodes[n.Name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		control := n.Type != "worker"
+		if got := c.Cluster.ControlPlane.Endpoint.String(); got != "https://10.9.0.1:6443" {
+			t.Errorf("%s: endpoint %s", n.Name, got)
+		}
+		if c.Machine.Sysctls["kernel.pid_max"] != "100000" || c.Cluster.AllowSchedulingOnControlPlanes != control || (c.Machine.Kubelet.NodeLabels["a"] == "b") == control {
+			t.Errorf("%s: patches went astray", n.Name)
+		}
+		if len(c.Cluster.CA.Key) > 0 != control || len(c.Machine.CA.Key) > 0 != control {
+			t.Errorf("%s: holds keys of authorities: %v", n.Name, !control)
+		}
+	}
+	o.Patches = [][]byte{[]byte(`machine: {nosuch: 1}`)}
+	if _, err := configurations(p, o, time.Now()); err == nil || !strings.Contains(err.Error(), "nosuch") {
+		t.Errorf("a patch that a node wouldn't take: %v", err)
+	}
+}
+
+// The registry with what was built is asked last, and for everything.
+func TestMirrors(t *testing.T) {
+	t.Parallel()
+	p := testPlan(QEMU)
+	o := Options{Mirrors: map[string][]string{"*": {"http://10.0.2.2:5000"}, "docker.io": {"http://10.0.2.2:5001"}}}
+	want := map[string][]string{"*": {"http://10.0.2.2:5000", "http://10.0.2.100:5000"}, "docker.io": {"http://10.0.2.2:5001"}}
+	if diff := cmp.Diff(want, o.mirrors(p)); diff != "" {
+		t.Error(diff)
+	}
+	if len(o.Mirrors["*"]) != 1 {
+		t.Error("the options were changed")
+	}
+}

@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/tools/devcluster"
+	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
+)
+
+const clusterLong = `cluster runs development clusters on this machine: nodes as virtual machines in
+QEMU, or as containers, which are as fast as the machine itself.
+
+All of a cluster is in ~/.garboard/clusters/NAME ($GARBOARD_HOME/clusters/NAME), and in
+one process that holds all that lives. Nodes that are containers reach each other and
+the images that were built, and nothing else.`
+
+func (a *app) clusterCommand() *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:   "cluster",
+		Short: "Run development clusters on this machine",
+		Long:  clusterLong,
+	})
+	cmd.AddCommand(a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterDebugCommand(),
+		clusterHostCommand(), clusterDialCommand())
+	return cmd
+}
+
+func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {
+	cmd.Flags().StringVar(name, "name", devcluster.DefaultName, "name of the cluster")
+	return cmd
+}
+
+const clusterCreateLong = `Create a cluster, or bring one that exists up again, and wait until it serves.
+
+What nodes boot is built from a checkout of Garboard where it isn't yet; --source says
+where that is, unless the command is started in it.
+
+Access to the cluster is merged into the client configuration and into the kubeconfig,
+as the current context of both, and taken out again by 'gbctl cluster destroy'.
+
+If it is interrupted or can't start, nothing of a new cluster remains. One that starts
+and doesn't serve in time stays, to be looked into.`
+
+// createFlags are what cluster create is told.
+type createFlags struct {
+	cluster devcluster.Options
+	source  string
+	cidr    string
+	merge   bool
+	mirrors []string
+
+	patches, controlPlanePatches, workerPatches []string
+}
+
+// S-330, S-331, S-332
+func (a *app) clusterCreateCommand() *cobra.Command {
+	var o createFlags
+	cmd := &cobra.Command{
+		Use:   "create",
+		Short: "Create a cluster and wait until it serves",
+		Long:  clusterCreateLong,
+		Example: `  gbctl cluster create
+  gbctl cluster create --name three --controlplanes 3 --workers 1
+  gbctl cluster create --config-patch '{machine: {sysctls: {kernel.pid_max: "100000"}}}'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			// A cluster that exists keeps its nodes unless others are asked for.
+			if cmd.Flags().Changed("workers") {
+				o.cluster.Cluster.ControlPlanes = max(o.cluster.Cluster.ControlPlanes, 1)
+			}
+			return a.clusterCreate(cmd.Context(), &o)
+		},
+	}
+	q := &o.cluster.Cluster
+	f := nameFlag(cmd, &q.Name).Flags()
+	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes (default as many as there are, or 1)")
+	f.IntVar(&q.Workers, "workers", 0, "how many workers")
+	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto: QEMU where KVM works and there is one node")
+	f.StringVar(&o.cidr, "cidr", "", "network of the nodes, for containers (default 10.5.0.0/24); this machine has its first address")
+	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes in QEMU ask URL instead of the registry HOST; '*' is any; repeatable")
+	f.IntVar(&q.CPUs, "cpus", 0, "processors of a node in QEMU (default 2)")
+	f.IntVar(&q.MemoryMiB, "memory", 0, "MiB of memory of a node in QEMU (default 4096)")
+	f.IntVar(&q.DiskGiB, "disk", 0, "GiB of the disk of a node in QEMU (default 20)")
+	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable; for a new cluster")
+	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
+	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
+	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long it may take to serve (default by kind and number of nodes)")
+	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a folder in it")
+	f.BoolVar(&o.merge, "merge", true, "merge access into the client configuration and the kubeconfig")
+	return cmd
+}
+
+func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
+	var err error
+	if o.cluster.Checkout, err = devcluster.Checkout(o.source); err != nil {
+		return fmt.Errorf("%w; name one with --source", err)
+	}
+	q := &o.cluster.Cluster
+	if q.Mirrors, err = parseMirrors(o.mirrors); err != nil {
+		return err
+	}
+	if o.cidr != "" {
+		if q.Network, err = netip.ParsePrefix(o.cidr); err != nil {
+			return usagef("--cidr %q: must be a network, such as 10.5.0.0/24", o.cidr)
+		}
+	}
+	for _, p := range []struct {
+		flags []string
+		to    *[][]byte
+	}{{o.patches, &q.Patches}, {o.controlPlanePatches, &q.ControlPlanePatches}, {o.workerPatches, &q.WorkerPatches}} {
+		for _, flag := range p.flags {
+			text, err := patchText(flag)
+			if err != nil {
+				return err
+			}
+			*p.to = append(*p.to, text)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	q.Self = []string{self, "cluster"}
+	c, err := devcluster.Create(ctx, a.out, o.cluster)
+	if err != nil {
+		return err
+	}
+	after := ""
+	if c.New {
+		after = fmt.Sprintf(", %.1f s after power-on", c.After.Seconds())
+	}
+	fmt.Fprintf(a.out, "cluster %s serves%s\n", c.Name, after)
+	if !o.merge {
+		fmt.Fprintf(a.out, "access to it: GARBOARDCONFIG=%s KUBECONFIG=%s\n", c.ClientConfig(), c.Kubeconfig())
+		return nil
+	}
+	return a.mergeAccess(c.Cluster)
+}
+
+func (a *app) clusterDestroyCommand() *cobra.Command {
+	var name string
+	return nameFlag(&cobra.Command{
+		Use:     "destroy",
+		Short:   "Remove a cluster with all that it has",
+		Example: `  gbctl cluster destroy --name three`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			access := accessOf(name) // which is gone with the cluster
+			existed, err := devcluster.Destroy(cmd.Context(), name)
+			if err != nil {
+				return err
+			}
+			if !existed {
+				fmt.Fprintf(a.out, "there is no cluster %s\n", name)
+				return nil
+			}
+			fmt.Fprintf(a.out, "cluster %s is gone\n", name)
+			return a.removeAccess(access)
+		},
+	}, &name)
+}
+
+func (a *app) clusterShowCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "Show the clusters of this machine and how their nodes are",
+		Example: `  gbctl cluster show
+  gbctl cluster show --name three -o yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.clusterShow(cmd.Context(), name) },
+	}
+	cmd.Flags().StringVar(&name, "name", "", "show this cluster only")
+	return a.outputFlag(cmd)
+}
+
+func (a *app) clusterShow(ctx context.Context, name string) error {
+	var all []*qemu.Cluster
+	var err error
+	if name == "" {
+		all, err = qemu.List()
+	} else {
+		all = make([]*qemu.Cluster, 1)
+		all[0], err = openCluster(name)
+	}
+	if err != nil {
+		return err
+	}
+	var rows [][]string
+	var documents []*yaml.Node
+	for _, c := range all {
+		states, err := nodeStates(ctx, c)
+		if err != nil {
+			return err
+		}
+		var nodes []*yaml.Node
+		for _, n := range c.Nodes {
+			s := states[n.Name]
+			since := ""
+			if !s.Since.IsZero() {
+				since = s.Since.UTC().Format(time.RFC3339)
+			}
+			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), s.State, s.Network, since, strconv.Itoa(s.Restarts)})
+			nodes = append(nodes, mapping("name", n.Name, "type", n.Type, "address", n.Address.String(), "machineAPI", loopback(n.APIPort),
+				"state", s.State, "network", s.Network, "since", since, "restarts", s.Restarts, "console", c.Console(n.Name)))
+		}
+		documents = append(documents, mapping("cluster", c.Name, "provisioner", c.Provisioner, "network", c.Network.String(),
+			"kubernetesAPI", loopback(c.KubernetesPort), "directory", c.Dir(), "kubeconfig", c.Kubeconfig(), "garboardconfig", c.ClientConfig(),
+			"nodes", sequence(nodes)))
+	}
+	return a.show(documents, name != "", func() error {
+		return table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS"}, rows)
+	})
+}
+
+func loopback(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+
+// nodeStates are the states of a cluster's nodes, by name.
+func nodeStates(ctx context.Context, c *qemu.Cluster) (map[string]qemu.NodeStatus, error) {
+	states := map[string]qemu.NodeStatus{}
+	for _, n := range c.Nodes {
+		states[n.Name] = qemu.NodeStatus{State: "cluster is off"}
+	}
+	pid, err := c.HostPID()
+	if err != nil || pid == 0 {
+		return states, err
+	}
+	all, err := c.Status(ctx)
+	for _, s := range all {
+		states[s.Name] = s
+	}
+	return states, err
+}
+
+func openCluster(name string) (*qemu.Cluster, error) {
+	c, err := qemu.Open(name)
+	if errors.Is(err, qemu.ErrNoCluster) {
+		return nil, fmt.Errorf("there is no cluster %s; 'gbctl cluster create' makes one, 'gbctl cluster show' lists them", name)
+	}
+	return c, err
+}
+
+// clusterHostCommand is the process that holds a cluster; create starts it.
+func clusterHostCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:     "host",
+		Short:   "Hold a cluster: what create starts",
+		Hidden:  true,
+		Example: `  gbctl cluster host --cluster three`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return qemu.Host(cmd.Context(), name, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		},
+	}
+	cmd.Flags().StringVar(&name, "cluster", devcluster.DefaultName, "name of the cluster")
+	return cmd
+}
+
+// clusterDialCommand joins a QEMU guest's connection to an address of this machine.
+func clusterDialCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "dial ADDRESS",
+		Short:   "Connect a guest: what QEMU starts",
+		Hidden:  true,
+		Example: `  gbctl cluster dial 127.0.0.1:5000`,
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return qemu.Dial(cmd.Context(), args[0]) },
+	}
+}

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/qemu"
+	"gopkg.in/yaml.v3"
+)
+
+// loopbackPrefix begins where a development cluster is reached: no other cluster is.
+const loopbackPrefix = "127.0.0.1:"
+
+// mergeAccess makes a cluster the current one of gbctl and kubectl. What a cluster of
+// the same name left there, whose directory is gone, is replaced.
+func (a *app) mergeAccess(c *qemu.Cluster) error {
+	other, err := client.Load(c.ClientConfig())
+	if err != nil {
+		return err
+	}
+	config, path, err := a.load()
+	if err != nil {
+		return err
+	}
+	if old := config.Contexts[c.Name]; old != nil && local(old) {
+		delete(config.Contexts, c.Name)
+	}
+	config.Merge(other)
+	if err := config.Save(path); err != nil {
+		return err
+	}
+	kubeconfig, err := defaultKubeconfig()
+	if err != nil {
+		return err
+	}
+	add, err := os.ReadFile(c.Kubeconfig())
+	if err != nil {
+		return err
+	}
+	old, err := os.ReadFile(kubeconfig)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	have, err := parseKube(old)
+	if err != nil {
+		return fmt.Errorf("merge into %s: %w; nothing was changed", kubeconfig, err)
+	}
+	stale := strings.HasPrefix(text(get(have.entry("clusters", c.Name), "cluster"), "server"), "https://"+loopbackPrefix)
+	merged, current, err := mergeKubeconfig(old, add, stale)
+	if err != nil {
+		return fmt.Errorf("merge into %s: %w; nothing was changed", kubeconfig, err)
+	}
+	if err := writeKubeconfig(kubeconfig, merged); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "gbctl's context is %q now, in %s\nkubectl's context is %q now, in %s\n", config.Context, path, current, kubeconfig)
+	return nil
+}
+
+// local is whether a context is of a cluster on this machine.
+func local(c *client.Context) bool {
+	for _, to := range c.Via {
+		if !strings.HasPrefix(to, loopbackPrefix) {
+			return false
+		}
+	}
+	return len(c.Via) > 0
+}
+
+// access is what tells a cluster from all others: its authorities, in base64.
+type access struct{ machine, kubernetes string }
+
+// accessOf is nothing where the cluster's files aren't there or can't be read: then
+// nothing is taken out of the user's.
+func accessOf(name string) (a access) {
+	c, err := qemu.Open(name)
+	if err != nil {
+		return a
+	}
+	if config, err := client.Load(c.ClientConfig()); err == nil {
+		if context, err := config.Current(""); err == nil {
+			a.machine = context.CA
+		}
+	}
+	if data, err := os.ReadFile(c.Kubeconfig()); err == nil {
+		if k, err := parseKube(data); err == nil {
+			a.kubernetes = text(get(k.entry("clusters", name), "cluster"), "certificate-authority-data")
+		}
+	}
+	return a
+}
+
+// removeAccess takes a cluster out of the user's files. What was current and is gone
+// isn't anything any more: no other cluster is worked on by surprise.
+func (a *app) removeAccess(of access) error {
+	return errors.Join(a.removeContexts(of.machine), removeKubeconfig(of.kubernetes))
+}
+
+func (a *app) removeContexts(ca string) error {
+	config, path, err := a.load()
+	if err != nil {
+		return err
+	}
+	before := len(config.Contexts)
+	maps.DeleteFunc(config.Contexts, func(_ string, c *client.Context) bool { return ca != "" && c.CA == ca })
+	if len(config.Contexts) == before {
+		return nil
+	}
+	if config.Contexts[config.Context] == nil {
+		config.Context = ""
+	}
+	return config.Save(path)
+}
+
+func removeKubeconfig(ca string) error {
+	path, err := defaultKubeconfig()
+	if err != nil {
+		return err
+	}
+	old, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || ca == "" {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	kept, changed, err := withoutCluster(old, ca)
+	if err != nil {
+		return fmt.Errorf("take the cluster out of %s: %w", path, err)
+	}
+	if !changed {
+		return nil
+	}
+	return writeKubeconfig(path, kept)
+}
+
+// writeKubeconfig replaces what a link leads to, not the link.
+func writeKubeconfig(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	return boot.WriteFile(path, data, 0o600)
+}
+
+// withoutCluster takes the clusters with an authority out of a kubeconfig, with the
+// contexts that lead to them and the users that no other context has.
+func withoutCluster(old []byte, ca string) (kept []byte, changed bool, err error) {
+	k, err := parseKube(old)
+	if err != nil {
+		return nil, false, err
+	}
+	clusters := k.remove("clusters", func(e *yaml.Node) bool {
+		return text(get(e, "cluster"), "certificate-authority-data") == ca
+	})
+	if len(clusters) == 0 {
+		return old, false, nil
+	}
+	users := map[string]bool{}
+	contexts := k.remove("contexts", func(e *yaml.Node) bool {
+		c := get(e, "context")
+		ours := slices.Contains(clusters, text(c, "cluster"))
+		if ours {
+			users[text(c, "user")] = true
+		}
+		return ours
+	})
+	if l := get(k.root, "contexts"); l != nil {
+		for _, e := range l.Content {
+			delete(users, text(get(e, "context"), "user"))
+		}
+	}
+	k.remove("users", func(e *yaml.Node) bool { return users[text(e, "name")] })
+	if slices.Contains(contexts, text(k.root, "current-context")) {
+		set(k.root, "current-context", "")
+	}
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2) // as kubectl writes it
+	err = errors.Join(enc.Encode(k.root), enc.Close())
+	return b.Bytes(), true, err
+}
+
+// remove takes entries out of a list, and tells their names.
+func (k kubeFile) remove(list string, gone func(*yaml.Node) bool) (names []string) {
+	l := get(k.root, list)
+	if l == nil || l.Kind != yaml.SequenceNode {
+		return nil
+	}
+	l.Content = slices.DeleteFunc(l.Content, func(e *yaml.Node) bool {
+		if !gone(e) {
+			return false
+		}
+		names = append(names, text(e, "name"))
+		return true
+	})
+	if len(l.Content) == 0 {
+		l.Style = yaml.FlowStyle // []
+	}
+	return names
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/qemu"
+
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"time"
+)
+
+// development makes the files of a development cluster, as create leaves them.
+func development(t *testing.T, name, server string) *qemu.Cluster {
+	t.Helper()
+	home, err := qemu.Home()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(home, name)
+	ca, err := pki.NewCA(pki.ECDSA, pkix.Name{CommonName: name}, time.Now(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, _, err := config.AdminKubeconfig(name, server, ca, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := client.Config{Context: name, Contexts: map[string]*client.Context{name: {
+		Endpoints: []string{"10.5.0.2"}, CA: base64.StdEncoding.EncodeToString(ca.Cert), Via: map[string]string{"10.5.0.2": "127.0.0.1:20001"},
+	}}}
+	garboardconfig, err := own.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := json.Marshal(map[string]any{"name": name, "network": "10.5.0.0/24", "provisioner": "container", "nodes": []any{
+		map[string]any{"name": name + "-controlplane-1", "type": "init", "address": "10.5.0.2", "apiPort": 20001},
+		map[string]any{"name": name + "-worker-1", "type": "worker", "address": "10.5.0.3", "apiPort": 20002},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = os.MkdirAll(dir, 0o700)
+	for file, data := range map[string][]byte{"plan.json": plan, "kubeconfig": kubeconfig, "garboardconfig": garboardconfig} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), data, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := qemu.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// A cluster's access comes into the user's files and goes again; what else is there
+// stays, and what an earlier cluster of the name left doesn't make a second one.
+func TestClusterAccess(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("GARBOARD_HOME", dir)
+	kubeconfig, garboardconfig := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "garboardconfig")
+	t.Setenv("KUBECONFIG", kubeconfig)
+	t.Setenv("GARBOARDCONFIG", garboardconfig)
+	a := &app{out: io.Discard, err: io.Discard}
+	put := func(c *qemu.Cluster) {
+		t.Helper()
+		if err := a.mergeAccess(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	contexts := func(want string, names ...string) {
+		t.Helper()
+		c, err := client.Load(garboardconfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := parseKube([]byte(read(t, kubeconfig)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		kube := want
+		if want != "" {
+			kube = "admin@" + want
+		}
+		if c.Context != want || text(k.root, "current-context") != kube {
+			t.Errorf("contexts are %q and %q, want %q", c.Context, text(k.root, "current-context"), want)
+		}
+		for _, list := range []string{"clusters", "users", "contexts"} {
+			if got := len(get(k.root, list).Content); got != len(names) || len(c.Contexts) != len(names) {
+				t.Errorf("%d contexts and %d %s, want %q", len(c.Contexts), got, list, names)
+			}
+		}
+		for _, name := range names {
+			if c.Contexts[name] == nil || k.entry("clusters", name) == nil || k.entry("users", "admin@"+name) == nil {
+				t.Errorf("%s isn't there", name)
+			}
+		}
+	}
+	home := development(t, "home", "https://home.example.org:6443")
+	put(home)
+	put(development(t, "dev", "https://127.0.0.1:20000"))
+	contexts("dev", "dev", "home")
+	first := accessOf("dev")
+
+	// Removed by other means, and made again.
+	dev := development(t, "dev", "https://127.0.0.1:20000")
+	put(dev)
+	contexts("dev", "dev", "home")
+	if err := a.removeAccess(first); err != nil {
+		t.Fatal(err)
+	}
+	contexts("dev", "dev", "home")
+
+	if err := a.removeAccess(accessOf("dev")); err != nil {
+		t.Fatal(err)
+	}
+	contexts("", "home")
+	put(home)
+	contexts("home", "home")
+	if err := a.removeAccess(accessOf("home")); err != nil {
+		t.Fatal(err)
+	}
+	contexts("")
+	if err := a.removeAccess(accessOf("nosuch")); err != nil {
+		t.Errorf("access of no cluster: %v", err)
+	}
+}
+
+// S-332: the names of nodes, and a cluster that is off.
+func TestClusterShow(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	c := development(t, "dev", "https://127.0.0.1:20000")
+	var out strings.Builder
+	a := &app{out: &out, err: io.Discard}
+	if err := a.clusterShow(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"dev       dev-controlplane-1   init     10.5.0.2   cluster is off", "dev       dev-worker-1         worker   10.5.0.3   cluster is off"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q isn't in\n%s", want, out.String())
+		}
+	}
+	for _, name := range []string{"worker-1", "dev-worker-1"} {
+		if got, err := c.Find(name); err != nil || got.Name != "dev-worker-1" {
+			t.Errorf("%s: %q, %v", name, got.Name, err)
+		}
+	}
+	if _, err := c.Find("worker-2"); err == nil || !strings.Contains(err.Error(), "there are dev-controlplane-1, dev-worker-1") {
+		t.Errorf("no such node: %v", err)
+	}
+	if err := a.clusterShow(t.Context(), "nosuch"); err == nil || !strings.Contains(err.Error(), "there is no cluster nosuch") {
+		t.Errorf("no such cluster: %v", err)
+	}
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/spf13/cobra"
+)
+
+const clusterDebugLong = `debug does to the nodes of a development cluster what happens to real ones. NODE is a
+node's name, also without the cluster's: worker-1 is NAME-worker-1.`
+
+func (a *app) clusterDebugCommand() *cobra.Command {
+	cmd := group(&cobra.Command{
+		Use:   "debug",
+		Short: "Turn nodes of a cluster off, freeze them, spoil their network",
+		Long:  clusterDebugLong,
+	})
+	for _, verb := range []struct {
+		name, short string
+		do          func(*qemu.Cluster, context.Context, string) error
+	}{
+		{"on", "Turn a node on", (*qemu.Cluster).On},
+		{"off", "Press a node's power button, and wait until it is off", (*qemu.Cluster).Off},
+		{"cut", "Take a node's power away", (*qemu.Cluster).Cut},
+		{"freeze", "Stop a node's time", (*qemu.Cluster).Freeze},
+		{"thaw", "Let a frozen node run on", (*qemu.Cluster).Thaw},
+	} {
+		var name string
+		cmd.AddCommand(nameFlag(&cobra.Command{
+			Use:     verb.name + " NODE",
+			Short:   verb.short,
+			Example: fmt.Sprintf("  gbctl cluster debug %s worker-1", verb.name),
+			Args:    cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				c, err := openCluster(name)
+				if err != nil {
+					return err
+				}
+				node, err := c.Find(args[0])
+				if err != nil {
+					return err
+				}
+				return verb.do(c, cmd.Context(), node.Name)
+			},
+		}, &name))
+	}
+	cmd.AddCommand(a.clusterNetworkCommand())
+	return cmd
+}
+
+const clusterNetworkLong = `Say how a node's network is. Without a flag it is fine again. It stays as it is when
+the node starts again. The node's cable stays in its place: nothing tells it.`
+
+func (a *app) clusterNetworkCommand() *cobra.Command {
+	var name string
+	var to qemu.Network
+	var percent float64
+	cmd := nameFlag(&cobra.Command{
+		Use:   "network NODE",
+		Short: "Cut a node off, delay or lose what it sends and gets",
+		Long:  clusterNetworkLong,
+		Example: `  gbctl cluster debug network controlplane-1 --off
+  gbctl cluster debug network worker-1 --cut-from controlplane-1,controlplane-2
+  gbctl cluster debug network worker-1 --delay 100ms --jitter 20ms --loss 2.5
+  gbctl cluster debug network worker-1                                          fine again`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := openCluster(name)
+			if err != nil {
+				return err
+			}
+			node, err := c.Find(args[0])
+			if err != nil {
+				return err
+			}
+			to.Loss = percent / 100
+			for i, name := range to.CutFrom {
+				other, err := c.Find(name)
+				if err != nil {
+					return err
+				}
+				to.CutFrom[i] = other.Name
+			}
+			if err := c.SetNetwork(cmd.Context(), node.Name, to); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.out, "network of %s: %s\n", node.Name, to)
+			return nil
+		},
+	}, &name)
+	f := cmd.Flags()
+	f.BoolVar(&to.Off, "off", false, "cut it off from everyone")
+	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "cut it off from these nodes, separated by commas")
+	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction")
+	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later")
+	f.Float64Var(&percent, "loss", 0, "percent of the frames that get lost, in each direction")
+	return cmd
+}

@@ -1,0 +1,77 @@
+//go:build story
+
+// Package grow is the story of three control planes: two join the first one's etcd
+// by themselves, the loss of the leader costs no write, and a node that comes back
+// with an empty disk takes the place of what it was.
+package grow
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/story"
+)
+
+func TestMain(m *testing.M) { story.Main(m) }
+
+const (
+	// joinBudget is for a node to boot, to join and to be promoted.
+	joinBudget = 60 * time.Second
+	// electBudget is for etcd to elect a leader, and for the load balancer to notice.
+	electBudget = 30 * time.Second
+)
+
+// S-211, S-215, S-219, S-224
+func TestThreeControlPlanes(t *testing.T) {
+	story.Built(t, qemu.Container)
+	m := story.Marks(t)
+	c := story.New(t, "grow", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
+	m.Reached("power is on")
+	c.Ready(m)
+	first, last := c.Nodes[0].Address.String(), c.Nodes[2]
+	voting := func() error {
+		out, err := c.TryGbctl("-n", first, "etcd", "status")
+		if err == nil && (strings.Count(out, "follower") != 2 || strings.Count(out, "leader") != 1) {
+			err = fmt.Errorf("etcd status:\n%s", out)
+		}
+		return err
+	}
+	c.Eventually(joinBudget, "three members vote", voting)
+	m.Reached("three members vote")
+	t.Log(c.Gbctl("-n", first, "etcd", "status"))
+
+	t.Run("the last one loses its data", func(t *testing.T) {
+		c := c.In(t)
+		if err := c.Cut(t.Context(), last.Name); err != nil {
+			t.Fatal(err)
+		}
+		c.Eventually(electBudget, "Kubernetes takes a write without it", func() error {
+			_, err := c.Try("create", "configmap", "written")
+			return err
+		})
+		if err := os.RemoveAll(filepath.Join(c.Dir(), last.Name, "var", "lib", "etcd")); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.On(t.Context(), last.Name); err != nil {
+			t.Fatal(err)
+		}
+		c.Eventually(joinBudget, "three members vote", voting)
+		m.Reached("three members vote again")
+		t.Log(c.Gbctl("-n", last.Address.String(), "service", "etcd"))
+	})
+	t.Run("the last one leaves and comes back", func(t *testing.T) {
+		c := c.In(t)
+		c.Gbctl("-n", last.Address.String(), "etcd", "leave")
+		if out := c.Gbctl("-n", first, "etcd", "members"); strings.Contains(out, last.Name) {
+			t.Errorf("it is still a member:\n%s", out)
+		}
+		c.Gbctl("-n", last.Address.String(), "service", "etcd", "start")
+		c.Eventually(joinBudget, "three members vote", voting)
+		c.Kubectl("get", "configmap", "written")
+	})
+}

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/balance"
 	"golang.org/x/sys/unix"
 )
 
@@ -146,10 +148,10 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 // openPorts makes the APIs of the nodes reachable: all from this machine, and where
 // the cluster's endpoint is a load balancer, that from the nodes.
 func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (closeAll func(), err error) {
-	var open []*balancer
+	var open []*balance.Balancer
 	closeAll = func() {
 		for _, b := range open {
-			b.close()
+			b.Close()
 		}
 	}
 	defer func() {
@@ -157,28 +159,30 @@ func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (closeAl
 			closeAll()
 		}
 	}()
-	kubernetes := newBalancer(to, p.controlPlanes(), kubernetesPort, log)
-	open = append(open, kubernetes)
+	var trust *tls.Config
 	if len(p.controlPlanes()) > 1 {
 		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
 		if err != nil {
 			return nil, err
 		}
-		kubernetes.check(own.trust)
+		trust = own.trust.Clone()
+		trust.ServerName = balance.ServerName
 	}
-	listen := func(b *balancer, local int) error {
+	kubernetes := newBalancer(to, p.controlPlanes(), kubernetesPort, trust, log)
+	open = append(open, kubernetes)
+	listen := func(b *balance.Balancer, local int) error {
 		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
 		if err != nil {
 			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
 		}
-		b.serve(l)
+		b.Serve(l)
 		return nil
 	}
 	if err := listen(kubernetes, p.KubernetesPort); err != nil {
 		return nil, err
 	}
 	for _, n := range p.Nodes {
-		b := newBalancer(to, []Node{n}, api.Port, log)
+		b := newBalancer(to, []Node{n}, api.Port, nil, log)
 		open = append(open, b)
 		if err := listen(b, n.APIPort); err != nil {
 			return nil, err
@@ -189,7 +193,7 @@ func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (closeAl
 		if err != nil {
 			return nil, fmt.Errorf("load balancer: %w", err)
 		}
-		kubernetes.serve(l)
+		kubernetes.Serve(l)
 	}
 	return closeAll, nil
 }

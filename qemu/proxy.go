@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync"
 	"time"
 )
 
@@ -20,24 +19,6 @@ type reacher interface {
 }
 
 type halfCloser interface{ CloseWrite() error }
-
-// splice copies both ways until both sides are done, passing on half-closes.
-func splice(a, b net.Conn) {
-	defer b.Close()
-	var both sync.WaitGroup
-	one := func(to, from net.Conn) {
-		_, err := io.Copy(to, from)
-		if h, ok := to.(halfCloser); ok && err == nil {
-			_ = h.CloseWrite()
-			return
-		}
-		to.Close() // broken: the other direction mustn't wait
-		from.Close()
-	}
-	both.Go(func() { one(a, b) })
-	both.Go(func() { one(b, a) })
-	both.Wait()
-}
 
 // Dial connects standard input and output to a TCP address: QEMU starts it for
 // each connection that a guest makes to the registry, as QEMU itself has no way

@@ -58,8 +58,8 @@ func TestForward(t *testing.T) {
 		for _, name := range strings.Fields(tc.nodes) {
 			nodes = append(nodes, Node{Name: name})
 		}
-		b := newBalancer(echoes{}, nodes, 6443, quiet)
-		b.serve(l)
+		b := newBalancer(echoes{}, nodes, 6443, nil, quiet)
+		b.Serve(l)
 		conn, err := net.Dial("tcp4", l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -71,7 +71,7 @@ func TestForward(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", tc.nodes, got, tc.want)
 		}
 		conn.Close()
-		b.close()
+		b.Close()
 	}
 }
 

@@ -107,10 +107,13 @@ func (b *Balancer) judge(n *backend, err error) (again time.Duration, over bool)
 	changed := n.Ready != was || !known && n.bad >= checksBad
 	if changed {
 		n.Since, n.Err = time.Now(), err
-		if n.Ready {
+		switch {
+		case n.Ready:
 			b.o.Log.Info("API server is ready", "upstream", n.Name)
-		} else {
-			b.o.Log.Warn("API server isn't ready", "upstream", n.Name, "error", err)
+		case was:
+			b.o.Log.Warn("API server isn't ready any more", "upstream", n.Name, "error", err)
+		default:
+			b.o.Log.Info("API server isn't ready yet", "upstream", n.Name, "error", err)
 		}
 		defer b.changed()
 	}

@@ -90,7 +90,7 @@ func (n *realNode) prepare() {
 
 func (n *realNode) runControllers() {
 	controllers := append(
-		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now}),
+		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now, Balancer: n.config.Cluster.ControlPlane.Endpoint.String()}),
 		Controllers(Options{
 			Logs: logs.New(testWriter{n.t}), ManifestsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",

@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/secrets"
 )
@@ -70,14 +71,22 @@ func list(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListResponse
 	return got, nil
 }
 
-// api is a client of the cluster's API server, at the endpoint that all nodes use.
-func (e *Etcd) api() (*kubernetes.Client, error) {
+// api is a client of an API server of the cluster, at the cluster's endpoint or through
+// this node's balancer.
+func (e *Etcd) api(through func(secrets.KubernetesSpec) (url, serverName string)) (*kubernetes.Client, error) {
 	keys, err := secrets.Kubernetes.Get(e.o.Store, secrets.KubernetesID)
 	if err != nil {
 		return nil, err
 	}
 	k := keys.Spec
-	return kubernetes.New(kubernetes.Options{Server: k.Endpoint, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
+	url, name := through(k)
+	return kubernetes.New(kubernetes.Options{Server: url, ServerName: name, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
+}
+
+// Ways to an API server. Who comes back after a loss knows more than the endpoint.
+func throughEndpoint(k secrets.KubernetesSpec) (url, serverName string) { return k.Endpoint, "" }
+func throughBalancer(k secrets.KubernetesSpec) (url, serverName string) {
+	return k.Balancer, balancer.ServerName
 }
 
 // apiServers is where Kubernetes itself says that its API servers are.
@@ -88,7 +97,7 @@ const apiServers = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?
 func (e *Etcd) find(ctx context.Context, me self) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	c, err := e.api()
+	c, err := e.api(throughBalancer)
 	if err != nil {
 		return nil, err
 	}

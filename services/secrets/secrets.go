@@ -25,6 +25,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/resource"
 )
 
@@ -74,6 +75,9 @@ type KubernetesSpec struct {
 	EncryptionKey config.KeyPEM `yaml:"encryptionKey"`
 	Endpoint      string        `yaml:"endpoint"`      // URL of the cluster's API
 	LocalEndpoint string        `yaml:"localEndpoint"` // URL of this node's apiserver
+	// Balancer is the URL at which the node's own clients reach an apiserver that is
+	// ready, with balancer.ServerName in its certificate.
+	Balancer string `yaml:"balancer"`
 }
 
 // Kubernetes is the secrets of the control plane, on control planes.
@@ -119,6 +123,8 @@ type Options struct {
 	// KubeletClient is the kubelet's certificate as a client, with its key: a file;
 	// "": boot.KubeletClient.
 	KubeletClient string
+	// Balancer is where the node's own clients reach the Kubernetes API; "": balancer.URL.
+	Balancer string
 	// Dial connects from a local address; nil: the network does.
 	Dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
 }
@@ -134,13 +140,16 @@ func Controllers(o Options) []resource.Controller {
 	if o.KubeletClient == "" {
 		o.KubeletClient = boot.KubeletClient
 	}
+	if o.Balancer == "" {
+		o.Balancer = balancer.URL
+	}
 	if o.Dial == nil {
 		o.Dial = dial
 	}
 	return []resource.Controller{
 		&APIController{now: o.Now, asker: asker{kubeletClient: o.KubeletClient, dial: o.Dial}},
 		&EtcdController{now: o.Now},
-		&KubernetesController{now: o.Now},
+		&KubernetesController{now: o.Now, balancer: o.Balancer},
 		&FilesController{dir: o.Dir},
 	}
 }

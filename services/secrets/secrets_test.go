@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -261,7 +262,7 @@ func TestFiles(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "kube-scheduler/kubeconfig"))
 	b.put(err)
 	b.put(yaml.Unmarshal(text, &kubeconfig))
-	if got := kubeconfig.Clusters[0].Cluster.Server; got != "https://127.0.0.1:6443" {
+	if got := kubeconfig.Clusters[0].Cluster.Server; got != balancer.URL {
 		t.Errorf("the scheduler talks to %s", got)
 	}
 	for _, field := range []string{"client-certificate", "client-key"} {

@@ -3,11 +3,98 @@ package qemu
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 
+	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/balance"
 )
+
+// ports are what makes the APIs of the nodes reachable: all from this machine, and
+// where the cluster's endpoint is a load balancer, that from the nodes.
+type ports struct {
+	plan       Plan
+	to         provisioner
+	apis       []*balance.Balancer // of the machine API, one for each node
+	kubernetes *balance.Balancer
+
+	mu       sync.Mutex   // guards the following
+	endpoint net.Listener // nil: there is none, or it is off
+}
+
+func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (_ *ports, err error) {
+	var trust *tls.Config
+	if len(p.controlPlanes()) > 1 {
+		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
+		if err != nil {
+			return nil, err
+		}
+		trust = own.trust.Clone()
+		trust.ServerName = balance.ServerName
+	}
+	o := &ports{plan: p, to: to, kubernetes: newBalancer(to, p.controlPlanes(), kubernetesPort, trust, log)}
+	defer func() {
+		if err != nil {
+			o.close()
+		}
+	}()
+	listen := func(b *balance.Balancer, local int) error {
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
+		if err != nil {
+			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
+		}
+		b.Serve(l)
+		return nil
+	}
+	if err := listen(o.kubernetes, p.KubernetesPort); err != nil {
+		return nil, err
+	}
+	for _, n := range p.Nodes {
+		b := newBalancer(to, []Node{n}, api.Port, nil, log)
+		o.apis = append(o.apis, b)
+		if err := listen(b, n.APIPort); err != nil {
+			return nil, err
+		}
+	}
+	if p.balanced() {
+		return o, o.setEndpoint(true)
+	}
+	return o, nil
+}
+
+func (p *ports) close() {
+	p.kubernetes.Close()
+	for _, b := range p.apis {
+		b.Close()
+	}
+}
+
+// setEndpoint turns the load balancer on or off that nodes have as their cluster's
+// endpoint.
+func (p *ports) setEndpoint(on bool) error {
+	if !p.plan.balanced() {
+		return errors.New("the endpoint of this cluster is its only control plane, not a load balancer")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case on == (p.endpoint != nil):
+	case on:
+		l, err := p.to.Listen(p.plan.endpoint())
+		if err != nil {
+			return fmt.Errorf("load balancer: %w", err)
+		}
+		p.endpoint = l
+		p.kubernetes.Serve(l)
+	default:
+		p.kubernetes.End(p.endpoint)
+		p.endpoint = nil
+	}
+	return nil
+}
 
 // newBalancer hands each connection to the port of one of several nodes. With trust,
 // the API servers there are asked whether they are ready; while none is, the first

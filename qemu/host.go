@@ -2,20 +2,16 @@ package qemu
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/api/balance"
 	"golang.org/x/sys/unix"
 )
 
@@ -111,13 +107,13 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	if plan.balanced() {
 		tell(report{Step: "creating load balancer"})
 	}
-	closeAll, err := plan.openPorts(d, p, log)
+	ports, err := plan.openPorts(d, p, log)
 	if err != nil {
 		return err
 	}
-	defer closeAll()
+	defer ports.close()
 
-	h := &hostProcess{plan: plan, log: log, provisioner: p, tell: tell, stop: make(chan struct{})}
+	h := &hostProcess{plan: plan, log: log, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -145,64 +141,12 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	return nil
 }
 
-// openPorts makes the APIs of the nodes reachable: all from this machine, and where
-// the cluster's endpoint is a load balancer, that from the nodes.
-func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (closeAll func(), err error) {
-	var open []*balance.Balancer
-	closeAll = func() {
-		for _, b := range open {
-			b.Close()
-		}
-	}
-	defer func() {
-		if err != nil {
-			closeAll()
-		}
-	}()
-	var trust *tls.Config
-	if len(p.controlPlanes()) > 1 {
-		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
-		if err != nil {
-			return nil, err
-		}
-		trust = own.trust.Clone()
-		trust.ServerName = balance.ServerName
-	}
-	kubernetes := newBalancer(to, p.controlPlanes(), kubernetesPort, trust, log)
-	open = append(open, kubernetes)
-	listen := func(b *balance.Balancer, local int) error {
-		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
-		if err != nil {
-			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
-		}
-		b.Serve(l)
-		return nil
-	}
-	if err := listen(kubernetes, p.KubernetesPort); err != nil {
-		return nil, err
-	}
-	for _, n := range p.Nodes {
-		b := newBalancer(to, []Node{n}, api.Port, nil, log)
-		open = append(open, b)
-		if err := listen(b, n.APIPort); err != nil {
-			return nil, err
-		}
-	}
-	if p.balanced() {
-		l, err := to.Listen(p.endpoint())
-		if err != nil {
-			return nil, fmt.Errorf("load balancer: %w", err)
-		}
-		kubernetes.Serve(l)
-	}
-	return closeAll, nil
-}
-
 // hostProcess is what lives in Host.
 type hostProcess struct {
 	plan        Plan
 	log         *slog.Logger
 	provisioner provisioner
+	ports       *ports
 	nodes       []*node
 	tell        func(report)
 

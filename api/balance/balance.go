@@ -82,10 +82,10 @@ type Balancer struct {
 	done   sync.WaitGroup // listeners, checks and connections
 
 	mu        sync.Mutex // guards all below, and what is in the backends
-	listeners []net.Listener
+	listeners map[net.Listener]struct{}
 	backends  map[string]*backend
 	turn      int
-	clients   map[net.Conn]struct{}
+	clients   map[net.Conn]net.Listener
 	full      time.Time // when it was last said that there are too many
 }
 
@@ -104,7 +104,9 @@ func New(o Options) *Balancer {
 		o.Period = defaultPeriod
 	}
 	// The turn begins anywhere, or the clients of all nodes would begin with the same.
-	b := &Balancer{o: o, backends: map[string]*backend{}, clients: map[net.Conn]struct{}{}, turn: rand.IntN(1 << 16)}
+	b := &Balancer{
+		o: o, listeners: map[net.Listener]struct{}{}, backends: map[string]*backend{}, clients: map[net.Conn]net.Listener{}, turn: rand.IntN(1 << 16),
+	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b
 }
@@ -167,14 +169,14 @@ func (b *Balancer) current() []*backend {
 // Serve hands out the connections of l until Close. It doesn't block.
 func (b *Balancer) Serve(l net.Listener) {
 	b.mu.Lock()
-	b.listeners = append(b.listeners, l)
+	b.listeners[l] = struct{}{}
 	b.mu.Unlock()
 	b.done.Go(func() {
 		for {
 			conn, err := l.Accept()
 			switch {
 			case err == nil:
-				b.take(conn)
+				b.take(l, conn)
 			case errors.Is(err, net.ErrClosed) || b.ctx.Err() != nil:
 				return
 			default:
@@ -197,25 +199,40 @@ func (b *Balancer) rest(d time.Duration, mark <-chan struct{}) bool {
 	return b.ctx.Err() == nil
 }
 
+// End closes l, and the connections that came from there.
+func (b *Balancer) End(l net.Listener) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.end(l)
+}
+
+// end is for who holds mu.
+func (b *Balancer) end(l net.Listener) {
+	l.Close()
+	delete(b.listeners, l)
+	for conn, from := range b.clients {
+		if from == l {
+			conn.Close()
+		}
+	}
+}
+
 // Close ends listening and all connections: those who have one make another, to
 // whoever listens then.
 func (b *Balancer) Close() {
 	b.cancel()
 	b.mu.Lock()
-	for _, l := range b.listeners {
-		l.Close()
-	}
-	for conn := range b.clients {
-		conn.Close()
+	for l := range b.listeners {
+		b.end(l)
 	}
 	b.mu.Unlock()
 	b.done.Wait()
 }
 
-func (b *Balancer) take(conn net.Conn) {
+func (b *Balancer) take(l net.Listener, conn net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.ctx.Err() != nil {
+	if _, on := b.listeners[l]; !on {
 		conn.Close()
 		return
 	}
@@ -227,7 +244,7 @@ func (b *Balancer) take(conn net.Conn) {
 		}
 		return
 	}
-	b.clients[conn] = struct{}{}
+	b.clients[conn] = l
 	b.done.Go(func() {
 		b.hand(conn)
 		conn.Close()

@@ -280,6 +280,13 @@ func TestLimitAndClose(t *testing.T) {
 		resp.Body.Close()
 		t.Error("a third connection was taken")
 	}
+	other, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Serve(other)
+	r.End(other) // that nobody came from
+	r.goesOn(held["one"])
 	r.Close()
 	if err := <-held["one"]; err == nil || strings.Contains(err.Error(), "refused") {
 		t.Errorf("it ended with %v", err)

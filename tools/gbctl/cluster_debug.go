@@ -46,8 +46,28 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 			},
 		}, &name))
 	}
-	cmd.AddCommand(a.clusterNetworkCommand())
+	cmd.AddCommand(a.clusterNetworkCommand(), clusterEndpointCommand())
 	return cmd
+}
+
+func clusterEndpointCommand() *cobra.Command {
+	var name string
+	return nameFlag(&cobra.Command{
+		Use:   "endpoint on|off",
+		Short: "Take the cluster's endpoint away from the nodes, or give it back",
+		Long: `Turn the load balancer off that the nodes have as their cluster's endpoint, or on
+again. kubectl on this machine reaches the cluster by another way.`,
+		Example:   "  gbctl cluster debug endpoint off",
+		ValidArgs: []string{"on", "off"},
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := openCluster(name)
+			if err != nil {
+				return err
+			}
+			return c.SetEndpoint(cmd.Context(), args[0] == "on")
+		},
+	}, &name)
 }
 
 const clusterNetworkLong = `Say how a node's network is. Without a flag it is fine again. It stays as it is when

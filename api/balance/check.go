@@ -3,10 +3,12 @@ package balance
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 )
 
@@ -78,6 +80,9 @@ func ready(ctx context.Context, client *http.Client) error {
 		return err
 	}
 	resp, err := client.Do(req)
+	if outer := (*url.Error)(nil); errors.As(err, &outer) {
+		return outer.Err
+	}
 	if err != nil {
 		return err
 	}

@@ -143,6 +143,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	}
 	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Max: maxConnections, Changed: mark, Log: h.Log})
 	ctx, cancel := context.WithCancel(ctx)
+	defer func() { _ = o.publish(nil) }() // what isn't asked any more isn't known
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer b.Close()

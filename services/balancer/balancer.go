@@ -61,12 +61,12 @@ const (
 
 // Where an API server is known from, and with it its rank.
 const (
-	fromNode       = "node"       // it is this node's own
-	fromKubernetes = "kubernetes" // EndpointSlice default/kubernetes
-	fromConfig     = "config"     // cluster.controlPlane.endpoint
+	FromNode       = "node"       // it is this node's own
+	FromKubernetes = "kubernetes" // EndpointSlice default/kubernetes
+	FromConfig     = "config"     // cluster.controlPlane.endpoint
 )
 
-var ranks = []string{fromNode, fromKubernetes, fromConfig}
+var ranks = []string{FromNode, FromKubernetes, FromConfig}
 
 // APIServer is one of those that connections are passed on to.
 type APIServer struct {
@@ -204,14 +204,14 @@ func (o Options) upstreams(known []netip.AddrPort) ([]balance.Upstream, error) {
 		}
 	}
 	if cfg.Machine.Type.ControlPlane() {
-		add(net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Cluster.ControlPlane.LocalAPIServerPort)), fromNode)
+		add(net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Cluster.ControlPlane.LocalAPIServerPort)), FromNode)
 	}
 	for _, at := range known {
 		if !own[at.Addr()] || !cfg.Machine.Type.ControlPlane() {
-			add(at.String(), fromKubernetes)
+			add(at.String(), FromKubernetes)
 		}
 	}
-	add(endpoint(cfg), fromConfig)
+	add(endpoint(cfg), FromConfig)
 	return all, nil
 }
 

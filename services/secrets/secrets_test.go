@@ -60,7 +60,7 @@ func newBench(t *testing.T, c *config.Config) *bench {
 	b.configure(c)
 	b.put(network.Hostnames.Put(b.store.As("test"), network.HostnameID, "n1"))
 	b.addresses("192.0.2.10/24", "10.244.0.1/24", "fe80::1/64", "127.0.0.1/8")
-	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(b.said, nil)), Controllers(Options{Dir: b.dir, Now: b.time, KubeletClient: filepath.Join(b.dir, "none"), Dial: noNetwork})...)
+	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(b.said, nil)), Controllers(Options{Dir: b.dir, Now: b.time, APIFile: filepath.Join(b.dir, "machine-api.pem"), Dial: noNetwork})...)
 	b.put(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -51,6 +51,10 @@ type Options struct {
 	TLS func() *tls.Config
 	// Period is how often each is asked; 0: a second.
 	Period time.Duration
+	// Hold is how long a connection waits for one that is ready while none is, before it
+	// gets to one that isn't: a client that is turned away comes back ever later, and
+	// what isn't ready refuses who it would let in a moment later.
+	Hold time.Duration
 	// Max bounds the connections of clients; 0: there is no limit.
 	Max int
 	// Changed, unless nil, is called when Upstreams has something new to tell. It must
@@ -86,7 +90,8 @@ type Balancer struct {
 	backends  map[string]*backend
 	turn      int
 	clients   map[net.Conn]net.Listener
-	full      time.Time // when it was last said that there are too many
+	full      time.Time     // when it was last said that there are too many
+	ready     chan struct{} // closed while an upstream is ready
 }
 
 // backend is an upstream with what goes on there.
@@ -106,6 +111,7 @@ func New(o Options) *Balancer {
 	// The turn begins anywhere, or the clients of all nodes would begin with the same.
 	b := &Balancer{
 		o: o, listeners: map[net.Listener]struct{}{}, backends: map[string]*backend{}, clients: map[net.Conn]net.Listener{}, turn: rand.IntN(1 << 16),
+		ready: make(chan struct{}),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b
@@ -136,8 +142,23 @@ func (b *Balancer) Set(upstreams []Upstream) {
 			delete(b.backends, name)
 		}
 	}
+	b.signal()
 	b.mu.Unlock()
 	b.changed()
+}
+
+// signal tells those who wait whether an upstream is ready. The caller holds mu.
+func (b *Balancer) signal() {
+	select {
+	case <-b.ready:
+		if !b.anyReady() {
+			b.ready = make(chan struct{})
+		}
+	default:
+		if b.anyReady() {
+			close(b.ready)
+		}
+	}
 }
 
 func (b *Balancer) changed() {
@@ -255,6 +276,14 @@ func (b *Balancer) take(l net.Listener, conn net.Conn) {
 }
 
 func (b *Balancer) hand(conn net.Conn) {
+	if b.o.Hold > 0 {
+		b.mu.Lock()
+		ready := b.ready
+		b.mu.Unlock()
+		if !b.rest(b.o.Hold, ready) {
+			return
+		}
+	}
 	for _, n := range b.order() {
 		ctx, cancel := context.WithTimeout(b.ctx, DialBudget)
 		peer, err := b.o.Dial(ctx, n.Name)

@@ -150,6 +150,19 @@ func (r *rig) held(count int) map[string]<-chan error {
 	return all
 }
 
+// connected waits until there are so many connections of clients.
+func (r *rig) connected(count int) {
+	r.t.Helper()
+	eventually.That(r.t, 20*time.Second, fmt.Sprintf("there are %d connections", count), func() error {
+		r.Balancer.mu.Lock()
+		defer r.Balancer.mu.Unlock()
+		if len(r.clients) != count {
+			return fmt.Errorf("there are %d", len(r.clients))
+		}
+		return nil
+	})
+}
+
 func (r *rig) goesOn(ended <-chan error) {
 	r.t.Helper()
 	select {
@@ -219,6 +232,41 @@ func TestNobodyIsReady(t *testing.T) {
 	r.only("two")
 }
 
+// A connection waits for somebody who is ready, if that is wanted, but not for ever.
+func TestHold(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Options{Hold: time.Minute}, Upstream{Name: "one"})
+	r.set("one", true)
+	answer := make(chan string, 1)
+	go func() {
+		resp, err := r.get("/")
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		answer <- string(body)
+	}()
+	r.connected(1)
+	r.set("one", false)
+	if got := <-answer; got != "one" {
+		t.Errorf("it got %q", got)
+	}
+	short := newRig(t, Options{Hold: 10 * time.Millisecond}, Upstream{Name: "one"})
+	short.set("one", true)
+	eventually.That(t, 20*time.Second, "it answers that it is ill", func() error {
+		resp, err := short.get("/")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusServiceUnavailable {
+				err = fmt.Errorf("it answers %s", resp.Status)
+			}
+		}
+		return err
+	})
+}
+
 // One that takes packets and doesn't answer holds nobody up for long.
 func TestFrozen(t *testing.T) {
 	t.Parallel()
@@ -275,6 +323,7 @@ func TestLimitAndClose(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Options{Max: 2}, Upstream{Name: "one"})
 	r.only("one")
+	r.connected(0)
 	held := r.held(2)
 	if resp, err := r.get("/"); err == nil {
 		resp.Body.Close()

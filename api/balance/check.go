@@ -122,6 +122,10 @@ func (b *Balancer) judge(n *backend, err error) (again time.Duration, over bool)
 		}
 		defer b.changed()
 	}
+	b.signal()
+	if !b.anyReady() {
+		again = min(checkAgain, again) // clients may be held
+	}
 	if !n.Ready && n.bad >= checksBad && (changed || n.retired || b.anyReady()) {
 		for conn := range n.open {
 			conn.Close()

@@ -53,6 +53,10 @@ const (
 	// period is how often each API server is asked whether it is ready. A thousand nodes
 	// that ask each of three cost each of those 500 small answers a second.
 	period = 2 * time.Second
+	// hold is less than the ten seconds that Kubernetes' clients give a TLS handshake.
+	// While a cluster starts they would come back ever later: a worker was Ready 13 to
+	// 31 s after the API server.
+	hold = 8 * time.Second
 	// maxConnections: the node's own clients have a dozen or two. Each takes a few
 	// descriptors of PID 1.
 	maxConnections = 512
@@ -141,7 +145,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		default:
 		}
 	}
-	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Max: maxConnections, Changed: mark, Log: h.Log})
+	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: hold, Max: maxConnections, Changed: mark, Log: h.Log})
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() { _ = o.publish(nil) }() // what isn't asked any more isn't known
 	var wg sync.WaitGroup

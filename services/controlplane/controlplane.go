@@ -122,7 +122,7 @@ func Controllers(o Options) []resource.Controller {
 		&KubeletStaticPodController{manifestsDir: o.ManifestsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL},
 		&ManifestController{},
 		&ManifestApplyController{},
-		&NodeLabelController{say: o.Logs.Say},
+		&NodeLabelController{say: o.Logs.Say, kubeletClient: boot.KubeletClient},
 		&ServingApprovalController{},
 		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},
 	}

@@ -257,7 +257,7 @@ func (n *realNode) checkLabel(client *kubernetes.Client) {
 			return err
 		}
 		labels, _ := o.At("metadata", "labels").(map[string]any)
-		if _, ok := labels[controlPlaneRole]; !ok || !strings.Contains(fmt.Sprint(o.At("spec", "taints")), controlPlaneRole) {
+		if _, ok := labels[config.ControlPlaneRole]; !ok || !strings.Contains(fmt.Sprint(o.At("spec", "taints")), config.ControlPlaneRole) {
 			return fmt.Errorf("labels %v, taints %v", labels, o.At("spec", "taints"))
 		}
 		return nil

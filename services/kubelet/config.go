@@ -186,16 +186,12 @@ func configuration(mode boot.Mode, c *config.Config) object {
 
 // registerWithTaints is what keeps pods away from the node from its first moment on.
 func registerWithTaints(c *config.Config) []object {
-	const controlPlane = "node-role.kubernetes.io/control-plane"
 	var taints []object
-	if c.Machine.Type.ControlPlane() && !c.Cluster.AllowSchedulingOnControlPlanes {
-		taints = append(taints, object{"key": controlPlane, "effect": "NoSchedule"})
-	}
-	for _, key := range slices.Sorted(maps.Keys(c.Machine.Kubelet.NodeTaints)) {
-		t := c.Machine.Kubelet.NodeTaints[key]
-		taint := object{"key": key, "effect": t.Effect}
-		if t.Value != "" {
-			taint["value"] = t.Value
+	all := c.Taints()
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		taint := object{"key": key, "effect": all[key].Effect}
+		if value := all[key].Value; value != "" {
+			taint["value"] = value
 		}
 		taints = append(taints, taint)
 	}

@@ -168,7 +168,7 @@ spec:
     volumeMounts: [{name: keys, mountPath: /keys, readOnly: true}]
   volumes:
   - name: keys
-    hostPath: {path: /system/secrets/etcd, type: Directory}
+    hostPath: {path: /system/secrets/etcd}
 `
 
 // members: etcdctl says the same as gbctl, and nothing without keys.

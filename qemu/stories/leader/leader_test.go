@@ -12,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 func TestMain(m *testing.M) { story.Main(m) }
@@ -34,15 +35,18 @@ func TestLeaderIsLostUnderLoad(t *testing.T) {
 	c.Ready(m)
 	inside := c.Inside()
 	etcd := c.Etcd(inside, c.Nodes...)
-	writers := []*story.Writer{c.Write(story.EtcdStore(etcd)), c.Write(story.KubernetesStore(c.Endpoint()))}
 	// copies are what each member has, and what each API server says.
+	var members []*clientv3.Client
 	copies := []readers{{}, {}}
+	for _, n := range c.Nodes {
+		member := c.Etcd(inside, n)
+		members = append(members, member)
+		copies[0]["the member on "+n.Name] = story.EtcdCopy(member)
+		copies[1]["the API server on "+n.Name] = story.KubernetesStore(c.Server(inside, n)).Read
+	}
+	writers := []*story.Writer{c.Write(story.EtcdStore(members...)), c.Write(story.KubernetesStore(c.Endpoint()))}
 	for i, w := range writers {
 		copies[i]["the quorum"] = w.Read
-	}
-	for _, n := range c.Nodes {
-		copies[0]["the member on "+n.Name] = story.EtcdCopy(c.Etcd(inside, n))
-		copies[1]["the API server on "+n.Name] = story.KubernetesStore(c.Server(inside, n)).Read
 	}
 	both := func(why string) {
 		t.Helper()

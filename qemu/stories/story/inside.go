@@ -156,6 +156,44 @@ func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) 
 	return leader, errors.Join(errors.New("no member of etcd says that it leads"), err)
 }
 
+// InSync is nil if all control planes vote, and have the same data.
+func (c *Cluster) InSync(client *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(callBudget))
+	defer cancel()
+	members, err := client.MemberList(ctx)
+	if err != nil {
+		return err
+	}
+	if n := len(c.ControlPlanes()); len(members.Members) != n {
+		return fmt.Errorf("%d members for %d control planes", len(members.Members), n)
+	}
+	hashes := map[string][]string{} // names by hash
+	var revision int64
+	for _, m := range members.Members {
+		if m.IsLearner {
+			return fmt.Errorf("%s doesn't vote", m.Name)
+		}
+		if revision == 0 {
+			s, err := client.Status(ctx, m.ClientURLs[0])
+			if err != nil {
+				return fmt.Errorf("member %s: %w", m.Name, err)
+			}
+			revision = s.Header.Revision
+		}
+		h, err := client.HashKV(ctx, m.ClientURLs[0], revision)
+		if err != nil {
+			return fmt.Errorf("member %s: %w", m.Name, err)
+		}
+		// What was compacted isn't in the hash.
+		sum := fmt.Sprintf("%x up to %d, compacted up to %d", h.Hash, revision, h.CompactRevision)
+		hashes[sum] = append(hashes[sum], m.Name)
+	}
+	if len(hashes) != 1 {
+		return fmt.Errorf("the data differs: %v", hashes)
+	}
+	return nil
+}
+
 // A Server is one way to the Kubernetes API, as an administrator.
 type Server struct {
 	URL    string

@@ -74,6 +74,27 @@ func newAt(enter func(*Keeper) error) (*Keeper, error) {
 	return k, nil
 }
 
+// In starts a thread in a network namespace that exists. The keeper closes ns.
+func In(ns *os.File) (*Keeper, error) {
+	k := &Keeper{work: make(chan func()), ns: ns}
+	ready := make(chan error, 1)
+	go onOwnThread(func() {
+		ready <- k.enter()
+		k.run()
+	})
+	if err := <-ready; err != nil {
+		return nil, errors.Join(err, k.Close())
+	}
+	return k, nil
+}
+
+func (k *Keeper) enter() error {
+	if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
+}
+
 func (k *Keeper) enterNew() (err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
@@ -143,8 +164,8 @@ func (k *Keeper) Dial(ctx context.Context, address string) (net.Conn, error) {
 	done := make(chan result, 1)
 	dial := func() {
 		if k.ns != nil {
-			if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
-				done <- result{nil, fmt.Errorf("enter network namespace: %w", err)}
+			if err := k.enter(); err != nil {
+				done <- result{nil, err}
 				return
 			}
 		}

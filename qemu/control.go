@@ -20,6 +20,7 @@ import (
 //	GET  /status                      all nodes
 //	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
 //	POST /nodes/NAME/network?…        how its network is; see Network
+//	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
 //	POST /stop?budget=DURATION        ends the process
 func (h *hostProcess) control() http.Handler {
 	mux := http.NewServeMux()
@@ -47,6 +48,20 @@ func (h *hostProcess) control() http.Handler {
 		to, err := parseNetwork(r.URL.Query())
 		if err == nil {
 			err = h.setNetwork(n, to)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
+	mux.HandleFunc("POST /nodes/{name}/clock", func(w http.ResponseWriter, r *http.Request) {
+		n, err := h.node(r.PathValue("name"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		offset, err := time.ParseDuration(r.FormValue("offset"))
+		if err == nil {
+			err = h.setClock(n, offset)
 		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)

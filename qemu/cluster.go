@@ -248,7 +248,7 @@ func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
 			return false, err
 		}
 		err = c.turnOnAll(ctx)
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
+		if !errors.Is(err, errSilent) {
 			return true, err
 		}
 		select {

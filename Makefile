@@ -11,14 +11,14 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build test unit stories fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build test test-long unit stories fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container or auto)  ARGS=... for kubectl"
-	@echo "  CONTROLPLANES=1 WORKERS=0 for up; several nodes run as containers"
+	@echo "  CONTROLPLANES=1 WORKERS=0 for up"
 
 $(DEV):
 	@command -v go >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl and put it on PATH"; exit 1; }
@@ -48,7 +48,10 @@ build: $(DEV) ## build kernel, image and components into the cache
 	@$(DEV) build
 
 test: $(DEV) ## everything: linters, unit tests with -race, machine and cluster tests
-	@$(DEV) test
+	@$(DEV) test $(TESTFLAGS)
+
+test-long: $(DEV) ## the stories that take many minutes
+	@$(DEV) test --only long
 
 unit: $(DEV) ## only the unit tests, with -race
 	@$(DEV) test --only unit

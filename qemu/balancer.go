@@ -13,11 +13,15 @@ import (
 	"github.com/garboard-os/garboard/api/balance"
 )
 
+// A reacher connects to a TCP port of a node.
+type reacher interface {
+	Reach(ctx context.Context, n Node, port int) (net.Conn, error)
+}
+
 // ports are what makes the APIs of the nodes reachable: all from this machine, and
 // where the cluster's endpoint is a load balancer, that from the nodes.
 type ports struct {
-	plan       Plan
-	to         provisioner
+	lan        *lan
 	apis       []*balance.Balancer // of the machine API, one for each node
 	kubernetes *balance.Balancer
 
@@ -25,41 +29,41 @@ type ports struct {
 	endpoint net.Listener // nil: there is none, or it is off
 }
 
-func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (_ *ports, err error) {
+func (l *lan) openPorts() (_ *ports, err error) {
 	var trust *tls.Config
-	if len(p.controlPlanes()) > 1 {
-		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
+	if len(l.plan.controlPlanes()) > 1 {
+		own, err := (&Cluster{Plan: l.plan, dir: l.dir}).kubeAPI()
 		if err != nil {
 			return nil, err
 		}
 		trust = own.trust.Clone()
 		trust.ServerName = balance.ServerName
 	}
-	o := &ports{plan: p, to: to, kubernetes: newBalancer(to, p.controlPlanes(), kubernetesPort, trust, log)}
+	o := &ports{lan: l, kubernetes: newBalancer(l, l.plan.controlPlanes(), kubernetesPort, trust, l.log)}
 	defer func() {
 		if err != nil {
 			o.close()
 		}
 	}()
 	listen := func(b *balance.Balancer, local int) error {
-		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
+		port, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
 		if err != nil {
 			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
 		}
-		b.Serve(l)
+		b.Serve(port)
 		return nil
 	}
-	if err := listen(o.kubernetes, p.KubernetesPort); err != nil {
+	if err := listen(o.kubernetes, l.plan.KubernetesPort); err != nil {
 		return nil, err
 	}
-	for _, n := range p.Nodes {
-		b := newBalancer(to, []Node{n}, api.Port, nil, log)
+	for _, n := range l.plan.Nodes {
+		b := newBalancer(l, []Node{n}, api.Port, nil, l.log)
 		o.apis = append(o.apis, b)
 		if err := listen(b, n.APIPort); err != nil {
 			return nil, err
 		}
 	}
-	if p.balanced() {
+	if l.plan.balanced() {
 		return o, o.setEndpoint(true)
 	}
 	return o, nil
@@ -75,7 +79,7 @@ func (p *ports) close() {
 // setEndpoint turns the load balancer on or off that nodes have as their cluster's
 // endpoint.
 func (p *ports) setEndpoint(on bool) error {
-	if !p.plan.balanced() {
+	if !p.lan.plan.balanced() {
 		return errors.New("the endpoint of this cluster is its only control plane, not a load balancer")
 	}
 	p.mu.Lock()
@@ -83,7 +87,7 @@ func (p *ports) setEndpoint(on bool) error {
 	switch {
 	case on == (p.endpoint != nil):
 	case on:
-		l, err := p.to.Listen(p.plan.endpoint())
+		l, err := p.lan.Listen(p.lan.plan.endpoint())
 		if err != nil {
 			return fmt.Errorf("load balancer: %w", err)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
@@ -22,12 +23,19 @@ const (
 	stopBudget         = 40 * time.Second
 	stopBudgetEmulated = 120 * time.Second
 
+	// lookPeriod is how often the host process looks whether it still has a directory:
+	// somebody may have removed it by hand, and then nobody could stop it.
+	lookPeriod = 2 * time.Second
+
 	// A node that ends right after its start, again and again, is started again
 	// ever more slowly: its console can be read meanwhile, and the machine used.
 	soonEnded   = 20 * time.Second
 	restartWait = time.Second
 	restartMax  = 30 * time.Second
 )
+
+// controlBudget is for the header of a request to the control socket.
+const controlBudget = 5 * time.Second
 
 // reportFD is where Up waits for word from a host process that it starts.
 const reportFD = 3
@@ -86,13 +94,18 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	defer release()
 	log.Info("cluster starts", "cluster", name, "provisioner", plan.Provisioner)
 	tell(report{Step: "creating network " + name})
+	network, err := newLAN(plan, d, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, network.Close()) }()
 	var p provisioner
 	budget := stopBudget
 	switch plan.Provisioner {
 	case Container:
-		p, err = newContainers(plan, d, log)
+		p, err = newContainers(network)
 	case QEMU:
-		p, err = newMachines(plan, d, log)
+		p = newMachines(network)
 		if plan.Accelerator != "kvm" {
 			budget = stopBudgetEmulated
 		}
@@ -107,13 +120,26 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	if plan.balanced() {
 		tell(report{Step: "creating load balancer"})
 	}
-	ports, err := plan.openPorts(d, p, log)
+	ports, err := network.openPorts()
 	if err != nil {
 		return err
 	}
 	defer ports.close()
+	closeMirrors, err := network.serveMirrors()
+	if err != nil {
+		return err
+	}
+	defer closeMirrors()
+	if plan.Provisioner == QEMU {
+		tell(report{Step: "creating dhcpd"})
+		dhcpd, err := network.serveDHCP()
+		if err != nil {
+			return err
+		}
+		defer dhcpd.Close()
+	}
 
-	h := &hostProcess{plan: plan, log: log, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
+	h := &hostProcess{plan: plan, log: log, lan: network, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -123,28 +149,45 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 		h.stopAll(0)
 		return err
 	}
-	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: dialBudget}
+	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: controlBudget}
 	go func() {
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("control socket", "error", err)
 		}
 	}()
 	tell(report{Ready: true})
-	select {
-	case <-ctx.Done():
-	case <-h.stop:
-		budget = h.budget
-	}
+	budget = h.wait(ctx, d, budget)
 	log.Info("cluster stops", "cluster", name, "budget", budget)
 	h.stopAll(budget)
 	server.Close()
 	return nil
 }
 
+// wait returns when the cluster is to stop, and the nodes' budget for that: otherwise,
+// if that is what ends with ctx.
+func (h *hostProcess) wait(ctx context.Context, d clusterDir, otherwise time.Duration) time.Duration {
+	look := time.NewTicker(lookPeriod)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return otherwise
+		case <-h.stop:
+			return h.budget
+		case <-look.C:
+			if _, err := os.Stat(d.plan()); errors.Is(err, fs.ErrNotExist) {
+				h.log.Warn("the cluster's directory was removed")
+				return 0
+			}
+		}
+	}
+}
+
 // hostProcess is what lives in Host.
 type hostProcess struct {
 	plan        Plan
 	log         *slog.Logger
+	lan         *lan
 	provisioner provisioner
 	ports       *ports
 	nodes       []*node

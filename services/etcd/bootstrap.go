@@ -79,7 +79,7 @@ func (e *Etcd) alone(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := e.api(throughEndpoint)
+	c, err := e.api()
 	if err != nil {
 		return err
 	}

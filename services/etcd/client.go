@@ -80,22 +80,14 @@ func list(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListResponse
 	return got, nil
 }
 
-// api is a client of an API server of the cluster, at the cluster's endpoint or through
-// this node's balancer.
-func (e *Etcd) api(through func(secrets.KubernetesSpec) (url, serverName string)) (*kubernetes.Client, error) {
+// api is a client of the cluster's API server, at the endpoint that all nodes use.
+func (e *Etcd) api() (*kubernetes.Client, error) {
 	keys, err := secrets.Kubernetes.Get(e.o.Store, secrets.KubernetesID)
 	if err != nil {
 		return nil, err
 	}
 	k := keys.Spec
-	url, name := through(k)
-	return kubernetes.New(kubernetes.Options{Server: url, ServerName: name, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
-}
-
-// Ways to an API server. Who comes back after a loss knows more than the endpoint.
-func throughEndpoint(k secrets.KubernetesSpec) (url, serverName string) { return k.Endpoint, "" }
-func throughBalancer(k secrets.KubernetesSpec) (url, serverName string) {
-	return k.Balancer, balancer.ServerName
+	return kubernetes.New(kubernetes.Options{Server: k.Endpoint, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
 }
 
 // apiServers is where Kubernetes itself says that its API servers are.
@@ -106,7 +98,7 @@ const apiServers = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?
 func (e *Etcd) find(ctx context.Context, me self) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	c, err := e.api(throughBalancer)
+	c, err := e.api()
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +111,18 @@ func (e *Etcd) find(ctx context.Context, me self) ([]string, error) {
 		return urls, nil
 	}
 	return nil, errNobody
+}
+
+// remembered are the URLs by what this node's balancer knows of API servers, maybe from
+// an earlier boot: of use to one that has lost its data while the endpoint is gone.
+func (e *Etcd) remembered(me self) []string {
+	var urls []string
+	for _, s := range balancer.APIServers.List(e.o.Store) {
+		if at, err := netip.ParseAddrPort(s.ID); err == nil && s.Spec.From == balancer.FromKubernetes && at.Addr() != me.addr {
+			urls = append(urls, clientURL(at.Addr()))
+		}
+	}
+	return urls
 }
 
 // others are the URLs of a list of EndpointSlices, but for this node's own.

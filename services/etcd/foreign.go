@@ -92,7 +92,7 @@ func (e *Etcd) sameTokens(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	c, err := e.api(throughEndpoint)
+	c, err := e.api()
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
-	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
 	"github.com/garboard-os/garboard/services/resource"
@@ -43,7 +42,7 @@ func newRig(t *testing.T) *rig {
 	must(t, err)
 	r.ca, err = pki.NewKubernetesCA(time.Now())
 	must(t, err)
-	crt, key, err := r.ca.Issue(pki.Leaf{CN: "kube-apiserver", Server: true, DNS: []string{balancer.ServerName}, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Now: time.Now()})
+	crt, key, err := r.ca.Issue(pki.Leaf{CN: "kube-apiserver", Server: true, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Now: time.Now()})
 	must(t, err)
 	pair, err := tls.X509KeyPair(crt, key)
 	must(t, err)
@@ -128,7 +127,7 @@ func (r *rig) node(name string, machineType config.MachineType, addr netip.Addr)
 	must(t, err)
 	must(t, secrets.Etcd.Put(as, secrets.EtcdID, keys))
 	must(t, secrets.Kubernetes.Put(as, secrets.KubernetesID, secrets.KubernetesSpec{
-		CA: config.CertKey{Crt: r.ca.Cert, Key: r.ca.Key}, Endpoint: endpoint.String(), Balancer: endpoint.String(),
+		CA: config.CertKey{Crt: r.ca.Cert, Key: r.ca.Key}, Endpoint: endpoint.String(),
 	}))
 	n.Etcd = New(Options{Store: store, DataDir: n.path("data"), Journal: n.path("etcd.json")})
 	return n

@@ -127,10 +127,10 @@ func TestEndpointGone(t *testing.T) {
 		if err := c.On(t.Context(), worker.Name); err != nil {
 			t.Fatal(err)
 		}
-		c.Eventually(bootBudget, "the worker looks for an API server in vain", func() error {
-			text, err := os.ReadFile(c.Console(worker.Name))
-			if err == nil && strings.Count(string(text), "API server isn't ready yet") < 1 {
-				err = errors.New("it doesn't say so")
+		c.Eventually(bootBudget, "the worker knows nobody but the endpoint, in vain", func() error {
+			out, err := c.TryGbctl("-n", worker.Address.String(), "get", "apiservers")
+			if err == nil && (strings.Contains(out, "kubernetes") || !row(out, "false", "config")) {
+				err = fmt.Errorf("it knows:\n%s", out)
 			}
 			return err
 		})

@@ -239,7 +239,7 @@ func (p *part) ready() {
 				return err
 			}
 		}
-		return p.NodesReady()
+		return p.NodesReady(p.Nodes...)
 	})
 }
 
@@ -249,7 +249,7 @@ func (p *part) healed() {
 	start := time.Now()
 	p.ready()
 	p.Eventually(healBudget, "three voters have the same data", func() error {
-		return p.InSync(p.etcd)
+		return p.InSync(p.etcd, p.Nodes...)
 	})
 	p.t.Logf("%7.1fs  until all was well", time.Since(start).Seconds())
 }

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -156,20 +157,24 @@ func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) 
 	return leader, errors.Join(errors.New("no member of etcd says that it leads"), err)
 }
 
-// InSync is nil if all control planes vote, and have the same data.
-func (c *Cluster) InSync(client *clientv3.Client) error {
+// InSync is nil if the members on these nodes vote, no others do, and all have the same
+// data.
+func (c *Cluster) InSync(client *clientv3.Client, nodes ...qemu.Node) error {
 	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(callBudget))
 	defer cancel()
 	members, err := client.MemberList(ctx)
 	if err != nil {
 		return err
 	}
-	if n := len(c.ControlPlanes()); len(members.Members) != n {
-		return fmt.Errorf("%d members for %d control planes", len(members.Members), n)
+	if len(members.Members) != len(nodes) {
+		return fmt.Errorf("there are %d members, not %d: %v", len(members.Members), len(nodes), members.Members)
 	}
 	hashes := map[string][]string{} // names by hash
 	var revision int64
 	for _, m := range members.Members {
+		if !slices.ContainsFunc(nodes, func(n qemu.Node) bool { return n.Name == m.Name }) {
+			return fmt.Errorf("%q is a member", m.Name)
+		}
 		if m.IsLearner {
 			return fmt.Errorf("%s doesn't vote", m.Name)
 		}

@@ -114,7 +114,8 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		}
 		p.Nodes = append(p.Nodes, Node{
 			Name: fmt.Sprintf("%s-%s-%d", o.Name, role, number), Type: kind, Address: address, APIPort: ports[i+1],
-			CPUs: or(o.CPUs, defaultCPUs), MemoryMiB: or(o.MemoryMiB, defaultMemoryMiB), DiskGiB: or(o.DiskGiB, defaultDiskGiB),
+			Later: i < o.controlPlanes() && i >= o.controlPlanes()-o.Later,
+			CPUs:  or(o.CPUs, defaultCPUs), MemoryMiB: or(o.MemoryMiB, defaultMemoryMiB), DiskGiB: or(o.DiskGiB, defaultDiskGiB),
 		})
 	}
 	return p, nil
@@ -129,6 +130,9 @@ func (o Options) nodes() int { return o.controlPlanes() + o.Workers }
 func (o Options) addresses(provisioner string) ([]netip.Addr, netip.Prefix, error) {
 	if o.ControlPlanes < 0 || o.Workers < 0 {
 		return nil, netip.Prefix{}, fmt.Errorf("a cluster of %s can't be", counted(o.ControlPlanes, o.Workers))
+	}
+	if o.Later < 0 || o.Later >= o.controlPlanes() {
+		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one begins the cluster", o.controlPlanes(), o.Later)
 	}
 	if provisioner == QEMU {
 		return []netip.Addr{slirpGuest}, slirpNetwork, nil

@@ -24,6 +24,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 )
 
 // Plan is what a cluster is made of. It is written once and then only changes with
@@ -63,6 +64,11 @@ func (p Plan) controlPlanes() []Node {
 	return all
 }
 
+// atOnce are the nodes that are turned on with the cluster.
+func (p Plan) atOnce() []Node {
+	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.Later })
+}
+
 // balanced is whether the cluster's endpoint is a load balancer. A node that is
 // alone is its own: nothing that could be in the way is.
 func (p Plan) balanced() bool { return len(p.Nodes) > 1 }
@@ -95,6 +101,8 @@ type Node struct {
 	CPUs      int        `json:"cpus"`      // QEMU
 	MemoryMiB int        `json:"memoryMiB"` // QEMU
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
+	// Later is a node that isn't turned on with the others.
+	Later bool `json:"later,omitempty"`
 }
 
 // clusterName becomes part of paths, cgroups and links.

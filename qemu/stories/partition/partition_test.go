@@ -62,7 +62,7 @@ func TestPartition(t *testing.T) {
 	m := story.Marks(t)
 	c := story.New(t, "partition", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
 	c.Ready(m)
-	p := &part{Cluster: c, t: t, inside: c.Inside(), servers: map[string]*story.Server{}}
+	p := &part{Cluster: c, t: t, inside: c.Network(), servers: map[string]*story.Server{}}
 	p.etcd = c.Etcd(p.inside, c.Nodes...)
 	var members []*clientv3.Client
 	for _, n := range c.Nodes {

@@ -62,7 +62,7 @@ func TestAllNodesAtOnce(t *testing.T) {
 	c.Ready(m)
 	c.Apply(workload)
 	c.Eventually(podsBudget, "the pods run", func() error { return available(c) })
-	etcd := c.Etcd(c.Inside(), c.ControlPlanes()...)
+	etcd := c.Etcd(c.Network(), c.ControlPlanes()...)
 	before := objects(t, c)
 	m.Reached(fmt.Sprintf("there are %d objects", len(before)))
 

@@ -34,7 +34,7 @@ func TestOneThreeFiveThree(t *testing.T) {
 	m := story.Marks(t)
 	c := story.New(t, "scale", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Later = 5, 4 })
 	c.Ready(m)
-	inside := c.Inside()
+	inside := c.Network()
 	etcd := c.Etcd(inside, c.Nodes...)
 	w := c.Write(story.KubernetesStore(c.Endpoint()))
 	settled := func(nodes []qemu.Node) {

@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -36,44 +35,6 @@ const (
 	callBudget = 5 * time.Second
 	answerMax  = 64 << 20 // bytes
 )
-
-// Inside is the network of the container nodes, as the load balancer sees it.
-func (c *Cluster) Inside() *keeper.Keeper {
-	c.t.Helper()
-	pid, err := c.HostPID()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	ns, err := network(pid)
-	if err != nil {
-		c.t.Fatalf("network of cluster %s: %v", c.Name, err)
-	}
-	k, err := keeper.In(ns)
-	if err != nil {
-		c.t.Fatalf("network of cluster %s: %v", c.Name, err)
-	}
-	c.t.Cleanup(func() { _ = k.Close() })
-	return k
-}
-
-// network is the namespace of those threads of the host process that aren't in this
-// machine's.
-func network(pid int) (*os.File, error) {
-	own, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		return nil, err
-	}
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", pid))
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range threads {
-		if ns, err := os.Readlink(path); err == nil && ns != own {
-			return os.Open(path)
-		}
-	}
-	return nil, fmt.Errorf("no thread of the host process %d is in it", pid)
-}
 
 // Secrets are all that the cluster was made with.
 func (c *Cluster) Secrets() *config.Secrets {

@@ -2,11 +2,13 @@ package qemu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -91,6 +93,9 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	if choice.Name == Container && len(o.Mirrors) > 0 {
 		return Plan{}, errors.New("nodes that are containers reach no registry but the one with the images that were built: mirrors need the provisioner qemu")
 	}
+	if choice.Name == QEMU && o.SharedAddress {
+		return Plan{}, errors.New("nodes in QEMU are each on a network of their own: a shared address needs the provisioner container")
+	}
 	addresses, network, err := o.addresses(choice.Name)
 	if err != nil {
 		return Plan{}, err
@@ -103,6 +108,11 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
 		Network: network, Isolated: o.Isolated, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
+	}
+	if o.SharedAddress {
+		if p.Shared = last(network); slices.Contains(addresses, p.Shared) {
+			return Plan{}, fmt.Errorf("network %s has no room for %s and an address that they share", network, counted(o.controlPlanes(), o.Workers))
+		}
 	}
 	for i, address := range addresses {
 		role, number, kind := "controlplane", i+1, "controlplane"
@@ -149,6 +159,14 @@ func (o Options) addresses(provisioner string) ([]netip.Addr, netip.Prefix, erro
 		all = append(all, next)
 	}
 	return all, network, nil
+}
+
+// last is the highest address of an IPv4 network that a node may have.
+func last(network netip.Prefix) netip.Addr {
+	bytes := network.Masked().Addr().As4()
+	hosts := uint32(1)<<(32-network.Bits()) - 1
+	binary.BigEndian.PutUint32(bytes[:], binary.BigEndian.Uint32(bytes[:])|hosts)
+	return netip.AddrFrom4(bytes).Prev()
 }
 
 // counted is how many nodes there are, in words.

@@ -157,9 +157,13 @@ func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (closeAl
 			closeAll()
 		}
 	}()
-	kubernetes := newBalancer(to, p.controlPlanes(), kubernetesPort, log)
+	servers := p.controlPlanes()
+	if p.Shared.IsValid() {
+		servers = []Node{{Name: "shared address", Address: p.Shared}} // which one it is, they see to
+	}
+	kubernetes := newBalancer(to, servers, kubernetesPort, log)
 	open = append(open, kubernetes)
-	if len(p.controlPlanes()) > 1 {
+	if len(servers) > 1 {
 		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
 		if err != nil {
 			return nil, err

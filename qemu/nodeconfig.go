@@ -126,6 +126,9 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 			// Leads nowhere: but Kubernetes takes its address from the default route.
 			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway(p.Network)}},
 		}}
+		if p.Shared.IsValid() && n.Type != string(config.Worker) {
+			c.Machine.Network.Interfaces[0].VIP = &config.VIP{IP: p.Shared}
+		}
 	}
 	text, err := c.Encode()
 	if err != nil {

@@ -171,8 +171,7 @@ func (s *state) decide(now time.Time) orders {
 	}
 	if s.hold {
 		s.keep(now)
-	}
-	if !s.hold {
+	} else {
 		s.seek(now)
 	}
 	o := orders{hold: s.hold, doubt: s.doubt(now), alone: s.hold || s.away, again: restEvery}
@@ -212,8 +211,10 @@ func (s *state) keep(now time.Time) {
 	case s.doubt(now) && now.Sub(s.heardAt) > aloneAfter:
 		s.away = true
 		s.set(now, false, "this node is cut off: the link has brought nothing, and etcd doesn't answer here")
+	case !alive && !s.doubt(now):
+		s.set(now, true, "the API server of this node doesn't answer, and no other one could take it")
 	case !alive:
-		s.set(now, true, "the API server of this node doesn't answer, and nobody else is there to take it")
+		s.set(now, true, "neither etcd nor the API server of this node answers: nobody is known who could take it")
 	case s.doubt(now):
 		s.set(now, true, "etcd doesn't answer; the API server of this node is healthy but for that")
 	case s.word.mine:

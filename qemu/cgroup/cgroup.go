@@ -1,4 +1,4 @@
-// Package cgroup finds, freezes and removes the cgroups of container nodes, from
+// Package cgroup finds, freezes, limits and removes the cgroups of container nodes, from
 // outside.
 //
 // A node's cgroup is one directory in each mounted hierarchy: several on a host
@@ -138,6 +138,79 @@ func removeTree(dir string, end time.Time) error {
 		}
 		time.Sleep(busyPoll)
 	}
+}
+
+// Limits are what a cgroup may take of the machine; 0 is all of it.
+type Limits struct {
+	CPUs      int
+	MemoryMiB int
+}
+
+// period is what a share of the processors is counted in: the kernel's default
+// (Documentation/scheduler/sched-bwc.rst).
+const period = 100 * time.Millisecond
+
+// Limit sets the limits of a cgroup that exists.
+func Limit(path string, l Limits) error {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return err
+	}
+	files, err := l.files(hierarchies, path)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f.path, []byte(f.value), 0o644); err != nil {
+			return fmt.Errorf("limit cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// file is a setting of a cgroup.
+type file struct{ path, value string }
+
+// files are what the limits are written to, in the hierarchy that has the controller.
+func (l Limits) files(hierarchies []Hierarchy, path string) (all []file, err error) {
+	in := func(controller string) (dir string, unified bool, err error) {
+		for _, h := range hierarchies {
+			if slices.Contains(h.Controllers, controller) {
+				return filepath.Join(h.Mount, path), false, nil
+			}
+		}
+		for _, h := range hierarchies {
+			if h.Unified {
+				return filepath.Join(h.Mount, path), true, nil
+			}
+		}
+		return "", false, fmt.Errorf("no cgroup hierarchy that limits %s", controller)
+	}
+	if l.CPUs > 0 {
+		dir, unified, err := in("cpu")
+		if err != nil {
+			return nil, err
+		}
+		quota := int64(l.CPUs) * period.Microseconds()
+		if unified {
+			all = append(all, file{filepath.Join(dir, "cpu.max"), fmt.Sprint(quota, " ", period.Microseconds())})
+		} else {
+			all = append(all, file{filepath.Join(dir, "cpu.cfs_period_us"), fmt.Sprint(period.Microseconds())},
+				file{filepath.Join(dir, "cpu.cfs_quota_us"), fmt.Sprint(quota)})
+		}
+	}
+	if l.MemoryMiB > 0 {
+		dir, unified, err := in("memory")
+		if err != nil {
+			return nil, err
+		}
+		name := "memory.limit_in_bytes"
+		if unified {
+			name = "memory.max"
+		}
+		all = append(all, file{filepath.Join(dir, name), fmt.Sprint(int64(l.MemoryMiB) << 20)})
+	}
+	return all, nil
 }
 
 // Freeze stops every process in a cgroup, or lets them run on.

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
@@ -22,9 +24,11 @@ import (
 )
 
 const (
-	// claimTTL is how long, in seconds, etcd waits for a candidate that is silent:
-	// the least that it takes, with its election timeout of one second.
-	claimTTL = 2
+	// claimTTL is how long, in seconds, etcd waits for a candidate that is silent. It
+	// is for those whose kernel still answers on the link: a slow disk keeps etcd from
+	// hearing a sign of life for two or three seconds, and the address isn't to move for
+	// that. A machine that is gone is noticed by the next in the queue, long before.
+	claimTTL = 5
 	// askEvery is how often etcd is asked who holds the address, whether it has told of
 	// a change or not; askTimeout how long one answer may take.
 	askEvery   = time.Second
@@ -48,9 +52,11 @@ type node struct {
 type word struct {
 	asked  time.Time
 	holder node
-	held   bool // somebody is the holder
-	mine   bool // this node is
-	others int  // candidates beside this node
+	held   bool             // somebody is the holder
+	mine   bool             // this node is
+	next   bool             // this node is the next in the queue after the holder
+	lease  clientv3.LeaseID // the holder's
+	others int              // candidates beside this node
 	nodes  []node
 }
 
@@ -66,12 +72,13 @@ type claim struct {
 	tell  func(word)
 	trace func(error) // why etcd gave no word; nil: it did
 
-	self   atomic.Pointer[node] // nil: not a candidate
-	change chan struct{}        // has one element after self changed
+	self   atomic.Pointer[node]  // nil: not a candidate
+	change chan struct{}         // has one element after self changed
+	out    chan clientv3.LeaseID // whose place in the queue is to be taken away
 }
 
 func newClaim(store *resource.Store, address netip.Addr, tell func(word), trace func(error)) *claim {
-	return &claim{store: store, key: keyPrefix + address.String(), tell: tell, trace: trace, change: make(chan struct{}, 1)}
+	return &claim{store: store, key: keyPrefix + address.String(), tell: tell, trace: trace, change: make(chan struct{}, 1), out: make(chan clientv3.LeaseID, 1)}
 }
 
 // want makes this node a candidate, as self, or with nil none.
@@ -141,6 +148,8 @@ func (c *claim) session(ctx context.Context) error {
 			return nil
 		case <-c.change:
 		case <-lost:
+		case lease := <-c.out:
+			c.trace(c.evict(ctx, client, lease))
 		case _, open := <-changes:
 			if !open { // without a leader nothing is watched
 				changes = nil
@@ -230,6 +239,17 @@ func (c *claim) leave(client *clientv3.Client, s *concurrency.Session) {
 	}
 }
 
+// evict ends the lease of a holder that is gone. One that isn't finds out, and goes to
+// the end of the queue.
+func (c *claim) evict(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if _, err := client.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return fmt.Errorf("take the holder's place in the queue of etcd away: %w", err)
+	}
+	return nil
+}
+
 // ask is the quorum's word: what a member that was cut off remembers doesn't count.
 func (c *claim) ask(ctx context.Context, client *clientv3.Client, s *concurrency.Session) (word, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
@@ -239,6 +259,7 @@ func (c *claim) ask(ctx context.Context, client *clientv3.Client, s *concurrency
 	if err != nil {
 		return w, fmt.Errorf("ask etcd who holds the address: %w", err)
 	}
+	queue := 0
 	for _, kv := range got.Kvs {
 		var n node
 		if err := json.Unmarshal(kv.Value, &n); err != nil {
@@ -250,8 +271,10 @@ func (c *claim) ask(ctx context.Context, client *clientv3.Client, s *concurrency
 		}
 		own := s != nil && kv.Lease == int64(s.Lease())
 		if !w.held {
-			w.held, w.mine, w.holder = true, own, n
+			w.held, w.mine, w.holder, w.lease = true, own, n, clientv3.LeaseID(kv.Lease)
 		}
+		w.next = w.next || own && queue == 1
+		queue++
 		if !own {
 			w.others++
 		}

@@ -45,7 +45,8 @@ type said int
 
 const (
 	nothing said = iota
-	// asks: somebody wants to know whether it is taken (RFC 5227 §2.1.1, RFC 4862 §5.4).
+	// asks: somebody asks everybody whether it is taken (RFC 5227 §2.1.1, RFC 4862
+	// §5.4). Who asks the holder alone only wants to know whether that is there.
 	asks
 	// answers: the kernel of whoever has it says so, also where nothing else of that
 	// machine works any more.
@@ -56,17 +57,23 @@ const (
 )
 
 // question asks who has an address without telling one's own: it changes nobody's
-// cache. It goes out as well while another has the address as while it is ours.
-func question(mac net.HardwareAddr, target netip.Addr) []byte {
+// cache. It goes out as well while another has the address as while it is ours. to is
+// the one machine that is asked; nil: all are.
+func question(mac, to net.HardwareAddr, target netip.Addr) []byte {
 	if target.Is4() {
-		return arp(mac, everyone, arpRequest, netip.IPv4Unspecified(), nobody, target)
+		if to == nil {
+			to = everyone
+		}
+		return arp(mac, to, arpRequest, netip.IPv4Unspecified(), nobody, target)
 	}
 	// The multicast group of those whose address ends like that (RFC 4291 §2.7.1).
 	group := allNodes.As16()
 	group[11], group[12] = 1, 0xff
 	end := target.As16()
 	copy(group[13:], end[13:])
-	return icmp6(mac, netip.IPv6Unspecified(), netip.AddrFrom16(group), solicitation, 0, target, nil)
+	frame := icmp6(mac, netip.IPv6Unspecified(), netip.AddrFrom16(group), solicitation, 0, target, nil)
+	copy(frame, to)
+	return frame
 }
 
 // announcements tell everybody on the link that the address is at mac. ARP has two
@@ -137,13 +144,18 @@ func read(frame []byte, address netip.Addr) (said, net.HardwareAddr) {
 		return nothing, nil
 	}
 	kind, body := binary.BigEndian.Uint16(frame[2*macSize:]), frame[ethernetSize:]
+	var what said
+	var mac net.HardwareAddr
 	switch {
 	case address.Is4() && kind == typeARP:
-		return readARP(body, address.As4())
+		what, mac = readARP(body, address.As4())
 	case address.Is6() && kind == typeIPv6:
-		return readICMP6(body, address.As16())
+		what, mac = readICMP6(body, address.As16())
 	}
-	return nothing, nil
+	if toAll := frame[0]&1 == 1; what == asks && !toAll {
+		return nothing, nil
+	}
+	return what, mac
 }
 
 func readARP(body []byte, address [4]byte) (said, net.HardwareAddr) {

@@ -21,13 +21,13 @@ func TestFrames(t *testing.T) {
 		frame []byte
 		want  string
 	}{
-		"ARP probe": {question(ownMAC, shared4), "ffffffffffff" + "020000000005" + "0806" +
+		"ARP probe": {question(ownMAC, nil, shared4), "ffffffffffff" + "020000000005" + "0806" +
 			"0001" + "0800" + "0604" + "0001" + "020000000005" + "00000000" + "000000000000" + "0a0500fe" + padding},
 		"ARP announcement": {announcements(ownMAC, shared4)[0], "ffffffffffff" + "020000000005" + "0806" +
 			"0001" + "0800" + "0604" + "0001" + "020000000005" + "0a0500fe" + "000000000000" + "0a0500fe" + padding},
 		"ARP announcement as a reply": {announcements(ownMAC, shared4)[1], "ffffffffffff" + "020000000005" + "0806" +
 			"0001" + "0800" + "0604" + "0002" + "020000000005" + "0a0500fe" + "020000000005" + "0a0500fe" + padding},
-		"neighbour solicitation": {question(ownMAC, shared6), "3333ff0500fe" + "020000000005" + "86dd" +
+		"neighbour solicitation": {question(ownMAC, nil, shared6), "3333ff0500fe" + "020000000005" + "86dd" +
 			"60000000" + "0018" + "3aff" + "00000000000000000000000000000000" + "ff0200000000000000000001ff0500fe" +
 			"8700" + "7ba1" + "00000000" + "fd0000000000000000000000000500fe"},
 		"neighbour advertisement": {announcements(ownMAC, shared6)[0], "333300000001" + "020000000005" + "86dd" +
@@ -50,13 +50,15 @@ func TestRead(t *testing.T) {
 		of    netip.Addr
 		want  said
 	}{
-		"a question":                  {question(peerMAC, shared4), shared4, asks},
-		"a question for another":      {question(peerMAC, other4), shared4, nothing},
+		"a question":                  {question(peerMAC, nil, shared4), shared4, asks},
+		"a question to one alone":     {question(peerMAC, ownMAC, shared4), shared4, nothing},
+		"IPv6: question to one alone": {question(peerMAC, ownMAC, shared6), shared6, nothing},
+		"a question for another":      {question(peerMAC, nil, other4), shared4, nothing},
 		"an announcement":             {announcements(peerMAC, shared4)[0], shared4, announces},
 		"another's announcement":      {announcements(peerMAC, other4)[0], shared4, nothing},
 		"an answer":                   {reply, shared4, answers},
-		"IPv6: a question":            {question(peerMAC, shared6), shared6, asks},
-		"IPv6: question, another":     {question(peerMAC, other6), shared6, nothing},
+		"IPv6: a question":            {question(peerMAC, nil, shared6), shared6, asks},
+		"IPv6: question, another":     {question(peerMAC, nil, other6), shared6, nothing},
 		"IPv6: an announcement":       {announcements(peerMAC, shared6)[0], shared6, announces},
 		"IPv6: a kernel's answer":     {kernel, shared6, answers},
 		"IPv6: another's":             {announcements(peerMAC, other6)[0], shared6, nothing},
@@ -83,7 +85,7 @@ func TestReadAnything(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		for _, address := range []netip.Addr{shared4, shared6} {
-			valid := append(announcements(peerMAC, address), question(peerMAC, address))
+			valid := append(announcements(peerMAC, address), question(peerMAC, nil, address))
 			frame := rapid.SampledFrom(valid).Draw(t, "frame")
 			for range rapid.IntRange(0, 4).Draw(t, "changes") {
 				frame[rapid.IntRange(0, len(frame)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")

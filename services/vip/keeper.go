@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -164,8 +165,26 @@ func (k *keeper) step(now time.Time) (again time.Duration) {
 	if k.wire != nil && o.probe {
 		k.note("ask", k.ask(l, o))
 	}
+	if k.wire != nil && o.lookAfter {
+		k.note("look after", k.lookAfter(o.evict))
+	}
 	k.publish()
 	return o.again
+}
+
+// lookAfter asks the holder's machine whether it is there, or has etcd go on without.
+func (k *keeper) lookAfter(gone bool) error {
+	w := &k.state.word
+	var err error
+	if gone {
+		err = fmt.Errorf("%s, which holds %s, doesn't answer on %s any more: etcd is to elect another one", w.holder.Name, k.address, k.link)
+		offer(k.claim.out, w.lease)
+	}
+	to, bad := net.ParseMAC(w.holder.MAC)
+	if bad != nil {
+		return errors.Join(err, bad)
+	}
+	return errors.Join(err, k.wire.send(question(k.wire.mac, to, k.address)))
 }
 
 // attach finds the link, and listens on it. A link that was made anew is another one.
@@ -230,7 +249,7 @@ func (k *keeper) ask(l netlink.Link, o orders) error {
 	}
 	var errs []error
 	for _, t := range targets {
-		errs = append(errs, k.wire.send(question(k.wire.mac, t)))
+		errs = append(errs, k.wire.send(question(k.wire.mac, nil, t)))
 	}
 	return errors.Join(errs...)
 }

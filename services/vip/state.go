@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 const (
@@ -12,7 +14,7 @@ const (
 	// may fail on a busy machine, and three in a row don't.
 	sickAfter = 3 * time.Second
 	// doubtAfter is how old etcd's last word may be for it to count: one question may
-	// fail. By then another may have been elected: the lease has run out, too.
+	// fail. Another one may have been elected soon after.
 	doubtAfter = 2500 * time.Millisecond
 	// aloneAfter is how long nothing at all may come from the link, while questions are
 	// sent that routers and other control planes answer, for this node to be cut off.
@@ -32,6 +34,14 @@ const (
 	// strangerPause is before the address is tried again after a machine that is none
 	// of the control planes has answered for it.
 	strangerPause = 10 * time.Second
+
+	// lookAfterEvery is how often the next in the queue asks the holder's machine
+	// whether it still has the address. Its kernel answers that, so a busy machine does,
+	// too. So many questions in a row without an answer, and it is gone: after one and a
+	// half seconds. One that has never answered may not have taken it yet.
+	lookAfterEvery = 250 * time.Millisecond
+	unansweredGone = 5
+	unansweredNew  = 20
 
 	// The least time between two announcements: that are due to one who asks (who is in
 	// doubt, or about to take the address), that are due to another holder, and that are
@@ -73,6 +83,10 @@ type rival struct {
 // a one does. So the last holder in a cluster without quorum stays, and one that was
 // frozen or cut off leaves within a frame's way after it is back.
 //
+// The next in the queue asks the holder's machine four times a second whether it still
+// has the address. When that is gone, it has etcd put the holder out of the queue, and
+// doesn't wait for the end of its lease.
+//
 // What answers while this node probes doesn't keep it from the address if it is one
 // of the control planes: etcd has voted it out, and its kernel answers although
 // nothing else on it does. A stranger does, and is named.
@@ -86,6 +100,11 @@ type state struct {
 	frames  uint64    // that the link has brought
 	rival   *rival
 	asked   bool // somebody asks for the address
+
+	watched    clientv3.LeaseID // of the holder that is looked after
+	lookedAt   time.Time
+	unanswered int  // questions
+	answered   bool // one was
 
 	hold     bool
 	away     bool // gave it up only because nobody was on the link
@@ -106,6 +125,8 @@ type orders struct {
 	announce  bool
 	probe     bool // ask for the address, and for others on the link if in doubt
 	doubt     bool
+	lookAfter bool          // ask the holder's machine whether it is there
+	evict     bool          // it is gone: take its place in the queue away
 	alone     bool          // etcd needn't be well for the API server to count as healthy
 	again     time.Duration // until the next look, if nothing comes before
 }
@@ -132,6 +153,9 @@ func (s *state) heard(now time.Time, h heard) {
 	if h.said == asks {
 		s.asked = true
 		return
+	}
+	if s.word.holder.MAC == h.mac.String() {
+		s.unanswered, s.answered = 0, true
 	}
 	r := s.rival
 	if r == nil || !bytes.Equal(r.mac, h.mac) || now.Sub(r.last) > rivalMemory {
@@ -182,6 +206,7 @@ func (s *state) decide(now time.Time) orders {
 	if !s.probing.IsZero() {
 		o.again = probeEvery
 	}
+	s.lookAfter(now, &o)
 	interval := lookEvery
 	if !s.probing.IsZero() {
 		interval = probeEvery
@@ -191,6 +216,28 @@ func (s *state) decide(now time.Time) orders {
 		s.probed, o.probe = now, true
 	}
 	return o
+}
+
+// lookAfter is what the next in the queue does about the holder.
+func (s *state) lookAfter(now time.Time, o *orders) {
+	if s.hold || o.doubt || !o.candidate || !s.word.held || !s.word.next {
+		s.watched = 0
+		return
+	}
+	if s.watched != s.word.lease {
+		s.watched, s.unanswered, s.answered = s.word.lease, 0, false
+	}
+	o.again = min(o.again, lookAfterEvery)
+	if now.Sub(s.lookedAt) < lookAfterEvery {
+		return
+	}
+	most := unansweredNew
+	if s.answered {
+		most = unansweredGone
+	}
+	o.lookAfter, o.evict = true, s.unanswered >= most
+	s.lookedAt = now
+	s.unanswered++
 }
 
 // serves is that the API server is ready to be reached by everybody.

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 var (
@@ -22,6 +24,9 @@ type world struct {
 
 	etcd, apiserver, link bool
 	holder                string // by etcd's word; "self" is this node
+	next, answers         bool   // this node is next; the holder's machine answers it
+	lease                 clientv3.LeaseID
+	lookedAfter, evicted  int
 	others                int
 	frames                uint64
 	last                  orders
@@ -31,7 +36,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, now: time.Unix(1_000_000, 0), etcd: true, apiserver: true, link: true, holder: "self", others: 2}
-	w.s.mac = ownMAC
+	w.s.mac, w.lease = ownMAC, 1
 	return w
 }
 
@@ -49,7 +54,8 @@ func (w *world) step(full bool) {
 	if full {
 		if w.etcd {
 			w.s.word = word{
-				asked: w.now, held: w.holder != "", mine: w.holder == "self", holder: node{Name: w.holder}, others: w.others,
+				asked: w.now, held: w.holder != "", mine: w.holder == "self", holder: node{Name: w.holder, MAC: peerMAC.String()}, others: w.others,
+				next: w.next, lease: w.lease,
 				nodes: []node{{Name: "self", MAC: ownMAC.String()}, {Name: "peer", MAC: peerMAC.String()}},
 			}
 		}
@@ -67,6 +73,15 @@ func (w *world) step(full bool) {
 	}
 	if w.last.probe {
 		w.probed++
+	}
+	if w.last.evict {
+		w.evicted++
+	}
+	if w.last.lookAfter {
+		w.lookedAfter++
+		if w.answers {
+			w.s.heard(w.now, heard{answers, peerMAC})
+		}
 	}
 }
 
@@ -328,5 +343,68 @@ func TestTwoInDoubt(t *testing.T) {
 		if stays := own[5] < peerMAC[5]; w.last.hold != stays {
 			t.Errorf("%s, beside %s: hold is %v", own, peerMAC, w.last.hold)
 		}
+	}
+}
+
+// The next in the queue notices when the holder's machine is gone, and only then.
+func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder = "peer"
+	w.next = true
+	w.answers = true
+	w.pass(time.Minute)
+	if w.lookedAfter < 150 || w.evicted > 0 {
+		t.Fatalf("in a minute it asked %d times and evicted %d times", w.lookedAfter, w.evicted)
+	}
+	w.answers = false
+	w.pass(time.Second)
+	if w.evicted > 0 {
+		t.Error("it gave the holder a second only")
+	}
+	w.pass(time.Second)
+	if w.evicted == 0 {
+		t.Error("it didn't see that the holder is gone")
+	}
+	// A new holder may not have taken the address yet.
+	w.evicted, w.lease = 0, 2
+	w.pass(4 * time.Second)
+	if w.evicted > 0 {
+		t.Error("a new holder had no time")
+	}
+	w.pass(4 * time.Second)
+	if w.evicted == 0 {
+		t.Error("it waits for a new holder without an end")
+	}
+
+	// Who isn't next, doesn't hear from etcd, or isn't ready itself, does nothing.
+	for name, change := range map[string]func(*world){
+		"not next":   func(w *world) { w.next = false },
+		"no etcd":    func(w *world) { w.etcd = false },
+		"not ready": func(w *world) { w.apiserver = false },
+	} {
+		w := newWorld(t)
+		w.holder, w.next = "peer", true
+		w.pass(5 * time.Second)
+		change(w)
+		w.pass(4 * time.Second)
+		w.lookedAfter = 0
+		w.pass(time.Minute)
+		if w.lookedAfter > 0 {
+			t.Errorf("%s: it asked %d times", name, w.lookedAfter)
+		}
+	}
+}
+
+// A node that was frozen itself hasn't asked meanwhile: silence says nothing.
+func TestAFrozenOneBlamesNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder, w.next, w.answers = "peer", true, true
+	w.pass(5 * time.Second)
+	w.now = w.now.Add(time.Hour)
+	w.pass(10 * time.Second)
+	if w.evicted > 0 {
+		t.Error("it had the holder put out of the queue")
 	}
 }

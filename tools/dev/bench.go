@@ -147,7 +147,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 	}
 	defer func() { err = errors.Join(err, qemu.Down(context.WithoutCancel(ctx), name)) }()
 	start := time.Now()
-	c, err := devcluster.Start(ctx, out, qemu.Options{Name: name, Provisioner: provisioner, MemoryMiB: controlPlaneMiB, Isolated: true}, made)
+	c, err := devcluster.Start(ctx, out, qemu.Options{Name: name, Provisioner: provisioner, MemoryMiB: controlPlaneMiB}, made)
 	if err != nil {
 		return nil, err
 	}

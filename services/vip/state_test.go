@@ -367,8 +367,10 @@ func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
 		t.Error("it didn't see that the holder is gone")
 	}
 	// A new holder may not have taken the address yet.
-	w.evicted, w.lease = 0, 2
-	w.pass(4 * time.Second)
+	w.lease = 2
+	w.pass(time.Second)
+	w.evicted = 0
+	w.pass(3 * time.Second)
 	if w.evicted > 0 {
 		t.Error("a new holder had no time")
 	}
@@ -379,8 +381,8 @@ func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
 
 	// Who isn't next, doesn't hear from etcd, or isn't ready itself, does nothing.
 	for name, change := range map[string]func(*world){
-		"not next":   func(w *world) { w.next = false },
-		"no etcd":    func(w *world) { w.etcd = false },
+		"not next":  func(w *world) { w.next = false },
+		"no etcd":   func(w *world) { w.etcd = false },
 		"not ready": func(w *world) { w.apiserver = false },
 	} {
 		w := newWorld(t)

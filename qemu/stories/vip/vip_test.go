@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,17 +50,18 @@ func (c *tale) in(t *testing.T) *tale {
 
 // holders are the nodes that have the address, as this machine's kernel sees it.
 func (c *tale) holders() []qemu.Node {
-	var all []qemu.Node
-	for _, n := range c.Nodes {
-		has, err := c.Has(n.Name, c.shared)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		if has {
-			all = append(all, n)
-		}
+	c.t.Helper()
+	all, err := c.Holders(c.shared)
+	if err != nil {
+		c.t.Fatal(err)
 	}
 	return all
+}
+
+// has says whether a node is one of them.
+func (c *tale) has(n qemu.Node) bool {
+	c.t.Helper()
+	return slices.ContainsFunc(c.holders(), func(o qemu.Node) bool { return o.Name == n.Name })
 }
 
 // one waits until exactly one node has the address, none of but, and serves at it.
@@ -142,8 +144,8 @@ func (c *tale) frozen() {
 	was := c.one(moveBudget)
 	c.must(c.Freeze(c.t.Context(), was.Name))
 	is := c.one(moveBudget, was.Name) // its kernel still has it
-	if has, err := c.Has(was.Name, c.shared); err != nil || !has {
-		c.t.Errorf("the frozen node has let the address go (%v): nothing was tried", err)
+	if !c.has(was) {
+		c.t.Error("the frozen node has let the address go: nothing was tried")
 	}
 	c.must(c.Thaw(c.t.Context(), was.Name))
 	began := time.Now()
@@ -162,8 +164,8 @@ func (c *tale) cutOff() {
 	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{Off: true}))
 	c.one(moveBudget, was.Name)
 	c.Eventually(cutBudget, "the one that is cut off gives the address up", func() error {
-		if has, err := c.Has(was.Name, c.shared); err != nil || has {
-			return fmt.Errorf("it has it (%v)", err)
+		if c.has(was) {
+			return errors.New("it has it")
 		}
 		return nil
 	})
@@ -194,8 +196,8 @@ func (c *tale) lastOne() {
 	})
 	began := time.Now()
 	c.Eventually(2*keepTime, "the last holder keeps the address", func() error {
-		if has, err := c.Has(holder.Name, c.shared); err != nil || !has {
-			c.t.Fatalf("it doesn't have it any more (%v):\n%s", err, c.Gbctl("-n", at, "get", "vip", "-o", "yaml"))
+		if !c.has(holder) {
+			c.t.Fatalf("it doesn't have it any more:\n%s", c.Gbctl("-n", at, "get", "vip", "-o", "yaml"))
 		}
 		if _, err := c.Try("get", "--raw", "/readyz?exclude=etcd&exclude=etcd-readiness"); err != nil {
 			return err

@@ -218,11 +218,13 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// ensure puts the address on the link, also on one that has lost it.
+// ensure puts the address on the link, also on one that has lost it, or was made anew:
+// that is to be announced.
 func (k *keeper) ensure(l netlink.Link) error {
 	if there, err := has(l, k.address); there || err != nil {
 		return err
 	}
+	k.state.defended = time.Time{}
 	return put(l, k.address)
 }
 

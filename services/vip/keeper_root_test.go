@@ -393,6 +393,7 @@ func TestTheLinkComesBack(t *testing.T) {
 	f.must(err)
 	f.must(netlink.LinkDel(l))
 	f = cable(t, "eth0")
+	f.must(f.h.NeighSet(&netlink.Neigh{LinkIndex: f.link().Attrs().Index, IP: shared4.AsSlice(), HardwareAddr: strangerMAC, State: netlink.NUD_STALE}))
 	eventually.That(t, 10*time.Second, "the address is on the new link, and its neighbour knows", func() error {
 		l, err := netlink.LinkByName("eth0")
 		if err != nil {
@@ -400,6 +401,9 @@ func TestTheLinkComesBack(t *testing.T) {
 		}
 		if there, err := has(l, shared4); err != nil || !there {
 			return fmt.Errorf("it isn't there (%v)", err)
+		}
+		if got := f.believes(shared4); got != l.Attrs().HardwareAddr.String() {
+			return fmt.Errorf("its neighbour believes that it is at %s", got)
 		}
 		return nil
 	})

@@ -121,7 +121,8 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		}
 		n := Node{
 			Name: fmt.Sprintf("%s-%s-%d", o.Name, role, number), Type: kind, Address: address, APIPort: ports[i+1],
-			CPUs: o.CPUs, MemoryMiB: o.MemoryMiB,
+			Later: i < o.controlPlanes() && i >= o.controlPlanes()-o.Later,
+			CPUs:  o.CPUs, MemoryMiB: o.MemoryMiB,
 		}
 		if choice.Name == QEMU {
 			n.ClockOffset = o.ClockOffset
@@ -161,6 +162,9 @@ func (o Options) nodes() int { return o.controlPlanes() + o.Workers }
 func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	if o.ControlPlanes < 0 || o.Workers < 0 {
 		return nil, netip.Prefix{}, fmt.Errorf("a cluster of %s can't be", counted(o.ControlPlanes, o.Workers))
+	}
+	if o.Later < 0 || o.Later >= o.controlPlanes() {
+		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one begins the cluster", o.controlPlanes(), o.Later)
 	}
 	network := or(o.Network, defaultNetwork)
 	if !network.Addr().Is4() || network != network.Masked() {

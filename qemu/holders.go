@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -17,20 +15,21 @@ import (
 // machine's kernel, and not the nodes: so it is true also of those that are frozen or
 // cut off, but only containers can be asked. A node that is off has none.
 func (c *Cluster) Holders(address netip.Addr) ([]Node, error) {
-	inits, err := c.inits()
-	if err != nil {
-		return nil, err
-	}
 	var all []Node
 	for _, n := range c.Nodes {
-		if pid, on := inits[n.Name]; on {
-			has, err := hasAddress(pid, address)
-			if err != nil {
-				return nil, fmt.Errorf("addresses of %s: %w", n.Name, err)
-			}
-			if has {
-				all = append(all, n)
-			}
+		pid, err := c.initOf(n.Name)
+		if err != nil {
+			return nil, err
+		}
+		if pid == 0 {
+			continue
+		}
+		has, err := hasAddress(pid, address)
+		if err != nil {
+			return nil, fmt.Errorf("addresses of %s: %w", n.Name, err)
+		}
+		if has {
+			all = append(all, n)
 		}
 	}
 	return all, nil
@@ -55,27 +54,17 @@ func hasAddress(pid int, address netip.Addr) (bool, error) {
 	return slices.ContainsFunc(found, func(a netlink.Addr) bool { return a.IP.Equal(address.AsSlice()) }), nil
 }
 
-// inits are the processes of container nodes that are PID 1 there, by node.
-func (c *Cluster) inits() (map[string]int, error) {
-	dirs, err := filepath.Glob("/proc/[0-9]*")
+// initOf is the process of a container node that is PID 1 there; 0: it is off.
+func (c *Cluster) initOf(node string) (int, error) {
+	pids, err := c.NodeProcesses(node)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	all := map[string]int{}
-	for _, dir := range dirs {
-		line, _ := os.ReadFile(dir + "/cmdline") // gone meanwhile, if it can't be read
-		if !strings.HasPrefix(string(line), "/sbin/init\x00--mode=container") {
-			continue
-		}
-		in, _ := os.ReadFile(dir + "/cgroup")
-		_, path, ours := strings.Cut(string(in), "/garboard/"+c.Name+"/")
-		if !ours {
-			continue
-		}
-		node := strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '\n' })[0]
-		if all[node], err = strconv.Atoi(filepath.Base(dir)); err != nil {
-			return nil, err
+	for _, pid := range pids {
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // gone meanwhile, if it can't be read
+		if strings.HasPrefix(string(line), "/sbin/init\x00--mode=container") {
+			return pid, nil
 		}
 	}
-	return all, nil
+	return 0, nil
 }

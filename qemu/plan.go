@@ -25,6 +25,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 )
 
@@ -66,6 +67,11 @@ func (p Plan) controlPlanes() []Node {
 	return all
 }
 
+// atOnce are the nodes that are turned on with the cluster.
+func (p Plan) atOnce() []Node {
+	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.Later })
+}
+
 // balanced is whether the cluster's endpoint is a load balancer. A node that is
 // alone is its own: nothing that could be in the way is.
 func (p Plan) balanced() bool { return len(p.Nodes) > 1 && !p.Shared.IsValid() }
@@ -101,6 +107,8 @@ type Node struct {
 	CPUs      int        `json:"cpus"`      // of a container: what it may take, 0 for all
 	MemoryMiB int        `json:"memoryMiB"` // likewise
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
+	// Later is a node that isn't turned on with the others.
+	Later bool `json:"later,omitempty"`
 	// ClockOffset is how wrong a machine's clock is when it is turned on.
 	ClockOffset time.Duration `json:"clockOffset,omitempty"`
 }

@@ -32,7 +32,7 @@ type keeper struct {
 	claim *claim
 
 	words   chan word
-	checks  chan [2]bool // ready, alive
+	checks  chan [2]bool // whether etcd didn't count, and whether it went well
 	frames  chan heard
 	alone   atomic.Bool            // for the checks: etcd doesn't count
 	silent  atomic.Pointer[string] // why etcd gave no word
@@ -108,7 +108,7 @@ func (k *keeper) loop(ctx context.Context) {
 		case w := <-k.words:
 			k.state.word = w
 		case c := <-k.checks:
-			k.state.checked(time.Now(), c[0], c[1])
+			k.state.checked(c[0], c[1])
 		case h := <-k.frames:
 			k.state.heard(time.Now(), h)
 		}
@@ -125,9 +125,7 @@ func (k *keeper) check(ctx context.Context) {
 		if alone {
 			path = readyAlone
 		}
-		if err := c.check(ctx, path); err == nil {
-			offer(k.checks, [2]bool{!alone, true})
-		}
+		offer(k.checks, [2]bool{alone, c.check(ctx, path) == nil})
 		select {
 		case <-ctx.Done():
 			return

@@ -170,7 +170,7 @@ func newRig(t *testing.T, link string, address netip.Addr, say func() word) *rig
 				w := r.word()
 				w.asked = time.Now()
 				r.told(w)
-				offer(r.checks, [2]bool{true, true})
+				offer(r.checks, [2]bool{false, true})
 			}
 			r.mu.Unlock()
 			select {

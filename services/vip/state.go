@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// sickAfter is how long an API server may give no good answer: one of two checks
-	// may fail on a busy machine, and three in a row don't.
-	sickAfter = 3 * time.Second
+	// sickAfter so many failed checks in a row, an API server is no use: one or two may
+	// fail on a busy machine.
+	sickAfter = 3
 	// doubtAfter is how old etcd's last word may be for it to count: one question may
 	// fail. Another one may have been elected soon after.
 	doubtAfter = 2500 * time.Millisecond
@@ -94,8 +94,8 @@ type state struct {
 	mac net.HardwareAddr // of the link
 
 	word    word
-	readyAt time.Time // when the API server last was ready, etcd and all
-	aliveAt time.Time // when it last was, but for etcd
+	ready   health    // of the API server, etcd and all
+	alive   health    // of the API server, but for etcd
 	heardAt time.Time // when the link last brought anything
 	frames  uint64    // that the link has brought
 	rival   *rival
@@ -106,16 +106,17 @@ type state struct {
 	unanswered int  // questions
 	answered   bool // one was
 
-	hold     bool
-	away     bool // gave it up only because nobody was on the link
-	changed  time.Time
-	why      string
-	probing  time.Time // since when; zero: it doesn't probe
-	probed   time.Time
-	pause    time.Time // until when
-	stranger string    // MAC address of the machine that has the address; "": none
-	defended time.Time
-	bursts   int // of those above that were sent
+	hold      bool
+	candidate bool // in etcd's queue, or on the way there
+	away      bool // gave it up only because nobody was on the link
+	changed   time.Time
+	why       string
+	probing   time.Time // since when; zero: it doesn't probe
+	probed    time.Time
+	pause     time.Time // until when
+	stranger  string    // MAC address of the machine that has the address; "": none
+	defended  time.Time
+	bursts    int // of those above that were sent
 }
 
 // orders are what to do now.
@@ -131,13 +132,29 @@ type orders struct {
 	again     time.Duration // until the next look, if nothing comes before
 }
 
-// checked takes the outcome of a question to the API server.
-func (s *state) checked(now time.Time, ready, alive bool) {
-	if ready {
-		s.readyAt = now
+// health is what came of checks.
+type health struct {
+	known  bool // one has succeeded
+	failed int  // since the last that has
+}
+
+func (h *health) note(ok bool) {
+	if ok {
+		*h = health{known: true}
+	} else {
+		h.failed++
 	}
-	if ready || alive {
-		s.aliveAt = now
+}
+
+func (h health) good() bool { return h.known && h.failed < sickAfter }
+
+// checked takes the outcome of a question to the API server; alone: but for etcd.
+func (s *state) checked(alone, ok bool) {
+	if alone || ok {
+		s.alive.note(ok)
+	}
+	if !alone || !ok {
+		s.ready.note(ok)
 	}
 }
 
@@ -198,8 +215,11 @@ func (s *state) decide(now time.Time) orders {
 	} else {
 		s.seek(now)
 	}
-	o := orders{hold: s.hold, doubt: s.doubt(now), alone: s.hold || s.away, again: restEvery}
-	o.candidate = s.hold || s.serves(now) && !now.Before(s.pause)
+	// An etcd without a leader, for the moment that it takes to elect one, is no reason to
+	// leave the queue.
+	healthy := s.ready.good() || s.candidate && s.alive.good()
+	s.candidate = s.hold || healthy && !now.Before(s.pause)
+	o := orders{hold: s.hold, candidate: s.candidate, doubt: s.doubt(now), alone: s.candidate || s.away, again: restEvery}
 	if s.hold {
 		s.holder(now, &o)
 	}
@@ -220,7 +240,7 @@ func (s *state) decide(now time.Time) orders {
 
 // lookAfter is what the next in the queue does about the holder.
 func (s *state) lookAfter(now time.Time, o *orders) {
-	if s.hold || o.doubt || !o.candidate || !s.word.held || !s.word.next {
+	if s.hold || !o.candidate || !s.word.held || !s.word.next {
 		s.watched = 0
 		return
 	}
@@ -235,17 +255,15 @@ func (s *state) lookAfter(now time.Time, o *orders) {
 	if s.answered {
 		most = unansweredGone
 	}
-	o.lookAfter, o.evict = true, s.unanswered >= most
+	// Where the holder's member led etcd, there is no word until another one does.
+	o.lookAfter, o.evict = true, s.unanswered >= most && !o.doubt
 	s.lookedAt = now
 	s.unanswered++
 }
 
-// serves is that the API server is ready to be reached by everybody.
-func (s *state) serves(now time.Time) bool { return now.Sub(s.readyAt) <= sickAfter }
-
 // keep gives the address up where it must be.
 func (s *state) keep(now time.Time) {
-	alive, r := now.Sub(s.aliveAt) <= sickAfter, s.present(now, s.word.asked)
+	alive, r := s.alive.good(), s.present(now, s.word.asked)
 	switch {
 	case !s.doubt(now) && s.word.held && !s.word.mine:
 		s.set(now, false, fmt.Sprintf("etcd says that %s holds it", s.word.holder.Name))
@@ -273,9 +291,8 @@ func (s *state) keep(now time.Time) {
 
 // seek takes the address where it may be.
 func (s *state) seek(now time.Time) {
-	alive := now.Sub(s.aliveAt) <= sickAfter
-	elected := !s.doubt(now) && s.word.mine && s.serves(now) && !now.Before(s.pause)
-	back := s.away && alive && now.Sub(s.heardAt) <= restEvery
+	elected := !s.doubt(now) && s.word.mine && s.candidate && s.alive.good() && !now.Before(s.pause)
+	back := s.away && s.alive.good() && now.Sub(s.heardAt) <= restEvery
 	if !elected && !back {
 		s.probing = time.Time{}
 		s.idle(now)
@@ -312,7 +329,7 @@ func (s *state) idle(now time.Time) {
 		s.set(now, false, "etcd doesn't answer")
 	case s.word.held && !s.word.mine:
 		s.set(now, false, fmt.Sprintf("%s holds it", s.word.holder.Name))
-	case !s.serves(now):
+	case !s.candidate:
 		s.set(now, false, "the API server of this node isn't ready")
 	default:
 		s.set(now, false, "waiting for the election in etcd")

@@ -89,7 +89,7 @@ func NewNode(o Options) (*Node, error) {
 
 	var err error
 	n.ops, err = operation.New(operation.Options{
-		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir,
+		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir, Lock: member.Lock(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)

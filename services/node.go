@@ -1,7 +1,7 @@
 // Package services lists what a node runs. The two tables in this file are the
 // machine: its services with what each depends on, and its controllers. The
 // packages below hold one service or one group of controllers each, and the
-// generic ones (dag, resource, process, logs) that know none of them by name.
+// generic ones (dag, resource, operation, process, logs) that know none of them by name.
 package services
 
 import (

@@ -30,8 +30,12 @@ type ports struct {
 }
 
 func (l *lan) openPorts() (_ *ports, err error) {
+	servers := l.plan.controlPlanes()
+	if l.plan.Shared.IsValid() {
+		servers = []Node{{Name: "shared address", Address: l.plan.Shared}} // which one it is, they see to
+	}
 	var trust *tls.Config
-	if len(l.plan.controlPlanes()) > 1 {
+	if len(servers) > 1 {
 		own, err := (&Cluster{Plan: l.plan, dir: l.dir}).kubeAPI()
 		if err != nil {
 			return nil, err
@@ -39,7 +43,7 @@ func (l *lan) openPorts() (_ *ports, err error) {
 		trust = own.trust.Clone()
 		trust.ServerName = balance.ServerName
 	}
-	o := &ports{lan: l, kubernetes: newBalancer(l, l.plan.controlPlanes(), kubernetesPort, trust, l.log)}
+	o := &ports{lan: l, kubernetes: newBalancer(l, servers, kubernetesPort, trust, l.log)}
 	defer func() {
 		if err != nil {
 			o.close()

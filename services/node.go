@@ -48,6 +48,9 @@ type Options struct {
 	Logs      *logs.Logs
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
+	// Erase is told how to erase what a reset wipes: done on the machine's way out, once
+	// nothing uses it any more.
+	Erase func(do func(context.Context) error)
 }
 
 // Node is the services, the resources and the controllers of one machine.

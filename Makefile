@@ -11,7 +11,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build test unit stories fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build test test-long unit stories fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -48,7 +48,10 @@ build: $(DEV) ## build kernel, image and components into the cache
 	@$(DEV) build
 
 test: $(DEV) ## everything: linters, unit tests with -race, machine and cluster tests
-	@$(DEV) test
+	@$(DEV) test $(TESTFLAGS)
+
+test-long: $(DEV) ## the stories that take many minutes
+	@$(DEV) test --only long
 
 unit: $(DEV) ## only the unit tests, with -race
 	@$(DEV) test --only unit

@@ -21,6 +21,8 @@ const (
 	MachineSocket = "/run/garboard/machine/machine.sock"
 	APIDir        = "/run/garboard/apid"   // what apid knows: its certificate and who may come in
 	TrustDir      = "/run/garboard/trustd" // what trustd knows: the authority of the machine API
+	// OperationsDir is where the journals of operations are, on STATE.
+	OperationsDir = "/system/state/operations"
 	EtcdDataDir   = "/var/lib/etcd"
 	ContainerdDir = "/var/lib/containerd"
 	KubeletDir    = "/var/lib/kubelet"

@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/operation"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
@@ -58,6 +59,7 @@ type Node struct {
 	Store   *resource.Store
 	graph   *dag.Graph
 	runtime *resource.Runtime
+	ops     *operation.Runner
 	api     *api.Server
 	report  reporter
 	logs    *logs.Logs
@@ -73,7 +75,13 @@ func NewNode(o Options) (*Node, error) {
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 	})
-	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, StateReady: applier.StateReady})
+	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, StateReady: func() error {
+		if err := applier.StateReady(); err != nil {
+			return err
+		}
+		n.ops.Open()
+		return nil
+	}})
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
 	member := etcd.New(etcd.Options{
@@ -81,13 +89,20 @@ func NewNode(o Options) (*Node, error) {
 		Stop: func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
 	})
 
+	var err error
+	n.ops, err = operation.New(operation.Options{
+		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("operations: %w", err)
+	}
+
 	since := dag.SinceBoot
 	if o.Mode == boot.Container {
 		// A container has no kernel of its own: its boot began with PID 1.
 		began := time.Now()
 		since = func() time.Duration { return time.Since(began) }
 	}
-	var err error
 	n.graph, err = dag.New(
 		dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since},
 		// Depends on nothing.
@@ -157,6 +172,12 @@ func (n *Node) Run(ctx context.Context) error {
 	wg.Go(func() {
 		if err := n.api.Run(rctx); err != nil {
 			n.logs.Logger(api.LogID).Error("the machine API ended", slog.Any("err", err))
+		}
+	})
+	wg.Go(func() {
+		// With the first service that stops: what runs goes on after the next boot.
+		if err := n.ops.Run(ctx); err != nil {
+			n.logs.Logger(operation.ID).Warn(err.Error())
 		}
 	})
 	events := n.graph.Subscribe(rctx)

@@ -65,9 +65,9 @@ var All = []Component{
 	},
 	{
 		Name: "etcd", Version: EtcdVersion, Dir: "etcd", Guess: 30 * time.Second,
-		Files: []string{"etcd", "etcdctl"},
+		Files: []string{"etcd", "etcdctl", "etcdutl"},
 		Programs: []Program{{
-			File: "etcd", Package: ".", Links: []string{"etcdctl"},
+			File: "etcd", Package: ".", Links: []string{"etcdctl", "etcdutl"},
 			Stamp: []string{"go.etcd.io/etcd/api/v3/version.GitSHA=" + EtcdVersion},
 		}},
 	},

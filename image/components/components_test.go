@@ -27,7 +27,7 @@ func root(t *testing.T) string {
 // modules are the module paths whose version a component's go.mod has to state as its own.
 var modules = map[string][]string{
 	"kubernetes": {"k8s.io/kubernetes"},
-	"etcd":       {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3"},
+	"etcd":       {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"},
 	"containerd": {"github.com/containerd/containerd/v2"},
 	"runc":       {"github.com/opencontainers/runc"},
 	"cni":        {"github.com/containernetworking/plugins"},

@@ -79,6 +79,7 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 		return tree{
 			"usr/local/bin/etcd":    copyOf(binaries["etcd"]+"/etcd", 0o755),
 			"usr/local/bin/etcdctl": link("etcd"),
+			"usr/local/bin/etcdutl": link("etcd"),
 		}
 	},
 	"tools": func(_ map[string]string, tools string) tree { return tree{"": below(tools + "/" + toolTree)} },

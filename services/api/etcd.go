@@ -146,7 +146,9 @@ func (s *etcdService) Leave(ctx context.Context, _ *connect.Request[apiv1.EtcdLe
 	if err != nil {
 		return nil, etcdError(err)
 	}
-	return connect.NewResponse(&apiv1.EtcdLeaveResponse{
-		Message: readable(fmt.Sprintf("etcd member %s has left, its data is removed, and service etcd is stopped; it joins again when it is started", name)),
-	}), nil
+	said := "this node has no member of etcd that could leave"
+	if name != "" {
+		said = fmt.Sprintf("etcd member %s has left, its data is removed, and service etcd is stopped; it joins again when it is started", name)
+	}
+	return connect.NewResponse(&apiv1.EtcdLeaveResponse{Message: readable(said)}), nil
 }

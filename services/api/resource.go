@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -138,6 +139,15 @@ func (s *resourceService) object(d resource.Definition, o resource.Object[any]) 
 	spec, columns, err := s.shown.of(d, o)
 	if err != nil {
 		return nil, err
+	}
+	for i, c := range d.Columns {
+		if c.From == "" {
+			continue
+		}
+		if other, err := s.opts.Store.Object(c.From, o.Namespace, o.ID); err == nil {
+			columns = slices.Clone(columns) // the kept ones are everybody's
+			columns[i] = cell(c, other.Spec)
+		}
 	}
 	return &apiv1.Resource{
 		Namespace: readable(o.Namespace), Type: o.Type, Kind: d.Kind, Id: readable(o.ID), Version: o.Version, Phase: string(o.Phase),

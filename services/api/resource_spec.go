@@ -49,15 +49,24 @@ func (s *shown) of(d resource.Definition, o resource.Object[any]) (text string, 
 	c.once.Do(func() {
 		c.err = fmt.Errorf("show %s %s/%s: a defect of the node: it is in the log %q", o.Type, o.Namespace, o.ID, LogID) // should this panic
 		for _, column := range d.Columns {
-			value := readable(column.Value(o.Spec))
-			if privateKey(value) {
-				value = hidden
+			value := ""
+			if column.From == "" {
+				value = cell(column, o.Spec)
 			}
 			c.columns = append(c.columns, value)
 		}
 		c.text, c.err = specYAML(o)
 	})
 	return c.text, c.columns, c.err
+}
+
+// cell is a column's value as its readers see it.
+func cell(c resource.Column, spec any) string {
+	value := readable(c.Value(spec))
+	if privateKey(value) {
+		return hidden
+	}
+	return value
 }
 
 // object is what is kept for an object, or is going to be. Specs don't change in

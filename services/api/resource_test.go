@@ -257,7 +257,7 @@ func (r *rig) controlPlane() {
 		CNIConfDir: path("cni"), SubnetFile: path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 	}) {
 		// Those that only look outwards would find nobody.
-		if name := c.Name(); slices.ContainsFunc([]string{"ManifestApply", "NodeLabel", "KubeletStaticPod", "CNIConfig"}, func(part string) bool { return strings.Contains(name, part) }) {
+		if name := c.Name(); slices.ContainsFunc([]string{"ManifestApply", "ManifestDrift", "NodeLabel", "KubeletStaticPod", "CNIConfig"}, func(part string) bool { return strings.Contains(name, part) }) {
 			continue
 		}
 		controllers = append(controllers, c)

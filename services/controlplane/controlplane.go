@@ -8,6 +8,7 @@
 //	SecretsStatuses (content hash), EtcdStatuses ────┴→ StaticPods ─→ /etc/kubernetes/manifests ─→ kubelet
 //	                                                                  StaticPodStatuses ←───────────┘
 //	MachineConfigs ─→ Manifests ─→ API server: what is missing is made, nothing is ever changed
+//	                  ManifestDrifts ←───┘ what differs there
 //
 // It takes no part in scheduling or in anything that Kubernetes does by itself.
 package controlplane
@@ -122,6 +123,7 @@ func Controllers(o Options) []resource.Controller {
 		&KubeletStaticPodController{manifestsDir: o.ManifestsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL},
 		&ManifestController{},
 		&ManifestApplyController{},
+		&ManifestDriftController{},
 		&NodeLabelController{say: o.Logs.Say},
 		&ServingApprovalController{},
 		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},

@@ -30,6 +30,7 @@ import (
 // changed afterwards (S-218).
 var Manifests = resource.Define[[]kubernetes.Object](resource.Definition{
 	Type: "Manifests.kubernetes.garboard.dev", Kind: "Manifest", Namespace: namespace,
+	Columns: []resource.Column{{Name: "DRIFT", From: driftType, Value: func(spec any) string { return spec.(ManifestDrift).String() }}},
 })
 
 //go:embed manifests

@@ -211,9 +211,12 @@ func apiServerFlags(c APIServerConfig, secrets, files string, address netip.Addr
 		"service-account-key-file":           secrets + "/service-account.pub",
 		"service-account-signing-key-file":   secrets + "/service-account.key",
 		"service-cluster-ip-range":           c.ServiceCIDR,
-		"tls-cert-file":                      secrets + "/apiserver.crt",
-		"tls-min-version":                    tlsMinVersion,
-		"tls-private-key-file":               secrets + "/apiserver.key",
+		// Who still holds a connection when it ends is told to come again, and lets go:
+		// without, they keep it until its termination grace is over.
+		"shutdown-send-retry-after": "true",
+		"tls-cert-file":             secrets + "/apiserver.crt",
+		"tls-min-version":           tlsMinVersion,
+		"tls-private-key-file":      secrets + "/apiserver.key",
 	}
 }
 

@@ -63,6 +63,7 @@ func TestRealControlPlane(t *testing.T) {
 	}
 	client := n.admin()
 	n.checkManifests(client)
+	n.checkDrift("none", "11-core-dns")
 	n.checkBootstrap(client)
 	n.checkCreateOnly(client)
 	n.checkLabel(client)
@@ -211,6 +212,27 @@ func (n *realNode) checkCreateOnly(client *kubernetes.Client) {
 	if o, err := client.Get(ctx, changed); err != nil || o.Text("data", "Corefile") != "mine" {
 		n.t.Errorf("the changed ConfigMap is %v, %v", o["data"], err)
 	}
+	n.checkDrift("/v1/ConfigMap/coredns: data.Corefile", "11-core-dns")
+}
+
+// checkDrift: a manifest whose objects somebody changed says so, and no other does.
+func (n *realNode) checkDrift(want, id string) {
+	n.t.Helper()
+	// The controller looks again when something changes, and now and then.
+	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL, MemberID: want}))
+	eventually.That(n.t, 60*time.Second, "the drift of "+id+" to be "+want, func() error {
+		for _, m := range Manifests.List(n.store) {
+			d, err := ManifestDrifts.In(m.Namespace).Get(n.store, m.ID)
+			expected := "none"
+			if m.ID == id {
+				expected = want
+			}
+			if err != nil || d.Spec.String() != expected {
+				return fmt.Errorf("%s: %s, %v", m.ID, d.Spec, err)
+			}
+		}
+		return nil
+	})
 }
 
 // checkBootstrap asks for a certificate as a joining kubelet does.

@@ -82,6 +82,8 @@ type Etcd struct {
 	begin chan struct{} // ends the pause of one who waits for a cluster
 	// unsettled: the journal's phase is new or joining.
 	unsettled atomic.Pointer[record]
+	// whose data this run of etcd goes on with, once it is there.
+	whose atomic.Pointer[identity]
 }
 
 // New makes this node's member; nothing runs yet.
@@ -126,7 +128,8 @@ func (e *Etcd) Service() dag.Service {
 
 // run is the container, and beside it what makes a voting member of a learner.
 func (e *Etcd) run(ctx context.Context, h *dag.Handle) error {
-	defer e.o.publish(false)
+	e.whose.Store(nil)
+	defer e.publish(false)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
@@ -292,14 +295,22 @@ func (e *Etcd) healthy(ctx context.Context) error {
 			err = e.settle(ctx, *r)
 		}
 	}
-	e.o.publish(err == nil)
+	if e.whose.Load() == nil {
+		// It is shown, and nothing depends on it: an error doesn't matter, and is told
+		// where it does.
+		if id, ok, err := e.identity(); err == nil && ok {
+			e.whose.Store(&id)
+		}
+	}
+	e.publish(err == nil)
 	return err
 }
 
-func (o Options) publish(ready bool) {
+func (e *Etcd) publish(ready bool) {
+	status := controlplane.EtcdStatus{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
+	if id := e.whose.Load(); id != nil {
+		status.MemberID = HexID(id.member)
+	}
 	// The store refuses only a type that was never defined.
-	_ = controlplane.EtcdStatuses.Put(o.Store.As(ID), "etcd", controlplane.EtcdStatus{
-		Ready:    ready,
-		Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort),
-	})
+	_ = controlplane.EtcdStatuses.Put(e.o.Store.As(ID), controlplane.EtcdID, status)
 }

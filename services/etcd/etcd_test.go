@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"net/http"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"pgregory.net/rapid"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes"
@@ -160,4 +162,23 @@ func TestS074Arguments(t *testing.T) {
 	if begins := arguments(self{}, record{Phase: fresh, Token: "t"}, nil); !slices.Contains(begins, "--initial-cluster-token=t") {
 		t.Errorf("a new cluster begins with %q", begins)
 	}
+}
+
+// Whose data it is, from the head of a log as etcd writes it; and not from less.
+func TestS225Identity(t *testing.T) {
+	t.Parallel()
+	head, err := hex.DecodeString("0400000000000084080410000000000020000000000000000801" +
+		"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000")
+	must(t, err)
+	if id, err := parseIdentity(head); err != nil || id != (identity{0xec1314ea52838568, 0xdfd396ec7b4c7b9e}) {
+		t.Errorf("%x, %v", id, err)
+	}
+	for n := range 56 { // where the metadata ends
+		if id, err := parseIdentity(head[:n]); err == nil {
+			t.Errorf("the first %d bytes are of %x", n, id)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		_, _ = parseIdentity(rapid.SliceOfN(rapid.Byte(), 0, 100).Draw(t, "garbage"))
+	})
 }

@@ -44,7 +44,8 @@ type record struct {
 	Cluster string `json:"cluster,omitempty"`
 	// Initial is the membership that it joined with: name=URL,name=URL.
 	Initial string `json:"initial,omitempty"`
-	// Peers are the client URLs of the others then.
+	// Peers are the client URLs of the others, as they were seen last: where to ask
+	// while Kubernetes doesn't say who they are.
 	Peers []string `json:"peers,omitempty"`
 }
 
@@ -93,7 +94,15 @@ func (e *Etcd) settle(ctx context.Context, r record) error {
 		return err
 	}
 	defer done()
-	return e.write(record{Phase: member, Token: r.Token, Member: r.Member, Cluster: r.Cluster})
+	id, ok, err := e.identity()
+	if err != nil {
+		return err
+	}
+	if ok {
+		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
+	}
+	r.Phase, r.Initial = member, ""
+	return e.write(r)
 }
 
 // take waits for the turn.
@@ -131,6 +140,9 @@ func (e *Etcd) hasLog() bool {
 // clean empties the data directory of what a member left that is none.
 func (e *Etcd) clean() error {
 	entries, err := os.ReadDir(e.o.DataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -12,14 +12,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-const (
-	// defragmentTimeout: a database of the largest size that etcd recommends, 8 GB, is
-	// copied in a minute on a slow disk.
-	defragmentTimeout = 3 * time.Minute
-	// leaveTimeout bounds what follows the removal: the service stops within its own
-	// budget, and its data is removed.
-	leaveTimeout = time.Minute
-)
+// defragmentTimeout: a database of the largest size that etcd recommends, 8 GB, is
+// copied in a minute on a slow disk.
+const defragmentTimeout = 3 * time.Minute
 
 // ErrNoMember is asked for a member that there isn't.
 var ErrNoMember = errors.New("the cluster has no such etcd member")
@@ -206,58 +201,4 @@ func (e *Etcd) RemoveMember(ctx context.Context, text string) (name string, err 
 		return "", refuse("etcd member %s is that of this node: it leaves in order with `gbctl etcd leave`", HexID(id))
 	}
 	return called(found.Members[at]), remove(ctx, c, found.Members, found.Members[at])
-}
-
-// Leave takes this node's member out of the cluster, stops the service and removes
-// its data. Each step is in the journal first: what was cut short is found at the
-// next start.
-func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
-	c, err := e.local(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer c.Close()
-	found, err := list(ctx, c)
-	if err != nil {
-		return "", err
-	}
-	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == found.Header.MemberId })
-	if at < 0 {
-		return "", fmt.Errorf("leave etcd: %w", ErrNoMember)
-	}
-	own := found.Members[at]
-	if err := mayRemove(found.Members, own, answering(ctx, c, found.Members)); err != nil {
-		return "", err
-	}
-	if _, _, err := forfeit(ctx, c, found); err != nil {
-		return "", fmt.Errorf("leave etcd: %w", err)
-	}
-	done, err := e.take(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer done()
-	before, err := e.read()
-	if err != nil {
-		return "", err
-	}
-	r := record{Phase: leaving, Member: HexID(own.ID), Cluster: HexID(found.Header.ClusterId), Token: before.Token}
-	if err := e.write(r); err != nil {
-		return "", err
-	}
-	// An error may be the answer that a member didn't live to give: the journal stays,
-	// and what is true is found out at the next start.
-	if err := remove(ctx, c, found.Members, own); err != nil {
-		return "", fmt.Errorf("leave etcd: %w", err)
-	}
-	// From here on there is no way back, whether the caller waits or not.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
-	defer cancel()
-	if err := e.o.Stop(ctx); err != nil {
-		return "", fmt.Errorf("leave etcd: member %s is removed; stop the service: %w", called(own), err)
-	}
-	if err := e.clean(); err != nil {
-		return "", fmt.Errorf("leave etcd: member %s is removed; remove its data: %w", called(own), err)
-	}
-	return called(own), nil
 }

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/boot/eventually"
@@ -426,8 +427,15 @@ func TestRealOperate(t *testing.T) {
 	if data, err := c.hasData(); data || err != nil {
 		t.Errorf("data is left: %t, %v", data, err)
 	}
+	// Nobody leaves twice.
+	c.o.Stop = func(context.Context) error { t.Error("stopped again"); return nil }
+	if name, err := c.Leave(ctx); err != nil || name != "" {
+		t.Errorf("leaving again: %q, %v", name, err)
+	}
+	must(t, c.MayLeave(ctx))
 	c.start()
 	c.serves()
+	must(t, c.MayLeave(ctx))
 
 	// b is gone: it can be removed, and c then can't.
 	_, members, err := a.Members(ctx)
@@ -440,6 +448,9 @@ func TestRealOperate(t *testing.T) {
 	if _, err := a.RemoveMember(ctx, ids["c"]); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
 		t.Errorf("removing a living one of three with another dead: %v", err)
 	}
+	if err := c.MayLeave(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
+		t.Errorf("c may leave: %v", err)
+	}
 	if _, err := a.RemoveMember(ctx, ids["a"]); !errors.As(err, new(Refusal)) {
 		t.Errorf("removing itself: %v", err)
 	}
@@ -450,4 +461,40 @@ func TestRealOperate(t *testing.T) {
 		t.Errorf("removing the dead one: %v", err)
 	}
 	a.expect("a", "c")
+
+	// c's leave was cut short by a power cut after the removal; it has its data and
+	// doesn't run.
+	_, members, err = c.Members(ctx)
+	must(t, err)
+	before, err := c.read()
+	must(t, err)
+	own, ok, err := c.identity()
+	if err != nil || !ok || HexID(own.member) != before.Member || HexID(own.cluster) != before.Cluster {
+		t.Errorf("the data is of %x, %t, %v; the journal says %+v", own, ok, err, before)
+	}
+	if !slices.ContainsFunc(members, func(m *pb.Member) bool { return m.ID == own.member && m.Name == "c" }) {
+		t.Errorf("%x isn't c of %v", own.member, members)
+	}
+	r.knows(0, a.addr)
+	c.kill()
+	before.Phase = leaving
+	must(t, c.write(before))
+	if name, err := c.Leave(ctx); err == nil || name != "" {
+		t.Errorf("leaving without an answer of the other half: %q, %v", name, err)
+	}
+	must(t, c.exec())
+	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx) })
+	c.o.Stop = func(context.Context) error { c.kill(); return nil }
+	if _, err := c.Leave(ctx); err != nil {
+		t.Error(err)
+	}
+	a.expect("a")
+	// Once more with the data: it was removed, and only that is left to do.
+	must(t, os.MkdirAll(filepath.Join(c.path("data"), "member"), 0o700))
+	if name, err := c.Leave(ctx); err != nil || name != "" {
+		t.Errorf("leaving when it was removed: %q, %v", name, err)
+	}
+	if data, err := c.hasData(); data || err != nil {
+		t.Errorf("data is left: %t, %v", data, err)
+	}
 }

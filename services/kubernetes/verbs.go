@@ -138,6 +138,21 @@ func (c *Client) Apply(ctx context.Context, o Object, force bool) (Object, error
 	return out, nil
 }
 
+// Preview is what Apply with force would make of o. It changes nothing.
+func (c *Client) Preview(ctx context.Context, o Object) (Object, error) {
+	m, err := c.mappingOf(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	query := url.Values{"fieldManager": {FieldManager}, "force": {"true"}, "dryRun": {"All"}}
+	var out Object
+	r := request{method: http.MethodPatch, path: m.path(o.Namespace(), o.Name()), query: query, content: typeApply, body: o}
+	if err := c.do(ctx, r, &out); err != nil {
+		return nil, fmt.Errorf("preview %s: %w", o, err)
+	}
+	return out, nil
+}
+
 // Merge changes an object that exists by a JSON merge patch (RFC 7396).
 func (c *Client) Merge(ctx context.Context, r Ref, patch Object) (Object, error) {
 	path, err := c.pathOf(ctx, r)

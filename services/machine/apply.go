@@ -326,13 +326,13 @@ func (a *Applier) first(next *config.Config, r Request, entry Entry, res *Result
 	} else { // kept as soon as there is a STATE: see StateReady
 		a.text, a.config = r.Text, next
 	}
-	if err := a.publish(nil); err != nil {
-		return err
-	}
+	// The machine's address changes with it, mostly: see enforce.
+	a.publishAt = a.o.Now().Add(answerGrace)
 	if a.state {
 		res.Version = a.remember(entry, r.Text)
 	}
 	close(a.given)
+	a.poke()
 	return nil
 }
 

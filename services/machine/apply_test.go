@@ -428,6 +428,11 @@ func TestS015FirstConfiguration(t *testing.T) {
 		default:
 			t.Error("machined isn't told")
 		}
+		if stage, err := Stages.Get(p.store, StageID); err == nil && stage.Spec == Configured {
+			t.Error("the network changes before the answer is out")
+		}
+		time.Sleep(answerGrace + time.Millisecond)
+		synctest.Wait()
 		stage, err := Stages.Get(p.store, StageID)
 		if err != nil || stage.Spec != Configured || p.hostname() != "one" || p.onDisk() != string(with(base, "one")) {
 			t.Errorf("stage %v, %v, hostname %s", stage.Spec, err, p.hostname())

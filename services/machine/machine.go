@@ -80,8 +80,7 @@ func (o Options) look(ctx context.Context, h *dag.Handle) error {
 	for {
 		source, err := o.find(ctx)
 		if err == nil {
-			h.Started("configuration from " + source)
-			return nil
+			return o.Applier.published(ctx, h, source)
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -99,12 +98,26 @@ func (o Options) look(ctx context.Context, h *dag.Handle) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-o.Applier.given:
-			h.Started("configuration from the API")
-			return nil
+			return o.Applier.published(ctx, h, "the API")
 		case <-time.After(wait):
 		}
 		wait = min(wait*2, retryMax)
 	}
+}
+
+// published waits until the configuration is out, which one from the API is a
+// moment after its answer; who depends on machined reads it.
+func (a *Applier) published(ctx context.Context, h *dag.Handle, source string) error {
+	for a.unpublished() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.next():
+			a.due()
+		}
+	}
+	h.Started("configuration from " + source)
+	return nil
 }
 
 func (o Options) find(ctx context.Context) (source string, err error) {

@@ -162,6 +162,7 @@ func TestMaintenanceNeverComesBack(t *testing.T) {
 		if err := n.graph.Restart(t.Context(), ID); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(answerGrace + time.Second)
 		synctest.Wait()
 		stage, err := Stages.Get(n.store, StageID)
 		if err != nil || stage.Spec != Configured || !n.up() {

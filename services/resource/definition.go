@@ -26,7 +26,10 @@ func (d Definition) Spec() reflect.Type { return d.spec }
 
 // Column is a type-specific column of `get` tables.
 type Column struct {
-	Name  string // upper case: READY
+	Name string // upper case: READY
+	// From is the type whose object of the same namespace and ID has the value: what
+	// is seen of a thing has another writer than the thing. "" is the type itself.
+	From  string
 	Value func(spec any) string
 }
 
@@ -40,11 +43,16 @@ func (d Definition) Header() []string {
 	return header
 }
 
-// Row is an object of this type as a line of a table.
+// Row is an object of this type as a line of a table. Values from other types'
+// objects are left empty.
 func (d Definition) Row(o Object[any]) []string {
 	row := []string{o.Namespace, d.Kind, o.ID, strconv.FormatUint(o.Version, 10)}
 	for _, c := range d.Columns {
-		row = append(row, c.Value(o.Spec))
+		value := ""
+		if c.From == "" {
+			value = c.Value(o.Spec)
+		}
+		row = append(row, value)
 	}
 	return row
 }

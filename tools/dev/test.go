@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,27 +18,36 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// storyTimeout bounds all tests that boot machines, on two slow cores.
-const storyTimeout = 50 * time.Minute
+const (
+	// storyTimeout bounds all tests that boot machines, on two slow cores.
+	storyTimeout = 50 * time.Minute
+	// longNeeds is what the long stories may take: where less is left, they aren't begun.
+	longNeeds = 35 * time.Minute
+)
 
-// A phase is one part of `make test`.
+// A phase is one part of the tests.
 type phase struct {
 	name string
 	what string
 	run  func(ctx context.Context, root string, out io.Writer) error
+	// needs is what must be left of the time for a phase that may be left out.
+	needs time.Duration
 }
 
 var phases = []phase{
-	{"lint", "gofmt, go vet, staticcheck", lint},
-	{"unit", "unit tests and tests in network namespaces, with -race", unit},
-	{"fuzz", "each fuzz target for a few seconds", func(ctx context.Context, root string, out io.Writer) error {
+	{name: "lint", what: "gofmt, go vet, staticcheck", run: lint},
+	{name: "unit", what: "unit tests and tests in network namespaces, with -race", run: unit},
+	{name: "fuzz", what: "each fuzz target for a few seconds", run: func(ctx context.Context, root string, out io.Writer) error {
 		return fuzz(ctx, root, out, fuzzBriefly)
 	}},
-	{"stories", "machines and clusters, booted for real", stories},
+	{name: "stories", what: "machines and clusters, booted for real", run: stories},
+	{name: "long", what: "the stories that take many minutes", run: longStories, needs: longNeeds},
 }
 
 func testCommand() *cobra.Command {
+	start := time.Now()
 	var only string
+	var within time.Duration
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Run the tests",
@@ -49,22 +61,28 @@ func testCommand() *cobra.Command {
 			if err := setup(ctx, out, true); err != nil {
 				return err
 			}
-			return runPhases(ctx, root, out, only)
+			left := func() time.Duration { return within - time.Since(start) }
+			return runPhases(ctx, phases, root, out, only, left)
 		},
 	}
-	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, fuzz or stories")
+	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, fuzz, stories or long")
+	cmd.Flags().DurationVar(&within, "within", 0, "run the long stories, too, if this time in all is enough for them")
 	return cmd
 }
 
 // runPhases runs them in order and stops at the first that fails: later ones
 // take long and stand on the earlier.
-func runPhases(ctx context.Context, root string, out io.Writer, only string) error {
+func runPhases(ctx context.Context, all []phase, root string, out io.Writer, only string, left func() time.Duration) error {
 	known := false
-	for _, p := range phases {
+	for _, p := range all {
 		if only != "" && only != p.name {
 			continue
 		}
 		known = true
+		if have := left(); only == "" && have < p.needs {
+			fmt.Fprintf(out, "== %s: left out: %s\n", p.name, tooShort(have, p.needs))
+			continue
+		}
 		fmt.Fprintf(out, "== %s: %s\n", p.name, p.what)
 		start := time.Now()
 		if err := p.run(ctx, root, out); err != nil {
@@ -78,6 +96,13 @@ func runPhases(ctx context.Context, root string, out io.Writer, only string) err
 	return nil
 }
 
+func tooShort(have, needs time.Duration) string {
+	if have <= 0 {
+		return "make test-long runs it"
+	}
+	return fmt.Sprintf("%s are left of the time, and it may take %s; make test-long runs it", have.Round(time.Second), needs)
+}
+
 func lint(ctx context.Context, root string, out io.Writer) error {
 	gofmt := exec.CommandContext(ctx, "gofmt", "-l", ".")
 	gofmt.Dir = root
@@ -88,10 +113,10 @@ func lint(ctx context.Context, root string, out io.Writer) error {
 	if len(unformatted) > 0 {
 		return errors.New("not formatted, run gofmt -w on: " + strings.Join(strings.Fields(string(unformatted)), " "))
 	}
-	if err := goRun(ctx, root, out, "vet", "-tags=story", "./..."); err != nil {
+	if err := goRun(ctx, root, out, "vet", "-tags=story,long", "./..."); err != nil {
 		return err
 	}
-	return goRun(ctx, root, out, "tool", "staticcheck", "-tags=story", "./...")
+	return goRun(ctx, root, out, "tool", "staticcheck", "-tags=story,long", "./...")
 }
 
 func unit(ctx context.Context, root string, out io.Writer) error {
@@ -100,6 +125,41 @@ func unit(ctx context.Context, root string, out io.Writer) error {
 
 // stories builds everything first, so that a test's time is the test's.
 func stories(ctx context.Context, root string, out io.Writer) error {
+	return bootTests(ctx, root, out, "story", []string{"./qemu/stories/...", "./services/apid", "./services/controlplane", "./services/doctor", "./services/etcd"})
+}
+
+// longStories are in folders of their own.
+func longStories(ctx context.Context, root string, out io.Writer) error {
+	folders, err := longFolders(root)
+	if err != nil || len(folders) == 0 {
+		return err
+	}
+	return bootTests(ctx, root, out, "story,long", folders)
+}
+
+// longTag is the first line of the tests that only longStories runs.
+const longTag = "//go:build story && long\n"
+
+// longFolders finds the folders with such tests.
+func longFolders(root string) ([]string, error) {
+	var found []string
+	err := filepath.WalkDir(filepath.Join(root, "qemu", "stories"), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || !strings.HasPrefix(string(text), longTag) {
+			return err
+		}
+		folder, err := filepath.Rel(root, filepath.Dir(path))
+		found = append(found, "./"+folder)
+		return err
+	})
+	slices.Sort(found)
+	return slices.Compact(found), err
+}
+
+func bootTests(ctx context.Context, root string, out io.Writer, tags string, packages []string) error {
 	made, err := devcluster.Build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
@@ -110,7 +170,7 @@ func stories(ctx context.Context, root string, out io.Writer) error {
 		return err
 	}
 	// One at a time: a guest under software emulation takes both cores.
-	return goRun(ctx, root, out, "test", "-tags=story", "-v", "-count=1", "-p=1", "-timeout="+storyTimeout.String(), "./qemu/stories/...", "./services/apid", "./services/controlplane", "./services/doctor", "./services/etcd")
+	return goRun(ctx, root, out, append([]string{"test", "-tags=" + tags, "-v", "-count=1", "-p=1", "-timeout=" + storyTimeout.String()}, packages...)...)
 }
 
 func goRun(ctx context.Context, root string, out io.Writer, args ...string) error {

@@ -1,0 +1,180 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// leaveTimeout bounds what follows the removal: the service stops within its own
+// budget, and its data is removed.
+const leaveTimeout = time.Minute
+
+// parting is what the cluster says of the member that is to leave it.
+type parting struct {
+	client *clientv3.Client // nil: there is nothing to leave
+	found  *clientv3.MemberListResponse
+	own    *pb.Member // nil: the cluster has no member of this node
+	local  bool       // this node's own member was asked
+}
+
+func (p *parting) close() {
+	if p.client != nil {
+		p.client.Close()
+	}
+}
+
+// mayLeave counts the voting members that are left.
+func (p *parting) mayLeave(ctx context.Context) error {
+	if p.own == nil {
+		return nil
+	}
+	return mayRemove(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
+}
+
+// MayLeave says whether this node's member could leave now. It is nil where it
+// could, and where there is none that the cluster would miss: nothing was begun, or
+// it has left. A Refusal (with ErrQuorum or ErrLast) names the members that were
+// counted; any other error says why they can't be. It changes nothing, and takes half
+// a minute at most. On a worker it refuses.
+func (e *Etcd) MayLeave(ctx context.Context) error {
+	p, err := e.part(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	return p.mayLeave(ctx)
+}
+
+// Leave takes this node's member out of the cluster, stops the service and removes
+// its data; name is "" where there was nothing to leave. It refuses what MayLeave
+// refuses. It may be asked for again, after an error or a power cut, and goes on: each
+// step is in the journal first. The service, when it is started again, joins anew.
+func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
+	p, err := e.part(ctx)
+	if err != nil {
+		return "", fmt.Errorf("leave etcd: %w", err)
+	}
+	defer p.close()
+	if p.client == nil {
+		return "", nil
+	}
+	if err := p.mayLeave(ctx); err != nil {
+		return "", err
+	}
+	if p.own != nil {
+		name = called(p.own)
+	}
+	if p.own != nil && p.local && !p.own.IsLearner {
+		if _, _, err := forfeit(ctx, p.client, p.found); err != nil {
+			return "", fmt.Errorf("leave etcd: %w", err)
+		}
+	}
+	done, err := e.take(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	if p.own != nil {
+		before, err := e.read()
+		if err != nil {
+			return "", err
+		}
+		r := record{Phase: leaving, Member: HexID(p.own.ID), Cluster: HexID(p.found.Header.ClusterId), Token: before.Token, Peers: before.Peers}
+		if err := e.write(r); err != nil {
+			return "", err
+		}
+		// An error may be the answer that a member didn't live to give: the journal stays,
+		// and what is true is found out at the next start, or when asked again.
+		if err := remove(ctx, p.client, p.found.Members, p.own); err != nil {
+			return "", fmt.Errorf("leave etcd: %w", err)
+		}
+	}
+	// From here on there is no way back, whether the caller waits or not.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	if err := e.o.Stop(ctx); err != nil {
+		return "", fmt.Errorf("leave etcd: member %s is removed; stop the service: %w", name, err)
+	}
+	if err := e.clean(); err != nil {
+		return "", fmt.Errorf("leave etcd: member %s is removed; remove its data: %w", name, err)
+	}
+	return name, nil
+}
+
+// part asks this node's own member, or else the others, for the member that is to
+// leave.
+func (e *Etcd) part(ctx context.Context) (*parting, error) {
+	if why := e.o.skip(); why != "" {
+		return nil, refuse("%s", why)
+	}
+	r, err := e.read()
+	if err != nil {
+		return nil, err
+	}
+	data, err := e.hasData()
+	if err != nil {
+		return nil, err
+	}
+	if !data && (r.Phase == none || r.Phase == fresh || r.Phase == leaving) {
+		return &parting{}, nil
+	}
+	silent := errors.New("it has no data")
+	if data {
+		p, err := e.partHere(ctx)
+		if err == nil {
+			return p, nil
+		}
+		silent = err
+	}
+	found, c, err := e.cluster(ctx, r)
+	if err != nil {
+		return nil, fmt.Errorf("this node's own etcd can't be asked (%w), nor can the others: %w", silent, err)
+	}
+	p := &parting{client: c, found: found}
+	if id, ok, err := e.identity(); err == nil && ok {
+		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
+	}
+	if r.Cluster != "" && HexID(found.Header.ClusterId) != r.Cluster {
+		c.Close() // this cluster never had it, and its data is nothing that leaving removes
+		return &parting{}, nil
+	}
+	me, err := e.o.self()
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool {
+		return HexID(m.ID) == r.Member || r.Member == "" && slices.Contains(m.PeerURLs, me.peerURL())
+	})
+	if at >= 0 {
+		p.own = found.Members[at]
+	}
+	return p, nil
+}
+
+// partHere asks this node's own member.
+func (e *Etcd) partHere(ctx context.Context) (*parting, error) {
+	c, err := e.local(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found, err := list(ctx, c)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	p := &parting{client: c, found: found, local: true}
+	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == found.Header.MemberId })
+	if at < 0 {
+		c.Close()
+		return nil, fmt.Errorf("member %s: %w", HexID(found.Header.MemberId), ErrNoMember)
+	}
+	p.own = found.Members[at]
+	return p, nil
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestLongPhaseRunsWhereItFits(t *testing.T) {
+	for _, test := range []struct {
+		name, only string
+		left       time.Duration
+		ran, said  string
+	}{
+		{"plain", "", 0, "short", "left out: make test-long runs it"},
+		{"too little is left", "", 29 * time.Minute, "short", "left out: 29m0s are left of the time, and it may take 30m0s"},
+		{"enough is left", "", 30 * time.Minute, "short long", "long: passed"},
+		{"asked for", "long", 0, "long", "long: passed"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var ran []string
+			note := func(name string) func(context.Context, string, io.Writer) error {
+				return func(context.Context, string, io.Writer) error { ran = append(ran, name); return nil }
+			}
+			all := []phase{{name: "short", run: note("short")}, {name: "long", run: note("long"), needs: 30 * time.Minute}}
+			var out strings.Builder
+			if err := runPhases(t.Context(), all, ".", &out, test.only, func() time.Duration { return test.left }); err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Join(ran, " "); got != test.ran || !strings.Contains(out.String(), test.said) {
+				t.Errorf("ran %q and said:\n%s", got, out.String())
+			}
+		})
+	}
+	if err := runPhases(t.Context(), nil, ".", io.Discard, "tall", nil); err == nil {
+		t.Error("a phase that isn't known is run")
+	}
+}
+
+func TestLongFolders(t *testing.T) {
+	root := t.TempDir()
+	for path, text := range map[string]string{
+		"b/b_test.go": longTag + "package b", "a/one_test.go": longTag + "package a", "a/two_test.go": longTag + "package a",
+		"c/c_test.go": "//go:build story\npackage c", "d/d.go": longTag,
+	} {
+		path = filepath.Join(root, "qemu", "stories", path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := longFolders(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"./qemu/stories/a", "./qemu/stories/b"}, got); diff != "" {
+		t.Error(diff)
+	}
+}

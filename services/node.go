@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/kubelet"
+	"github.com/garboard-os/garboard/services/lifecycle"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -92,6 +93,11 @@ func NewNode(o Options) (*Node, error) {
 	var err error
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir,
+		Definitions: lifecycle.Definitions(lifecycle.Options{
+			Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
+			Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
+			Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
+		}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)

@@ -26,7 +26,8 @@ const (
 	evictMost  = 10 * time.Second
 )
 
-func nodeRef(name string) Ref { return Ref{APIVersion: "v1", Kind: "Node", Name: name} }
+// NodeRef names a node.
+func NodeRef(name string) Ref { return Ref{APIVersion: "v1", Kind: "Node", Name: name} }
 
 // Cordon keeps new pods from a node. It returns whether it is by's doing that the node
 // is cordoned: one that was cordoned before stays so after Uncordon.
@@ -59,10 +60,39 @@ func (c *Client) Uncordon(ctx context.Context, node, by string) (did bool, err e
 	return did && err == nil, err
 }
 
+// Leaving is the annotation with which a node asks to be deleted: it mustn't do that
+// itself, as it could come back without the taints that others have given it.
+const Leaving = "garboard.dev/leaving"
+
+// leavingPoll is how often a node looks whether it was deleted.
+const leavingPoll = 500 * time.Millisecond
+
+// AskToLeave asks for the end of a node, as that node, and returns once it is gone.
+func (c *Client) AskToLeave(ctx context.Context, node, by string) error {
+	err := c.changeNode(ctx, node, func(n Object) Object {
+		if n.Text("metadata", "annotations", Leaving) == by {
+			return nil
+		}
+		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: by}}}
+	})
+	for err == nil {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for a control plane to delete node %s: %w; `kubectl delete node %s` does it by hand", node, ctx.Err(), node)
+		case <-time.After(leavingPoll):
+		}
+		_, err = c.Get(ctx, NodeRef(node))
+	}
+	if IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
 // changeNode patches a node as it is read; a nil patch changes nothing.
 func (c *Client) changeNode(ctx context.Context, node string, patch func(Object) Object) error {
 	for try := 1; ; try++ {
-		n, err := c.Get(ctx, nodeRef(node))
+		n, err := c.Get(ctx, NodeRef(node))
 		if err != nil {
 			return err
 		}
@@ -71,7 +101,7 @@ func (c *Client) changeNode(ctx context.Context, node string, patch func(Object)
 			return nil
 		}
 		p["metadata"].(map[string]any)["resourceVersion"] = n.ResourceVersion()
-		if _, err = c.Merge(ctx, nodeRef(node), p); !IsConflict(err) || try == conflicts {
+		if _, err = c.Merge(ctx, NodeRef(node), p); !IsConflict(err) || try == conflicts {
 			return err
 		}
 	}

@@ -128,7 +128,9 @@ func podOf(name, phase string, owner string) Object {
 	return p
 }
 
-func (c *cluster) client() *Client { return &Client{server: "https://n1", http: &http.Client{Transport: c}} }
+func (c *cluster) client() *Client {
+	return &Client{server: "https://n1", http: &http.Client{Transport: c}}
+}
 
 func newCluster(pods ...Object) *cluster {
 	return &cluster{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,13 +23,15 @@ type Network struct {
 	Off bool
 	// CutFrom are nodes that it neither hears nor reaches.
 	CutFrom []string
-	Delay   time.Duration // in each direction
-	Jitter  time.Duration // up to so much more
-	Loss    float64       // part of the frames that get lost, in each direction, 0 to 1
+	// DeafTo are nodes that it reaches, and doesn't hear.
+	DeafTo []string
+	Delay  time.Duration // in each direction
+	Jitter time.Duration // up to so much more
+	Loss   float64       // part of the frames that get lost, in each direction, 0 to 1
 }
 
 func (n Network) fine() bool {
-	return !n.Off && len(n.CutFrom) == 0 && n.Delay == 0 && n.Jitter == 0 && n.Loss == 0
+	return !n.Off && len(n.CutFrom) == 0 && len(n.DeafTo) == 0 && n.Delay == 0 && n.Jitter == 0 && n.Loss == 0
 }
 
 func (n Network) String() string {
@@ -40,6 +43,7 @@ func (n Network) String() string {
 	}
 	add(n.Off, "cut off")
 	add(len(n.CutFrom) > 0, "cut off from %s", strings.Join(n.CutFrom, " "))
+	add(len(n.DeafTo) > 0, "deaf to %s", strings.Join(n.DeafTo, " "))
 	add(n.Delay > 0, "delay %s", n.Delay)
 	add(n.Jitter > 0, "jitter %s", n.Jitter)
 	add(n.Loss > 0, "loss %g%%", n.Loss*100)
@@ -59,7 +63,7 @@ func (n Network) check() error {
 // SetNetwork makes a node's network bad, or fine again.
 func (c *Cluster) SetNetwork(ctx context.Context, node string, n Network) error {
 	query := url.Values{
-		"off": {strconv.FormatBool(n.Off)}, "cut-from": n.CutFrom,
+		"off": {strconv.FormatBool(n.Off)}, "cut-from": n.CutFrom, "deaf-to": n.DeafTo,
 		"delay": {n.Delay.String()}, "jitter": {n.Jitter.String()}, "loss": {strconv.FormatFloat(n.Loss, 'g', -1, 64)},
 	}
 	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/network?"+query.Encode(), nil)
@@ -68,7 +72,7 @@ func (c *Cluster) SetNetwork(ctx context.Context, node string, n Network) error 
 // parseNetwork reads what SetNetwork sends.
 func parseNetwork(query url.Values) (n Network, err error) {
 	var errs [4]error
-	n.CutFrom = query["cut-from"]
+	n.CutFrom, n.DeafTo = query["cut-from"], query["deaf-to"]
 	n.Off, errs[0] = strconv.ParseBool(query.Get("off"))
 	n.Delay, errs[1] = time.ParseDuration(query.Get("delay"))
 	n.Jitter, errs[2] = time.ParseDuration(query.Get("jitter"))
@@ -86,7 +90,7 @@ func (h *hostProcess) setNetwork(n *node, to Network) error {
 	if !ok {
 		return errors.New("only the network of nodes that are containers can be made bad")
 	}
-	for _, other := range to.CutFrom {
+	for _, other := range slices.Concat(to.CutFrom, to.DeafTo) {
 		if _, err := h.node(other); err != nil {
 			return err
 		}
@@ -177,21 +181,26 @@ func (c *containers) plug(name, bridge string) error {
 	return errors.Join(c.links.LinkSetMaster(link, master), c.links.LinkSetUp(link))
 }
 
-// drops are the frames to and from the nodes that one is cut off from. What a node
-// sends to all, those hear, too, but their answers get lost.
+// drops are the frames to and from the nodes that one is cut off from, and those from
+// nodes that it is deaf to. What a node sends to all, those that it is cut off from
+// hear, too, but their answers get lost.
 func (c *containers) drops(to Network) func(frame []byte) bool {
 	if to.Off {
 		return func([]byte) bool { return true }
 	}
 	const size = 6 // of an address
-	cut := map[[size]byte]bool{}
+	cut, silent := map[[size]byte]bool{}, map[[size]byte]bool{}
 	for _, name := range to.CutFrom {
 		cut[[size]byte(hardwareAddress(c.plan.Name, name))] = true
 	}
-	if len(cut) == 0 {
+	for _, name := range to.DeafTo {
+		silent[[size]byte(hardwareAddress(c.plan.Name, name))] = true
+	}
+	if len(cut)+len(silent) == 0 {
 		return nil
 	}
 	return func(frame []byte) bool {
-		return cut[[size]byte(frame[:size])] || cut[[size]byte(frame[size:2*size])]
+		receiver, sender := [size]byte(frame[:size]), [size]byte(frame[size:2*size])
+		return cut[receiver] || cut[sender] || silent[sender]
 	}
 }

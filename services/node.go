@@ -153,7 +153,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
-		Diagnose: physician.Diagnose, Etcd: member,
+		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ package keeper
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -44,6 +45,27 @@ func NewInNamespace() (*Keeper, error) {
 		return nil, fmt.Errorf("make a network namespace: %w", err)
 	}
 	return k, nil
+}
+
+// In starts a thread in a network namespace that exists. The keeper closes ns.
+func In(ns *os.File) (*Keeper, error) {
+	k := &Keeper{work: make(chan func()), ns: ns}
+	ready := make(chan error, 1)
+	go onOwnThread(func() {
+		ready <- k.enter()
+		k.run()
+	})
+	if err := <-ready; err != nil {
+		return nil, errors.Join(err, k.Close())
+	}
+	return k, nil
+}
+
+func (k *Keeper) enter() error {
+	if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
 }
 
 func (k *Keeper) enterNew() (err error) {
@@ -115,8 +137,8 @@ func (k *Keeper) Dial(ctx context.Context, address string) (net.Conn, error) {
 	done := make(chan result, 1)
 	dial := func() {
 		if k.ns != nil {
-			if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
-				done <- result{nil, fmt.Errorf("enter network namespace: %w", err)}
+			if err := k.enter(); err != nil {
+				done <- result{nil, err}
 				return
 			}
 		}

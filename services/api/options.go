@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/operation"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 )
@@ -25,6 +26,7 @@ type Options struct {
 	Config     Applier
 	Containerd *containerd.Containerd
 	Etcd       *etcd.Etcd
+	Operations *operation.Runner
 	Processes  *process.Table
 	// Power ends the node. It returns at once.
 	Power func(p boot.Power, why string)

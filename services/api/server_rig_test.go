@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/operation"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 )
@@ -95,6 +96,8 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		Since:    func() time.Duration { return time.Since(began) },
 		Socket:   filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
 	}
+	r.opts.Operations, err = operation.New(operation.Options{Store: store, Log: l.Quiet(operation.ID), Dir: filepath.Join(dir, "operations")})
+	must(t, err)
 	must(t, machine.Stages.Put(store.As(machine.ID), machine.StageID, machine.Configured))
 	return r
 }

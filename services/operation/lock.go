@@ -52,8 +52,8 @@ type HeldError struct{ Holder Holder }
 
 func (e *HeldError) Error() string { return e.Holder.String() }
 
-// take takes the lock for an operation that begins. skipped is why it has none.
-func (r *Runner) take(ctx context.Context, h Holder) (t Taken, skipped string, err error) {
+// take takes the lock for an operation that begins. without is why it has none.
+func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
 	t, err = r.o.Lock.Take(ctx, h)
@@ -62,7 +62,7 @@ func (r *Runner) take(ctx context.Context, h Holder) (t Taken, skipped string, e
 	case errors.As(err, &held):
 		return nil, "", refuse("%s: %w: one node at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
 	case err != nil:
-		return nil, unlocked(err.Error()), nil
+		return nil, err.Error(), nil
 	}
 	return t, "", nil
 }

@@ -84,11 +84,11 @@ func (n *node) expect(want ...string) {
 // start begins an operation.
 func (n *node) start(name string) string {
 	n.t.Helper()
-	id, _, err := n.r.Start(n.t.Context(), Ask{Name: name, By: "jo"})
+	o, err := n.r.Start(n.t.Context(), Ask{Name: name, By: "jo"})
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return id
+	return o.ID
 }
 
 // states are that of the operation and those of its steps.

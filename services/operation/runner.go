@@ -121,37 +121,39 @@ type Ask struct {
 	DryRun    bool
 }
 
-// Start plans an operation and begins it. With DryRun it is planned only, and has no
-// ID. The error is a Refusal where something speaks against it.
-func (r *Runner) Start(ctx context.Context, a Ask) (id string, p Plan, err error) {
+// Start plans an operation and begins it. With DryRun it is planned only: what is
+// returned then has no ID, and is pending. The error is a Refusal where something
+// speaks against it.
+func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
 	def, known := r.definitions[a.Name]
 	switch {
 	case !known:
-		return "", Plan{}, fmt.Errorf("operation %q: %w", a.Name, ErrNotFound)
+		return Operation{}, fmt.Errorf("operation %q: %w", a.Name, ErrNotFound)
 	case len(a.Arguments) > maxArguments:
-		return "", Plan{}, refuse("%s: its arguments have %d bytes, and may have %d", a.Name, len(a.Arguments), maxArguments)
+		return Operation{}, refuse("%s: its arguments have %d bytes, and may have %d", a.Name, len(a.Arguments), maxArguments)
 	}
 	select {
 	case r.beginning <- struct{}{}:
 		defer func() { <-r.beginning }()
 	case <-ctx.Done():
-		return "", Plan{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, ctx.Err())
+		return Operation{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, ctx.Err())
 	}
 	if err := r.room(def); err != nil {
-		return "", Plan{}, err
+		return Operation{}, err
 	}
-	request := Request{Arguments: a.Arguments, By: a.By}
+	request := Request{Arguments: a.Arguments, By: bounded(a.By)}
 	if !a.DryRun {
 		request.ID = newID(a.Name)
 	}
-	if p, err = r.plan(ctx, def, request); err != nil {
-		return "", Plan{}, err
+	p, err := r.plan(ctx, def, request)
+	if err != nil {
+		return Operation{}, err
 	}
 	if a.DryRun {
 		p.Warnings = append(p.Warnings, r.look(ctx, def, p)...)
-		return "", p, nil
+		return newRecord(request, def, p).Operation, nil
 	}
-	return request.ID, p, r.begin(ctx, def, request, &p)
+	return r.begin(ctx, def, request, p)
 }
 
 func newID(name string) string {
@@ -215,55 +217,61 @@ func (r *Runner) look(ctx context.Context, def Definition, p Plan) []string {
 	return nil
 }
 
-// begin writes the first journal of an operation, and lets it run.
-func (r *Runner) begin(ctx context.Context, def Definition, request Request, p *Plan) error {
+// newRecord is an operation that hasn't begun.
+func newRecord(request Request, def Definition, p Plan) *record {
 	rec := &record{
 		Format:    format,
-		Operation: Operation{ID: request.ID, Name: def.Name, By: bounded(request.By), Began: time.Now(), State: Running},
+		Operation: Operation{ID: request.ID, Name: def.Name, By: request.By, State: Pending, Role: def.Role},
 		Arguments: request.Arguments,
 		Boots:     1,
-		Unlocked:  r.o.Lock == nil || !def.Exclusive || p.Unlocked != "",
 	}
 	for _, s := range p.Steps {
 		rec.Steps = append(rec.Steps, Status{
 			ID: s.ID, What: bounded(s.What), State: Pending, Deadline: s.Deadline, Optional: s.Optional, PointOfNoReturn: s.PointOfNoReturn,
 		})
 	}
-	if p.Unlocked != "" && r.o.Lock != nil {
-		p.Warnings = append(p.Warnings, unlocked(p.Unlocked))
+	for _, w := range p.Warnings[:min(len(p.Warnings), maxWarnings)] {
+		rec.Warnings = append(rec.Warnings, bounded(w))
 	}
-	l := newLive(r, rec)
-	if !rec.Unlocked {
-		var skipped string
+	return rec
+}
+
+// begin takes the lock, writes the first journal of an operation, and lets it run.
+func (r *Runner) begin(ctx context.Context, def Definition, request Request, p Plan) (Operation, error) {
+	began := time.Now()
+	var lock Taken
+	without := p.Unlocked
+	if r.o.Lock != nil && def.Exclusive && without == "" {
 		var err error
-		if l.lock, skipped, err = r.take(ctx, Holder{Name: def.Name, ID: rec.ID, Since: rec.Began}); err != nil {
-			return err
-		}
-		if skipped != "" {
-			p.Warnings = append(p.Warnings, skipped)
+		if lock, without, err = r.take(ctx, Holder{Name: def.Name, ID: request.ID, Since: began}); err != nil {
+			return Operation{}, err
 		}
 	}
-	if len(p.Warnings) > maxWarnings {
-		p.Warnings = p.Warnings[:maxWarnings]
+	if without != "" {
+		p.Warnings = append(p.Warnings, unlocked(without))
 	}
-	err := l.commit(func(next *record) ([]Event, error) {
-		events := []Event{{Kind: Changed, State: Running, Text: "asked by " + request.By}}
-		for _, w := range p.Warnings {
-			next.Warnings = append(next.Warnings, bounded(w))
+	rec := newRecord(request, def, p)
+	rec.State, rec.Began, rec.Unlocked = Running, began, lock == nil
+	l := newLive(r, rec)
+	l.lock = lock
+	err := l.commit(func(*record) ([]Event, error) {
+		events := []Event{{Kind: Changed, State: Running, Text: "asked by " + rec.By}}
+		for _, w := range rec.Warnings {
 			events = append(events, Event{Kind: Said, Text: "warning: " + w})
 		}
 		return events, nil
 	}, nil)
 	if err != nil {
 		l.release(0)
-		return err
+		return Operation{}, err
 	}
+	begun := l.record().clone().Operation
 	if err := r.launch(l, p.Steps); err != nil {
 		l.release(0)
 		r.drop(l)
-		return err
+		return Operation{}, err
 	}
-	return nil
+	return begun, nil
 }
 
 // errLeaving is why nothing is begun any more.

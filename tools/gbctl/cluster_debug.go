@@ -76,12 +76,14 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 				return err
 			}
 			to.Loss = percent / 100
-			for i, name := range to.CutFrom {
-				other, err := c.Find(name)
-				if err != nil {
-					return err
+			for _, names := range [][]string{to.CutFrom, to.DeafTo} {
+				for i, name := range names {
+					other, err := c.Find(name)
+					if err != nil {
+						return err
+					}
+					names[i] = other.Name
 				}
-				to.CutFrom[i] = other.Name
 			}
 			if err := c.SetNetwork(cmd.Context(), node.Name, to); err != nil {
 				return err
@@ -93,6 +95,7 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVar(&to.Off, "off", false, "cut it off from everyone")
 	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "cut it off from these nodes, separated by commas")
+	f.StringSliceVar(&to.DeafTo, "deaf-to", nil, "let it reach these nodes but not hear them")
 	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction")
 	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later")
 	f.Float64Var(&percent, "loss", 0, "percent of the frames that get lost, in each direction")

@@ -236,6 +236,15 @@ func (c *Cluster) Kubectl(args ...string) string {
 	return out
 }
 
+// NodesReady is nil if as many nodes as are planned are Ready, and no other is there.
+func (c *Cluster) NodesReady() error {
+	out, err := c.Try("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
+	if err == nil && (strings.Count(out, " True\n") != len(c.Nodes) || strings.Count(out, "\n") != len(c.Nodes)) {
+		err = fmt.Errorf("of %d nodes are Ready:\n%s", len(c.Nodes), out)
+	}
+	return err
+}
+
 // Apply hands manifests to the cluster.
 func (c *Cluster) Apply(manifests string) {
 	c.t.Helper()

@@ -1,0 +1,272 @@
+//go:build story
+
+package story
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/keeper"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+const (
+	apiServerPort = 6443
+	etcdPort      = 2379
+	// callBudget is for one question to one server, which may be cut off.
+	callBudget = 5 * time.Second
+	answerMax  = 64 << 20 // bytes
+)
+
+// Inside is the network of the container nodes, as the load balancer sees it.
+func (c *Cluster) Inside() *keeper.Keeper {
+	c.t.Helper()
+	pid, err := c.HostPID()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	ns, err := network(pid)
+	if err != nil {
+		c.t.Fatalf("network of cluster %s: %v", c.Name, err)
+	}
+	k, err := keeper.In(ns)
+	if err != nil {
+		c.t.Fatalf("network of cluster %s: %v", c.Name, err)
+	}
+	c.t.Cleanup(func() { _ = k.Close() })
+	return k
+}
+
+// network is the namespace of those threads of the host process that aren't in this
+// machine's.
+func network(pid int) (*os.File, error) {
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return nil, err
+	}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", pid))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range threads {
+		if ns, err := os.Readlink(path); err == nil && ns != own {
+			return os.Open(path)
+		}
+	}
+	return nil, fmt.Errorf("no thread of the host process %d is in it", pid)
+}
+
+// Secrets are all that the cluster was made with.
+func (c *Cluster) Secrets() *config.Secrets {
+	c.t.Helper()
+	data, err := os.ReadFile(c.Configuration(c.Node()))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	s, err := config.LoadSecrets(c.Node(), data)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return s
+}
+
+// as is a client with a new certificate of an authority.
+func (c *Cluster) as(ca pki.CA, leaf pki.Leaf) *tls.Config {
+	c.t.Helper()
+	leaf.Client, leaf.Now = true, time.Now()
+	cert, key, err := ca.Issue(leaf)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.Cert)
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}
+}
+
+// ControlPlanes are the cluster's nodes that have an etcd and an API server.
+func (c *Cluster) ControlPlanes() []qemu.Node {
+	var all []qemu.Node
+	for _, n := range c.Nodes {
+		if n.Type != string(config.Worker) {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+func etcdURL(n qemu.Node) string {
+	return "https://" + netip.AddrPortFrom(n.Address, etcdPort).String()
+}
+
+// Etcd speaks to the members on these nodes, as an API server does.
+func (c *Cluster) Etcd(inside *keeper.Keeper, nodes ...qemu.Node) *clientv3.Client {
+	c.t.Helper()
+	var urls []string
+	for _, n := range nodes {
+		urls = append(urls, etcdURL(n))
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:            urls,
+		TLS:                  c.as(c.Secrets().EtcdCA.CA(), pki.Leaf{CN: "story"}),
+		DialKeepAliveTime:    callBudget,
+		DialKeepAliveTimeout: callBudget,
+		Logger:               zap.NewNop(), // errors are returned
+		DialOptions:          []grpc.DialOption{grpc.WithContextDialer(inside.Dial)},
+	})
+	if err != nil {
+		c.t.Fatalf("etcd %v: %v", urls, err)
+	}
+	c.t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// Leader is the node whose etcd says that it leads.
+func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) {
+	for _, n := range c.ControlPlanes() {
+		ctx, cancel := context.WithTimeout(c.t.Context(), callBudget)
+		s, one := client.Status(ctx, etcdURL(n))
+		cancel()
+		if one == nil && s.Leader == s.Header.MemberId {
+			return n, nil
+		}
+		err = errors.Join(err, one)
+	}
+	return leader, errors.Join(errors.New("no member of etcd says that it leads"), err)
+}
+
+// InSync is nil if all control planes vote, and have the same data.
+func (c *Cluster) InSync(client *clientv3.Client) error {
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(callBudget))
+	defer cancel()
+	members, err := client.MemberList(ctx)
+	if err != nil {
+		return err
+	}
+	if n := len(c.ControlPlanes()); len(members.Members) != n {
+		return fmt.Errorf("%d members for %d control planes", len(members.Members), n)
+	}
+	hashes := map[string][]string{} // names by hash
+	var revision int64
+	for _, m := range members.Members {
+		if m.IsLearner {
+			return fmt.Errorf("%s doesn't vote", m.Name)
+		}
+		if revision == 0 {
+			s, err := client.Status(ctx, m.ClientURLs[0])
+			if err != nil {
+				return fmt.Errorf("member %s: %w", m.Name, err)
+			}
+			revision = s.Header.Revision
+		}
+		h, err := client.HashKV(ctx, m.ClientURLs[0], revision)
+		if err != nil {
+			return fmt.Errorf("member %s: %w", m.Name, err)
+		}
+		// What was compacted isn't in the hash.
+		sum := fmt.Sprintf("%x up to %d, compacted up to %d", h.Hash, revision, h.CompactRevision)
+		hashes[sum] = append(hashes[sum], m.Name)
+	}
+	if len(hashes) != 1 {
+		return fmt.Errorf("the data differs: %v", hashes)
+	}
+	return nil
+}
+
+// A Server is one way to the Kubernetes API, as an administrator.
+type Server struct {
+	URL    string
+	client *http.Client
+}
+
+// Endpoint is the cluster's API, through the load balancer.
+func (c *Cluster) Endpoint() *Server {
+	return c.server(fmt.Sprintf("https://127.0.0.1:%d", c.KubernetesPort), new(net.Dialer).DialContext)
+}
+
+// Server is the API server on one node.
+func (c *Cluster) Server(inside *keeper.Keeper, n qemu.Node) *Server {
+	return c.server("https://"+netip.AddrPortFrom(n.Address, apiServerPort).String(), func(ctx context.Context, _, address string) (net.Conn, error) {
+		return inside.Dial(ctx, address)
+	})
+}
+
+func (c *Cluster) server(url string, dial func(context.Context, string, string) (net.Conn, error)) *Server {
+	c.t.Helper()
+	trust := c.as(c.Secrets().KubernetesCA.CA(), pki.Leaf{CN: "story", Orgs: []string{"system:masters"}})
+	// HTTP/1: a request whose time is up ends its connection, so that the next one finds
+	// another server instead of waiting on the same.
+	transport := &http.Transport{TLSClientConfig: trust, DialContext: dial, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
+	c.t.Cleanup(transport.CloseIdleConnections)
+	return &Server{URL: url, client: &http.Client{Transport: transport, Timeout: eventually.Scale(callBudget)}}
+}
+
+// Get is the answer to one question, if it is 200.
+func (s *Server) Get(ctx context.Context, path string) ([]byte, error) {
+	return s.do(ctx, http.MethodGet, path, "", http.StatusOK)
+}
+
+func (s *Server) do(ctx context.Context, method, path, body string, want int) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerMax))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != want {
+		return nil, fmt.Errorf("%s %s%s: %s: %.200s", method, s.URL, path, resp.Status, answer)
+	}
+	return answer, nil
+}
+
+// Objects are the UIDs and contents of objects, by name, as one server tells.
+func (s *Server) Objects(ctx context.Context, path string) (map[string]Object, error) {
+	answer, err := s.Get(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	var list struct{ Items []Object }
+	if err := json.Unmarshal(answer, &list); err != nil {
+		return nil, fmt.Errorf("%s%s: %w", s.URL, path, err)
+	}
+	all := map[string]Object{}
+	for _, o := range list.Items {
+		all[o.Metadata.Namespace+"/"+o.Metadata.Name] = o
+	}
+	return all, nil
+}
+
+// Object is what stories compare of a Kubernetes object.
+type Object struct {
+	Metadata struct{ Namespace, Name, UID string }
+	Data     map[string]string // of a config map
+}

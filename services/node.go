@@ -152,7 +152,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
+		Processes: o.Processes, Since: since, Disks: listDisks(d),
 		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {

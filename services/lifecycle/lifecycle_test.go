@@ -140,11 +140,11 @@ func (r *rig) on() {
 // run asks for an operation and lets it come to its end, or to that of the node.
 func (r *rig) run(name string, arguments []byte) operation.Operation {
 	r.t.Helper()
-	id, _, err := r.runner.Start(context.Background(), operation.Ask{Name: name, Arguments: arguments, By: "somebody"})
+	o, err := r.runner.Start(context.Background(), operation.Ask{Name: name, Arguments: arguments, By: "somebody"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return r.end(id)
+	return r.end(o.ID)
 }
 
 func (r *rig) end(id string) operation.Operation {
@@ -298,7 +298,7 @@ func TestS185ResetOfTheLastMember(t *testing.T) {
 		r.on()
 		defer r.off()
 		for _, dry := range []bool{true, false} {
-			_, _, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{}.Encode(), DryRun: dry})
+			_, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{}.Encode(), DryRun: dry})
 			var refusal operation.Refusal
 			if !errors.As(err, &refusal) || !strings.Contains(err.Error(), "it is the last voting member. Nothing is wiped. `gbctl reset --graceful=false`") {
 				t.Errorf("error %v", err)
@@ -332,7 +332,7 @@ func TestResetEndsWithoutTheCluster(t *testing.T) {
 		r := newRig(t)
 		r.on()
 		defer r.off()
-		id, _, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{DrainTimeout: 2 * time.Minute}.Encode()})
+		asked, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{DrainTimeout: 2 * time.Minute}.Encode()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -340,7 +340,7 @@ func TestResetEndsWithoutTheCluster(t *testing.T) {
 		r.down, r.pods = true, []string{"slow"}
 		r.mu.Unlock()
 		began := time.Now()
-		o := r.end(id)
+		o := r.end(asked.ID)
 		if took := time.Since(began); took > changeTimeout+2*time.Minute+nodeTimeout+time.Minute {
 			t.Errorf("it took %s", took)
 		}
@@ -474,7 +474,7 @@ func TestArguments(t *testing.T) {
 		for name, arguments := range map[string][]byte{
 			Reset: ResetArguments{Wipe: []string{"BOOT-A"}}.Encode(), Reboot: PowerArguments{DrainTimeout: -1}.Encode(), Shutdown: []byte("garbage"),
 		} {
-			if _, _, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: arguments, DryRun: true}); err == nil {
+			if _, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: arguments, DryRun: true}); err == nil {
 				t.Errorf("%s %s is taken", name, arguments)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
 )
@@ -31,6 +32,13 @@ var gbctl = sync.OnceValues(func() (string, error) {
 	return program, nil
 })
 
+// Patient is the cluster for commands that take as long as this at native speed.
+func (c *Cluster) Patient(budget time.Duration) *Cluster {
+	patient := *c
+	patient.patience = budget
+	return &patient
+}
+
 // TryGbctl runs gbctl as a user would: with the cluster's client configuration
 // and nothing else. The output is standard output alone.
 func (c *Cluster) TryGbctl(args ...string) (string, error) { return c.TryGbctlWith("", nil, args...) }
@@ -41,7 +49,7 @@ func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (stri
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(askBudget)))
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(max(c.patience, askBudget))))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(append(os.Environ(), "GARBOARDCONFIG="+c.ClientConfig()), env...)

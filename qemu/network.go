@@ -80,22 +80,13 @@ func parseNetwork(query url.Values) (n Network, err error) {
 	return n, errors.Join(append(errs[:], n.check())...)
 }
 
-// A spoiler is a provisioner that can make networks bad.
-type spoiler interface {
-	Spoil(n Node, to Network) error
-}
-
 func (h *hostProcess) setNetwork(n *node, to Network) error {
-	s, ok := h.provisioner.(spoiler)
-	if !ok {
-		return errors.New("only the network of nodes that are containers can be made bad")
-	}
 	for _, other := range slices.Concat(to.CutFrom, to.DeafTo) {
 		if _, err := h.node(other); err != nil {
 			return err
 		}
 	}
-	if err := s.Spoil(n.Node, to); err != nil {
+	if err := h.lan.spoil(n.Node, to); err != nil {
 		return fmt.Errorf("network of %s: %w", n.Name, err)
 	}
 	n.mu.Lock()
@@ -104,17 +95,17 @@ func (h *hostProcess) setNetwork(n *node, to Network) error {
 	return nil
 }
 
-// Spoil puts a wire between a node's cable and the bridge, or takes it away:
+// spoil puts a wire between a node's cable and the bridge, or takes it away:
 //
-//	bridge ── tap ~~ wire ~~ tap ── bridge of two ports ── veth ── eth0 of the node
-func (c *containers) Spoil(n Node, to Network) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.networks[n.Name] = to
-	if _, err := c.links.LinkByName(linkName("node", n)); err != nil {
-		return nil // the node is off; makeLink does it
+//	bridge ── tap ~~ wire ~~ tap ── bridge of two ports ── veth or tap ── eth0 of the node
+func (l *lan) spoil(n Node, to Network) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.networks[n.Name] = to
+	if _, err := l.links.LinkByName(linkName("node", n)); err != nil {
+		return nil // the node is off; its start does it
 	}
-	return c.connect(n)
+	return l.connect(n)
 }
 
 // linkName is short, and the namespace's own.
@@ -125,76 +116,76 @@ func linkName(what string, n Node) string {
 
 // connect joins a node's cable with the cluster's bridge, by way of a wire where its
 // network is to be bad. It must be called with the mutex held.
-func (c *containers) connect(n Node) error {
-	if err := c.dropWire(n); err != nil {
+func (l *lan) connect(n Node) error {
+	if err := l.dropWire(n); err != nil {
 		return err
 	}
-	to := c.networks[n.Name]
+	to := l.networks[n.Name]
 	if to.fine() {
-		return c.plug(linkName("node", n), bridgeName)
+		return l.plug(linkName("node", n), bridgeName)
 	}
 	own, near, far := linkName("wire", n), linkName("near", n), linkName("far", n)
 	var w *wire.Wire
-	err := c.keeper.Do(func() (err error) {
-		w, err = wire.Open([2]string{near, far}, wire.Conditions{Delay: to.Delay, Jitter: to.Jitter, Loss: to.Loss, Drop: c.drops(to)})
+	err := l.keeper.Do(func() (err error) {
+		w, err = wire.Open([2]string{near, far}, wire.Conditions{Delay: to.Delay, Jitter: to.Jitter, Loss: to.Loss, Drop: l.drops(to)})
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	c.wires[n.Name] = w
+	l.wires[n.Name] = w
 	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 	bridge.Name = own
-	if err := c.links.LinkAdd(bridge); err != nil {
+	if err := l.links.LinkAdd(bridge); err != nil {
 		return err
 	}
 	// Without ARP, or this machine would answer for its address on the cluster's bridge.
-	if err := errors.Join(c.links.LinkSetARPOff(bridge), c.links.LinkSetUp(bridge)); err != nil {
+	if err := errors.Join(l.links.LinkSetARPOff(bridge), l.links.LinkSetUp(bridge)); err != nil {
 		return err
 	}
-	return errors.Join(c.plug(linkName("node", n), own), c.plug(near, own), c.plug(far, bridgeName))
+	return errors.Join(l.plug(linkName("node", n), own), l.plug(near, own), l.plug(far, bridgeName))
 }
 
 // dropWire takes the wire of a node away, if it has one.
-func (c *containers) dropWire(n Node) error {
+func (l *lan) dropWire(n Node) error {
 	var errs []error
-	if w := c.wires[n.Name]; w != nil {
-		delete(c.wires, n.Name)
+	if w := l.wires[n.Name]; w != nil {
+		delete(l.wires, n.Name)
 		errs = append(errs, w.Close())
 	}
-	if bridge, err := c.links.LinkByName(linkName("wire", n)); err == nil {
-		errs = append(errs, c.links.LinkDel(bridge))
+	if bridge, err := l.links.LinkByName(linkName("wire", n)); err == nil {
+		errs = append(errs, l.links.LinkDel(bridge))
 	}
 	return errors.Join(errs...)
 }
 
 // plug makes a link a port of a bridge.
-func (c *containers) plug(name, bridge string) error {
-	link, err := c.links.LinkByName(name)
+func (l *lan) plug(name, bridge string) error {
+	link, err := l.links.LinkByName(name)
 	if err != nil {
 		return err
 	}
-	master, err := c.links.LinkByName(bridge)
+	master, err := l.links.LinkByName(bridge)
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.links.LinkSetMaster(link, master), c.links.LinkSetUp(link))
+	return errors.Join(l.links.LinkSetMaster(link, master), l.links.LinkSetUp(link))
 }
 
 // drops are the frames to and from the nodes that one is cut off from, and those from
 // nodes that it is deaf to. What a node sends to all, those that it is cut off from
 // hear, too, but their answers get lost.
-func (c *containers) drops(to Network) func(frame []byte) bool {
+func (l *lan) drops(to Network) func(frame []byte) bool {
 	if to.Off {
 		return func([]byte) bool { return true }
 	}
 	const size = 6 // of an address
 	cut, silent := map[[size]byte]bool{}, map[[size]byte]bool{}
 	for _, name := range to.CutFrom {
-		cut[[size]byte(hardwareAddress(c.plan.Name, name))] = true
+		cut[[size]byte(hardwareAddress(l.plan.Name, name))] = true
 	}
 	for _, name := range to.DeafTo {
-		silent[[size]byte(hardwareAddress(c.plan.Name, name))] = true
+		silent[[size]byte(hardwareAddress(l.plan.Name, name))] = true
 	}
 	if len(cut)+len(silent) == 0 {
 		return nil

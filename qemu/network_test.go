@@ -8,7 +8,7 @@ import (
 // Who of two nodes hears the other, depending on how the network of the first is.
 func TestDrops(t *testing.T) {
 	t.Parallel()
-	c := &containers{plan: Plan{Name: "c"}}
+	c := &lan{plan: Plan{Name: "c"}}
 	frame := func(from, to string) []byte {
 		return slices.Concat(hardwareAddress("c", to), hardwareAddress("c", from), []byte{8, 0})
 	}

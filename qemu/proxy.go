@@ -2,10 +2,8 @@ package qemu
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"time"
 )
@@ -37,28 +35,4 @@ func splice(a, b net.Conn) {
 	both.Go(func() { one(a, b) })
 	both.Go(func() { one(b, a) })
 	both.Wait()
-}
-
-// Dial connects standard input and output to a TCP address: QEMU starts it for
-// each connection that a guest makes to the registry, as QEMU itself has no way
-// that also works in an isolated network.
-func Dial(ctx context.Context, address string) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	sent := make(chan error, 1)
-	go func() {
-		_, err := io.Copy(conn, os.Stdin)
-		if h, ok := conn.(halfCloser); ok {
-			_ = h.CloseWrite()
-		}
-		sent <- err
-	}()
-	// QEMU gives one socket as both; the end of the answer is the end.
-	if _, err := io.Copy(os.Stdout, conn); err != nil {
-		return fmt.Errorf("dial %s: %w", address, err)
-	}
-	return nil
 }

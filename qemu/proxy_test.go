@@ -1,15 +1,12 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 )
@@ -72,26 +69,5 @@ func TestForward(t *testing.T) {
 		}
 		conn.Close()
 		b.close()
-	}
-}
-
-// The subcommand that QEMU runs per connection.
-func TestDial(t *testing.T) {
-	t.Parallel()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go echo(l, "registry")
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "dial", l.Addr().String())
-	cmd.Stdin = bytes.NewReader(make([]byte, 100000))
-	out, err := cmd.CombinedOutput()
-	if err != nil || string(out) != "registry heard 100000" {
-		t.Errorf("dial: %q, %v", out, err)
-	}
-	l.Close()
-	if out, err := exec.CommandContext(t.Context(), os.Args[0], "dial", l.Addr().String()).CombinedOutput(); err == nil {
-		t.Errorf("dial to nobody: %q", out)
 	}
 }

@@ -35,28 +35,41 @@ func New() *Keeper {
 
 // NewInNamespace starts a thread in a new, empty network namespace.
 func NewInNamespace() (*Keeper, error) {
-	k := &Keeper{work: make(chan func())}
-	ready := make(chan error, 1)
-	go onOwnThread(func() {
-		ready <- k.enterNew()
-		k.run()
-	})
-	if err := <-ready; err != nil {
+	k, err := newAt((*Keeper).enterNew)
+	if err != nil {
 		return nil, fmt.Errorf("make a network namespace: %w", err)
 	}
 	return k, nil
 }
 
-// In starts a thread in a network namespace that exists. The keeper closes ns.
-func In(ns *os.File) (*Keeper, error) {
-	k := &Keeper{work: make(chan func()), ns: ns}
+// NewIn starts a thread in the network namespace that a path leads to.
+func NewIn(path string) (*Keeper, error) {
+	k, err := newAt(func(k *Keeper) (err error) {
+		if k.ns, err = os.Open(path); err != nil {
+			return err
+		}
+		return k.enter()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return k, nil
+}
+
+func newAt(enter func(*Keeper) error) (*Keeper, error) {
+	k := &Keeper{work: make(chan func())}
 	ready := make(chan error, 1)
 	go onOwnThread(func() {
-		ready <- k.enter()
-		k.run()
+		err := enter(k)
+		if ready <- err; err == nil {
+			k.run()
+		}
 	})
 	if err := <-ready; err != nil {
-		return nil, errors.Join(err, k.Close())
+		if k.ns != nil {
+			err = errors.Join(err, k.ns.Close())
+		}
+		return nil, err
 	}
 	return k, nil
 }

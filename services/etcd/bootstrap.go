@@ -65,9 +65,9 @@ func (e *Etcd) Bootstrap(ctx context.Context) (Begun, error) {
 	return Begun{Token: r.Token}, nil
 }
 
-// alone refuses where an API server with a certificate of this cluster's authority
-// answers at its endpoint, whatever it says: there is, or was until its etcd lost
-// the quorum, a cluster behind it.
+// alone refuses where an API server answers at the cluster's endpoint, whatever it
+// says: there is, or was until its etcd lost the quorum, a cluster behind it, be it
+// this one or one whose secrets this node doesn't have.
 func (e *Etcd) alone(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -90,6 +90,8 @@ func (e *Etcd) alone(ctx context.Context) error {
 	switch {
 	case errors.As(err, &status):
 		return refuse("an API server of this cluster answers at %s, with %d: the cluster has begun elsewhere; once it is well, this node joins it by itself", endpoint, status.Code)
+	case unknownAuthority(err):
+		return refuse("an API server of another cluster answers at %s: %s", endpoint, remedy)
 	case err != nil:
 		return nil
 	}

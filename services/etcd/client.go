@@ -36,6 +36,25 @@ var errNobody = errors.New("no other control plane is known to Kubernetes")
 // dial makes a client for the members at the URLs. It connects with the first
 // request.
 func (e *Etcd) dial(ctx context.Context, urls []string) (*clientv3.Client, error) {
+	trust, err := e.trust()
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Context:     ctx,
+		Endpoints:   urls,
+		DialTimeout: requestTimeout,
+		TLS:         trust,
+		Logger:      zap.NewNop(), // errors are returned
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd %v: %w", urls, err)
+	}
+	return client, nil
+}
+
+// trust is what a client of the members goes by.
+func (e *Etcd) trust() (*tls.Config, error) {
 	keys, err := secrets.Etcd.Get(e.o.Store, secrets.EtcdID)
 	if err != nil {
 		return nil, err
@@ -46,17 +65,7 @@ func (e *Etcd) dial(ctx context.Context, urls []string) (*clientv3.Client, error
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(keys.Spec.CA)
-	client, err := clientv3.New(clientv3.Config{
-		Context:     ctx,
-		Endpoints:   urls,
-		DialTimeout: requestTimeout,
-		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
-		Logger:      zap.NewNop(), // errors are returned
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connect to etcd %v: %w", urls, err)
-	}
-	return client, nil
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
 }
 
 // list asks the quorum who the members are.

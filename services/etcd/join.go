@@ -170,13 +170,19 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 	found, err := list(ctx, c)
 	if err != nil {
 		c.Close()
+		if why := e.foreignEtcd(ctx, urls); why != nil {
+			return nil, nil, why
+		}
 		return nil, nil, &wait{what: fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", ")), cause: err}
 	}
 	return found, c, nil
 }
 
-// lonely is the wait of one that sees nobody.
+// lonely is the wait of one that sees nobody, or only strangers.
 func (e *Etcd) lonely(r record, seen error) error {
+	if why := e.foreign(seen); why != nil {
+		return why
+	}
 	cfg, err := machine.Config(e.o.Store)
 	if err != nil {
 		return err
@@ -197,6 +203,9 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 	defer c.Close()
 	me, err := e.o.self()
 	if err != nil {
+		return err
+	}
+	if err := e.sameTokens(ctx); err != nil {
 		return err
 	}
 	members, own, err := e.makeRoom(ctx, c, found.Members, me)

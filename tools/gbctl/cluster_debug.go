@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/spf13/cobra"
@@ -14,7 +15,7 @@ node's name, also without the cluster's: worker-1 is NAME-worker-1.`
 func (a *app) clusterDebugCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "debug",
-		Short: "Turn nodes of a cluster off, freeze them, spoil their network",
+		Short: "Turn nodes of a cluster off, freeze them, spoil their network or clock",
 		Long:  clusterDebugLong,
 	})
 	for _, verb := range []struct {
@@ -46,7 +47,39 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 			},
 		}, &name))
 	}
-	cmd.AddCommand(a.clusterNetworkCommand())
+	cmd.AddCommand(a.clusterNetworkCommand(), a.clusterClockCommand())
+	return cmd
+}
+
+func (a *app) clusterClockCommand() *cobra.Command {
+	var name string
+	var offset time.Duration
+	cmd := nameFlag(&cobra.Command{
+		Use:   "clock NODE",
+		Short: "Make the clock of a node in QEMU wrong, from its next start on",
+		Long: `Make the hardware clock of a node in QEMU wrong, from its next start on and until the
+cluster stops. Nodes that are containers have this machine's clock.`,
+		Example: `  gbctl cluster debug clock worker-1 --offset -8760h   a year behind
+  gbctl cluster debug cut worker-1
+  gbctl cluster debug on worker-1`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := openCluster(name)
+			if err != nil {
+				return err
+			}
+			node, err := c.Find(args[0])
+			if err != nil {
+				return err
+			}
+			if err := c.SetClock(cmd.Context(), node.Name, offset); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.out, "clock of %s: %s off from its next start on\n", node.Name, offset)
+			return nil
+		},
+	}, &name)
+	cmd.Flags().DurationVar(&offset, "offset", 0, "how much it is ahead, or behind if negative")
 	return cmd
 }
 

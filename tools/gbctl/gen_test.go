@@ -275,6 +275,9 @@ func TestGenSecretsFromKubernetes(t *testing.T) {
 	if !bytes.Equal(c.Cluster.Etcd.CA.Crt, s.read("pki/etcd/ca.crt")) || !bytes.Equal(c.Cluster.ServiceAccount.Key, s.read("pki/sa.key")) {
 		t.Error("not the authorities that were there")
 	}
+	if c.Cluster.Secret != "" {
+		t.Error("Secrets would be encrypted, and the API servers that are there couldn't read them")
+	}
 }
 
 // S-003, S-004, S-041: what gen config writes is complete, loads, and is kept.

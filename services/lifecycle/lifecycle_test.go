@@ -425,7 +425,7 @@ func TestRebootAlone(t *testing.T) {
 		"alone":         {func(r *rig) { r.others = 0 }, PowerArguments{}, "no other node is Ready and takes pods"},
 		"no Kubernetes": {func(r *rig) { r.down = true }, PowerArguments{}, "Kubernetes can't be asked"},
 		"pods are kept": {func(*rig) {}, PowerArguments{KeepPods: true}, ""},
-		"forced":        {func(*rig) {}, PowerArguments{Force: true}, ""},
+		"forced":        {func(*rig) {}, PowerArguments{Force: true}, "it is forced"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package services lists what a node runs. The two tables in this file are the
 // machine: its services with what each depends on, and its controllers. The
 // packages below hold one service or one group of controllers each, and the
-// generic ones (dag, resource, process, logs) that know none of them by name.
+// generic ones (dag, resource, operation, process, logs) that know none of them by name.
 package services
 
 import (
@@ -92,7 +92,7 @@ func NewNode(o Options) (*Node, error) {
 
 	var err error
 	n.ops, err = operation.New(operation.Options{
-		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir,
+		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir, Lock: member.Lock(),
 		Definitions: lifecycle.Definitions(lifecycle.Options{
 			Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
 			Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },

@@ -49,6 +49,7 @@ var rooms = []struct {
 	{"The endpoint and certificates", endpointConditions},
 	{"The node in Kubernetes", nodeConditions},
 	{"The configuration", configurationConditions},
+	{"Operations", operationConditions},
 }
 
 func catalogue() string {

@@ -20,6 +20,8 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/operation"
+	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
 )
 
@@ -39,6 +41,8 @@ type snapshot struct {
 	config    *config.Config // nil: there is none
 	warnings  []config.Warning
 	situation machine.Situation
+
+	operations []resource.Object[operation.Spec]
 
 	hostname  string
 	address   *network.NodeAddress
@@ -204,6 +208,7 @@ func (d *Doctor) remember() *snapshot {
 	if o, err := clock.Statuses.Get(store, clock.StatusID); err == nil {
 		s.clock = &o.Spec
 	}
+	s.operations = operation.Operations.List(store)
 	s.staticPods = len(controlplane.StaticPods.List(store))
 	s.pods = map[string]kubernetes.Object{}
 	for _, o := range controlplane.StaticPodStatuses.List(store) {
@@ -214,7 +219,7 @@ func (d *Doctor) remember() *snapshot {
 	s.checked = append(s.checked,
 		fmt.Sprintf("services: %s, with their events and last words", strings.Join(slices.Sorted(maps.Keys(s.services)), ", ")),
 		"controllers and their last words", "the machine configuration, its warnings and whether one is staged or tried",
-		"addresses, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
+		"operations", "addresses, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
 	return s
 }
 

@@ -36,6 +36,7 @@ import (
 	"github.com/garboard-os/garboard/services/sysctl"
 	"github.com/garboard-os/garboard/services/trustd"
 	"github.com/garboard-os/garboard/services/udev"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 // paramChart as a kernel parameter names a device, such as /dev/ttyS1, that gets
@@ -133,6 +134,8 @@ func NewNode(o Options) (*Node, error) {
 		// On containerd, networkd and timed.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
+		// On networkd and etcd.
+		vip.Service(vip.Options{Store: store}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)

@@ -46,6 +46,7 @@ var rooms = []struct {
 	{"etcd", etcdConditions},
 	{"The kubelet", kubeletConditions},
 	{"The control plane", controlPlaneConditions},
+	{"The shared address", sharedConditions},
 	{"The endpoint and certificates", endpointConditions},
 	{"The node in Kubernetes", nodeConditions},
 	{"The configuration", configurationConditions},

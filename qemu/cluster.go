@@ -59,6 +59,9 @@ type Options struct {
 	// Network is where nodes are; default 10.5.0.0/24. The first address is
 	// this machine's, with the registry and the load balancer.
 	Network netip.Prefix
+	// SharedAddress makes the cluster's endpoint an address that the control planes share,
+	// the last of the network, instead of a load balancer.
+	SharedAddress bool
 	// Mirrors are registries that are asked instead of others, by host or "*", before the
 	// one with the images that were built. This machine asks them for the nodes.
 	Mirrors map[string][]string

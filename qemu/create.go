@@ -2,10 +2,12 @@ package qemu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,6 +106,11 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		Network: network, Mirrors: mirrors, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
+	if o.SharedAddress {
+		if p.Shared = last(network); slices.Contains(addresses, p.Shared) {
+			return Plan{}, fmt.Errorf("network %s has no room for %s and an address that they share", network, counted(o.controlPlanes(), o.Workers))
+		}
+	}
 	for i, address := range addresses {
 		role, number, kind := "controlplane", i+1, "controlplane"
 		switch {
@@ -172,6 +179,14 @@ func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 		all = append(all, next)
 	}
 	return all, network, nil
+}
+
+// last is the highest address of an IPv4 network that a node may have.
+func last(network netip.Prefix) netip.Addr {
+	bytes := network.Masked().Addr().As4()
+	hosts := uint32(1)<<(32-network.Bits()) - 1
+	binary.BigEndian.PutUint32(bytes[:], binary.BigEndian.Uint32(bytes[:])|hosts)
+	return netip.AddrFrom4(bytes).Prev()
 }
 
 // counted is how many nodes there are, in words.

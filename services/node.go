@@ -1,7 +1,7 @@
 // Package services lists what a node runs. The two tables in this file are the
 // machine: its services with what each depends on, and its controllers. The
 // packages below hold one service or one group of controllers each, and the
-// generic ones (dag, resource, process, logs) that know none of them by name.
+// generic ones (dag, resource, operation, process, logs) that know none of them by name.
 package services
 
 import (
@@ -35,6 +35,7 @@ import (
 	"github.com/garboard-os/garboard/services/sysctl"
 	"github.com/garboard-os/garboard/services/trustd"
 	"github.com/garboard-os/garboard/services/udev"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 // paramChart as a kernel parameter names a device, such as /dev/ttyS1, that gets
@@ -124,6 +125,8 @@ func NewNode(o Options) (*Node, error) {
 		// On containerd, networkd and timed.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
+		// On networkd and etcd.
+		vip.Service(vip.Options{Store: store}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)

@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/etcd"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 var etcdConditions = []condition{
@@ -193,7 +194,7 @@ func (s *snapshot) isMine(a netip.Addr) bool {
 			return true
 		}
 	}
-	return false
+	return slices.ContainsFunc(s.shared, func(v vip.Status) bool { return v.Holder && v.Address == a })
 }
 
 func etcdDown(s *snapshot) []finding {

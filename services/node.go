@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/kubelet"
+	"github.com/garboard-os/garboard/services/lifecycle"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -50,6 +51,9 @@ type Options struct {
 	Logs      *logs.Logs
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
+	// Erase is told how to erase what a reset wipes: done on the machine's way out, once
+	// nothing uses it any more.
+	Erase func(do func(context.Context) error)
 }
 
 // Node is the services, the resources and the controllers of one machine.
@@ -90,6 +94,11 @@ func NewNode(o Options) (*Node, error) {
 	var err error
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir, Lock: member.Lock(),
+		Definitions: lifecycle.Definitions(lifecycle.Options{
+			Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
+			Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
+			Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
+		}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
@@ -146,7 +155,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
+		Processes: o.Processes, Since: since, Disks: listDisks(d),
 		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {

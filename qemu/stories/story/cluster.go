@@ -39,7 +39,9 @@ type Cluster struct {
 	*qemu.Cluster
 	t       *testing.T
 	kubectl string
-	options qemu.Options
+	// patience is what a command may take beyond askBudget.
+	patience time.Duration
+	options  qemu.Options
 }
 
 // Option changes how a cluster is made.

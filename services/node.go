@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/api"
 	"github.com/garboard-os/garboard/services/apid"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/controlplane"
@@ -25,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/kubelet"
+	"github.com/garboard-os/garboard/services/lifecycle"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -50,6 +52,9 @@ type Options struct {
 	Logs      *logs.Logs
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
+	// Erase is told how to erase what a reset wipes: done on the machine's way out, once
+	// nothing uses it any more.
+	Erase func(do func(context.Context) error)
 }
 
 // Node is the services, the resources and the controllers of one machine.
@@ -90,6 +95,11 @@ func NewNode(o Options) (*Node, error) {
 	var err error
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir, Lock: member.Lock(),
+		Definitions: lifecycle.Definitions(lifecycle.Options{
+			Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
+			Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
+			Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
+		}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
@@ -117,12 +127,13 @@ func NewNode(o Options) (*Node, error) {
 		// On disks.
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		// On networkd and disks.
+		balancer.Service(balancer.Options{Store: store}),
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		// On files.
 		ctrd.Service(),
 		// On networkd and timed.
 		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes}),
-		// On containerd, networkd and timed.
+		// On containerd, networkd and timed; the kubelet on the balancer, too.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
 		// On networkd and etcd.
@@ -146,7 +157,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
+		Processes: o.Processes, Since: since, Disks: listDisks(d),
 		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {

@@ -39,7 +39,9 @@ type Cluster struct {
 	*qemu.Cluster
 	t       *testing.T
 	kubectl string
-	options qemu.Options
+	// patience is what a command may take beyond askBudget.
+	patience time.Duration
+	options  qemu.Options
 }
 
 // Option changes how a cluster is made.
@@ -110,6 +112,9 @@ func (c *Cluster) In(t *testing.T) *Cluster {
 	part.t = t
 	return &part
 }
+
+// T is the test that the cluster belongs to.
+func (c *Cluster) T() *testing.T { return c.t }
 
 // Node is the name of the first node, which most stories have only.
 func (c *Cluster) Node() string { return c.Nodes[0].Name }

@@ -197,6 +197,7 @@ func apiServerFlags(c APIServerConfig, secrets, files string, address netip.Addr
 		"etcd-certfile":                      secrets + "/etcd-client.crt",
 		"etcd-keyfile":                       secrets + "/etcd-client.key",
 		"etcd-servers":                       strings.Join(c.EtcdServers, ","),
+		"kubelet-certificate-authority":      secrets + "/ca.crt",
 		"kubelet-client-certificate":         secrets + "/apiserver-kubelet-client.crt",
 		"kubelet-client-key":                 secrets + "/apiserver-kubelet-client.key",
 		"kubelet-preferred-address-types":    "InternalIP,ExternalIP,Hostname",

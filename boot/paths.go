@@ -46,6 +46,11 @@ const (
 	LabelEphemeral = "EPHEMERAL"
 )
 
+// ResetFile is on a container's STATE that was wiped: its seed isn't taken again. A
+// machine forgets that it was reset; its configuration comes from where it looks for
+// one.
+const ResetFile = "/system/state/reset"
+
 // SeedConfigFile is where the container provisioner puts the configuration of
 // a node that has none on STATE yet.
 const SeedConfigFile = "/run/garboard-seed/config.yaml"

@@ -60,9 +60,4 @@ func cautionNoEffect(c *Config, r *report) {
 	if e := c.Machine.SystemDiskEncryption; e.State != nil || e.Ephemeral != nil {
 		r.warn(at("machine", "systemDiskEncryption"), what)
 	}
-	for i, in := range c.Machine.Network.Interfaces {
-		if in.VIP != nil {
-			r.warn(interfaceAt(i, "vip"), what)
-		}
-	}
 }

@@ -117,7 +117,9 @@ type VLAN struct {
 	Routes []Route      `yaml:"routes" key:"network"`
 }
 
-// VIP is the address that the control planes share.
+// VIP is the address that the control planes share. One of them has it at a time; it
+// goes to another one when that is gone, or its API server is. They have to be on one
+// link. There is none before bootstrap, which needs the address of a node.
 type VIP struct {
 	IP netip.Addr `yaml:"ip"` // required; in the subnet of the interface, used by nobody, outside of DHCP's pool
 }

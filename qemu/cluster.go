@@ -53,9 +53,15 @@ type Options struct {
 	// ControlPlanes and Workers are how many nodes there are of each; default one
 	// control plane.
 	ControlPlanes, Workers int
+	// Later is how many of the control planes stay off until they are turned on for the
+	// first time: machines that a cluster may grow by.
+	Later int
 	// Network is where nodes are; default 10.5.0.0/24. The first address is
 	// this machine's, with the registry and the load balancer.
 	Network netip.Prefix
+	// SharedAddress makes the cluster's endpoint an address that the control planes share,
+	// the last of the network, instead of a load balancer.
+	SharedAddress bool
 	// Mirrors are registries that are asked instead of others, by host or "*", before the
 	// one with the images that were built. This machine asks them for the nodes.
 	Mirrors map[string][]string
@@ -285,7 +291,7 @@ func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error
 }
 
 func (c *Cluster) turnOnAll(ctx context.Context) error {
-	for _, n := range c.Nodes {
+	for _, n := range c.atOnce() {
 		if err := c.On(ctx, n.Name); err != nil {
 			return err
 		}

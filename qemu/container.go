@@ -58,6 +58,11 @@ func newContainers(l *lan) (*containers, error) {
 
 func clusterCgroup(cluster string) string { return filepath.Join(cgroup.Parent, cluster) }
 
+// NodeProcesses are the PIDs, on this machine, of all that runs in a container node.
+func (c *Cluster) NodeProcesses(node string) ([]int, error) {
+	return cgroup.Processes(filepath.Join(clusterCgroup(c.Name), node))
+}
+
 // makeLink makes a node's cable: our end on the bridge, the other one to be taken
 // by the node. It ends with the node's namespace, so each start makes a new one.
 func (c *containers) makeLink(n Node) (peer string, err error) {

@@ -177,6 +177,9 @@ func TestContainerLimits(t *testing.T) {
 			t.Errorf("%s is %s, not %s", want[0], text, want[1])
 		}
 	}
+	if pids, err := c.NodeProcesses(c.Nodes[0].Name); err != nil || len(pids) != 1 {
+		t.Errorf("processes of the node: %v, %v", pids, err)
+	}
 	expect(t, c, "allocate 32", "32 MiB")
 	_, _ = tellNode(c, "allocate 128") // no answer comes
 	state(t, c, "power cut")           // the kernel has killed it

@@ -2,10 +2,12 @@ package qemu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,6 +106,11 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		Network: network, Mirrors: mirrors, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
+	if o.SharedAddress {
+		if p.Shared = last(network); slices.Contains(addresses, p.Shared) {
+			return Plan{}, fmt.Errorf("network %s has no room for %s and an address that they share", network, counted(o.controlPlanes(), o.Workers))
+		}
+	}
 	for i, address := range addresses {
 		role, number, kind := "controlplane", i+1, "controlplane"
 		switch {
@@ -114,7 +121,8 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		}
 		n := Node{
 			Name: fmt.Sprintf("%s-%s-%d", o.Name, role, number), Type: kind, Address: address, APIPort: ports[i+1],
-			CPUs: o.CPUs, MemoryMiB: o.MemoryMiB,
+			Later: i < o.controlPlanes() && i >= o.controlPlanes()-o.Later,
+			CPUs:  o.CPUs, MemoryMiB: o.MemoryMiB,
 		}
 		if choice.Name == QEMU {
 			n.ClockOffset = o.ClockOffset
@@ -155,6 +163,9 @@ func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	if o.ControlPlanes < 0 || o.Workers < 0 {
 		return nil, netip.Prefix{}, fmt.Errorf("a cluster of %s can't be", counted(o.ControlPlanes, o.Workers))
 	}
+	if o.Later < 0 || o.Later >= o.controlPlanes() {
+		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one begins the cluster", o.controlPlanes(), o.Later)
+	}
 	network := or(o.Network, defaultNetwork)
 	if !network.Addr().Is4() || network != network.Masked() {
 		return nil, network, fmt.Errorf("network %s: must be an IPv4 network, such as %s", network, defaultNetwork)
@@ -168,6 +179,14 @@ func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 		all = append(all, next)
 	}
 	return all, network, nil
+}
+
+// last is the highest address of an IPv4 network that a node may have.
+func last(network netip.Prefix) netip.Addr {
+	bytes := network.Masked().Addr().As4()
+	hosts := uint32(1)<<(32-network.Bits()) - 1
+	binary.BigEndian.PutUint32(bytes[:], binary.BigEndian.Uint32(bytes[:])|hosts)
+	return netip.AddrFrom4(bytes).Prev()
 }
 
 // counted is how many nodes there are, in words.

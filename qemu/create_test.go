@@ -14,7 +14,7 @@ import (
 // S-332, S-333: names and addresses of the nodes, and who is what.
 func TestS332Nodes(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
-	p, err := newPlan(Options{Name: "c", ControlPlanes: 3, Workers: 2}, Choice{Name: Container})
+	p, err := newPlan(Options{Name: "c", ControlPlanes: 3, Workers: 2, Later: 1}, Choice{Name: Container})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,6 +30,11 @@ func TestS332Nodes(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+	for _, n := range p.Nodes {
+		if n.Later != (n.Name == "c-controlplane-3") {
+			t.Errorf("%s is later: %v", n.Name, n.Later)
+		}
 	}
 	if len(ports) != 6 {
 		t.Errorf("%d different ports, not 6: %v", len(ports), ports)
@@ -50,6 +55,7 @@ func TestPlansThatCantBe(t *testing.T) {
 		{QEMU, Options{WireGuard: netip.MustParsePrefix("10.1.0.0/30"), Workers: 2}, "with room for 1 control plane and 2 workers"},
 		{QEMU, Options{WireGuard: netip.MustParsePrefix("10.5.0.128/25")}, "has addresses of the nodes' network"},
 		{Container, Options{Workers: -1}, "can't be"},
+		{Container, Options{ControlPlanes: 2, Later: 2}, "of 2 control planes 2 can't be turned on later"},
 		{Container, Options{Network: netip.MustParsePrefix("10.5.0.1/24")}, "must be an IPv4 network"},
 		{Container, Options{Network: netip.MustParsePrefix("fd00::/64")}, "must be an IPv4 network"},
 		{Container, Options{Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 5}, "no room for 1 control plane and 5 workers"},

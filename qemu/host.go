@@ -210,9 +210,11 @@ func (h *hostProcess) startAll(ctx context.Context) error {
 		} else if n.Type == "worker" && h.plan.Nodes[i-1].Type != "worker" {
 			h.tell(report{Step: "creating worker nodes"})
 		}
-		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1)}
-		if err := node.start(ctx); err != nil {
-			return err
+		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: EndOff.String(), since: time.Now()}
+		if !n.Later {
+			if err := node.start(ctx); err != nil {
+				return err
+			}
 		}
 		h.nodes = append(h.nodes, node)
 		node.done.Go(node.supervise)

@@ -160,9 +160,13 @@ func (l *lan) openPorts() (closeAll func(), err error) {
 			closeAll()
 		}
 	}()
-	kubernetes := newBalancer(l, l.plan.controlPlanes(), kubernetesPort, l.log)
+	servers := l.plan.controlPlanes()
+	if l.plan.Shared.IsValid() {
+		servers = []Node{{Name: "shared address", Address: l.plan.Shared}} // which one it is, they see to
+	}
+	kubernetes := newBalancer(l, servers, kubernetesPort, l.log)
 	open = append(open, kubernetes)
-	if len(l.plan.controlPlanes()) > 1 {
+	if len(servers) > 1 {
 		own, err := (&Cluster{Plan: l.plan, dir: l.dir}).kubeAPI()
 		if err != nil {
 			return nil, err

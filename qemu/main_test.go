@@ -29,6 +29,8 @@ func TestMain(m *testing.M) {
 		}))
 	case len(os.Args) == 3 && os.Args[1] == "up":
 		os.Exit(callback(func(ctx context.Context) error { return upAsTold(ctx, os.Args[2]) }))
+	case len(os.Args) == 3 && os.Args[1] == "without-root":
+		os.Exit(callback(func(ctx context.Context) error { return withoutRoot(ctx, os.Args[2]) }))
 	case len(os.Args) == 3 && os.Args[1] == "down":
 		os.Exit(callback(func(ctx context.Context) error { return Down(ctx, os.Args[2]) }))
 	}

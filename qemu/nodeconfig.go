@@ -129,6 +129,10 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 // interfaces of a node: a container has its address from its configuration, a machine
 // from DHCP, as without any.
 func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
+	var shared *config.VIP
+	if p.Shared.IsValid() && n.Type != string(config.Worker) {
+		shared = &config.VIP{IP: p.Shared}
+	}
 	switch {
 	case p.Provisioner == Container:
 		return append([]config.Interface{{
@@ -136,9 +140,10 @@ func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
 			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
 			// Leads nowhere: but Kubernetes takes its address from the default route.
 			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway(p.Network)}},
+			VIP:    shared,
 		}}, more...)
-	case len(more) > 0:
-		return append([]config.Interface{{Name: "eth0", DHCP: true}}, more...)
+	case len(more) > 0 || shared != nil:
+		return append([]config.Interface{{Name: "eth0", DHCP: true, VIP: shared}}, more...)
 	}
 	return nil
 }

@@ -7,7 +7,8 @@
 //	host process of the cluster ──────────────────-┘
 //	     ├─ sandbox or QEMU, one per node (die with the host process)
 //	     ├─ registry: the images, to nodes only
-//	     ├─ load balancer, to nodes: the first address of their network ─► their Kubernetes API
+//	     ├─ load balancer, to nodes: the first address of their network ─► their Kubernetes API,
+//	     │  unless they share an address among themselves
 //	     ├─ 127.0.0.1:PORT ─► the same
 //	     └─ 127.0.0.1:PORT ─► the machine API, one port for each node
 //
@@ -24,6 +25,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 )
 
@@ -34,6 +36,9 @@ type Plan struct {
 	Provisioner string       `json:"provisioner"` // QEMU or Container
 	Accelerator string       `json:"accelerator,omitempty"`
 	Network     netip.Prefix `json:"network"` // of the nodes
+	// Shared is the address that the control planes share, and the cluster's endpoint;
+	// invalid: they share none.
+	Shared netip.Addr `json:"shared,omitzero"`
 	// Mirrors are registries outside that nodes may ask.
 	Mirrors []Mirror `json:"mirrors,omitempty"`
 	// Unplugged is a cable to nowhere, for nodes in QEMU.
@@ -62,12 +67,20 @@ func (p Plan) controlPlanes() []Node {
 	return all
 }
 
+// atOnce are the nodes that are turned on with the cluster.
+func (p Plan) atOnce() []Node {
+	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.Later })
+}
+
 // balanced is whether the cluster's endpoint is a load balancer. A node that is
 // alone is its own: nothing that could be in the way is.
-func (p Plan) balanced() bool { return len(p.Nodes) > 1 }
+func (p Plan) balanced() bool { return len(p.Nodes) > 1 && !p.Shared.IsValid() }
 
 // endpoint is where nodes reach the Kubernetes API.
 func (p Plan) endpoint() netip.AddrPort {
+	if p.Shared.IsValid() {
+		return netip.AddrPortFrom(p.Shared, kubernetesPort)
+	}
 	if p.balanced() {
 		return netip.AddrPortFrom(gateway(p.Network), kubernetesPort)
 	}
@@ -94,6 +107,8 @@ type Node struct {
 	CPUs      int        `json:"cpus"`      // of a container: what it may take, 0 for all
 	MemoryMiB int        `json:"memoryMiB"` // likewise
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
+	// Later is a node that isn't turned on with the others.
+	Later bool `json:"later,omitempty"`
 	// ClockOffset is how wrong a machine's clock is when it is turned on.
 	ClockOffset time.Duration `json:"clockOffset,omitempty"`
 }

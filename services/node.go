@@ -1,7 +1,7 @@
 // Package services lists what a node runs. The two tables in this file are the
 // machine: its services with what each depends on, and its controllers. The
 // packages below hold one service or one group of controllers each, and the
-// generic ones (dag, resource, process, logs) that know none of them by name.
+// generic ones (dag, resource, operation, process, logs) that know none of them by name.
 package services
 
 import (
@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/kubelet"
+	"github.com/garboard-os/garboard/services/lifecycle"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -35,6 +36,7 @@ import (
 	"github.com/garboard-os/garboard/services/sysctl"
 	"github.com/garboard-os/garboard/services/trustd"
 	"github.com/garboard-os/garboard/services/udev"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 // paramChart as a kernel parameter names a device, such as /dev/ttyS1, that gets
@@ -49,6 +51,9 @@ type Options struct {
 	Logs      *logs.Logs
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
+	// Erase is told how to erase what a reset wipes: done on the machine's way out, once
+	// nothing uses it any more.
+	Erase func(do func(context.Context) error)
 }
 
 // Node is the services, the resources and the controllers of one machine.
@@ -88,7 +93,12 @@ func NewNode(o Options) (*Node, error) {
 
 	var err error
 	n.ops, err = operation.New(operation.Options{
-		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir,
+		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir, Lock: member.Lock(),
+		Definitions: lifecycle.Definitions(lifecycle.Options{
+			Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
+			Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
+			Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
+		}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
@@ -124,6 +134,8 @@ func NewNode(o Options) (*Node, error) {
 		// On containerd, networkd and timed.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
+		// On networkd and etcd.
+		vip.Service(vip.Options{Store: store}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)
@@ -143,7 +155,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
+		Processes: o.Processes, Since: since, Disks: listDisks(d),
 		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package cgroup finds, freezes, limits and removes the cgroups of container nodes, from
-// outside.
+// Package cgroup finds, freezes, limits, looks into and removes the cgroups of container
+// nodes, from outside.
 //
 // A node's cgroup is one directory in each mounted hierarchy: several on a host
 // with cgroup v1 or both versions ("hybrid"), one where there is only v2. While a
@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -168,26 +169,61 @@ func Limit(path string, l Limits) error {
 	return nil
 }
 
+// in is where a cgroup is for a controller.
+func in(hierarchies []Hierarchy, controller, path string) (dir string, unified bool, err error) {
+	for _, h := range hierarchies {
+		if slices.Contains(h.Controllers, controller) {
+			return filepath.Join(h.Mount, path), false, nil
+		}
+	}
+	for _, h := range hierarchies {
+		if h.Unified {
+			return filepath.Join(h.Mount, path), true, nil
+		}
+	}
+	return "", false, fmt.Errorf("no cgroup hierarchy with the controller %s", controller)
+}
+
+// Processes are the PIDs of all processes in a cgroup and below it.
+func Processes(path string) (all []int, err error) {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	dir, _, err := in(hierarchies, "memory", path)
+	if err != nil {
+		return nil, err
+	}
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a container ended meanwhile
+		}
+		if err != nil || entry.Name() != "cgroup.procs" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			return nil
+		}
+		for _, field := range strings.Fields(string(text)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			all = append(all, pid)
+		}
+		return err
+	})
+	return all, err
+}
+
 // file is a setting of a cgroup.
 type file struct{ path, value string }
 
 // files are what the limits are written to, in the hierarchy that has the controller.
 func (l Limits) files(hierarchies []Hierarchy, path string) (all []file, err error) {
-	in := func(controller string) (dir string, unified bool, err error) {
-		for _, h := range hierarchies {
-			if slices.Contains(h.Controllers, controller) {
-				return filepath.Join(h.Mount, path), false, nil
-			}
-		}
-		for _, h := range hierarchies {
-			if h.Unified {
-				return filepath.Join(h.Mount, path), true, nil
-			}
-		}
-		return "", false, fmt.Errorf("no cgroup hierarchy that limits %s", controller)
-	}
 	if l.CPUs > 0 {
-		dir, unified, err := in("cpu")
+		dir, unified, err := in(hierarchies, "cpu", path)
 		if err != nil {
 			return nil, err
 		}
@@ -200,7 +236,7 @@ func (l Limits) files(hierarchies []Hierarchy, path string) (all []file, err err
 		}
 	}
 	if l.MemoryMiB > 0 {
-		dir, unified, err := in("memory")
+		dir, unified, err := in(hierarchies, "memory", path)
 		if err != nil {
 			return nil, err
 		}

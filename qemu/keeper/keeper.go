@@ -48,10 +48,10 @@ func NewIn(path string) (*Keeper, error) {
 		if k.ns, err = os.Open(path); err != nil {
 			return err
 		}
-		return unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET)
+		return k.enter()
 	})
 	if err != nil {
-		return nil, fmt.Errorf("enter network namespace %s: %w", path, err)
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	return k, nil
 }
@@ -70,20 +70,6 @@ func newAt(enter func(*Keeper) error) (*Keeper, error) {
 			err = errors.Join(err, k.ns.Close())
 		}
 		return nil, err
-	}
-	return k, nil
-}
-
-// In starts a thread in a network namespace that exists. The keeper closes ns.
-func In(ns *os.File) (*Keeper, error) {
-	k := &Keeper{work: make(chan func()), ns: ns}
-	ready := make(chan error, 1)
-	go onOwnThread(func() {
-		ready <- k.enter()
-		k.run()
-	})
-	if err := <-ready; err != nil {
-		return nil, errors.Join(err, k.Close())
 	}
 	return k, nil
 }

@@ -28,8 +28,6 @@ type Options struct {
 	Etcd       *etcd.Etcd
 	Operations *operation.Runner
 	Processes  *process.Table
-	// Power ends the node. It returns at once.
-	Power func(p boot.Power, why string)
 	// Diagnose says what is wrong with the node, and what was looked at.
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.

@@ -90,7 +90,6 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		Mode: boot.Container, Store: store, Graph: graph, Runtime: rt, Logs: l, Config: r.applier,
 		Containerd: containerd.New(containerd.Options{Mode: boot.Container, Store: store, Processes: table, Logs: l}), Processes: table,
 		Etcd:     etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
-		Power:    func(boot.Power, string) {},
 		Diagnose: func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
 		Disks:    func(context.Context) ([]*apiv1.Disk, error) { return nil, nil },
 		Since:    func() time.Duration { return time.Since(began) },

@@ -126,6 +126,7 @@ func Controllers(o Options) []resource.Controller {
 		&ManifestDriftController{},
 		&NodeLabelController{say: o.Logs.Say},
 		&ServingApprovalController{},
+		&NodeLeaveController{},
 		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/etcd"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 var etcdConditions = []condition{
@@ -26,7 +27,7 @@ var etcdConditions = []condition{
 		id: "etcd-foreign-data", severity: failure,
 		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that nobody knows.",
 		why:   boot.EtcdDataDir + " holds data of another cluster, or of this node under another address.",
-		next:  "If the data is of an older installation, reset the node, so that its EPHEMERAL is empty. If only the address changed, give the node its old address again.",
+		next:  "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If only the address changed, give the node its old address again.",
 		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
 	},
 	{
@@ -40,7 +41,7 @@ var etcdConditions = []condition{
 			}
 			f := finding{what: "etcd has an alarm: " + strings.Join(s.etcd.alarms, ", ") + ".", evidence: []string{"etcd alarms: " + strings.Join(s.etcd.alarms, ", ")}}
 			if strings.Join(s.etcd.alarms, "") != "NOSPACE" {
-				f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: reset that node and let it join again."
+				f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: gbctl reset --system-labels-to-wipe EPHEMERAL --reboot on its node, which then joins again."
 			}
 			return one(f)
 		},
@@ -159,7 +160,7 @@ func foreignSecrets(s *snapshot) []finding {
 			return one(finding{
 				what:     "etcd's data holds Secrets of another cluster.",
 				why:      "They are encrypted with another key than the one that is made from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration was made anew.",
-				next:     "If the data is of an older installation, reset the node, so that its EPHEMERAL is empty. If it is to be kept, apply the configuration with the cluster's own secrets.",
+				next:     "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If it is to be kept, apply the configuration with the cluster's own secrets.",
 				evidence: []string{asLog(apiServer, line), s.local.said()},
 			})
 		}
@@ -193,7 +194,7 @@ func (s *snapshot) isMine(a netip.Addr) bool {
 			return true
 		}
 	}
-	return false
+	return slices.ContainsFunc(s.shared, func(v vip.Status) bool { return v.Holder && v.Address == a })
 }
 
 func etcdDown(s *snapshot) []finding {

@@ -69,7 +69,6 @@ func (l *live) tell(events ...Event) {
 	}
 	l.story.add(events...)
 	renew(&l.story.changed)
-	l.publish()
 }
 
 // stamped are events as they are kept.
@@ -129,6 +128,7 @@ func (l *live) apply(c change, then func(), anyway bool) error {
 		then()
 	}
 	l.tell(events...)
+	l.publish()
 	return nil
 }
 

@@ -37,14 +37,14 @@ func newNode(t *testing.T, definitions ...Definition) *node {
 }
 
 // boot starts the node; STATE is there at once.
-func (n *node) boot() *Runner {
+func (n *node) boot() {
 	n.t.Helper()
-	n.r = n.bootWithoutState()
+	n.bootStateless()
 	n.r.Open()
-	return n.r
 }
 
-func (n *node) bootWithoutState() *Runner {
+// bootStateless starts the node; STATE isn't there yet.
+func (n *node) bootStateless() {
 	n.t.Helper()
 	n.store = resource.NewStore()
 	r, err := New(Options{Store: n.store, Definitions: n.definitions, Log: slog.New(slog.DiscardHandler), Dir: n.dir, Lock: n.lock})
@@ -55,7 +55,7 @@ func (n *node) bootWithoutState() *Runner {
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
 	n.stop = func() error { cancel(); return <-ended }
-	return r
+	n.r = r
 }
 
 // halt stops the node, and complains of what doesn't stop.
@@ -115,6 +115,16 @@ func (n *node) want(id string, state State, steps ...State) Operation {
 	return o
 }
 
+// only is the ID of the one operation that the node knows.
+func (n *node) only() string {
+	n.t.Helper()
+	all := n.r.List()
+	if len(all) != 1 {
+		n.t.Fatalf("there are %d operations", len(all))
+	}
+	return all[0].ID
+}
+
 // journal is what is on STATE.
 func (n *node) journal(id string) *record {
 	n.t.Helper()
@@ -145,10 +155,9 @@ func TestOperationRunsItsSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		first, second := n.noting("first"), n.noting("second")
-		var id string
 		second.Run = func(_ context.Context, p *Progress) error {
 			p.Say("half of %s", "it")
-			rec := n.journal(id)
+			rec := n.journal(n.only())
 			if rec.Steps[0].State != Done || rec.Steps[1].State != Running {
 				t.Errorf("while the second step runs, the journal has %s and %s", rec.Steps[0].State, rec.Steps[1].State)
 			}
@@ -158,7 +167,7 @@ func TestOperationRunsItsSteps(t *testing.T) {
 		n.definitions = []Definition{planned("reset", first, second)}
 		n.boot()
 		defer n.halt()
-		id = n.start("reset")
+		id := n.start("reset")
 		synctest.Wait()
 		n.expect("first", "second")
 		o := n.want(id, Done, Done, Done)

@@ -105,6 +105,7 @@ func (l *live) open(q *asked) (text string, known bool, err error) {
 		text += " [" + strings.Join(q.Options, "/") + "]"
 	}
 	l.tell(stamped([]Event{{Kind: Asks, Step: q.Step, Text: text}})...)
+	l.publish()
 	return "", false, nil
 }
 

@@ -15,9 +15,13 @@ import (
 const (
 	// stepGrace is what a step gets to end once it is told to. One that doesn't is
 	// left to itself.
-	stepGrace = 5 * time.Second
-	// releaseTimeout bounds giving the lock back; it ends by itself else.
-	releaseTimeout = 5 * time.Second
+	stepGrace = 3 * time.Second
+	// releaseTimeout bounds giving the lock back; it ends by itself else. With
+	// stepGrace it is less than stopBudget.
+	releaseTimeout = 2 * time.Second
+	// restartHold is how long the lock of an operation stays that the node's restart
+	// has cut short: a server with much memory tests it for minutes.
+	restartHold = 15 * time.Minute
 )
 
 // Why a step is told to end.
@@ -46,10 +50,11 @@ func (l *live) run(ctx context.Context) {
 		// Undoing isn't aborted.
 		l.backward(l.r.ctx)
 	}
-	if l.record().Finished() {
-		l.release(0)
-		l.r.forget()
+	if !l.record().Finished() {
+		l.release(restartHold)
+		return
 	}
+	l.release(0)
 }
 
 // over tells whether nothing of it runs any more.

@@ -21,7 +21,7 @@ const (
 	// planTimeout bounds a look at what there is to be done.
 	planTimeout = time.Minute
 	// stopBudget is what steps get to end when the node stops.
-	stopBudget = 5 * time.Second
+	stopBudget = 6 * time.Second
 	// idSize in bytes tells the operations of one name apart.
 	idSize = 5
 )
@@ -290,8 +290,10 @@ func (r *Runner) launch(l *live, steps []Step) error {
 	}
 	r.operations[l.id] = l
 	r.running.Go(func() {
-		defer close(l.ended)
-		l.run(r.ctx)
+		// A panic here must not end the machine; it is in the log.
+		_ = dag.Guard(r.o.Log, func() error { l.run(r.ctx); return nil })
+		close(l.ended)
+		r.forget()
 	})
 	return nil
 }
@@ -340,7 +342,7 @@ func (r *Runner) forget() {
 	r.mu.Lock()
 	var finished []*live
 	for _, l := range r.operations {
-		if l.over() {
+		if l.over() && l.record().Finished() {
 			finished = append(finished, l)
 		}
 	}

@@ -20,7 +20,12 @@ import (
 // may take to restart: the node goes on meanwhile, or restarts because the operation
 // does so. The error is what the operation ended with.
 func (a *app) follow(ctx context.Context, node, id string) error {
-	f := &follower{app: a, node: node, id: id, out: a.printer(), heard: time.Now()}
+	return a.followTo(ctx, node, id, func(*apiv1.Operation) bool { return false })
+}
+
+// followTo follows an operation until it is far enough, or has ended.
+func (a *app) followTo(ctx context.Context, node, id string, enough func(*apiv1.Operation) bool) error {
+	f := &follower{app: a, node: node, id: id, out: a.printer(), heard: time.Now(), enough: enough}
 	var tell retrying
 	for {
 		err := a.with(ctx, node, f.watch)
@@ -51,6 +56,7 @@ type follower struct {
 	app      *app
 	node, id string
 	out      *printer
+	enough   func(*apiv1.Operation) bool // ends it before the operation ends
 
 	last   *apiv1.Operation // nil: nothing was heard
 	cursor uint64           // of the last event that was shown
@@ -62,6 +68,9 @@ type follower struct {
 	answers sync.WaitGroup
 	cancel  context.CancelFunc
 }
+
+// errEnough ends a stream that has more to say.
+var errEnough = errors.New("enough is known")
 
 // watch shows what there is to be shown until the stream ends.
 func (f *follower) watch(ctx context.Context, c *client.Client) error {
@@ -76,10 +85,11 @@ func (f *follower) watch(ctx context.Context, c *client.Client) error {
 		for _, e := range u.Events {
 			f.cursor = e.Cursor
 		}
-		f.ended = u.Operation.Ended != nil
-		if !f.ended {
-			f.ask(ctx)
+		f.ended = u.Operation.Ended != nil || f.enough(u.Operation)
+		if f.ended {
+			return errEnough
 		}
+		f.ask(ctx)
 		return nil
 	})
 }
@@ -143,7 +153,7 @@ func told(line, text string) string {
 
 // outcome is the error of an operation that has ended; nil: it is done.
 func (f *follower) outcome() error {
-	if f.last.State == apiv1.Operation_STATE_DONE {
+	if f.last.State == apiv1.Operation_STATE_DONE || f.last.Ended == nil {
 		return nil
 	}
 	return &exitError{codeFailed, fmt.Errorf("%s %s: %s", f.id, operationState(f.last), f.last.Error)}

@@ -96,7 +96,7 @@ func (a *app) rootCommand() *cobra.Command {
 	add(groupAct, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
 	add(groupLook, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand())
+	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand())
 	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)

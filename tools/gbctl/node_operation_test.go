@@ -18,6 +18,7 @@ import (
 //	reset-failed    has failed
 //	upgrade-asks    waits for an answer
 //	drain-patient   goes on for ever
+//	…-now           has ended its node
 type operationService struct {
 	garboardv1connect.UnimplementedOperationServiceHandler
 	node     *node
@@ -77,6 +78,10 @@ func (s *operationService) Watch(ctx context.Context, r *connect.Request[apiv1.W
 		}
 	}
 	switch r.Msg.Id {
+	case "reboot-now", "shutdown-now", "reset-now":
+		o := operationMessage(r.Msg.Id, apiv1.Operation_STATE_RUNNING)
+		o.Steps[1].Id, o.Steps[1].State = "end", apiv1.OperationStep_STATE_DONE
+		return stream.Send(&apiv1.OperationUpdate{Operation: o, Events: rest[:1]})
 	case "reboot-done":
 		if r.Msg.After < 3 {
 			return connect.NewError(connect.CodeUnavailable, errors.New("the node's API stops"))

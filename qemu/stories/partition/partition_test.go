@@ -62,7 +62,7 @@ func TestPartition(t *testing.T) {
 	m := story.Marks(t)
 	c := story.New(t, "partition", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
 	c.Ready(m)
-	p := &part{Cluster: c, t: t, inside: c.Inside(), servers: map[string]*story.Server{}}
+	p := &part{Cluster: c, t: t, inside: c.Network(), servers: map[string]*story.Server{}}
 	p.etcd = c.Etcd(p.inside, c.Nodes...)
 	var members []*clientv3.Client
 	for _, n := range c.Nodes {
@@ -239,7 +239,7 @@ func (p *part) ready() {
 				return err
 			}
 		}
-		return p.NodesReady()
+		return p.NodesReady(p.Nodes...)
 	})
 }
 
@@ -249,7 +249,7 @@ func (p *part) healed() {
 	start := time.Now()
 	p.ready()
 	p.Eventually(healBudget, "three voters have the same data", func() error {
-		return p.InSync(p.etcd)
+		return p.InSync(p.etcd, p.Nodes...)
 	})
 	p.t.Logf("%7.1fs  until all was well", time.Since(start).Seconds())
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,9 @@ type Cluster struct {
 	*qemu.Cluster
 	t       *testing.T
 	kubectl string
-	options qemu.Options
+	// patience is what a command may take beyond askBudget.
+	patience time.Duration
+	options  qemu.Options
 }
 
 // Option changes how a cluster is made.
@@ -236,13 +239,23 @@ func (c *Cluster) Kubectl(args ...string) string {
 	return out
 }
 
-// NodesReady is nil if as many nodes as are planned are Ready, and no other is there.
-func (c *Cluster) NodesReady() error {
-	out, err := c.Try("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
-	if err == nil && (strings.Count(out, " True\n") != len(c.Nodes) || strings.Count(out, "\n") != len(c.Nodes)) {
-		err = fmt.Errorf("of %d nodes are Ready:\n%s", len(c.Nodes), out)
+// NodesReady is nil if these nodes, and no others, are Kubernetes' and Ready.
+func (c *Cluster) NodesReady(nodes ...qemu.Node) error {
+	out, err := c.Try("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}`)
+	if err != nil {
+		return err
 	}
-	return err
+	var want []string
+	for _, n := range nodes {
+		want = append(want, n.Name+"=True")
+	}
+	got := strings.Fields(out)
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("nodes are %v, not %v", got, want)
+	}
+	return nil
 }
 
 // Apply hands manifests to the cluster.

@@ -33,13 +33,20 @@ var gbctl = sync.OnceValues(func() (string, error) {
 	return program, nil
 })
 
+// Patient is the cluster for commands that take as long as this at native speed.
+func (c *Cluster) Patient(budget time.Duration) *Cluster {
+	patient := *c
+	patient.patience = budget
+	return &patient
+}
+
 // TryGbctl runs gbctl as a user would: with the cluster's client configuration
 // and nothing else. The output is standard output alone.
 func (c *Cluster) TryGbctl(args ...string) (string, error) { return c.TryGbctlWith("", nil, args...) }
 
 // TryGbctlWith gives gbctl something to read, and variables of the environment.
 func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (string, error) {
-	return runGbctl(c.t, c.Scale(askBudget), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
+	return runGbctl(c.t, c.Scale(max(c.patience, askBudget)), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
 }
 
 // Gbctl runs gbctl for what asks no node, where nothing may go wrong.

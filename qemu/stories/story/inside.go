@@ -14,7 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,44 +35,6 @@ const (
 	callBudget = 5 * time.Second
 	answerMax  = 64 << 20 // bytes
 )
-
-// Inside is the network of the container nodes, as the load balancer sees it.
-func (c *Cluster) Inside() *keeper.Keeper {
-	c.t.Helper()
-	pid, err := c.HostPID()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	ns, err := network(pid)
-	if err != nil {
-		c.t.Fatalf("network of cluster %s: %v", c.Name, err)
-	}
-	k, err := keeper.In(ns)
-	if err != nil {
-		c.t.Fatalf("network of cluster %s: %v", c.Name, err)
-	}
-	c.t.Cleanup(func() { _ = k.Close() })
-	return k
-}
-
-// network is the namespace of those threads of the host process that aren't in this
-// machine's.
-func network(pid int) (*os.File, error) {
-	own, err := os.Readlink("/proc/self/ns/net")
-	if err != nil {
-		return nil, err
-	}
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/ns/net", pid))
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range threads {
-		if ns, err := os.Readlink(path); err == nil && ns != own {
-			return os.Open(path)
-		}
-	}
-	return nil, fmt.Errorf("no thread of the host process %d is in it", pid)
-}
 
 // Secrets are all that the cluster was made with.
 func (c *Cluster) Secrets() *config.Secrets {
@@ -156,20 +118,24 @@ func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) 
 	return leader, errors.Join(errors.New("no member of etcd says that it leads"), err)
 }
 
-// InSync is nil if all control planes vote, and have the same data.
-func (c *Cluster) InSync(client *clientv3.Client) error {
+// InSync is nil if the members on these nodes vote, no others do, and all have the same
+// data.
+func (c *Cluster) InSync(client *clientv3.Client, nodes ...qemu.Node) error {
 	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(callBudget))
 	defer cancel()
 	members, err := client.MemberList(ctx)
 	if err != nil {
 		return err
 	}
-	if n := len(c.ControlPlanes()); len(members.Members) != n {
-		return fmt.Errorf("%d members for %d control planes", len(members.Members), n)
+	if len(members.Members) != len(nodes) {
+		return fmt.Errorf("there are %d members, not %d: %v", len(members.Members), len(nodes), members.Members)
 	}
 	hashes := map[string][]string{} // names by hash
 	var revision int64
 	for _, m := range members.Members {
+		if !slices.ContainsFunc(nodes, func(n qemu.Node) bool { return n.Name == m.Name }) {
+			return fmt.Errorf("%q is a member", m.Name)
+		}
 		if m.IsLearner {
 			return fmt.Errorf("%s doesn't vote", m.Name)
 		}

@@ -200,6 +200,16 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
+// A worker is told that it gets no names beside its own.
+func TestWorkerNames(t *testing.T) {
+	for _, typ := range []MachineType{Worker, ControlPlane} {
+		_, warnings := accepted(t, with(document(t, typ), "machine", "certSANs: [node.example.org]"))
+		if told := strings.Contains(warnings, "machine.certSANs: control planes sign for a worker only its host name"); told != (typ == Worker) {
+			t.Errorf("%s: %q", typ, warnings)
+		}
+	}
+}
+
 // All problems come at once, in the order of the document, with their places.
 func TestAllProblemsAtOnce(t *testing.T) {
 	doc := `version: v1alpha1

@@ -158,9 +158,10 @@ type Install struct {
 type Kubelet struct {
 	Image      string            `yaml:"image"`      // default DefaultKubeletImage
 	ExtraArgs  map[string]string `yaml:"extraArgs"`  // flag without dashes: value
-	NodeLabels map[string]string `yaml:"nodeLabels"` // set at registration
+	NodeLabels map[string]string `yaml:"nodeLabels"` // a label that is taken out here is taken off the node
 	// NodeTaints keep pods away, by key: an effect (NoSchedule, PreferNoSchedule
-	// or NoExecute), or a value, a colon and an effect. Set at registration.
+	// or NoExecute), or a value, a colon and an effect. A worker's are set when it
+	// registers: Kubernetes lets no node change its own taints.
 	NodeTaints map[string]Taint `yaml:"nodeTaints"`
 	ClusterDNS []netip.Addr     `yaml:"clusterDNS"` // default: the tenth address of each service subnet
 	NodeIP     NodeIP           `yaml:"nodeIP"`

@@ -186,6 +186,13 @@ func (c *Cluster) Freeze(ctx context.Context, node string) error { return c.verb
 // Thaw lets it run on.
 func (c *Cluster) Thaw(ctx context.Context, node string) error { return c.verb(ctx, node, "thaw") }
 
+// SetEndpoint turns the cluster's endpoint on or off, where it is a load balancer. Who
+// runs the cluster reaches its API in any case.
+func (c *Cluster) SetEndpoint(ctx context.Context, on bool) error {
+	verb := map[bool]string{true: "on", false: "off"}[on]
+	return ask(ctx, c.dir, http.MethodPost, "/endpoint/"+verb, nil)
+}
+
 func (c *Cluster) verb(ctx context.Context, node, verb string) error {
 	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/"+verb, nil)
 }

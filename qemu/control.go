@@ -20,6 +20,7 @@ import (
 //	GET  /status                      all nodes
 //	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
 //	POST /nodes/NAME/network?…        how its network is; see Network
+//	POST /endpoint/VERB               on, off: the load balancer, as nodes see it
 //	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
 //	POST /stop?budget=DURATION        ends the process
 func (h *hostProcess) control() http.Handler {
@@ -81,6 +82,16 @@ func (h *hostProcess) control() http.Handler {
 		if err := do(r.Context(), n); errors.Is(err, errStopping) {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		} else if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
+	mux.HandleFunc("POST /endpoint/{verb}", func(w http.ResponseWriter, r *http.Request) {
+		verb := r.PathValue("verb")
+		if verb != "on" && verb != "off" {
+			http.Error(w, "no such verb: "+verb, http.StatusNotFound)
+			return
+		}
+		if err := h.ports.setEndpoint(verb == "on"); err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)
 		}
 	})

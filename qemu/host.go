@@ -34,6 +34,9 @@ const (
 	restartMax  = 30 * time.Second
 )
 
+// controlBudget is for the header of a request to the control socket.
+const controlBudget = 5 * time.Second
+
 // reportFD is where Up waits for word from a host process that it starts.
 const reportFD = 3
 
@@ -117,11 +120,11 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	if plan.balanced() {
 		tell(report{Step: "creating load balancer"})
 	}
-	closeAll, err := network.openPorts()
+	ports, err := network.openPorts()
 	if err != nil {
 		return err
 	}
-	defer closeAll()
+	defer ports.close()
 	closeMirrors, err := network.serveMirrors()
 	if err != nil {
 		return err
@@ -136,7 +139,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 		defer dhcpd.Close()
 	}
 
-	h := &hostProcess{plan: plan, log: log, lan: network, provisioner: p, tell: tell, stop: make(chan struct{})}
+	h := &hostProcess{plan: plan, log: log, lan: network, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -146,7 +149,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 		h.stopAll(0)
 		return err
 	}
-	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: dialBudget}
+	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: controlBudget}
 	go func() {
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("control socket", "error", err)
@@ -186,6 +189,7 @@ type hostProcess struct {
 	log         *slog.Logger
 	lan         *lan
 	provisioner provisioner
+	ports       *ports
 	nodes       []*node
 	tell        func(report)
 

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"sync"
 
-	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/qemu/keeper"
 	"github.com/garboard-os/garboard/qemu/registry"
 	"github.com/garboard-os/garboard/qemu/wire"
@@ -144,59 +143,4 @@ func (l *lan) Close() error {
 		l.links.Close()
 	}
 	return errors.Join(append(errs, l.keeper.Close())...)
-}
-
-// openPorts makes the APIs of the nodes reachable: all from this machine, and where
-// the cluster's endpoint is a load balancer, that from the nodes.
-func (l *lan) openPorts() (closeAll func(), err error) {
-	var open []*balancer
-	closeAll = func() {
-		for _, b := range open {
-			b.close()
-		}
-	}
-	defer func() {
-		if err != nil {
-			closeAll()
-		}
-	}()
-	servers := l.plan.controlPlanes()
-	if l.plan.Shared.IsValid() {
-		servers = []Node{{Name: "shared address", Address: l.plan.Shared}} // which one it is, they see to
-	}
-	kubernetes := newBalancer(l, servers, kubernetesPort, l.log)
-	open = append(open, kubernetes)
-	if len(servers) > 1 {
-		own, err := (&Cluster{Plan: l.plan, dir: l.dir}).kubeAPI()
-		if err != nil {
-			return nil, err
-		}
-		kubernetes.check(own.trust)
-	}
-	listen := func(b *balancer, local int) error {
-		port, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
-		if err != nil {
-			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
-		}
-		b.serve(port)
-		return nil
-	}
-	if err := listen(kubernetes, l.plan.KubernetesPort); err != nil {
-		return nil, err
-	}
-	for _, n := range l.plan.Nodes {
-		b := newBalancer(l, []Node{n}, api.Port, l.log)
-		open = append(open, b)
-		if err := listen(b, n.APIPort); err != nil {
-			return nil, err
-		}
-	}
-	if l.plan.balanced() {
-		endpoint, err := l.Listen(l.plan.endpoint())
-		if err != nil {
-			return nil, fmt.Errorf("load balancer: %w", err)
-		}
-		kubernetes.serve(endpoint)
-	}
-	return closeAll, nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/api"
 	"github.com/garboard-os/garboard/services/apid"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/controlplane"
@@ -126,12 +127,13 @@ func NewNode(o Options) (*Node, error) {
 		// On disks.
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		// On networkd and disks.
+		balancer.Service(balancer.Options{Store: store}),
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		// On files.
 		ctrd.Service(),
 		// On networkd and timed.
 		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes}),
-		// On containerd, networkd and timed.
+		// On containerd, networkd and timed; the kubelet on the balancer, too.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
 		// On networkd and etcd.

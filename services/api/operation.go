@@ -34,8 +34,12 @@ func operationError(err error) error {
 }
 
 func (s *operationService) List(context.Context, *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
+	all, err := s.runner.List()
+	if err != nil && len(all) == 0 {
+		return nil, operationError(err)
+	}
 	res := &apiv1.ListOperationsResponse{}
-	for _, o := range s.runner.List() {
+	for _, o := range all {
 		res.Operations = append(res.Operations, operationMessage(o))
 	}
 	return connect.NewResponse(res), nil

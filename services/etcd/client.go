@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/secrets"
 )
@@ -110,6 +111,18 @@ func (e *Etcd) find(ctx context.Context, me self) ([]string, error) {
 		return urls, nil
 	}
 	return nil, errNobody
+}
+
+// remembered are the URLs by what this node's balancer knows of API servers, maybe from
+// an earlier boot: of use to one that has lost its data while the endpoint is gone.
+func (e *Etcd) remembered(me self) []string {
+	var urls []string
+	for _, s := range balancer.APIServers.List(e.o.Store) {
+		if at, err := netip.ParseAddrPort(s.ID); err == nil && s.Spec.From == balancer.FromKubernetes && at.Addr() != me.addr {
+			urls = append(urls, clientURL(at.Addr()))
+		}
+	}
+	return urls
 }
 
 // others are the URLs of a list of EndpointSlices, but for this node's own.

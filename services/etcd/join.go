@@ -160,6 +160,9 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 	urls, err := e.find(ctx, me)
 	if err != nil {
 		if urls = r.Peers; len(urls) == 0 {
+			urls = e.remembered(me)
+		}
+		if len(urls) == 0 {
 			return nil, nil, e.lonely(r, err)
 		}
 	}

@@ -168,7 +168,11 @@ func TestFinishedOperationsAreForgotten(t *testing.T) {
 		}
 		for range 2 {
 			var got []string
-			for _, o := range n.r.List() {
+			all, err := n.r.List()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range all {
 				got = append(got, o.ID)
 			}
 			if diff := cmp.Diff(ids[len(ids)-keptFinished:], got); diff != "" {

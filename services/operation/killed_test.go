@@ -56,42 +56,30 @@ func operateForever(dir string) error {
 		_, err := fmt.Fprintf(effects, "%s %s\n", id, what) // one write: it is there whole, or not at all
 		return err
 	}
-	define := func(name string, count int) Definition {
-		return Definition{Name: name, Exclusive: true, Plan: func(_ context.Context, r Request) (Plan, error) {
-			var p Plan
-			for i := range count {
-				n := fmt.Sprint(i + 1)
-				p.Steps = append(p.Steps, Step{
-					ID: n, What: "leave " + n, Deadline: time.Minute,
-					Run: func(_ context.Context, p *Progress) error {
-						p.Say("at work")
-						if err := leave(r.ID, n); err != nil {
-							return err
-						}
-						if name == "fails" && n == "3" {
-							return errors.New("as it is to")
-						}
-						return nil
-					},
-					Undo: func(context.Context, *Progress) error { return leave(r.ID, "undo "+n) },
-				})
-			}
-			return p, nil
-		}}
-	}
 	r, err := New(Options{
 		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: dir,
-		Definitions: []Definition{define("works", 4), define("fails", 3)},
+		Definitions: []Definition{leaving("works", 4, leave), leaving("fails", 3, leave)},
 	})
 	if err != nil {
 		return err
 	}
 	r.Open()
-	for _, o := range r.List() {
+	if _, err := r.Start(context.Background(), Ask{Name: "works", DryRun: true}); err != nil && !errors.As(err, new(Refusal)) {
+		return err // it waits for what goes on
+	}
+	all, err := r.List()
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
 		fmt.Println("found", o.ID, o.State)
 	}
 	for i := 0; ; i++ {
-		for _, o := range r.List() { // the one that goes on comes first
+		all, err := r.List()
+		if err != nil {
+			return err
+		}
+		for _, o := range all { // the one that goes on comes first
 			var last Operation
 			if err := r.Watch(context.Background(), o.ID, 0, func(u Update) error { last = u.Operation; return nil }); err != nil && !errors.Is(err, ErrNotFound) {
 				return err
@@ -110,6 +98,31 @@ func operateForever(dir string) error {
 		}
 		fmt.Println("begun", begun.ID)
 	}
+}
+
+// leaving is an operation whose steps leave something each.
+func leaving(name string, count int, leave func(id, what string) error) Definition {
+	return Definition{Name: name, Exclusive: true, Plan: func(_ context.Context, r Request) (Plan, error) {
+		var p Plan
+		for i := range count {
+			n := fmt.Sprint(i + 1)
+			p.Steps = append(p.Steps, Step{
+				ID: n, What: "leave " + n, Deadline: time.Minute,
+				Run: func(_ context.Context, p *Progress) error {
+					p.Say("at work")
+					if err := leave(r.ID, n); err != nil {
+						return err
+					}
+					if name == "fails" && n == "3" {
+						return errors.New("as it is to")
+					}
+					return nil
+				},
+				Undo: func(context.Context, *Progress) error { return leave(r.ID, "undo "+n) },
+			})
+		}
+		return p, nil
+	}}
 }
 
 // The program that runs operations is killed at random points, over and over: what a

@@ -41,6 +41,7 @@ func (n *node) boot() {
 	n.t.Helper()
 	n.bootStateless()
 	n.r.Open()
+	synctest.Wait()
 }
 
 // bootStateless starts the node; STATE isn't there yet.
@@ -118,9 +119,9 @@ func (n *node) want(id string, state State, steps ...State) Operation {
 // only is the ID of the one operation that the node knows.
 func (n *node) only() string {
 	n.t.Helper()
-	all := n.r.List()
-	if len(all) != 1 {
-		n.t.Fatalf("there are %d operations", len(all))
+	all, err := n.r.List()
+	if len(all) != 1 || err != nil {
+		n.t.Fatalf("there are %d operations, %v", len(all), err)
 	}
 	return all[0].ID
 }

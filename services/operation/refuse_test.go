@@ -102,7 +102,7 @@ func TestPlansThatAreNone(t *testing.T) {
 				if _, err := n.try(Ask{Name: "reset"}); err == nil || !strings.Contains(err.Error(), c.why) {
 					t.Errorf("%v, want %q", err, c.why)
 				}
-				if all := n.r.List(); len(all) != 0 {
+				if all, err := n.r.List(); len(all) != 0 || err != nil {
 					t.Errorf("%+v", all)
 				}
 			})
@@ -138,7 +138,7 @@ func TestDryRun(t *testing.T) {
 			t.Errorf("%q", o.Warnings)
 		}
 		n.expect()
-		if all := n.r.List(); len(all) != 0 {
+		if all, err := n.r.List(); len(all) != 0 || err != nil {
 			t.Errorf("%+v", all)
 		}
 	})
@@ -374,7 +374,18 @@ func TestJournalThatCannotBeWritten(t *testing.T) {
 		n.start("reboot")
 		synctest.Wait()
 		n.expect("reboot")
+		if all, err := n.r.List(); len(all) != 1 || !errors.Is(err, errUnread) {
+			t.Errorf("%+v, %v", all, err)
+		}
+		// A client that comes back too early doesn't take that for the end.
+		if _, err := n.r.Get("upgrade-before"); errors.Is(err, ErrNotFound) || !errors.Is(err, errUnread) {
+			t.Errorf("before the journals are read: %v", err)
+		}
 		n.r.Open()
+		synctest.Wait()
+		if _, err := n.r.Get("upgrade-before"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("after that: %v", err)
+		}
 		if err := os.RemoveAll(n.dir); err != nil {
 			t.Fatal(err)
 		}
@@ -437,6 +448,42 @@ func TestStepThatWipesTheJournal(t *testing.T) {
 		n.expect("off")
 		if left, err := os.ReadDir(n.dir); err != nil || len(left) != 0 {
 			t.Errorf("%v, %v", left, err)
+		}
+	})
+}
+
+// A plan that hangs at a boot keeps nobody waiting, but for what is to begin.
+func TestResumeThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		waits := n.noting("wait")
+		waits.Run = func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }
+		d := planned("reset", waits)
+		plan := d.Plan
+		d.Plan = func(ctx context.Context, r Request) (Plan, error) {
+			if r.Resuming {
+				<-ctx.Done()
+				return Plan{}, ctx.Err()
+			}
+			return plan(ctx, r)
+		}
+		n.definitions = []Definition{d, planned("reboot", n.noting("reboot"))}
+		n.boot()
+		id := n.start("reset")
+		synctest.Wait()
+		n.halt()
+		before := time.Now()
+		n.boot()
+		defer n.halt()
+		if time.Since(before) > 0 {
+			t.Errorf("the boot took %s longer", time.Since(before))
+		}
+		n.start("reboot") // once it is known what goes on
+		synctest.Wait()
+		n.expect("reboot")
+		if o, err := n.r.Get(id); err != nil || o.State != Failed || !strings.Contains(o.Error, "can't go on after a restart") {
+			t.Errorf("%+v, %v", o, err)
 		}
 	})
 }

@@ -41,6 +41,7 @@ type Runner struct {
 	// mu guards all following fields.
 	mu         sync.Mutex
 	opened     bool // STATE is there
+	read       bool // and so is what its journals say
 	leaving    bool // nothing is begun any more
 	operations map[string]*live
 }
@@ -92,19 +93,37 @@ func (r *Runner) Run(ctx context.Context) error {
 }
 
 // Open is told that STATE is mounted, each time that it is. What the journals say is
-// gone on with. No journal keeps the node from anything.
+// gone on with. It returns at once: no journal keeps the node from anything.
 func (r *Runner) Open() {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.opened || r.leaving {
-		r.mu.Unlock()
 		return
 	}
 	r.opened = true
-	r.mu.Unlock()
-	for _, rec := range r.files.read() {
-		r.resume(rec)
+	mine := false
+	select {
+	case r.beginning <- struct{}{}: // nothing new begins before what goes on
+		mine = true
+	default:
 	}
-	r.forget()
+	r.running.Go(func() {
+		if !mine {
+			select {
+			case r.beginning <- struct{}{}:
+			case <-r.ctx.Done():
+				return
+			}
+		}
+		defer func() { <-r.beginning }()
+		for _, rec := range r.files.read() {
+			r.resume(rec)
+		}
+		r.forget()
+		r.mu.Lock()
+		r.read = true
+		r.mu.Unlock()
+	})
 }
 
 func (r *Runner) journalled() bool {
@@ -391,18 +410,31 @@ func (r *Runner) find(id string) (*live, error) {
 	if l := r.operations[id]; l != nil {
 		return l, nil
 	}
+	if !r.read {
+		return nil, fmt.Errorf("operation %q: %w", bounded(id), errUnread)
+	}
 	return nil, fmt.Errorf("operation %q: %w on this node (any more)", bounded(id), ErrNotFound)
 }
 
-// List returns all operations that the node knows, oldest first.
-func (r *Runner) List() []Operation {
+// errUnread is why nothing is known of an operation yet.
+var errUnread = errors.New("the node has just started, and hasn't read the journals of its operations yet: STATE isn't mounted")
+
+// List returns all operations that the node knows, oldest first. Beside an error they
+// are those of this boot.
+func (r *Runner) List() ([]Operation, error) {
+	r.mu.Lock()
+	read := r.read
+	r.mu.Unlock()
 	var all []Operation
 	for _, l := range r.all() {
 		l.mu.Lock()
 		all = append(all, l.status())
 		l.mu.Unlock()
 	}
-	return all
+	if !read {
+		return all, errUnread
+	}
+	return all, nil
 }
 
 // Get returns one operation.

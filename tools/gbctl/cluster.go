@@ -48,6 +48,8 @@ where that is, unless the command is started in it.
 Access to the cluster is merged into the client configuration and into the kubeconfig,
 as the current context of both, and taken out again by 'gbctl cluster destroy'.
 
+Flags that say what nodes are like are for new clusters; one that exists stays as it is.
+
 If it is interrupted or can't start, nothing of a new cluster remains. One that starts
 and doesn't serve in time stays, to be looked into.`
 

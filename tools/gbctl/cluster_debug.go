@@ -47,7 +47,7 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 			},
 		}, &name))
 	}
-	cmd.AddCommand(a.clusterNetworkCommand(), a.clusterClockCommand())
+	cmd.AddCommand(a.clusterNetworkCommand(), a.clusterClockCommand(), clusterEndpointCommand())
 	return cmd
 }
 
@@ -81,6 +81,26 @@ cluster stops. Nodes that are containers have this machine's clock.`,
 	}, &name)
 	cmd.Flags().DurationVar(&offset, "offset", 0, "how much it is ahead, or behind if negative")
 	return cmd
+}
+
+func clusterEndpointCommand() *cobra.Command {
+	var name string
+	return nameFlag(&cobra.Command{
+		Use:   "endpoint on|off",
+		Short: "Take the cluster's endpoint away from the nodes, or give it back",
+		Long: `Turn the load balancer off that the nodes have as their cluster's endpoint, or on
+again. kubectl on this machine reaches the cluster by another way.`,
+		Example:   "  gbctl cluster debug endpoint off",
+		ValidArgs: []string{"on", "off"},
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := openCluster(name)
+			if err != nil {
+				return err
+			}
+			return c.SetEndpoint(cmd.Context(), args[0] == "on")
+		},
+	}, &name)
 }
 
 const clusterNetworkLong = `Say how a node's network is. Without a flag it is fine again. It stays as it is when

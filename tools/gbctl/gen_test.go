@@ -307,7 +307,7 @@ next: boot a machine and give it its configuration, then talk to it
 		if err != nil || len(warnings) > 0 {
 			t.Fatal(warnings, err)
 		}
-		if c.Machine.Type != typ || c.Cluster.Name != "home" || c.Machine.Install.Disk != "/dev/sda" || !slices.Contains(c.Machine.CertSANs, "192.0.2.1") ||
+		if c.Machine.Type != typ || c.Cluster.Name != "home" || c.Machine.Install.Disk != "/dev/sda" || slices.Contains(c.Machine.CertSANs, "192.0.2.1") != typ.ControlPlane() ||
 			!strings.HasSuffix(c.Machine.Kubelet.Image, ":v1.35.1") || len(c.Machine.Registries.Mirrors["*"].Endpoints) != 2 {
 			t.Errorf("%s: %+v", file, c.Machine)
 		}

@@ -113,6 +113,9 @@ func (c *Cluster) In(t *testing.T) *Cluster {
 	return &part
 }
 
+// T is the test that the cluster belongs to.
+func (c *Cluster) T() *testing.T { return c.t }
+
 // Node is the name of the first node, which most stories have only.
 func (c *Cluster) Node() string { return c.Nodes[0].Name }
 

@@ -1,21 +1,10 @@
-package qemu
+package balance
 
 import (
-	"context"
 	"io"
 	"net"
 	"sync"
-	"time"
 )
-
-// dialBudget bounds one try to reach a node, which is one hop away: a node that
-// doesn't answer within it is off or frozen.
-const dialBudget = 5 * time.Second
-
-// A reacher connects to a TCP port of a node.
-type reacher interface {
-	Reach(ctx context.Context, n Node, port int) (net.Conn, error)
-}
 
 type halfCloser interface{ CloseWrite() error }
 

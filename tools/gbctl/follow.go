@@ -38,7 +38,7 @@ func (a *app) followTo(ctx context.Context, node, id string, enough func(*apiv1.
 			return context.Canceled
 		case err == nil:
 			err = errors.New("the node has ended the stream: it goes down or restarts its API")
-		case f.last == nil || exitCode(err) != codeUnreachable:
+		case f.last == nil || exitCode(err) != codeUnreachable && !errors.Is(err, io.ErrUnexpectedEOF): // the latter: cut off in the middle of a message
 			return f.lost(err)
 		}
 		if time.Since(f.heard) > restartBudget {

@@ -74,8 +74,12 @@ func (a *app) others(node string) []string {
 	if err != nil || c == nil {
 		return nil
 	}
+	endpoints := a.endpoints
+	if len(endpoints) == 0 {
+		endpoints = c.Endpoints
+	}
 	var all []string
-	for _, other := range slices.Concat(c.Endpoints, c.Nodes) {
+	for _, other := range slices.Concat(endpoints, c.Nodes) {
 		if other != node && !slices.Contains(all, other) {
 			all = append(all, other)
 		}

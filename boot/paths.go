@@ -21,6 +21,8 @@ const (
 	MachineSocket = "/run/garboard/machine/machine.sock"
 	APIDir        = "/run/garboard/apid"   // what apid knows: its certificate and who may come in
 	TrustDir      = "/run/garboard/trustd" // what trustd knows: the authority of the machine API
+	// OperationsDir is where the journals of operations are, on STATE.
+	OperationsDir = "/system/state/operations"
 	EtcdDataDir   = "/var/lib/etcd"
 	ContainerdDir = "/var/lib/containerd"
 	KubeletDir    = "/var/lib/kubelet"
@@ -43,6 +45,11 @@ const (
 	LabelState     = "STATE"
 	LabelEphemeral = "EPHEMERAL"
 )
+
+// ResetFile is on a container's STATE that was wiped: its seed isn't taken again. A
+// machine forgets that it was reset; its configuration comes from where it looks for
+// one.
+const ResetFile = "/system/state/reset"
 
 // SeedConfigFile is where the container provisioner puts the configuration of
 // a node that has none on STATE yet.

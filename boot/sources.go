@@ -83,7 +83,12 @@ func Sources(o SourceOptions) []Source {
 	if o.Mode == Container {
 		return []Source{
 			state,
-			{"seed", func(context.Context) ([]byte, error) { return readFile(o.Root, SeedConfigFile) }},
+			{"seed", func(context.Context) ([]byte, error) {
+				if _, err := fs.Stat(o.Root, strings.TrimPrefix(ResetFile, "/")); !errors.Is(err, fs.ErrNotExist) {
+					return nil, none("it was for the node before it was reset")
+				}
+				return readFile(o.Root, SeedConfigFile)
+			}},
 		}
 	}
 	return []Source{

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // WriteFile replaces path by data so that a reader, also one after a power
@@ -54,4 +55,14 @@ func SyncDir(dir string) error {
 	}
 	defer d.Close()
 	return d.Sync()
+}
+
+// IsMountPoint is whether a file system is mounted at dir, by its device: what is
+// written to STATE before it is there would be lost below it.
+func IsMountPoint(dir string) bool {
+	var here, parent syscall.Stat_t
+	if syscall.Stat(dir, &here) != nil || syscall.Stat(filepath.Dir(dir), &parent) != nil {
+		return false
+	}
+	return here.Dev != parent.Dev
 }

@@ -62,7 +62,7 @@ type applyRow struct {
 const (
 	noteCreated   = "created in the cluster when missing, never changed there"
 	noteInstall   = "used at the next installation"
-	noteRegisters = "set when the node registers"
+	noteRegisters = "a worker's are set when it registers: Kubernetes lets no node change its own taints"
 	noteRolling   = "its static pod is replaced"
 	noteUnused    = "for control planes only"
 	noteFile      = "programs that read it only at their start see it then"
@@ -125,8 +125,8 @@ var applyTable = []applyRow{
 	{path: "machine.install.wipe", effect: Live, note: noteInstall},
 	{path: "machine.kubelet.image", effect: kubelet},
 	{path: "machine.kubelet.extraArgs", effect: kubelet},
-	{path: "machine.kubelet.nodeLabels", effect: kubelet, note: noteRegisters},
-	{path: "machine.kubelet.nodeTaints", effect: kubelet, note: noteRegisters},
+	{path: "machine.kubelet.nodeLabels", effect: Live},
+	{path: "machine.kubelet.nodeTaints", effect: Live, refine: ownTaints},
 	{path: "machine.kubelet.clusterDNS", effect: kubelet, note: "pods see it when they start"},
 	{path: "machine.kubelet.nodeIP.validSubnets", effect: kubelet},
 	{path: "machine.kubelet.extraMounts[].hostPath", effect: kubelet},
@@ -158,7 +158,7 @@ var applyTable = []applyRow{
 	{path: "cluster.id", effect: Reboot},
 	{path: "cluster.secret", effect: Reboot},
 	{path: "cluster.token", effect: kubelet},
-	{path: "cluster.controlPlane.endpoint", effect: kubelet},
+	{path: "cluster.controlPlane.endpoint", effect: Live},
 	{path: "cluster.controlPlane.localAPIServerPort", effect: Live, note: noteRolling},
 	{path: "cluster.network.cni.name", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.network.cni.urls", effect: Live, note: noteCreated, refine: onControlPlanes},
@@ -197,7 +197,7 @@ var applyTable = []applyRow{
 	{path: "cluster.proxy.extraArgs", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.coreDNS.image", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.coreDNS.disabled", effect: Live, note: noteCreated, refine: onControlPlanes},
-	{path: "cluster.allowSchedulingOnControlPlanes", effect: kubelet, refine: onControlPlanes},
+	{path: "cluster.allowSchedulingOnControlPlanes", effect: Live, refine: onControlPlanes},
 	{path: "cluster.extraManifests", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.inlineManifests[].name", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.inlineManifests[].contents", effect: Live, note: noteCreated, refine: onControlPlanes},
@@ -216,6 +216,14 @@ var applyRows = func() map[string]*applyRow {
 func onControlPlanes(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
 	if to.Machine.Type == Worker {
 		return Live, noteUnused
+	}
+	return row.effect, row.note
+}
+
+// ownTaints: a control plane changes its taints as the cluster's administrator.
+func ownTaints(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
+	if to.Machine.Type == Worker {
+		return row.effect, noteRegisters
 	}
 	return row.effect, row.note
 }

@@ -75,7 +75,7 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "sysctls: {vm.max_map_count: 1, vm.swappiness: 2}", "sysctls: {vm.max_map_count: 3, kernel.pid_max: 4}",
 			"machine.sysctls[\"kernel.pid_max\"]: added 4 (live)\nmachine.sysctls[\"vm.max_map_count\"]: 1 → 3 (live)\nmachine.sysctls[\"vm.swappiness\"]: removed 2 (live)"},
 		{control, "machine", "env: {a: b}", "env: {a: b, http_proxy: 'http://me:hunter2@proxy:3128'}", "machine.env.http_proxy: added http://me:xxxxx@proxy:3128 (service:containerd)"},
-		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (service:kubelet: set when the node registers)"},
+		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (live: a worker's are set when it registers: Kubernetes lets no node change its own taints)"},
 		// Interfaces keep their identity, whatever their place in the list.
 		{control, "machine", "network: {interfaces: [{interface: eth0, dhcp: true}, {interface: eth1, cidr: 10.0.0.1/8}]}", "network: {interfaces: [{interface: eth2, dhcp: true}, {interface: eth1, cidr: 10.0.0.2/8, mtu: 9000}]}",
 			"machine.network.interfaces[eth2].dhcp: added true (live)\nmachine.network.interfaces[eth1].cidr: 10.0.0.1/8 → 10.0.0.2/8 (live)\nmachine.network.interfaces[eth1].mtu: added 9000 (live)\nmachine.network.interfaces[eth0].dhcp: removed true (live)"},
@@ -96,7 +96,7 @@ func TestDiff(t *testing.T) {
 			"machine.systemDiskEncryption.ephemeral.keys[1].static.passphrase: (secret) → (secret) (reboot)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, nodeID: {}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, nodeID: {}}, {slot: 0, nodeID: {}}]}}", ""},
 		{control, "cluster", "scheduler: {extraArgs: {v: 2}}", "scheduler: {extraArgs: {v: ''}}", "cluster.scheduler.extraArgs.v: 2 →  (live: its static pod is replaced)"},
-		{control, "cluster", "allowSchedulingOnControlPlanes: false", "allowSchedulingOnControlPlanes: true", "cluster.allowSchedulingOnControlPlanes: added true (service:kubelet)"},
+		{control, "cluster", "allowSchedulingOnControlPlanes: false", "allowSchedulingOnControlPlanes: true", "cluster.allowSchedulingOnControlPlanes: added true (live)"},
 		{control, "cluster", "proxy: {mode: nftables}", "proxy: {mode: ipvs}", "cluster.proxy.mode: nftables → ipvs (live: created in the cluster when missing, never changed there)"},
 		{worker, "cluster", "proxy: {mode: nftables}", "proxy: {mode: ipvs}", "cluster.proxy.mode: nftables → ipvs (live: for control planes only)"},
 		{worker, "cluster", "etcd: {extraArgs: {a: b}}", "etcd: {extraArgs: {a: c}}", "cluster.etcd.extraArgs.a: b → c (live: for control planes only)"},

@@ -11,6 +11,7 @@ var cautions = []check{
 	{"workers don't need private keys", cautionWorkerKeys},
 	{"static keys of STATE lie in the open", cautionStaticState},
 	{"DNS address is a service's", cautionClusterDNS},
+	{"workers get no further names", cautionWorkerNames},
 	{"fields without effect in this release", cautionNoEffect},
 }
 
@@ -31,6 +32,13 @@ func cautionWorkerKeys(c *Config, r *report) {
 		if len(k.key) > 0 {
 			r.warn(k.where, "a worker doesn't need this private key; leave it out, so that a stolen worker doesn't give the cluster away")
 		}
+	}
+}
+
+// cautionWorkerNames: trustd signs what a worker can prove.
+func cautionWorkerNames(c *Config, r *report) {
+	if c.Machine.Type == Worker && len(c.Machine.CertSANs) > 0 {
+		r.warn(at("machine", "certSANs"), "control planes sign for a worker only its host name and the address that it asks from; these names aren't in its certificate")
 	}
 }
 
@@ -59,10 +67,5 @@ func cautionNoEffect(c *Config, r *report) {
 	const what = "has no effect in this release"
 	if e := c.Machine.SystemDiskEncryption; e.State != nil || e.Ephemeral != nil {
 		r.warn(at("machine", "systemDiskEncryption"), what)
-	}
-	for i, in := range c.Machine.Network.Interfaces {
-		if in.VIP != nil {
-			r.warn(interfaceAt(i, "vip"), what)
-		}
 	}
 }

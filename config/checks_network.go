@@ -192,6 +192,9 @@ func checkVIP(c *Config, r *report) {
 		if c.Machine.Type == Worker {
 			r.bad(interfaceAt(i, "vip"), "is for control planes; this is a worker")
 		}
+		if in.WireGuard != nil {
+			r.bad(interfaceAt(i, "vip"), "can't be shared over WireGuard, which has no neighbours that could be told where it is")
+		}
 		if !in.VIP.IP.IsValid() {
 			r.lacks(interfaceAt(i, "vip", "ip"), "")
 		} else if in.CIDR.IsValid() && in.CIDR.Addr() == in.VIP.IP {

@@ -24,7 +24,7 @@ type Options struct {
 	InstallDisk string
 	// Mirrors by registry host or "*": URLs in order of preference.
 	Mirrors map[string][]string
-	// CertSANs go into the certificates of the machine API and of the apiserver.
+	// CertSANs go into the certificates of a control plane's machine API and apiserver.
 	CertSANs []string
 	// KubernetesVersion is the version of the images, such as v1.36.3; default
 	// KubernetesVersion.
@@ -64,7 +64,6 @@ func Generate(o Options) (*Config, error) {
 	persist := true
 	c := &Config{Version: Version, Persist: &persist}
 	c.Machine.Type = o.Type
-	c.Machine.CertSANs = o.CertSANs
 	c.Machine.Network.Hostname = o.Hostname
 	c.Machine.Install.Disk = o.InstallDisk
 	c.Machine.Kubelet.Image = kubernetes(DefaultKubeletImage)
@@ -95,6 +94,7 @@ func Generate(o Options) (*Config, error) {
 }
 
 func generateControlPlane(c *Config, o Options, kubernetes func(string) string) {
+	c.Machine.CertSANs = o.CertSANs
 	c.Cluster.APIServer.CertSANs = o.CertSANs
 	c.Cluster.AllowSchedulingOnControlPlanes = o.AllowScheduling
 	c.Cluster.Etcd.Image = DefaultEtcdImage

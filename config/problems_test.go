@@ -74,6 +74,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 4095}]}]}", `machine.network.interfaces[0].vlans[0].vlanId: 4095 is out of range (1 to 4094)`},
 	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 1}, {vlanId: 1}]}]}", `machine.network.interfaces[0].vlans[1].vlanId: 1 is given twice for eth0`},
 	{"machine", "network: {interfaces: [{interface: eth0, vip: {}}]}", `machine.network.interfaces[0].vip.ip: is missing`},
+	{"machine", "network: {interfaces: [{interface: wg0, cidr: 10.0.0.1/8, vip: {ip: 10.0.0.2}, wireguard: {privateKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=}}]}", `machine.network.interfaces[0].vip: can't be shared over WireGuard, which has no neighbours that could be told where it is`},
 	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.1/8, vip: {ip: 10.0.0.1}}]}", `machine.network.interfaces[0].vip.ip: 10.0.0.1 is also the interface's own address: it has to be free, because it moves between nodes`},
 	{"machine", "network: {interfaces: [{interface: wg0, wireguard: {privateKey: abc}}]}", `machine.network.interfaces[0].wireguard.privateKey: must be base64 of 32 bytes, as wg genkey prints it`},
 	// The machine.
@@ -196,6 +197,16 @@ func TestReplaced(t *testing.T) {
 				t.Errorf("problems:\n%s", strings.Join(problems, "\n"))
 			}
 		})
+	}
+}
+
+// A worker is told that it gets no names beside its own.
+func TestWorkerNames(t *testing.T) {
+	for _, typ := range []MachineType{Worker, ControlPlane} {
+		_, warnings := accepted(t, with(document(t, typ), "machine", "certSANs: [node.example.org]"))
+		if told := strings.Contains(warnings, "machine.certSANs: control planes sign for a worker only its host name"); told != (typ == Worker) {
+			t.Errorf("%s: %q", typ, warnings)
+		}
 	}
 }
 

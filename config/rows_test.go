@@ -141,7 +141,7 @@ func TestCautions(t *testing.T) {
 	}
 	_, all, _ := load(t, full(t))
 	var silent []string
-	for _, field := range []string{"systemDiskEncryption", "vip"} {
+	for _, field := range []string{"systemDiskEncryption"} {
 		if !strings.Contains(strings.Join(all, "\n"), field+": has no effect in this release") {
 			silent = append(silent, field)
 		}

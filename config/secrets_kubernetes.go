@@ -14,12 +14,15 @@ const maxKeyFile = 64 << 10
 
 // KubernetesSecrets takes the authorities and the service account's key of a
 // cluster that exists from the folder where kubeadm keeps them, and makes the
-// rest. All that is missing or broken there is reported at once.
+// rest but for the cluster's secret: it encrypts Secrets in etcd, which the API
+// servers that are there could read no longer. All that is missing or broken in the
+// folder is reported at once.
 func KubernetesSecrets(dir fs.FS, now time.Time) (*Secrets, error) {
 	s, err := NewSecrets(now)
 	if err != nil {
 		return nil, err
 	}
+	s.ClusterSecret = ""
 	var missing, errs []error
 	read := func(name string) []byte {
 		data, err := readSmall(dir, name)

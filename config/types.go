@@ -117,7 +117,9 @@ type VLAN struct {
 	Routes []Route      `yaml:"routes" key:"network"`
 }
 
-// VIP is the address that the control planes share.
+// VIP is the address that the control planes share. One of them has it at a time; it
+// goes to another one when that is gone, or its API server is. They have to be on one
+// link. There is none before bootstrap, which needs the address of a node.
 type VIP struct {
 	IP netip.Addr `yaml:"ip"` // required; in the subnet of the interface, used by nobody, outside of DHCP's pool
 }
@@ -156,9 +158,10 @@ type Install struct {
 type Kubelet struct {
 	Image      string            `yaml:"image"`      // default DefaultKubeletImage
 	ExtraArgs  map[string]string `yaml:"extraArgs"`  // flag without dashes: value
-	NodeLabels map[string]string `yaml:"nodeLabels"` // set at registration
+	NodeLabels map[string]string `yaml:"nodeLabels"` // a label that is taken out here is taken off the node
 	// NodeTaints keep pods away, by key: an effect (NoSchedule, PreferNoSchedule
-	// or NoExecute), or a value, a colon and an effect. Set at registration.
+	// or NoExecute), or a value, a colon and an effect. A worker's are set when it
+	// registers: Kubernetes lets no node change its own taints.
 	NodeTaints map[string]Taint `yaml:"nodeTaints"`
 	ClusterDNS []netip.Addr     `yaml:"clusterDNS"` // default: the tenth address of each service subnet
 	NodeIP     NodeIP           `yaml:"nodeIP"`

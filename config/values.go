@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -112,6 +113,20 @@ type Taint struct{ Value, Effect string }
 
 // taintEffects are those of Kubernetes.
 var taintEffects = []string{"NoSchedule", "PreferNoSchedule", "NoExecute"}
+
+// ControlPlaneRole is both the label of a control plane node and the key of its taint.
+const ControlPlaneRole = "node-role.kubernetes.io/control-plane"
+
+// Taints are all that the node has by its configuration, by key: those of the user,
+// and the one of a control plane that is for nothing else.
+func (c *Config) Taints() map[string]Taint {
+	all := map[string]Taint{}
+	if c.Machine.Type.ControlPlane() && !c.Cluster.AllowSchedulingOnControlPlanes {
+		all[ControlPlaneRole] = Taint{Effect: "NoSchedule"}
+	}
+	maps.Copy(all, c.Machine.Kubelet.NodeTaints)
+	return all
+}
 
 func (t Taint) String() string {
 	if t.Value == "" {

@@ -67,6 +67,10 @@ const (
 	syncBudget    = 3 * time.Second
 
 	shutdownBudget = recordBudget + serviceBudget + termBudget + killBudget + unmountBudget + syncBudget
+
+	// eraseBudget is for a node that is being reset, beyond the promise: half a GiB of
+	// zeros on a slow USB disk, or a host's million files. The next boot does the rest.
+	eraseBudget = 90 * time.Second
 )
 
 // phase is one step of leaving. What isn't done within its budget is left alone.
@@ -78,7 +82,7 @@ type phase struct {
 
 // orderlyPhases is the way out: stop is the node's, and ended hands over its end.
 func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan error) []phase {
-	return []phase{
+	phases := []phase{
 		{"record the reason", recordBudget, func(context.Context) error { return recordReason(boot.StateDir, r) }},
 		{"stop services", serviceBudget, func(ctx context.Context) error {
 			stop()
@@ -91,13 +95,29 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 		}},
 		{"end processes", termBudget, func(ctx context.Context) error { return endProcesses(ctx, unix.SIGTERM) }},
 		{"kill processes", killBudget, func(ctx context.Context) error { return endProcesses(ctx, unix.SIGKILL) }},
-		{"unmount filesystems", unmountBudget, func(ctx context.Context) error {
+		{unmountPhase, unmountBudget, func(ctx context.Context) error {
 			p.logs.Release() // or its files keep /var busy
 			return unmountAll(ctx, p.mode)
 		}},
 		{"write what is in memory to disk", syncBudget, func(context.Context) error { unix.Sync(); return nil }},
 	}
+	erase := p.erase.Load()
+	if erase == nil {
+		return phases
+	}
+	// A disk is erased once nothing is mounted from it, a container's directories
+	// while they still are.
+	at := slices.IndexFunc(phases, func(ph phase) bool { return ph.what == unmountPhase })
+	if p.mode == boot.Machine {
+		at++
+	}
+	return slices.Insert(phases, at, phase{"erase what a reset wipes", eraseBudget, func(ctx context.Context) error {
+		p.logs.Release()
+		return (*erase)(ctx)
+	}})
 }
+
+const unmountPhase = "unmount filesystems"
 
 // exit is the one exit funnel; it doesn't return.
 func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {

@@ -46,10 +46,11 @@ type pid1 struct {
 	log       *slog.Logger // own log, "init"
 	processes *process.Table
 
-	requests  chan request       // to the exit funnel; the first one counts
-	leaving   atomic.Bool        // the funnel has been entered
-	heartbeat chan chan struct{} // the watchdog asks, the main loop answers
-	dog       *watchdog          // nil in a container
+	requests  chan request                                // to the exit funnel; the first one counts
+	leaving   atomic.Bool                                 // the funnel has been entered
+	erase     atomic.Pointer[func(context.Context) error] // what a reset leaves to the funnel
+	heartbeat chan chan struct{}                          // the watchdog asks, the main loop answers
+	dog       *watchdog                                   // nil in a container
 
 	prepare []step                                                  // before the node is made
 	newNode func(services.Options) (node, error)                    // services.NewNode
@@ -137,6 +138,7 @@ func (p *pid1) bootAndRun(ctx context.Context) (err error) {
 	}
 	n, err := p.newNode(services.Options{
 		Mode: p.mode, Cmdline: p.cmdline, Processes: p.processes, Logs: p.logs, Power: p.power,
+		Erase: func(do func(context.Context) error) { p.erase.Store(&do) },
 	})
 	if err != nil {
 		return fmt.Errorf("put the node together: %w", err)

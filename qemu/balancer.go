@@ -5,209 +5,124 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
-	"net/http"
-	"net/netip"
-	"slices"
 	"sync"
-	"time"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/api/balance"
 )
 
-const (
-	// checkPeriod, and how many checks in a row a node must fail: one that is off,
-	// frozen or cut off gets no more connections after three seconds to nine, well
-	// within the ten in which a leader must renew its lease.
-	checkPeriod = time.Second
-	checkBudget = 2 * time.Second
-	checksBad   = 3
-)
-
-// A balancer hands each connection to one of several nodes: in turn to those whose
-// API server says that it is ready, and while none does, to the first that takes it.
-// So a cluster that is just starting is reached as soon as anybody is there.
-//
-//	listeners ─► backends, healthy ones first ─► a port of their nodes
-//	                 ▲ every second: GET /readyz
-type balancer struct {
-	to       reacher
-	port     int
-	log      *slog.Logger
-	backends []*backend
-
-	ctx    context.Context // ends with close
-	cancel context.CancelFunc
-	done   sync.WaitGroup // listeners and checks
-
-	mu        sync.Mutex // guards all below
-	listeners []net.Listener
-	turn      int
+// A reacher connects to a TCP port of a node.
+type reacher interface {
+	Reach(ctx context.Context, n Node, port int) (net.Conn, error)
 }
 
-// backend is one node behind a balancer.
-type backend struct {
-	node Node
+// ports are what makes the APIs of the nodes reachable: all from this machine, and
+// where the cluster's endpoint is a load balancer, that from the nodes.
+type ports struct {
+	lan        *lan
+	apis       []*balance.Balancer // of the machine API, one for each node
+	kubernetes *balance.Balancer
 
-	mu      sync.Mutex // guards all below
-	healthy bool
-	bad     int                   // checks that it has failed in a row
-	open    map[net.Conn]struct{} // connections to it
+	mu       sync.Mutex   // guards the following
+	endpoint net.Listener // nil: there is none, or it is off
 }
 
-func newBalancer(to reacher, nodes []Node, port int, log *slog.Logger) *balancer {
-	b := &balancer{to: to, port: port, log: log}
-	b.ctx, b.cancel = context.WithCancel(context.Background())
-	for _, n := range nodes {
-		b.backends = append(b.backends, &backend{node: n, open: map[net.Conn]struct{}{}})
+func (l *lan) openPorts() (_ *ports, err error) {
+	servers := l.plan.controlPlanes()
+	if l.plan.Shared.IsValid() {
+		servers = []Node{{Name: "shared address", Address: l.plan.Shared}} // which one it is, they see to
 	}
-	return b
-}
-
-// serve hands out the connections of l until close.
-func (b *balancer) serve(l net.Listener) {
-	b.mu.Lock()
-	b.listeners = append(b.listeners, l)
-	b.mu.Unlock()
-	b.done.Go(func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				if !errors.Is(err, net.ErrClosed) {
-					b.log.Error("forward", "port", b.port, "error", err)
-				}
-				return
-			}
-			go b.hand(conn)
+	var trust *tls.Config
+	if len(servers) > 1 {
+		own, err := (&Cluster{Plan: l.plan, dir: l.dir}).kubeAPI()
+		if err != nil {
+			return nil, err
 		}
-	})
-}
-
-// close ends listening and checking. Connections go on until one side ends them.
-func (b *balancer) close() {
-	b.cancel()
-	b.mu.Lock()
-	for _, l := range b.listeners {
-		l.Close()
+		trust = own.trust.Clone()
+		trust.ServerName = balance.ServerName
 	}
-	b.mu.Unlock()
-	b.done.Wait()
-}
-
-// order is whom to try for the next connection.
-func (b *balancer) order() []*backend {
-	b.mu.Lock()
-	turn := b.turn
-	b.turn++
-	b.mu.Unlock()
-	var healthy, others []*backend
-	for _, n := range b.backends {
-		if n.isHealthy() {
-			healthy = append(healthy, n)
-		} else {
-			others = append(others, n)
+	o := &ports{lan: l, kubernetes: newBalancer(l, servers, kubernetesPort, trust, l.log)}
+	defer func() {
+		if err != nil {
+			o.close()
+		}
+	}()
+	listen := func(b *balance.Balancer, local int) error {
+		port, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
+		if err != nil {
+			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
+		}
+		b.Serve(port)
+		return nil
+	}
+	if err := listen(o.kubernetes, l.plan.KubernetesPort); err != nil {
+		return nil, err
+	}
+	for _, n := range l.plan.Nodes {
+		b := newBalancer(l, []Node{n}, api.Port, nil, l.log)
+		o.apis = append(o.apis, b)
+		if err := listen(b, n.APIPort); err != nil {
+			return nil, err
 		}
 	}
-	if len(healthy) > 0 {
-		turn %= len(healthy)
-		healthy = slices.Concat(healthy[turn:], healthy[:turn])
+	if l.plan.balanced() {
+		return o, o.setEndpoint(true)
 	}
-	return slices.Concat(healthy, others)
+	return o, nil
 }
 
-func (b *balancer) hand(conn net.Conn) {
-	defer conn.Close()
-	for _, n := range b.order() {
-		ctx, cancel := context.WithTimeout(b.ctx, dialBudget)
-		peer, err := b.to.Reach(ctx, n.node, b.port)
-		cancel()
-		if err == nil {
-			n.splice(conn, peer)
-			return
+func (p *ports) close() {
+	p.kubernetes.Close()
+	for _, b := range p.apis {
+		b.Close()
+	}
+}
+
+// setEndpoint turns the load balancer on or off that nodes have as their cluster's
+// endpoint.
+func (p *ports) setEndpoint(on bool) error {
+	if !p.lan.plan.balanced() {
+		return errors.New("the endpoint of this cluster is its only control plane, not a load balancer")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case on == (p.endpoint != nil):
+	case on:
+		l, err := p.lan.Listen(p.lan.plan.endpoint())
+		if err != nil {
+			return fmt.Errorf("load balancer: %w", err)
 		}
-	}
-}
-
-func (n *backend) isHealthy() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.healthy
-}
-
-func (n *backend) splice(conn, peer net.Conn) {
-	n.mu.Lock()
-	n.open[peer] = struct{}{}
-	n.mu.Unlock()
-	splice(conn, peer)
-	n.mu.Lock()
-	delete(n.open, peer)
-	n.mu.Unlock()
-}
-
-// check begins to ask the nodes' API servers whether they are ready.
-func (b *balancer) check(trust *tls.Config) {
-	for _, n := range b.backends {
-		b.done.Go(func() {
-			client := b.client(n.node, trust)
-			defer client.CloseIdleConnections()
-			for {
-				n.judge(ready(b.ctx, client, n.node, b.port), b.log)
-				select {
-				case <-b.ctx.Done():
-					return
-				case <-time.After(checkPeriod):
-				}
-			}
-		})
-	}
-}
-
-// client speaks to one node's API server. It keeps its connection, as a handshake for
-// each check would be most of the work.
-func (b *balancer) client(n Node, trust *tls.Config) *http.Client {
-	return &http.Client{Timeout: checkBudget, Transport: &http.Transport{
-		TLSClientConfig: trust.Clone(),
-		DialContext:     func(ctx context.Context, _, _ string) (net.Conn, error) { return b.to.Reach(ctx, n, b.port) },
-	}}
-}
-
-func ready(ctx context.Context, client *http.Client, n Node, port int) error {
-	address := netip.AddrPortFrom(n.Address, uint16(port))
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("https://%s/readyz", address), nil)
-	if err != nil {
-		return err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, answerLimit)) // for the next request
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("it answers %s", resp.Status)
+		p.endpoint = l
+		p.kubernetes.Serve(l)
+	default:
+		p.kubernetes.End(p.endpoint)
+		p.endpoint = nil
 	}
 	return nil
 }
 
-// judge takes the outcome of a check. A node that isn't healthy any more loses its
-// connections: clients would wait on them, and come back to another node at once.
-func (n *backend) judge(err error, log *slog.Logger) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if err == nil {
-		n.bad = 0
-		if !n.healthy {
-			log.Info("API server is ready", "node", n.node.Name)
-		}
-		n.healthy = true
-		return
+// newBalancer hands each connection to the port of one of several nodes. With trust,
+// the API servers there are asked whether they are ready; while none is, the first
+// that takes a connection gets it. So a cluster that is just starting is reached as
+// soon as anybody is there.
+func newBalancer(to reacher, nodes []Node, port int, trust *tls.Config, log *slog.Logger) *balance.Balancer {
+	byName := map[string]Node{}
+	var upstreams []balance.Upstream
+	for _, n := range nodes {
+		byName[n.Name] = n
+		upstreams = append(upstreams, balance.Upstream{Name: n.Name})
 	}
-	if n.bad++; n.bad < checksBad || !n.healthy {
-		return
+	o := balance.Options{
+		Dial: func(ctx context.Context, name string) (net.Conn, error) { return to.Reach(ctx, byName[name], port) },
+		Log:  log,
 	}
-	n.healthy = false
-	log.Warn("API server isn't ready any more", "node", n.node.Name, "error", err)
-	for conn := range n.open {
-		conn.Close()
+	if trust != nil {
+		o.TLS = func() *tls.Config { return trust }
 	}
+	b := balance.New(o)
+	b.Set(upstreams)
+	return b
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/netip"
 	"os"
@@ -23,9 +24,10 @@ const (
 	// readyBudget is for the host process to have its nodes started. It takes
 	// less than a second; QEMU on a busy machine takes longest.
 	readyBudget = 60 * time.Second
-	// downBudget is for nodes whose data is about to be removed.
-	downBudget = 5 * time.Second
-	// endBudget is how long a host process may take beyond its nodes' budget.
+	// failBudget is for a host process that can't go on to end by itself.
+	failBudget = 5 * time.Second
+	// endBudget is how long a host process may take beyond its nodes' budget: a quarter of
+	// a second for each, on an idle machine.
 	endBudget = 10 * time.Second
 	// endPoll is how late an interruption of that wait may be noticed.
 	endPoll = 100 * time.Millisecond
@@ -33,7 +35,7 @@ const (
 	logTail = 2 << 10 // of host.log, in an error
 )
 
-// Defaults of a node. 4 GiB is twice what a control plane needs, for pods.
+// Defaults of a node in QEMU. 4 GiB is twice what a control plane needs, for pods.
 const (
 	defaultCPUs      = 2
 	defaultMemoryMiB = 4096
@@ -49,24 +51,38 @@ type Options struct {
 	// Choice is what Choose said about Provisioner, if it was asked before.
 	Choice Choice
 	// ControlPlanes and Workers are how many nodes there are of each; default one
-	// control plane. Several nodes need Container.
+	// control plane.
 	ControlPlanes, Workers int
-	// Network is where container nodes are; default 10.5.0.0/24. The first address is
+	// Later is how many of the control planes stay off until they are turned on for the
+	// first time: machines that a cluster may grow by.
+	Later int
+	// Network is where nodes are; default 10.5.0.0/24. The first address is
 	// this machine's, with the registry and the load balancer.
 	Network netip.Prefix
+	// SharedAddress makes the cluster's endpoint an address that the control planes share,
+	// the last of the network, instead of a load balancer.
+	SharedAddress bool
 	// Mirrors are registries that are asked instead of others, by host or "*", before the
-	// one with the images that were built; for QEMU, as containers reach none.
+	// one with the images that were built. This machine asks them for the nodes.
 	Mirrors map[string][]string
+	// KubernetesVersion is another one than what was built, from the mirrors.
+	KubernetesVersion string
+	InstallImage      string // of the installer
+	// WireGuard is the network of a virtual private network between the nodes.
+	WireGuard netip.Prefix
+	// ClockOffset is how wrong the hardware clocks of QEMU nodes are.
+	ClockOffset time.Duration
 	// Patches change the configurations of all nodes, of control planes or of workers:
 	// JSON patches or strategic merge patches.
 	Patches, ControlPlanePatches, WorkerPatches [][]byte
-	// Self is the command whose subcommands `host --cluster NAME` and
-	// `dial ADDRESS` call Host and Dial; default this program.
-	Self      []string
+	// Self is the command whose subcommand `host --cluster NAME` calls Host; default
+	// this program.
+	Self []string
+	// CPUs and MemoryMiB are what a machine has, and what a container may take: as much
+	// as there is, if they are 0.
 	CPUs      int
 	MemoryMiB int
 	DiskGiB   int // of QEMU nodes; negative: no disk
-	Isolated  bool
 	// Unplugged gives QEMU nodes a network that nobody else is on.
 	Unplugged bool
 	// Unconfigured keeps its configuration from a QEMU node, which then waits for one
@@ -170,6 +186,13 @@ func (c *Cluster) Freeze(ctx context.Context, node string) error { return c.verb
 // Thaw lets it run on.
 func (c *Cluster) Thaw(ctx context.Context, node string) error { return c.verb(ctx, node, "thaw") }
 
+// SetEndpoint turns the cluster's endpoint on or off, where it is a load balancer. Who
+// runs the cluster reaches its API in any case.
+func (c *Cluster) SetEndpoint(ctx context.Context, on bool) error {
+	verb := map[bool]string{true: "on", false: "off"}[on]
+	return ask(ctx, c.dir, http.MethodPost, "/endpoint/"+verb, nil)
+}
+
 func (c *Cluster) verb(ctx context.Context, node, verb string) error {
 	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/"+verb, nil)
 }
@@ -183,6 +206,11 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if err != nil {
 		return nil, err
 	}
+	release, err := waitFor(ctx, o.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	plan, err := readPlan(d)
 	switch {
 	case errors.Is(err, ErrNoCluster):
@@ -192,7 +220,7 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 		defer func() {
 			if err != nil {
 				// Not with ctx: it may have ended, and this must be done still.
-				err = errors.Join(err, Down(context.Background(), o.Name))
+				err = errors.Join(err, remove(context.Background(), d))
 			}
 		}()
 	case err != nil:
@@ -203,12 +231,8 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 		}
 	}
 	c := &Cluster{Plan: plan, dir: d}
-	pid, err := c.HostPID()
-	if err != nil {
-		return nil, err
-	}
-	if pid != 0 {
-		return c, c.turnOnAll(ctx)
+	if running, err := c.awaitHost(ctx); running || err != nil {
+		return c, err
 	}
 	if c.Self, err = d.keepProgram(o.self()); err != nil {
 		return nil, err
@@ -216,7 +240,36 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if err := writePlan(d, c.Plan); err != nil {
 		return nil, err
 	}
-	return c, spawnHost(ctx, d, c.Plan, o)
+	err = spawnHost(ctx, d, c.Plan, o)
+	if err != nil && ctx.Err() == nil {
+		// The host process of a command that was killed may have been quicker.
+		if running, again := c.awaitHost(ctx); running && again == nil {
+			return c, nil
+		}
+	}
+	return c, err
+}
+
+// awaitHost turns all nodes on if there is a host process, also one whose starter is gone
+// before it was ready.
+func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readyBudget)
+	defer cancel()
+	for {
+		pid, err := c.HostPID()
+		if pid == 0 || err != nil {
+			return false, err
+		}
+		err = c.turnOnAll(ctx)
+		if !errors.Is(err, errSilent) {
+			return true, err
+		}
+		select {
+		case <-ctx.Done():
+			return true, err
+		case <-time.After(endPoll):
+		}
+	}
 }
 
 // renew takes over what the caller boots now, and stops a cluster that boots
@@ -245,7 +298,7 @@ func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error
 }
 
 func (c *Cluster) turnOnAll(ctx context.Context) error {
-	for _, n := range c.Nodes {
+	for _, n := range c.atOnce() {
 		if err := c.On(ctx, n.Name); err != nil {
 			return err
 		}
@@ -286,11 +339,11 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{speak} // reportFD
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = hostAttributes(os.Geteuid(), os.Getegid())
 	err = cmd.Start()
 	speak.Close()
 	if err != nil {
-		return fmt.Errorf("start the host process: %w", err)
+		return fmt.Errorf("start the host process: %w; users other than root need user namespaces for the nodes' network", err)
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }() // so that it doesn't become a zombie of ours
@@ -325,7 +378,7 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-exited:
-	case <-time.After(downBudget):
+	case <-time.After(failBudget):
 		_ = cmd.Process.Kill()
 		<-exited
 	}
@@ -334,6 +387,19 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 		<-answer
 	}
 	return err
+}
+
+// hostAttributes are those of a process of its own. Networks take rights that only root
+// has; so another user's host process is the root of a user namespace, which is
+// nobody outside (user_namespaces(7)), and makes them there.
+func hostAttributes(uid, gid int) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Setsid: true}
+	if uid != 0 {
+		a.Cloneflags = syscall.CLONE_NEWUSER
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}}
+	}
+	return a
 }
 
 // stopHost ends a cluster's host process and waits until it has ended. Nodes get
@@ -353,8 +419,11 @@ func stopHost(ctx context.Context, d clusterDir, budget time.Duration) error {
 	}
 	defer unix.Close(process)
 	// One that doesn't answer is killed below.
-	_ = ask(ctx, d, http.MethodPost, "/stop?budget="+budget.String(), nil)
-	if ended, err := awaitEnd(ctx, process, budget+endBudget); ended || err != nil {
+	end := time.Now().Add(budget + endBudget)
+	asking, cancel := context.WithDeadline(ctx, end)
+	_ = ask(asking, d, http.MethodPost, "/stop?budget="+budget.String(), nil)
+	cancel()
+	if ended, err := awaitEnd(ctx, process, time.Until(end)); ended || err != nil {
 		return err
 	}
 	if err := unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0); err != nil {
@@ -390,6 +459,11 @@ func Stop(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	release, err := waitFor(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer release()
 	budget := stopBudget
 	if c.Accelerator == "tcg" {
 		budget = stopBudgetEmulated
@@ -404,10 +478,25 @@ func Down(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if err := stopHost(ctx, d, downBudget); err != nil {
+	release, err := waitFor(ctx, name)
+	if err != nil {
 		return err
 	}
-	if err := cgroup.Remove(clusterCgroup(name)); err != nil {
+	defer release()
+	return remove(ctx, d)
+}
+
+// remove is Down without waiting for other commands. The nodes' power is cut: what they
+// would write goes in any case. The plan goes first: without it, there is no cluster, and
+// what else remains of it, should this be killed, is nobody's.
+func remove(ctx context.Context, d clusterDir) error {
+	if err := stopHost(ctx, d, 0); err != nil {
+		return err
+	}
+	if err := cgroup.Remove(clusterCgroup(filepath.Base(string(d)))); err != nil {
+		return err
+	}
+	if err := os.Remove(d.plan()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return os.RemoveAll(string(d))

@@ -7,27 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
-	"log/slog"
-	"net"
-	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/garboard-os/garboard/qemu/cgroup"
-	"github.com/garboard-os/garboard/qemu/keeper"
-	"github.com/garboard-os/garboard/qemu/registry"
-	"github.com/garboard-os/garboard/qemu/wire"
 	"github.com/vishvananda/netlink"
 )
-
-const bridgeName = "nodes"
 
 // Exit codes of the sandbox program (services/sandbox/node.go).
 const (
@@ -55,87 +44,23 @@ type sandboxBind struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// containers runs nodes in namespaces, on a bridge in a network namespace that
-// only this process knows:
-//
-//	host process ── keeper's namespace: bridge 10.5.0.1/24, registry on :5000,
-//	                   │                load balancer on :6443
-//	                   ├─ veth ── eth0 of node 1
-//	                   └─ veth ── eth0 of node 2
-//
-// There is no way out of it, so no node ever reaches another machine, and two
-// clusters may use the same addresses.
+// containers runs nodes in namespaces.
 type containers struct {
-	plan   Plan
-	dir    clusterDir
-	log    *slog.Logger
-	keeper *keeper.Keeper
-	links  *netlink.Handle // into the keeper's namespace
-	images net.Listener
-
-	mu       sync.Mutex // guards all below
-	networks map[string]Network
-	wires    map[string]*wire.Wire // of those whose network is bad
+	*lan
 }
 
-func newContainers(p Plan, d clusterDir, log *slog.Logger) (_ *containers, err error) {
-	if err := cgroup.Remove(clusterCgroup(p.Name)); err != nil {
+func newContainers(l *lan) (*containers, error) {
+	if err := cgroup.Remove(clusterCgroup(l.plan.Name)); err != nil {
 		return nil, fmt.Errorf("remove what an earlier run left: %w", err)
 	}
-	k, err := keeper.NewInNamespace()
-	if err != nil {
-		return nil, err
-	}
-	c := &containers{plan: p, dir: d, log: log, keeper: k, networks: map[string]Network{}, wires: map[string]*wire.Wire{}}
-	defer func() {
-		if err != nil {
-			c.Close()
-		}
-	}()
-	if err := k.Do(func() (err error) { c.links, err = netlink.NewHandle(); return err }); err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
-	}
-	if err := c.makeBridge(); err != nil {
-		return nil, fmt.Errorf("make the cluster's bridge: %w", err)
-	}
-	if c.images, err = k.Listen(p.registryAddress().String()); err != nil {
-		return nil, fmt.Errorf("registry: %w", err)
-	}
-	go serve(c.images, registry.New(p.Images), log)
-	return c, nil
-}
-
-// serve answers HTTP until l is closed.
-func serve(l net.Listener, h http.Handler, log *slog.Logger) {
-	if err := http.Serve(l, h); err != nil && !errors.Is(err, net.ErrClosed) {
-		log.Error("serve", "address", l.Addr(), "error", err)
-	}
+	return &containers{l}, nil
 }
 
 func clusterCgroup(cluster string) string { return filepath.Join(cgroup.Parent, cluster) }
 
-func (c *containers) makeBridge() error {
-	lo, err := c.links.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
-	bridge.Name = bridgeName
-	// Of its own: otherwise it changes with the nodes that come and go, and the others
-	// lose the load balancer until they have asked for its address again.
-	bridge.HardwareAddr = hardwareAddress(c.plan.Name, bridgeName)
-	if err := c.links.LinkAdd(bridge); err != nil {
-		return err
-	}
-	address := netip.PrefixFrom(gateway(c.plan.Network), c.plan.Network.Bits())
-	if err := c.links.AddrAdd(bridge, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
-		return err
-	}
-	return errors.Join(c.links.LinkSetUp(lo), c.links.LinkSetUp(bridge))
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+// NodeProcesses are the PIDs, on this machine, of all that runs in a container node.
+func (c *Cluster) NodeProcesses(node string) ([]int, error) {
+	return cgroup.Processes(filepath.Join(clusterCgroup(c.Name), node))
 }
 
 // makeLink makes a node's cable: our end on the bridge, the other one to be taken
@@ -145,10 +70,8 @@ func (c *containers) makeLink(n Node) (peer string, err error) {
 	defer c.mu.Unlock()
 	ours := linkName("node", n)
 	peer = "to-" + ours
-	if old, err := c.links.LinkByName(ours); err == nil {
-		if err := c.links.LinkDel(old); err != nil {
-			return "", fmt.Errorf("remove the old link of %s: %w", n.Name, err)
-		}
+	if err := c.dropLink(n); err != nil {
+		return "", err
 	}
 	veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: peer, PeerHardwareAddr: hardwareAddress(c.plan.Name, n.Name)}
 	veth.Name = ours
@@ -156,15 +79,6 @@ func (c *containers) makeLink(n Node) (peer string, err error) {
 		return "", fmt.Errorf("make the link of %s: %w", n.Name, err)
 	}
 	return peer, c.connect(n)
-}
-
-// hardwareAddress is a node's MAC address: always the same, and locally
-// administered (IEEE 802: second bit of the first octet).
-func hardwareAddress(cluster, node string) net.HardwareAddr {
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s/%s", cluster, node)
-	sum := h.Sum(nil)
-	return net.HardwareAddr{0x02, 'g', sum[4], sum[5], sum[6], sum[7]}
 }
 
 func (c *containers) spec(n Node, link string) sandboxSpec {
@@ -237,6 +151,11 @@ func (c *containers) Start(ctx context.Context, n Node) (Running, error) {
 	select {
 	case err := <-started:
 		if err == nil {
+			if err := cgroup.Limit(spec.Cgroup, cgroup.Limits{CPUs: n.CPUs, MemoryMiB: n.MemoryMiB}); err != nil {
+				r.Cut()
+				<-r.done
+				return nil, fmt.Errorf("start %s: %w", n.Name, err)
+			}
 			return r, nil
 		}
 		<-r.done
@@ -248,30 +167,7 @@ func (c *containers) Start(ctx context.Context, n Node) (Running, error) {
 	}
 }
 
-func (c *containers) Reach(ctx context.Context, n Node, port int) (net.Conn, error) {
-	return c.keeper.Dial(ctx, netip.AddrPortFrom(n.Address, uint16(port)).String())
-}
-
-func (c *containers) Listen(address netip.AddrPort) (net.Listener, error) {
-	return c.keeper.Listen(address.String())
-}
-
-func (c *containers) Close() error {
-	var errs []error
-	if c.images != nil {
-		errs = append(errs, c.images.Close())
-	}
-	c.mu.Lock()
-	for _, w := range c.wires {
-		errs = append(errs, w.Close())
-	}
-	c.mu.Unlock()
-	if c.links != nil {
-		c.links.Close()
-	}
-	errs = append(errs, c.keeper.Close(), cgroup.Remove(clusterCgroup(c.plan.Name)))
-	return errors.Join(errs...)
-}
+func (c *containers) Close() error { return cgroup.Remove(clusterCgroup(c.plan.Name)) }
 
 type runningContainer struct {
 	cmd       *exec.Cmd

@@ -159,6 +159,32 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	}
 }
 
+// S-332: what a container may take of the machine is what was asked for.
+func TestContainerLimits(t *testing.T) {
+	o := artefacts(t)
+	o.Name, o.CPUs, o.MemoryMiB = "limits", 1, 64
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	c := up(t, o)
+	expect(t, c, "who", "limits-controlplane-1 boot 1")
+	// Of both versions; one of them is there.
+	node := filepath.Join(clusterCgroup(o.Name), c.Nodes[0].Name)
+	for _, want := range [][2]string{
+		{"memory" + node + "/memory.limit_in_bytes", "67108864"}, {"cpu,cpuacct" + node + "/cpu.cfs_quota_us", "100000"},
+		{node + "/memory.max", "67108864"}, {node + "/cpu.max", "100000 100000"},
+	} {
+		text, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", want[0]))
+		if err == nil && strings.TrimSpace(string(text)) != want[1] {
+			t.Errorf("%s is %s, not %s", want[0], text, want[1])
+		}
+	}
+	if pids, err := c.NodeProcesses(c.Nodes[0].Name); err != nil || len(pids) != 1 {
+		t.Errorf("processes of the node: %v, %v", pids, err)
+	}
+	expect(t, c, "allocate 32", "32 MiB")
+	_, _ = tellNode(c, "allocate 128") // no answer comes
+	state(t, c, "power cut")           // the kernel has killed it
+}
+
 // After a kill of the host process nothing lives on; the next Up finds the state.
 func TestContainerHostProcessKilled(t *testing.T) {
 	o := artefacts(t)

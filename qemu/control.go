@@ -20,6 +20,8 @@ import (
 //	GET  /status                      all nodes
 //	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
 //	POST /nodes/NAME/network?…        how its network is; see Network
+//	POST /endpoint/VERB               on, off: the load balancer, as nodes see it
+//	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
 //	POST /stop?budget=DURATION        ends the process
 func (h *hostProcess) control() http.Handler {
 	mux := http.NewServeMux()
@@ -52,6 +54,20 @@ func (h *hostProcess) control() http.Handler {
 			http.Error(w, err.Error(), http.StatusConflict)
 		}
 	})
+	mux.HandleFunc("POST /nodes/{name}/clock", func(w http.ResponseWriter, r *http.Request) {
+		n, err := h.node(r.PathValue("name"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		offset, err := time.ParseDuration(r.FormValue("offset"))
+		if err == nil {
+			err = h.setClock(n, offset)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
 	mux.HandleFunc("POST /nodes/{name}/{verb}", func(w http.ResponseWriter, r *http.Request) {
 		n, err := h.node(r.PathValue("name"))
 		if err != nil {
@@ -63,7 +79,19 @@ func (h *hostProcess) control() http.Handler {
 			http.Error(w, "no such verb: "+r.PathValue("verb"), http.StatusNotFound)
 			return
 		}
-		if err := do(r.Context(), n); err != nil {
+		if err := do(r.Context(), n); errors.Is(err, errStopping) {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		} else if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict)
+		}
+	})
+	mux.HandleFunc("POST /endpoint/{verb}", func(w http.ResponseWriter, r *http.Request) {
+		verb := r.PathValue("verb")
+		if verb != "on" && verb != "off" {
+			http.Error(w, "no such verb: "+verb, http.StatusNotFound)
+			return
+		}
+		if err := h.ports.setEndpoint(verb == "on"); err != nil {
 			http.Error(w, err.Error(), http.StatusConflict)
 		}
 	})
@@ -107,7 +135,11 @@ func listenUnix(path string) (net.Listener, error) {
 	return net.Listen("unix", short)
 }
 
-// ask sends one request to a cluster's host process.
+// errSilent is a host process that isn't there, not yet or not any more.
+var errSilent = errors.New("its host process doesn't serve")
+
+// ask sends one request to a cluster's host process. The error wraps errSilent where it
+// doesn't do what it is asked because it only starts, or stops.
 func ask(ctx context.Context, d clusterDir, method, path string, answer any) error {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -126,15 +158,19 @@ func ask(ctx context.Context, d clusterDir, method, path string, answer any) err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("cluster %s doesn't answer: %w", filepath.Base(string(d)), err)
+		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), errSilent, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return err
+		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), errSilent, err)
 	}
-	if resp.StatusCode != http.StatusOK {
-		return errors.New(strings.TrimSpace(string(body)))
+	switch said := errors.New(strings.TrimSpace(string(body))); resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusServiceUnavailable:
+		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), errSilent, said)
+	default:
+		return said
 	}
 	if answer == nil {
 		return nil

@@ -2,16 +2,20 @@ package qemu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/config"
 )
 
-// containerNetwork is where container nodes are unless asked otherwise (S-333).
-var containerNetwork = netip.MustParsePrefix("10.5.0.0/24")
+// defaultNetwork is where nodes are unless asked otherwise (S-333).
+var defaultNetwork = netip.MustParsePrefix("10.5.0.0/24")
 
 // create plans a new cluster and writes its directory, the plan last: without it
 // there is no cluster.
@@ -19,17 +23,14 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	choice := o.Choice
 	if choice.Name == "" {
 		var err error
-		if choice, err = Choose(ctx, o.Provisioner, o.nodes()); err != nil {
+		if choice, err = Choose(ctx, o.Provisioner); err != nil {
 			return Plan{}, err
 		}
 	}
 	o.say("%s", choice)
 	o.say("validating CIDR and reserving IPs")
-	if err := os.MkdirAll(filepath.Dir(string(d)), 0o700); err != nil {
-		return Plan{}, err
-	}
 	// Two that are created at the same time must not plan the same port.
-	release, err := waitHold(filepath.Join(filepath.Dir(string(d)), ".lock"))
+	release, err := waitHold(ctx, portsByte)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -85,13 +86,14 @@ func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, file
 }
 
 func newPlan(o Options, choice Choice) (Plan, error) {
-	if choice.Name == QEMU && o.nodes() > 1 {
-		return Plan{}, errors.New("nodes in QEMU are each on a network of their own: several nodes need the provisioner container")
+	addresses, network, err := o.addresses()
+	if err == nil {
+		err = o.check(choice)
 	}
-	if choice.Name == Container && len(o.Mirrors) > 0 {
-		return Plan{}, errors.New("nodes that are containers reach no registry but the one with the images that were built: mirrors need the provisioner qemu")
+	if err != nil {
+		return Plan{}, err
 	}
-	addresses, network, err := o.addresses(choice.Name)
+	mirrors, err := planMirrors(o)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -101,8 +103,13 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: network, Isolated: o.Isolated, Unplugged: o.Unplugged,
+		Network: network, Mirrors: mirrors, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
+	}
+	if o.SharedAddress {
+		if p.Shared = last(network); slices.Contains(addresses, p.Shared) {
+			return Plan{}, fmt.Errorf("network %s has no room for %s and an address that they share", network, counted(o.controlPlanes(), o.Workers))
+		}
 	}
 	for i, address := range addresses {
 		role, number, kind := "controlplane", i+1, "controlplane"
@@ -112,12 +119,38 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		case i >= o.controlPlanes():
 			role, number, kind = "worker", i-o.controlPlanes()+1, "worker"
 		}
-		p.Nodes = append(p.Nodes, Node{
+		n := Node{
 			Name: fmt.Sprintf("%s-%s-%d", o.Name, role, number), Type: kind, Address: address, APIPort: ports[i+1],
-			CPUs: or(o.CPUs, defaultCPUs), MemoryMiB: or(o.MemoryMiB, defaultMemoryMiB), DiskGiB: or(o.DiskGiB, defaultDiskGiB),
-		})
+			Later: i < o.controlPlanes() && i >= o.controlPlanes()-o.Later,
+			CPUs:  o.CPUs, MemoryMiB: o.MemoryMiB,
+		}
+		if choice.Name == QEMU {
+			n.ClockOffset = o.ClockOffset
+			n.CPUs, n.MemoryMiB, n.DiskGiB = or(o.CPUs, defaultCPUs), or(o.MemoryMiB, defaultMemoryMiB), or(o.DiskGiB, defaultDiskGiB)
+		}
+		p.Nodes = append(p.Nodes, n)
 	}
 	return p, nil
+}
+
+// check finds what can't be before anything is made.
+func (o Options) check(choice Choice) error {
+	version := "v" + strings.TrimPrefix(o.KubernetesVersion, "v")
+	switch {
+	case o.KubernetesVersion != "" && version != config.KubernetesVersion && len(o.Mirrors) == 0:
+		return fmt.Errorf("version %s of Kubernetes isn't among the images that were built, which are of %s: name a registry that has it as a mirror (--registry-mirror '*'=URL)", version, config.KubernetesVersion)
+	case o.ClockOffset != 0 && choice.Name == Container:
+		return errSharedClock
+	case o.CPUs < 0 || o.MemoryMiB < 0:
+		return errors.New("a node's processors and memory can't be negative")
+	case !o.WireGuard.IsValid():
+		return nil
+	case !o.WireGuard.Addr().Is4() || o.WireGuard != o.WireGuard.Masked() || o.WireGuard.Bits() > 30 || 1<<(32-o.WireGuard.Bits())-2 < o.nodes():
+		return fmt.Errorf("WireGuard's network %s: must be an IPv4 network such as 10.1.0.0/24, with room for %s", o.WireGuard, counted(o.controlPlanes(), o.Workers))
+	case o.WireGuard.Overlaps(or(o.Network, defaultNetwork)):
+		return fmt.Errorf("WireGuard's network %s has addresses of the nodes' network %s", o.WireGuard, or(o.Network, defaultNetwork))
+	}
+	return nil
 }
 
 func (o Options) controlPlanes() int { return or(o.ControlPlanes, 1) }
@@ -126,19 +159,16 @@ func (o Options) nodes() int { return o.controlPlanes() + o.Workers }
 
 // addresses are those of the nodes, control planes first, from the second address of
 // the network on: the first is this machine's.
-func (o Options) addresses(provisioner string) ([]netip.Addr, netip.Prefix, error) {
+func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	if o.ControlPlanes < 0 || o.Workers < 0 {
 		return nil, netip.Prefix{}, fmt.Errorf("a cluster of %s can't be", counted(o.ControlPlanes, o.Workers))
 	}
-	if provisioner == QEMU {
-		return []netip.Addr{slirpGuest}, slirpNetwork, nil
+	if o.Later < 0 || o.Later >= o.controlPlanes() {
+		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one begins the cluster", o.controlPlanes(), o.Later)
 	}
-	network := o.Network
-	if !network.IsValid() {
-		network = containerNetwork
-	}
+	network := or(o.Network, defaultNetwork)
 	if !network.Addr().Is4() || network != network.Masked() {
-		return nil, network, fmt.Errorf("network %s: must be an IPv4 network, such as %s", network, containerNetwork)
+		return nil, network, fmt.Errorf("network %s: must be an IPv4 network, such as %s", network, defaultNetwork)
 	}
 	var all []netip.Addr
 	for next := gateway(network).Next(); len(all) < o.nodes(); next = next.Next() {
@@ -149,6 +179,14 @@ func (o Options) addresses(provisioner string) ([]netip.Addr, netip.Prefix, erro
 		all = append(all, next)
 	}
 	return all, network, nil
+}
+
+// last is the highest address of an IPv4 network that a node may have.
+func last(network netip.Prefix) netip.Addr {
+	bytes := network.Masked().Addr().As4()
+	hosts := uint32(1)<<(32-network.Bits()) - 1
+	binary.BigEndian.PutUint32(bytes[:], binary.BigEndian.Uint32(bytes[:])|hosts)
+	return netip.AddrFrom4(bytes).Prev()
 }
 
 // counted is how many nodes there are, in words.
@@ -162,8 +200,9 @@ func counted(controlPlanes, workers int) string {
 	return plural(controlPlanes, "control plane") + " and " + plural(workers, "worker")
 }
 
-func or(value, otherwise int) int {
-	if value == 0 {
+func or[T comparable](value, otherwise T) T {
+	var none T
+	if value == none {
 		return otherwise
 	}
 	return value

@@ -14,7 +14,7 @@ import (
 // S-332, S-333: names and addresses of the nodes, and who is what.
 func TestS332Nodes(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
-	p, err := newPlan(Options{Name: "c", ControlPlanes: 3, Workers: 2}, Choice{Name: Container})
+	p, err := newPlan(Options{Name: "c", ControlPlanes: 3, Workers: 2, Later: 1}, Choice{Name: Container})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,6 +31,11 @@ func TestS332Nodes(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+	for _, n := range p.Nodes {
+		if n.Later != (n.Name == "c-controlplane-3") {
+			t.Errorf("%s is later: %v", n.Name, n.Later)
+		}
+	}
 	if len(ports) != 6 {
 		t.Errorf("%d different ports, not 6: %v", len(ports), ports)
 	}
@@ -43,9 +48,14 @@ func TestPlansThatCantBe(t *testing.T) {
 		o           Options
 		want        string
 	}{
-		{QEMU, Options{Workers: 1}, "several nodes need the provisioner container"},
-		{Container, Options{Mirrors: map[string][]string{"*": {"http://10.5.0.1:5001"}}}, "mirrors need the provisioner qemu"},
+		{Container, Options{Mirrors: map[string][]string{"*": {"10.5.0.1:5001"}}}, "must be a URL"},
+		{Container, Options{KubernetesVersion: "1.35.4"}, "version v1.35.4 of Kubernetes isn't among the images that were built"},
+		{Container, Options{ClockOffset: time.Hour}, "this machine's clock"},
+		{QEMU, Options{CPUs: -1}, "can't be negative"},
+		{QEMU, Options{WireGuard: netip.MustParsePrefix("10.1.0.0/30"), Workers: 2}, "with room for 1 control plane and 2 workers"},
+		{QEMU, Options{WireGuard: netip.MustParsePrefix("10.5.0.128/25")}, "has addresses of the nodes' network"},
 		{Container, Options{Workers: -1}, "can't be"},
+		{Container, Options{ControlPlanes: 2, Later: 2}, "of 2 control planes 2 can't be turned on later"},
 		{Container, Options{Network: netip.MustParsePrefix("10.5.0.1/24")}, "must be an IPv4 network"},
 		{Container, Options{Network: netip.MustParsePrefix("fd00::/64")}, "must be an IPv4 network"},
 		{Container, Options{Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 5}, "no room for 1 control plane and 5 workers"},
@@ -97,19 +107,5 @@ func TestConfigurationsOfSeveral(t *testing.T) {
 	o.Patches = [][]byte{[]byte(`machine: {nosuch: 1}`)}
 	if _, err := configurations(p, o, time.Now()); err == nil || !strings.Contains(err.Error(), "nosuch") {
 		t.Errorf("a patch that a node wouldn't take: %v", err)
-	}
-}
-
-// The registry with what was built is asked last, and for everything.
-func TestMirrors(t *testing.T) {
-	t.Parallel()
-	p := testPlan(QEMU)
-	o := Options{Mirrors: map[string][]string{"*": {"http://10.0.2.2:5000"}, "docker.io": {"http://10.0.2.2:5001"}}}
-	want := map[string][]string{"*": {"http://10.0.2.2:5000", "http://10.0.2.100:5000"}, "docker.io": {"http://10.0.2.2:5001"}}
-	if diff := cmp.Diff(want, o.mirrors(p)); diff != "" {
-		t.Error(diff)
-	}
-	if len(o.Mirrors["*"]) != 1 {
-		t.Error("the options were changed")
 	}
 }

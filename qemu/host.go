@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/api"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,12 +23,19 @@ const (
 	stopBudget         = 40 * time.Second
 	stopBudgetEmulated = 120 * time.Second
 
+	// lookPeriod is how often the host process looks whether it still has a directory:
+	// somebody may have removed it by hand, and then nobody could stop it.
+	lookPeriod = 2 * time.Second
+
 	// A node that ends right after its start, again and again, is started again
 	// ever more slowly: its console can be read meanwhile, and the machine used.
 	soonEnded   = 20 * time.Second
 	restartWait = time.Second
 	restartMax  = 30 * time.Second
 )
+
+// controlBudget is for the header of a request to the control socket.
+const controlBudget = 5 * time.Second
 
 // reportFD is where Up waits for word from a host process that it starts.
 const reportFD = 3
@@ -88,13 +94,18 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	defer release()
 	log.Info("cluster starts", "cluster", name, "provisioner", plan.Provisioner)
 	tell(report{Step: "creating network " + name})
+	network, err := newLAN(plan, d, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, network.Close()) }()
 	var p provisioner
 	budget := stopBudget
 	switch plan.Provisioner {
 	case Container:
-		p, err = newContainers(plan, d, log)
+		p, err = newContainers(network)
 	case QEMU:
-		p, err = newMachines(plan, d, log)
+		p = newMachines(network)
 		if plan.Accelerator != "kvm" {
 			budget = stopBudgetEmulated
 		}
@@ -109,13 +120,26 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	if plan.balanced() {
 		tell(report{Step: "creating load balancer"})
 	}
-	closeAll, err := plan.openPorts(d, p, log)
+	ports, err := network.openPorts()
 	if err != nil {
 		return err
 	}
-	defer closeAll()
+	defer ports.close()
+	closeMirrors, err := network.serveMirrors()
+	if err != nil {
+		return err
+	}
+	defer closeMirrors()
+	if plan.Provisioner == QEMU {
+		tell(report{Step: "creating dhcpd"})
+		dhcpd, err := network.serveDHCP()
+		if err != nil {
+			return err
+		}
+		defer dhcpd.Close()
+	}
 
-	h := &hostProcess{plan: plan, log: log, provisioner: p, tell: tell, stop: make(chan struct{})}
+	h := &hostProcess{plan: plan, log: log, lan: network, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -125,80 +149,47 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 		h.stopAll(0)
 		return err
 	}
-	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: dialBudget}
+	server := &http.Server{Handler: h.control(), ReadHeaderTimeout: controlBudget}
 	go func() {
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("control socket", "error", err)
 		}
 	}()
 	tell(report{Ready: true})
-	select {
-	case <-ctx.Done():
-	case <-h.stop:
-		budget = h.budget
-	}
+	budget = h.wait(ctx, d, budget)
 	log.Info("cluster stops", "cluster", name, "budget", budget)
 	h.stopAll(budget)
 	server.Close()
 	return nil
 }
 
-// openPorts makes the APIs of the nodes reachable: all from this machine, and where
-// the cluster's endpoint is a load balancer, that from the nodes.
-func (p Plan) openPorts(d clusterDir, to provisioner, log *slog.Logger) (closeAll func(), err error) {
-	var open []*balancer
-	closeAll = func() {
-		for _, b := range open {
-			b.close()
+// wait returns when the cluster is to stop, and the nodes' budget for that: otherwise,
+// if that is what ends with ctx.
+func (h *hostProcess) wait(ctx context.Context, d clusterDir, otherwise time.Duration) time.Duration {
+	look := time.NewTicker(lookPeriod)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return otherwise
+		case <-h.stop:
+			return h.budget
+		case <-look.C:
+			if _, err := os.Stat(d.plan()); errors.Is(err, fs.ErrNotExist) {
+				h.log.Warn("the cluster's directory was removed")
+				return 0
+			}
 		}
 	}
-	defer func() {
-		if err != nil {
-			closeAll()
-		}
-	}()
-	kubernetes := newBalancer(to, p.controlPlanes(), kubernetesPort, log)
-	open = append(open, kubernetes)
-	if len(p.controlPlanes()) > 1 {
-		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
-		if err != nil {
-			return nil, err
-		}
-		kubernetes.check(own.trust)
-	}
-	listen := func(b *balancer, local int) error {
-		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", local))
-		if err != nil {
-			return fmt.Errorf("a port of the cluster is in use: %w; end the program that has it, or remove the cluster and make it again for another port", err)
-		}
-		b.serve(l)
-		return nil
-	}
-	if err := listen(kubernetes, p.KubernetesPort); err != nil {
-		return nil, err
-	}
-	for _, n := range p.Nodes {
-		b := newBalancer(to, []Node{n}, api.Port, log)
-		open = append(open, b)
-		if err := listen(b, n.APIPort); err != nil {
-			return nil, err
-		}
-	}
-	if p.balanced() {
-		l, err := to.Listen(p.endpoint())
-		if err != nil {
-			return nil, fmt.Errorf("load balancer: %w", err)
-		}
-		kubernetes.serve(l)
-	}
-	return closeAll, nil
 }
 
 // hostProcess is what lives in Host.
 type hostProcess struct {
 	plan        Plan
 	log         *slog.Logger
+	lan         *lan
 	provisioner provisioner
+	ports       *ports
 	nodes       []*node
 	tell        func(report)
 
@@ -223,9 +214,11 @@ func (h *hostProcess) startAll(ctx context.Context) error {
 		} else if n.Type == "worker" && h.plan.Nodes[i-1].Type != "worker" {
 			h.tell(report{Step: "creating worker nodes"})
 		}
-		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1)}
-		if err := node.start(ctx); err != nil {
-			return err
+		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: EndOff.String(), since: time.Now()}
+		if !n.Later {
+			if err := node.start(ctx); err != nil {
+				return err
+			}
 		}
 		h.nodes = append(h.nodes, node)
 		node.done.Go(node.supervise)

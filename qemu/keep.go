@@ -90,8 +90,7 @@ func (d clusterDir) forget(p Plan) error {
 	return nil
 }
 
-// keepProgram gives the host process a program that stays; it is asked for again
-// for each connection of a guest to the registry.
+// keepProgram gives the host process a program that stays.
 func (d clusterDir) keepProgram(self []string) ([]string, error) {
 	program, err := filepath.EvalSymlinks(self[0])
 	if err != nil {

@@ -1,9 +1,13 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"os"
+	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,18 +32,64 @@ func hold(path string) (release func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// waitHold is for locks that are held briefly, also between goroutines of one
-// process: an open file description lock. Nobody can be asked who holds it.
-func waitHold(path string) (release func(), err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+const (
+	// busyBudget is how long a command waits for another one at the same cluster. Making
+	// one takes longest, where images are copied and the machine is busy.
+	busyBudget = 2 * time.Minute
+	busyPoll   = 20 * time.Millisecond
+)
+
+// What is locked for a moment, as bytes of one file: a file for each cluster would stay
+// behind.
+const (
+	portsByte   = 0 // for planning ports
+	clusterByte = 1 // and on: for a cluster, by a hash of its name
+)
+
+// waitHold takes one byte of the lock file of all clusters, also between goroutines of one
+// process: an open file description lock. Nobody can be asked who holds it. Kill the
+// process, and it lets go.
+func waitHold(ctx context.Context, at int64) (release func(), err error) {
+	home, err := Home()
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		return nil, err
 	}
-	return func() { f.Close() }, nil
+	f, err := os.OpenFile(filepath.Join(home, ".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, busyBudget)
+	defer cancel()
+	for {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, fmt.Errorf("another command is at work here: %w", ctx.Err())
+		case <-time.After(busyPoll):
+		}
+	}
+}
+
+// waitFor is for commands that make or remove a cluster: one at a time.
+func waitFor(ctx context.Context, cluster string) (release func(), err error) {
+	h := fnv.New32a()
+	h.Write([]byte(cluster))
+	release, err = waitHold(ctx, clusterByte+int64(h.Sum32()))
+	if err != nil {
+		err = fmt.Errorf("cluster %s: %w", cluster, err)
+	}
+	return release, err
 }
 
 // holder is the PID of the process that holds the lock, 0 if none does. The

@@ -6,9 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"strconv"
@@ -17,61 +15,35 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/qemu/keeper"
 	"github.com/garboard-os/garboard/qemu/qmp"
-	"github.com/garboard-os/garboard/qemu/registry"
+	"github.com/garboard-os/garboard/qemu/wire"
 	"golang.org/x/sys/unix"
 )
 
 // qmpBudget is for QEMU to start and answer on a busy machine.
 const qmpBudget = 20 * time.Second
 
-// machines runs nodes as virtual machines, without root. Each has QEMU's user
-// network of its own: the host's loopback reaches the node by a forwarded port,
-// the node reaches the registry by a forwarded address, and nothing else needs to
-// be reached.
+// machines runs nodes as virtual machines.
 type machines struct {
-	plan   Plan
-	dir    clusterDir
-	log    *slog.Logger
-	keeper *keeper.Keeper
-	images net.Listener
-
-	mu        sync.Mutex // guards all below
-	forwarded map[nodePort]int
+	*lan
 }
 
-// nodePort is a port of a node.
-type nodePort struct {
-	node string
-	port int
-}
-
-// reachedPorts are those of a node that its host process can reach.
-var reachedPorts = []int{kubernetesPort, api.Port}
-
-func newMachines(p Plan, d clusterDir, log *slog.Logger) (*machines, error) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("registry: %w", err)
-	}
-	go serve(l, registry.New(p.Images), log)
-	return &machines{plan: p, dir: d, log: log, keeper: keeper.New(), images: l, forwarded: map[nodePort]int{}}, nil
-}
+func newMachines(l *lan) *machines { return &machines{l} }
 
 // machine is everything that QEMU's command line says about one node.
 type machine struct {
-	plan     Plan
-	node     Node
-	dir      clusterDir
-	registry string      // address on the loopback
-	ports    map[int]int // of the node → on the loopback
+	plan Plan
+	node Node
+	dir  clusterDir
+	now  time.Time
 }
 
-// monitorFD is the descriptor of QEMU's end of the monitor: the first after the
-// three standard ones. A socket without a name can't be left behind.
-const monitorFD = 3
+// Descriptors that QEMU inherits, after the three standard ones.
+const (
+	monitorFD = 3 // its end of the monitor: a socket without a name can't be left behind
+	cableFD   = 4 // the tap that is its end of the cable
+)
 
 // diskSerial is how much of a serial number a virtio disk shows (VIRTIO_BLK_ID_BYTES).
 const diskSerial = 20
@@ -96,6 +68,9 @@ func (m machine) arguments() []string {
 		"-serial", "file:" + option(m.dir.chart(m.node.Name)),
 		"-kernel", m.plan.Boot.Kernel, "-initrd", m.plan.Boot.Initramfs,
 		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 garboard.chart=/dev/ttyS1 " + m.plan.Boot.Cmdline),
+	}
+	if m.node.ClockOffset != 0 {
+		args = append(args, "-rtc", "base="+m.now.Add(m.node.ClockOffset).UTC().Format("2006-01-02T15:04:05"))
 	}
 	if !m.plan.Unconfigured {
 		args = append(args, "-fw_cfg", "name=opt/dev.garboard/config,file="+option(m.dir.config(m.node.Name)))
@@ -125,31 +100,11 @@ func (m machine) network() string {
 	if m.plan.Unplugged {
 		return "hubport,id=net,hubid=0"
 	}
-	dial := make([]string, 0, len(m.plan.Self)+2)
-	for _, word := range append(m.plan.Self[:len(m.plan.Self):len(m.plan.Self)], "dial", m.registry) {
-		dial = append(dial, quote(word))
-	}
-	options := []string{
-		"user", "id=net", "net=" + slirpNetwork.String(), "dhcpstart=" + slirpGuest.String(),
-		"hostname=" + m.node.Name,
-		option(fmt.Sprintf("guestfwd=tcp:%s:%d-cmd:%s", slirpRegistry, registryPort, strings.Join(dial, " "))),
-	}
-	for _, port := range reachedPorts {
-		options = append(options, fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:%d", m.ports[port], port))
-	}
-	if m.plan.Isolated {
-		options = append(options, "restrict=on")
-	}
-	return strings.Join(options, ",")
+	return fmt.Sprintf("tap,id=net,fd=%d", cableFD)
 }
 
 // option escapes text for QEMU's option lists: a comma is written twice.
 func option(text string) string { return strings.ReplaceAll(text, ",", ",,") }
-
-// quote protects a word from the shell-like splitting of guestfwd's command.
-func quote(word string) string {
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-}
 
 // machineUUID is a node's hardware identity: always the same (RFC 9562, version 8:
 // bits of our own making).
@@ -166,30 +121,46 @@ func (v *machines) Start(ctx context.Context, n Node) (Running, error) {
 			return nil, err
 		}
 	}
-	m := machine{plan: v.plan, node: n, dir: v.dir, registry: v.images.Addr().String(), ports: map[int]int{}}
-	for _, port := range reachedPorts {
-		local, err := v.forwardedPort(nodePort{n.Name, port})
-		if err != nil {
-			return nil, err
-		}
-		m.ports[port] = local
+	cable, err := v.makeTap(n)
+	if err != nil {
+		return nil, err
 	}
-	r, err := launch(ctx, v.keeper, m.arguments())
+	defer cable.Close() // QEMU has its own: the tap goes with the machine
+	m := machine{plan: v.plan, node: n, dir: v.dir, now: time.Now()}
+	r, err := launch(ctx, v.keeper, m.arguments(), cable)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", n.Name, err)
 	}
 	return r, nil
 }
 
+// makeTap makes a node's cable, from the bridge to QEMU.
+func (v *machines) makeTap(n Node) (cable *os.File, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if err := v.dropLink(n); err != nil {
+		return nil, err
+	}
+	err = v.keeper.Do(func() (err error) { cable, err = wire.OpenTap(linkName("node", n)); return err })
+	if err != nil {
+		return nil, fmt.Errorf("make the link of %s: %w", n.Name, err)
+	}
+	if err := v.connect(n); err != nil {
+		cable.Close()
+		return nil, fmt.Errorf("connect %s: %w", n.Name, err)
+	}
+	return cable, nil
+}
+
 // launch starts QEMU, and lets the guest run once its monitor answers.
-func launch(ctx context.Context, k *keeper.Keeper, args []string) (*runningMachine, error) {
+func launch(ctx context.Context, k *keeper.Keeper, args []string, inherited ...*os.File) (*runningMachine, error) {
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return nil, fmt.Errorf("monitor: %w", err)
 	}
 	r := &runningMachine{done: make(chan struct{})}
 	r.cmd = exec.Command(Program, args...)
-	r.cmd.ExtraFiles = []*os.File{theirs} // monitorFD
+	r.cmd.ExtraFiles = append([]*os.File{theirs}, inherited...) // from monitorFD on
 	r.cmd.Stdout, r.cmd.Stderr = &r.complaint, &r.complaint
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	err = k.Do(r.cmd.Start)
@@ -213,41 +184,8 @@ func launch(ctx context.Context, k *keeper.Keeper, args []string) (*runningMachi
 	return r, nil
 }
 
-// forwardedPort is the loopback port that leads to a port of a node, the same one
-// each time that the node is started by this process.
-func (v *machines) forwardedPort(p nodePort) (int, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if port := v.forwarded[p]; port != 0 {
-		return port, nil
-	}
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	v.forwarded[p] = l.Addr().(*net.TCPAddr).Port
-	return v.forwarded[p], nil
-}
-
-func (v *machines) Reach(ctx context.Context, n Node, port int) (net.Conn, error) {
-	v.mu.Lock()
-	forwarded := v.forwarded[nodePort{n.Name, port}]
-	v.mu.Unlock()
-	if forwarded == 0 {
-		return nil, fmt.Errorf("reach %s: port %d isn't forwarded", n.Name, port)
-	}
-	return new(net.Dialer).DialContext(ctx, "tcp4", fmt.Sprintf("127.0.0.1:%d", forwarded))
-}
-
-// Listen isn't possible: each guest is on a network of its own, which QEMU makes.
-func (v *machines) Listen(address netip.AddrPort) (net.Listener, error) {
-	return nil, fmt.Errorf("listen on %s: no network of machines has this machine in it", address)
-}
-
-func (v *machines) Close() error {
-	return errors.Join(v.images.Close(), v.keeper.Close())
-}
+// Close has nothing to do: machines share only their network.
+func (v *machines) Close() error { return nil }
 
 // makeDisk makes a sparse file where none is; the node's data stays.
 func makeDisk(path string, size int64) error {

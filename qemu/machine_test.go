@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/config"
 	"github.com/google/go-cmp/cmp"
 )
@@ -18,13 +17,10 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func testPlan(provisioner string) Plan {
 	p := Plan{
-		Name: "test", Provisioner: provisioner, Network: containerNetwork, KubernetesPort: 20123,
+		Name: "test", Provisioner: provisioner, Network: defaultNetwork, KubernetesPort: 20123,
 		Boot:   Boot{Kernel: "/cache/vmlinuz", Initramfs: "/cache/initramfs", Cmdline: "garboard.debug=1"},
 		Images: "/cache/images", Self: []string{"/path with blanks, commas/it's dev", "--quiet"},
 		Nodes: []Node{{Name: "test-controlplane-1", Type: "init", Address: netip.MustParseAddr("10.5.0.2"), CPUs: 2, MemoryMiB: 2048, DiskGiB: 20}},
-	}
-	if provisioner == QEMU {
-		p.Network, p.Nodes[0].Address = slirpNetwork, slirpGuest
 	}
 	return p
 }
@@ -33,8 +29,11 @@ func TestQEMUArguments(t *testing.T) {
 	t.Parallel()
 	for _, accelerator := range []string{"tcg", "kvm"} {
 		p := testPlan(QEMU)
-		p.Accelerator, p.Isolated = accelerator, accelerator == "kvm"
-		args := machine{plan: p, node: p.Nodes[0], dir: "/home/me/.garboard/clusters/a,b", registry: "127.0.0.1:5001", ports: map[int]int{kubernetesPort: 6001, api.Port: 6002}}.arguments()
+		p.Accelerator = accelerator
+		if accelerator == "kvm" {
+			p.Nodes[0].ClockOffset = -365 * 24 * time.Hour
+		}
+		args := machine{now: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC), plan: p, node: p.Nodes[0], dir: "/home/me/.garboard/clusters/a,b"}.arguments()
 		got := strings.Join(args, "\n") + "\n"
 		golden := filepath.Join("testdata", "arguments-"+accelerator)
 		if *update {
@@ -57,7 +56,7 @@ func TestNodeConfigurations(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ provisioner, endpoint, mirror, disk, address string }{
 		{Container, "https://10.5.0.2:6443", "http://10.5.0.1:5000", "", "10.5.0.2/24"},
-		{QEMU, "https://10.0.2.15:6443", "http://10.0.2.100:5000", "/dev/vda", ""},
+		{QEMU, "https://10.5.0.2:6443", "http://10.5.0.1:5000", "/dev/vda", ""},
 	} {
 		t.Run(tc.provisioner, func(t *testing.T) {
 			t.Parallel()

@@ -17,7 +17,7 @@ import (
 const onlyV2 = "GARBOARD_TEST_ONLY_CGROUP_V2"
 
 // The test binary is also the program that a cluster calls back: `host --cluster
-// NAME` and `dial ADDRESS`, as the developers' tool has them.
+// NAME`, as the developers' tool has it.
 // removeAtEnd are directories that all tests share.
 var removeAtEnd []string
 
@@ -27,8 +27,12 @@ func TestMain(m *testing.M) {
 		os.Exit(callback(func(ctx context.Context) error {
 			return Host(ctx, os.Args[3], slog.New(slog.NewTextHandler(os.Stderr, nil)))
 		}))
-	case len(os.Args) == 3 && os.Args[1] == "dial":
-		os.Exit(callback(func(ctx context.Context) error { return Dial(ctx, os.Args[2]) }))
+	case len(os.Args) == 3 && os.Args[1] == "up":
+		os.Exit(callback(func(ctx context.Context) error { return upAsTold(ctx, os.Args[2]) }))
+	case len(os.Args) == 3 && os.Args[1] == "without-root":
+		os.Exit(callback(func(ctx context.Context) error { return withoutRoot(ctx, os.Args[2]) }))
+	case len(os.Args) == 3 && os.Args[1] == "down":
+		os.Exit(callback(func(ctx context.Context) error { return Down(ctx, os.Args[2]) }))
 	}
 	if os.Getenv(onlyV2) != "" {
 		if err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
@@ -44,7 +48,7 @@ func TestMain(m *testing.M) {
 }
 
 func callback(f func(context.Context) error) int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := f(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -52,6 +52,8 @@ func TestContainerNetworks(t *testing.T) {
 	expect(t, c, "ask 10.5.0.4", "networks-worker-2")
 	spoil(Network{CutFrom: []string{c.Nodes[2].Name}}, "cut off from networks-worker-2")
 	expect(t, c, "ask 10.5.0.3", "networks-worker-1")
+	spoil(Network{DeafTo: []string{c.Nodes[0].Name}}, "deaf to networks-controlplane-1")
+	expect(t, c, "ask 10.5.0.3", "timeout")
 	spoil(Network{Off: true}, "cut off")
 	expect(t, c, "ask 10.5.0.3", "timeout")
 

@@ -39,7 +39,10 @@ const (
 	stateWaiting = "waiting to start again"
 )
 
-var errNotRunning = errors.New("it isn't running")
+var (
+	errNotRunning = errors.New("it isn't running")
+	errStopping   = errors.New("the cluster is stopping")
+)
 
 func (n *node) start(ctx context.Context) error {
 	n.mu.Lock()
@@ -48,7 +51,7 @@ func (n *node) start(ctx context.Context) error {
 		return nil
 	}
 	if n.stopping {
-		return errors.New("the cluster is stopping")
+		return errStopping
 	}
 	r, err := n.provisioner.Start(ctx, n.Node)
 	if err != nil {

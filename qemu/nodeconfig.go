@@ -3,7 +3,6 @@ package qemu
 import (
 	"encoding/base64"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -21,23 +20,11 @@ const (
 	qemuDisk       = "/dev/vda"
 )
 
-// Addresses in QEMU's user network (QEMU's documentation, "Using the user mode
-// network stack"): it gives the guest the first, and we put the registry on the
-// second, which is nobody's.
-var (
-	slirpGuest    = netip.MustParseAddr("10.0.2.15")
-	slirpRegistry = netip.MustParseAddr("10.0.2.100")
-	slirpNetwork  = netip.MustParsePrefix("10.0.2.0/24")
-)
-
 // gateway is the address of the host process in a network: the first.
 func gateway(network netip.Prefix) netip.Addr { return network.Masked().Addr().Next() }
 
 // registryAddress is where nodes find the images.
 func (p Plan) registryAddress() netip.AddrPort {
-	if p.Provisioner == QEMU {
-		return netip.AddrPortFrom(slirpRegistry, registryPort)
-	}
 	return netip.AddrPortFrom(gateway(p.Network), registryPort)
 }
 
@@ -55,9 +42,19 @@ func configurations(p Plan, o Options, now time.Time) (f files, err error) {
 	if err != nil {
 		return f, err
 	}
+	var vpn *wireguard
+	if o.WireGuard.IsValid() {
+		if vpn, err = newWireGuard(p, o.WireGuard); err != nil {
+			return f, err
+		}
+	}
 	f.nodes = map[string][]byte{}
-	for _, n := range p.Nodes {
-		if f.nodes[n.Name], err = nodeConfiguration(p, n, o, secrets, now); err != nil {
+	for i, n := range p.Nodes {
+		var more []config.Interface
+		if vpn != nil {
+			more = append(more, vpn.link(i))
+		}
+		if f.nodes[n.Name], err = nodeConfiguration(p, n, o, secrets, now, more...); err != nil {
 			return f, fmt.Errorf("configuration of %s: %w", n.Name, err)
 		}
 	}
@@ -91,19 +88,21 @@ func clientConfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
 	return c.Encode()
 }
 
-func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now time.Time) ([]byte, error) {
+// nodeConfiguration is that of one node, with more interfaces than the one that all have.
+func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now time.Time, more ...config.Interface) ([]byte, error) {
 	g := config.Options{
 		ClusterName: p.Name,
 		Endpoint:    "https://" + p.endpoint().String(),
 		Type:        config.MachineType(n.Type),
 		Hostname:    n.Name,
-		Mirrors:     o.mirrors(p),
+		Mirrors:     p.mirrors(),
 		// The user comes through a port of this machine's loopback.
 		CertSANs: []string{"127.0.0.1", "localhost"},
 		// Pods must have a place to run.
-		AllowScheduling: len(p.controlPlanes()) == len(p.Nodes),
-		Secrets:         secrets,
-		Now:             now,
+		AllowScheduling:   len(p.controlPlanes()) == len(p.Nodes),
+		KubernetesVersion: o.KubernetesVersion,
+		Secrets:           secrets,
+		Now:               now,
 	}
 	if p.Provisioner == QEMU {
 		g.InstallDisk = qemuDisk
@@ -115,18 +114,11 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	// The clock is this machine's in a container, and starts from it in QEMU; no
 	// time server could be reached.
 	c.Machine.Time.Disabled = true
-	if p.Accelerator == "tcg" {
-		c.Cluster.ControllerManager.ExtraArgs = alone
-		c.Cluster.Scheduler.ExtraArgs = alone
+	if p.Accelerator == "tcg" && n.Type != string(config.Worker) {
+		emulated(&c.Cluster, len(p.controlPlanes()))
 	}
-	if p.Provisioner == Container {
-		c.Machine.Network.Interfaces = []config.Interface{{
-			Name: "eth0",
-			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
-			// Leads nowhere: but Kubernetes takes its address from the default route.
-			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway(p.Network)}},
-		}}
-	}
+	c.Machine.Install.Image = o.InstallImage
+	c.Machine.Network.Interfaces = p.interfaces(n, more)
 	text, err := c.Encode()
 	if err != nil {
 		return nil, err
@@ -134,14 +126,26 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	return o.patched(n, text)
 }
 
-// mirrors ends with the registry that has what was built.
-func (o Options) mirrors(p Plan) map[string][]string {
-	all := maps.Clone(o.Mirrors)
-	if all == nil {
-		all = map[string][]string{}
+// interfaces of a node: a container has its address from its configuration, a machine
+// from DHCP, as without any.
+func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
+	var shared *config.VIP
+	if p.Shared.IsValid() && n.Type != string(config.Worker) {
+		shared = &config.VIP{IP: p.Shared}
 	}
-	all["*"] = append(slices.Clone(all["*"]), "http://"+p.registryAddress().String())
-	return all
+	switch {
+	case p.Provisioner == Container:
+		return append([]config.Interface{{
+			Name: "eth0",
+			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
+			// Leads nowhere: but Kubernetes takes its address from the default route.
+			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway(p.Network)}},
+			VIP:    shared,
+		}}, more...)
+	case len(more) > 0 || shared != nil:
+		return append([]config.Interface{{Name: "eth0", DHCP: true, VIP: shared}}, more...)
+	}
+	return nil
 }
 
 // patched applies the patches that are for a node.
@@ -162,11 +166,19 @@ func (o Options) patched(n Node, text []byte) (_ []byte, err error) {
 	return text, err
 }
 
-// alone is for the controller manager and the scheduler of an emulated cluster,
-// which has one node and so one of each. Ten times slower than a real one, a leader
-// misses the 10 s in which it must renew its lease, ends, and starts all over; and
-// after a power cut the next one waits for the old lease.
-var alone = map[string]string{"leader-elect": "false"}
+// emulated gives the control planes of an emulated cluster time. Ten times slower than
+// real ones, a leader misses the 10 s in which it must renew its lease, ends, and starts
+// all over; and after a power cut the next one waits for the old lease. So one that is
+// alone leads without, and several have leases ten times as long. Members of etcd hear
+// of each other ten times as seldom (default: 100 ms and 1 s).
+func emulated(c *config.Cluster, controlPlanes int) {
+	leader := map[string]string{"leader-elect": "false"}
+	if controlPlanes > 1 {
+		leader = map[string]string{"leader-elect-lease-duration": "150s", "leader-elect-renew-deadline": "100s", "leader-elect-retry-period": "20s"}
+		c.Etcd.ExtraArgs = map[string]string{"heartbeat-interval": "1000", "election-timeout": "10000"}
+	}
+	c.ControllerManager.ExtraArgs, c.Scheduler.ExtraArgs = leader, leader
+}
 
 // adminValidity is how long the client configuration of a development cluster works.
 const adminValidity = 365 * 24 * time.Hour

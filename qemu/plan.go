@@ -7,7 +7,8 @@
 //	host process of the cluster ──────────────────-┘
 //	     ├─ sandbox or QEMU, one per node (die with the host process)
 //	     ├─ registry: the images, to nodes only
-//	     ├─ load balancer, to nodes: the first address of their network ─► their Kubernetes API
+//	     ├─ load balancer, to nodes: the first address of their network ─► their Kubernetes API,
+//	     │  unless they share an address among themselves
 //	     ├─ 127.0.0.1:PORT ─► the same
 //	     └─ 127.0.0.1:PORT ─► the machine API, one port for each node
 //
@@ -24,6 +25,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"time"
 )
 
 // Plan is what a cluster is made of. It is written once and then only changes with
@@ -33,9 +36,11 @@ type Plan struct {
 	Provisioner string       `json:"provisioner"` // QEMU or Container
 	Accelerator string       `json:"accelerator,omitempty"`
 	Network     netip.Prefix `json:"network"` // of the nodes
-	// Isolated takes away the nodes' way to other machines. Containers have none
-	// in any case.
-	Isolated bool `json:"isolated,omitempty"`
+	// Shared is the address that the control planes share, and the cluster's endpoint;
+	// invalid: they share none.
+	Shared netip.Addr `json:"shared,omitzero"`
+	// Mirrors are registries outside that nodes may ask.
+	Mirrors []Mirror `json:"mirrors,omitempty"`
 	// Unplugged is a cable to nowhere, for nodes in QEMU.
 	Unplugged bool `json:"unplugged,omitempty"`
 	// Unconfigured keeps their configurations from nodes in QEMU: they come up in
@@ -48,8 +53,7 @@ type Plan struct {
 	// KubernetesPort on 127.0.0.1 leads to the API of the control planes.
 	KubernetesPort int    `json:"kubernetesPort"`
 	Nodes          []Node `json:"nodes"`
-	// Self is the program, with arguments, whose subcommands `host` and `dial`
-	// call Host and Dial.
+	// Self is the program, with arguments, whose subcommand `host` calls Host.
 	Self []string `json:"self"`
 }
 
@@ -63,12 +67,20 @@ func (p Plan) controlPlanes() []Node {
 	return all
 }
 
+// atOnce are the nodes that are turned on with the cluster.
+func (p Plan) atOnce() []Node {
+	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.Later })
+}
+
 // balanced is whether the cluster's endpoint is a load balancer. A node that is
 // alone is its own: nothing that could be in the way is.
-func (p Plan) balanced() bool { return len(p.Nodes) > 1 }
+func (p Plan) balanced() bool { return len(p.Nodes) > 1 && !p.Shared.IsValid() }
 
 // endpoint is where nodes reach the Kubernetes API.
 func (p Plan) endpoint() netip.AddrPort {
+	if p.Shared.IsValid() {
+		return netip.AddrPortFrom(p.Shared, kubernetesPort)
+	}
 	if p.balanced() {
 		return netip.AddrPortFrom(gateway(p.Network), kubernetesPort)
 	}
@@ -92,9 +104,13 @@ type Node struct {
 	Type      string     `json:"type"` // machine.type of its configuration
 	Address   netip.Addr `json:"address"`
 	APIPort   int        `json:"apiPort"`   // on 127.0.0.1, leads to its machine API
-	CPUs      int        `json:"cpus"`      // QEMU
-	MemoryMiB int        `json:"memoryMiB"` // QEMU
+	CPUs      int        `json:"cpus"`      // of a container: what it may take, 0 for all
+	MemoryMiB int        `json:"memoryMiB"` // likewise
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
+	// Later is a node that isn't turned on with the others.
+	Later bool `json:"later,omitempty"`
+	// ClockOffset is how wrong a machine's clock is when it is turned on.
+	ClockOffset time.Duration `json:"clockOffset,omitempty"`
 }
 
 // clusterName becomes part of paths, cgroups and links.

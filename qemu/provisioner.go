@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 )
@@ -32,14 +30,8 @@ func (c Choice) String() string {
 	return fmt.Sprintf("nodes run as containers: %s", c.Why)
 }
 
-// Choose decides how so many nodes run on this machine. want is Auto, QEMU or
-// Container.
-func Choose(ctx context.Context, want string, nodes int) (Choice, error) {
-	if nodes > 1 && (want == Auto || want == "") {
-		c, err := Choose(ctx, Container, nodes)
-		c.Why = "there are several, which is for containers only"
-		return c, err
-	}
+// Choose decides how nodes run on this machine. want is Auto, QEMU or Container.
+func Choose(ctx context.Context, want string) (Choice, error) {
 	return chooser{
 		root: os.Geteuid() == 0,
 		qemu: func() error { _, err := exec.LookPath(Program); return err },
@@ -128,14 +120,10 @@ type Running interface {
 	Freeze(ctx context.Context, frozen bool) error
 }
 
-// A provisioner runs the nodes of one cluster. Starting one needs ctx only until
-// it runs.
+// A provisioner runs the nodes of one cluster, on its network.
 type provisioner interface {
+	// Start needs ctx only until the node runs.
 	Start(ctx context.Context, n Node) (Running, error)
-	// Reach connects to a port of a node.
-	reacher
-	// Listen opens a TCP port to the nodes.
-	Listen(address netip.AddrPort) (net.Listener, error)
 	// Close removes what the nodes shared. All have ended.
 	Close() error
 }

@@ -54,7 +54,7 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 		poll = readyPollEmulated
 	}
 	ready := MilestoneReady
-	if len(c.Nodes) > 1 {
+	if len(c.atOnce()) > 1 {
 		ready = "all nodes Ready"
 	}
 	start := time.Now()
@@ -63,7 +63,7 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 		check func(context.Context) error
 	}{
 		{MilestoneAPI, api.answers},
-		{ready, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.Nodes)) }},
+		{ready, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.atOnce())) }},
 		{MilestoneDNS, api.dnsReady},
 	} {
 		for {

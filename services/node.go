@@ -1,7 +1,7 @@
 // Package services lists what a node runs. The two tables in this file are the
 // machine: its services with what each depends on, and its controllers. The
 // packages below hold one service or one group of controllers each, and the
-// generic ones (dag, resource, process, logs) that know none of them by name.
+// generic ones (dag, resource, operation, process, logs) that know none of them by name.
 package services
 
 import (
@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/api"
 	"github.com/garboard-os/garboard/services/apid"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/controlplane"
@@ -25,15 +26,18 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/files"
 	"github.com/garboard-os/garboard/services/kubelet"
+	"github.com/garboard-os/garboard/services/lifecycle"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/operation"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
 	"github.com/garboard-os/garboard/services/sysctl"
 	"github.com/garboard-os/garboard/services/trustd"
 	"github.com/garboard-os/garboard/services/udev"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 // paramChart as a kernel parameter names a device, such as /dev/ttyS1, that gets
@@ -48,6 +52,9 @@ type Options struct {
 	Logs      *logs.Logs
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
+	// Erase is told how to erase what a reset wipes: done on the machine's way out, once
+	// nothing uses it any more.
+	Erase func(do func(context.Context) error)
 }
 
 // Node is the services, the resources and the controllers of one machine.
@@ -55,6 +62,7 @@ type Node struct {
 	Store   *resource.Store
 	graph   *dag.Graph
 	runtime *resource.Runtime
+	ops     *operation.Runner
 	api     *api.Server
 	report  reporter
 	logs    *logs.Logs
@@ -70,7 +78,13 @@ func NewNode(o Options) (*Node, error) {
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 	})
-	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, StateReady: applier.StateReady})
+	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, StateReady: func() error {
+		if err := applier.StateReady(); err != nil {
+			return err
+		}
+		n.ops.Open()
+		return nil
+	}})
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
 	member := etcd.New(etcd.Options{
@@ -78,13 +92,25 @@ func NewNode(o Options) (*Node, error) {
 		Stop: func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
 	})
 
+	var err error
+	n.ops, err = operation.New(operation.Options{
+		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir, Lock: member.Lock(),
+		Definitions: lifecycle.Definitions(lifecycle.Options{
+			Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
+			Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
+			Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
+		}),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("operations: %w", err)
+	}
+
 	since := dag.SinceBoot
 	if o.Mode == boot.Container {
 		// A container has no kernel of its own: its boot began with PID 1.
 		began := time.Now()
 		since = func() time.Duration { return time.Since(began) }
 	}
-	var err error
 	n.graph, err = dag.New(
 		dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since},
 		// Depends on nothing.
@@ -101,14 +127,17 @@ func NewNode(o Options) (*Node, error) {
 		// On disks.
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		// On networkd and disks.
+		balancer.Service(balancer.Options{Store: store}),
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		// On files.
 		ctrd.Service(),
 		// On networkd and timed.
 		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes}),
-		// On containerd, networkd and timed.
+		// On containerd, networkd and timed; the kubelet on the balancer, too.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
+		// On networkd and etcd.
+		vip.Service(vip.Options{Store: store}),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)
@@ -128,8 +157,8 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Power: o.Power, Since: since, Disks: listDisks(d),
-		Diagnose: physician.Diagnose, Etcd: member,
+		Processes: o.Processes, Since: since, Disks: listDisks(d),
+		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {
 		return nil, err
@@ -154,6 +183,12 @@ func (n *Node) Run(ctx context.Context) error {
 	wg.Go(func() {
 		if err := n.api.Run(rctx); err != nil {
 			n.logs.Logger(api.LogID).Error("the machine API ended", slog.Any("err", err))
+		}
+	})
+	wg.Go(func() {
+		// With the first service that stops: what runs goes on after the next boot.
+		if err := n.ops.Run(ctx); err != nil {
+			n.logs.Logger(operation.ID).Warn(err.Error())
 		}
 	})
 	events := n.graph.Subscribe(rctx)

@@ -21,7 +21,7 @@ func TestNodeFitsTogether(t *testing.T) {
 			t.Fatalf("%s: %v", mode, err)
 		}
 		// S-230, Q-14: the IDs that users know.
-		for _, id := range []string{"apid", "trustd", "udevd", "machined", "disks", "networkd", "timed", "containerd", "etcd", "kubelet"} {
+		for _, id := range []string{"apid", "trustd", "udevd", "machined", "disks", "networkd", "timed", "containerd", "etcd", "kubelet", "vip"} {
 			if _, ok := n.graph.Status(id); !ok {
 				t.Errorf("%s: there is no service %q", mode, id)
 			}

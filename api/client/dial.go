@@ -45,13 +45,14 @@ type Client struct {
 	// Name is the node as it was asked for.
 	Name string
 
-	Config   garboardv1connect.ConfigServiceClient
-	Etcd     garboardv1connect.EtcdServiceClient
-	File     garboardv1connect.FileServiceClient
-	Log      garboardv1connect.LogServiceClient
-	Node     garboardv1connect.NodeServiceClient
-	Resource garboardv1connect.ResourceServiceClient
-	Service  garboardv1connect.ServiceServiceClient
+	Config    garboardv1connect.ConfigServiceClient
+	Etcd      garboardv1connect.EtcdServiceClient
+	File      garboardv1connect.FileServiceClient
+	Log       garboardv1connect.LogServiceClient
+	Node      garboardv1connect.NodeServiceClient
+	Operation garboardv1connect.OperationServiceClient
+	Resource  garboardv1connect.ResourceServiceClient
+	Service   garboardv1connect.ServiceServiceClient
 
 	address   string
 	transport *http.Transport
@@ -198,6 +199,7 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	client.Log = garboardv1connect.NewLogServiceClient(httpClient, base, limit)
 	client.Etcd = garboardv1connect.NewEtcdServiceClient(httpClient, base, limit)
 	client.Node = garboardv1connect.NewNodeServiceClient(httpClient, base, limit)
+	client.Operation = garboardv1connect.NewOperationServiceClient(httpClient, base, limit)
 	client.Resource = garboardv1connect.NewResourceServiceClient(httpClient, base, limit)
 	client.Service = garboardv1connect.NewServiceServiceClient(httpClient, base, limit)
 	return client, nil

@@ -2104,7 +2104,15 @@ func (x *Finding) GetSince() *timestamppb.Timestamp {
 }
 
 type RebootRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At once, without regard to pods or to other nodes.
+	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	// The node isn't emptied.
+	KeepPods bool `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	// How long pods may take to end; unset: 5 minutes.
+	DrainTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	// Only the plan.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2139,8 +2147,38 @@ func (*RebootRequest) Descriptor() ([]byte, []int) {
 	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
+func (x *RebootRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RebootRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *RebootRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *RebootRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
 type RebootResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It has begun; with dry_run it has no ID, and its steps are the plan.
+	Operation     *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2175,8 +2213,19 @@ func (*RebootResponse) Descriptor() ([]byte, []int) {
 	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
+func (x *RebootResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 type ShutdownRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods      bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2211,8 +2260,37 @@ func (*ShutdownRequest) Descriptor() ([]byte, []int) {
 	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
+func (x *ShutdownRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *ShutdownRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *ShutdownRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *ShutdownRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
 type ShutdownResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2247,11 +2325,141 @@ func (*ShutdownResponse) Descriptor() ([]byte, []int) {
 	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
+func (x *ShutdownResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type ResetRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What --graceful=false asks for: the cluster isn't left in order, and isn't asked.
+	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	// Restart the machine instead of powering it off.
+	Reboot bool `protobuf:"varint,2,opt,name=reboot,proto3" json:"reboot,omitempty"`
+	// STATE, EPHEMERAL; none: both.
+	SystemLabelsToWipe []string             `protobuf:"bytes,3,rep,name=system_labels_to_wipe,json=systemLabelsToWipe,proto3" json:"system_labels_to_wipe,omitempty"`
+	DrainTimeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun             bool                 `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *ResetRequest) Reset() {
+	*x = ResetRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetRequest) ProtoMessage() {}
+
+func (x *ResetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
+func (*ResetRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ResetRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *ResetRequest) GetReboot() bool {
+	if x != nil {
+		return x.Reboot
+	}
+	return false
+}
+
+func (x *ResetRequest) GetSystemLabelsToWipe() []string {
+	if x != nil {
+		return x.SystemLabelsToWipe
+	}
+	return nil
+}
+
+func (x *ResetRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *ResetRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ResetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetResponse) Reset() {
+	*x = ResetResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetResponse) ProtoMessage() {}
+
+func (x *ResetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
+func (*ResetResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ResetResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 var File_garboard_v1_node_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x16garboard/v1/node.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
+	"\x16garboard/v1/node.proto\x12\vgarboard.v1\x1a\x1bgarboard/v1/operation.proto\x1a\x19garboard/v1/options.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
 	"\x0eVersionRequest\"\xae\x01\n" +
 	"\x0fVersionResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
@@ -2409,12 +2617,29 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSEVERITY_INFO\x10\x01\x12\x14\n" +
 	"\x10SEVERITY_WARNING\x10\x02\x12\x12\n" +
-	"\x0eSEVERITY_ERROR\x10\x03\"\x0f\n" +
-	"\rRebootRequest\"\x10\n" +
-	"\x0eRebootResponse\"\x11\n" +
-	"\x0fShutdownRequest\"\x12\n" +
-	"\x10ShutdownResponse2\xd5\n" +
-	"\n" +
+	"\x0eSEVERITY_ERROR\x10\x03\"\x9b\x01\n" +
+	"\rRebootRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"F\n" +
+	"\x0eRebootResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x9d\x01\n" +
+	"\x0fShutdownRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"H\n" +
+	"\x10ShutdownResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xc8\x01\n" +
+	"\fResetRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
+	"\x06reboot\x18\x02 \x01(\bR\x06reboot\x121\n" +
+	"\x15system_labels_to_wipe\x18\x03 \x03(\tR\x12systemLabelsToWipe\x12>\n" +
+	"\rdrain_timeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"E\n" +
+	"\rResetResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xa7\v\n" +
 	"\vNodeService\x12Z\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -2432,7 +2657,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
-	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
+	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_node_proto_rawDescOnce sync.Once
@@ -2447,7 +2673,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),         // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),        // 1: garboard.v1.VersionRequest
@@ -2487,63 +2713,74 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*RebootResponse)(nil),        // 35: garboard.v1.RebootResponse
 	(*ShutdownRequest)(nil),       // 36: garboard.v1.ShutdownRequest
 	(*ShutdownResponse)(nil),      // 37: garboard.v1.ShutdownResponse
-	nil,                           // 38: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*ResetRequest)(nil),          // 38: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),         // 39: garboard.v1.ResetResponse
+	nil,                           // 40: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*Operation)(nil),             // 43: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	39, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	41, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	39, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	38, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	41, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	40, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	40, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	39, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	39, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	42, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	41, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	41, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	40, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	40, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	42, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	42, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
 	33, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	40, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	1,  // 17: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 18: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 19: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 20: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 21: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 22: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 23: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 24: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 25: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 26: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 27: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	29, // 28: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	31, // 29: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	34, // 30: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	36, // 31: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	2,  // 32: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 33: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 34: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 35: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 36: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 37: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 38: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 39: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 40: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 41: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 42: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	30, // 43: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	32, // 44: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	35, // 45: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	37, // 46: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	32, // [32:47] is the sub-list for method output_type
-	17, // [17:32] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	42, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	41, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	43, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	41, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	43, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	41, // 21: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	43, // 22: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 23: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 24: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 25: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 26: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 27: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 28: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 29: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 30: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 31: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 32: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 33: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	29, // 34: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	31, // 35: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	34, // 36: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	36, // 37: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	38, // 38: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	2,  // 39: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 40: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 41: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 42: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 43: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 44: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 45: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 46: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 47: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 48: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 49: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	30, // 50: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	32, // 51: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	35, // 52: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	37, // 53: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	39, // 54: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	39, // [39:55] is the sub-list for method output_type
+	23, // [23:39] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -2551,6 +2788,7 @@ func file_garboard_v1_node_proto_init() {
 	if File_garboard_v1_node_proto != nil {
 		return
 	}
+	file_garboard_v1_operation_proto_init()
 	file_garboard_v1_options_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2558,7 +2796,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   38,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,5 +1,5 @@
-// Package cgroup finds, freezes and removes the cgroups of container nodes, from
-// outside.
+// Package cgroup finds, freezes, limits, looks into and removes the cgroups of container
+// nodes, from outside.
 //
 // A node's cgroup is one directory in each mounted hierarchy: several on a host
 // with cgroup v1 or both versions ("hybrid"), one where there is only v2. While a
@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -138,6 +139,114 @@ func removeTree(dir string, end time.Time) error {
 		}
 		time.Sleep(busyPoll)
 	}
+}
+
+// Limits are what a cgroup may take of the machine; 0 is all of it.
+type Limits struct {
+	CPUs      int
+	MemoryMiB int
+}
+
+// period is what a share of the processors is counted in: the kernel's default
+// (Documentation/scheduler/sched-bwc.rst).
+const period = 100 * time.Millisecond
+
+// Limit sets the limits of a cgroup that exists.
+func Limit(path string, l Limits) error {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return err
+	}
+	files, err := l.files(hierarchies, path)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f.path, []byte(f.value), 0o644); err != nil {
+			return fmt.Errorf("limit cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// in is where a cgroup is for a controller.
+func in(hierarchies []Hierarchy, controller, path string) (dir string, unified bool, err error) {
+	for _, h := range hierarchies {
+		if slices.Contains(h.Controllers, controller) {
+			return filepath.Join(h.Mount, path), false, nil
+		}
+	}
+	for _, h := range hierarchies {
+		if h.Unified {
+			return filepath.Join(h.Mount, path), true, nil
+		}
+	}
+	return "", false, fmt.Errorf("no cgroup hierarchy with the controller %s", controller)
+}
+
+// Processes are the PIDs of all processes in a cgroup and below it.
+func Processes(path string) (all []int, err error) {
+	hierarchies, err := Hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	dir, _, err := in(hierarchies, "memory", path)
+	if err != nil {
+		return nil, err
+	}
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a container ended meanwhile
+		}
+		if err != nil || entry.Name() != "cgroup.procs" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			return nil
+		}
+		for _, field := range strings.Fields(string(text)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			all = append(all, pid)
+		}
+		return err
+	})
+	return all, err
+}
+
+// file is a setting of a cgroup.
+type file struct{ path, value string }
+
+// files are what the limits are written to, in the hierarchy that has the controller.
+func (l Limits) files(hierarchies []Hierarchy, path string) (all []file, err error) {
+	if l.CPUs > 0 {
+		dir, unified, err := in(hierarchies, "cpu", path)
+		if err != nil {
+			return nil, err
+		}
+		quota := int64(l.CPUs) * period.Microseconds()
+		if unified {
+			all = append(all, file{filepath.Join(dir, "cpu.max"), fmt.Sprint(quota, " ", period.Microseconds())})
+		} else {
+			all = append(all, file{filepath.Join(dir, "cpu.cfs_period_us"), fmt.Sprint(period.Microseconds())},
+				file{filepath.Join(dir, "cpu.cfs_quota_us"), fmt.Sprint(quota)})
+		}
+	}
+	if l.MemoryMiB > 0 {
+		dir, unified, err := in(hierarchies, "memory", path)
+		if err != nil {
+			return nil, err
+		}
+		name := "memory.limit_in_bytes"
+		if unified {
+			name = "memory.max"
+		}
+		all = append(all, file{filepath.Join(dir, name), fmt.Sprint(int64(l.MemoryMiB) << 20)})
+	}
+	return all, nil
 }
 
 // Freeze stops every process in a cgroup, or lets them run on.

@@ -58,3 +58,43 @@ func TestNoHierarchyIsAnError(t *testing.T) {
 		t.Error("freezing without a cgroup hierarchy worked")
 	}
 }
+
+func TestLimitsAreWrittenWhereTheControllerIs(t *testing.T) {
+	t.Parallel()
+	v1, err := parse(strings.NewReader(hybrid + "33 31 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v2, err := parse(strings.NewReader(unified))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name string
+		in   []Hierarchy
+		l    Limits
+		want []file
+	}{
+		{"v1", v1, Limits{CPUs: 3, MemoryMiB: 2048}, []file{
+			{"/sys/fs/cgroup/cpu,cpuacct/garboard/c/n/cpu.cfs_period_us", "100000"},
+			{"/sys/fs/cgroup/cpu,cpuacct/garboard/c/n/cpu.cfs_quota_us", "300000"},
+			{"/sys/fs/cgroup/memory/garboard/c/n/memory.limit_in_bytes", "2147483648"},
+		}},
+		{"v2", v2, Limits{CPUs: 3, MemoryMiB: 2048}, []file{
+			{"/sys/fs/cgroup/garboard/c/n/cpu.max", "300000 100000"},
+			{"/sys/fs/cgroup/garboard/c/n/memory.max", "2147483648"},
+		}},
+		{"none", nil, Limits{}, nil},
+	} {
+		got, err := tc.l.files(tc.in, "/garboard/c/n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(file{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
+		}
+	}
+	if _, err := (Limits{CPUs: 1}).files(nil, "/x"); err == nil {
+		t.Error("limiting without a cgroup hierarchy worked")
+	}
+}

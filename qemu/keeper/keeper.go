@@ -11,6 +11,7 @@ package keeper
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -34,16 +35,50 @@ func New() *Keeper {
 
 // NewInNamespace starts a thread in a new, empty network namespace.
 func NewInNamespace() (*Keeper, error) {
-	k := &Keeper{work: make(chan func())}
-	ready := make(chan error, 1)
-	go onOwnThread(func() {
-		ready <- k.enterNew()
-		k.run()
-	})
-	if err := <-ready; err != nil {
+	k, err := newAt((*Keeper).enterNew)
+	if err != nil {
 		return nil, fmt.Errorf("make a network namespace: %w", err)
 	}
 	return k, nil
+}
+
+// NewIn starts a thread in the network namespace that a path leads to.
+func NewIn(path string) (*Keeper, error) {
+	k, err := newAt(func(k *Keeper) (err error) {
+		if k.ns, err = os.Open(path); err != nil {
+			return err
+		}
+		return k.enter()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return k, nil
+}
+
+func newAt(enter func(*Keeper) error) (*Keeper, error) {
+	k := &Keeper{work: make(chan func())}
+	ready := make(chan error, 1)
+	go onOwnThread(func() {
+		err := enter(k)
+		if ready <- err; err == nil {
+			k.run()
+		}
+	})
+	if err := <-ready; err != nil {
+		if k.ns != nil {
+			err = errors.Join(err, k.ns.Close())
+		}
+		return nil, err
+	}
+	return k, nil
+}
+
+func (k *Keeper) enter() error {
+	if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
 }
 
 func (k *Keeper) enterNew() (err error) {
@@ -115,8 +150,8 @@ func (k *Keeper) Dial(ctx context.Context, address string) (net.Conn, error) {
 	done := make(chan result, 1)
 	dial := func() {
 		if k.ns != nil {
-			if err := unix.Setns(int(k.ns.Fd()), unix.CLONE_NEWNET); err != nil {
-				done <- result{nil, fmt.Errorf("enter network namespace: %w", err)}
+			if err := k.enter(); err != nil {
+				done <- result{nil, err}
 				return
 			}
 		}

@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -64,6 +65,20 @@ func TestNamespaceIsApart(t *testing.T) {
 			conn.Close()
 			t.Fatal("reached the inside without entering")
 		}
+	}
+	// A second one in the same namespace.
+	second, err := NewIn(fmt.Sprintf("/proc/self/fd/%d", k.ns.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := second.Listen("127.0.0.1:5000"); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("listen where the first one does: %v", err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := NewIn(os.DevNull); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("enter what is no namespace: %v", err)
 	}
 	l.Close()
 	if _, err := k.Dial(t.Context(), "127.0.0.1:5000"); !errors.Is(err, syscall.ECONNREFUSED) {

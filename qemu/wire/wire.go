@@ -50,7 +50,7 @@ type Wire struct {
 func Open(names [2]string, c Conditions) (*Wire, error) {
 	w := &Wire{}
 	for i, name := range names {
-		tap, err := openTap(name)
+		tap, err := OpenTap(name)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("make tap %s: %w", name, err), w.Close())
 		}
@@ -61,7 +61,9 @@ func Open(names [2]string, c Conditions) (*Wire, error) {
 	return w, nil
 }
 
-func openTap(name string) (*os.File, error) {
+// OpenTap makes a tap, in the network namespace of the thread that it is called on. It
+// goes with the last descriptor of it.
+func OpenTap(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err

@@ -104,6 +104,10 @@ func summary(message any) string {
 		return fmt.Sprintf("version %d, mode %s", m.GetVersion(), modeName(m.GetMode())) + dryRun(m.GetDryRun())
 	case *apiv1.ControlServiceRequest:
 		return shortened(fmt.Sprintf("%s %q", actionName(m.GetAction()), m.GetId()))
+	case *apiv1.AnswerOperationRequest:
+		return shortened(fmt.Sprintf("%q, question %q", m.GetId(), m.GetQuestion()))
+	case *apiv1.AbortOperationRequest:
+		return shortened(fmt.Sprintf("%q", m.GetId()))
 	}
 	return ""
 }

@@ -201,16 +201,6 @@ func (s *nodeService) Diagnose(ctx context.Context, _ *connect.Request[apiv1.Dia
 	return connect.NewResponse(&apiv1.DiagnoseResponse{Findings: findings, Checked: checked}), nil
 }
 
-func (s *nodeService) Reboot(ctx context.Context, _ *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
-	s.opts.Power(boot.Reboot, asked(ctx))
-	return connect.NewResponse(&apiv1.RebootResponse{}), nil
-}
-
-func (s *nodeService) Shutdown(ctx context.Context, _ *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
-	s.opts.Power(boot.PowerOff, asked(ctx))
-	return connect.NewResponse(&apiv1.ShutdownResponse{}), nil
-}
-
 // asked is why the node ends, for its console and its next boot.
 func asked(ctx context.Context) string {
 	who := callOf(ctx)

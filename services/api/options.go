@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/operation"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 )
@@ -25,9 +26,8 @@ type Options struct {
 	Config     Applier
 	Containerd *containerd.Containerd
 	Etcd       *etcd.Etcd
+	Operations *operation.Runner
 	Processes  *process.Table
-	// Power ends the node. It returns at once.
-	Power func(p boot.Power, why string)
 	// Diagnose says what is wrong with the node, and what was looked at.
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.

@@ -138,6 +138,7 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(newNodeService(s.opts), options...))
 	mux.Handle(garboardv1connect.NewFileServiceHandler(newFileService(s.opts), options...))
 	mux.Handle(garboardv1connect.NewEtcdServiceHandler(newEtcdService(s.opts), options...))
+	mux.Handle(garboardv1connect.NewOperationServiceHandler(newOperationService(s.opts), options...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
 }

@@ -138,6 +138,10 @@ func requests(procedure string) [][]byte {
 	for i := range input.Fields().Len() {
 		switch field := input.Fields().Get(i); field.Kind() {
 		case protoreflect.StringKind:
+			if field.IsList() {
+				full.Mutable(field).List().Append(protoreflect.ValueOfString("nt"))
+				continue
+			}
 			full.Set(field, protoreflect.ValueOfString("nt"))
 		case protoreflect.BytesKind:
 			full.Set(field, protoreflect.ValueOfBytes([]byte("version: v1alpha1")))

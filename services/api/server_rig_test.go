@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
+	"github.com/garboard-os/garboard/services/operation"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
 )
@@ -89,12 +90,13 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		Mode: boot.Container, Store: store, Graph: graph, Runtime: rt, Logs: l, Config: r.applier,
 		Containerd: containerd.New(containerd.Options{Mode: boot.Container, Store: store, Processes: table, Logs: l}), Processes: table,
 		Etcd:     etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
-		Power:    func(boot.Power, string) {},
 		Diagnose: func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
 		Disks:    func(context.Context) ([]*apiv1.Disk, error) { return nil, nil },
 		Since:    func() time.Duration { return time.Since(began) },
 		Socket:   filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
 	}
+	r.opts.Operations, err = operation.New(operation.Options{Store: store, Log: l.Quiet(operation.ID), Dir: filepath.Join(dir, "operations")})
+	must(t, err)
 	must(t, machine.Stages.Put(store.As(machine.ID), machine.StageID, machine.Configured))
 	return r
 }

@@ -2,10 +2,11 @@
 //
 // It is the service `timed`. A machine may wake up with any time at all in its
 // clock, and every certificate depends on it, so: first the clock is put to at
-// least the time at which the system was built and the time that was last saved
-// on STATE. Then time servers are asked; the clock is set once, and from then on
-// only pulled, without jumps. Time never blocks a boot: the wait for the first
-// answer is bounded, and how good the time is can be read as a resource.
+// least the time at which the system was built, the time that was last saved on
+// STATE, and the time from which the cluster's authorities are valid. Then time
+// servers are asked; the clock is set once, and from then on only pulled, without
+// jumps. Time never blocks a boot: the wait for the first answer is bounded, and how
+// good the time is can be read as a resource.
 //
 // In a container the clock is the host's, and is never touched.
 package clock

@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/machine"
 	nodenet "github.com/garboard-os/garboard/services/network"
@@ -117,6 +118,7 @@ type node struct {
 	graph *dag.Graph
 	log   *syncBuffer
 	file  string
+	ca    config.CertKey
 	stop  func()
 }
 
@@ -126,7 +128,13 @@ var beforeTheBubble = time.Date(1999, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 func startNode(t *testing.T, o Options, cfg config.Time) *node {
 	t.Helper()
-	n := &node{t: t, store: resource.NewStore(), log: &syncBuffer{}}
+	return startMember(t, o, cfg, config.CertKey{})
+}
+
+// startMember is a node whose cluster has this authority.
+func startMember(t *testing.T, o Options, cfg config.Time, ca config.CertKey) *node {
+	t.Helper()
+	n := &node{t: t, store: resource.NewStore(), log: &syncBuffer{}, ca: ca}
 	n.clock, _ = o.kernel.(*fakeClock)
 	o.Store = n.store
 	if o.built.IsZero() {
@@ -156,7 +164,7 @@ func startNode(t *testing.T, o Options, cfg config.Time) *node {
 
 func (n *node) configure(t config.Time) {
 	n.t.Helper()
-	c := &config.Config{Machine: config.Machine{Time: t}}
+	c := &config.Config{Machine: config.Machine{Time: t}, Cluster: config.Cluster{Etcd: config.Etcd{CA: n.ca}}}
 	c.FillDefaults()
 	if err := machine.Configs.Put(n.store.As("test"), machine.ConfigID, c); err != nil {
 		n.t.Fatal(err)
@@ -274,24 +282,35 @@ func TestFloor(t *testing.T) {
 		return when
 	}
 	for name, c := range map[string]struct {
-		now, built, saved, want string
+		now, built, saved, made, want string
 	}{
-		"dead battery":       {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2026-01-01T00:00:00Z"},
-		"saved is later":     {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "2026-03-05T07:00:00Z"},
-		"clock is later":     {"2026-05-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "2026-05-01T00:00:00Z"},
-		"saved is nonsense":  {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "later", "2026-01-01T00:00:00Z"},
-		"an older was saved": {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2025-01-01T00:00:00Z", "2026-01-01T00:00:00Z"},
+		"dead battery":       {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "", "2026-01-01T00:00:00Z"},
+		"saved is later":     {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-03-05T07:00:00Z"},
+		"clock is later":     {"2026-05-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-05-01T00:00:00Z"},
+		"saved is nonsense":  {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "later", "", "2026-01-01T00:00:00Z"},
+		"an older was saved": {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2025-01-01T00:00:00Z", "", "2026-01-01T00:00:00Z"},
+		// An authority is valid from a day before it was made.
+		"a new cluster":    {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2026-07-02T00:00:00Z", "2026-07-01T00:00:00Z"},
+		"an older cluster": {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2025-07-02T00:00:00Z", "2026-01-01T00:00:00Z"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				file := filepath.Join(t.TempDir(), "clock")
+				var ca config.CertKey
+				if c.made != "" {
+					made, err := pki.NewEtcdCA(at(c.made))
+					if err != nil {
+						t.Fatal(err)
+					}
+					ca = config.CertKey{Crt: made.Cert, Key: made.Key}
+				}
 				if c.saved != "" {
 					if err := os.WriteFile(file, []byte(c.saved+"\n"), 0o600); err != nil {
 						t.Fatal(err)
 					}
 				}
 				clock := &fakeClock{off: time.Until(at(c.now))}
-				n := startNode(t, Options{kernel: clock, ask: silence, built: at(c.built), file: file}, config.Time{})
+				n := startMember(t, Options{kernel: clock, ask: silence, built: at(c.built), file: file}, config.Time{}, ca)
 				synctest.Wait()
 				if got := stamp(clock.Now()); got != c.want {
 					t.Errorf("the clock is at %s, want %s", got, c.want)

@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
@@ -152,9 +153,10 @@ func create(ctx context.Context, v resource.View, client *kubernetes.Client, mis
 	return errors.Join(problems...)
 }
 
-// adminClient talks to this node's own apiserver, with every right.
+// adminClient talks to this node's own apiserver, or while that isn't ready to another
+// one, with every right.
 func adminClient(s secrets.KubernetesSpec) (*kubernetes.Client, error) {
-	return kubernetes.New(kubernetes.Options{Server: s.LocalEndpoint, CA: s.CA.Crt, Cert: s.Admin.Crt, Key: s.Admin.Key})
+	return kubernetes.New(kubernetes.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.CA.Crt, Cert: s.Admin.Crt, Key: s.Admin.Key})
 }
 
 // withMutex runs do while this node holds the mutex of the cluster (S-217).

@@ -88,7 +88,7 @@ func start(t *testing.T, c *config.Config) *fixture {
 }
 
 func (f *fixture) run() {
-	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now}), Controllers(Options{
+	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
 		Logs: logs.New(testWriter{f.t}), ManifestsDir: f.path("manifests"), FilesDir: f.path("files"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 	})...)

@@ -124,8 +124,9 @@ func Controllers(o Options) []resource.Controller {
 		&ManifestController{},
 		&ManifestApplyController{},
 		&ManifestDriftController{},
-		&NodeLabelController{say: o.Logs.Say},
+		&NodeLabelController{say: o.Logs.Say, kubeletClient: boot.KubeletClient},
 		&ServingApprovalController{},
+		&NodeLeaveController{},
 		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},
 	}
 }

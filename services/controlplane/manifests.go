@@ -18,6 +18,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -46,7 +47,7 @@ var manifestTemplates = template.Must(template.New("").Option("missingkey=error"
 type manifestInput struct {
 	TokenID, TokenSecret string
 	KubeletClientUser    string
-	Endpoint             string
+	Balancer, ServerName string
 	FlannelImage         string
 	FlannelConfig        string // net-conf.json
 	ProxyImage           string
@@ -166,7 +167,8 @@ func newManifestInput(c *config.Cluster, hasResolvers bool) (manifestInput, erro
 	in := manifestInput{
 		TokenID: id, TokenSecret: secret,
 		KubeletClientUser: secrets.KubeletClientUser,
-		Endpoint:          c.ControlPlane.Endpoint.String(),
+		Balancer:          balancer.URL,
+		ServerName:        balancer.ServerName,
 		FlannelImage:      c.Network.CNI.Flannel.Image,
 		FlannelConfig:     flannel,
 		ProxyImage:        c.Proxy.Image,

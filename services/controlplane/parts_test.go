@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes"
 )
 
@@ -46,12 +47,12 @@ func TestCNIConfig(t *testing.T) {
 // S-221: the label always, the taint as configured, and others' taints stay.
 func TestNodePatch(t *testing.T) {
 	theirs := object{"key": "theirs", "effect": "NoExecute"}
-	ours := object{"key": controlPlaneRole, "effect": "NoSchedule"}
-	label := object{"labels": object{controlPlaneRole: ""}}
+	ours := object{"key": config.ControlPlaneRole, "effect": "NoSchedule"}
+	label := object{"labels": object{config.ControlPlaneRole: ""}}
 	node := func(labelled bool, taints ...any) kubernetes.Object {
 		meta := object{"name": "n1", "resourceVersion": "7"}
 		if labelled {
-			meta["labels"] = object{controlPlaneRole: ""}
+			meta["labels"] = object{config.ControlPlaneRole: ""}
 		}
 		return kubernetes.Object{"metadata": meta, "spec": object{"taints": taints}}
 	}
@@ -75,6 +76,50 @@ func TestNodePatch(t *testing.T) {
 		c.Cluster.AllowSchedulingOnControlPlanes = tt.allow
 		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+// Labels and taints follow the configuration; what others have set stays.
+func TestNodePatchFollowsTheConfiguration(t *testing.T) {
+	t.Parallel()
+	node := func(labels, annotations object, taints ...any) kubernetes.Object {
+		return kubernetes.Object{"metadata": object{"resourceVersion": "7", "labels": labels, "annotations": annotations}, "spec": object{"taints": taints}}
+	}
+	theirs := object{"key": "theirs", "effect": "NoExecute"}
+	role := object{"key": config.ControlPlaneRole, "effect": "NoSchedule"}
+	taint := func(key, value, effect string) object { return object{"key": key, "value": value, "effect": effect} }
+	for name, tt := range map[string]struct {
+		typ    config.MachineType
+		labels map[string]string
+		taints map[string]config.Taint
+		node   kubernetes.Object
+		want   kubernetes.Object
+	}{
+		"worker, registered": {config.Worker, map[string]string{"a": "1"}, map[string]config.Taint{"t": {Effect: "NoSchedule"}},
+			node(object{"a": "1", "theirs": "x"}, nil), kubernetes.Object{"metadata": object{"annotations": object{labelsAnnotation: "a"}}}},
+		"worker, noted": {config.Worker, map[string]string{"a": "1"}, nil, node(object{"a": "1"}, object{labelsAnnotation: "a"}), nil},
+		"worker, changed": {config.Worker, map[string]string{"a": "2", "c": ""}, nil,
+			node(object{"a": "1", "b": "1", "theirs": "x"}, object{labelsAnnotation: "a,b,gone", "theirs": "y"}),
+			kubernetes.Object{"metadata": object{"labels": object{"a": "2", "b": nil, "c": ""}, "annotations": object{labelsAnnotation: "a,c"}}}},
+		"worker, none left": {config.Worker, nil, nil, node(object{"a": "1"}, object{labelsAnnotation: "a"}),
+			kubernetes.Object{"metadata": object{"labels": object{"a": nil}, "annotations": object{labelsAnnotation: nil}}}},
+		"worker with nothing": {config.Worker, nil, nil, node(nil, nil, theirs), nil},
+		"control plane, taints": {config.ControlPlane, nil, map[string]config.Taint{"a": {Value: "2", Effect: "NoSchedule"}, "b": {Effect: "NoExecute"}},
+			node(object{config.ControlPlaneRole: ""}, object{taintsAnnotation: "a=NoSchedule,b=NoSchedule,c=NoExecute"},
+				theirs, role, taint("a", "1", "NoSchedule"), taint("b", "", "NoSchedule"), taint("c", "", "NoExecute")),
+			kubernetes.Object{
+				"metadata": object{"resourceVersion": "7", "annotations": object{taintsAnnotation: "a=NoSchedule,b=NoExecute"}},
+				"spec":     object{"taints": list{theirs, role, taint("a", "2", "NoSchedule"), object{"key": "b", "effect": "NoExecute"}}},
+			}},
+		"control plane, done": {config.ControlPlane, nil, map[string]config.Taint{"a": {Value: "2", Effect: "NoSchedule"}},
+			node(object{config.ControlPlaneRole: ""}, object{taintsAnnotation: "a=NoSchedule"}, role, taint("a", "2", "NoSchedule")), nil},
+	} {
+		c := testConfig(t)
+		c.Cluster.AllowSchedulingOnControlPlanes = false
+		c.Machine.Type, c.Machine.Kubelet.NodeLabels, c.Machine.Kubelet.NodeTaints = tt.typ, tt.labels, tt.taints
+		if diff := cmp.Diff(tt.want, nodePatch(c, tt.node)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }

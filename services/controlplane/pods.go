@@ -67,8 +67,10 @@ func staticPod(in podInput) (kubernetes.Object, error) {
 			cpu:     "200m", memory: "256Mi",
 			mounts: append([]Volume{{secrets, secrets, true}, {files, files, true}}, c.ExtraVolumes...),
 			port:   c.LocalPort,
-			live:   "/livez",
-			ready:  "/readyz",
+			// Another one wouldn't get more out of an etcd without quorum, and this one still
+			// serves what it knows.
+			live:  "/livez?exclude=etcd",
+			ready: "/readyz",
 		}), nil
 	case ControllerManagerConfig:
 		return in.pod(container{
@@ -195,6 +197,7 @@ func apiServerFlags(c APIServerConfig, secrets, files string, address netip.Addr
 		"etcd-certfile":                      secrets + "/etcd-client.crt",
 		"etcd-keyfile":                       secrets + "/etcd-client.key",
 		"etcd-servers":                       strings.Join(c.EtcdServers, ","),
+		"kubelet-certificate-authority":      secrets + "/ca.crt",
 		"kubelet-client-certificate":         secrets + "/apiserver-kubelet-client.crt",
 		"kubelet-client-key":                 secrets + "/apiserver-kubelet-client.key",
 		"kubelet-preferred-address-types":    "InternalIP,ExternalIP,Hostname",

@@ -91,7 +91,7 @@ func (n *realNode) prepare() {
 
 func (n *realNode) runControllers() {
 	controllers := append(
-		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now}),
+		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now, Balancer: n.config.Cluster.ControlPlane.Endpoint.String()}),
 		Controllers(Options{
 			Logs: logs.New(testWriter{n.t}), ManifestsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
@@ -279,7 +279,7 @@ func (n *realNode) checkLabel(client *kubernetes.Client) {
 			return err
 		}
 		labels, _ := o.At("metadata", "labels").(map[string]any)
-		if _, ok := labels[controlPlaneRole]; !ok || !strings.Contains(fmt.Sprint(o.At("spec", "taints")), controlPlaneRole) {
+		if _, ok := labels[config.ControlPlaneRole]; !ok || !strings.Contains(fmt.Sprint(o.At("spec", "taints")), config.ControlPlaneRole) {
 			return fmt.Errorf("labels %v, taints %v", labels, o.At("spec", "taints"))
 		}
 		return nil

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
@@ -25,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
@@ -200,15 +202,21 @@ func (s *requestServer) watch(w http.ResponseWriter, r *http.Request) {
 func TestServingApproval(t *testing.T) {
 	t.Parallel()
 	s := &requestServer{requests: map[string]kubernetes.Object{}, changed: make(chan struct{})}
-	server := httptest.NewTLSServer(s)
-	defer server.Close()
 	c := testConfig(t)
+	crt, serverKey, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "kube-apiserver", DNS: []string{balancer.ServerName}, Server: true, Now: time.Now()})
+	put(t, err)
+	pair, err := tls.X509KeyPair(crt, serverKey)
+	put(t, err)
+	server := httptest.NewUnstartedServer(s)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+	server.StartTLS()
+	defer server.Close()
 	admin, key, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "admin", Client: true, Now: time.Now()})
 	put(t, err)
 	store := testStore(t, c)
 	put(t, secrets.Kubernetes.Put(store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{
-		CA:        config.CertKey{Crt: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})},
-		APIServer: config.CertKey{Crt: admin}, Admin: config.CertKey{Crt: admin, Key: key}, LocalEndpoint: server.URL,
+		CA:        c.Cluster.CA,
+		APIServer: config.CertKey{Crt: admin}, Admin: config.CertKey{Crt: admin, Key: key}, Balancer: server.URL,
 	}))
 	s.ask("csr-1", servingRequest(t, nil))
 	rt, err := resource.NewRuntime(store, testLog(t), &ServingApprovalController{})

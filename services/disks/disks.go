@@ -151,14 +151,14 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 // configuration that names the disk.
 func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	if d.o.Mode == boot.Container {
-		return true, nil // a bind mount of the host
+		return true, d.wipeDirectories() // they are bind mounts of the host
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.system != nil {
 		return true, nil
 	}
-	disks, err := d.systemDisks()
+	disks, err := d.systemDisks(ctx)
 	if err != nil || len(disks) == 0 {
 		return false, err
 	}
@@ -173,7 +173,7 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 
 // systemDisks are the disks with a finished layout of ours. Two of them are an
 // error: a machine that guesses may join the wrong cluster.
-func (d *Disks) systemDisks() ([]device, error) {
+func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 	all, err := d.devices()
 	if err != nil {
 		return nil, err
@@ -184,6 +184,9 @@ func (d *Disks) systemDisks() ([]device, error) {
 		if err != nil {
 			d.log.Warn(err.Error() + "; going on without this disk")
 			continue
+		}
+		if f, err = d.wipeMarked(ctx, dev, f); err != nil {
+			return nil, err
 		}
 		if f.verdict == ours && (f.pending.step != stepFormat || f.pending.label != boot.LabelState) {
 			out = append(out, dev)

@@ -16,7 +16,9 @@ import (
 //	step written, synced ─▶ the step is done, synced ─▶ step cleared, synced
 //
 // A step that is found on the disk is done again from its beginning: nothing of
-// value can be there.
+// value can be there. What a reset erases is written down while the node still runs,
+// and done on its way out, or, if it doesn't get there, before the next boot uses
+// anything of the disk (see wipe.go).
 const (
 	journalAt    = 1<<20 - 4096
 	journalMagic = "garboard journal 1: "
@@ -28,12 +30,13 @@ const (
 	stepNone   = ""
 	stepLayout = "layout" // the whole disk: partition table and all file systems
 	stepFormat = "format" // one partition
+	stepWipe   = "wipe"   // what a reset erases
 )
 
 // journal is what was begun and not finished.
 type journal struct {
 	step  string
-	label string // the partition that is being formatted
+	label string // the partition that is being formatted, or those that are wiped
 }
 
 func readJournal(r io.ReaderAt) (journal, error) {

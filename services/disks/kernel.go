@@ -72,3 +72,14 @@ func addPartition(file *os.File, n int, start, size int64) error {
 	}
 	return nil
 }
+
+// discard is ioctl BLKDISCARD (linux/fs.h): the disk may forget a range of bytes.
+func discard(file *os.File, start, size int64) error {
+	bounds := [2]uint64{uint64(start), uint64(size)}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&bounds)))
+	runtime.KeepAlive(&bounds)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

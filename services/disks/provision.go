@@ -28,6 +28,9 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 	if err != nil {
 		return err
 	}
+	if f, err = d.wipeMarked(ctx, dev, f); err != nil {
+		return err
+	}
 	switch f.verdict {
 	case foreign:
 		if err := d.mayWipe(dev, f, wipe); err != nil {

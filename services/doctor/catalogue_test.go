@@ -46,9 +46,11 @@ var rooms = []struct {
 	{"etcd", etcdConditions},
 	{"The kubelet", kubeletConditions},
 	{"The control plane", controlPlaneConditions},
+	{"The shared address", sharedConditions},
 	{"The endpoint and certificates", endpointConditions},
 	{"The node in Kubernetes", nodeConditions},
 	{"The configuration", configurationConditions},
+	{"Operations", operationConditions},
 }
 
 func catalogue() string {

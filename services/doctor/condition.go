@@ -58,7 +58,7 @@ type finding struct {
 
 // conditions are all of them, causes before consequences.
 var conditions = slices.Concat(machineConditions, networkConditions, clockConditions, serviceConditions, etcdConditions, kubeletConditions,
-	controlPlaneConditions, endpointConditions, nodeConditions, configurationConditions)
+	controlPlaneConditions, sharedConditions, endpointConditions, nodeConditions, configurationConditions, operationConditions)
 
 // judge asks every condition, and puts causes before their consequences.
 func judge(s *snapshot) []*garboardv1.Finding {

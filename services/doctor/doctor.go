@@ -23,6 +23,7 @@ import (
 
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/resource"
@@ -59,6 +60,7 @@ type Options struct {
 	health string // etcd's health and metrics; tests have their own
 	// programs are where the control plane's other programs say how they are.
 	programs map[string]string
+	balancer string // URL; "": balancer.URL
 	statfs   func(path string) (space, bool)
 }
 
@@ -91,6 +93,9 @@ func New(o Options) *Doctor {
 	}
 	if o.health == "" {
 		o.health = etcdHealth
+	}
+	if o.balancer == "" {
+		o.balancer = balancer.URL
 	}
 	if o.programs == nil {
 		o.programs = map[string]string{controllerManager: controllerManagerHealth, scheduler: schedulerHealth}

@@ -81,11 +81,12 @@ var endpointConditions = []condition{
 	},
 	{
 		id: "endpoint-not-answering", severity: failure,
-		sees:    "dial tcp …: connection refused, no route to host, or i/o timeout; or an error on the server, at the endpoint.",
-		why:     "No API server answers at cluster.controlPlane.endpoint: none runs yet, or it points to nobody.",
-		next:    "It must always point to a healthy API server: the address of a control plane, a load balancer that checks port 6443, or a shared address. Start the control plane, or correct it.",
-		follows: append([]string{"network-no-address", "network-no-route", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated"}, "apiserver-not-running"),
-		holds:   endpointSilent,
+		sees: "dial tcp …: connection refused, no route to host, or i/o timeout; or an error on the server, at the endpoint.",
+		why:  "No API server answers at cluster.controlPlane.endpoint: none runs yet, or it points to nobody.",
+		next: "It must always point to a healthy API server: the address of a control plane, a load balancer that checks port 6443, or a shared address. Start the control plane, or correct it.",
+		follows: append([]string{"network-no-address", "network-no-route", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated"}, "apiserver-not-running",
+			"shared-address-taken", "shared-address-not-held", "shared-address-not-served"),
+		holds: endpointSilent,
 	},
 	{
 		id: "certificate-expired", severity: failure,

@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/etcd"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 var etcdConditions = []condition{
@@ -26,7 +27,7 @@ var etcdConditions = []condition{
 		id: "etcd-foreign-data", severity: failure,
 		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that nobody knows.",
 		why:   boot.EtcdDataDir + " holds data of another cluster, or of this node under another address.",
-		next:  "If the data is of an older installation, reset the node, so that its EPHEMERAL is empty. If only the address changed, give the node its old address again.",
+		next:  "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If only the address changed, give the node its old address again.",
 		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
 	},
 	{
@@ -40,7 +41,7 @@ var etcdConditions = []condition{
 			}
 			f := finding{what: "etcd has an alarm: " + strings.Join(s.etcd.alarms, ", ") + ".", evidence: []string{"etcd alarms: " + strings.Join(s.etcd.alarms, ", ")}}
 			if strings.Join(s.etcd.alarms, "") != "NOSPACE" {
-				f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: reset that node and let it join again."
+				f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: gbctl reset --system-labels-to-wipe EPHEMERAL --reboot on its node, which then joins again."
 			}
 			return one(f)
 		},
@@ -81,11 +82,16 @@ var etcdConditions = []condition{
 
 func etcdWaits(s *snapshot) []finding {
 	svc, ok := s.services[etcd.ID]
-	if !ok || svc.Up || !s.controlPlane() || s.config.Machine.Type == config.Init || !s.files.etcdSeen || s.files.etcdData || stopped(svc) {
+	waits := strings.HasPrefix(svc.Message, "Waiting for ")
+	if !ok || svc.Up || !s.controlPlane() || s.config.Machine.Type == config.Init && !waits || !s.files.etcdSeen || s.files.etcdData || stopped(svc) {
 		return nil
 	}
 	f := finding{what: "etcd has no data on this node and waits for a cluster to join.", since: s.at(svc.Since), passing: s.sinceBoot < bootstrapTime,
 		evidence: []string{svc.asStatus(), boot.EtcdDataDir + " is empty; machine.type is " + string(s.config.Machine.Type)}}
+	if strings.Contains(svc.Message, "its data is gone") {
+		f.why = "This node was a member of a cluster, its data is gone, and none of the other members that it knows answers."
+		f.next = "Bring the others back: it joins them by itself. If they are lost for good, begin anew with a snapshot: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT, on one node."
+	}
 	if e := s.endpoint; e != nil {
 		for _, a := range e.answers {
 			f.evidence = append(f.evidence, a.said())
@@ -115,6 +121,9 @@ func etcdForeign(s *snapshot) []finding {
 		return nil
 	}
 	var f finding
+	if strings.Contains(svc.Message, etcd.ForeignData) {
+		f.what, f.why = "etcd has data of another cluster, and doesn't start with it.", strings.TrimPrefix(svc.Message, "Waiting for ")
+	}
 	for _, line := range s.tail(etcd.ID, 0) {
 		switch {
 		case strings.Contains(line, `"msg":"server has already been initialized"`):
@@ -159,7 +168,7 @@ func foreignSecrets(s *snapshot) []finding {
 			return one(finding{
 				what:     "etcd's data holds Secrets of another cluster.",
 				why:      "They are encrypted with another key than the one that is made from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration was made anew.",
-				next:     "If the data is of an older installation, reset the node, so that its EPHEMERAL is empty. If it is to be kept, apply the configuration with the cluster's own secrets.",
+				next:     "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If it is to be kept, apply the configuration with the cluster's own secrets.",
 				evidence: []string{asLog(apiServer, line), s.local.said()},
 			})
 		}
@@ -193,7 +202,7 @@ func (s *snapshot) isMine(a netip.Addr) bool {
 			return true
 		}
 	}
-	return false
+	return slices.ContainsFunc(s.shared, func(v vip.Status) bool { return v.Holder && v.Address == a })
 }
 
 func etcdDown(s *snapshot) []finding {
@@ -210,7 +219,7 @@ func etcdDown(s *snapshot) []finding {
 		if svc := s.services[etcd.ID]; svc.State == "Running" {
 			f.what = "etcd runs and is not healthy."
 			f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
-			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot."
+			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot: empty this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then gbctl bootstrap --recover-from SNAPSHOT."
 			if strings.Contains(svc.Message, "learner") {
 				f.what = "etcd joins the cluster, and doesn't vote yet."
 				f.why = "It is a learner until it has all of the cluster's data; then it is promoted."

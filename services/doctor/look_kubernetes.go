@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/secrets"
@@ -36,8 +37,8 @@ type cluster struct {
 	missingErr error
 }
 
-// lookAtCluster asks through this node's apiserver where there is one that serves,
-// else through the endpoint.
+// lookAtCluster asks this node's apiserver where there is one that serves, else another
+// one through the node's balancer.
 func (d *Doctor) lookAtCluster(ctx context.Context, s *snapshot) func(*snapshot) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -73,8 +74,7 @@ func (d *Doctor) lookAtCluster(ctx context.Context, s *snapshot) func(*snapshot)
 // client is one with the best rights that this node has: the administrator's on a
 // control plane, else the kubelet's, else those of a node that wants to join.
 func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubernetes.Client, error) {
-	through := s.config.Cluster.ControlPlane.Endpoint.String()
-	options := kubernetes.Options{Server: through, CA: s.config.Cluster.CA.Crt}
+	options := kubernetes.Options{ServerName: balancer.ServerName, CA: s.config.Cluster.CA.Crt}
 	if o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID); err == nil {
 		c.as, c.through = "admin", o.Spec.LocalEndpoint
 		options.Cert, options.Key = o.Spec.Admin.Crt, o.Spec.Admin.Key
@@ -87,10 +87,10 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubernet
 			return local, nil
 		}
 		local.Close()
-		c.through, options.Server = through, through
+		c.through, options.Server = d.o.balancer, d.o.balancer
 		return kubernetes.New(options)
 	}
-	c.through = through
+	c.through, options.Server = d.o.balancer, d.o.balancer
 	if _, err := readSmall(d.path(clientFile)); err == nil {
 		c.as, options.CertFile = "system:node:"+s.hostname, d.path(clientFile)
 	} else {

@@ -20,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/controlplane"
 	"github.com/garboard-os/garboard/services/dag"
@@ -108,7 +109,7 @@ func (n *node) serve(typ config.MachineType) {
 	// A worker's configuration has no key to sign with.
 	ca := made.KubernetesCA.CA()
 	n.authority = ca
-	serveTLS(n.t, listener, n.api, issue(n.t, ca, pki.Leaf{CN: "kube-apiserver", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, DNS: []string{"localhost"}}))
+	serveTLS(n.t, listener, n.api, issue(n.t, ca, pki.Leaf{CN: "kube-apiserver", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, DNS: []string{"localhost", balancer.ServerName}}))
 	if typ.ControlPlane() {
 		port := listener.Addr().(*net.TCPAddr).Port
 		c.Cluster.ControlPlane.LocalAPIServerPort = port
@@ -170,7 +171,7 @@ func (n *node) publish() {
 			n.must(controlplane.EtcdStatuses.Put(n.store.As("etcd"), controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: n.etcd.gateway}))
 		}
 	}
-	makers := secrets.Controllers(secrets.Options{Dir: n.path("system/secrets")})
+	makers := secrets.Controllers(secrets.Options{Dir: n.path("system/secrets"), Balancer: n.endpoint()})
 	if !n.config.Machine.Type.ControlPlane() {
 		// It would ask other nodes, and there are none.
 		makers = slices.DeleteFunc(makers, func(c resource.Controller) bool { return c.Name() == apiSecrets })
@@ -285,6 +286,14 @@ func (n *node) Text(uint64) ([]byte, error) {
 }
 func (n *node) Situation() machine.Situation { return n.situation }
 
+// endpoint stands in for the node's balancer, which passes everything on to it.
+func (n *node) endpoint() string {
+	if n.config == nil {
+		return ""
+	}
+	return n.config.Cluster.ControlPlane.Endpoint.String()
+}
+
 func (n *node) doctor() *Doctor {
 	programs := map[string]string{}
 	for name, s := range n.others {
@@ -292,7 +301,7 @@ func (n *node) doctor() *Doctor {
 	}
 	return New(Options{
 		Mode: n.mode, Store: n.store, Statuses: n.graph.Statuses, Events: n.graph.Events, Tail: n.logs.Tail, Configuration: n, SinceBoot: n.sinceBoot, Now: n.now,
-		root: n.dir, health: n.etcd.health, programs: programs, statfs: n.full,
+		root: n.dir, health: n.etcd.health, programs: programs, balancer: n.endpoint(), statfs: n.full,
 	})
 }
 

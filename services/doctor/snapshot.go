@@ -20,7 +20,10 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/operation"
+	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
+	"github.com/garboard-os/garboard/services/vip"
 )
 
 // snapshot is what was seen of the node. Conditions only read it. What could not
@@ -40,10 +43,13 @@ type snapshot struct {
 	warnings  []config.Warning
 	situation machine.Situation
 
+	operations []resource.Object[operation.Spec]
+
 	hostname  string
 	address   *network.NodeAddress
 	resolvers []netip.Addr
 	known     bool // what name servers there are
+	shared    []vip.Status
 	clock     *clock.Status
 
 	pods         map[string]kubernetes.Object // status, by program
@@ -201,9 +207,13 @@ func (d *Doctor) remember() *snapshot {
 	if o, err := network.Resolvers.Get(store, network.ResolversID); err == nil {
 		s.resolvers, s.known = o.Spec, true
 	}
+	for _, o := range vip.Statuses.List(store) {
+		s.shared = append(s.shared, o.Spec)
+	}
 	if o, err := clock.Statuses.Get(store, clock.StatusID); err == nil {
 		s.clock = &o.Spec
 	}
+	s.operations = operation.Operations.List(store)
 	s.staticPods = len(controlplane.StaticPods.List(store))
 	s.pods = map[string]kubernetes.Object{}
 	for _, o := range controlplane.StaticPodStatuses.List(store) {
@@ -214,7 +224,7 @@ func (d *Doctor) remember() *snapshot {
 	s.checked = append(s.checked,
 		fmt.Sprintf("services: %s, with their events and last words", strings.Join(slices.Sorted(maps.Keys(s.services)), ", ")),
 		"controllers and their last words", "the machine configuration, its warnings and whether one is staged or tried",
-		"addresses, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
+		"operations", "addresses, the shared one among them, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
 	return s
 }
 

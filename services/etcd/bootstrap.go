@@ -63,7 +63,7 @@ func (e *Etcd) Bootstrap(ctx context.Context, told []string) (Begun, error) {
 }
 
 // resetHint is what a person can do about data that is in the way.
-const resetHint = "this node is a member of a cluster, or has data of an earlier one; if nobody needs that, remove it with `gbctl reset --system-labels-to-wipe EPHEMERAL`"
+const resetHint = "this node is a member of a cluster, or has data of an earlier one; if nobody needs that, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
 
 // wake ends the pause of the service, should it wait.
 func (e *Etcd) wake() {

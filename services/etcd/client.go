@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/secrets"
 )
@@ -36,6 +37,25 @@ var errNobody = errors.New("no other control plane is known to Kubernetes")
 // dial makes a client for the members at the URLs. It connects with the first
 // request.
 func (e *Etcd) dial(ctx context.Context, urls []string) (*clientv3.Client, error) {
+	trust, err := e.trust()
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Context:     ctx,
+		Endpoints:   urls,
+		DialTimeout: requestTimeout,
+		TLS:         trust,
+		Logger:      zap.NewNop(), // errors are returned
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd %v: %w", urls, err)
+	}
+	return client, nil
+}
+
+// trust is what a client of the members goes by.
+func (e *Etcd) trust() (*tls.Config, error) {
 	keys, err := secrets.Etcd.Get(e.o.Store, secrets.EtcdID)
 	if err != nil {
 		return nil, err
@@ -46,17 +66,7 @@ func (e *Etcd) dial(ctx context.Context, urls []string) (*clientv3.Client, error
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(keys.Spec.CA)
-	client, err := clientv3.New(clientv3.Config{
-		Context:     ctx,
-		Endpoints:   urls,
-		DialTimeout: requestTimeout,
-		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
-		Logger:      zap.NewNop(), // errors are returned
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connect to etcd %v: %w", urls, err)
-	}
-	return client, nil
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
 }
 
 // list asks the quorum who the members are.
@@ -101,6 +111,18 @@ func (e *Etcd) find(ctx context.Context, me self) ([]string, error) {
 		return urls, nil
 	}
 	return nil, errNobody
+}
+
+// remembered are the URLs by what this node's balancer knows of API servers, maybe from
+// an earlier boot: of use to one that has lost its data while the endpoint is gone.
+func (e *Etcd) remembered(me self) []string {
+	var urls []string
+	for _, s := range balancer.APIServers.List(e.o.Store) {
+		if at, err := netip.ParseAddrPort(s.ID); err == nil && s.Spec.From == balancer.FromKubernetes && at.Addr() != me.addr {
+			urls = append(urls, clientURL(at.Addr()))
+		}
+	}
+	return urls
 }
 
 // others are the URLs of a list of EndpointSlices, but for this node's own.

@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 )
 
@@ -233,5 +234,22 @@ func TestS225Foreign(t *testing.T) {
 				t.Errorf("the data is gone: %v", err)
 			}
 		})
+	}
+}
+
+// Who asks in vain at the endpoint remembers the others, not itself.
+func TestRemembered(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	n := r.node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+	for id, from := range map[string]string{
+		"192.0.2.1:6443": balancer.FromKubernetes, "192.0.2.2:6443": balancer.FromKubernetes, "192.0.2.9:6443": balancer.FromConfig, "example.org:6443": balancer.FromKubernetes,
+	} {
+		must(t, balancer.APIServers.Put(n.o.Store.As("test"), id, balancer.APIServer{From: from}))
+	}
+	me, err := n.o.self()
+	must(t, err)
+	if got := n.remembered(me); !slices.Equal(got, []string{"https://192.0.2.2:2379"}) {
+		t.Errorf("got %v", got)
 	}
 }

@@ -144,7 +144,7 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 
 // goOn is for one with data, unless it is known not to be a member with it.
 func (e *Etcd) goOn(ctx context.Context, r record) error {
-	if err := e.foreign(r); err != nil {
+	if err := e.foreignData(r); err != nil {
 		return err
 	}
 	if e.suspect.Load() && r.Phase != fresh {
@@ -228,6 +228,9 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 	urls, err := e.find(ctx, me)
 	if err != nil {
 		if urls = r.Peers; len(urls) == 0 {
+			urls = e.remembered(me)
+		}
+		if len(urls) == 0 {
 			return nil, nil, e.lonely(r, err)
 		}
 	}
@@ -238,20 +241,30 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 	found, err := list(ctx, c)
 	if err != nil {
 		c.Close()
-		return nil, nil, &wait{what: fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", ")), cause: err}
+		if why := e.foreignEtcd(ctx, urls); why != nil {
+			return nil, nil, why
+		}
+		what := fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", "))
+		if data, _ := e.hasData(); r.Phase == member && !data {
+			what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+		}
+		return nil, nil, &wait{what: what, cause: err}
 	}
 	return found, c, nil
 }
 
-// lonely is the wait of one that sees nobody.
+// lonely is the wait of one that sees nobody, or only strangers.
 func (e *Etcd) lonely(r record, seen error) error {
+	if why := e.foreign(seen); why != nil {
+		return why
+	}
 	cfg, err := machine.Config(e.o.Store)
 	if err != nil {
 		return err
 	}
 	what := fmt.Sprintf("bootstrap, or for a control plane to join at %s", cfg.Cluster.ControlPlane.Endpoint)
-	if r.Phase == member || r.Member != "" {
-		what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s)", e.o.DataDir)
+	if r.Phase == member {
+		what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
 	}
 	return &wait{what: what, seen: seen}
 }
@@ -265,6 +278,9 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 	defer c.Close()
 	me, err := e.o.self()
 	if err != nil {
+		return err
+	}
+	if err := e.sameTokens(ctx); err != nil {
 		return err
 	}
 	members, own, err := e.makeRoom(ctx, c, found.Members, me)

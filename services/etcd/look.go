@@ -68,6 +68,7 @@ func (e *Etcd) look(ctx context.Context, r record, told []string) ([]seen, error
 	if err != nil {
 		return nil, err
 	}
+	r.Peers = append(slices.Clone(r.Peers), e.remembered(me)...)
 	hosts := e.candidates(ctx, cfg, r, told)
 	found := make([][]seen, 1+2*len(hosts))
 	var wg sync.WaitGroup
@@ -143,6 +144,8 @@ func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []see
 	// This one is answered without etcd.
 	if _, err := c.Raw(ctx, "/version"); errors.As(err, &status) {
 		return []seen{{what: fmt.Sprintf("an API server of this cluster answers at %s, with %d: the cluster has begun elsewhere; once it is well, this node joins it by itself", endpoint, status.Code)}}
+	} else if unknownAuthority(err) {
+		return []seen{{lives: true, what: fmt.Sprintf("an API server of another cluster answers at %s: %s", endpoint, remedy)}}
 	} else if err != nil {
 		return nil
 	}

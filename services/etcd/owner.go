@@ -94,10 +94,10 @@ func (e *Etcd) authority() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// foreign returns a *wait where the data is known to be another cluster's (S-225).
+// foreignData returns a *wait where the data is known to be another cluster's (S-225).
 // The journal is what this installation did, so it decides; without it, what is beside
 // the data. Where neither says anything, the data counts as this cluster's.
-func (e *Etcd) foreign(r record) error {
+func (e *Etcd) foreignData(r record) error {
 	id, ok, err := e.identity()
 	if err != nil || !ok {
 		return nil // etcd says what is wrong with it
@@ -124,7 +124,7 @@ func (e *Etcd) foreign(r record) error {
 }
 
 func (e *Etcd) stranger(id identity, why string) error {
-	return &wait{what: fmt.Sprintf("a decision: %s %s (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl reset --system-labels-to-wipe EPHEMERAL. To be kept, it needs the configuration that it was begun with",
+	return &wait{what: fmt.Sprintf("a decision: %s %s (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To be kept, it needs the configuration that it was begun with",
 		e.o.DataDir, ForeignData, HexID(id.member), HexID(id.cluster), why)}
 }
 

@@ -30,6 +30,7 @@ type rig struct {
 
 	mu     sync.Mutex   // guards what follows
 	known  []netip.Addr // the control planes that Kubernetes knows
+	tokens string       // the key that it checks tokens with
 	broken int          // the status that it answers instead
 	gone   bool         // it doesn't answer at all
 }
@@ -65,6 +66,10 @@ func (r *rig) serve(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, "{}", r.broken)
 		return
 	}
+	if req.URL.Path == jwks {
+		_ = json.NewEncoder(w).Encode(map[string]any{"keys": []any{map[string]any{"kid": r.tokens}}})
+		return
+	}
 	addresses := []string{}
 	for _, a := range r.known {
 		addresses = append(addresses, a.String())
@@ -78,6 +83,13 @@ func (r *rig) knows(status int, nodes ...netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone, r.broken, r.known = false, status, nodes
+}
+
+// checks sets the key that tokens are checked with.
+func (r *rig) checks(key string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gone, r.tokens = false, key
 }
 
 // down makes the API server, or its machine, go away or come back.

@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -82,26 +83,30 @@ func (o Options) writeFiles() error {
 		if err != nil {
 			return err
 		}
-		return forgetOther(name.Spec, clientFile, kubeconfig)
-	}
-	return writeClient(cfg, s.Spec)
-}
-
-// writeClient gives the kubelet its first certificate, in the place and form in
-// which it keeps those that it renews itself. What is there and still good stays;
-// the endpoint may be another one than at the last boot.
-func writeClient(cfg *config.Config, s secrets.KubeletSpec) error {
-	if have, err := os.ReadFile(clientFile); err != nil || !stillGood(have, s, time.Now()) {
-		pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
-		if err := boot.WriteFile(clientFile, pair, 0o600); err != nil {
+		if err := forgetOther(name.Spec, clientFile, kubeconfig); err != nil {
 			return err
 		}
+		if _, err := os.Stat(clientFile); errors.Is(err, fs.ErrNotExist) {
+			return nil // the kubelet writes its kubeconfig once it has joined
+		}
+	} else if err := writeClient(s.Spec); err != nil {
+		return err
 	}
 	data, err := yaml.Marshal(kubeconfigFor(cfg, object{"client-certificate": clientFile, "client-key": clientFile}))
 	if err != nil {
 		return fmt.Errorf("render %s: %w", kubeconfig, err)
 	}
 	return boot.WriteFile(kubeconfig, data, 0o600)
+}
+
+// writeClient gives the kubelet its first certificate, in the place and form in
+// which it keeps those that it renews itself. What is there and still good stays.
+func writeClient(s secrets.KubeletSpec) error {
+	if have, err := os.ReadFile(clientFile); err != nil || !stillGood(have, s, time.Now()) {
+		pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
+		return boot.WriteFile(clientFile, pair, 0o600)
+	}
+	return nil
 }
 
 // stillGood is whether a certificate of an earlier boot is for this node, in this
@@ -181,16 +186,12 @@ func configuration(mode boot.Mode, c *config.Config) object {
 
 // registerWithTaints is what keeps pods away from the node from its first moment on.
 func registerWithTaints(c *config.Config) []object {
-	const controlPlane = "node-role.kubernetes.io/control-plane"
 	var taints []object
-	if c.Machine.Type.ControlPlane() && !c.Cluster.AllowSchedulingOnControlPlanes {
-		taints = append(taints, object{"key": controlPlane, "effect": "NoSchedule"})
-	}
-	for _, key := range slices.Sorted(maps.Keys(c.Machine.Kubelet.NodeTaints)) {
-		t := c.Machine.Kubelet.NodeTaints[key]
-		taint := object{"key": key, "effect": t.Effect}
-		if t.Value != "" {
-			taint["value"] = t.Value
+	all := c.Taints()
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		taint := object{"key": key, "effect": all[key].Effect}
+		if value := all[key].Value; value != "" {
+			taint["value"] = value
 		}
 		taints = append(taints, taint)
 	}
@@ -206,7 +207,7 @@ func clusterDNS(c *config.Config) []string {
 	return out
 }
 
-// kubeconfigFor is a kubeconfig for the cluster's endpoint. With the join token
+// kubeconfigFor is a kubeconfig for the node's balancer. With the join token
 // it is good only for asking for a certificate (kubernetes.io: TLS
 // bootstrapping).
 func kubeconfigFor(c *config.Config, user object) object {
@@ -214,7 +215,8 @@ func kubeconfigFor(c *config.Config, user object) object {
 		"apiVersion": "v1",
 		"kind":       "Config",
 		"clusters": []object{{"name": c.Cluster.Name, "cluster": object{
-			"server":                c.Cluster.ControlPlane.Endpoint.String(),
+			"server":                balancer.URL,
+			"tls-server-name":       balancer.ServerName,
 			"certificate-authority": caFile,
 		}}},
 		"users":           []object{{"name": "kubelet", "user": user}},

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/machine"
@@ -57,7 +58,7 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:        ID,
 		Kind:      dag.Container,
-		DependsOn: []string{containerd.ID, "networkd", "timed"},
+		DependsOn: []string{containerd.ID, "networkd", "timed", balancer.ID},
 		Needs: []dag.Condition{
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
 		},

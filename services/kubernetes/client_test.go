@@ -124,7 +124,7 @@ func TestVerbs(t *testing.T) {
 	for _, err := range []error{
 		c.Delete(ctx, ref),
 		c.Delete(ctx, Ref{APIVersion: "v1", Kind: "Pod", Namespace: "ns", Name: "b"}), // already gone
-		c.Evict(ctx, "ns", "a"),
+		c.Evict(ctx, Object{"metadata": map[string]any{"namespace": "ns", "name": "a", "uid": "u1"}}),
 	} {
 		if err != nil {
 			t.Error(err)
@@ -142,7 +142,7 @@ func TestVerbs(t *testing.T) {
 		"PATCH " + one + "?fieldManager=garboard&force=true application/apply-patch+yaml " + string(body),
 		"PATCH " + one + `?fieldManager=garboard application/merge-patch+json {"metadata":{"labels":null}}`,
 		"DELETE " + one + ` application/json {"apiVersion":"v1","kind":"DeleteOptions","propagationPolicy":"Background"}`,
-		"POST " + one + `/eviction application/json {"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"a","namespace":"ns"}}`,
+		"POST " + one + `/eviction application/json {"apiVersion":"policy/v1","deleteOptions":{"preconditions":{"uid":"u1"}},"kind":"Eviction","metadata":{"name":"a","namespace":"ns"}}`,
 		"GET /api/v1/nodes  ",
 	}
 	if diff := cmp.Diff(want, seen); diff != "" {

@@ -11,15 +11,20 @@ import (
 // StatusError is an answer of the API server, or of a kubelet, that isn't a
 // success.
 type StatusError struct {
-	Code    int    // HTTP status
-	Reason  string // Kubernetes' one-word reason: "NotFound"; "" if the server gave none
-	Message string // the server's sentence
+	Code    int      // HTTP status
+	Reason  string   // Kubernetes' one-word reason: "NotFound"; "" if the server gave none
+	Message string   // the server's sentence
+	Causes  []string // what else it says, such as which disruption budget keeps a pod
 }
 
 func (e *StatusError) Error() string { return e.Message }
 
 // maxErrorText bounds how much of a body that isn't a Status ends up in an error.
 const maxErrorText = 2048
+
+// maxCauses bounds what is kept of an answer's causes: an eviction has one, an object
+// that is invalid one for each field.
+const maxCauses = 16
 
 // statusError reads an error answer: a Status object where the server speaks the
 // API, text where it is a kubelet, a proxy, or an API server that still starts.
@@ -28,9 +33,18 @@ func statusError(code int, body []byte) *StatusError {
 		Kind    string `json:"kind"`
 		Reason  string `json:"reason"`
 		Message string `json:"message"`
+		Details struct {
+			Causes []struct {
+				Message string `json:"message"`
+			} `json:"causes"`
+		} `json:"details"`
 	}
 	if json.Unmarshal(body, &status) == nil && status.Kind == "Status" && status.Message != "" {
-		return &StatusError{Code: code, Reason: status.Reason, Message: status.Message}
+		e := &StatusError{Code: code, Reason: status.Reason, Message: status.Message}
+		for _, cause := range status.Details.Causes[:min(len(status.Details.Causes), maxCauses)] {
+			e.Causes = append(e.Causes, cause.Message[:min(len(cause.Message), maxErrorText)])
+		}
+		return e
 	}
 	text := strings.TrimSpace(string(body[:min(len(body), maxErrorText)]))
 	switch {

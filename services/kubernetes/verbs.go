@@ -183,13 +183,18 @@ func (c *Client) Delete(ctx context.Context, r Ref) error {
 }
 
 // Evict asks for the end of a pod within the disruption budgets;
-// IsTooManyRequests(err) where they don't allow it now.
-func (c *Client) Evict(ctx context.Context, namespace, pod string) error {
-	path := Mapping{GroupVersion: "v1", Resource: "pods", Namespaced: true}.path(namespace, pod) + "/eviction"
-	body := Object{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": map[string]any{"namespace": namespace, "name": pod}}
+// IsTooManyRequests(err) where they don't allow it now. One that is gone is no error,
+// nor is another pod of its name that has come meanwhile, on another node perhaps.
+func (c *Client) Evict(ctx context.Context, pod Object) error {
+	path := Mapping{GroupVersion: "v1", Resource: "pods", Namespaced: true}.path(pod.Namespace(), pod.Name()) + "/eviction"
+	body := Object{
+		"apiVersion": "policy/v1", "kind": "Eviction",
+		"metadata":      map[string]any{"namespace": pod.Namespace(), "name": pod.Name()},
+		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": pod.Text("metadata", "uid")}},
+	}
 	err := c.do(ctx, request{method: http.MethodPost, path: path, body: body}, nil)
-	if err != nil && !IsNotFound(err) {
-		return fmt.Errorf("evict pod %s/%s: %w", namespace, pod, err)
+	if err != nil && !IsNotFound(err) && !IsConflict(err) {
+		return fmt.Errorf("evict pod %s/%s: %w", pod.Namespace(), pod.Name(), err)
 	}
 	return nil
 }

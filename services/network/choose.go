@@ -7,10 +7,8 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/garboard-os/garboard/boot"
 )
@@ -102,13 +100,4 @@ func readPin(file string) (netip.Addr, error) {
 
 func writePin(file string, a netip.Addr) error {
 	return boot.WriteFile(file, []byte(a.String()+"\n"), 0o644)
-}
-
-// isMountPoint compares devices: STATE is another one than the root it hangs in.
-func isMountPoint(dir string) bool {
-	var here, parent syscall.Stat_t
-	if syscall.Stat(dir, &here) != nil || syscall.Stat(filepath.Dir(dir), &parent) != nil {
-		return false
-	}
-	return here.Dev != parent.Dev
 }

@@ -165,7 +165,7 @@ func New(o Options) *Daemon {
 		o.pinFile = filepath.Join(boot.StateDir, "node-address")
 	}
 	if o.pinReady == nil {
-		o.pinReady = func() bool { return isMountPoint(filepath.Dir(o.pinFile)) }
+		o.pinReady = func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) }
 	}
 	if o.physical == nil {
 		o.physical = physicalEthernet

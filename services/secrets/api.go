@@ -9,6 +9,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/resource"
 )
 
@@ -27,7 +28,8 @@ var API = resource.Define[APISpec](resource.Definition{
 // APIController makes the machine API's certificate or, on a worker, gets it from a
 // control plane.
 type APIController struct {
-	now func() time.Time
+	now  func() time.Time
+	kept keptFile
 	asker
 }
 
@@ -39,7 +41,9 @@ const askAgain = 5 * time.Second
 func (*APIController) Name() string { return "secrets.APIController" }
 
 // Inputs implements resource.Controller.
-func (*APIController) Inputs() []resource.Input { return nodeInputs() }
+func (*APIController) Inputs() []resource.Input {
+	return append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()})
+}
 
 // Outputs implements resource.Controller.
 func (*APIController) Outputs() []string { return []string{API.Type()} }
@@ -77,10 +81,25 @@ func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Du
 func (c *APIController) worker(ctx context.Context, v resource.View, n node, have APISpec) (time.Duration, error) {
 	ca, now := config.CertKey{Crt: n.config.Machine.CA.Crt}, c.now()
 	want := n.worker(now)
+	if len(have.Serving.Crt) == 0 {
+		// What an earlier boot got serves until there is a better one, also under a name or
+		// an address that the node had then.
+		if have.Serving = c.kept.read(v, ca, now); len(have.Serving.Crt) > 0 {
+			if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
+				return 0, err
+			}
+		}
+	}
 	cert, err := pki.ParseCert(have.Serving.Crt)
 	good := err == nil && signedBy(cert, ca)
 	if good && fits(cert, ca, want) {
-		return renewal(now, have.Serving.Crt), API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving})
+		if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
+			return 0, err
+		}
+		if !c.kept.write(v, have.Serving) {
+			return keepAgain, nil
+		}
+		return renewal(now, have.Serving.Crt), nil
 	}
 	key := have.Serving.Key // certificate and key are two files: see keep
 	if !good {
@@ -90,12 +109,19 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 		}
 		key = made
 	}
-	crt, err := c.ask(ctx, n, key, want)
+	crt, err := c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), key, want)
 	if err != nil {
 		return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
 	}
 	v.Log().Info("a control plane signed the certificate of the machine API")
-	return renewal(now, crt), API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: config.CertKey{Crt: crt, Key: key}})
+	serving := config.CertKey{Crt: crt, Key: key}
+	if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: serving}); err != nil {
+		return 0, err
+	}
+	if !c.kept.write(v, serving) {
+		return keepAgain, nil
+	}
+	return renewal(now, crt), nil
 }
 
 // stillFits is fits for a certificate that is due, and hasn't expired yet.

@@ -7,11 +7,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -23,7 +21,8 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
-	"github.com/garboard-os/garboard/services/kubernetes"
+	"github.com/garboard-os/garboard/services/balancer"
+	"github.com/garboard-os/garboard/services/resource"
 )
 
 const (
@@ -33,22 +32,13 @@ const (
 	// askTimeout bounds all of the question to one control plane: under emulation a
 	// TLS handshake takes a second.
 	askTimeout = 10 * time.Second
-	// findTimeout bounds the question to Kubernetes where they are.
-	findTimeout = 10 * time.Second
-	// maxControlPlanes is how many are asked: clusters have three, or five.
-	maxControlPlanes = 16
 	// maxAnswer is a certificate, and what an error has to say.
 	maxAnswer = 16 << 10
-	// endpointSlice is where Kubernetes keeps the addresses of its API servers; the
-	// manifests of a new cluster let nodes read it.
-	endpointSlice = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes"
 )
 
 // asker gets a worker's certificate from trustd.
 type asker struct {
-	kubeletClient string // file
-	dial          func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
-	known         []string // control planes, as Kubernetes told last
+	dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
 }
 
 func dial(ctx context.Context, from netip.Addr, address string) (net.Conn, error) {
@@ -56,22 +46,20 @@ func dial(ctx context.Context, from netip.Addr, address string) (net.Conn, error
 	return d.DialContext(ctx, "tcp", address)
 }
 
-// ask asks one control plane after the other until one has signed. Each question
-// begins with the list that Kubernetes has now, and so none sticks to one that died.
-func (a *asker) ask(ctx context.Context, n node, key config.KeyPEM, want pki.Leaf) (config.PEM, error) {
+// ask asks one host after the other until one has signed.
+func (a *asker) ask(ctx context.Context, n node, hosts []string, key config.KeyPEM, want pki.Leaf) (config.PEM, error) {
 	request, err := pki.NewRequest(key, want)
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
-	if err := a.find(ctx, n); err != nil {
-		errs = append(errs, err)
+	if len(hosts) == 0 {
+		errs = append(errs, errNoneKnown)
 	}
-	hosts := slices.Clone(a.known)
 	if endpoint := n.config.Cluster.ControlPlane.Endpoint.Hostname(); !slices.Contains(hosts, endpoint) {
-		hosts = append(hosts, endpoint)
+		hosts = append(slices.Clone(hosts), endpoint)
 	}
-	for _, host := range hosts[:min(len(hosts), maxControlPlanes)] {
+	for _, host := range hosts {
 		crt, err := a.askOne(ctx, n, host, request)
 		if err == nil {
 			err = checkAnswer(crt, key, n.config.Machine.CA.Crt, want)
@@ -87,6 +75,25 @@ func (a *asker) ask(ctx context.Context, n node, key config.KeyPEM, want pki.Lea
 	return nil, noneSigned(errs)
 }
 
+var errNoneKnown = errors.New("Kubernetes hasn't told of its control planes yet, which it does once the kubelet has joined")
+
+// controlPlanes are the hosts of the API servers that Kubernetes has told of, those last
+// that aren't ready: trustd may be there all the same. So none sticks to one that died.
+func controlPlanes(servers []resource.Object[balancer.APIServer]) []string {
+	var ready, others []string
+	for _, s := range servers {
+		at, err := netip.ParseAddrPort(s.ID)
+		switch {
+		case err != nil || s.Spec.From != balancer.FromKubernetes:
+		case s.Spec.Ready:
+			ready = append(ready, at.Addr().String())
+		default:
+			others = append(others, at.Addr().String())
+		}
+	}
+	return append(ready, others...)
+}
+
 // noneSigned is why there is no certificate, in one line.
 type noneSigned []error
 
@@ -100,51 +107,6 @@ func (e noneSigned) Error() string {
 
 // Unwrap is for errors.Is and errors.As.
 func (e noneSigned) Unwrap() []error { return e }
-
-// find asks Kubernetes for the control planes, as the kubelet. While that doesn't
-// answer, what it said last is good.
-func (a *asker) find(ctx context.Context, n node) error {
-	if _, err := os.Stat(a.kubeletClient); errors.Is(err, fs.ErrNotExist) {
-		return errors.New("ask Kubernetes for control planes: the kubelet hasn't joined yet, and has no certificate")
-	}
-	ctx, cancel := context.WithTimeout(ctx, findTimeout)
-	defer cancel()
-	client, err := kubernetes.New(kubernetes.Options{
-		Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, CertFile: a.kubeletClient,
-	})
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	slice, err := client.Raw(ctx, endpointSlice)
-	if err != nil {
-		return fmt.Errorf("ask Kubernetes for control planes: %w", err)
-	}
-	if found := controlPlanes(slice); len(found) > 0 {
-		a.known = found
-	}
-	return nil
-}
-
-// controlPlanes are the addresses in an EndpointSlice, those last that aren't ready:
-// trustd may be there all the same.
-func controlPlanes(slice kubernetes.Object) []string {
-	var ready, others []string
-	for _, endpoint := range slice.List("endpoints") {
-		to := &ready
-		if is, told := endpoint.At("conditions", "ready").(bool); told && !is {
-			to = &others
-		}
-		addresses, _ := endpoint.At("addresses").([]any)
-		for _, address := range addresses {
-			text, _ := address.(string)
-			if addr, err := netip.ParseAddr(text); err == nil {
-				*to = append(*to, addr.String())
-			}
-		}
-	}
-	return append(ready, others...)
-}
 
 // askOne asks one control plane, from the address that the certificate is to be for.
 func (a *asker) askOne(ctx context.Context, n node, host string, request []byte) (config.PEM, error) {

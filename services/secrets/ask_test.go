@@ -2,7 +2,6 @@ package secrets
 
 import (
 	"context"
-	"encoding/json"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,28 +12,22 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
-	"github.com/garboard-os/garboard/services/kubernetes"
+	"github.com/garboard-os/garboard/services/balancer"
+	"github.com/garboard-os/garboard/services/resource"
 )
 
-// Where control planes are, from what Kubernetes answers, whatever that is.
+// Who is asked: those that Kubernetes told of, who is ready first.
 func TestControlPlanes(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string][]string{
-		`{"endpoints": [{"addresses": ["10.5.0.2"], "conditions": {"ready": true}}, {"addresses": ["10.5.0.3"]}]}`:                   {"10.5.0.2", "10.5.0.3"},
-		`{"endpoints": [{"addresses": ["10.5.0.2"], "conditions": {"ready": false}}, {"addresses": ["10.5.0.3", "10.5.0.4"]}]}`:      {"10.5.0.3", "10.5.0.4", "10.5.0.2"},
-		`{"endpoints": [{"addresses": ["2001:db8::2"]}]}`:                                                                            {"2001:db8::2"},
-		`{"endpoints": [{"addresses": ["evil.example.org", "10.5.0.2:1", 7, ""]}, {"addresses": "10.5.0.9"}, {}, "x"], "kind": "x"}`: nil,
-		`{"endpoints": null}`:   nil,
-		`{"kind": "Status"}`:    nil,
-		`{"endpoints": "none"}`: nil,
-	} {
-		var slice kubernetes.Object
-		if err := json.Unmarshal([]byte(text), &slice); err != nil {
-			t.Fatal(err)
-		}
-		if got := controlPlanes(slice); !slices.Equal(got, want) {
-			t.Errorf("%s: %v, want %v", text, got, want)
-		}
+	server := func(id, from string, ready bool) resource.Object[balancer.APIServer] {
+		return resource.Object[balancer.APIServer]{Meta: resource.Meta{ID: id}, Spec: balancer.APIServer{From: from, Ready: ready}}
+	}
+	got := controlPlanes([]resource.Object[balancer.APIServer]{
+		server("10.5.0.2:6443", balancer.FromKubernetes, false), server("10.5.0.3:6443", balancer.FromKubernetes, true),
+		server("[2001:db8::2]:6443", balancer.FromKubernetes, true), server("cluster.example.org:6443", balancer.FromConfig, true),
+	})
+	if want := []string{"10.5.0.3", "2001:db8::2", "10.5.0.2"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
@@ -119,7 +112,7 @@ func TestWorkerSaysWhoWasAsked(t *testing.T) {
 	c.Machine.Type = config.Worker
 	c.Machine.CA.Key = nil
 	b := newBench(t, c)
-	want := "controller failed: no control plane signs a certificate for the machine API: ask Kubernetes for control planes: the kubelet hasn't joined yet, and has no certificate; cluster.example.org: "
+	want := "controller failed: no control plane signs a certificate for the machine API: Kubernetes hasn't told of its control planes yet, which it does once the kubelet has joined; cluster.example.org: "
 	deadline := time.After(eventually.Scale(5 * time.Second))
 	for {
 		select {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/resource"
 )
 
@@ -128,7 +129,7 @@ func kubernetesFiles(r resource.Reader) (map[string]file, error) {
 	leaf(files, "kube-apiserver/front-proxy-client", s.FrontProxy)
 	for program, pair := range map[string]config.CertKey{"kube-controller-manager": s.ControllerManager, "kube-scheduler": s.Scheduler} {
 		leaf(files, program+"/client", pair)
-		text, err := kubeconfig(s.LocalEndpoint, s.CA.Crt, program)
+		text, err := kubeconfig(s.Balancer, s.CA.Crt, program)
 		if err != nil {
 			return nil, err
 		}
@@ -146,7 +147,7 @@ func kubeconfig(server string, ca []byte, user string) ([]byte, error) {
 		"apiVersion": "v1",
 		"kind":       "Config",
 		"clusters": []any{map[string]any{"name": cluster, "cluster": map[string]any{
-			"server": server, "certificate-authority-data": base64.StdEncoding.EncodeToString(ca),
+			"server": server, "tls-server-name": balancer.ServerName, "certificate-authority-data": base64.StdEncoding.EncodeToString(ca),
 		}}},
 		"users":           []any{map[string]any{"name": user, "user": map[string]any{"client-certificate": "client.crt", "client-key": "client.key"}}},
 		"contexts":        []any{map[string]any{"name": context, "context": map[string]any{"cluster": cluster, "user": user}}},

@@ -33,7 +33,10 @@ const encryptionInfo = "garboard kubernetes encryption at rest"
 const encryptionKeySize = 32 // XSalsa20-Poly1305, what Kubernetes calls secretbox
 
 // KubernetesController makes the control plane's certificates.
-type KubernetesController struct{ now func() time.Time }
+type KubernetesController struct {
+	now      func() time.Time
+	balancer string
+}
 
 // Name implements resource.Controller.
 func (*KubernetesController) Name() string { return "secrets.KubernetesController" }
@@ -76,6 +79,7 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	if err != nil {
 		return 0, err
 	}
+	spec.Balancer = c.balancer
 	again := renewal(now, kubelet.Serving.Crt, kubelet.Client.Crt, spec.APIServer.Crt, spec.KubeletClient.Crt, spec.EtcdClient.Crt, spec.FrontProxy.Crt,
 		spec.Admin.Crt, spec.ControllerManager.Crt, spec.Scheduler.Crt)
 	return again, Kubernetes.Put(v, KubernetesID, spec)

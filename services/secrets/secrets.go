@@ -2,13 +2,15 @@
 // the authorities that the configuration holds. A worker doesn't hold their keys,
 // and gets the one certificate that it needs from trustd on a control plane.
 //
-// Nothing of it is kept on disk: every boot issues anew what is signed by a CA
-// that the node knows, into resources and from there into /system/secrets, a
-// tmpfs. What is still right is kept: a certificate is replaced when its authority
+// What is signed by a CA that the node knows isn't kept on disk: every boot issues it
+// anew, into resources and from there into /system/secrets, a tmpfs. What a worker got
+// from trustd is kept on STATE, or its API would be closed after a boot for as long as
+// no control plane answers.
+// What is still right is kept: a certificate is replaced when its authority
 // or subject changed, when a name or address is missing in it, or when it nears
 // its end.
 //
-//	configuration, addresses ─→ APIController        ─→ APISecrets   (on workers through trustd)
+//	configuration, addresses ─→ APIController        ─→ APISecrets   (on workers through trustd, and STATE)
 //	                         ─→ EtcdController       ─→ EtcdSecrets
 //	                         ─→ KubernetesController ─→ KubernetesSecrets, KubeletSecrets
 //	all but APISecrets       ─→ FilesController      ─→ files, SecretsStatuses (content hash)
@@ -21,10 +23,12 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/resource"
 )
 
@@ -74,6 +78,9 @@ type KubernetesSpec struct {
 	EncryptionKey config.KeyPEM `yaml:"encryptionKey"`
 	Endpoint      string        `yaml:"endpoint"`      // URL of the cluster's API
 	LocalEndpoint string        `yaml:"localEndpoint"` // URL of this node's apiserver
+	// Balancer is the URL at which the node's own clients reach an apiserver that is
+	// ready, with balancer.ServerName in its certificate.
+	Balancer string `yaml:"balancer"`
 }
 
 // Kubernetes is the secrets of the control plane, on control planes.
@@ -116,9 +123,10 @@ var Statuses = resource.Define[StatusSpec](resource.Definition{
 type Options struct {
 	Dir string           // where files go; "": boot.SecretsDir
 	Now func() time.Time // nil: time.Now
-	// KubeletClient is the kubelet's certificate as a client, with its key: a file;
-	// "": boot.KubeletClient.
-	KubeletClient string
+	// APIFile keeps a worker's certificate of the machine API, with its key; "": on STATE.
+	APIFile string
+	// Balancer is where the node's own clients reach the Kubernetes API; "": balancer.URL.
+	Balancer string
 	// Dial connects from a local address; nil: the network does.
 	Dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
 }
@@ -131,16 +139,20 @@ func Controllers(o Options) []resource.Controller {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.KubeletClient == "" {
-		o.KubeletClient = boot.KubeletClient
+	kept := keptFile{path: o.APIFile, ready: func() bool { return true }}
+	if o.APIFile == "" {
+		kept = keptFile{path: filepath.Join(boot.StateDir, apiFile), ready: func() bool { return boot.IsMountPoint(boot.StateDir) }}
+	}
+	if o.Balancer == "" {
+		o.Balancer = balancer.URL
 	}
 	if o.Dial == nil {
 		o.Dial = dial
 	}
 	return []resource.Controller{
-		&APIController{now: o.Now, asker: asker{kubeletClient: o.KubeletClient, dial: o.Dial}},
+		&APIController{now: o.Now, kept: kept, asker: asker{dial: o.Dial}},
 		&EtcdController{now: o.Now},
-		&KubernetesController{now: o.Now},
+		&KubernetesController{now: o.Now, balancer: o.Balancer},
 		&FilesController{dir: o.Dir},
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -59,7 +60,7 @@ func newBench(t *testing.T, c *config.Config) *bench {
 	b.configure(c)
 	b.put(network.Hostnames.Put(b.store.As("test"), network.HostnameID, "n1"))
 	b.addresses("192.0.2.10/24", "10.244.0.1/24", "fe80::1/64", "127.0.0.1/8")
-	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(b.said, nil)), Controllers(Options{Dir: b.dir, Now: b.time, KubeletClient: filepath.Join(b.dir, "none"), Dial: noNetwork})...)
+	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(b.said, nil)), Controllers(Options{Dir: b.dir, Now: b.time, APIFile: filepath.Join(b.dir, "machine-api.pem"), Dial: noNetwork})...)
 	b.put(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -261,7 +262,7 @@ func TestFiles(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "kube-scheduler/kubeconfig"))
 	b.put(err)
 	b.put(yaml.Unmarshal(text, &kubeconfig))
-	if got := kubeconfig.Clusters[0].Cluster.Server; got != "https://127.0.0.1:6443" {
+	if got := kubeconfig.Clusters[0].Cluster.Server; got != balancer.URL {
 		t.Errorf("the scheduler talks to %s", got)
 	}
 	for _, field := range []string{"client-certificate", "client-key"} {

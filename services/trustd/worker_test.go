@@ -5,13 +5,10 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -25,6 +22,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/clock"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -36,30 +34,29 @@ import (
 // control planes, and Kubernetes. Addresses are those of a real cluster; only the way
 // from one to the other is short.
 type cluster struct {
-	t             *testing.T
-	ca            pki.CA // of the machine API
-	store         *resource.Store
-	log           *logBuffer
-	config        *config.Config
-	kubeletClient string
+	t      *testing.T
+	ca     pki.CA // of the machine API
+	store  *resource.Store
+	log    *logBuffer
+	config *config.Config
+	kept   string // file
 
 	mu            sync.Mutex // guards all following fields
 	controlPlanes map[string]*bench
 	hang          map[string]bool // the address takes packets, and doesn't answer
 	asked         []string
-	endpoints     []string // as Kubernetes has them; nil: it doesn't answer
 	ahead         time.Duration
 }
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{
-		t: t, ca: newCA(t), store: resource.NewStore(), log: new(logBuffer), kubeletClient: filepath.Join(t.TempDir(), "kubelet-client-current.pem"),
+		t: t, ca: newCA(t), store: resource.NewStore(), log: new(logBuffer), kept: filepath.Join(t.TempDir(), "machine-api.pem"),
 		controlPlanes: map[string]*bench{}, hang: map[string]bool{},
 	}
-	kubernetes, err := pki.NewKubernetesCA(time.Now())
+	endpoint, err := config.ParseURL("https://127.0.0.1:6443")
 	c.must(err)
-	endpoint, err := config.ParseURL(c.kubernetes(kubernetes))
+	kubernetes, err := pki.NewKubernetesCA(time.Now())
 	c.must(err)
 	c.config = configuration(config.Worker, pki.CA{Cert: c.ca.Cert})
 	c.config.Cluster.CA = config.CertKey{Crt: kubernetes.Cert}
@@ -78,16 +75,18 @@ func (c *cluster) must(err error) {
 }
 
 // start starts the worker's controllers.
-func (c *cluster) start() {
+func (c *cluster) start() (stop func()) {
 	c.t.Helper()
 	runtime, err := resource.NewRuntime(c.store, slog.New(slog.NewTextHandler(c.log, nil)), secrets.Controllers(secrets.Options{
-		Dir: c.t.TempDir(), Now: c.now, KubeletClient: c.kubeletClient, Dial: c.dial,
+		Dir: c.t.TempDir(), Now: c.now, APIFile: c.kept, Dial: c.dial,
 	})...)
 	c.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- runtime.Run(ctx) }()
-	c.t.Cleanup(func() { cancel(); <-done })
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	c.t.Cleanup(stop)
+	return stop
 }
 
 func (c *cluster) configure(token string) {
@@ -162,35 +161,12 @@ func (c *cluster) dial(ctx context.Context, local netip.Addr, address string) (n
 	return new(net.Dialer).DialContext(ctx, "tcp", b.address)
 }
 
-// kubernetes is an API server that answers the kubelet. It returns its URL.
-func (c *cluster) kubernetes(ca pki.CA) string {
+// knows are the control planes that Kubernetes has told of.
+func (c *cluster) knows(addresses ...string) {
 	c.t.Helper()
-	cert, key, err := ca.Issue(pki.Leaf{CN: "kube-apiserver", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Server: true, Now: time.Now()})
-	c.must(err)
-	pair, err := tls.X509KeyPair(cert, key)
-	c.must(err)
-	clients := x509.NewCertPool()
-	clients.AppendCertsFromPEM(ca.Cert)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if r.URL.Path != "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes" || r.TLS.PeerCertificates[0].Subject.CommonName != "system:node:worker-1" || c.endpoints == nil {
-			http.Error(w, "no", http.StatusServiceUnavailable)
-			return
-		}
-		var endpoints []any
-		for _, e := range c.endpoints {
-			endpoints = append(endpoints, map[string]any{"addresses": []string{e}, "conditions": map[string]any{"ready": true}})
-		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "EndpointSlice", "endpoints": endpoints})
-	}))
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients}
-	server.StartTLS()
-	c.t.Cleanup(server.Close)
-	crt, clientKey, err := ca.Issue(pki.Leaf{CN: "system:node:worker-1", Orgs: []string{"system:nodes"}, Client: true, Now: time.Now()})
-	c.must(err)
-	c.must(os.WriteFile(c.kubeletClient, slices.Concat(crt, clientKey), 0o600))
-	return server.URL
+	for _, a := range addresses {
+		c.must(balancer.APIServers.Put(c.store.As(balancer.ID), a+":6443", balancer.APIServer{From: balancer.FromKubernetes}))
+	}
 }
 
 // certificate waits for one that satisfies ok.
@@ -236,7 +212,8 @@ func TestWorkerAsksTheNextControlPlane(t *testing.T) {
 		t.Run(fmt.Sprint("mute ", mute), func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			c.endpoints, c.hang["10.5.0.2"] = []string{"10.5.0.2", "10.5.0.3"}, mute
+			c.knows("10.5.0.2", "10.5.0.3")
+			c.hang["10.5.0.2"] = mute
 			c.controlPlane("10.5.0.3", c.ca)
 			c.start()
 			spec := c.certificate("the worker's certificate", made)
@@ -252,23 +229,66 @@ func TestWorkerAsksTheNextControlPlane(t *testing.T) {
 	}
 }
 
-// Before the kubelet has joined, and while Kubernetes doesn't answer, there is the
-// endpoint.
+// Before the kubelet has joined there is the endpoint.
 func TestWorkerFallsBackToTheEndpoint(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*cluster){
-		"kubelet not joined":    func(c *cluster) { c.must(os.Remove(c.kubeletClient)) },
-		"Kubernetes is away":    func(*cluster) {},
-		"no endpoints are left": func(c *cluster) { c.endpoints = []string{} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := newCluster(t)
-			c.controlPlane("127.0.0.1", c.ca) // the host of the endpoint
-			change(c)
-			c.start()
-			c.certificate("the worker's certificate", made)
-		})
+	c := newCluster(t)
+	c.controlPlane("127.0.0.1", c.ca) // the host of the endpoint
+	c.start()
+	c.certificate("the worker's certificate", made)
+}
+
+// A worker that knows nobody yet asks at once when Kubernetes has told whom.
+func TestWorkerAsksWhenItIsTold(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.controlPlane("10.5.0.3", c.ca)
+	c.start()
+	c.says("Kubernetes hasn't told of its control planes yet")
+	c.knows("10.5.0.3")
+	c.certificate("the worker's certificate", made)
+}
+
+// After a boot a worker goes on with the certificate that it has, while nobody is
+// there to sign another one; not with one that has expired.
+func TestWorkerKeepsItsCertificate(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.knows("10.5.0.3")
+	b := c.controlPlane("10.5.0.3", c.ca)
+	stop := c.start()
+	first := c.certificate("the worker's certificate", made)
+	eventually.That(t, 10*time.Second, "it is kept", func() error { _, err := os.Stat(c.kept); return err })
+	if info, err := os.Stat(c.kept); err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	reboot := func() {
+		stop()
+		c.must(secrets.API.Delete(c.store.As("secrets.APIController"), secrets.APIID))
+		stop = c.start()
+	}
+	c.set("10.5.0.3", nil)
+	reboot()
+	if now := c.certificate("the worker's certificate after a boot", made); !bytes.Equal(now.Serving.Crt, first.Serving.Crt) || !bytes.Equal(now.Serving.Key, first.Serving.Key) {
+		t.Error("it is another one")
+	}
+	// It has another name: the old certificate is better than none.
+	stop()
+	c.must(network.Hostnames.Put(c.store.As("test"), network.HostnameID, "worker-2"))
+	reboot()
+	if now := c.certificate("the worker's certificate under a new name", made); !bytes.Equal(now.Serving.Crt, first.Serving.Crt) {
+		t.Error("it is another one")
+	}
+	c.set("10.5.0.3", b)
+	c.later(time.Minute)
+	c.certificate("one for the new name", func(cert *x509.Certificate) bool { return cert.Subject.CommonName == "worker-2" })
+
+	c.set("10.5.0.3", nil)
+	c.later(pki.LeafValidity + time.Hour)
+	reboot()
+	c.says("the kept certificate of the machine API", "isn't used: it expired on")
+	if _, err := secrets.API.Get(c.store, secrets.APIID); err == nil {
+		t.Error("it is used")
 	}
 }
 
@@ -276,7 +296,7 @@ func TestWorkerFallsBackToTheEndpoint(t *testing.T) {
 func TestWorkerWaitsForControlPlanes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.endpoints = []string{"10.5.0.2", "10.5.0.3"}
+	c.knows("10.5.0.2", "10.5.0.3")
 	b := c.controlPlane("10.5.0.3", c.ca)
 	c.set("10.5.0.3", nil)
 	c.start()
@@ -289,7 +309,7 @@ func TestWorkerWaitsForControlPlanes(t *testing.T) {
 func TestWorkerWithWrongToken(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.endpoints = []string{"10.5.0.2"}
+	c.knows("10.5.0.2")
 	b := c.controlPlane("10.5.0.2", c.ca)
 	wrong := "zzzzzz.0123456789abcdef"
 	c.configure(wrong)
@@ -306,7 +326,7 @@ func TestWorkerWithWrongToken(t *testing.T) {
 func TestWorkerDoesntTrustAnImpostor(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.endpoints = []string{"10.5.0.2", "10.5.0.3"}
+	c.knows("10.5.0.2", "10.5.0.3")
 	impostor := c.controlPlane("10.5.0.2", newCA(t))
 	c.controlPlane("10.5.0.3", c.ca)
 	c.start()
@@ -321,7 +341,7 @@ func TestWorkerDoesntTrustAnImpostor(t *testing.T) {
 func TestWorkerRenews(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.endpoints = []string{"10.5.0.2", "10.5.0.3"}
+	c.knows("10.5.0.2", "10.5.0.3")
 	c.controlPlane("10.5.0.2", c.ca)
 	second := c.controlPlane("10.5.0.3", c.ca)
 	c.start()

@@ -46,24 +46,32 @@ type figure struct {
 
 func benchCommand() *cobra.Command {
 	var provisioner string
+	var clusters int
+	var shared bool
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure, and print each figure beside its budget",
 		Long: `Measure, and print each figure beside its budget.
 
 Boots a fresh one-node cluster as a container and one in QEMU, one after the
-other, and removes them again. Times on a machine that does other things wobble:
+other, then one of several containers, and one whose control planes share an address,
+and removes them again. Times on a machine that does other things wobble:
 compare figures of one run.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return bench(cmd.Context(), cmd.OutOrStdout(), provisioner)
+			if shared {
+				return benchSharedOnly(cmd.Context(), cmd.OutOrStdout())
+			}
+			return bench(cmd.Context(), cmd.OutOrStdout(), provisioner, clusters)
 		},
 	}
+	cmd.Flags().BoolVar(&shared, "shared-address", false, "measure only how a shared address moves")
 	cmd.Flags().StringVar(&provisioner, "provisioner", qemu.Auto, "what to boot: qemu, container, or auto for both")
+	cmd.Flags().IntVar(&clusters, "clusters", 1, "how many clusters of several containers are made, one after the other")
 	return cmd
 }
 
-func bench(ctx context.Context, out io.Writer, provisioner string) error {
+func bench(ctx context.Context, out io.Writer, provisioner string, clusters int) error {
 	root, err := repository()
 	if err != nil {
 		return err
@@ -90,6 +98,17 @@ func bench(ctx context.Context, out io.Writer, provisioner string) error {
 		measured, err := benchNode(ctx, out, root, p, made)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p, err)
+		}
+		figures = append(figures, measured...)
+		if p != qemu.Container {
+			continue
+		}
+		if measured, err = benchCluster(ctx, out, made, clusters); err != nil {
+			return err
+		}
+		figures = append(figures, measured...)
+		if measured, err = benchShared(ctx, out, made); err != nil {
+			return err
 		}
 		figures = append(figures, measured...)
 	}
@@ -147,7 +166,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 	}
 	defer func() { err = errors.Join(err, qemu.Down(context.WithoutCancel(ctx), name)) }()
 	start := time.Now()
-	c, err := devcluster.Start(ctx, out, qemu.Options{Name: name, Provisioner: provisioner, MemoryMiB: controlPlaneMiB, Isolated: true}, made)
+	c, err := devcluster.Start(ctx, out, qemu.Options{Name: name, Provisioner: provisioner, MemoryMiB: controlPlaneMiB}, made)
 	if err != nil {
 		return nil, err
 	}

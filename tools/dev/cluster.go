@@ -150,13 +150,3 @@ func hostCommand() *cobra.Command {
 		},
 	}, &name)
 }
-
-// dialCommand joins a QEMU guest's connection to an address of this machine.
-func dialCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    "dial ADDRESS",
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE:   func(cmd *cobra.Command, args []string) error { return qemu.Dial(cmd.Context(), args[0]) },
-	}
-}

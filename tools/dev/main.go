@@ -27,7 +27,7 @@ func main() {
 	root.AddCommand(
 		setupCommand(), buildCommand(), testCommand(), fuzzCommand(), benchCommand(),
 		upCommand(), downCommand(), consoleCommand(), kubectlCommand(), chartCommand(),
-		hostCommand(), dialCommand(),
+		hostCommand(),
 	)
 	err := root.ExecuteContext(ctx)
 	stop()

@@ -119,7 +119,7 @@ func Start(ctx context.Context, out io.Writer, o qemu.Options, made *image.Artif
 func choose(ctx context.Context, o qemu.Options) (qemu.Choice, error) {
 	c, err := qemu.Open(o.Name)
 	if errors.Is(err, qemu.ErrNoCluster) {
-		return qemu.Choose(ctx, o.Provisioner, max(o.ControlPlanes, 1)+o.Workers)
+		return qemu.Choose(ctx, o.Provisioner)
 	}
 	if err != nil {
 		return qemu.Choice{}, err

@@ -43,9 +43,9 @@ endpoints. A node of type init needs no bootstrap.
 With --recover-from, it begins with what is in a snapshot ('gbctl etcd snapshot').
 That is for a cluster that has lost its etcd for good, and makes a new one of it:
 what was written after the snapshot is lost. Members of the lost one that are still
-there don't belong to it, and join after 'gbctl reset --system-labels-to-wipe
-EPHEMERAL'. If they may still have a quorum, nothing is to be recovered: end them
-first.`,
+there don't belong to it, and join after 'gbctl reset --graceful=false
+--system-labels-to-wipe EPHEMERAL --reboot'. Where they still have a quorum, nothing
+is recovered.`,
 		Example: `  gbctl -n 10.5.0.2 bootstrap
   gbctl -n 10.5.0.2 bootstrap --recover-from etcd.db`,
 		Args: cobra.NoArgs,

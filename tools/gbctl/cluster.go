@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/tools/devcluster"
 	"github.com/spf13/cobra"
@@ -20,8 +21,8 @@ const clusterLong = `cluster runs development clusters on this machine: nodes as
 QEMU, or as containers, which are as fast as the machine itself.
 
 All of a cluster is in ~/.garboard/clusters/NAME ($GARBOARD_HOME/clusters/NAME), and in
-one process that holds all that lives. Nodes that are containers reach each other and
-the images that were built, and nothing else.`
+one process that holds all that lives. Nodes reach each other, the images that were built
+and the mirrors that were named, and nothing else.`
 
 func (a *app) clusterCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
@@ -30,7 +31,7 @@ func (a *app) clusterCommand() *cobra.Command {
 		Long:  clusterLong,
 	})
 	cmd.AddCommand(a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterDebugCommand(),
-		clusterHostCommand(), clusterDialCommand())
+		clusterHostCommand())
 	return cmd
 }
 
@@ -47,6 +48,8 @@ where that is, unless the command is started in it.
 Access to the cluster is merged into the client configuration and into the kubeconfig,
 as the current context of both, and taken out again by 'gbctl cluster destroy'.
 
+Flags that say what nodes are like are for new clusters; one that exists stays as it is.
+
 If it is interrupted or can't start, nothing of a new cluster remains. One that starts
 and doesn't serve in time stays, to be looked into.`
 
@@ -57,6 +60,8 @@ type createFlags struct {
 	cidr    string
 	merge   bool
 	mirrors []string
+
+	wireguard string
 
 	patches, controlPlanePatches, workerPatches []string
 }
@@ -70,6 +75,7 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 		Long:  clusterCreateLong,
 		Example: `  gbctl cluster create
   gbctl cluster create --name three --controlplanes 3 --workers 1
+  gbctl cluster create --provisioner qemu --workers 1 --registry-mirror '*=http://127.0.0.1:5000'
   gbctl cluster create --config-patch '{machine: {sysctls: {kernel.pid_max: "100000"}}}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -84,11 +90,14 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 	f := nameFlag(cmd, &q.Name).Flags()
 	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes (default as many as there are, or 1)")
 	f.IntVar(&q.Workers, "workers", 0, "how many workers")
-	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto: QEMU where KVM works and there is one node")
-	f.StringVar(&o.cidr, "cidr", "", "network of the nodes, for containers (default 10.5.0.0/24); this machine has its first address")
-	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes in QEMU ask URL instead of the registry HOST; '*' is any; repeatable")
-	f.IntVar(&q.CPUs, "cpus", 0, "processors of a node in QEMU (default 2)")
-	f.IntVar(&q.MemoryMiB, "memory", 0, "MiB of memory of a node in QEMU (default 4096)")
+	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto: QEMU where KVM really runs a guest, else containers")
+	f.StringVar(&o.cidr, "cidr", "", "network of the nodes (default 10.5.0.0/24); this machine has its first address")
+	f.StringVar(&o.wireguard, "wireguard-cidr", "", "network of a virtual private network between the nodes, such as 10.1.0.0/24")
+	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes ask URL, through this machine, instead of the registry HOST; '*' is any; repeatable")
+	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "another Kubernetes than what is built ("+config.KubernetesVersion+"), from a registry mirror")
+	f.StringVar(&q.InstallImage, "install-image", "", "image of the installer")
+	f.IntVar(&q.CPUs, "cpus", 0, "processors of a node (default 2 in QEMU, as many as there are in a container)")
+	f.IntVar(&q.MemoryMiB, "memory", 0, "MiB of memory of a node (default 4096 in QEMU, as much as there is in a container)")
 	f.IntVar(&q.DiskGiB, "disk", 0, "GiB of the disk of a node in QEMU (default 20)")
 	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable; for a new cluster")
 	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
@@ -108,9 +117,15 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 	if q.Mirrors, err = parseMirrors(o.mirrors); err != nil {
 		return err
 	}
-	if o.cidr != "" {
-		if q.Network, err = netip.ParsePrefix(o.cidr); err != nil {
-			return usagef("--cidr %q: must be a network, such as 10.5.0.0/24", o.cidr)
+	for _, network := range []struct {
+		flag, text, example string
+		to                  *netip.Prefix
+	}{{"cidr", o.cidr, "10.5.0.0/24", &q.Network}, {"wireguard-cidr", o.wireguard, "10.1.0.0/24", &q.WireGuard}} {
+		if network.text == "" {
+			continue
+		}
+		if *network.to, err = netip.ParsePrefix(network.text); err != nil {
+			return usagef("--%s %q: must be a network, such as %s", network.flag, network.text, network.example)
 		}
 	}
 	for _, p := range []struct {
@@ -154,17 +169,19 @@ func (a *app) clusterDestroyCommand() *cobra.Command {
 		Example: `  gbctl cluster destroy --name three`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			access := accessOf(name) // which is gone with the cluster
+			// First, as what it is goes with the cluster: should this be killed in
+			// between, it can be done again.
+			left := a.removeAccess(accessOf(name))
 			existed, err := devcluster.Destroy(cmd.Context(), name)
 			if err != nil {
-				return err
+				return errors.Join(err, left)
 			}
-			if !existed {
+			if existed {
+				fmt.Fprintf(a.out, "cluster %s is gone\n", name)
+			} else {
 				fmt.Fprintf(a.out, "there is no cluster %s\n", name)
-				return nil
 			}
-			fmt.Fprintf(a.out, "cluster %s is gone\n", name)
-			return a.removeAccess(access)
+			return left
 		},
 	}, &name)
 }
@@ -264,16 +281,4 @@ func clusterHostCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&name, "cluster", devcluster.DefaultName, "name of the cluster")
 	return cmd
-}
-
-// clusterDialCommand joins a QEMU guest's connection to an address of this machine.
-func clusterDialCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "dial ADDRESS",
-		Short:   "Connect a guest: what QEMU starts",
-		Hidden:  true,
-		Example: `  gbctl cluster dial 127.0.0.1:5000`,
-		Args:    cobra.ExactArgs(1),
-		RunE:    func(cmd *cobra.Command, args []string) error { return qemu.Dial(cmd.Context(), args[0]) },
-	}
 }

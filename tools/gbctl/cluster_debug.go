@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/spf13/cobra"
@@ -14,7 +15,7 @@ node's name, also without the cluster's: worker-1 is NAME-worker-1.`
 func (a *app) clusterDebugCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "debug",
-		Short: "Turn nodes of a cluster off, freeze them, spoil their network",
+		Short: "Turn nodes of a cluster off, freeze them, spoil their network or clock",
 		Long:  clusterDebugLong,
 	})
 	for _, verb := range []struct {
@@ -46,8 +47,60 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 			},
 		}, &name))
 	}
-	cmd.AddCommand(a.clusterNetworkCommand())
+	cmd.AddCommand(a.clusterNetworkCommand(), a.clusterClockCommand(), clusterEndpointCommand())
 	return cmd
+}
+
+func (a *app) clusterClockCommand() *cobra.Command {
+	var name string
+	var offset time.Duration
+	cmd := nameFlag(&cobra.Command{
+		Use:   "clock NODE",
+		Short: "Make the clock of a node in QEMU wrong, from its next start on",
+		Long: `Make the hardware clock of a node in QEMU wrong, from its next start on and until the
+cluster stops. Nodes that are containers have this machine's clock.`,
+		Example: `  gbctl cluster debug clock worker-1 --offset -8760h   a year behind
+  gbctl cluster debug cut worker-1
+  gbctl cluster debug on worker-1`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := openCluster(name)
+			if err != nil {
+				return err
+			}
+			node, err := c.Find(args[0])
+			if err != nil {
+				return err
+			}
+			if err := c.SetClock(cmd.Context(), node.Name, offset); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.out, "clock of %s: %s off from its next start on\n", node.Name, offset)
+			return nil
+		},
+	}, &name)
+	cmd.Flags().DurationVar(&offset, "offset", 0, "how much it is ahead, or behind if negative")
+	return cmd
+}
+
+func clusterEndpointCommand() *cobra.Command {
+	var name string
+	return nameFlag(&cobra.Command{
+		Use:   "endpoint on|off",
+		Short: "Take the cluster's endpoint away from the nodes, or give it back",
+		Long: `Turn the load balancer off that the nodes have as their cluster's endpoint, or on
+again. kubectl on this machine reaches the cluster by another way.`,
+		Example:   "  gbctl cluster debug endpoint off",
+		ValidArgs: []string{"on", "off"},
+		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := openCluster(name)
+			if err != nil {
+				return err
+			}
+			return c.SetEndpoint(cmd.Context(), args[0] == "on")
+		},
+	}, &name)
 }
 
 const clusterNetworkLong = `Say how a node's network is. Without a flag it is fine again. It stays as it is when
@@ -76,12 +129,14 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 				return err
 			}
 			to.Loss = percent / 100
-			for i, name := range to.CutFrom {
-				other, err := c.Find(name)
-				if err != nil {
-					return err
+			for _, names := range [][]string{to.CutFrom, to.DeafTo} {
+				for i, name := range names {
+					other, err := c.Find(name)
+					if err != nil {
+						return err
+					}
+					names[i] = other.Name
 				}
-				to.CutFrom[i] = other.Name
 			}
 			if err := c.SetNetwork(cmd.Context(), node.Name, to); err != nil {
 				return err
@@ -93,6 +148,7 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVar(&to.Off, "off", false, "cut it off from everyone")
 	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "cut it off from these nodes, separated by commas")
+	f.StringSliceVar(&to.DeafTo, "deaf-to", nil, "let it reach these nodes but not hear them")
 	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction")
 	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later")
 	f.Float64Var(&percent, "loss", 0, "percent of the frames that get lost, in each direction")

@@ -179,6 +179,7 @@ func (n *node) handler() http.Handler {
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(nodeService{node: n}))
 	mux.Handle(garboardv1connect.NewResourceServiceHandler(resourceService{node: n}))
 	mux.Handle(garboardv1connect.NewEtcdServiceHandler(etcdService{node: n}))
+	mux.Handle(garboardv1connect.NewOperationServiceHandler(n.operations))
 	mux.Handle(garboardv1connect.NewServiceServiceHandler(serviceService{node: n}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		method, ok := api.Lookup(r.URL.Path)

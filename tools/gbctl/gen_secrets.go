@@ -17,7 +17,11 @@ each time.
 the folder in which kubeadm keeps them (/etc/kubernetes/pki):
 
   ca.crt ca.key front-proxy-ca.crt front-proxy-ca.key
-  etcd/ca.crt etcd/ca.key sa.key`
+  etcd/ca.crt etcd/ca.key sa.key
+
+There is no cluster.secret then, with which Secrets are encrypted in etcd: the API
+servers of that Kubernetes couldn't read them. Add one when the last of these is
+gone: 32 random bytes in base64.`
 
 func (g *generator) secretsCommand() *cobra.Command {
 	var path, from string

@@ -275,6 +275,9 @@ func TestGenSecretsFromKubernetes(t *testing.T) {
 	if !bytes.Equal(c.Cluster.Etcd.CA.Crt, s.read("pki/etcd/ca.crt")) || !bytes.Equal(c.Cluster.ServiceAccount.Key, s.read("pki/sa.key")) {
 		t.Error("not the authorities that were there")
 	}
+	if c.Cluster.Secret != "" {
+		t.Error("Secrets would be encrypted, and the API servers that are there couldn't read them")
+	}
 }
 
 // S-003, S-004, S-041: what gen config writes is complete, loads, and is kept.
@@ -304,7 +307,7 @@ next: boot a machine and give it its configuration, then talk to it
 		if err != nil || len(warnings) > 0 {
 			t.Fatal(warnings, err)
 		}
-		if c.Machine.Type != typ || c.Cluster.Name != "home" || c.Machine.Install.Disk != "/dev/sda" || !slices.Contains(c.Machine.CertSANs, "192.0.2.1") ||
+		if c.Machine.Type != typ || c.Cluster.Name != "home" || c.Machine.Install.Disk != "/dev/sda" || slices.Contains(c.Machine.CertSANs, "192.0.2.1") != typ.ControlPlane() ||
 			!strings.HasSuffix(c.Machine.Kubelet.Image, ":v1.35.1") || len(c.Machine.Registries.Mirrors["*"].Endpoints) != 2 {
 			t.Errorf("%s: %+v", file, c.Machine)
 		}

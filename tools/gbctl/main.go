@@ -93,10 +93,10 @@ func (a *app) rootCommand() *cobra.Command {
 	add(groupLook, a.healthCommand(), a.servicesCommand(), a.serviceCommand(), a.eventsCommand(), a.logsCommand(), a.dmesgCommand(),
 		a.getCommand(), a.inspectCommand(), a.containersCommand(), a.imagesCommand(), a.bootChartCommand(), a.processesCommand(), a.memoryCommand(),
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
-	add(groupAct, a.bootstrapCommand(), a.etcdCommand())
+	add(groupAct, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
 	add(groupLook, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand())
+	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand())
 	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"connectrpc.com/connect"
@@ -55,18 +56,36 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 	return answerWith(m)
 }
 
-func (s nodeService) Reboot(context.Context, *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
-	s.node.mu.Lock()
-	defer s.node.mu.Unlock()
-	s.node.mood = "rebooting"
-	return answerWith(&apiv1.RebootResponse{})
+func (s nodeService) Reboot(_ context.Context, r *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
+	return answerWith(&apiv1.RebootResponse{Operation: s.node.operate("reboot", "rebooting", r.Msg.DryRun)})
 }
 
-func (s nodeService) Shutdown(context.Context, *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
-	s.node.mu.Lock()
-	defer s.node.mu.Unlock()
-	s.node.mood = "off"
-	return answerWith(&apiv1.ShutdownResponse{})
+func (s nodeService) Shutdown(_ context.Context, r *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
+	return answerWith(&apiv1.ShutdownResponse{Operation: s.node.operate("shutdown", "off", r.Msg.DryRun)})
+}
+
+// Reset is refused by a node that is the last member of etcd, unless it is forced.
+func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {
+	if s.node.is("last") && !r.Msg.Force {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("reset: remove etcd member n1 (8e9e): it is the last voting member"))
+	}
+	o := s.node.operate("reset", "off", r.Msg.DryRun)
+	o.Warnings = []string{fmt.Sprintf("wipes %v, reboots %v, drains for %s", r.Msg.SystemLabelsToWipe, r.Msg.Reboot, r.Msg.DrainTimeout.AsDuration())}
+	return answerWith(&apiv1.ResetResponse{Operation: o})
+}
+
+// operate is an operation whose node then is in a mood.
+func (n *node) operate(name, mood string, dryRun bool) *apiv1.Operation {
+	o := &apiv1.Operation{Name: name, Steps: []*apiv1.OperationStep{
+		{Id: "drain", What: "evict the pods", Deadline: durationpb.New(5 * time.Minute), Optional: true},
+		{Id: "end", What: "end the node", Deadline: durationpb.New(time.Minute)},
+	}}
+	if !dryRun {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.mood, o.Id = mood, name+"-now"
+	}
+	return o
 }
 
 func (nodeService) Processes(context.Context, *connect.Request[apiv1.ProcessesRequest]) (*connect.Response[apiv1.ProcessesResponse], error) {

@@ -14,6 +14,7 @@ import (
 type node struct {
 	name, kind string
 	config     *configService
+	operations *operationService
 	gone       chan struct{} // closed when the script has ended
 	reading    chan struct{} // hears of each reader of the log that never ends
 
@@ -24,6 +25,7 @@ type node struct {
 func newNode(name, kind string) *node {
 	n := &node{name: name, kind: kind, gone: make(chan struct{}), reading: make(chan struct{}, 1)}
 	n.config = &configService{node: n, text: firstConfig(kind), versions: 1}
+	n.operations = &operationService{node: n, answered: make(chan struct{})}
 	return n
 }
 

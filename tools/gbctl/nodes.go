@@ -51,6 +51,11 @@ type app struct {
 	warned      sync.Map // nodes that were believed without
 
 	loaded *client.Context
+
+	// What a person types in answer to questions, from the first one on.
+	asking sync.Once
+	turn   chan struct{}
+	typed  <-chan string
 }
 
 func (a *app) globalFlags(root *cobra.Command) {

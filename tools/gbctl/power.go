@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
 )
 
 const (
@@ -20,32 +23,66 @@ const (
 	stopBudget = 5 * time.Minute
 	// probeTimeout bounds one look at a node that may be gone.
 	probeTimeout = 3 * time.Second
+	// planTimeout is longer than a node takes to ask the cluster what speaks against it.
+	planTimeout = 2 * time.Minute
+	// drainTimeout is what nodes themselves give pods to end.
+	drainTimeout = 5 * time.Minute
 )
 
+// powerFlags are how a node goes, for reboot and shutdown.
+type powerFlags struct {
+	wait, force, drain, dryRun bool
+	drainTimeout               time.Duration
+}
+
+func (f *powerFlags) add(cmd *cobra.Command, wait string) {
+	flags := cmd.Flags()
+	flags.BoolVar(&f.wait, "wait", false, wait)
+	flags.BoolVar(&f.drain, "drain", true, "first evict the pods, if other nodes can take them")
+	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
+	flags.BoolVar(&f.force, "force", false, "at once, without regard to pods or to other nodes")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
+}
+
+const emptied = `The node is emptied first: no new pods come, and those that others would run in its
+place are evicted within their disruption budgets, for as long as --drain-timeout.
+Pods that belong to nobody, and those of DaemonSets, stay until the node ends. Where
+no other node takes pods, none is evicted. It is an operation on the node: Ctrl-C
+leaves it to itself, 'gbctl operation attach' follows it again. Only one node of a
+cluster goes at a time; --force asks nobody.
+`
+
 func (a *app) rebootCommand() *cobra.Command {
-	var wait bool
+	var f powerFlags
 	cmd := &cobra.Command{
 		Use:   "reboot",
 		Short: "Restart machines",
 		Long: `Stop all services of nodes in order, and restart the machines.
 
-With --wait, a node is waited for until it has come back and is well before the
-next one is asked: no two are down at the same time. Stop waiting with Ctrl-C.`,
+` + emptied + `
+Several nodes are restarted one after another: each is waited for until it has come
+back and is well, as with --wait. Stop waiting with Ctrl-C.`,
 		Example: `  gbctl -n 10.5.0.2 reboot
-  gbctl -n 10.5.0.2,10.5.0.3 reboot --wait`,
+  gbctl -n 10.5.0.2,10.5.0.3 reboot --wait
+  gbctl -n 10.5.0.2 reboot --dry-run`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			call := func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, wait) }
-			return a.oneByOne(cmd.Context(), call)
+			a.patient(cmd, planTimeout)
+			nodes, err := a.targets(cmd.Context())
+			if err != nil {
+				return err
+			}
+			f.wait = f.wait || len(nodes) > 1 && !f.force
+			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, f) })
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait for each node to be back and well")
+	f.add(cmd, "wait for each node to be back and well")
 	return cmd
 }
 
-func (a *app) reboot(ctx context.Context, n *client.Client, wait bool) error {
+func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error {
 	before := ""
-	if wait {
+	if f.wait && !f.dryRun {
 		s, err := a.probe(ctx, n.Name)
 		if err != nil {
 			return err
@@ -53,14 +90,20 @@ func (a *app) reboot(ctx context.Context, n *client.Client, wait bool) error {
 		before = s.BootId
 	}
 	start := time.Now()
-	if err := a.power(ctx, n.Name, func(ctx context.Context) error {
-		_, err := n.Node.Reboot(ctx, connect.NewRequest(&apiv1.RebootRequest{}))
+	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
+		m, err := message(n.Node.Reboot(ctx, connect.NewRequest(&apiv1.RebootRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+		})))
+		return m.GetOperation(), err
+	})
+	if err != nil || f.dryRun {
 		return err
-	}); err != nil {
+	}
+	if err := a.followTo(ctx, n.Name, id, ends); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: reboots now\n", n.Name)
-	if !wait {
+	if !f.wait {
 		return nil
 	}
 	if err := a.until(ctx, restartBudget, func(ctx context.Context) error {
@@ -73,7 +116,7 @@ func (a *app) reboot(ctx context.Context, n *client.Client, wait bool) error {
 		case sick(s) != "":
 			return errors.New(sick(s))
 		}
-		return nil
+		return a.isOver(ctx, n.Name, id)
 	}); err != nil {
 		return err
 	}
@@ -81,38 +124,70 @@ func (a *app) reboot(ctx context.Context, n *client.Client, wait bool) error {
 	return nil
 }
 
+// isOver is nil once an operation has ended on a node that has restarted.
+func (a *app) isOver(ctx context.Context, node, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	return a.with(ctx, node, func(ctx context.Context, n *client.Client) error {
+		all, err := operations(ctx, n)
+		if err != nil {
+			return err
+		}
+		for _, o := range all.Operations {
+			if o.Id == id && o.Ended == nil {
+				return fmt.Errorf("%s isn't at its end", id)
+			}
+		}
+		return nil
+	})
+}
+
 func (a *app) shutdownCommand() *cobra.Command {
-	var wait bool
+	var f powerFlags
 	cmd := &cobra.Command{
 		Use:   "shutdown",
 		Short: "Power machines off",
 		Long: `Stop all services of nodes in order, and power the machines off.
 
-With --wait, each is waited for until it doesn't answer any more.`,
-		Example: `  gbctl -n 10.5.0.3 shutdown --wait`,
-		Args:    cobra.NoArgs,
+` + emptied + `
+With --wait, each is waited for until it doesn't answer any more. Pods come again
+once a node is on again.`,
+		Example: `  gbctl -n 10.5.0.3 shutdown --wait
+  gbctl -n 10.5.0.3 shutdown --force`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			call := func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, wait) }
-			return a.oneByOne(cmd.Context(), call)
+			a.patient(cmd, planTimeout)
+			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "wait for each node to be gone")
+	f.add(cmd, "wait for each node to be gone")
 	return cmd
 }
 
-func (a *app) shutdown(ctx context.Context, n *client.Client, wait bool) error {
-	if err := a.power(ctx, n.Name, func(ctx context.Context) error {
-		_, err := n.Node.Shutdown(ctx, connect.NewRequest(&apiv1.ShutdownRequest{}))
+func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) error {
+	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
+		m, err := message(n.Node.Shutdown(ctx, connect.NewRequest(&apiv1.ShutdownRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+		})))
+		return m.GetOperation(), err
+	})
+	if err != nil || f.dryRun {
 		return err
-	}); err != nil {
+	}
+	if err := a.followTo(ctx, n.Name, id, ends); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: powers off now\n", n.Name)
-	if !wait {
+	if !f.wait {
 		return nil
 	}
+	return a.isOff(ctx, n.Name)
+}
+
+// isOff waits until a node doesn't answer any more.
+func (a *app) isOff(ctx context.Context, node string) error {
 	if err := a.until(ctx, stopBudget, func(ctx context.Context) error {
-		if _, err := a.probe(ctx, n.Name); exitCode(err) == codeUnreachable {
+		if _, err := a.probe(ctx, node); exitCode(err) == codeUnreachable {
 			return nil
 		} else if err != nil {
 			return err
@@ -121,14 +196,48 @@ func (a *app) shutdown(ctx context.Context, n *client.Client, wait bool) error {
 	}); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s: is off\n", n.Name)
+	fmt.Fprintf(a.out, "%s: is off\n", node)
 	return nil
 }
 
-func (a *app) power(ctx context.Context, node string, call func(context.Context) error) error {
-	ctx, done := a.request(ctx, node)
+// ends tells whether an operation is at the step that ends its node.
+func ends(o *apiv1.Operation) bool {
+	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
+		return s.Id == "end" && s.State == apiv1.OperationStep_STATE_DONE
+	})
+}
+
+// begin asks a node for an operation, and returns its ID; or shows its plan, of one
+// that hasn't begun.
+func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, ask func(context.Context) (*apiv1.Operation, error)) (id string, err error) {
+	rctx, done := a.request(ctx, n.Name)
 	defer done()
-	return call(ctx)
+	o, err := ask(rctx)
+	if err != nil {
+		return "", err
+	}
+	if dryRun {
+		fmt.Fprint(a.out, plan(n.Name, o))
+	}
+	return o.GetId(), nil
+}
+
+// plan is an operation that hasn't begun, in words.
+func plan(node string, o *apiv1.Operation) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s would, step by step:\n", node, visible(o.Name))
+	for _, s := range o.Steps {
+		fmt.Fprintf(&b, "  %-9s%s", visible(s.Id), visible(s.What))
+		if d := s.Deadline.AsDuration(); s.Optional {
+			fmt.Fprintf(&b, " (at most %s, then skipped)\n", d)
+		} else {
+			fmt.Fprintf(&b, " (at most %s)\n", d)
+		}
+	}
+	for _, w := range o.Warnings {
+		fmt.Fprintf(&b, "  note: %s\n", visible(w))
+	}
+	return b.String()
 }
 
 // probe looks at a node over a connection of its own: the one that there was may

@@ -63,6 +63,8 @@ const (
 	NodeServiceRebootProcedure = "/garboard.v1.NodeService/Reboot"
 	// NodeServiceShutdownProcedure is the fully-qualified name of the NodeService's Shutdown RPC.
 	NodeServiceShutdownProcedure = "/garboard.v1.NodeService/Shutdown"
+	// NodeServiceResetProcedure is the fully-qualified name of the NodeService's Reset RPC.
+	NodeServiceResetProcedure = "/garboard.v1.NodeService/Reset"
 )
 
 // NodeServiceClient is a client for the garboard.v1.NodeService service.
@@ -89,10 +91,14 @@ type NodeServiceClient interface {
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
 	// Diagnose says what is wrong with the node, why, and what ends it.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
-	// Reboot answers, then stops all services in order and restarts the machine.
+	// Reboot begins an operation: the node is emptied of its pods, if others can take
+	// them, all services are stopped in order, and the machine is restarted.
 	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
-	// Shutdown answers, then stops all services in order and powers off.
+	// Shutdown begins the same operation, at the end of which the machine is off.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
+	// Reset begins an operation at the end of which the node has left its cluster, and
+	// its data is gone.
+	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the garboard.v1.NodeService service. By default, it
@@ -208,6 +214,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Shutdown")),
 			connect.WithClientOptions(opts...),
 		),
+		reset: connect.NewClient[garboardv1.ResetRequest, garboardv1.ResetResponse](
+			httpClient,
+			baseURL+NodeServiceResetProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Reset")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -228,6 +240,7 @@ type nodeServiceClient struct {
 	diagnose   *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
 	reboot     *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
 	shutdown   *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
+	reset      *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
 }
 
 // Version calls garboard.v1.NodeService.Version.
@@ -305,6 +318,11 @@ func (c *nodeServiceClient) Shutdown(ctx context.Context, req *connect.Request[g
 	return c.shutdown.CallUnary(ctx, req)
 }
 
+// Reset calls garboard.v1.NodeService.Reset.
+func (c *nodeServiceClient) Reset(ctx context.Context, req *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
+	return c.reset.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the garboard.v1.NodeService service.
 type NodeServiceHandler interface {
 	Version(context.Context, *connect.Request[garboardv1.VersionRequest]) (*connect.Response[garboardv1.VersionResponse], error)
@@ -329,10 +347,14 @@ type NodeServiceHandler interface {
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
 	// Diagnose says what is wrong with the node, why, and what ends it.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
-	// Reboot answers, then stops all services in order and restarts the machine.
+	// Reboot begins an operation: the node is emptied of its pods, if others can take
+	// them, all services are stopped in order, and the machine is restarted.
 	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
-	// Shutdown answers, then stops all services in order and powers off.
+	// Shutdown begins the same operation, at the end of which the machine is off.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
+	// Reset begins an operation at the end of which the node has left its cluster, and
+	// its data is gone.
+	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -444,6 +466,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Shutdown")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceResetHandler := connect.NewUnaryHandler(
+		NodeServiceResetProcedure,
+		svc.Reset,
+		connect.WithSchema(nodeServiceMethods.ByName("Reset")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/garboard.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceVersionProcedure:
@@ -476,6 +504,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceRebootHandler.ServeHTTP(w, r)
 		case NodeServiceShutdownProcedure:
 			nodeServiceShutdownHandler.ServeHTTP(w, r)
+		case NodeServiceResetProcedure:
+			nodeServiceResetHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -543,4 +573,8 @@ func (UnimplementedNodeServiceHandler) Reboot(context.Context, *connect.Request[
 
 func (UnimplementedNodeServiceHandler) Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Shutdown is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Reset is not implemented"))
 }

@@ -28,7 +28,7 @@ var fingerprint = regexp.MustCompile(`[0-9A-F]{2}(:[0-9A-F]{2}){31}`)
 func TestMaintenanceInQEMU(t *testing.T) {
 	story.Built(t, qemu.QEMU)
 	m := story.Marks(t)
-	c := story.New(t, "maintenance", qemu.QEMU, func(o *qemu.Options) { o.Isolated, o.Unconfigured = true, true })
+	c := story.New(t, "maintenance", qemu.QEMU, func(o *qemu.Options) { o.Unconfigured = true })
 	line := c.Says(bootBudget, 0, "maintenance mode", "SHA-256")
 	m.Reached("maintenance mode")
 	print := fingerprint.FindString(line.Text)

@@ -81,7 +81,7 @@ func TestOneNodeInContainer(t *testing.T) {
 }
 
 func TestOneNodeInQEMU(t *testing.T) {
-	c := oneNode(t, "one-qemu", qemu.QEMU, func(o *qemu.Options) { o.Isolated = true })
+	c := oneNode(t, "one-qemu", qemu.QEMU)
 	t.Run("power off", func(t *testing.T) { powersOff(t, c.In(t)) })
 }
 
@@ -220,11 +220,9 @@ func unreachable(t *testing.T, c *story.Cluster) {
 		}
 	}()
 	port := here.Addr().(*net.TCPAddr).Port
-	outside := []string{"http://198.51.100.1"} // RFC 5737: an address for documents
-	if c.Provisioner == qemu.QEMU {
-		outside = append(outside, fmt.Sprintf("http://10.0.2.2:%d", port)) // QEMU's name for this machine
-	} else {
-		outside = append(outside, fmt.Sprintf("http://10.5.0.1:%d", port))
+	outside := []string{
+		"http://198.51.100.1", // RFC 5737: an address for documents
+		fmt.Sprintf("http://10.5.0.1:%d", port),
 	}
 	var all sync.WaitGroup
 	for _, url := range outside {

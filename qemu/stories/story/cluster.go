@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,9 @@ type Cluster struct {
 	*qemu.Cluster
 	t       *testing.T
 	kubectl string
-	options qemu.Options
+	// patience is what a command may take beyond askBudget.
+	patience time.Duration
+	options  qemu.Options
 }
 
 // Option changes how a cluster is made.
@@ -109,6 +112,9 @@ func (c *Cluster) In(t *testing.T) *Cluster {
 	part.t = t
 	return &part
 }
+
+// T is the test that the cluster belongs to.
+func (c *Cluster) T() *testing.T { return c.t }
 
 // Node is the name of the first node, which most stories have only.
 func (c *Cluster) Node() string { return c.Nodes[0].Name }
@@ -234,6 +240,25 @@ func (c *Cluster) Kubectl(args ...string) string {
 		c.t.Fatal(err)
 	}
 	return out
+}
+
+// NodesReady is nil if these nodes, and no others, are Kubernetes' and Ready.
+func (c *Cluster) NodesReady(nodes ...qemu.Node) error {
+	out, err := c.Try("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}`)
+	if err != nil {
+		return err
+	}
+	var want []string
+	for _, n := range nodes {
+		want = append(want, n.Name+"=True")
+	}
+	got := strings.Fields(out)
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("nodes are %v, not %v", got, want)
+	}
+	return nil
 }
 
 // Apply hands manifests to the cluster.

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"testing"
+	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
 )
@@ -31,20 +33,41 @@ var gbctl = sync.OnceValues(func() (string, error) {
 	return program, nil
 })
 
+// Patient is the cluster for commands that take as long as this at native speed.
+func (c *Cluster) Patient(budget time.Duration) *Cluster {
+	patient := *c
+	patient.patience = budget
+	return &patient
+}
+
 // TryGbctl runs gbctl as a user would: with the cluster's client configuration
 // and nothing else. The output is standard output alone.
 func (c *Cluster) TryGbctl(args ...string) (string, error) { return c.TryGbctlWith("", nil, args...) }
 
 // TryGbctlWith gives gbctl something to read, and variables of the environment.
 func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (string, error) {
+	return runGbctl(c.t, c.Scale(max(c.patience, askBudget)), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
+}
+
+// Gbctl runs gbctl for what asks no node, where nothing may go wrong.
+func Gbctl(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := runGbctl(t, askBudget, "", nil, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func runGbctl(t testing.TB, budget time.Duration, stdin string, env []string, args ...string) (string, error) {
 	program, err := gbctl()
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(askBudget)))
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(budget))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Env = append(append(os.Environ(), "GARBOARDCONFIG="+c.ClientConfig()), env...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -13,9 +13,16 @@ import (
 	"syscall"
 )
 
-// Processes are the PIDs, on this machine, of a container node's processes with
+// Processes are the PIDs, on this machine, of the container nodes' processes with
 // this program name.
-func (c *Cluster) Processes(name string) ([]int, error) {
+func (c *Cluster) Processes(name string) ([]int, error) { return c.processes("", name) }
+
+// processes are those of one node, or of all where it has no name.
+func (c *Cluster) processes(node, name string) ([]int, error) {
+	place := "/garboard/" + c.Name + "/"
+	if node != "" {
+		place += node + "/"
+	}
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, err
@@ -23,7 +30,7 @@ func (c *Cluster) Processes(name string) ([]int, error) {
 	var found []int
 	for _, dir := range dirs {
 		in, err := os.ReadFile(dir + "/cgroup")
-		if err != nil || !strings.Contains(string(in), "/garboard/"+c.Name+"/") {
+		if err != nil || !strings.Contains(string(in), place) {
 			continue // gone meanwhile, or another's
 		}
 		arguments, _ := os.ReadFile(dir + "/cmdline")
@@ -37,9 +44,12 @@ func (c *Cluster) Processes(name string) ([]int, error) {
 	return found, nil
 }
 
-// Kill sends SIGKILL to the one process of a container node with this name.
-func (c *Cluster) Kill(name string) error {
-	pids, err := c.Processes(name)
+// Kill sends SIGKILL to the one process with this name, of all container nodes.
+func (c *Cluster) Kill(name string) error { return c.KillOn("", name) }
+
+// KillOn sends SIGKILL to the one process of a container node with this name.
+func (c *Cluster) KillOn(node, name string) error {
+	pids, err := c.processes(node, name)
 	if err != nil {
 		return err
 	}

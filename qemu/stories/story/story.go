@@ -37,13 +37,11 @@ const (
 )
 
 // Main is TestMain of a story: the test binary is also the program that a cluster
-// calls back, as `host --cluster NAME` and `dial ADDRESS`.
+// calls back, as `host --cluster NAME`.
 func Main(m *testing.M) {
 	switch {
 	case len(os.Args) == 4 && os.Args[1] == "host":
 		os.Exit(callback(func(ctx context.Context) error { return host(ctx, os.Args[3]) }))
-	case len(os.Args) == 3 && os.Args[1] == "dial":
-		os.Exit(callback(func(ctx context.Context) error { return qemu.Dial(ctx, os.Args[2]) }))
 	}
 	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
 	os.Unsetenv(homeVar) // the user's clusters are none of ours

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -138,6 +139,16 @@ func answer(words []string, boots int) string {
 		}
 		text, err := os.ReadFile(words[1])
 		return fmt.Sprintf("%s %v", strings.TrimSpace(string(text)), err)
+	case len(words) == 2 && words[0] == "allocate":
+		size, err := strconv.Atoi(words[1])
+		if err != nil {
+			return err.Error()
+		}
+		memory := make([]byte, size<<20)
+		for i := range memory {
+			memory[i] = 1
+		}
+		return fmt.Sprintf("%d MiB", len(memory)>>20)
 	case len(words) == 1 && words[0] == "reboot":
 		_ = syscall.Reboot(syscall.LINUX_REBOOT_CMD_RESTART)
 	}

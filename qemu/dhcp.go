@@ -1,0 +1,91 @@
+package qemu
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/server4"
+)
+
+// leaseTime is short beside real networks', so that renewals happen in a day's work.
+const leaseTime = time.Hour
+
+// leases answers the DHCP questions of a cluster's nodes: each gets its own address,
+// by its hardware address (RFC 2131). Nobody else is on their network, so nothing has
+// to be remembered, and others aren't answered.
+type leases struct {
+	plan  Plan
+	log   *slog.Logger
+	nodes map[string]Node // by hardware address
+}
+
+func newLeases(p Plan, log *slog.Logger) leases {
+	l := leases{plan: p, log: log, nodes: map[string]Node{}}
+	for _, n := range p.Nodes {
+		l.nodes[hardwareAddress(p.Name, n.Name).String()] = n
+	}
+	return l
+}
+
+// serveDHCP answers on the bridge until the server is closed.
+func (l *lan) serveDHCP() (*server4.Server, error) {
+	var s *server4.Server
+	handler := newLeases(l.plan, l.log)
+	err := l.keeper.Do(func() (err error) {
+		s, err = server4.NewServer(bridgeName, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpv4.ServerPort}, handler.handle)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dhcpd: %w", err)
+	}
+	go func() { _ = s.Serve() }() // ends, with an error, when it is closed
+	return s, nil
+}
+
+func (l leases) handle(conn net.PacketConn, peer net.Addr, question *dhcpv4.DHCPv4) {
+	answer, err := l.answer(question)
+	if err == nil && answer != nil {
+		_, err = conn.WriteTo(answer.ToBytes(), peer)
+	}
+	if err != nil {
+		l.log.Warn("DHCP", "from", question.ClientHWAddr, "error", err)
+	}
+}
+
+// answer is nil where there is nothing to say.
+func (l leases) answer(question *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
+	n, known := l.nodes[question.ClientHWAddr.String()]
+	server := gateway(l.plan.Network)
+	other := question.ServerIdentifier()
+	if !known || question.OpCode != dhcpv4.OpcodeBootRequest || other != nil && !other.Equal(server.AsSlice()) {
+		return nil, nil
+	}
+	kind := dhcpv4.MessageTypeOffer
+	switch question.MessageType() {
+	case dhcpv4.MessageTypeDiscover:
+	case dhcpv4.MessageTypeRequest:
+		kind = dhcpv4.MessageTypeAck
+		wanted := question.RequestedIPAddress()
+		if wanted == nil {
+			wanted = question.ClientIPAddr // a renewal
+		}
+		if !wanted.Equal(n.Address.AsSlice()) {
+			return dhcpv4.NewReplyFromRequest(question, dhcpv4.WithMessageType(dhcpv4.MessageTypeNak),
+				dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice())))
+		}
+	default:
+		return nil, nil // what a node gives back is still its own
+	}
+	return dhcpv4.NewReplyFromRequest(question,
+		dhcpv4.WithMessageType(kind),
+		dhcpv4.WithYourIP(n.Address.AsSlice()),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice())),
+		dhcpv4.WithNetmask(ipNet(l.plan.Network).Mask),
+		// Leads nowhere: but Kubernetes takes its address from the default route.
+		dhcpv4.WithOption(dhcpv4.OptRouter(server.AsSlice())),
+		dhcpv4.WithOption(dhcpv4.OptHostName(n.Name)),
+		dhcpv4.WithLeaseTime(uint32(leaseTime/time.Second)))
+}

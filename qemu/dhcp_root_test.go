@@ -1,0 +1,89 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+)
+
+const dhcpBudget = 10 * time.Second // for three tries of a question
+
+// Each node gets its own address, again and again; nobody else gets one.
+func TestDHCP(t *testing.T) {
+	needRoot(t)
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	p, err := newPlan(Options{Name: "dhcp", ControlPlanes: 1, Workers: 1}, Choice{Name: QEMU})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := newLAN(p, clusterDir(t.TempDir()), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s, err := l.serveDHCP()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, n := range p.Nodes {
+		c := dhcpClient(t, l, n)
+		ctx, cancel := context.WithTimeout(t.Context(), dhcpBudget)
+		defer cancel()
+		lease, err := c.Request(ctx)
+		if err != nil {
+			t.Fatalf("%s: %v", n.Name, err)
+		}
+		a := lease.ACK
+		if !a.YourIPAddr.Equal(n.Address.AsSlice()) || !a.Router()[0].Equal(net.IPv4(10, 5, 0, 1)) || a.HostName() != n.Name ||
+			a.IPAddressLeaseTime(0) != leaseTime || net.IPMask(a.SubnetMask()).String() != "ffffff00" {
+			t.Errorf("%s: %s", n.Name, a.Summary())
+		}
+		if again, err := c.Renew(ctx, lease); err != nil || !again.ACK.YourIPAddr.Equal(n.Address.AsSlice()) {
+			t.Errorf("%s: renewed: %v, %v", n.Name, again, err)
+		}
+		// The address of another.
+		var refused *nclient4.ErrNak
+		offer := *lease.Offer
+		offer.YourIPAddr = net.IPv4(10, 5, 0, 77)
+		if _, err := c.RequestFromOffer(ctx, &offer); !errors.As(err, &refused) {
+			t.Errorf("%s: another address: %v", n.Name, err)
+		}
+	}
+	quiet := newLeases(p, slog.New(slog.DiscardHandler))
+	stranger, err := dhcpv4.NewDiscovery(net.HardwareAddr{2, 0, 0, 0, 0, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err := quiet.answer(stranger); a != nil || err != nil {
+		t.Errorf("a stranger is answered: %v, %v", a, err)
+	}
+}
+
+// dhcpClient asks from a node's end of its cable.
+func dhcpClient(t *testing.T, l *lan, n Node) *nclient4.Client {
+	t.Helper()
+	peer, err := (&containers{l}).makeLink(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link, err := l.links.LinkByName(peer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.links.LinkSetUp(link); err != nil {
+		t.Fatal(err)
+	}
+	var c *nclient4.Client
+	if err := l.keeper.Do(func() (err error) { c, err = nclient4.New(peer); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}

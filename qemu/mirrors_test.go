@@ -1,0 +1,81 @@
+package qemu
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// S-126, S-127, S-128: what is asked instead of which registry; the one with what was
+// built is asked last, and for everything.
+func TestMirrors(t *testing.T) {
+	t.Parallel()
+	p := testPlan(QEMU)
+	var err error
+	p.Mirrors, err = planMirrors(Options{Mirrors: map[string][]string{
+		"docker.io": {"http://10.5.0.1:5000/", "https://example.org"}, "*": {"https://example.org"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][]string{
+		"*":         {"http://10.5.0.1:5001", "http://10.5.0.1:5000"},
+		"docker.io": {"http://10.5.0.1:5002", "http://10.5.0.1:5001"},
+	}
+	if diff := cmp.Diff(want, p.mirrors()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// S-129, S-134: a registry of this machine is reached by the gateway's address, with a
+// path and a slash at its end, and what it leads to is followed.
+func TestMirrorProxy(t *testing.T) {
+	t.Parallel()
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "blob %s %q", r.Header.Get("Range"), r.Header.Get("Cookie"))
+	}))
+	defer elsewhere.Close()
+	cache := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/cache/v2/a/blobs/b" && r.URL.RawQuery == "ns=docker.io" {
+			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
+			return
+		}
+		w.Header().Set("Docker-Content-Digest", "sha256:1")
+		w.Header().Set("Set-Cookie", "a=b")
+		http.NotFound(w, r)
+	}))
+	defer cache.Close()
+	var port int
+	if _, err := fmt.Sscanf(cache.URL, "http://127.0.0.1:%d", &port); err != nil {
+		t.Fatal(err)
+	}
+	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", port)}.proxy(testPlan(QEMU), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(method, path string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, path, nil)
+		r.Header.Set("Range", "bytes=0-1")
+		r.Header.Set("Cookie", "a=b")
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w
+	}
+	if w := ask("GET", "/v2/a/blobs/b?ns=docker.io"); w.Code != http.StatusOK || w.Body.String() != `blob bytes=0-1 ""` {
+		t.Errorf("a blob: %d %s", w.Code, w.Body)
+	}
+	if w := ask("HEAD", "/v2/a/manifests/b"); w.Code != http.StatusNotFound || w.Header().Get("Docker-Content-Digest") != "sha256:1" || w.Header().Get("Set-Cookie") != "" {
+		t.Errorf("a manifest that isn't there: %d %v", w.Code, w.Header())
+	}
+	if w := ask("POST", "/v2/a/blobs/uploads/"); w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("an upload: %d", w.Code)
+	}
+	cache.Close()
+	if w := ask("GET", "/v2/"); w.Code != http.StatusBadGateway {
+		t.Errorf("a registry that is off: %d", w.Code)
+	}
+}

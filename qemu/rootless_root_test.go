@@ -1,0 +1,83 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// nobody is a user without any rights.
+const nobody = 65534
+
+// A network of machines takes no root: it is made by whoever a user's host process is.
+// That /dev/net/tun is for everyone, as udev leaves it, it takes; so the test is root, to
+// make one.
+func TestNetworkWithoutRoot(t *testing.T) {
+	needRoot(t)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "without-root", "prepare")
+	// Go makes the mounts of the new namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasSuffix(string(out), "heard\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// withoutRoot is that test in processes of its own: one with the device, and in that, as
+// a user's host process is started, one with the network.
+func withoutRoot(ctx context.Context, step string) error {
+	if step == "prepare" {
+		err := errors.Join(
+			unix.Mount("tmpfs", "/dev/net", "tmpfs", 0, ""),
+			unix.Mknod("/dev/net/tun", unix.S_IFCHR, int(unix.Mkdev(10, 200))),
+			os.Chmod("/dev/net/tun", 0o666))
+		if err != nil {
+			return err
+		}
+		cmd := exec.CommandContext(ctx, "/proc/self/exe", "without-root", "network")
+		cmd.Dir = "/"
+		cmd.SysProcAttr = hostAttributes(nobody, nobody)
+		// Which nobody would be already.
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true}
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		return cmd.Run()
+	}
+	if _, err := os.ReadDir("/proc/1/fd"); err == nil {
+		return errors.New("this process has rights outside: it sees the files of PID 1")
+	}
+	p := testPlan(QEMU)
+	l, err := newLAN(p, "/", slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	dhcpd, err := l.serveDHCP()
+	if err != nil {
+		return err
+	}
+	defer dhcpd.Close()
+	cable, err := newMachines(l).makeTap(p.Nodes[0])
+	if err != nil {
+		return err
+	}
+	defer cable.Close()
+	// The load balancer's way: a port in the network, reached through it.
+	port, err := l.Listen(p.registryAddress())
+	if !errors.Is(err, unix.EADDRINUSE) { // the registry is there
+		return errors.Join(fmt.Errorf("listen where the registry does: %w", err), port.Close())
+	}
+	var conn net.Conn
+	if conn, err = l.keeper.Dial(ctx, p.registryAddress().String()); err != nil {
+		return err
+	}
+	fmt.Println("heard")
+	return conn.Close()
+}

@@ -1,0 +1,198 @@
+//go:build story
+
+// Package full is the story of a node whose EPHEMERAL is full to the last block while it
+// works. Kubernetes stops, and the node says why; its own API and STATE don't mind. Once
+// there is room again, all goes on without a reboot.
+package full
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/story"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { story.Main(m) }
+
+const (
+	// diskSize is for images, their layers and data: about 1 GiB.
+	diskSize = 3 << 30
+	// tellBudget is for the doctor to be right, and for etcd to need a new block.
+	tellBudget = 60 * time.Second
+	// backBudget is for services that were tried ever more slowly, 30 s at most.
+	backBudget = 90 * time.Second
+	// bulk is what one write takes: etcd has no use for room that it has already.
+	bulk = 256 << 10
+)
+
+func TestFullEphemeral(t *testing.T) {
+	if !story.InOwnMounts(t) {
+		return
+	}
+	m := story.Marks(t)
+	ephemeral := ""
+	c := story.New(t, "full", qemu.Container, func(o *qemu.Options) {
+		o.Prepare = func(dir string) (err error) {
+			ephemeral = filepath.Join(dir, "var")
+			return disk(filepath.Join(t.TempDir(), "disk.img"), ephemeral)
+		}
+	})
+	t.Cleanup(func() {
+		// Or the directory can't be removed.
+		if err := unix.Unmount(ephemeral, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	c.Ready(m)
+	c.Kubectl("create", "configmap", "written")
+
+	filler := filepath.Join(ephemeral, "filler")
+	filled, err := fill(filler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Reached(fmt.Sprintf("the disk is full: %d MiB were free", filled>>20))
+	tells(c, "disk-full", "EPHEMERAL (/var) has")
+	m.Reached("the doctor says so")
+	c.Eventually(tellBudget, "etcd takes no writes any more", func() error {
+		if _, err := fill(filler); err != nil {
+			return err
+		}
+		return refuses(c)
+	})
+	m.Reached("etcd takes no writes any more")
+	tells(c, "disk-full", unix.ENOSPC.Error())
+	m.Reached("the doctor has it from a service")
+	usable(t, c)
+	m.Reached("the machine API works")
+
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	m.Reached("there is room again")
+	c.Eventually(backBudget, "Kubernetes takes writes", func() error {
+		_, err := c.Try("create", "configmap", "again")
+		return err
+	})
+	m.Reached("Kubernetes takes writes")
+	c.Kubectl("get", "configmap", "written")
+	c.Eventually(backBudget, "the node is Ready", func() error { return c.NodesReady(c.Nodes...) })
+	c.Eventually(backBudget, "the doctor finds no error", func() error {
+		_, err := c.TryGbctl("doctor")
+		return err
+	})
+	m.Reached("all is well")
+	status, err := c.Status(t.Context())
+	if err != nil || status[0].Restarts != 0 {
+		t.Errorf("the node has started again: %+v, %v", status, err)
+	}
+}
+
+// disk mounts a file system as a node's own EPHEMERAL is.
+func disk(image, dir string) error {
+	f, err := os.Create(image)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Truncate(diskSize), f.Close(), os.Mkdir(dir, 0o755)); err != nil {
+		return err
+	}
+	for _, args := range [][]string{{"mkfs.xfs", "-q", image}, {"mount", "-o", "loop", image, dir}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// fill takes all the room there is, in ever smaller pieces; again, what has become free.
+func fill(path string) (size int64, err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if size, err = f.Seek(0, io.SeekEnd); err != nil {
+		return 0, err
+	}
+	for piece := int64(diskSize); piece >= int64(os.Getpagesize()); {
+		switch err := unix.Fallocate(int(f.Fd()), 0, size, piece); {
+		case err == nil:
+			size += piece
+		case errors.Is(err, unix.ENOSPC):
+			piece /= 2
+		default:
+			return 0, err
+		}
+	}
+	return size, nil
+}
+
+// refuses is nil once a write of some size fails for good.
+func refuses(c *story.Cluster) error {
+	value := bytes.Repeat([]byte{'x'}, bulk)
+	path := filepath.Join(c.Dir(), "value")
+	if err := os.WriteFile(path, value, 0o600); err != nil {
+		return err
+	}
+	out, err := c.Try("create", "configmap", fmt.Sprintf("bulk-%d", time.Now().UnixNano()), "--from-file="+path, "--request-timeout=10s")
+	if err == nil {
+		return fmt.Errorf("it takes one: %s", out)
+	}
+	return nil
+}
+
+// tells waits for the doctor to name what is wrong, with these words.
+func tells(c *story.Cluster, id, words string) {
+	c.Eventually(tellBudget, "the doctor tells of "+id+" with "+words, func() error {
+		out, err := c.TryGbctl("doctor")
+		if err == nil {
+			return fmt.Errorf("it finds nothing: %s", out)
+		}
+		if !strings.Contains(out, id) || !strings.Contains(out, words) {
+			return fmt.Errorf("it says: %s", out)
+		}
+		return nil
+	})
+}
+
+// usable: the node's own API answers, and takes a change, for that is on STATE; and what
+// is on STATE is whole.
+func usable(t *testing.T, c *story.Cluster) {
+	t.Helper()
+	for _, args := range [][]string{{"version"}, {"services"}, {"logs", "etcd"}, {"dmesg"}, {"ls", "/var"}} {
+		if out := c.Gbctl(args...); out == "" {
+			t.Errorf("gbctl %s says nothing", strings.Join(args, " "))
+		}
+	}
+	c.Gbctl("patch", "machineconfig", "--patch", `{"machine":{"sysctls":{"net.ipv4.ip_default_ttl":"63"}}}`)
+	state := filepath.Join(c.Dir(), c.Node(), "state")
+	config, err := os.ReadFile(filepath.Join(state, "config.yaml"))
+	if err != nil || !strings.Contains(string(config), "ip_default_ttl") {
+		t.Errorf("the configuration on STATE isn't what was applied: %v\n%s", err, config)
+	}
+	err = filepath.WalkDir(state, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".json" {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err == nil && !json.Valid(data) {
+			err = fmt.Errorf("%s isn't whole: %q", path, data)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,98 @@
+//go:build story
+
+// Package leader is the story of a cluster that loses the leader of its etcd while it
+// is written to: by power cut, and by a crash. Whatever it had acknowledged is there
+// afterwards, on every member, and it takes writes again soon.
+package leader
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/story"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func TestMain(m *testing.M) { story.Main(m) }
+
+const (
+	// writeBudget is for etcd to elect another leader, which takes it two seconds, and
+	// for the load balancer to let the dead one's clients go, which takes it nine.
+	writeBudget = 20 * time.Second
+	// backBudget is for a node to boot and its member to catch up.
+	backBudget = 60 * time.Second
+)
+
+type readers = map[string]func(context.Context) (map[string]string, error)
+
+// S-220: three tolerate the loss of one.
+func TestLeaderIsLostUnderLoad(t *testing.T) {
+	story.Built(t, qemu.Container)
+	m := story.Marks(t)
+	c := story.New(t, "leader", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
+	c.Ready(m)
+	inside := c.Network()
+	etcd := c.Etcd(inside, c.Nodes...)
+	// copies are what each member has, and what each API server says.
+	var members []*clientv3.Client
+	copies := []readers{{}, {}}
+	for _, n := range c.Nodes {
+		member := c.Etcd(inside, n)
+		members = append(members, member)
+		copies[0]["the member on "+n.Name] = story.EtcdCopy(member)
+		copies[1]["the API server on "+n.Name] = story.KubernetesStore(c.Server(inside, n)).Read
+	}
+	writers := []*story.Writer{c.Write(story.EtcdStore(members...)), c.Write(story.KubernetesStore(c.Endpoint()))}
+	for i, w := range writers {
+		copies[i]["the quorum"] = w.Read
+	}
+	both := func(why string) {
+		t.Helper()
+		for _, w := range writers {
+			w.Goes(writeBudget, why)
+		}
+	}
+	leader := func() (n qemu.Node) {
+		t.Helper()
+		c.Eventually(writeBudget, "etcd has a leader", func() (err error) {
+			n, err = c.Leader(etcd)
+			return err
+		})
+		return n
+	}
+	both("before anything happened")
+
+	killed := leader()
+	if err := c.Cut(t.Context(), killed.Name); err != nil {
+		t.Fatal(err)
+	}
+	m.Reached("power of the leader " + killed.Name + " is cut")
+	both("while the leader is off")
+	if next := leader(); next.Name == killed.Name {
+		t.Errorf("%s is off, and said to lead", next.Name)
+	}
+	if err := c.On(t.Context(), killed.Name); err != nil {
+		t.Fatal(err)
+	}
+	server := c.Server(inside, killed)
+	c.Eventually(backBudget, "the former leader's API server is ready", func() error {
+		_, err := server.Get(t.Context(), "/readyz")
+		return err
+	})
+	m.Reached("it is back")
+	both("while it came back")
+
+	killed = leader()
+	if err := c.KillOn(killed.Name, "etcd"); err != nil {
+		t.Fatal(err)
+	}
+	m.Reached("etcd of the leader " + killed.Name + " is killed")
+	both("after the leader's etcd was killed")
+	for i, w := range writers {
+		w.Stop()
+		w.Complete(backBudget, copies[i])
+	}
+	m.Reached("every acknowledged write is everywhere")
+}

@@ -1,0 +1,70 @@
+package ledger
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var start = time.Unix(1_700_000_000, 0)
+
+// The twin of the stories' "nothing is lost": a ledger must notice it.
+func TestCheckNoticesWhatIsLost(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		written := rapid.MapOfN(rapid.StringMatching(`[a-z]{1,8}`), rapid.StringMatching(`[0-9]{1,3}`), 1, 20).Draw(t, "written")
+		l := New(start)
+		for key, value := range written {
+			l.Acknowledged(key, value, start)
+		}
+		found := maps.Clone(written)
+		found["of a failed write, perhaps"] = "1"
+		if err := l.Check(found); err != nil {
+			t.Fatalf("all is there: %v", err)
+		}
+		key := rapid.SampledFrom(slices.Sorted(maps.Keys(written))).Draw(t, "key")
+		found[key] = "another"
+		if err := l.Check(found); err == nil || !strings.Contains(err.Error(), "1 are changed") || !strings.Contains(err.Error(), key) {
+			t.Fatalf("%s has changed: %v", key, err)
+		}
+		delete(found, key)
+		if err := l.Check(found); err == nil || !strings.Contains(err.Error(), "1 are lost") || !strings.Contains(err.Error(), key) {
+			t.Fatalf("%s is lost: %v", key, err)
+		}
+	})
+}
+
+func TestCheckWantsWrites(t *testing.T) {
+	t.Parallel()
+	l := New(start)
+	l.Failed(errors.New("refused"), start)
+	if l.Check(nil) == nil {
+		t.Error("a story without a write would pass")
+	}
+}
+
+func TestLongestPause(t *testing.T) {
+	t.Parallel()
+	l := New(start)
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	l.Acknowledged("a", "", at(1))
+	l.Failed(errors.New("no leader"), at(4))
+	l.Failed(errors.New("no leader"), at(6))
+	l.Acknowledged("b", "", at(7))
+	l.Acknowledged("c", "", at(9))
+	if p := l.Longest(); p != (Pause{at(1), 6 * time.Second}) {
+		t.Errorf("longest pause: %v", p)
+	}
+	l.Acknowledged("d", "", at(10))
+	if p := l.Longest(); p != (Pause{at(9), time.Second}) {
+		t.Errorf("longest pause since: %v", p)
+	}
+	if got := l.String(); got != "4 writes acknowledged, 2 not, the last of them: no leader" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,76 @@
+//go:build story
+
+// Package scale is the story of a cluster that grows and shrinks while it is written to:
+// one control plane, three, five, and three again, without the one that began it.
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/story"
+)
+
+func TestMain(m *testing.M) { story.Main(m) }
+
+const (
+	// growBudget is for two nodes to boot, to join one after the other, and to be Ready.
+	growBudget = 90 * time.Second
+	// checkBudget is for a list of all that was written, on busy machines.
+	checkBudget = 60 * time.Second
+	// writeBudget is for the load balancer to let the clients of one that left go.
+	writeBudget = 20 * time.Second
+)
+
+// S-214, S-219: nodes join by being turned on, and leave by being told to; the first is
+// a member as the others are.
+func TestOneThreeFiveThree(t *testing.T) {
+	story.Built(t, qemu.Container)
+	m := story.Marks(t)
+	c := story.New(t, "scale", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Later = 5, 4 })
+	c.Ready(m)
+	inside := c.Network()
+	etcd := c.Etcd(inside, c.Nodes...)
+	w := c.Write(story.KubernetesStore(c.Endpoint()))
+	settled := func(nodes []qemu.Node) {
+		t.Helper()
+		c.Eventually(growBudget, fmt.Sprintf("%d are Ready and vote", len(nodes)), func() error {
+			return errors.Join(c.NodesReady(nodes...), c.InSync(etcd, nodes...))
+		})
+		m.Reached(fmt.Sprintf("%d control planes are Ready, and vote", len(nodes)))
+		w.Goes(writeBudget, fmt.Sprintf("until %d voted", len(nodes)))
+	}
+	settled(c.Nodes[:1])
+	for _, size := range []int{3, 5} {
+		for _, n := range c.Nodes[size-2 : size] {
+			if err := c.On(t.Context(), n.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		settled(c.Nodes[:size])
+	}
+
+	left := slices.Clone(c.Nodes)
+	for range 2 {
+		leaves := left[0]
+		left = left[1:]
+		c.Gbctl("-n", leaves.Address.String(), "etcd", "leave")
+		if err := c.Off(t.Context(), leaves.Name); err != nil {
+			t.Fatal(err)
+		}
+		c.Kubectl("delete", "node", leaves.Name)
+		settled(left)
+	}
+
+	w.Stop()
+	copies := map[string]func(context.Context) (map[string]string, error){}
+	for _, n := range left {
+		copies["the API server on "+n.Name] = story.KubernetesStore(c.Server(inside, n)).Read
+	}
+	w.Complete(checkBudget, copies)
+}

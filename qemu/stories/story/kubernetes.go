@@ -1,0 +1,102 @@
+//go:build story
+
+package story
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/keeper"
+)
+
+const (
+	apiServerPort = 6443
+	answerMax     = 64 << 20 // bytes
+)
+
+// A Server is one way to the Kubernetes API, as an administrator.
+type Server struct {
+	URL    string
+	client *http.Client
+}
+
+// Endpoint is the cluster's API, through the load balancer.
+func (c *Cluster) Endpoint() *Server {
+	return c.server(fmt.Sprintf("https://127.0.0.1:%d", c.KubernetesPort), new(net.Dialer).DialContext)
+}
+
+// Server is the API server on one node.
+func (c *Cluster) Server(inside *keeper.Keeper, n qemu.Node) *Server {
+	return c.server("https://"+netip.AddrPortFrom(n.Address, apiServerPort).String(), func(ctx context.Context, _, address string) (net.Conn, error) {
+		return inside.Dial(ctx, address)
+	})
+}
+
+func (c *Cluster) server(url string, dial func(context.Context, string, string) (net.Conn, error)) *Server {
+	c.t.Helper()
+	trust := c.as(c.Secrets().KubernetesCA.CA(), pki.Leaf{CN: "story", Orgs: []string{"system:masters"}})
+	// HTTP/1: a request whose time is up ends its connection, so that the next one finds
+	// another server instead of waiting on the same.
+	transport := &http.Transport{TLSClientConfig: trust, DialContext: dial, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
+	c.t.Cleanup(transport.CloseIdleConnections)
+	return &Server{URL: url, client: &http.Client{Transport: transport, Timeout: eventually.Scale(callBudget)}}
+}
+
+// Get is the answer to one question, if it is 200.
+func (s *Server) Get(ctx context.Context, path string) ([]byte, error) {
+	return s.do(ctx, http.MethodGet, path, "", http.StatusOK)
+}
+
+func (s *Server) do(ctx context.Context, method, path, body string, want int) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerMax))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != want {
+		return nil, fmt.Errorf("%s %s%s: %s: %.200s", method, s.URL, path, resp.Status, answer)
+	}
+	return answer, nil
+}
+
+// Objects are the UIDs and contents of objects, by name, as one server tells.
+func (s *Server) Objects(ctx context.Context, path string) (map[string]Object, error) {
+	answer, err := s.Get(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	var list struct{ Items []Object }
+	if err := json.Unmarshal(answer, &list); err != nil {
+		return nil, fmt.Errorf("%s%s: %w", s.URL, path, err)
+	}
+	all := map[string]Object{}
+	for _, o := range list.Items {
+		all[o.Metadata.Namespace+"/"+o.Metadata.Name] = o
+	}
+	return all, nil
+}
+
+// Object is what stories compare of a Kubernetes object.
+type Object struct {
+	Metadata struct{ Namespace, Name, UID string }
+	Data     map[string]string // of a config map
+}

@@ -1,0 +1,76 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+)
+
+// PodNamespace is where the kubelet has its pods run.
+const PodNamespace = "k8s.io"
+
+// sandboxLabel tells the containers that hold a pod together from those in it
+// (containerd's CRI plugin).
+const (
+	kindLabel   = "io.cri-containerd.kind"
+	kindSandbox = "sandbox"
+)
+
+// StopPods asks all containers of Kubernetes to end, in their own way, and returns once
+// they have. The kubelet must not run: it would start them again. Their sandboxes stay,
+// with the network that an orderly end may need.
+func (c *Containerd) StopPods(ctx context.Context) error {
+	cl, err := c.Client()
+	if err != nil {
+		return err
+	}
+	ctx = namespaces.WithNamespace(ctx, PodNamespace)
+	all, err := cl.Containers(ctx)
+	if err != nil {
+		return fmt.Errorf("list the containers of Kubernetes: %w", err)
+	}
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, container := range all {
+		wg.Go(func() { errs[i] = stopContainer(ctx, container) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func stopContainer(ctx context.Context, container client.Container) error {
+	labels, err := container.Labels(ctx)
+	if err != nil || labels[kindLabel] == kindSandbox {
+		return ignoreGone(err)
+	}
+	task, err := container.Task(ctx, nil)
+	if err != nil {
+		return ignoreGone(err) // it doesn't run
+	}
+	ended, err := task.Wait(ctx)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	if err := task.Kill(ctx, syscall.SIGTERM); err != nil {
+		return ignoreGone(err)
+	}
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("container %s (%s) hasn't ended: %w", container.ID(), labels["io.kubernetes.pod.name"], ctx.Err())
+	}
+}
+
+func ignoreGone(err error) error {
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,214 @@
+package disks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// zeroChunk is how much is zeroed before the next look whether there is still time.
+	zeroChunk = 64 << 20
+	// wipeMark says on a container's STATE what of it is to be wiped. It is what the
+	// journal is on a disk.
+	wipeMark = "wipe"
+)
+
+// Wipes are the partitions that a reset can wipe.
+var Wipes = []string{boot.LabelState, boot.LabelEphemeral}
+
+// MarkWipe writes down that these partitions are to be wiped. From then on nothing
+// keeps them: erase does it once nobody uses them any more, and if it doesn't come
+// to that, the next boot does, before it reads anything of them.
+func (d *Disks) MarkWipe(labels []string) (erase func(context.Context) error, err error) {
+	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(Wipes, l) }) {
+		return nil, fmt.Errorf("wipe %q: there are %s", labels, strings.Join(Wipes, " and "))
+	}
+	if d.o.Mode == boot.Container {
+		mark := filepath.Join(d.o.stateDir, wipeMark)
+		if err := boot.WriteFile(mark, []byte(strings.Join(labels, " ")+"\n"), 0o600); err != nil {
+			return nil, err
+		}
+		return func(context.Context) error { return d.wipeDirectories() }, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.system == nil {
+		return nil, errors.New("wipe the system disk: the node has none yet, so there is nothing on it")
+	}
+	dev := *d.system
+	file, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if err := writeJournal(file, journal{step: stepWipe, label: strings.Join(labels, " ")}); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		f, err := d.inspect(dev)
+		if err == nil {
+			_, err = d.wipeMarked(ctx, dev, f)
+		}
+		return err
+	}, nil
+}
+
+// wipeMarked does what the journal says of a reset, and looks at the disk again.
+//
+// STATE is zeroed, with META: that is where a node's keys are. EPHEMERAL is zeroed
+// where the disk does that by itself; where it can't, it is discarded, and what makes
+// it a file system is zeroed.
+func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, error) {
+	if f.verdict != ours || f.pending.step != stepWipe {
+		return f, nil
+	}
+	labels := strings.Fields(f.pending.label)
+	d.log.Warn(fmt.Sprintf("wiping %s on %s, as it was asked for by a reset", strings.Join(labels, " and "), dev.Path))
+	if err := d.wipe(ctx, dev, f, labels); err != nil {
+		return f, fmt.Errorf("wipe %s on %s: %w", strings.Join(labels, " and "), dev.Path, err)
+	}
+	return d.inspect(dev)
+}
+
+func (d *Disks) wipe(ctx context.Context, dev device, f found, labels []string) error {
+	file, err := openDisk(dev)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	after := journal{}
+	if slices.Contains(labels, boot.LabelState) {
+		// Without STATE the disk is nobody's until it is made anew.
+		after = journal{step: stepFormat, label: boot.LabelState}
+		labels = append(labels, boot.LabelMeta)
+	}
+	for _, label := range labels {
+		p, err := f.partition(dev, label)
+		if err != nil {
+			return err
+		}
+		if err := d.o.before("wipe " + label); err != nil {
+			return err
+		}
+		if err := p.erase(ctx, file); err != nil {
+			return fmt.Errorf("%s: %w", label, err)
+		}
+	}
+	if err := errors.Join(file.Sync(), d.o.before("wiped")); err != nil {
+		return err
+	}
+	return writeJournal(file, after)
+}
+
+// erase zeroes a partition of a disk. Of EPHEMERAL, which may take hours to write,
+// it writes the edges if the disk can't zero by itself.
+func (p partition) erase(ctx context.Context, file *os.File) error {
+	err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, p.start, p.size)
+	if err == nil {
+		return nil // it reads as zeros from now on (block/fops.c, blkdev_fallocate)
+	}
+	if p.label == boot.LabelEphemeral {
+		// A disk may ignore it, or read anything there afterwards.
+		_ = discard(file, p.start, p.size)
+		if err := zero(ctx, file, p.start, edge); err != nil {
+			return err
+		}
+		return zero(ctx, file, p.start+p.size-edge, edge)
+	}
+	return zero(ctx, file, p.start, p.size)
+}
+
+func zero(ctx context.Context, file *os.File, start, size int64) error {
+	buf := make([]byte, edge)
+	for at := start; at < start+size; at += int64(len(buf)) {
+		if (at-start)%zeroChunk == 0 {
+			if err := errors.Join(ctx.Err(), file.Sync()); err != nil {
+				return err
+			}
+		}
+		if _, err := file.WriteAt(buf[:min(int64(len(buf)), start+size-at)], at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wipeDirectories does for a container what wipeMarked does for a disk.
+func (d *Disks) wipeDirectories() error {
+	mark := filepath.Join(d.o.stateDir, wipeMark)
+	text, err := os.ReadFile(mark)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	labels := strings.Fields(string(text))
+	d.log.Warn(fmt.Sprintf("wiping %s, as it was asked for by a reset", strings.Join(labels, " and ")))
+	state := slices.Contains(labels, boot.LabelState)
+	if slices.Contains(labels, boot.LabelEphemeral) {
+		if err := d.empty(boot.LabelEphemeral, d.o.varDir); err != nil {
+			return err
+		}
+	}
+	if state {
+		if err := d.empty(boot.LabelState, d.o.stateDir, wipeMark); err != nil {
+			return err
+		}
+		reset := filepath.Join(d.o.stateDir, filepath.Base(boot.ResetFile))
+		if err := boot.WriteFile(reset, nil, 0o600); err != nil {
+			return err
+		}
+	}
+	if err := d.o.before("wiped"); err != nil {
+		return err
+	}
+	if err := os.Remove(mark); err != nil {
+		return err
+	}
+	return boot.SyncDir(d.o.stateDir)
+}
+
+// empty removes what is in a directory. What is mounted below it is somebody else's,
+// a volume on another machine perhaps: it is unmounted first, and if it can't be,
+// nothing is removed.
+func (d *Disks) empty(label, dir string, keep ...string) error {
+	if err := d.o.before("wipe " + label); err != nil {
+		return err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(mounts) {
+		if m.Mountpoint == dir {
+			continue
+		}
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return fmt.Errorf("wipe %s: unmount %s: %w", label, m.Mountpoint, err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if slices.Contains(keep, e.Name()) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return fmt.Errorf("wipe %s: %w", label, err)
+		}
+	}
+	return boot.SyncDir(dir)
+}

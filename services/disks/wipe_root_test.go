@@ -1,0 +1,236 @@
+package disks
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"golang.org/x/sys/unix"
+)
+
+// holds tells whether a text is anywhere on the disk. Most of its file is a hole.
+func (l *loop) holds(text string) bool {
+	l.t.Helper()
+	f, err := os.Open(l.file)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer f.Close()
+	for at := int64(0); ; {
+		from, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return false
+		}
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		if at, err = unix.Seek(int(f.Fd()), from, unix.SEEK_HOLE); err != nil {
+			l.t.Fatal(err)
+		}
+		data := make([]byte, at-from)
+		if _, err := f.ReadAt(data, from); err != nil {
+			l.t.Fatal(err)
+		}
+		if bytes.Contains(data, []byte(text)) {
+			return true
+		}
+	}
+}
+
+// used is a disk with a system on it, and a secret on each partition.
+func used(t *testing.T, l *loop) *machineUnderTest {
+	t.Helper()
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	m.write("state/key", "the secret of STATE")
+	m.write("var/lib/etcd/key", "the secret of EPHEMERAL")
+	unix.Sync()
+	if !l.holds("the secret of STATE") || !l.holds("the secret of EPHEMERAL") {
+		t.Fatal("the secrets aren't on the disk")
+	}
+	return m
+}
+
+// S-180, S-183, S-184: what is wiped can't be read from the disk any more, what isn't
+// stays, and the next boot finds no STATE, or makes what is missing.
+func TestS183Wipe(t *testing.T) {
+	for _, labels := range [][]string{{boot.LabelState, boot.LabelEphemeral}, {boot.LabelState}, {boot.LabelEphemeral}} {
+		t.Run(strings.Join(labels, "+"), func(t *testing.T) {
+			l := newLoop(t, 4*gib)
+			m := used(t, l)
+			erase, err := m.disks.MarkWipe(labels)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := erase(t.Context()); err == nil {
+				t.Error("it was erased while it was mounted")
+			}
+			m.off()
+			if err := erase(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			wiped(t, l, labels)
+		})
+	}
+}
+
+func wiped(t *testing.T, l *loop, labels []string) {
+	t.Helper()
+	state, ephemeral := slices.Contains(labels, boot.LabelState), slices.Contains(labels, boot.LabelEphemeral)
+	if l.holds("the secret of STATE") == state || l.holds("the secret of EPHEMERAL") == ephemeral {
+		t.Errorf("wiping %v: STATE holds its secret: %v; EPHEMERAL: %v", labels, l.holds("the secret of STATE"), l.holds("the secret of EPHEMERAL"))
+	}
+	m := bootMachine(t, l)
+	found, err := m.disks.MountState(t.Context())
+	if found == state || err != nil {
+		t.Errorf("after wiping %v, STATE is found: %v, %v", labels, found, err)
+	}
+	m.mustUp(config.Install{Disk: l.path})
+	for file, gone := range map[string]bool{"state/key": state, "var/lib/etcd/key": ephemeral} {
+		if _, err := os.Stat(filepath.Join(m.dir, file)); errors.Is(err, fs.ErrNotExist) != gone {
+			t.Errorf("after wiping %v: %s: %v", labels, file, err)
+		}
+	}
+	m.off()
+	again := bootMachine(t, l) // nothing is wiped twice
+	if found, err := again.disks.MountState(t.Context()); !found || err != nil {
+		t.Errorf("the boot after: %v, %v", found, err)
+	}
+}
+
+// Whenever the power goes after the mark, the next boot wipes before it reads anything.
+func TestWipePowerCuts(t *testing.T) {
+	labels := []string{boot.LabelState, boot.LabelEphemeral}
+	for _, step := range []string{"marked", "wipe STATE", "wipe EPHEMERAL", "wipe META", "wiped"} {
+		t.Run(step, func(t *testing.T) {
+			l := newLoop(t, 4*gib)
+			m := used(t, l)
+			erase, err := m.disks.MarkWipe(labels)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.off()
+			if m.cut = step; step != "marked" {
+				if err := erase(t.Context()); !errors.Is(err, errPowerCut) {
+					t.Fatalf("the power should have gone before %s: %v", step, err)
+				}
+				// And again at the next boot.
+				again := bootMachine(t, l)
+				again.cut = step
+				if found, err := again.disks.MountState(t.Context()); found || !errors.Is(err, errPowerCut) {
+					t.Fatalf("the power should have gone before %s: %v, %v", step, found, err)
+				}
+			}
+			if found, err := bootMachine(t, l).disks.MountState(t.Context()); found || err != nil {
+				t.Fatalf("STATE is found: %v, %v", found, err)
+			}
+			wiped(t, l, labels)
+		})
+	}
+}
+
+// A disk that can't zero by itself is written.
+func TestWipeWithoutHelpOfTheDisk(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	used(t, l).off()
+	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	dev, err := readDevice(l.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := look(file, dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := f.partition(dev, boot.LabelState)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := zero(t.Context(), file, p.start, p.size); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if l.holds("the secret of STATE") || !l.holds("the secret of EPHEMERAL") {
+		t.Error("not just STATE was zeroed")
+	}
+}
+
+// In a container the partitions are directories of the host, and what is mounted below
+// them is none of the reset's.
+func TestWipeContainer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts")
+	}
+	for _, cut := range []string{"", "marked", "wipe EPHEMERAL", "wipe STATE", "wiped"} {
+		t.Run("cut at "+cut, func(t *testing.T) {
+			m := bootMachine(t)
+			m.disks.o.Mode = boot.Container
+			for _, dir := range []string{"var/lib", "var/volume", "state/operations", "elsewhere"} {
+				if err := os.MkdirAll(filepath.Join(m.dir, dir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, file := range []string{"state/config.yaml", "state/operations/one.json", "var/lib/key", "elsewhere/precious"} {
+				m.write(file, "x")
+			}
+			if err := unix.Mount(filepath.Join(m.dir, "elsewhere"), filepath.Join(m.dir, "var/volume"), "", unix.MS_BIND, ""); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unix.Unmount(filepath.Join(m.dir, "var/volume"), unix.MNT_DETACH) })
+			erase, err := m.disks.MarkWipe(Wipes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.cut = cut; cut != "marked" {
+				if err := erase(t.Context()); cut != "" && !errors.Is(err, errPowerCut) || cut == "" && err != nil {
+					t.Fatal(err)
+				}
+			}
+			m.cut = ""
+			if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+				t.Fatal(found, err)
+			}
+			m.read("elsewhere/precious")
+			if left := names(t, m.dir, "var"); len(left) > 0 {
+				t.Errorf("left in /var: %v", left)
+			}
+			if left := names(t, m.dir, "state"); !slices.Equal(left, []string{filepath.Base(boot.ResetFile)}) {
+				t.Errorf("left on STATE: %v", left)
+			}
+		})
+	}
+}
+
+func names(t *testing.T, dir ...string) (all []string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(dir...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+func TestMarkWipeRefuses(t *testing.T) {
+	m := bootMachine(t)
+	for _, labels := range [][]string{nil, {"BOOT-A"}, {boot.LabelState}} { // the last: there is no system disk
+		if _, err := m.disks.MarkWipe(labels); err == nil {
+			t.Errorf("%v can be wiped", labels)
+		}
+	}
+}

@@ -1,0 +1,293 @@
+package vip
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
+
+	"github.com/garboard-os/garboard/services/controlplane"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/services/secrets"
+)
+
+const (
+	// claimTTL is how long, in seconds, etcd waits for a candidate that is silent. It
+	// is for those whose kernel still answers on the link: a slow disk keeps etcd from
+	// hearing a sign of life for two or three seconds, and the address isn't to move for
+	// that. A machine that is gone is noticed by the next in the queue, long before.
+	claimTTL = 5
+	// askEvery is how often etcd is asked who holds the address, whether it has told of
+	// a change or not; askTimeout how long one answer may take.
+	askEvery   = time.Second
+	askTimeout = time.Second
+	// againAfter is the pause after etcd couldn't be reached at all.
+	againAfter = time.Second
+
+	keyPrefix  = "/garboard.dev/shared-address/"
+	candidates = "/candidates/" // one key per candidate, which goes with its lease
+	nodes      = "/nodes/"      // one key per node that ever was one, which stays
+)
+
+// node is a control plane that shares the address, as etcd knows it.
+type node struct {
+	Name    string     `json:"name"`
+	Address netip.Addr `json:"address"`
+	MAC     string     `json:"mac"` // of the link with the shared address
+}
+
+// word is what etcd said.
+type word struct {
+	asked  time.Time
+	holder node
+	held   bool             // somebody is the holder
+	mine   bool             // this node is
+	next   bool             // this node is the next in the queue after the holder
+	lease  clientv3.LeaseID // the holder's
+	others int              // candidates beside this node
+	nodes  []node
+}
+
+// claim is this node's part in the election for one address. etcd has a queue of
+// candidates; the first is the holder. Each is in it with a lease, so that one that
+// is silent falls out.
+//
+//	run ── wanted ──▶ lease, own MAC in nodes/, key in candidates/ ── first in the queue ──▶ mine
+//	           ◀── not wanted, or the lease is lost: key and lease go
+type claim struct {
+	store *resource.Store
+	key   string // of the address
+	tell  func(word)
+	trace func(error) // why etcd gave no word; nil: it did
+
+	self   atomic.Pointer[node]  // nil: not a candidate
+	change chan struct{}         // has one element after self changed
+	out    chan clientv3.LeaseID // whose place in the queue is to be taken away
+}
+
+func newClaim(store *resource.Store, address netip.Addr, tell func(word), trace func(error)) *claim {
+	return &claim{store: store, key: keyPrefix + address.String(), tell: tell, trace: trace, change: make(chan struct{}, 1), out: make(chan clientv3.LeaseID, 1)}
+}
+
+// want makes this node a candidate, as self, or with nil none.
+func (c *claim) want(self *node) {
+	old := c.self.Swap(self)
+	if old == self || old != nil && self != nil && *old == *self {
+		return
+	}
+	select {
+	case c.change <- struct{}{}:
+	default:
+	}
+}
+
+// run goes on until ctx ends. Then this node is no candidate any more.
+func (c *claim) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		c.trace(c.session(ctx))
+		select {
+		case <-ctx.Done():
+		case <-time.After(againAfter):
+		}
+	}
+}
+
+// session is the part in the election with one client.
+func (c *claim) session(ctx context.Context) error {
+	client, err := c.dial()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	var s *concurrency.Session
+	var as node
+	leave := func() {
+		if s != nil {
+			c.leave(client, s)
+			s = nil
+		}
+	}
+	defer leave()
+	watch, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changes := client.Watch(clientv3.WithRequireLeader(watch), c.key+candidates, clientv3.WithPrefix())
+	for {
+		self := c.self.Load()
+		if s != nil && (self == nil || *self != as || isDone(s)) {
+			leave()
+		}
+		if s == nil && self != nil {
+			if s, err = c.enter(ctx, client, *self); err != nil {
+				return err
+			}
+			as = *self
+		}
+		w, err := c.ask(ctx, client, s)
+		if err == nil {
+			c.tell(w)
+		}
+		c.trace(err)
+		var lost <-chan struct{}
+		if s != nil {
+			lost = s.Done()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.change:
+		case <-lost:
+		case lease := <-c.out:
+			c.trace(c.evict(ctx, client, lease))
+		case _, open := <-changes:
+			if !open { // without a leader nothing is watched
+				changes = nil
+			}
+		case <-time.After(askEvery):
+			if changes == nil && err == nil {
+				changes = client.Watch(clientv3.WithRequireLeader(watch), c.key+candidates, clientv3.WithPrefix())
+			}
+		}
+	}
+}
+
+func isDone(s *concurrency.Session) bool {
+	select {
+	case <-s.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// dial makes a client of this node's own member: who can't reach the others from
+// there has no part in the election, as its API server couldn't either.
+func (c *claim) dial() (*clientv3.Client, error) {
+	status, err := controlplane.EtcdStatuses.Get(c.store, controlplane.EtcdID)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := secrets.Etcd.Get(c.store, secrets.EtcdID)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(keys.Spec.ClientCert, keys.Spec.ClientKey)
+	if err != nil {
+		return nil, fmt.Errorf("etcd client certificate: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(keys.Spec.CA)
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:   []string{status.Spec.Endpoint},
+		DialTimeout: askTimeout,
+		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
+		Logger:      zap.NewNop(), // errors are returned
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd at %s: %w", status.Spec.Endpoint, err)
+	}
+	return client, nil
+}
+
+// enter puts this node at the end of the queue.
+func (c *claim) enter(ctx context.Context, client *clientv3.Client, self node) (*concurrency.Session, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*askTimeout)
+	defer cancel()
+	text, err := json.Marshal(self)
+	if err != nil {
+		return nil, err
+	}
+	lease, err := client.Grant(ctx, claimTTL)
+	if err != nil {
+		return nil, fmt.Errorf("lease of etcd: %w", err)
+	}
+	s, err := concurrency.NewSession(client, concurrency.WithLease(lease.ID))
+	if err != nil {
+		return nil, fmt.Errorf("session of etcd: %w", err)
+	}
+	own := fmt.Sprintf("%s%s%016x", c.key, candidates, lease.ID)
+	_, err = client.Txn(ctx).Then(
+		clientv3.OpPut(c.key+nodes+self.Name, string(text)),
+		clientv3.OpPut(own, string(text), clientv3.WithLease(lease.ID)),
+	).Commit()
+	if err != nil {
+		c.leave(client, s)
+		return nil, fmt.Errorf("be a candidate in etcd: %w", err)
+	}
+	return s, nil
+}
+
+// leave takes this node out of the queue. Where etcd doesn't answer, the end of the
+// lease does it.
+func (c *claim) leave(client *clientv3.Client, s *concurrency.Session) {
+	s.Orphan()
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	if _, err := client.Revoke(ctx, s.Lease()); err != nil {
+		c.trace(fmt.Errorf("leave the queue in etcd: %w", err))
+	}
+}
+
+// evict ends the lease of a holder that is gone. One that isn't finds out, and goes to
+// the end of the queue.
+func (c *claim) evict(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if _, err := client.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return fmt.Errorf("take the holder's place in the queue of etcd away: %w", err)
+	}
+	return nil
+}
+
+// ask is the quorum's word: what a member that was cut off remembers doesn't count.
+func (c *claim) ask(ctx context.Context, client *clientv3.Client, s *concurrency.Session) (word, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	w := word{asked: time.Now()}
+	got, err := client.Get(ctx, c.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	if err != nil {
+		return w, fmt.Errorf("ask etcd who holds the address: %w", err)
+	}
+	queue := 0
+	for _, kv := range got.Kvs {
+		var n node
+		if err := json.Unmarshal(kv.Value, &n); err != nil {
+			return w, fmt.Errorf("key %s in etcd: %w", kv.Key, err)
+		}
+		if strings.HasPrefix(string(kv.Key), c.key+nodes) {
+			w.nodes = append(w.nodes, n)
+			continue
+		}
+		own := s != nil && kv.Lease == int64(s.Lease())
+		if !w.held {
+			w.held, w.mine, w.holder, w.lease = true, own, n, clientv3.LeaseID(kv.Lease)
+		}
+		w.next = w.next || own && queue == 1
+		queue++
+		if !own {
+			w.others++
+		}
+	}
+	return w, nil
+}
+
+// knows is the name of the control plane with this MAC address.
+func (w word) knows(mac net.HardwareAddr) (name string, ok bool) {
+	for _, n := range w.nodes {
+		if n.MAC == mac.String() {
+			return n.Name, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,310 @@
+package vip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/vishvananda/netlink"
+)
+
+// shared is what the configuration says: an address, and the link that it is on.
+type shared struct {
+	link    string
+	address netip.Addr
+}
+
+// keeper looks after one shared address. Its state, and the link, belong to the
+// goroutine of run.
+type keeper struct {
+	shared
+	store *resource.Store
+	h     *dag.Handle
+	claim *claim
+
+	words   chan word
+	checks  chan [2]bool // whether etcd didn't count, and whether it went well
+	frames  chan heard
+	alone   atomic.Bool            // for the checks: etcd doesn't count
+	silent  atomic.Pointer[string] // why etcd gave no word
+	problem map[string]string      // by what it is about: what was told last
+
+	state state
+	wire  *wire // nil while there is no link
+}
+
+func newKeeper(s shared, store *resource.Store, h *dag.Handle) *keeper {
+	k := &keeper{
+		shared: s, store: store, h: h,
+		// What comes while the keeper is busy, which it is for milliseconds, waits.
+		words: make(chan word, 8), checks: make(chan [2]bool, 8), frames: make(chan heard, 64),
+		problem: map[string]string{},
+	}
+	k.claim = newClaim(store, s.address, k.told, k.untold)
+	return k
+}
+
+// told and untold are called by the claim, checked by the checks.
+func (k *keeper) told(w word) { offer(k.words, w) }
+
+func (k *keeper) untold(err error) {
+	var why *string
+	if err != nil {
+		text := err.Error()
+		why = &text
+	}
+	k.silent.Store(why)
+}
+
+// offer drops what nobody takes: a newer one comes.
+func offer[T any](to chan T, v T) {
+	select {
+	case to <- v:
+	default:
+	}
+}
+
+// run keeps the address until ctx ends. Then this node doesn't have it any more.
+func (k *keeper) run(ctx context.Context) {
+	// Of an earlier life, of which nobody knows whether it still may.
+	k.note("left over", remove(k.address))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	// The claim ends last: nobody else may be elected while the address is here.
+	cctx, stopClaim := context.WithCancel(context.WithoutCancel(ctx))
+	wg.Go(func() { k.claim.run(cctx) })
+	wg.Go(func() { k.check(ctx) })
+	k.loop(ctx)
+	k.note("address", remove(k.address))
+	if k.wire != nil {
+		k.note("wire", k.wire.close())
+	}
+	if k.state.hold {
+		k.h.Log.Info(fmt.Sprintf("gave %s up: the service ends", k.address))
+	}
+	stopClaim()
+	wg.Wait()
+	_ = Statuses.Delete(k.store.As(ID), k.address.String()) // it is ours, so it can be deleted
+}
+
+func (k *keeper) loop(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case w := <-k.words:
+			k.state.word = w
+		case c := <-k.checks:
+			k.state.checked(c[0], c[1])
+		case h := <-k.frames:
+			k.state.heard(time.Now(), h)
+		}
+		timer.Reset(k.step(time.Now()))
+	}
+}
+
+// check asks the API server again and again.
+func (k *keeper) check(ctx context.Context) {
+	c := &checker{store: k.store}
+	defer c.close()
+	for {
+		path, alone := ready, k.alone.Load()
+		if alone {
+			path = readyAlone
+		}
+		offer(k.checks, [2]bool{alone, c.check(ctx, path) == nil})
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(checkEvery):
+		}
+	}
+}
+
+// step looks at the link, decides, and does what was decided.
+func (k *keeper) step(now time.Time) (again time.Duration) {
+	l, err := k.attach()
+	k.note("link", err)
+	if err == nil {
+		if stats := l.Attrs().Statistics; stats != nil {
+			k.state.counted(now, stats.RxPackets)
+		}
+	}
+	before := k.state.hold
+	o := k.state.decide(now)
+	k.alone.Store(o.alone)
+	switch {
+	case !o.hold:
+		// Before the claim is given up.
+		if before {
+			k.note("address", remove(k.address))
+		}
+	case l != nil:
+		k.note("address", k.ensure(l))
+	}
+	k.say(before)
+	k.claim.want(k.self(l, o))
+	if k.wire != nil && o.announce {
+		k.note("announce", k.wire.send(announcements(k.wire.mac, k.address)...))
+	}
+	if k.wire != nil && o.probe {
+		k.note("ask", k.ask(l, o))
+	}
+	if k.wire != nil && o.lookAfter {
+		k.note("look after", k.lookAfter(o.evict))
+	}
+	k.publish()
+	return o.again
+}
+
+// lookAfter asks the holder's machine whether it is there, or has etcd go on without.
+func (k *keeper) lookAfter(gone bool) error {
+	w := &k.state.word
+	var err error
+	if gone {
+		err = fmt.Errorf("%s, which holds %s, doesn't answer on %s any more: etcd is to elect another one", w.holder.Name, k.address, k.link)
+		offer(k.claim.out, w.lease)
+	}
+	to, bad := net.ParseMAC(w.holder.MAC)
+	if bad != nil {
+		return errors.Join(err, bad)
+	}
+	return errors.Join(err, k.wire.send(question(k.wire.mac, to, k.address)))
+}
+
+// attach finds the link, and listens on it. A link that was made anew is another one.
+func (k *keeper) attach() (netlink.Link, error) {
+	l, err := netlink.LinkByName(k.link)
+	if err != nil {
+		err = fmt.Errorf("link %s: %w", k.link, err)
+	}
+	if k.wire != nil && (err != nil || k.wire.index != l.Attrs().Index || k.wire.mac.String() != l.Attrs().HardwareAddr.String() || isClosed(k.wire.dead)) {
+		k.note("wire", k.wire.close())
+		k.wire = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if k.wire == nil {
+		if k.wire, err = openWire(l, k.address, func(h heard) { offer(k.frames, h) }); err != nil {
+			return nil, err
+		}
+		k.state.mac = k.wire.mac
+	}
+	return l, nil
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// ensure puts the address on the link, also on one that has lost it, or was made anew:
+// that is to be announced.
+func (k *keeper) ensure(l netlink.Link) error {
+	if there, err := has(l, k.address); there || err != nil {
+		return err
+	}
+	k.state.defended = time.Time{}
+	return put(l, k.address)
+}
+
+// self is this node as a candidate, nil if it isn't one. One without the link is none.
+func (k *keeper) self(l netlink.Link, o orders) *node {
+	address, err := network.Addresses.Get(k.store, network.AddressID)
+	name, err2 := network.Hostnames.Get(k.store, network.HostnameID)
+	if errors.Join(err, err2) != nil || l == nil || !o.candidate {
+		return nil
+	}
+	return &node{Name: name.Spec, Address: address.Spec.Primary, MAC: l.Attrs().HardwareAddr.String()}
+}
+
+// ask asks for another holder; in doubt also for whoever else may be on the link.
+func (k *keeper) ask(l netlink.Link, o orders) error {
+	targets := []netip.Addr{k.address}
+	if o.doubt {
+		targets = append(targets, neighbours(l, k.address)...)
+		for _, n := range k.state.word.nodes {
+			if n.Address.Is4() == k.address.Is4() && len(targets) < maxNeighbours {
+				targets = append(targets, n.Address)
+			}
+		}
+	}
+	var errs []error
+	for _, t := range targets {
+		errs = append(errs, k.wire.send(question(k.wire.mac, nil, t)))
+	}
+	return errors.Join(errs...)
+}
+
+// say tells the story of the address.
+func (k *keeper) say(before bool) {
+	s := &k.state
+	if s.hold != before {
+		text := fmt.Sprintf("gave %s up: %s", k.address, s.why)
+		if s.hold {
+			text = fmt.Sprintf("this node has %s, on %s: %s", k.address, k.link, s.why)
+		}
+		k.h.Event(text)
+		k.h.Log.Info(text)
+	}
+	var taken error
+	if s.stranger != "" {
+		taken = fmt.Errorf("the machine %s on %s has %s, too, and is none of the control planes that share it: give it another address, or choose another one for machine.network.interfaces[].vip.ip",
+			s.stranger, k.link, k.address)
+	}
+	k.note("stranger", taken)
+}
+
+// note tells what goes wrong, once for each change.
+func (k *keeper) note(what string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if k.problem[what] == text {
+		return
+	}
+	if text != "" {
+		k.h.Log.Warn(text, slog.String("address", k.address.String()))
+	}
+	k.problem[what] = text
+}
+
+func (k *keeper) publish() {
+	s := &k.state
+	status := Status{
+		Address: k.address, Link: k.link, Holder: s.hold, Why: s.why, Since: s.changed,
+		Known: !s.doubt(time.Now()), Conflict: s.stranger,
+	}
+	if status.Known && s.word.held {
+		status.HeldBy = s.word.holder.Name
+	}
+	if status.Known {
+		status.Candidates = s.word.others
+		if s.hold || s.word.mine {
+			status.Candidates++
+		}
+	}
+	if why := k.silent.Load(); why != nil {
+		status.Etcd = *why
+	}
+	_ = Statuses.Put(k.store.As(ID), k.address.String(), status) // the service is its only writer
+}

@@ -1,0 +1,411 @@
+package vip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/network"
+	"github.com/garboard-os/garboard/services/resource"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// far is another machine at the other end of a cable: a network namespace.
+type far struct {
+	t   *testing.T
+	ns  netns.NsHandle
+	mac net.HardwareAddr
+	h   *netlink.Handle
+}
+
+// cable lays one between the link near, which it makes, and another machine.
+func cable(t *testing.T, near string) *far {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	f := &far{t: t}
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: near}, PeerName: "far-" + near}
+	f.must(netlink.LinkAdd(veth))
+	t.Cleanup(func() { netlink.LinkDel(veth) })
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var err error
+		f.ns, err = netns.New()
+		done <- err
+	}()
+	f.must(<-done)
+	t.Cleanup(func() { f.ns.Close() })
+	end, err := netlink.LinkByName("far-" + near)
+	f.must(err)
+	f.must(netlink.LinkSetNsFd(end, int(f.ns)))
+	f.h, err = netlink.NewHandleAt(f.ns)
+	f.must(err)
+	t.Cleanup(f.h.Close)
+	end, err = f.h.LinkByName("far-" + near)
+	f.must(err)
+	f.mac = end.Attrs().HardwareAddr
+	f.must(f.h.LinkSetUp(end))
+	f.must(netlink.LinkSetUp(veth))
+	f.put(netip.MustParsePrefix("10.5.0.9/24"))
+	f.put(netip.MustParsePrefix("fd00::9/64"))
+	eventually.That(t, 5*time.Second, "the cable has a carrier at both ends", func() error {
+		l, err := netlink.LinkByName(near)
+		if err == nil && l.Attrs().OperState != netlink.OperUp {
+			err = fmt.Errorf("it is %s", l.Attrs().OperState)
+		}
+		return err
+	})
+	return f
+}
+
+func (f *far) must(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *far) link() netlink.Link {
+	f.t.Helper()
+	all, err := f.h.LinkList()
+	f.must(err)
+	for _, l := range all {
+		if strings.HasPrefix(l.Attrs().Name, "far-") {
+			return l
+		}
+	}
+	f.t.Fatal("the other machine has no link")
+	return nil
+}
+
+func addr(p netip.Prefix) *netlink.Addr {
+	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	if p.Addr().Is6() {
+		a.Flags = alias(p.Addr()).Flags // at once
+	}
+	return a
+}
+
+func (f *far) put(p netip.Prefix) {
+	f.t.Helper()
+	f.must(f.h.AddrAdd(f.link(), addr(p)))
+}
+
+func (f *far) drop(p netip.Prefix) {
+	f.t.Helper()
+	f.must(f.h.AddrDel(f.link(), addr(p)))
+}
+
+// believes is where the other machine thinks that the address is.
+func (f *far) believes(address netip.Addr) string {
+	f.t.Helper()
+	all, err := f.h.NeighList(f.link().Attrs().Index, family(address))
+	f.must(err)
+	for _, n := range all {
+		if n.IP.Equal(address.AsSlice()) {
+			return n.HardwareAddr.String()
+		}
+	}
+	return ""
+}
+
+// rig is a keeper whose etcd and API server are the test's.
+type rig struct {
+	*keeper
+	t    *testing.T
+	end  func()
+	mu   sync.Mutex // guards what follows
+	word func() word
+}
+
+var both = []netip.Addr{shared4, shared6}
+
+func newRig(t *testing.T, link string, address netip.Addr, say func() word) *rig {
+	t.Helper()
+	r := &rig{t: t, word: say}
+	store := resource.NewStore()
+	as := store.As(network.ID)
+	if err := errors.Join(
+		network.Addresses.Put(as, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.5.0.2")}),
+		network.Hostnames.Put(as, network.HostnameID, "self"),
+	); err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan *keeper)
+	g, err := dag.New(dag.Options{Log: logs.New(nil).Logger}, dag.Service{ID: ID, Run: func(ctx context.Context, h *dag.Handle) error {
+		k := newKeeper(shared{link, address}, store, h)
+		started <- k
+		k.run(ctx)
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := g.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	r.keeper = <-started
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			r.mu.Lock()
+			if r.word != nil {
+				w := r.word()
+				w.asked = time.Now()
+				r.told(w)
+				offer(r.checks, [2]bool{false, true})
+			}
+			r.mu.Unlock()
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+	r.end = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(r.end)
+	return r
+}
+
+// says changes what etcd and the API server say; nil: nothing.
+func (r *rig) says(f func() word) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.word = f
+}
+
+func mine() word { return word{held: true, mine: true, holder: node{Name: "self"}, others: 2} }
+
+func (r *rig) status(budget time.Duration, name string, check func(Status) bool) {
+	r.t.Helper()
+	eventually.That(r.t, budget, name, func() error {
+		o, err := Statuses.Get(r.store, r.address.String())
+		if err == nil && !check(o.Spec) {
+			err = fmt.Errorf("%+v", o.Spec)
+		}
+		return err
+	})
+}
+
+func (r *rig) here() bool {
+	r.t.Helper()
+	l, err := netlink.LinkByName(r.link)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	there, err := has(l, r.address)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return there
+}
+
+// The elected one has the address, and the neighbours know, whatever they knew
+// before. It gives it up when its service ends.
+func TestTakesAndReleases(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		f.must(f.h.NeighSet(&netlink.Neigh{LinkIndex: f.link().Attrs().Index, IP: address.AsSlice(), HardwareAddr: strangerMAC, State: netlink.NUD_STALE}))
+		r := newRig(t, "eth0", address, mine)
+		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder && s.HeldBy == "self" && s.Candidates == 3 })
+		if !r.here() {
+			t.Errorf("%s isn't on the link", address)
+		}
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		eventually.That(t, 5*time.Second, "the other machine knows where the address is", func() error {
+			if got := f.believes(address); got != l.Attrs().HardwareAddr.String() {
+				return fmt.Errorf("it believes that %s is at %s", address, got)
+			}
+			return nil
+		})
+		// Somebody takes it away: it is put back.
+		f.must(netlink.AddrDel(l, alias(address)))
+		eventually.That(t, 5*time.Second, "the address is back", func() error {
+			if !r.here() {
+				return errors.New("it isn't")
+			}
+			return nil
+		})
+		r.end()
+		if r.here() {
+			t.Errorf("%s is still on the link", address)
+		}
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// A machine that is none of the control planes has the address: it isn't taken, and
+// the machine is named. When it is gone, it is.
+func TestAStrangerOnTheLink(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		p := netip.PrefixFrom(address, address.BitLen())
+		f.put(p)
+		r := newRig(t, "eth0", address, mine)
+		r.status(10*time.Second, "the stranger is named", func(s Status) bool { return s.Conflict == f.mac.String() && !s.Holder })
+		if r.here() {
+			t.Errorf("%s is on the link, beside the stranger", address)
+		}
+		if address.Is4() { // once is enough: the pause is long
+			f.drop(p)
+			r.status(strangerPause+10*time.Second, "this node has the address", func(s Status) bool { return s.Holder && s.Conflict == "" })
+		}
+		r.end()
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// The same machine, but one of the control planes: etcd has voted it out, and its
+// kernel goes on answering. The address is taken.
+func TestAFrozenHolderOnTheLink(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		f.put(netip.PrefixFrom(address, address.BitLen()))
+		r := newRig(t, "eth0", address, func() word {
+			w := mine()
+			w.nodes = []node{{Name: "peer", MAC: f.mac.String()}}
+			return w
+		})
+		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder && s.Conflict == "" })
+		r.end()
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// In doubt, it leaves to who announces itself.
+func TestLeavesInDoubt(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		r := newRig(t, "eth0", address, func() word {
+			w := mine()
+			w.nodes = []node{{Name: "peer", MAC: f.mac.String()}}
+			return w
+		})
+		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+		r.says(nil)
+		r.status(10*time.Second, "it is in doubt", func(s Status) bool { return s.Holder && !s.Known })
+		var w *wire
+		done := make(chan error)
+		asked := make(chan heard, 64)
+		go func() {
+			runtime.LockOSThread()
+			err := netns.Set(f.ns)
+			if err == nil {
+				w, err = openWire(f.link(), address, func(h heard) { offer(asked, h) })
+			}
+			done <- err
+		}()
+		f.must(<-done)
+		eventually.That(t, 10*time.Second, "it asks for another holder", func() error {
+			select {
+			case h := <-asked:
+				if h.said == asks {
+					return nil
+				}
+				return fmt.Errorf("it says %d", h.said)
+			default:
+				return errors.New("it says nothing")
+			}
+		})
+		f.must(w.send(announcements(f.mac, address)...))
+		r.status(5*time.Second, "it leaves the address", func(s Status) bool { return !s.Holder })
+		if r.here() {
+			t.Errorf("%s is still on the link", address)
+		}
+		f.must(w.close())
+		r.end()
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// What an earlier life left is removed at once, from whichever link.
+func TestLeftOver(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		f.must(put(l, address))
+		r := newRig(t, "eth0", address, func() word { return word{held: true, holder: node{Name: "peer"}} })
+		r.status(10*time.Second, "another holds it", func(s Status) bool { return s.HeldBy == "peer" && !s.Holder })
+		if r.here() {
+			t.Errorf("%s is still on the link", address)
+		}
+		r.end()
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// What the node sends has its own address, also while it has the shared one: that
+// goes away.
+func TestNeverTheSource(t *testing.T) {
+	f := cable(t, "eth0")
+	l, err := netlink.LinkByName("eth0")
+	f.must(err)
+	for own, address := range map[string]netip.Addr{"10.5.0.2/24": shared4, "fd00::2/64": shared6} {
+		f.must(put(l, address)) // even before the node's own
+		prefix := netip.MustParsePrefix(own)
+		f.must(netlink.AddrAdd(l, addr(prefix)))
+		for _, to := range []string{"10.5.0.9", "fd00::9", "fd00::5:ff"} {
+			to := netip.MustParseAddr(to)
+			if to.Is4() != address.Is4() {
+				continue
+			}
+			conn, err := net.Dial("udp", netip.AddrPortFrom(to, 9).String())
+			f.must(err)
+			if got := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(); got != prefix.Addr() {
+				t.Errorf("to %s it sends from %s, want %s", to, got, prefix.Addr())
+			}
+			conn.Close()
+		}
+	}
+}
+
+// A link that goes and comes back is listened on again.
+func TestTheLinkComesBack(t *testing.T) {
+	f := cable(t, "eth0")
+	r := newRig(t, "eth0", shared4, mine)
+	r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+	l, err := netlink.LinkByName("eth0")
+	f.must(err)
+	f.must(netlink.LinkDel(l))
+	f = cable(t, "eth0")
+	f.must(f.h.NeighSet(&netlink.Neigh{LinkIndex: f.link().Attrs().Index, IP: shared4.AsSlice(), HardwareAddr: strangerMAC, State: netlink.NUD_STALE}))
+	eventually.That(t, 10*time.Second, "the address is on the new link, and its neighbour knows", func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if there, err := has(l, shared4); err != nil || !there {
+			return fmt.Errorf("it isn't there (%v)", err)
+		}
+		if got := f.believes(shared4); got != l.Attrs().HardwareAddr.String() {
+			return fmt.Errorf("its neighbour believes that it is at %s", got)
+		}
+		return nil
+	})
+	r.end()
+}

@@ -1,0 +1,92 @@
+package vip
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// forever is the lifetime of an address without an end.
+const forever = 0xffffffff // seconds
+
+// alias is the shared address as it is put on a link: a network of its own, so that
+// the node's routes and other addresses don't hang on it. In IPv6 it is deprecated
+// from the start, so that the kernel never takes it as the source of what the node
+// sends (RFC 6724 §5, rule 3), and usable at once: duplicates were looked for.
+func alias(address netip.Addr) *netlink.Addr {
+	bits := address.BitLen()
+	a := &netlink.Addr{IPNet: &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(bits, bits)}}
+	if address.Is6() {
+		a.ValidLft, a.PreferedLft, a.Flags = forever, 0, unix.IFA_F_NODAD
+	}
+	return a
+}
+
+func family(address netip.Addr) int {
+	if address.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+// has says whether the address is on the link.
+func has(l netlink.Link, address netip.Addr) (bool, error) {
+	all, err := netlink.AddrList(l, family(address))
+	if err != nil {
+		return false, fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
+	}
+	return slices.ContainsFunc(all, func(a netlink.Addr) bool { return a.IP.Equal(address.AsSlice()) }), nil
+}
+
+func put(l netlink.Link, address netip.Addr) error {
+	if err := netlink.AddrReplace(l, alias(address)); err != nil {
+		return fmt.Errorf("add %s to %s: %w", address, l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// remove takes the address from every link that has it, whoever put it there: an
+// earlier life of ours, on a link that has got another name since.
+func remove(address netip.Addr) error {
+	all, err := netlink.AddrList(nil, family(address))
+	if err != nil {
+		return fmt.Errorf("addresses of all links: %w", err)
+	}
+	var errs []error
+	for _, a := range all {
+		if !a.IP.Equal(address.AsSlice()) {
+			continue
+		}
+		l, err := netlink.LinkByIndex(a.LinkIndex)
+		if err != nil {
+			continue // gone meanwhile, and the address with it
+		}
+		if err := netlink.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			errs = append(errs, fmt.Errorf("remove %s from %s: %w", address, l.Attrs().Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// neighbours are who else is likely to be on the link: routers.
+func neighbours(l netlink.Link, address netip.Addr) []netip.Addr {
+	routes, err := netlink.RouteList(l, family(address))
+	if err != nil {
+		return nil // then only the other control planes are asked for
+	}
+	var all []netip.Addr
+	for _, r := range routes {
+		if gateway, ok := netip.AddrFromSlice(r.Gw); ok && !slices.Contains(all, gateway.Unmap()) && len(all) < maxNeighbours {
+			all = append(all, gateway.Unmap())
+		}
+	}
+	return all
+}
+
+// maxNeighbours bounds how many are asked for at once.
+const maxNeighbours = 8

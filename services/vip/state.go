@@ -1,0 +1,368 @@
+package vip
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const (
+	// sickAfter so many failed checks in a row, an API server is no use: one or two may
+	// fail on a busy machine.
+	sickAfter = 3
+	// doubtAfter is how old etcd's last word may be for it to count: one question may
+	// fail. Another one may have been elected soon after.
+	doubtAfter = 2500 * time.Millisecond
+	// aloneAfter is how long nothing at all may come from the link, while questions are
+	// sent that routers and other control planes answer, for this node to be cut off.
+	aloneAfter = 5 * time.Second
+
+	// probeTime is how long is listened for another holder before the address is
+	// taken, and probeEvery how often is asked. RFC 5227 has seconds, for machines that
+	// have nobody else to ask; here, etcd has said that the address is ours.
+	probeTime  = 300 * time.Millisecond
+	probeEvery = 100 * time.Millisecond
+	// lookEvery is how often a holder asks for another one, while it has reason to.
+	lookEvery = time.Second
+	// rivalMemory is how long after its last word another holder is taken to be there.
+	rivalMemory = 5 * time.Second
+	// tieAfter is how long two holders, of which etcd tells neither anything, stay both.
+	tieAfter = 3 * time.Second
+	// strangerPause is before the address is tried again after a machine that is none
+	// of the control planes has answered for it.
+	strangerPause = 10 * time.Second
+
+	// lookAfterEvery is how often the next in the queue asks the holder's machine
+	// whether it still has the address. Its kernel answers that, so a busy machine does,
+	// too. So many questions in a row without an answer, and it is gone: after one and a
+	// half seconds. One that has never answered may not have taken it yet.
+	lookAfterEvery = 250 * time.Millisecond
+	unansweredGone = 5
+	unansweredNew  = 20
+
+	// The least time between two announcements: that are due to one who asks (who is in
+	// doubt, or about to take the address), that are due to another holder, and that are
+	// made in any case, for whoever has lost or never got the others.
+	answerEvery  = 200 * time.Millisecond
+	defendEvery  = time.Second
+	refreshEvery = 30 * time.Second
+
+	// restEvery is how often facts are looked at that nobody reports.
+	restEvery = time.Second
+)
+
+// burst are the times after the taking at which the address is announced: frames get
+// lost, and a switch that has just brought a port up forwards nothing for a moment.
+var burst = []time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second}
+
+// rival is a machine that has the address, or says so.
+type rival struct {
+	mac       net.HardwareAddr
+	name      string // of the control plane that it is; "": a stranger
+	first     time.Time
+	last      time.Time
+	announced time.Time // when it last said so on its own
+}
+
+// state decides who holds the address, as far as this node is concerned. It is told
+// facts, and says what to do; it has no clock and no network of its own.
+//
+//	          API server ready        first in etcd's queue       nobody answers for 300 ms
+//	idle ──────────────────▶ candidate ─────────────▶ probing ─────────────────────▶ holder
+//	 ▲                           ▲                      │ a stranger answers            │
+//	 │                           └───── pause ◀─────────┘                              │
+//	 └── etcd says: another one · API server sick, another candidate · in doubt: ──────┘
+//	     another one announces itself, or nobody is on the link at all
+//
+// A holder is in doubt while etcd doesn't answer it. It then keeps the address, as
+// long as its API server is healthy but for etcd, and asks each second for another
+// holder: one that etcd has elected meanwhile announces itself at once, and only such
+// a one does. So the last holder in a cluster without quorum stays, and one that was
+// frozen or cut off leaves within a frame's way after it is back.
+//
+// The next in the queue asks the holder's machine four times a second whether it still
+// has the address. When that is gone, it has etcd put the holder out of the queue, and
+// doesn't wait for the end of its lease.
+//
+// What answers while this node probes doesn't keep it from the address if it is one
+// of the control planes: etcd has voted it out, and its kernel answers although
+// nothing else on it does. A stranger does, and is named.
+type state struct {
+	mac net.HardwareAddr // of the link
+
+	word    word
+	ready   health    // of the API server, etcd and all
+	alive   health    // of the API server, but for etcd
+	heardAt time.Time // when the link last brought anything
+	frames  uint64    // that the link has brought
+	rival   *rival
+	asked   bool // somebody asks for the address
+
+	watched    clientv3.LeaseID // of the holder that is looked after
+	lookedAt   time.Time
+	unanswered int  // questions
+	answered   bool // one was
+
+	hold      bool
+	candidate bool // in etcd's queue, or on the way there
+	away      bool // gave it up only because nobody was on the link
+	changed   time.Time
+	why       string
+	probing   time.Time // since when; zero: it doesn't probe
+	probed    time.Time
+	pause     time.Time // until when
+	stranger  string    // MAC address of the machine that has the address; "": none
+	defended  time.Time
+	bursts    int // of those above that were sent
+}
+
+// orders are what to do now.
+type orders struct {
+	hold      bool
+	candidate bool
+	announce  bool
+	probe     bool // ask for the address, and for others on the link if in doubt
+	doubt     bool
+	lookAfter bool          // ask the holder's machine whether it is there
+	evict     bool          // it is gone: take its place in the queue away
+	alone     bool          // etcd needn't be well for the API server to count as healthy
+	again     time.Duration // until the next look, if nothing comes before
+}
+
+// health is what came of checks.
+type health struct {
+	known  bool // one has succeeded
+	failed int  // since the last that has
+}
+
+func (h *health) note(ok bool) {
+	if ok {
+		*h = health{known: true}
+	} else {
+		h.failed++
+	}
+}
+
+func (h health) good() bool { return h.known && h.failed < sickAfter }
+
+// checked takes the outcome of a question to the API server; alone: but for etcd.
+func (s *state) checked(alone, ok bool) {
+	if alone || ok {
+		s.alive.note(ok)
+	}
+	if !alone || !ok {
+		s.ready.note(ok)
+	}
+}
+
+// counted takes the number of frames that the link has brought.
+func (s *state) counted(now time.Time, frames uint64) {
+	if frames != s.frames {
+		s.frames, s.heardAt = frames, now
+	}
+}
+
+// heard takes what another machine has said.
+func (s *state) heard(now time.Time, h heard) {
+	if h.said == asks {
+		s.asked = true
+		return
+	}
+	if s.word.holder.MAC == h.mac.String() {
+		s.unanswered, s.answered = 0, true
+	}
+	r := s.rival
+	if r == nil || !bytes.Equal(r.mac, h.mac) || now.Sub(r.last) > rivalMemory {
+		r = &rival{mac: h.mac, first: now}
+		s.rival = r
+	}
+	r.name, _ = s.word.knows(h.mac)
+	r.last = now
+	if h.said == announces {
+		r.announced = now
+	}
+}
+
+// present is the rival, if it has said anything since.
+func (s *state) present(now, since time.Time) *rival {
+	if s.rival == nil || s.rival.last.Before(since) || now.Sub(s.rival.last) > rivalMemory {
+		return nil
+	}
+	return s.rival
+}
+
+// doubt is that etcd hasn't said for too long who holds the address.
+func (s *state) doubt(now time.Time) bool { return now.Sub(s.word.asked) > doubtAfter }
+
+func (s *state) set(now time.Time, hold bool, why string) {
+	if s.hold != hold {
+		s.changed = now
+		s.bursts, s.defended = 0, time.Time{}
+	}
+	s.hold, s.why = hold, why
+}
+
+// decide says what to do.
+func (s *state) decide(now time.Time) orders {
+	if !s.doubt(now) {
+		s.away = false
+	}
+	if s.hold {
+		s.keep(now)
+	} else {
+		s.seek(now)
+	}
+	// An etcd without a leader, for the moment that it takes to elect one, is no reason to
+	// leave the queue.
+	healthy := s.ready.good() || s.candidate && s.alive.good()
+	s.candidate = s.hold || healthy && !now.Before(s.pause)
+	o := orders{hold: s.hold, candidate: s.candidate, doubt: s.doubt(now), alone: s.candidate || s.away, again: restEvery}
+	if s.hold {
+		s.holder(now, &o)
+	}
+	if !s.probing.IsZero() {
+		o.again = probeEvery
+	}
+	s.lookAfter(now, &o)
+	interval := lookEvery
+	if !s.probing.IsZero() {
+		interval = probeEvery
+	}
+	looking := !s.probing.IsZero() || s.away || s.hold && (o.doubt || s.present(now, s.changed) != nil)
+	if looking && now.Sub(s.probed) >= interval {
+		s.probed, o.probe = now, true
+	}
+	return o
+}
+
+// lookAfter is what the next in the queue does about the holder.
+func (s *state) lookAfter(now time.Time, o *orders) {
+	if s.hold || !o.candidate || !s.word.held || !s.word.next {
+		s.watched = 0
+		return
+	}
+	if s.watched != s.word.lease {
+		s.watched, s.unanswered, s.answered = s.word.lease, 0, false
+	}
+	o.again = min(o.again, lookAfterEvery)
+	if now.Sub(s.lookedAt) < lookAfterEvery {
+		return
+	}
+	most := unansweredNew
+	if s.answered {
+		most = unansweredGone
+	}
+	// Where the holder's member led etcd, there is no word until another one does.
+	o.lookAfter, o.evict = true, s.unanswered >= most && !o.doubt
+	s.lookedAt = now
+	s.unanswered++
+}
+
+// keep gives the address up where it must be.
+func (s *state) keep(now time.Time) {
+	alive, r := s.alive.good(), s.present(now, s.word.asked)
+	switch {
+	case !s.doubt(now) && s.word.held && !s.word.mine:
+		s.set(now, false, fmt.Sprintf("etcd says that %s holds it", s.word.holder.Name))
+	case !s.doubt(now) && !alive && s.word.others > 0:
+		s.set(now, false, "the API server of this node doesn't answer, and another one's does")
+	case s.doubt(now) && r != nil && r.name != "" && r.announced.After(s.word.asked):
+		s.set(now, false, fmt.Sprintf("%s announces that it holds it, and etcd doesn't answer here", r.name))
+	case s.doubt(now) && r != nil && r.name != "" && now.Sub(r.first) > tieAfter && bytes.Compare(r.mac, s.mac) < 0:
+		s.set(now, false, fmt.Sprintf("%s has it as well, and etcd doesn't answer here", r.name))
+	case s.doubt(now) && now.Sub(s.heardAt) > aloneAfter:
+		s.away = true
+		s.set(now, false, "this node is cut off: the link has brought nothing, and etcd doesn't answer here")
+	case !alive && !s.doubt(now):
+		s.set(now, true, "the API server of this node doesn't answer, and no other one could take it")
+	case !alive:
+		s.set(now, true, "neither etcd nor the API server of this node answers: nobody is known who could take it")
+	case s.doubt(now):
+		s.set(now, true, "etcd doesn't answer; the API server of this node is healthy but for that")
+	case s.word.mine:
+		s.set(now, true, "elected in etcd")
+	default:
+		s.set(now, true, "nobody else is elected in etcd")
+	}
+}
+
+// seek takes the address where it may be.
+func (s *state) seek(now time.Time) {
+	elected := !s.doubt(now) && s.word.mine && s.candidate && s.alive.good() && !now.Before(s.pause)
+	back := s.away && s.alive.good() && now.Sub(s.heardAt) <= restEvery
+	if !elected && !back {
+		s.probing = time.Time{}
+		s.idle(now)
+		return
+	}
+	if s.probing.IsZero() {
+		s.probing, s.probed = now, time.Time{}
+	}
+	r := s.present(now, s.probing)
+	switch {
+	case r != nil && r.name == "":
+		s.stranger = r.mac.String()
+		s.probing, s.pause = time.Time{}, now.Add(strangerPause)
+		s.set(now, false, fmt.Sprintf("a machine that is no control plane has it: %s", r.mac))
+	case r != nil && !elected:
+		s.probing, s.away = time.Time{}, false
+		s.set(now, false, fmt.Sprintf("%s holds it", r.name))
+	case now.Sub(s.probing) >= probeTime:
+		s.probing, s.stranger = time.Time{}, ""
+		why := "elected in etcd"
+		if !elected {
+			why = "the link is back, and nobody has it"
+		}
+		s.set(now, true, why)
+	}
+}
+
+// idle says why a node without the address has none.
+func (s *state) idle(now time.Time) {
+	switch {
+	case now.Before(s.pause) || s.away:
+		// The reason is why it was given up.
+	case s.doubt(now):
+		s.set(now, false, "etcd doesn't answer")
+	case s.word.held && !s.word.mine:
+		s.set(now, false, fmt.Sprintf("%s holds it", s.word.holder.Name))
+	case !s.candidate:
+		s.set(now, false, "the API server of this node isn't ready")
+	default:
+		s.set(now, false, "waiting for the election in etcd")
+	}
+}
+
+// holder is what one that has the address says on the link: nothing while it is in
+// doubt, as then another's word may count more.
+func (s *state) holder(now time.Time, o *orders) {
+	asked := s.asked
+	s.asked = false
+	if o.doubt {
+		s.defended = time.Time{} // to be said once etcd agrees again
+		return
+	}
+	r := s.present(now, s.changed)
+	s.stranger = ""
+	if r != nil && r.name == "" {
+		s.stranger = r.mac.String()
+	}
+	held, pause := now.Sub(s.changed), now.Sub(s.defended)
+	switch {
+	case s.bursts < len(burst):
+		if o.announce = held >= burst[s.bursts]; o.announce {
+			s.bursts++
+		}
+		if s.bursts < len(burst) {
+			o.again = min(o.again, max(burst[s.bursts]-held, time.Millisecond))
+		}
+	case asked && pause >= answerEvery, r != nil && pause >= defendEvery, pause >= refreshEvery:
+		o.announce = true
+	}
+	if o.announce {
+		s.defended = now
+	}
+}

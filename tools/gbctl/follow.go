@@ -1,0 +1,264 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+)
+
+// follow shows an operation of a node from its beginning to its end, and asks a
+// person what it asks. A connection that drops is made again, as long as a machine
+// may take to restart: the node goes on meanwhile, or restarts because the operation
+// does so. The error is what the operation ended with.
+func (a *app) follow(ctx context.Context, node, id string) error {
+	return a.followTo(ctx, node, id, func(*apiv1.Operation) bool { return false })
+}
+
+// followTo follows an operation until it is far enough, or has ended.
+func (a *app) followTo(ctx context.Context, node, id string, enough func(*apiv1.Operation) bool) error {
+	f := &follower{app: a, node: node, id: id, out: a.printer(), heard: time.Now(), enough: enough}
+	var tell retrying
+	for {
+		err := a.with(ctx, node, f.watch)
+		f.stopAsking() // it is asked again over the next connection
+		switch {
+		case f.ended:
+			return f.outcome()
+		case ctx.Err() != nil:
+			fmt.Fprintf(a.err, "%s: %s goes on without you: gbctl -n %s operation attach %s\n", node, id, node, id)
+			return context.Canceled
+		case err == nil:
+			err = errors.New("the node has ended the stream: it goes down or restarts its API")
+		case f.last == nil || exitCode(err) != codeUnreachable:
+			return f.lost(err)
+		}
+		if time.Since(f.heard) > restartBudget {
+			return f.lost(fmt.Errorf("no word from the node for %s: %w", restartBudget, err))
+		}
+		tell.say(a.err, err)
+		if err := pause(ctx, poll); err != nil {
+			continue // ctx says so again
+		}
+	}
+}
+
+// follower is one who follows an operation.
+type follower struct {
+	app      *app
+	node, id string
+	out      *printer
+	enough   func(*apiv1.Operation) bool // ends it before the operation ends
+
+	last   *apiv1.Operation // nil: nothing was heard
+	cursor uint64           // of the last event that was shown
+	heard  time.Time
+	ended  bool
+
+	// What a person is asked now, and how that ends.
+	asked   string
+	answers sync.WaitGroup
+	cancel  context.CancelFunc
+}
+
+// errEnough ends a stream that has more to say.
+var errEnough = errors.New("enough is known")
+
+// watch shows what there is to be shown until the stream ends.
+func (f *follower) watch(ctx context.Context, c *client.Client) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.Operation.Watch(ctx, connect.NewRequest(&apiv1.WatchOperationRequest{Id: f.id, After: f.cursor}))
+	return receive(stream, err, func(u *apiv1.OperationUpdate) error {
+		f.heard, f.last = time.Now(), u.Operation
+		if err := f.show(u); err != nil {
+			return err
+		}
+		for _, e := range u.Events {
+			f.cursor = e.Cursor
+		}
+		f.ended = u.Operation.Ended != nil || f.enough(u.Operation)
+		if f.ended {
+			return errEnough
+		}
+		f.ask(ctx)
+		return nil
+	})
+}
+
+// show prints what happened since the last update.
+func (f *follower) show(u *apiv1.OperationUpdate) error {
+	if f.app.output == "json" {
+		return writeLine(f.app, document(f.node, u))
+	}
+	var lines []string
+	if u.Lost {
+		lines = append(lines, "  … (what was before isn't kept any more)")
+	}
+	for _, e := range u.Events {
+		lines = append(lines, eventLine(f.id, e))
+	}
+	return f.out.lines(f.node, lines)
+}
+
+// marks stand before what became of a step.
+var marks = map[string]string{
+	"running": "…", "done": "✓", "skipped": "-", "failed": "✗", "undoing": "↶", "undone": "↶",
+}
+
+func eventLine(id string, e *apiv1.OperationEvent) string {
+	who := e.Step
+	if who == "" {
+		who = id
+	}
+	switch e.Kind {
+	case apiv1.OperationEvent_KIND_CHANGED:
+		line := who
+		if e.State != "running" || e.Step == "" {
+			line += " " + e.State
+		}
+		if e.Step != "" {
+			mark := marks[e.State]
+			if mark == "" {
+				mark = "?"
+			}
+			line = "  " + mark + " " + line
+		}
+		return told(line, e.Text)
+	case apiv1.OperationEvent_KIND_ANSWERED:
+		return told("    "+who+" has its answer", e.Text)
+	case apiv1.OperationEvent_KIND_ASKS:
+		return told("    "+who+" asks", e.Text)
+	}
+	if e.Step == "" {
+		return told(who, e.Text)
+	}
+	return "    " + oneLine(e.Text)
+}
+
+func told(line, text string) string {
+	if text == "" {
+		return line
+	}
+	return line + ": " + oneLine(text)
+}
+
+// outcome is the error of an operation that has ended; nil: it is done.
+func (f *follower) outcome() error {
+	if f.last.State == apiv1.Operation_STATE_DONE || f.last.Ended == nil {
+		return nil
+	}
+	return &exitError{codeFailed, fmt.Errorf("%s %s: %s", f.id, operationState(f.last), f.last.Error)}
+}
+
+// lost is the error of one who can't follow any longer.
+func (f *follower) lost(err error) error {
+	if f.last == nil {
+		return err
+	}
+	return fmt.Errorf("%s was %s when it was heard of last, and may go on: %w", f.id, operationState(f.last), err)
+}
+
+// ask puts the operation's question to the person, or takes back the one that
+// somebody else has answered.
+func (f *follower) ask(ctx context.Context) {
+	q := f.last.Question
+	now := ""
+	if q != nil {
+		now = q.Step + " " + q.Id
+	}
+	if now == f.asked {
+		return
+	}
+	f.stopAsking()
+	if f.asked = now; q == nil {
+		return
+	}
+	ctx, f.cancel = context.WithCancel(ctx)
+	o := f.last
+	f.answers.Go(func() { f.converse(ctx, o) })
+}
+
+func (f *follower) stopAsking() {
+	if f.cancel != nil {
+		f.cancel()
+	}
+	f.answers.Wait()
+	f.asked, f.cancel = "", nil
+}
+
+// converse asks until there is an answer that the node takes, or nobody to ask.
+func (f *follower) converse(ctx context.Context, o *apiv1.Operation) {
+	turn, lines := f.app.person()
+	select {
+	case turn <- struct{}{}: // one question at a time, whichever node asks
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return
+	}
+	for {
+		fmt.Fprintf(f.app.err, "%s: %s: ", f.node, visible(prompt(o.Question)))
+		var text string
+		select {
+		case <-ctx.Done():
+			fmt.Fprintln(f.app.err)
+			return
+		case line, ok := <-lines:
+			if !ok {
+				fmt.Fprintf(f.app.err, "\n%s: %s waits for an answer: gbctl -n %s operation answer %s ANSWER\n", f.node, f.id, f.node, f.id)
+				return
+			}
+			text = strings.TrimSpace(line)
+		}
+		if text == "" {
+			continue
+		}
+		err := f.app.with(ctx, f.node, func(ctx context.Context, c *client.Client) error {
+			ctx, cancel := context.WithTimeout(ctx, f.app.timeout)
+			defer cancel()
+			return answerOperation(ctx, c, o, text)
+		})
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		fmt.Fprintf(f.app.err, "%s: %s\n", f.node, visible(err.Error()))
+		if exitCode(err) != codeRefused {
+			return
+		}
+	}
+}
+
+// person reads what a person types, from the first question on: the lines, and the
+// turn to ask. A line that was typed for a question that is over is for the next one.
+func (a *app) person() (turn chan struct{}, lines <-chan string) {
+	a.asking.Do(func() {
+		a.turn = make(chan struct{}, 1)
+		typed := make(chan string)
+		a.typed = typed
+		go func() { // ends with its input, or with the program
+			defer close(typed)
+			r := bufio.NewReader(io.LimitReader(a.in, maxTyped))
+			for {
+				line, err := r.ReadString('\n')
+				if line != "" {
+					typed <- line
+				}
+				if err != nil {
+					return
+				}
+			}
+		}()
+	})
+	return a.turn, a.typed
+}
+
+// maxTyped bounds what a person may type, in bytes.
+const maxTyped = 1 << 20

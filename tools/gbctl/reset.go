@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// lostWith is what goes with a partition.
+var lostWith = map[string]string{
+	"STATE":     "its configuration, its identity and its keys",
+	"EPHEMERAL": "its images, the data that pods keep on it, and its copy of etcd's data",
+}
+
+func (a *app) resetCommand() *cobra.Command {
+	r := &apiv1.ResetRequest{}
+	var graceful, yes bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "reset",
+		Short: "Take nodes out of their cluster, and wipe them",
+		Long: `Take nodes out of their cluster, and wipe them. There is no way back.
+
+A graceful reset cordons and drains the node, leaves etcd if it is a control plane,
+and removes the node from Kubernetes; then its disk is wiped, and it powers off. What
+doesn't answer is skipped when its time is up, and said so. A reset is refused where
+etcd can't do without the node's member, as without the last one; --graceful=false
+asks nobody, and leaves nothing in order.
+
+Without STATE, a node waits in maintenance mode for a configuration, unless it finds
+one where it found the first. With only EPHEMERAL wiped, it keeps its configuration,
+and joins its cluster anew.
+
+Several nodes are reset one after another. A person at a terminal is asked first.`,
+		Example: `  gbctl -n 10.5.0.4 reset --dry-run
+  gbctl -n 10.5.0.4 reset
+  gbctl -n 10.5.0.4 reset --system-labels-to-wipe EPHEMERAL --reboot
+  gbctl -n 10.5.0.4 reset --graceful=false --yes`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, label := range r.SystemLabelsToWipe {
+				if lostWith[label] == "" {
+					return usagef("--system-labels-to-wipe %s: must be STATE or EPHEMERAL", label)
+				}
+			}
+			a.patient(cmd, planTimeout)
+			r.Force, r.DrainTimeout = !graceful, durationpb.New(timeout)
+			if !yes && !r.DryRun {
+				if err := a.confirmReset(cmd.Context(), r); err != nil {
+					return err
+				}
+			}
+			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error { return a.reset(ctx, n, r) })
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&graceful, "graceful", true, "cordon and drain the node, and leave etcd (if applicable)")
+	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset, instead of powering it off")
+	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: STATE or EPHEMERAL; repeatable (default both)")
+	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
+	f.BoolVar(&r.DryRun, "dry-run", false, "only show what would be done")
+	f.BoolVarP(&yes, "yes", "y", false, "don't ask")
+	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions([]string{"EPHEMERAL", "STATE"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest) error {
+	id, err := a.begin(ctx, n, r.DryRun, func(ctx context.Context) (*apiv1.Operation, error) {
+		m, err := message(n.Node.Reset(ctx, connect.NewRequest(r)))
+		return m.GetOperation(), err
+	})
+	if err != nil || r.DryRun {
+		return err
+	}
+	if err := a.followTo(ctx, n.Name, id, ends); err != nil {
+		return err
+	}
+	then := "powers off"
+	if r.Reboot {
+		then = "reboots"
+	}
+	fmt.Fprintf(a.out, "%s: is wiped, and %s now\n", n.Name, then)
+	return nil
+}
+
+// confirmReset asks a person who is there to be asked.
+func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
+	in, ok := a.in.(*os.File)
+	if !ok || !term.IsTerminal(int(in.Fd())) || !interactive(a.err) {
+		return nil
+	}
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return err
+	}
+	return a.confirm(ctx, loss(nodes, r)+"\nReset?")
+}
+
+// confirm is nil if a person says yes.
+func (a *app) confirm(ctx context.Context, question string) error {
+	_, lines := a.person()
+	fmt.Fprintf(a.err, "%s [y/N] ", question)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case line := <-lines:
+		switch strings.ToLower(strings.TrimSpace(line)) {
+		case "y", "yes":
+			return nil
+		}
+		return usagef("nothing was done: the answer isn't yes")
+	}
+}
+
+// loss is what a person is asked.
+func loss(nodes []string, r *apiv1.ResetRequest) string {
+	var lost []string
+	for _, label := range []string{"STATE", "EPHEMERAL"} {
+		if len(r.SystemLabelsToWipe) == 0 || slices.Contains(r.SystemLabelsToWipe, label) {
+			lost = append(lost, lostWith[label])
+		}
+	}
+	subject := "Node " + nodes[0] + " loses"
+	if len(nodes) > 1 {
+		subject = "Nodes " + strings.Join(nodes, ", ") + " lose, each,"
+	}
+	return fmt.Sprintf("%s for good: %s.", subject, strings.Join(lost, "; "))
+}

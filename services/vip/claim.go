@@ -54,6 +54,7 @@ type word struct {
 	holder node
 	held   bool             // somebody is the holder
 	mine   bool             // this node is
+	own    bool             // this node is a candidate
 	next   bool             // this node is the next in the queue after the holder
 	lease  clientv3.LeaseID // the holder's
 	others int              // candidates beside this node
@@ -65,7 +66,7 @@ type word struct {
 // is silent falls out.
 //
 //	run ── wanted ──▶ lease, own MAC in nodes/, key in candidates/ ── first in the queue ──▶ mine
-//	           ◀── not wanted, or the lease is lost: key and lease go
+//	           ◀── not wanted: key and lease go; etcd has ended the lease: to the end of the queue
 type claim struct {
 	store *resource.Store
 	key   string // of the address
@@ -125,8 +126,15 @@ func (c *claim) session(ctx context.Context) error {
 	changes := client.Watch(clientv3.WithRequireLeader(watch), c.key+candidates, clientv3.WithPrefix())
 	for {
 		self := c.self.Load()
-		if s != nil && (self == nil || *self != as || isDone(s)) {
+		if s != nil && (self == nil || *self != as) {
 			leave()
+		}
+		if s != nil && isDone(s) {
+			// No answer to the signs of life for too long: they may be stuck on the way to a
+			// leader that is gone. Until etcd says that the place is lost, it is tried anew.
+			if s, err = concurrency.NewSession(client, concurrency.WithLease(s.Lease())); err != nil {
+				s = nil
+			}
 		}
 		if s == nil && self != nil {
 			if s, err = c.enter(ctx, client, *self); err != nil {
@@ -139,6 +147,10 @@ func (c *claim) session(ctx context.Context) error {
 			c.tell(w)
 		}
 		c.trace(err)
+		if err == nil && s != nil && !w.own {
+			leave()
+			continue // to the end of the queue
+		}
 		var lost <-chan struct{}
 		if s != nil {
 			lost = s.Done()
@@ -273,7 +285,7 @@ func (c *claim) ask(ctx context.Context, client *clientv3.Client, s *concurrency
 		if !w.held {
 			w.held, w.mine, w.holder, w.lease = true, own, n, clientv3.LeaseID(kv.Lease)
 		}
-		w.next = w.next || own && queue == 1
+		w.own, w.next = w.own || own, w.next || own && queue == 1
 		queue++
 		if !own {
 			w.others++

@@ -455,8 +455,18 @@ func TestRealOperate(t *testing.T) {
 
 	// c leaves in order, and joins anew.
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
+	p, err := c.part(ctx)
+	must(t, err)
+	p.close()
+	if c.removed(ctx, p) {
+		t.Error("c is said to be removed, and isn't")
+	}
 	if _, err := c.Leave(ctx); err != nil {
 		t.Fatal(err)
+	}
+	// So it is found out where the answer to the removal got lost.
+	if !c.removed(ctx, p) {
+		t.Error("c isn't said to be removed")
 	}
 	a.expect("a", "b")
 	if data, err := c.hasData(); data || err != nil {

@@ -35,6 +35,9 @@ const (
 	// missing is how long the API may not answer while a control plane goes: the load
 	// balancer looks every second, and a member that leaves may have been the leader.
 	missing = 10 * time.Second
+	// soonOff is less than a reset takes with nothing else on the machine: a power cut
+	// within it is in its middle.
+	soonOff = 6 * time.Second
 )
 
 // pods are a web server that others may stand in for, and one that a budget holds.
@@ -322,7 +325,7 @@ func goesInPieces(t *testing.T, c *story.Cluster, n qemu.Node) {
 		t.Logf("gbctl: %v\n%s", err, out)
 	})
 	for range 3 {
-		after := time.Duration(random.Int64N(int64(12 * time.Second)))
+		after := time.Duration(random.Int64N(int64(soonOff)))
 		select {
 		case <-time.After(after):
 		case <-ctx.Done():

@@ -192,8 +192,10 @@ func (e *Etcd) askMachine(ctx context.Context, host netip.Addr, peer *tls.Config
 		TLSClientConfig: config, DisableKeepAlives: true, MaxResponseHeaderBytes: maxPeerAnswer,
 	}}
 	address := net.JoinHostPort(host.String(), strconv.Itoa(api.Port))
-	got, err := garboardv1connect.NewEtcdServiceClient(client, "https://"+address, connect.WithReadMaxBytes(maxPeerAnswer)).
-		Beginning(ctx, connect.NewRequest(&apiv1.BeginningRequest{}))
+	// Not the service's client, which brings all of its methods: 400 KB of PID 1.
+	got, err := connect.NewClient[apiv1.BeginningRequest, apiv1.BeginningResponse](
+		client, "https://"+address+garboardv1connect.EtcdServiceBeginningProcedure, connect.WithReadMaxBytes(maxPeerAnswer),
+	).CallUnary(ctx, connect.NewRequest(&apiv1.BeginningRequest{}))
 	if err != nil || got.Msg.GetRun() == e.id {
 		return nil
 	}

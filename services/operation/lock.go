@@ -16,6 +16,9 @@ const (
 	lockRetry   = 2 * time.Second
 	lockSilence = 3 * time.Minute
 	lockHeld    = 15 * time.Minute
+	// lockReclaim is how long one that has ended tries to get it again, in order to give
+	// it back; it ends by itself else.
+	lockReclaim = 30 * time.Second
 )
 
 // Lock keeps disruptive operations of several nodes apart.
@@ -82,6 +85,9 @@ func (r *Runner) retake(ctx context.Context, h Holder, say func(string)) Taken {
 		cancel()
 		if err == nil {
 			return t
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		patience := lockSilence
 		if held := new(HeldError); errors.As(err, &held) {

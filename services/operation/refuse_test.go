@@ -323,6 +323,37 @@ func TestLockOfAnOperationThatIsCutShort(t *testing.T) {
 	})
 }
 
+// Whoever aborts an operation before its node has the lock again doesn't leave others
+// waiting.
+func TestLockOfAnOperationThatIsAbortedAfterARestart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		k := &lock{}
+		n.lock = k
+		waits := n.noting("wait")
+		waits.Run = func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }
+		n.definitions = []Definition{planned("reboot", waits)}
+		n.boot()
+		id := n.start("reboot")
+		synctest.Wait()
+		n.halt()
+		k.set(holderOf(k), errors.New("etcd starts"))
+		n.boot()
+		defer n.halt()
+		if err := n.r.Abort(id, "jo"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		n.want(id, Aborted, Undone)
+		k.set(holderOf(k), nil)
+		time.Sleep(10 * time.Second)
+		if holder := holderOf(k); holder != nil {
+			t.Errorf("%s still has it", holder)
+		}
+	})
+}
+
 // What has begun comes to its end, whatever the lock says.
 func TestLockThatIsLostOverARestart(t *testing.T) {
 	t.Parallel()

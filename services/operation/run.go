@@ -39,8 +39,9 @@ func (l *live) run(ctx context.Context) {
 	l.cancel = cancel
 	rec := l.rec
 	l.mu.Unlock()
-	if !rec.Unlocked && rec.Boots > 1 {
-		h := Holder{Name: rec.Name, ID: l.id, Since: rec.Began}
+	before := !rec.Unlocked && rec.Boots > 1 // an earlier boot has taken the lock
+	h := Holder{Name: rec.Name, ID: l.id, Since: rec.Began}
+	if before {
 		l.lock = l.r.retake(ctx, h, func(text string) { l.say("", text) })
 	}
 	if rec.State == Running {
@@ -53,6 +54,11 @@ func (l *live) run(ctx context.Context) {
 	if !l.record().Finished() {
 		l.release(restartHold)
 		return
+	}
+	if before && l.lock == nil { // aborted too early to have it again: nobody is to wait for this node
+		tctx, stop := context.WithTimeout(l.r.ctx, lockReclaim)
+		l.lock = l.r.retake(tctx, h, func(string) {})
+		stop()
 	}
 	l.release(0)
 }

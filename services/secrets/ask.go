@@ -75,7 +75,7 @@ func (a *asker) ask(ctx context.Context, n node, hosts []string, key config.KeyP
 	return nil, noneSigned(errs)
 }
 
-var errNoneKnown = errors.New("Kubernetes hasn't told of its control planes yet, which it does once the kubelet has joined")
+var errNoneKnown = errors.New("no control plane is known yet: Kubernetes tells of them once the kubelet has joined")
 
 // controlPlanes are the hosts of the API servers that Kubernetes has told of, those last
 // that aren't ready: trustd may be there all the same. So none sticks to one that died.

@@ -112,7 +112,7 @@ func TestWorkerSaysWhoWasAsked(t *testing.T) {
 	c.Machine.Type = config.Worker
 	c.Machine.CA.Key = nil
 	b := newBench(t, c)
-	want := "controller failed: no control plane signs a certificate for the machine API: Kubernetes hasn't told of its control planes yet, which it does once the kubelet has joined; cluster.example.org: "
+	want := "controller failed: no control plane signs a certificate for the machine API: no control plane is known yet: Kubernetes tells of them once the kubelet has joined; cluster.example.org: "
 	deadline := time.After(eventually.Scale(5 * time.Second))
 	for {
 		select {

@@ -244,7 +244,7 @@ func TestWorkerAsksWhenItIsTold(t *testing.T) {
 	c := newCluster(t)
 	c.controlPlane("10.5.0.3", c.ca)
 	c.start()
-	c.says("Kubernetes hasn't told of its control planes yet")
+	c.says("no control plane is known yet")
 	c.knows("10.5.0.3")
 	c.certificate("the worker's certificate", made)
 }

@@ -21,6 +21,8 @@ func TestMain(m *testing.M) { story.Main(m) }
 const (
 	// growBudget is for two nodes to boot, to join one after the other, and to be Ready.
 	growBudget = 90 * time.Second
+	// resetBudget is for a node to be emptied, to leave and to be wiped.
+	resetBudget = 60 * time.Second
 	// checkBudget is for a list of all that was written, on busy machines.
 	checkBudget = 60 * time.Second
 	// writeBudget is for the load balancer to let the clients of one that left go.
@@ -59,11 +61,7 @@ func TestOneThreeFiveThree(t *testing.T) {
 	for range 2 {
 		leaves := left[0]
 		left = left[1:]
-		c.Gbctl("-n", leaves.Address.String(), "etcd", "leave")
-		if err := c.Off(t.Context(), leaves.Name); err != nil {
-			t.Fatal(err)
-		}
-		c.Kubectl("delete", "node", leaves.Name)
+		t.Log(c.Patient(resetBudget).Gbctl("-n", leaves.Address.String(), "reset"))
 		settled(left)
 	}
 

@@ -1,0 +1,188 @@
+//go:build story
+
+// Package operation is the story of an operation that is in the way of others, loses
+// its node's power in the middle, goes on, and is aborted at last.
+package operation
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/story"
+)
+
+func TestMain(m *testing.M) { story.Main(m) }
+
+const (
+	podsBudget = 60 * time.Second
+	// stepBudget is for a step of an operation to be reached.
+	stepBudget = 30 * time.Second
+	// backBudget is for a node to boot, to be Ready and to go on.
+	backBudget = 90 * time.Second
+	// followBudget is for all that happens while somebody follows the operation.
+	followBudget = 4 * time.Minute
+)
+
+// held is a pod whose budget doesn't let it be evicted.
+const held = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: held, namespace: default}
+spec:
+  selector: {matchLabels: {app: held}}
+  template:
+    metadata: {labels: {app: held}}
+    spec:
+      terminationGracePeriodSeconds: 2
+      containers: [{name: held, image: IMAGE, command: [/usr/local/bin/kubectl, proxy, --port=8001]}]
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: hold, namespace: default}
+spec: {minAvailable: 1, selector: {matchLabels: {app: held}}}
+`
+
+// Q-15: it survives its client and a restart, streams its progress, and keeps others
+// from doing the same at the same time.
+func TestOperationThatIsCutShort(t *testing.T) {
+	story.Built(t, qemu.Container)
+	m := story.Marks(t)
+	c := story.New(t, "operation", qemu.Container, func(o *qemu.Options) {
+		o.ControlPlanes = 3
+		o.ControlPlanePatches = [][]byte{[]byte("cluster: {allowSchedulingOnControlPlanes: true}")}
+	})
+	m.Reached("power is on")
+	c.Ready(m)
+	c.Apply(strings.ReplaceAll(held, "IMAGE", config.DefaultAPIServerImage))
+	var name, pod string
+	c.Eventually(podsBudget, "the held pod is ready", func() error {
+		out, err := c.Try("get", "pods", "-l", "app=held", "-o", `jsonpath={range .items[?(@.status.containerStatuses[0].ready==true)]}{.spec.nodeName} {.metadata.uid}{end}`)
+		var ok bool
+		if name, pod, ok = strings.Cut(out, " "); err == nil && !ok {
+			err = fmt.Errorf("it is %q", out)
+		}
+		return err
+	})
+	m.Reached("the held pod is ready")
+	n, err := c.Find(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := c.Nodes[0]
+	if other.Name == n.Name {
+		other = c.Nodes[1]
+	}
+	on := func(node qemu.Node, args ...string) (string, error) {
+		return c.TryGbctl(append([]string{"-n", node.Address.String()}, args...)...)
+	}
+
+	// Somebody follows it, all the time.
+	type said struct {
+		out string
+		err error
+	}
+	followed := make(chan said, 1)
+	go func() {
+		out, err := c.Patient(followBudget).TryGbctl("-n", n.Address.String(), "reboot", "--drain-timeout", "1h")
+		followed <- said{out, err}
+	}()
+	id := draining(c, stepBudget, func() (string, error) { return on(n, "operation", "list") })
+	m.Reached("the operation waits for a budget")
+
+	// One at a time: who is in the way is named, on this node and on others.
+	for _, node := range []qemu.Node{n, other} {
+		for _, args := range [][]string{{"reboot"}, {"shutdown"}, {"reset"}} {
+			if _, err := on(node, args...); err == nil || !strings.Contains(err.Error(), id) {
+				t.Errorf("%s on %s: %v", args[0], node.Name, err)
+			}
+		}
+	}
+	if out, err := on(other, "reboot", "--dry-run"); err != nil || !strings.Contains(out, "node "+name+" is running reboot ("+id+")") {
+		t.Errorf("a plan says nothing of it: %v\n%s", err, out)
+	}
+
+	if err := c.Cut(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := on(other, "reboot"); err == nil || !strings.Contains(err.Error(), id) {
+		t.Errorf("while its node is off: %v", err)
+	}
+	if err := c.On(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	again := draining(c, backBudget, func() (string, error) { return on(n, "operation", "list") })
+	if again != id {
+		t.Errorf("operation %s goes on as %s", id, again)
+	}
+	m.Reached("it goes on after a power cut")
+	if _, err := on(other, "reboot"); err == nil || !strings.Contains(err.Error(), id) {
+		t.Errorf("after the power cut: %v", err)
+	}
+
+	if out, err := on(n, "operation", "abort", id); err != nil {
+		t.Fatalf("abort: %v\n%s", err, out)
+	}
+	var end said
+	c.Eventually(stepBudget, "the client hears of the end", func() error {
+		select {
+		case end = <-followed:
+			return nil
+		default:
+			return fmt.Errorf("it still follows %s", id)
+		}
+	})
+	t.Logf("the client ended with %v, and heard\n%s", end.err, end.out)
+	for _, part := range []string{"✓ cordon", "disruption budget hold", id + ": goes on after a restart of the node", "↶ cordon undone", id + " aborted"} {
+		if !strings.Contains(end.out, part) {
+			t.Errorf("the client doesn't hear %q", part)
+		}
+	}
+	if end.err == nil || strings.Count(end.out, "✓ cordon") != 1 {
+		t.Error("the client takes that for a success, or hears things twice")
+	}
+	m.Reached("it is aborted")
+
+	// What it did is undone, and nothing else was done.
+	c.Eventually(backBudget, "the node is as before", func() error {
+		out, err := c.Try("get", "node", name, "-o", `jsonpath={.spec.unschedulable} {.status.conditions[?(@.type=="Ready")].status}`)
+		if err == nil && out != " True" {
+			err = fmt.Errorf("cordoned and Ready are %q", out)
+		}
+		return err
+	})
+	if out := c.Kubectl("get", "pods", "-l", "app=held", "-o", "jsonpath={.items[*].metadata.uid}"); out != pod {
+		t.Errorf("the pod %s is %s now", pod, out)
+	}
+	c.Eventually(stepBudget, "nobody is in the way any more", func() error {
+		out, err := on(other, "reboot", "--dry-run")
+		if err == nil && strings.Contains(out, id) {
+			err = fmt.Errorf("%s is: %s", id, out)
+		}
+		return err
+	})
+	m.Reached("others may go")
+}
+
+var running = regexp.MustCompile(`(reboot-[a-z0-9]+) +running +drain `)
+
+// draining waits until the operation is at its second step, and returns its ID.
+func draining(c *story.Cluster, budget time.Duration, list func() (string, error)) (id string) {
+	c.Eventually(budget, "the operation waits for the pod", func() error {
+		out, err := list()
+		if err != nil {
+			return err
+		}
+		found := running.FindStringSubmatch(out)
+		if found == nil {
+			return fmt.Errorf("there is\n%s", out)
+		}
+		id = found[1]
+		return nil
+	})
+	return id
+}

@@ -242,6 +242,18 @@ func TestRealJoin(t *testing.T) {
 	c.serves()
 	a.expect("a", "b", "c")
 
+	// S-214: so it is with the node of type init that began, installed anew.
+	r.knows(0, b.addr, c.addr)
+	a.kill()
+	must(t, os.RemoveAll(a.path("data")))
+	must(t, os.Remove(a.o.Journal))
+	a.start()
+	a.serves()
+	a.expect("a", "b", "c")
+	if got, err := a.read(); err != nil || got.Token != "" {
+		t.Errorf("it began a cluster of its own: %+v, %v", got, err)
+	}
+
 	// All at once, with their data: nobody waits for anybody's API server.
 	r.knows(503)
 	for _, n := range []*realNode{a, b, c} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -142,43 +143,88 @@ func unit(ctx context.Context, root string, out io.Writer) error {
 	return goRun(ctx, root, out, "test", "-race", "./...")
 }
 
-// stories builds everything first, so that a test's time is the test's.
+// stories runs those with containers at native speed, which mostly wait, some at once,
+// and then those with machines, where emulation takes all processors.
 func stories(ctx context.Context, root string, out io.Writer) error {
-	return bootTests(ctx, root, out, "story", []string{"./qemu/stories/...", "./services/apid", "./services/controlplane", "./services/doctor", "./services/etcd"})
+	all, err := storyFolders(root)
+	if err != nil {
+		return err
+	}
+	containers := []string{"./services/apid", "./services/controlplane", "./services/doctor", "./services/etcd"}
+	var machines []string
+	for _, f := range all {
+		switch {
+		case f.long:
+		case f.machines:
+			machines = append(machines, f.path)
+		default:
+			containers = append(containers, f.path)
+		}
+	}
+	if err := bootTests(ctx, root, out, "story", containersAtOnce, containers); err != nil {
+		return err
+	}
+	return bootTests(ctx, root, out, "story", 1, machines)
 }
 
 // longStories are in folders of their own.
 func longStories(ctx context.Context, root string, out io.Writer) error {
-	folders, err := longFolders(root)
-	if err != nil || len(folders) == 0 {
+	all, err := storyFolders(root)
+	if err != nil {
 		return err
 	}
-	return bootTests(ctx, root, out, "story,long", folders)
+	var folders []string
+	for _, f := range all {
+		if f.long {
+			folders = append(folders, f.path)
+		}
+	}
+	return bootTests(ctx, root, out, "story,long", 1, folders)
 }
 
-// longTag is the first line of the tests that only longStories runs.
-const longTag = "//go:build story && long\n"
+const (
+	// longTag is the first line of the tests that only longStories runs.
+	longTag = "//go:build story && long\n"
+	// machineWord is in the tests that boot machines.
+	machineWord = "qemu.QEMU"
+	// containersAtOnce is how many stories with containers run at the same time. They mostly wait.
+	containersAtOnce = 2
+)
 
-// longFolders finds the folders with such tests.
-func longFolders(root string) ([]string, error) {
-	var found []string
+// A storyFolder is a package with tests that boot nodes.
+type storyFolder struct {
+	path           string
+	long, machines bool
+}
+
+// storyFolders finds them all, in order.
+func storyFolders(root string) ([]storyFolder, error) {
+	folders := map[string]storyFolder{}
 	err := filepath.WalkDir(filepath.Join(root, "qemu", "stories"), func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		text, err := os.ReadFile(path)
-		if err != nil || !strings.HasPrefix(string(text), longTag) {
+		if err != nil {
 			return err
 		}
 		folder, err := filepath.Rel(root, filepath.Dir(path))
-		found = append(found, "./"+folder)
+		f := folders[folder]
+		f.path = "./" + folder
+		f.long = f.long || strings.HasPrefix(string(text), longTag)
+		f.machines = f.machines || strings.Contains(string(text), machineWord)
+		folders[folder] = f
 		return err
 	})
-	slices.Sort(found)
-	return slices.Compact(found), err
+	all := slices.SortedFunc(maps.Values(folders), func(a, b storyFolder) int { return strings.Compare(a.path, b.path) })
+	return all, err
 }
 
-func bootTests(ctx context.Context, root string, out io.Writer, tags string, packages []string) error {
+// bootTests builds everything first, so that a test's time is the test's.
+func bootTests(ctx context.Context, root string, out io.Writer, tags string, atOnce int, packages []string) error {
+	if len(packages) == 0 {
+		return nil
+	}
 	made, err := devcluster.Build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
@@ -188,8 +234,8 @@ func bootTests(ctx context.Context, root string, out io.Writer, tags string, pac
 	if err := os.Setenv("GARBOARD_COMPONENTS", programs); err != nil {
 		return err
 	}
-	// One at a time: a guest under software emulation takes both cores.
-	return goRun(ctx, root, out, append([]string{"test", "-tags=" + tags, "-v", "-count=1", "-p=1", "-timeout=" + storyTimeout.String()}, packages...)...)
+	args := []string{"test", "-tags=" + tags, "-v", "-count=1", fmt.Sprintf("-p=%d", atOnce), "-timeout=" + storyTimeout.String()}
+	return goRun(ctx, root, out, append(args, packages...)...)
 }
 
 func goRun(ctx context.Context, dir string, out io.Writer, args ...string) error {

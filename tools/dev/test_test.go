@@ -43,11 +43,12 @@ func TestLongPhaseRunsWhereItFits(t *testing.T) {
 	}
 }
 
-func TestLongFolders(t *testing.T) {
+func TestStoryFolders(t *testing.T) {
 	root := t.TempDir()
 	for path, text := range map[string]string{
-		"b/b_test.go": longTag + "package b", "a/one_test.go": longTag + "package a", "a/two_test.go": longTag + "package a",
+		"b/b_test.go": longTag + "package b\n// " + machineWord, "a/one_test.go": longTag + "package a", "a/two_test.go": longTag + "package a",
 		"c/c_test.go": "//go:build story\npackage c", "d/d.go": longTag,
+		"e/one_test.go": "package e", "e/two_test.go": "var _ = " + machineWord,
 	} {
 		path = filepath.Join(root, "qemu", "stories", path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -57,11 +58,15 @@ func TestLongFolders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := longFolders(root)
+	got, err := storyFolders(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"./qemu/stories/a", "./qemu/stories/b"}, got); diff != "" {
+	want := []storyFolder{
+		{"./qemu/stories/a", true, false}, {"./qemu/stories/b", true, true},
+		{"./qemu/stories/c", false, false}, {"./qemu/stories/e", false, true},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(storyFolder{})); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -63,9 +63,7 @@ func TestWorkerAndItsPeers(t *testing.T) {
 			return err
 		})
 		t.Logf("%7.1fs  from power on to a certificate of another one, %s being dead", time.Since(began).Seconds(), signer.Name)
-		if another := signedBy(t, c, worker, signer.Name); another.Name == signer.Name {
-			t.Errorf("%s has signed", another.Name)
-		}
+		signedBy(t, c, worker, signer.Name)
 	})
 	m.Reached("another control plane signed")
 
@@ -112,14 +110,15 @@ func reboot(t *testing.T, c *story.Cluster, worker qemu.Node, meanwhile func() e
 	return on
 }
 
-// signedBy is the control plane whose trustd signed for the worker, by its log.
+// signedBy is the control plane whose trustd signed for the worker, by its log, among
+// those that aren't dead.
 func signedBy(t *testing.T, c *story.Cluster, worker qemu.Node, dead ...string) qemu.Node {
 	t.Helper()
 	for _, n := range c.Nodes[:3] {
 		if strings.Contains(strings.Join(dead, " "), n.Name) {
 			continue
 		}
-		if out := c.Gbctl("-n", n.Address.String(), "logs", "trustd"); strings.Contains(out, "signed name="+worker.Name) || strings.Contains(out, "msg=signed") {
+		if out := c.Gbctl("-n", n.Address.String(), "logs", "trustd"); strings.Contains(out, "signed name="+worker.Name) {
 			return n
 		}
 	}

@@ -47,6 +47,7 @@ func TestWorkerAndItsPeers(t *testing.T) {
 	})
 	m.Reached("the worker's machine API serves")
 
+	t.Run("logs", func(t *testing.T) { logs(t, c.In(t)) })
 	// S-221
 	t.Run("labels", func(t *testing.T) { labels(t, c.In(t), worker) })
 	m.Reached("labels follow the configuration")
@@ -124,6 +125,19 @@ func signedBy(t *testing.T, c *story.Cluster, worker qemu.Node, dead ...string) 
 	}
 	t.Fatal("no trustd says that it has signed")
 	return qemu.Node{}
+}
+
+// logs of pods on every node can be read: the API server believes all kubelets.
+func logs(t *testing.T, c *story.Cluster) {
+	for _, n := range c.Nodes {
+		c.Eventually(labelBudget, "the kubelet of "+n.Name+" shows a log", func() error {
+			pod, err := c.Try("get", "pods", "-n", "kube-system", "-l", "k8s-app=kube-proxy", "--field-selector", "spec.nodeName="+n.Name, "-o", "name")
+			if err == nil {
+				_, err = c.Try("logs", "-n", "kube-system", strings.TrimSpace(pod))
+			}
+			return err
+		})
+	}
 }
 
 // labels of the configuration come and go while the node runs; so do a control plane's

@@ -48,10 +48,10 @@ build: $(DEV) ## build kernel, image and components into the cache
 	@$(DEV) build
 
 test: $(DEV) ## everything: linters, unit tests with -race, machine and cluster tests
-	@$(DEV) test $(TESTFLAGS)
+	@$(DEV) test
 
 test-long: $(DEV) ## the stories that take many minutes
-	@$(DEV) test --only long
+	@$(DEV) test --only long $(if $(WITHIN),--within $(WITHIN))
 
 unit: $(DEV) ## only the unit tests, with -race
 	@$(DEV) test --only unit

@@ -59,8 +59,10 @@ type Method struct {
 	Changes bool
 	// Maintenance: it answers while the node has no configuration.
 	Maintenance bool
-	// Streaming: it answers with more than one message.
+	// Streaming: it answers, or is asked, with more than one message.
 	Streaming bool
+	// Upload is how many bytes a caller may send; 0: what is usual.
+	Upload int64
 }
 
 var methods = sync.OnceValue(func() map[string]Method {
@@ -86,12 +88,14 @@ func method(d protoreflect.MethodDescriptor) Method {
 	role, _ := get(garboardv1.E_Role).(string)
 	changes, _ := get(garboardv1.E_Changes).(bool)
 	maintenance, _ := get(garboardv1.E_Maintenance).(bool)
+	upload, _ := get(garboardv1.E_UploadMib).(uint32)
 	return Method{
 		Procedure:   "/" + string(d.Parent().FullName()) + "/" + string(d.Name()),
 		Role:        Role(role),
 		Changes:     changes,
 		Maintenance: maintenance,
 		Streaming:   d.IsStreamingServer() || d.IsStreamingClient(),
+		Upload:      int64(upload) << 20,
 	}
 }
 

@@ -71,6 +71,8 @@ func TestFind(t *testing.T) {
 		{"SMBIOS with a URL", SourceOptions{Root: files(smbiosFile, smbios("Vendor", "garboard.config="+server.URL))}, "SMBIOS", "web", ""},
 		{"container: state", SourceOptions{Mode: Container, Root: all}, "state", "state", ""},
 		{"container: seed", SourceOptions{Mode: Container, Root: without(ConfigFile)}, "seed", "seed", ""},
+		{"container: reset", SourceOptions{Mode: Container, Root: files(SeedConfigFile, "seed", ResetFile, "")}, "", "",
+			"no configuration: state: no /system/state/config.yaml; seed: it was for the node before it was reset"},
 		{"container: nothing else", SourceOptions{Mode: Container, Root: without(ConfigFile, SeedConfigFile)}, "", "",
 			"no configuration: state: no /system/state/config.yaml; seed: no /run/garboard-seed/config.yaml"},
 		{"nothing", SourceOptions{Root: files(smbiosFile, smbios("Vendor"))}, "", "", "no configuration: state: no /system/state/config.yaml; " +

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -66,6 +67,33 @@ func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
 	}
 	if watchdogTimeout <= shutdownBudget || watchdogPeriod*3 > watchdogTimeout {
 		t.Error("the watchdog cuts an orderly shutdown, or a late beat")
+	}
+}
+
+// A disk is erased once nothing is mounted from it, the directories of a container
+// while they still are; and only by a node that is being reset.
+func TestErase(t *testing.T) {
+	for mode, want := range map[boot.Mode][]string{
+		boot.Machine:   {unmountPhase, "erase what a reset wipes"},
+		boot.Container: {"erase what a reset wipes", unmountPhase},
+	} {
+		p, _ := newTestPID1(mode)
+		order := func() (found []string) {
+			for _, ph := range p.orderlyPhases(request{}, nil, nil) {
+				if slices.Contains(want, ph.what) {
+					found = append(found, ph.what)
+				}
+			}
+			return found
+		}
+		if got := order(); !slices.Equal(got, []string{unmountPhase}) {
+			t.Errorf("%s without a reset: %q", mode, got)
+		}
+		erase := func(context.Context) error { return nil }
+		p.erase.Store(&erase)
+		if got := order(); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", mode, got, want)
+		}
 	}
 }
 

@@ -22,7 +22,10 @@ const (
 )
 
 type BootstrapRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Addresses of control planes that the caller knows, 16 at most: the node asks
+	// them whether the cluster has begun there, besides those that it knows itself.
+	ControlPlanes []string `protobuf:"bytes,1,rep,name=control_planes,json=controlPlanes,proto3" json:"control_planes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -57,6 +60,209 @@ func (*BootstrapRequest) Descriptor() ([]byte, []int) {
 	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{0}
 }
 
+func (x *BootstrapRequest) GetControlPlanes() []string {
+	if x != nil {
+		return x.ControlPlanes
+	}
+	return nil
+}
+
+type RecoverRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the first message: bytes that follow, and their SHA-256.
+	Size   uint64 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
+	Sha256 []byte `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// In the first message: the file is a copy of member/snap/db, which has no SHA-256
+	// at its end.
+	SkipHashCheck bool `protobuf:"varint,3,opt,name=skip_hash_check,json=skipHashCheck,proto3" json:"skip_hash_check,omitempty"`
+	// In the first message, as in BootstrapRequest.
+	ControlPlanes []string `protobuf:"bytes,4,rep,name=control_planes,json=controlPlanes,proto3" json:"control_planes,omitempty"`
+	Data          []byte   `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverRequest) Reset() {
+	*x = RecoverRequest{}
+	mi := &file_garboard_v1_etcd_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverRequest) ProtoMessage() {}
+
+func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_etcd_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
+func (*RecoverRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RecoverRequest) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *RecoverRequest) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *RecoverRequest) GetSkipHashCheck() bool {
+	if x != nil {
+		return x.SkipHashCheck
+	}
+	return false
+}
+
+func (x *RecoverRequest) GetControlPlanes() []string {
+	if x != nil {
+		return x.ControlPlanes
+	}
+	return nil
+}
+
+func (x *RecoverRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type BeginningRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeginningRequest) Reset() {
+	*x = BeginningRequest{}
+	mi := &file_garboard_v1_etcd_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeginningRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeginningRequest) ProtoMessage() {}
+
+func (x *BeginningRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_etcd_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeginningRequest.ProtoReflect.Descriptor instead.
+func (*BeginningRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{2}
+}
+
+type BeginningResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tells the node from any other, and from itself.
+	Run  string `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// It begins a cluster, or is just told to.
+	Beginning bool `protobuf:"varint,3,opt,name=beginning,proto3" json:"beginning,omitempty"`
+	// It is a member of a cluster, and has its data.
+	Member bool `protobuf:"varint,4,opt,name=member,proto3" json:"member,omitempty"`
+	// Its etcd answers, with a quorum.
+	Ready         bool `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeginningResponse) Reset() {
+	*x = BeginningResponse{}
+	mi := &file_garboard_v1_etcd_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeginningResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeginningResponse) ProtoMessage() {}
+
+func (x *BeginningResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_etcd_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeginningResponse.ProtoReflect.Descriptor instead.
+func (*BeginningResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *BeginningResponse) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *BeginningResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BeginningResponse) GetBeginning() bool {
+	if x != nil {
+		return x.Beginning
+	}
+	return false
+}
+
+func (x *BeginningResponse) GetMember() bool {
+	if x != nil {
+		return x.Member
+	}
+	return false
+}
+
+func (x *BeginningResponse) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
 type BootstrapResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What was done, in a sentence.
@@ -71,7 +277,7 @@ type BootstrapResponse struct {
 
 func (x *BootstrapResponse) Reset() {
 	*x = BootstrapResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[1]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -83,7 +289,7 @@ func (x *BootstrapResponse) String() string {
 func (*BootstrapResponse) ProtoMessage() {}
 
 func (x *BootstrapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[1]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -96,7 +302,7 @@ func (x *BootstrapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootstrapResponse.ProtoReflect.Descriptor instead.
 func (*BootstrapResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{1}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *BootstrapResponse) GetMessage() string {
@@ -128,7 +334,7 @@ type EtcdMembersRequest struct {
 
 func (x *EtcdMembersRequest) Reset() {
 	*x = EtcdMembersRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[2]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -140,7 +346,7 @@ func (x *EtcdMembersRequest) String() string {
 func (*EtcdMembersRequest) ProtoMessage() {}
 
 func (x *EtcdMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[2]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -153,7 +359,7 @@ func (x *EtcdMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdMembersRequest.ProtoReflect.Descriptor instead.
 func (*EtcdMembersRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{2}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{5}
 }
 
 type EtcdMembersResponse struct {
@@ -167,7 +373,7 @@ type EtcdMembersResponse struct {
 
 func (x *EtcdMembersResponse) Reset() {
 	*x = EtcdMembersResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[3]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -179,7 +385,7 @@ func (x *EtcdMembersResponse) String() string {
 func (*EtcdMembersResponse) ProtoMessage() {}
 
 func (x *EtcdMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[3]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -192,7 +398,7 @@ func (x *EtcdMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdMembersResponse.ProtoReflect.Descriptor instead.
 func (*EtcdMembersResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{3}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EtcdMembersResponse) GetClusterId() string {
@@ -225,7 +431,7 @@ type EtcdMember struct {
 
 func (x *EtcdMember) Reset() {
 	*x = EtcdMember{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[4]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -237,7 +443,7 @@ func (x *EtcdMember) String() string {
 func (*EtcdMember) ProtoMessage() {}
 
 func (x *EtcdMember) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[4]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -250,7 +456,7 @@ func (x *EtcdMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdMember.ProtoReflect.Descriptor instead.
 func (*EtcdMember) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{4}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EtcdMember) GetId() string {
@@ -296,7 +502,7 @@ type EtcdStatusRequest struct {
 
 func (x *EtcdStatusRequest) Reset() {
 	*x = EtcdStatusRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[5]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -308,7 +514,7 @@ func (x *EtcdStatusRequest) String() string {
 func (*EtcdStatusRequest) ProtoMessage() {}
 
 func (x *EtcdStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[5]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -321,7 +527,7 @@ func (x *EtcdStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdStatusRequest.ProtoReflect.Descriptor instead.
 func (*EtcdStatusRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{5}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{8}
 }
 
 type EtcdStatusResponse struct {
@@ -333,7 +539,7 @@ type EtcdStatusResponse struct {
 
 func (x *EtcdStatusResponse) Reset() {
 	*x = EtcdStatusResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[6]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -345,7 +551,7 @@ func (x *EtcdStatusResponse) String() string {
 func (*EtcdStatusResponse) ProtoMessage() {}
 
 func (x *EtcdStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[6]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -358,7 +564,7 @@ func (x *EtcdStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdStatusResponse.ProtoReflect.Descriptor instead.
 func (*EtcdStatusResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{6}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EtcdStatusResponse) GetMembers() []*EtcdMemberStatus {
@@ -388,7 +594,7 @@ type EtcdMemberStatus struct {
 
 func (x *EtcdMemberStatus) Reset() {
 	*x = EtcdMemberStatus{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[7]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -400,7 +606,7 @@ func (x *EtcdMemberStatus) String() string {
 func (*EtcdMemberStatus) ProtoMessage() {}
 
 func (x *EtcdMemberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[7]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -413,7 +619,7 @@ func (x *EtcdMemberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdMemberStatus.ProtoReflect.Descriptor instead.
 func (*EtcdMemberStatus) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{7}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EtcdMemberStatus) GetMember() *EtcdMember {
@@ -494,7 +700,7 @@ type EtcdSnapshotRequest struct {
 
 func (x *EtcdSnapshotRequest) Reset() {
 	*x = EtcdSnapshotRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[8]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +712,7 @@ func (x *EtcdSnapshotRequest) String() string {
 func (*EtcdSnapshotRequest) ProtoMessage() {}
 
 func (x *EtcdSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[8]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +725,7 @@ func (x *EtcdSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*EtcdSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{8}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{11}
 }
 
 type EtcdDefragmentRequest struct {
@@ -530,7 +736,7 @@ type EtcdDefragmentRequest struct {
 
 func (x *EtcdDefragmentRequest) Reset() {
 	*x = EtcdDefragmentRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[9]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +748,7 @@ func (x *EtcdDefragmentRequest) String() string {
 func (*EtcdDefragmentRequest) ProtoMessage() {}
 
 func (x *EtcdDefragmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[9]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +761,7 @@ func (x *EtcdDefragmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdDefragmentRequest.ProtoReflect.Descriptor instead.
 func (*EtcdDefragmentRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{9}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{12}
 }
 
 type EtcdDefragmentResponse struct {
@@ -568,7 +774,7 @@ type EtcdDefragmentResponse struct {
 
 func (x *EtcdDefragmentResponse) Reset() {
 	*x = EtcdDefragmentResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[10]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +786,7 @@ func (x *EtcdDefragmentResponse) String() string {
 func (*EtcdDefragmentResponse) ProtoMessage() {}
 
 func (x *EtcdDefragmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[10]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +799,7 @@ func (x *EtcdDefragmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdDefragmentResponse.ProtoReflect.Descriptor instead.
 func (*EtcdDefragmentResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{10}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EtcdDefragmentResponse) GetSizeBefore() uint64 {
@@ -618,7 +824,7 @@ type EtcdAlarmsRequest struct {
 
 func (x *EtcdAlarmsRequest) Reset() {
 	*x = EtcdAlarmsRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[11]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +836,7 @@ func (x *EtcdAlarmsRequest) String() string {
 func (*EtcdAlarmsRequest) ProtoMessage() {}
 
 func (x *EtcdAlarmsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[11]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +849,7 @@ func (x *EtcdAlarmsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdAlarmsRequest.ProtoReflect.Descriptor instead.
 func (*EtcdAlarmsRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{11}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{14}
 }
 
 type EtcdDisarmAlarmsRequest struct {
@@ -654,7 +860,7 @@ type EtcdDisarmAlarmsRequest struct {
 
 func (x *EtcdDisarmAlarmsRequest) Reset() {
 	*x = EtcdDisarmAlarmsRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[12]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +872,7 @@ func (x *EtcdDisarmAlarmsRequest) String() string {
 func (*EtcdDisarmAlarmsRequest) ProtoMessage() {}
 
 func (x *EtcdDisarmAlarmsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[12]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +885,7 @@ func (x *EtcdDisarmAlarmsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdDisarmAlarmsRequest.ProtoReflect.Descriptor instead.
 func (*EtcdDisarmAlarmsRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{12}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{15}
 }
 
 type EtcdAlarmsResponse struct {
@@ -691,7 +897,7 @@ type EtcdAlarmsResponse struct {
 
 func (x *EtcdAlarmsResponse) Reset() {
 	*x = EtcdAlarmsResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[13]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -703,7 +909,7 @@ func (x *EtcdAlarmsResponse) String() string {
 func (*EtcdAlarmsResponse) ProtoMessage() {}
 
 func (x *EtcdAlarmsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[13]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -716,7 +922,7 @@ func (x *EtcdAlarmsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdAlarmsResponse.ProtoReflect.Descriptor instead.
 func (*EtcdAlarmsResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{13}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EtcdAlarmsResponse) GetAlarms() []*EtcdAlarm {
@@ -738,7 +944,7 @@ type EtcdAlarm struct {
 
 func (x *EtcdAlarm) Reset() {
 	*x = EtcdAlarm{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[14]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +956,7 @@ func (x *EtcdAlarm) String() string {
 func (*EtcdAlarm) ProtoMessage() {}
 
 func (x *EtcdAlarm) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[14]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +969,7 @@ func (x *EtcdAlarm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdAlarm.ProtoReflect.Descriptor instead.
 func (*EtcdAlarm) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{14}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EtcdAlarm) GetMember() string {
@@ -788,7 +994,7 @@ type EtcdForfeitLeadershipRequest struct {
 
 func (x *EtcdForfeitLeadershipRequest) Reset() {
 	*x = EtcdForfeitLeadershipRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[15]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +1006,7 @@ func (x *EtcdForfeitLeadershipRequest) String() string {
 func (*EtcdForfeitLeadershipRequest) ProtoMessage() {}
 
 func (x *EtcdForfeitLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[15]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +1019,7 @@ func (x *EtcdForfeitLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdForfeitLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*EtcdForfeitLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{15}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{18}
 }
 
 type EtcdForfeitLeadershipResponse struct {
@@ -826,7 +1032,7 @@ type EtcdForfeitLeadershipResponse struct {
 
 func (x *EtcdForfeitLeadershipResponse) Reset() {
 	*x = EtcdForfeitLeadershipResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[16]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +1044,7 @@ func (x *EtcdForfeitLeadershipResponse) String() string {
 func (*EtcdForfeitLeadershipResponse) ProtoMessage() {}
 
 func (x *EtcdForfeitLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[16]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +1057,7 @@ func (x *EtcdForfeitLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdForfeitLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*EtcdForfeitLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{16}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EtcdForfeitLeadershipResponse) GetMessage() string {
@@ -871,7 +1077,7 @@ type EtcdRemoveMemberRequest struct {
 
 func (x *EtcdRemoveMemberRequest) Reset() {
 	*x = EtcdRemoveMemberRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[17]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1089,7 @@ func (x *EtcdRemoveMemberRequest) String() string {
 func (*EtcdRemoveMemberRequest) ProtoMessage() {}
 
 func (x *EtcdRemoveMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[17]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1102,7 @@ func (x *EtcdRemoveMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdRemoveMemberRequest.ProtoReflect.Descriptor instead.
 func (*EtcdRemoveMemberRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{17}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EtcdRemoveMemberRequest) GetId() string {
@@ -916,7 +1122,7 @@ type EtcdRemoveMemberResponse struct {
 
 func (x *EtcdRemoveMemberResponse) Reset() {
 	*x = EtcdRemoveMemberResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[18]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1134,7 @@ func (x *EtcdRemoveMemberResponse) String() string {
 func (*EtcdRemoveMemberResponse) ProtoMessage() {}
 
 func (x *EtcdRemoveMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[18]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1147,7 @@ func (x *EtcdRemoveMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdRemoveMemberResponse.ProtoReflect.Descriptor instead.
 func (*EtcdRemoveMemberResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{18}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EtcdRemoveMemberResponse) GetMessage() string {
@@ -959,7 +1165,7 @@ type EtcdLeaveRequest struct {
 
 func (x *EtcdLeaveRequest) Reset() {
 	*x = EtcdLeaveRequest{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[19]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1177,7 @@ func (x *EtcdLeaveRequest) String() string {
 func (*EtcdLeaveRequest) ProtoMessage() {}
 
 func (x *EtcdLeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[19]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1190,7 @@ func (x *EtcdLeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdLeaveRequest.ProtoReflect.Descriptor instead.
 func (*EtcdLeaveRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{19}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{22}
 }
 
 type EtcdLeaveResponse struct {
@@ -997,7 +1203,7 @@ type EtcdLeaveResponse struct {
 
 func (x *EtcdLeaveResponse) Reset() {
 	*x = EtcdLeaveResponse{}
-	mi := &file_garboard_v1_etcd_proto_msgTypes[20]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1215,7 @@ func (x *EtcdLeaveResponse) String() string {
 func (*EtcdLeaveResponse) ProtoMessage() {}
 
 func (x *EtcdLeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_etcd_proto_msgTypes[20]
+	mi := &file_garboard_v1_etcd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1228,7 @@ func (x *EtcdLeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EtcdLeaveResponse.ProtoReflect.Descriptor instead.
 func (*EtcdLeaveResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{20}
+	return file_garboard_v1_etcd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EtcdLeaveResponse) GetMessage() string {
@@ -1036,8 +1242,22 @@ var File_garboard_v1_etcd_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_etcd_proto_rawDesc = "" +
 	"\n" +
-	"\x16garboard/v1/etcd.proto\x12\vgarboard.v1\x1a\x16garboard/v1/file.proto\x1a\x19garboard/v1/options.proto\"\x12\n" +
-	"\x10BootstrapRequest\"]\n" +
+	"\x16garboard/v1/etcd.proto\x12\vgarboard.v1\x1a\x16garboard/v1/file.proto\x1a\x19garboard/v1/options.proto\"9\n" +
+	"\x10BootstrapRequest\x12%\n" +
+	"\x0econtrol_planes\x18\x01 \x03(\tR\rcontrolPlanes\"\x9f\x01\n" +
+	"\x0eRecoverRequest\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x04R\x04size\x12\x16\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12&\n" +
+	"\x0fskip_hash_check\x18\x03 \x01(\bR\rskipHashCheck\x12%\n" +
+	"\x0econtrol_planes\x18\x04 \x03(\tR\rcontrolPlanes\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"\x12\n" +
+	"\x10BeginningRequest\"\x85\x01\n" +
+	"\x11BeginningResponse\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tbeginning\x18\x03 \x01(\bR\tbeginning\x12\x16\n" +
+	"\x06member\x18\x04 \x01(\bR\x06member\x12\x14\n" +
+	"\x05ready\x18\x05 \x01(\bR\x05ready\"]\n" +
 	"\x11BootstrapResponse\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\x12\x18\n" +
 	"\aalready\x18\x02 \x01(\bR\aalready\x12\x14\n" +
@@ -1094,9 +1314,11 @@ const file_garboard_v1_etcd_proto_rawDesc = "" +
 	"\amessage\x18\x01 \x01(\tR\amessage\"\x12\n" +
 	"\x10EtcdLeaveRequest\"-\n" +
 	"\x11EtcdLeaveResponse\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage2\xfa\a\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage2\xb7\t\n" +
 	"\vEtcdService\x12\\\n" +
-	"\tBootstrap\x12\x1d.garboard.v1.BootstrapRequest\x1a\x1e.garboard.v1.BootstrapResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12^\n" +
+	"\tBootstrap\x12\x1d.garboard.v1.BootstrapRequest\x1a\x1e.garboard.v1.BootstrapResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12_\n" +
+	"\aRecover\x12\x1b.garboard.v1.RecoverRequest\x1a\x1e.garboard.v1.BootstrapResponse\"\x15\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\xa0\xb5\x18\x80`(\x01\x12Z\n" +
+	"\tBeginning\x12\x1d.garboard.v1.BeginningRequest\x1a\x1e.garboard.v1.BeginningResponse\"\x0e\x8a\xb5\x18\aos:peer\x90\x02\x01\x12^\n" +
 	"\aMembers\x12\x1f.garboard.v1.EtcdMembersRequest\x1a .garboard.v1.EtcdMembersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12[\n" +
 	"\x06Status\x12\x1e.garboard.v1.EtcdStatusRequest\x1a\x1f.garboard.v1.EtcdStatusResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12Z\n" +
 	"\bSnapshot\x12 .garboard.v1.EtcdSnapshotRequest\x1a\x16.garboard.v1.FileChunk\"\x12\x8a\xb5\x18\x0eos:etcd:backup0\x01\x12g\n" +
@@ -1120,58 +1342,65 @@ func file_garboard_v1_etcd_proto_rawDescGZIP() []byte {
 	return file_garboard_v1_etcd_proto_rawDescData
 }
 
-var file_garboard_v1_etcd_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_garboard_v1_etcd_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_garboard_v1_etcd_proto_goTypes = []any{
 	(*BootstrapRequest)(nil),              // 0: garboard.v1.BootstrapRequest
-	(*BootstrapResponse)(nil),             // 1: garboard.v1.BootstrapResponse
-	(*EtcdMembersRequest)(nil),            // 2: garboard.v1.EtcdMembersRequest
-	(*EtcdMembersResponse)(nil),           // 3: garboard.v1.EtcdMembersResponse
-	(*EtcdMember)(nil),                    // 4: garboard.v1.EtcdMember
-	(*EtcdStatusRequest)(nil),             // 5: garboard.v1.EtcdStatusRequest
-	(*EtcdStatusResponse)(nil),            // 6: garboard.v1.EtcdStatusResponse
-	(*EtcdMemberStatus)(nil),              // 7: garboard.v1.EtcdMemberStatus
-	(*EtcdSnapshotRequest)(nil),           // 8: garboard.v1.EtcdSnapshotRequest
-	(*EtcdDefragmentRequest)(nil),         // 9: garboard.v1.EtcdDefragmentRequest
-	(*EtcdDefragmentResponse)(nil),        // 10: garboard.v1.EtcdDefragmentResponse
-	(*EtcdAlarmsRequest)(nil),             // 11: garboard.v1.EtcdAlarmsRequest
-	(*EtcdDisarmAlarmsRequest)(nil),       // 12: garboard.v1.EtcdDisarmAlarmsRequest
-	(*EtcdAlarmsResponse)(nil),            // 13: garboard.v1.EtcdAlarmsResponse
-	(*EtcdAlarm)(nil),                     // 14: garboard.v1.EtcdAlarm
-	(*EtcdForfeitLeadershipRequest)(nil),  // 15: garboard.v1.EtcdForfeitLeadershipRequest
-	(*EtcdForfeitLeadershipResponse)(nil), // 16: garboard.v1.EtcdForfeitLeadershipResponse
-	(*EtcdRemoveMemberRequest)(nil),       // 17: garboard.v1.EtcdRemoveMemberRequest
-	(*EtcdRemoveMemberResponse)(nil),      // 18: garboard.v1.EtcdRemoveMemberResponse
-	(*EtcdLeaveRequest)(nil),              // 19: garboard.v1.EtcdLeaveRequest
-	(*EtcdLeaveResponse)(nil),             // 20: garboard.v1.EtcdLeaveResponse
-	(*FileChunk)(nil),                     // 21: garboard.v1.FileChunk
+	(*RecoverRequest)(nil),                // 1: garboard.v1.RecoverRequest
+	(*BeginningRequest)(nil),              // 2: garboard.v1.BeginningRequest
+	(*BeginningResponse)(nil),             // 3: garboard.v1.BeginningResponse
+	(*BootstrapResponse)(nil),             // 4: garboard.v1.BootstrapResponse
+	(*EtcdMembersRequest)(nil),            // 5: garboard.v1.EtcdMembersRequest
+	(*EtcdMembersResponse)(nil),           // 6: garboard.v1.EtcdMembersResponse
+	(*EtcdMember)(nil),                    // 7: garboard.v1.EtcdMember
+	(*EtcdStatusRequest)(nil),             // 8: garboard.v1.EtcdStatusRequest
+	(*EtcdStatusResponse)(nil),            // 9: garboard.v1.EtcdStatusResponse
+	(*EtcdMemberStatus)(nil),              // 10: garboard.v1.EtcdMemberStatus
+	(*EtcdSnapshotRequest)(nil),           // 11: garboard.v1.EtcdSnapshotRequest
+	(*EtcdDefragmentRequest)(nil),         // 12: garboard.v1.EtcdDefragmentRequest
+	(*EtcdDefragmentResponse)(nil),        // 13: garboard.v1.EtcdDefragmentResponse
+	(*EtcdAlarmsRequest)(nil),             // 14: garboard.v1.EtcdAlarmsRequest
+	(*EtcdDisarmAlarmsRequest)(nil),       // 15: garboard.v1.EtcdDisarmAlarmsRequest
+	(*EtcdAlarmsResponse)(nil),            // 16: garboard.v1.EtcdAlarmsResponse
+	(*EtcdAlarm)(nil),                     // 17: garboard.v1.EtcdAlarm
+	(*EtcdForfeitLeadershipRequest)(nil),  // 18: garboard.v1.EtcdForfeitLeadershipRequest
+	(*EtcdForfeitLeadershipResponse)(nil), // 19: garboard.v1.EtcdForfeitLeadershipResponse
+	(*EtcdRemoveMemberRequest)(nil),       // 20: garboard.v1.EtcdRemoveMemberRequest
+	(*EtcdRemoveMemberResponse)(nil),      // 21: garboard.v1.EtcdRemoveMemberResponse
+	(*EtcdLeaveRequest)(nil),              // 22: garboard.v1.EtcdLeaveRequest
+	(*EtcdLeaveResponse)(nil),             // 23: garboard.v1.EtcdLeaveResponse
+	(*FileChunk)(nil),                     // 24: garboard.v1.FileChunk
 }
 var file_garboard_v1_etcd_proto_depIdxs = []int32{
-	4,  // 0: garboard.v1.EtcdMembersResponse.members:type_name -> garboard.v1.EtcdMember
-	7,  // 1: garboard.v1.EtcdStatusResponse.members:type_name -> garboard.v1.EtcdMemberStatus
-	4,  // 2: garboard.v1.EtcdMemberStatus.member:type_name -> garboard.v1.EtcdMember
-	14, // 3: garboard.v1.EtcdAlarmsResponse.alarms:type_name -> garboard.v1.EtcdAlarm
+	7,  // 0: garboard.v1.EtcdMembersResponse.members:type_name -> garboard.v1.EtcdMember
+	10, // 1: garboard.v1.EtcdStatusResponse.members:type_name -> garboard.v1.EtcdMemberStatus
+	7,  // 2: garboard.v1.EtcdMemberStatus.member:type_name -> garboard.v1.EtcdMember
+	17, // 3: garboard.v1.EtcdAlarmsResponse.alarms:type_name -> garboard.v1.EtcdAlarm
 	0,  // 4: garboard.v1.EtcdService.Bootstrap:input_type -> garboard.v1.BootstrapRequest
-	2,  // 5: garboard.v1.EtcdService.Members:input_type -> garboard.v1.EtcdMembersRequest
-	5,  // 6: garboard.v1.EtcdService.Status:input_type -> garboard.v1.EtcdStatusRequest
-	8,  // 7: garboard.v1.EtcdService.Snapshot:input_type -> garboard.v1.EtcdSnapshotRequest
-	9,  // 8: garboard.v1.EtcdService.Defragment:input_type -> garboard.v1.EtcdDefragmentRequest
-	11, // 9: garboard.v1.EtcdService.Alarms:input_type -> garboard.v1.EtcdAlarmsRequest
-	12, // 10: garboard.v1.EtcdService.DisarmAlarms:input_type -> garboard.v1.EtcdDisarmAlarmsRequest
-	15, // 11: garboard.v1.EtcdService.ForfeitLeadership:input_type -> garboard.v1.EtcdForfeitLeadershipRequest
-	17, // 12: garboard.v1.EtcdService.RemoveMember:input_type -> garboard.v1.EtcdRemoveMemberRequest
-	19, // 13: garboard.v1.EtcdService.Leave:input_type -> garboard.v1.EtcdLeaveRequest
-	1,  // 14: garboard.v1.EtcdService.Bootstrap:output_type -> garboard.v1.BootstrapResponse
-	3,  // 15: garboard.v1.EtcdService.Members:output_type -> garboard.v1.EtcdMembersResponse
-	6,  // 16: garboard.v1.EtcdService.Status:output_type -> garboard.v1.EtcdStatusResponse
-	21, // 17: garboard.v1.EtcdService.Snapshot:output_type -> garboard.v1.FileChunk
-	10, // 18: garboard.v1.EtcdService.Defragment:output_type -> garboard.v1.EtcdDefragmentResponse
-	13, // 19: garboard.v1.EtcdService.Alarms:output_type -> garboard.v1.EtcdAlarmsResponse
-	13, // 20: garboard.v1.EtcdService.DisarmAlarms:output_type -> garboard.v1.EtcdAlarmsResponse
-	16, // 21: garboard.v1.EtcdService.ForfeitLeadership:output_type -> garboard.v1.EtcdForfeitLeadershipResponse
-	18, // 22: garboard.v1.EtcdService.RemoveMember:output_type -> garboard.v1.EtcdRemoveMemberResponse
-	20, // 23: garboard.v1.EtcdService.Leave:output_type -> garboard.v1.EtcdLeaveResponse
-	14, // [14:24] is the sub-list for method output_type
-	4,  // [4:14] is the sub-list for method input_type
+	1,  // 5: garboard.v1.EtcdService.Recover:input_type -> garboard.v1.RecoverRequest
+	2,  // 6: garboard.v1.EtcdService.Beginning:input_type -> garboard.v1.BeginningRequest
+	5,  // 7: garboard.v1.EtcdService.Members:input_type -> garboard.v1.EtcdMembersRequest
+	8,  // 8: garboard.v1.EtcdService.Status:input_type -> garboard.v1.EtcdStatusRequest
+	11, // 9: garboard.v1.EtcdService.Snapshot:input_type -> garboard.v1.EtcdSnapshotRequest
+	12, // 10: garboard.v1.EtcdService.Defragment:input_type -> garboard.v1.EtcdDefragmentRequest
+	14, // 11: garboard.v1.EtcdService.Alarms:input_type -> garboard.v1.EtcdAlarmsRequest
+	15, // 12: garboard.v1.EtcdService.DisarmAlarms:input_type -> garboard.v1.EtcdDisarmAlarmsRequest
+	18, // 13: garboard.v1.EtcdService.ForfeitLeadership:input_type -> garboard.v1.EtcdForfeitLeadershipRequest
+	20, // 14: garboard.v1.EtcdService.RemoveMember:input_type -> garboard.v1.EtcdRemoveMemberRequest
+	22, // 15: garboard.v1.EtcdService.Leave:input_type -> garboard.v1.EtcdLeaveRequest
+	4,  // 16: garboard.v1.EtcdService.Bootstrap:output_type -> garboard.v1.BootstrapResponse
+	4,  // 17: garboard.v1.EtcdService.Recover:output_type -> garboard.v1.BootstrapResponse
+	3,  // 18: garboard.v1.EtcdService.Beginning:output_type -> garboard.v1.BeginningResponse
+	6,  // 19: garboard.v1.EtcdService.Members:output_type -> garboard.v1.EtcdMembersResponse
+	9,  // 20: garboard.v1.EtcdService.Status:output_type -> garboard.v1.EtcdStatusResponse
+	24, // 21: garboard.v1.EtcdService.Snapshot:output_type -> garboard.v1.FileChunk
+	13, // 22: garboard.v1.EtcdService.Defragment:output_type -> garboard.v1.EtcdDefragmentResponse
+	16, // 23: garboard.v1.EtcdService.Alarms:output_type -> garboard.v1.EtcdAlarmsResponse
+	16, // 24: garboard.v1.EtcdService.DisarmAlarms:output_type -> garboard.v1.EtcdAlarmsResponse
+	19, // 25: garboard.v1.EtcdService.ForfeitLeadership:output_type -> garboard.v1.EtcdForfeitLeadershipResponse
+	21, // 26: garboard.v1.EtcdService.RemoveMember:output_type -> garboard.v1.EtcdRemoveMemberResponse
+	23, // 27: garboard.v1.EtcdService.Leave:output_type -> garboard.v1.EtcdLeaveResponse
+	16, // [16:28] is the sub-list for method output_type
+	4,  // [4:16] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1190,7 +1419,7 @@ func file_garboard_v1_etcd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_etcd_proto_rawDesc), len(file_garboard_v1_etcd_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -49,6 +49,14 @@ var file_garboard_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Filename:      "garboard/v1/options.proto",
 	},
 	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*uint32)(nil),
+		Field:         50004,
+		Name:          "garboard.v1.upload_mib",
+		Tag:           "varint,50004,opt,name=upload_mib",
+		Filename:      "garboard/v1/options.proto",
+	},
+	{
 		ExtendedType:  (*descriptorpb.ServiceOptions)(nil),
 		ExtensionType: (*string)(nil),
 		Field:         50001,
@@ -74,6 +82,11 @@ var (
 	//
 	// optional bool maintenance = 50003;
 	E_Maintenance = &file_garboard_v1_options_proto_extTypes[2]
+	// The method takes a stream of messages, of so many MiB at most in all: it may
+	// last for as long as something of it comes. Any other request is small.
+	//
+	// optional uint32 upload_mib = 50004;
+	E_UploadMib = &file_garboard_v1_options_proto_extTypes[3]
 )
 
 // Extension fields to descriptorpb.ServiceOptions.
@@ -82,7 +95,7 @@ var (
 	// of the machine API, and nobody reaches it through that.
 	//
 	// optional string served_by = 50001;
-	E_ServedBy = &file_garboard_v1_options_proto_extTypes[3]
+	E_ServedBy = &file_garboard_v1_options_proto_extTypes[4]
 )
 
 var File_garboard_v1_options_proto protoreflect.FileDescriptor
@@ -92,7 +105,9 @@ const file_garboard_v1_options_proto_rawDesc = "" +
 	"\x19garboard/v1/options.proto\x12\vgarboard.v1\x1a google/protobuf/descriptor.proto:4\n" +
 	"\x04role\x12\x1e.google.protobuf.MethodOptions\x18ц\x03 \x01(\tR\x04role::\n" +
 	"\achanges\x12\x1e.google.protobuf.MethodOptions\x18҆\x03 \x01(\bR\achanges:B\n" +
-	"\vmaintenance\x12\x1e.google.protobuf.MethodOptions\x18ӆ\x03 \x01(\bR\vmaintenance:>\n" +
+	"\vmaintenance\x12\x1e.google.protobuf.MethodOptions\x18ӆ\x03 \x01(\bR\vmaintenance:?\n" +
+	"\n" +
+	"upload_mib\x12\x1e.google.protobuf.MethodOptions\x18Ԇ\x03 \x01(\rR\tuploadMib:>\n" +
 	"\tserved_by\x12\x1f.google.protobuf.ServiceOptions\x18ц\x03 \x01(\tR\bservedByB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var file_garboard_v1_options_proto_goTypes = []any{
@@ -103,11 +118,12 @@ var file_garboard_v1_options_proto_depIdxs = []int32{
 	0, // 0: garboard.v1.role:extendee -> google.protobuf.MethodOptions
 	0, // 1: garboard.v1.changes:extendee -> google.protobuf.MethodOptions
 	0, // 2: garboard.v1.maintenance:extendee -> google.protobuf.MethodOptions
-	1, // 3: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	0, // [0:4] is the sub-list for extension extendee
+	0, // 3: garboard.v1.upload_mib:extendee -> google.protobuf.MethodOptions
+	1, // 4: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	0, // [0:5] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -123,7 +139,7 @@ func file_garboard_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_options_proto_rawDesc), len(file_garboard_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 4,
+			NumExtensions: 5,
 			NumServices:   0,
 		},
 		GoTypes:           file_garboard_v1_options_proto_goTypes,

@@ -2,8 +2,10 @@ package api
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -32,8 +34,8 @@ func etcdError(err error) error {
 	return connect.NewError(connect.CodeUnavailable, text)
 }
 
-func (s *etcdService) Bootstrap(ctx context.Context, _ *connect.Request[apiv1.BootstrapRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
-	begun, err := s.member.Bootstrap(ctx)
+func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.BootstrapRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
+	begun, err := s.member.Bootstrap(ctx, req.Msg.GetControlPlanes())
 	if err != nil {
 		return nil, etcdError(err)
 	}
@@ -42,6 +44,63 @@ func (s *etcdService) Bootstrap(ctx context.Context, _ *connect.Request[apiv1.Bo
 		said = "the cluster has begun on this node already: nothing is to be done"
 	}
 	return connect.NewResponse(&apiv1.BootstrapResponse{Message: said, Already: begun.Already, Token: begun.Token}), nil
+}
+
+func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
+	if !stream.Receive() {
+		return nil, orInvalid(stream.Err(), "recover: nothing was sent")
+	}
+	first := stream.Msg()
+	if len(first.GetSha256()) != sha256.Size {
+		return nil, failed(connect.CodeInvalidArgument, "recover: sha256 has %d bytes, not %d", len(first.GetSha256()), sha256.Size)
+	}
+	begun, err := s.member.Recover(ctx, etcd.Snapshot{
+		Size: first.GetSize(), SHA256: [sha256.Size]byte(first.GetSha256()), Raw: first.GetSkipHashCheck(), Told: first.GetControlPlanes(),
+	}, &received{stream: stream, rest: first.GetData()})
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	said := "the snapshot is restored: a new cluster begins on this node"
+	if begun.Already {
+		said = "the cluster has begun on this node from this snapshot already: nothing is to be done"
+	}
+	return connect.NewResponse(&apiv1.BootstrapResponse{Message: said, Already: begun.Already, Token: begun.Token}), nil
+}
+
+func orInvalid(err error, instead string) error {
+	if err != nil {
+		return err
+	}
+	return failed(connect.CodeInvalidArgument, "%s", instead)
+}
+
+// received is what a stream brings, as a reader.
+type received struct {
+	stream *connect.ClientStream[apiv1.RecoverRequest]
+	rest   []byte
+}
+
+func (r *received) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if !r.stream.Receive() {
+			if err := r.stream.Err(); err != nil {
+				return 0, err
+			}
+			return 0, io.EOF
+		}
+		r.rest = r.stream.Msg().GetData()
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+func (s *etcdService) Beginning(context.Context, *connect.Request[apiv1.BeginningRequest]) (*connect.Response[apiv1.BeginningResponse], error) {
+	m, err := s.member.Beginning()
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	return connect.NewResponse(m), nil
 }
 
 func etcdMember(m *pb.Member) *apiv1.EtcdMember {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
@@ -30,6 +31,23 @@ func TestS213EtcdOnAWorker(t *testing.T) {
 		if connect.CodeOf(err) != connect.CodeFailedPrecondition || !strings.Contains(err.Error(), "etcd runs on control planes only") {
 			t.Errorf("error %v", err)
 		}
+	}
+	upload := c.Recover(t.Context())
+	must(t, upload.Send(&apiv1.RecoverRequest{Size: 28 << 10, Sha256: make([]byte, 32), Data: []byte("x"), SkipHashCheck: true}))
+	if _, err := upload.CloseAndReceive(); connect.CodeOf(err) != connect.CodeFailedPrecondition || !strings.Contains(err.Error(), "etcd runs on control planes only") {
+		t.Errorf("recover: %v", err)
+	}
+	upload = c.Recover(t.Context())
+	must(t, upload.Send(&apiv1.RecoverRequest{Size: 28 << 10, Sha256: []byte("short")}))
+	if _, err := upload.CloseAndReceive(); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("recover without a sum: %v", err)
+	}
+	if _, err := c.Recover(t.Context()).CloseAndReceive(); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("recover with nothing: %v", err)
+	}
+	peers := garboardv1connect.NewEtcdServiceClient(r.as(identity(contract.Peer)), host)
+	if _, err := ask(t, peers.Beginning, &apiv1.BeginningRequest{}); connect.CodeOf(err) != connect.CodeFailedPrecondition {
+		t.Errorf("beginning: %v", err)
 	}
 	stream, err := c.Snapshot(t.Context(), connect.NewRequest(&apiv1.EtcdSnapshotRequest{}))
 	must(t, err)

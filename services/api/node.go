@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,11 +35,26 @@ const (
 type nodeService struct {
 	opts Options
 	root string // what paths are below; tests have their own
+	boot string // tells this boot of a container from others; "" on a machine, whose kernel does
 	// hanging are the paths of file systems that don't answer.
 	hanging sync.Map
 }
 
-func newNodeService(o Options) *nodeService { return &nodeService{opts: o, root: "/"} }
+func newNodeService(o Options) *nodeService {
+	s := &nodeService{opts: o, root: "/"}
+	if o.Mode == boot.Container {
+		s.boot = rand.Text()
+	}
+	return s
+}
+
+// bootID is another one after each restart.
+func (s *nodeService) bootID() string {
+	if s.boot != "" {
+		return s.boot
+	}
+	return s.text("/proc/sys/kernel/random/boot_id")
+}
 
 // path is where something of the node is.
 func (s *nodeService) path(name string) string { return filepath.Join(s.root, name) }
@@ -79,7 +95,7 @@ func (s *nodeService) hostname() string {
 func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRequest]) (*connect.Response[apiv1.NodeStatusResponse], error) {
 	res := &apiv1.NodeStatusResponse{
 		Hostname: s.hostname(), Version: boot.Version, Uptime: durationpb.New(s.opts.Since()), Cpus: uint32(runtime.NumCPU()),
-		LastExit: readable(s.text(filepath.Join(boot.StateDir, lastExitFile))), BootId: s.text("/proc/sys/kernel/random/boot_id"),
+		LastExit: readable(s.text(filepath.Join(boot.StateDir, lastExitFile))), BootId: s.bootID(),
 	}
 	if stage, err := machine.Stages.Get(s.opts.Store, machine.StageID); err == nil {
 		res.Stage = string(stage.Spec)

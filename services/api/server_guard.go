@@ -42,7 +42,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		pw := &patientWriter{ResponseWriter: w, control: http.NewResponseController(w), patience: s.patience.write}
 		defer pw.last()
 		r = r.WithContext(ctx)
-		r.Body = s.prompt(r.Body, pw.control)
+		r.Body = s.prompt(r.Body, pw.control, method.Upload > 0)
 		defer func() {
 			if p := recover(); p != nil {
 				if err := s.panicked(r.URL.Path, p); !pw.wrote {
@@ -205,23 +205,32 @@ func (w *patientWriter) within(d time.Duration) {
 	_ = w.control.SetWriteDeadline(at)
 }
 
-// promptBody is a request's body that has so much time to arrive.
+// promptBody is a request's body that has so much time to arrive: all of it, or
+// each piece of a large one.
 type promptBody struct {
 	io.ReadCloser
 	control *http.ResponseController
+	each    time.Duration // 0: all of it
 }
 
-func (s *Server) prompt(body io.ReadCloser, control *http.ResponseController) io.ReadCloser {
+func (s *Server) prompt(body io.ReadCloser, control *http.ResponseController, large bool) io.ReadCloser {
 	if body == nil || body == http.NoBody {
 		return body
 	}
+	b := &promptBody{ReadCloser: body, control: control}
+	if large {
+		b.each = s.patience.body
+	}
 	_ = control.SetReadDeadline(time.Now().Add(s.patience.body))
-	return &promptBody{body, control}
+	return b
 }
 
 // Read lifts the deadline at the end: net/http reads on to learn that the
 // caller has gone.
 func (b *promptBody) Read(p []byte) (int, error) {
+	if b.each > 0 {
+		_ = b.control.SetReadDeadline(time.Now().Add(b.each))
+	}
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
 		_ = b.control.SetReadDeadline(time.Time{})

@@ -175,22 +175,29 @@ func TestAnIdleSenderAndAnIdleReaderAreEnded(t *testing.T) {
 	r.server.patience = patience{body: 50 * time.Millisecond, write: 200 * time.Millisecond}
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%t", http2), func(t *testing.T) {
-			// A body that never comes.
-			body, hold := io.Pipe()
-			defer hold.Close()
-			req, err := http.NewRequest(http.MethodPost, host+"/garboard.v1.ConfigService/Apply", body)
-			must(t, err)
-			req.Header.Set("Content-Type", "application/proto")
-			if res, err := r.client(admin, http2).Do(req); err == nil {
-				if res.StatusCode == http.StatusOK {
-					t.Errorf("got %s", res.Status)
+			// A body that never comes, and one of which only something does.
+			for procedure, begin := range map[string]string{"ConfigService/Apply": "", "EtcdService/Recover": "\x00\x00\x00"} {
+				body, hold := io.Pipe()
+				defer hold.Close()
+				go func() { _, _ = io.WriteString(hold, begin) }()
+				req, err := http.NewRequest(http.MethodPost, host+"/garboard.v1."+procedure, body)
+				must(t, err)
+				req.Header.Set("Content-Type", "application/proto")
+				if procedure == "EtcdService/Recover" {
+					req.Header.Set("Content-Type", "application/connect+proto")
 				}
-				res.Body.Close()
+				if res, err := r.client(admin, http2).Do(req); err == nil {
+					said, err := io.ReadAll(res.Body)
+					if res.StatusCode == http.StatusOK && !strings.Contains(string(said), "error") {
+						t.Errorf("%s: got %s: %s, %v", procedure, res.Status, said, err)
+					}
+					res.Body.Close()
+				}
 			}
 			// A reader that doesn't read: a log that grows all the time.
 			w := r.opts.Logs.Writer("chatty")
 			fmt.Fprintln(w, "begin")
-			req, err = http.NewRequest(http.MethodGet, host+"/v1/logs/chatty?follow", nil)
+			req, err := http.NewRequest(http.MethodGet, host+"/v1/logs/chatty?follow", nil)
 			must(t, err)
 			res, err := r.client(reader, http2).Do(req)
 			must(t, err)

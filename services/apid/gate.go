@@ -89,11 +89,18 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.fail(w, r, connect.CodeOf(err), errors.Unwrap(err))
 		return
 	}
-	if r.ContentLength > maxBody {
-		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has %d bytes, of at most %d", r.ContentLength, maxBody))
+	most := int64(maxBody)
+	if m.Upload > 0 {
+		most = m.Upload
+	}
+	if r.ContentLength > most {
+		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has %d bytes, of at most %d", r.ContentLength, most))
 		return
 	}
-	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+	r.Body = http.MaxBytesReader(w, r.Body, most)
+	if m.Upload > 0 {
+		r.Body = newUpload(w, r.Body)
+	}
 	ctx := context.WithValue(r.Context(), callKey{}, c)
 	if !m.Streaming {
 		var cancel context.CancelFunc
@@ -228,7 +235,7 @@ func (g *gate) proxyError(w http.ResponseWriter, r *http.Request, err error) {
 	var dial *net.OpError
 	switch {
 	case errors.As(err, &tooLarge):
-		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", maxBody))
+		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", tooLarge.Limit))
 	case errors.Is(err, context.DeadlineExceeded):
 		g.fail(w, r, connect.CodeDeadlineExceeded, fmt.Errorf("the node didn't answer within %s", unaryTimeout))
 	case errors.Is(err, context.Canceled):

@@ -65,6 +65,35 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
+// A snapshot is larger, and may take longer than any other request, as long as it comes.
+func TestUpload(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	b := newBench(t, normal(t, ca), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		fmt.Fprintf(w, "%d bytes, %v", n, err)
+	}))
+	for _, http2 := range []bool{false, true} {
+		c := b.client(t, admin(t, ca), http2)
+		code, text, err := post(c, b.url("/garboard.v1.EtcdService/Recover"), nil, io.LimitReader(zeros{}, 64<<20))
+		if err != nil || code != http.StatusOK || text != "67108864 bytes, <nil>" {
+			t.Errorf("64 MiB: %d %s, %v", code, text, err)
+		}
+		m, _ := api.Lookup("/garboard.v1.EtcdService/Recover")
+		req, err := http.NewRequest(http.MethodPost, b.url(m.Procedure), zeros{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.ContentLength = m.Upload + 1
+		if resp, err := c.Do(req); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusTooManyRequests {
+				t.Errorf("more than a snapshot has: %s", resp.Status)
+			}
+		}
+	}
+}
+
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

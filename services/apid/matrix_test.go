@@ -186,7 +186,7 @@ func TestMatrixCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	boss := pki.Leaf{CN: "alice", Orgs: []string{string(api.Admin)}}
+	boss := pki.Leaf{CN: "alice", Orgs: []string{string(api.Admin), string(api.Peer)}} // all methods
 	with := func(change func(*pki.Leaf)) pki.Leaf { l := boss; change(&l); return l }
 	b := newBench(t, normal(t, ca, old), everything())
 	for _, tc := range []struct {

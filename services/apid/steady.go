@@ -1,6 +1,7 @@
 package apid
 
 import (
+	"io"
 	"net/http"
 	"time"
 )
@@ -44,3 +45,24 @@ func (s *steady) FlushError() error {
 
 // Unwrap is what http.ResponseController looks for.
 func (s *steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// upload is a large request, which has readTimeout for each piece of it: a server has
+// one for the whole.
+type upload struct {
+	io.ReadCloser
+	control *http.ResponseController
+}
+
+func newUpload(w http.ResponseWriter, body io.ReadCloser) *upload {
+	return &upload{body, http.NewResponseController(w)}
+}
+
+// Read implements io.Reader.
+func (u *upload) Read(p []byte) (int, error) {
+	_ = u.control.SetReadDeadline(time.Now().Add(readTimeout))
+	n, err := u.ReadCloser.Read(p)
+	if err != nil {
+		_ = u.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}

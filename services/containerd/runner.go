@@ -133,7 +133,7 @@ func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
 	if err := r.remove(nctx, cl); err != nil {
 		return fmt.Errorf("remove the old container %s: %w", r.ID, err)
 	}
-	container, err := r.create(nctx, cl, h)
+	container, err := r.create(nctx, cl, h.Event)
 	if err != nil {
 		return err
 	}
@@ -164,12 +164,12 @@ func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
 	return r.supervise(nctx, cl, task, exited)
 }
 
-func (r *Runner) create(ctx context.Context, cl *client.Client, h *dag.Handle) (client.Container, error) {
+func (r *Runner) create(ctx context.Context, cl *client.Client, tell func(string)) (client.Container, error) {
 	ref, err := r.Image()
 	if err != nil {
 		return nil, err
 	}
-	img, err := r.image(ctx, ref, h.Event)
+	img, err := r.image(ctx, ref, tell)
 	if err != nil {
 		return nil, err
 	}

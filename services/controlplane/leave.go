@@ -80,7 +80,10 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 	}
 	c.refused = seen
 	err = client.Watch(ctx, allNodes, kubernetes.Selection{}, list.ResourceVersion(), leaveWatch, func(e kubernetes.Event) error {
-		if e.Type != kubernetes.Deleted && leaving(e.Object) && seen[e.Object.Name()] == "" {
+		if e.Type == kubernetes.Deleted || !leaving(e.Object) {
+			return nil
+		}
+		if why := mayLeave(e.Object); why == "" || why != seen[e.Object.Name()] {
 			return errAsked
 		}
 		return nil

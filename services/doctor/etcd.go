@@ -82,11 +82,16 @@ var etcdConditions = []condition{
 
 func etcdWaits(s *snapshot) []finding {
 	svc, ok := s.services[etcd.ID]
-	if !ok || svc.Up || !s.controlPlane() || s.config.Machine.Type == config.Init || !s.files.etcdSeen || s.files.etcdData || stopped(svc) {
+	waits := strings.HasPrefix(svc.Message, "Waiting for ")
+	if !ok || svc.Up || !s.controlPlane() || s.config.Machine.Type == config.Init && !waits || !s.files.etcdSeen || s.files.etcdData || stopped(svc) {
 		return nil
 	}
 	f := finding{what: "etcd has no data on this node and waits for a cluster to join.", since: s.at(svc.Since), passing: s.sinceBoot < bootstrapTime,
 		evidence: []string{svc.asStatus(), boot.EtcdDataDir + " is empty; machine.type is " + string(s.config.Machine.Type)}}
+	if strings.Contains(svc.Message, "its data is gone") {
+		f.why = "This node was a member of a cluster, its data is gone, and none of the other members that it knows answers."
+		f.next = "Bring the others back: it joins them by itself. If they are lost for good, begin anew with a snapshot: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT, on one node."
+	}
 	if e := s.endpoint; e != nil {
 		for _, a := range e.answers {
 			f.evidence = append(f.evidence, a.said())
@@ -116,6 +121,9 @@ func etcdForeign(s *snapshot) []finding {
 		return nil
 	}
 	var f finding
+	if strings.Contains(svc.Message, etcd.ForeignData) {
+		f.what, f.why = "etcd has data of another cluster, and doesn't start with it.", strings.TrimPrefix(svc.Message, "Waiting for ")
+	}
 	for _, line := range s.tail(etcd.ID, 0) {
 		switch {
 		case strings.Contains(line, `"msg":"server has already been initialized"`):
@@ -211,7 +219,7 @@ func etcdDown(s *snapshot) []finding {
 		if svc := s.services[etcd.ID]; svc.State == "Running" {
 			f.what = "etcd runs and is not healthy."
 			f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
-			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot."
+			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot: empty this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then gbctl bootstrap --recover-from SNAPSHOT."
 			if strings.Contains(svc.Message, "learner") {
 				f.what = "etcd joins the cluster, and doesn't vote yet."
 				f.why = "It is a learner until it has all of the cluster's data; then it is promoted."

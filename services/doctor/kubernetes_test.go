@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/controlplane"
 	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 )
@@ -133,6 +134,39 @@ func TestS225EtcdForeignData(t *testing.T) {
 	})
 	n.finds("etcd-foreign-data", failure, "127.0.0.9:33380", "10.5.0.2", "recovered/added member from store")
 	n.finds("etcd-not-running", info, "Follows from etcd-foreign-data")
+}
+
+// The service sees it by itself, and doesn't start.
+func TestS225EtcdStaysAwayFromForeignData(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
+		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
+			h.Event("Waiting for a decision: /var/lib/etcd " + etcd.ForeignData + " (member 2 of cluster 1): this node is a member of cluster 3")
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		withoutEtcd(n, services)
+	})
+	n.finds("etcd-foreign-data", failure, "member 2 of cluster 1", "gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot")
+	n.finds("etcd-not-running", info, "Follows from etcd-foreign-data")
+}
+
+// A node that lost its data, while the others are away, isn't told to begin anew.
+func TestEtcdLostItsData(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
+		n.must(os.MkdirAll(n.path(boot.EtcdDataDir), 0o700))
+		for _, s := range n.others {
+			s.set(http.StatusServiceUnavailable, "")
+		}
+		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
+			h.Event("Waiting for etcd at https://10.5.0.3:2379 to answer (this node was a member of a cluster, and its data is gone from /var/lib/etcd)")
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		withoutEtcd(n, services)
+	})
+	n.finds("etcd-waits-for-bootstrap", failure, "10.5.0.3", "bootstrap --recover-from")
 }
 
 // The data of another cluster at the same address: etcd is fine, and the API server is

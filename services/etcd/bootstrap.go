@@ -2,12 +2,9 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-
-	"github.com/garboard-os/garboard/services/kubernetes"
-	"github.com/garboard-os/garboard/services/machine"
+	"time"
 )
 
 // Refusal is why something isn't done: it would do harm, or makes no sense here.
@@ -18,7 +15,7 @@ func (r Refusal) Unwrap() error { return r.error }
 
 func refuse(format string, args ...any) error { return Refusal{fmt.Errorf(format, args...)} }
 
-// Begun is what Bootstrap has done.
+// Begun is what Bootstrap or Recover has done.
 type Begun struct {
 	Token   string // tells the cluster from others
 	Already bool   // it had been asked for before
@@ -26,9 +23,10 @@ type Begun struct {
 
 // Bootstrap begins a cluster on this node (S-213): written down at once, and done
 // as soon as the service may run. It may be asked for again. It refuses where the
-// node has data of a cluster, and where one lives already: two beginnings would be
-// two clusters, and nobody could join them later.
-func (e *Etcd) Bootstrap(ctx context.Context) (Begun, error) {
+// node has data of a cluster, and where one lives already or is just being begun: two
+// beginnings would be two clusters, and nobody could join them later. told are control
+// planes that the caller knows of.
+func (e *Etcd) Bootstrap(ctx context.Context, told []string) (Begun, error) {
 	if why := e.o.skip(); why != "" {
 		return Begun{}, refuse("bootstrap: %s", why)
 	}
@@ -48,55 +46,53 @@ func (e *Etcd) Bootstrap(ctx context.Context) (Begun, error) {
 	switch {
 	case r.Phase == fresh, data && r.Phase == member && r.Token != "":
 		return Begun{Token: r.Token, Already: true}, nil
+	case r.Phase == recovering:
+		return Begun{}, refuse("bootstrap: this node begins the cluster already, from a snapshot: see `gbctl service etcd`")
 	case data:
-		return Begun{}, refuse("bootstrap: %s isn't empty: this node is a member of a cluster, or has data of an earlier one, which a reset would remove", e.o.DataDir)
+		return Begun{}, refuse("bootstrap: %s isn't empty: %s", e.o.DataDir, resetHint)
 	}
-	if err := e.alone(ctx); err != nil {
+	if err := e.alone(ctx, r, told, lookTimeout, seen.begun); err != nil {
 		return Begun{}, fmt.Errorf("bootstrap: %w", err)
 	}
 	r = record{Phase: fresh, Token: newToken()}
 	if err := e.write(r); err != nil {
 		return Begun{}, err
 	}
+	e.wake()
+	return Begun{Token: r.Token}, nil
+}
+
+// resetHint is what a person can do about data that is in the way.
+const resetHint = "this node is a member of a cluster, or has data of an earlier one; if nobody needs that, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
+
+// wake ends the pause of the service, should it wait.
+func (e *Etcd) wake() {
 	select {
 	case e.begin <- struct{}{}:
 	default: // it is awake
 	}
-	return Begun{Token: r.Token}, nil
 }
 
-// alone refuses where an API server answers at the cluster's endpoint, whatever it
-// says: there is, or was until its etcd lost the quorum, a cluster behind it, be it
-// this one or one whose secrets this node doesn't have.
-func (e *Etcd) alone(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+// alone refuses where something is seen of a cluster that is in the way. Those that
+// look at the same time see each other, as each says that it is about to begin before
+// it looks.
+func (e *Etcd) alone(ctx context.Context, r record, told []string, budget time.Duration, inTheWay func(seen) bool) error {
+	e.beginning.Add(1)
+	defer e.beginning.Add(-1)
+	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	me, err := e.o.self()
+	found, err := e.look(ctx, r, told)
 	if err != nil {
 		return err
 	}
-	cfg, err := machine.Config(e.o.Store)
-	if err != nil {
-		return err
+	var what []string
+	for _, s := range found {
+		if inTheWay(s) {
+			what = append(what, s.what)
+		}
 	}
-	c, err := e.api()
-	if err != nil {
-		return err
+	if len(what) > 0 {
+		return refuse("%s", strings.Join(what, "; "))
 	}
-	defer c.Close()
-	endpoint := cfg.Cluster.ControlPlane.Endpoint
-	found, err := c.Raw(ctx, apiServers)
-	var status *kubernetes.StatusError
-	switch {
-	case errors.As(err, &status):
-		return refuse("an API server of this cluster answers at %s, with %d: the cluster has begun elsewhere; once it is well, this node joins it by itself", endpoint, status.Code)
-	case unknownAuthority(err):
-		return refuse("an API server of another cluster answers at %s: %s", endpoint, remedy)
-	case err != nil:
-		return nil
-	}
-	if urls := others(found, me); len(urls) > 0 {
-		return refuse("the cluster lives already, with etcd at %s: this node joins it by itself", strings.Join(urls, ", "))
-	}
-	return refuse("an API server of this cluster answers at %s: the cluster has begun already", endpoint)
+	return nil
 }

@@ -12,6 +12,8 @@
 //	(none) ── added as a learner ───────▶ joining ── promoted ────▶ member
 //	member ── Leave ────────────────────▶ leaving ── removed ─────▶ joining, when started again
 //	member ── its data is gone ─────────▶ joining, in place of what it was
+//	member ── was removed meanwhile ────▶ joining, without its data
+//	(no data) ── Recover ───────────────▶ recovering ── restored ─▶ new
 package etcd
 
 import (
@@ -41,6 +43,8 @@ import (
 const (
 	// ID of the service and its container.
 	ID = "etcd"
+	// utilityID is the container of etcdutl.
+	utilityID = "etcdutl"
 
 	secretsDir = boot.SecretsDir + "/" + secrets.EtcdID // written there by package secrets
 	clientPort = 2379                                   // IANA etcd-client
@@ -75,11 +79,25 @@ type Options struct {
 type Etcd struct {
 	o      Options
 	runner *containerd.Runner
+	// utility runs etcdutl, and returns the last of what it said. A field for tests.
+	utility func(ctx context.Context, args []string) (said string, err error)
 
 	// turn is held by whoever decides what becomes of this member, and writes that
 	// into the journal.
 	turn  chan struct{}
 	begin chan struct{} // ends the pause of one who waits for a cluster
+	// outcome is for whoever waits for a recovery; the turn guards it.
+	outcome   chan error
+	uploading sync.Mutex // held while a snapshot is sent
+
+	id        string       // tells this node from others, and from itself under another address
+	beginning atomic.Int32 // looks whether it may begin a cluster that go on right now
+	going     atomic.Bool  // it is decided how the member begins: etcd starts, or runs
+	ready     atomic.Bool  // it was healthy when it was looked at last
+	// suspect: the last run ended by itself. The others know why, perhaps.
+	suspect atomic.Bool
+	// well is when this run was healthy last, or else began.
+	well atomic.Pointer[time.Time]
 	// unsettled: the journal's phase is new or joining.
 	unsettled atomic.Pointer[record]
 	// whose data this run of etcd goes on with, once it is there.
@@ -94,7 +112,7 @@ func New(o Options) *Etcd {
 	if o.Journal == "" {
 		o.Journal = journalFile
 	}
-	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1)}
+	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1), id: newToken()}
 	e.runner = &containerd.Runner{
 		Containerd: o.Containerd,
 		ID:         ID,
@@ -102,6 +120,7 @@ func New(o Options) *Etcd {
 		Spec:       e.spec,
 		StopBudget: stopBudget,
 	}
+	e.utility = e.runUtility
 	return e
 }
 
@@ -126,18 +145,29 @@ func (e *Etcd) Service() dag.Service {
 	}
 }
 
-// run is the container, and beside it what makes a voting member of a learner.
-func (e *Etcd) run(ctx context.Context, h *dag.Handle) error {
+// run is the container, and beside it what makes a voting member of a learner, and
+// what looks after a member that isn't well.
+func (e *Etcd) run(outer context.Context, h *dag.Handle) error {
+	now := time.Now()
+	e.well.Store(&now)
 	e.whose.Store(nil)
-	defer e.publish(false)
-	ctx, cancel := context.WithCancelCause(ctx)
+	defer func() {
+		e.publish(false)
+		e.suspect.Store(outer.Err() == nil)
+		e.going.Store(false)
+	}()
+	ctx, cancel := context.WithCancelCause(outer)
 	defer cancel(nil)
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := e.promote(ctx, h.Event); err != nil {
-			cancel(err)
-		}
-	})
+	beside := func(f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	beside(func(ctx context.Context) error { return e.promote(ctx, h.Event) })
+	beside(e.watch)
 	err := e.runner.Run(ctx, h)
 	why := context.Cause(ctx)
 	cancel(nil)
@@ -146,6 +176,22 @@ func (e *Etcd) run(ctx context.Context, h *dag.Handle) error {
 		return why
 	}
 	return err
+}
+
+// runUtility runs etcdutl from etcd's own image.
+func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
+	runner := containerd.Runner{
+		Containerd: e.o.Containerd, ID: utilityID, Image: e.o.image, StopBudget: stopBudget,
+		Spec: func(context.Context) ([]oci.SpecOpts, error) {
+			return []oci.SpecOpts{
+				oci.WithProcessArgs(args...),
+				oci.WithCgroup("/system/etcd"),
+				oci.WithRootFSReadonly(),
+				oci.WithMounts([]specs.Mount{bind(e.recoveryDir(), "rw")}),
+			}, nil
+		},
+	}
+	return runner.Once(ctx, ID)
 }
 
 // certificates waits for those of etcd, which a worker never gets: there it
@@ -295,18 +341,34 @@ func (e *Etcd) healthy(ctx context.Context) error {
 			err = e.settle(ctx, *r)
 		}
 	}
-	if e.whose.Load() == nil {
-		// It is shown, and nothing depends on it: an error doesn't matter, and is told
-		// where it does.
-		if id, ok, err := e.identity(); err == nil && ok {
-			e.whose.Store(&id)
-		}
+	if err == nil {
+		now := time.Now()
+		e.well.Store(&now)
+		// Nothing depends on it now; the next check tries it again.
+		_ = e.recognise()
 	}
 	e.publish(err == nil)
 	return err
 }
 
+// recognise finds out once in a run whose the data is, and notes that beside it.
+func (e *Etcd) recognise() error {
+	if e.whose.Load() != nil {
+		return nil
+	}
+	id, ok, err := e.identity()
+	if err != nil || !ok {
+		return err
+	}
+	if err := e.own(id); err != nil {
+		return err
+	}
+	e.whose.Store(&id)
+	return nil
+}
+
 func (e *Etcd) publish(ready bool) {
+	e.ready.Store(ready)
 	status := controlplane.EtcdStatus{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
 	if id := e.whose.Load(); id != nil {
 		status.MemberID = HexID(id.member)

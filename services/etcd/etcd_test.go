@@ -3,11 +3,12 @@ package etcd
 import (
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
-	"net/http"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -46,7 +47,6 @@ func TestS224WhoMayStartFromNothing(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			r.knows(http.StatusServiceUnavailable)
 			n := r.node("a", tt.machine, netip.MustParseAddr("192.0.2.1"))
 			must(t, os.MkdirAll(n.path("data", tt.data), 0o700))
 			must(t, n.write(record{Phase: tt.journal, Token: "t"}))
@@ -182,6 +182,59 @@ func TestS225Identity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		_, _ = parseIdentity(rapid.SliceOfN(rapid.Byte(), 0, 100).Draw(t, "garbage"))
 	})
+}
+
+// S-225: whose data it is, the journal says, and else what lies beside the data. Of
+// what neither knows, etcd is the judge.
+func TestS225Foreign(t *testing.T) {
+	t.Parallel()
+	head, err := hex.DecodeString("0400000000000084080410000000000020000000000000000801" +
+		"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000")
+	must(t, err)
+	const cluster = "dfd396ec7b4c7b9e"
+	for _, tt := range []struct {
+		name      string
+		journal   record
+		owner     string // cluster
+		authority string // "": this one's
+		foreign   string // part of what is said
+	}{
+		{"of before there was either", record{}, "", "", ""},
+		{"STATE was lost", record{}, cluster, "", ""},
+		{"an earlier installation's", record{}, cluster, "00", "its authority isn't that of cluster.etcd.ca"},
+		{"what lies beside is of other data", record{}, "1", "00", ""},
+		{"this installation's, and its authority was replaced", record{Phase: member, Cluster: cluster}, cluster, "00", ""},
+		{"another disk was put in", record{Phase: member, Cluster: "2"}, "", "", "this node is a member of cluster 2"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+			must(t, os.MkdirAll(n.path("data", "member", "wal"), 0o700))
+			must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), head, 0o600))
+			must(t, n.write(tt.journal))
+			if tt.owner != "" {
+				id, err := strconv.ParseUint(tt.owner, 16, 64)
+				must(t, err)
+				must(t, n.own(identity{cluster: id}))
+				if tt.authority != "" {
+					data, err := json.Marshal(owner{tt.owner, tt.authority})
+					must(t, err)
+					must(t, os.WriteFile(n.ownerFile(), data, 0o600))
+				}
+			}
+			err := n.decide(t.Context())
+			var w *wait
+			switch {
+			case tt.foreign == "" && err != nil:
+				t.Errorf("error %v", err)
+			case tt.foreign != "" && (!errors.As(err, &w) || !strings.Contains(w.what, ForeignData) || !strings.Contains(w.what, tt.foreign) || !strings.Contains(w.what, cluster)):
+				t.Errorf("error %v, want a wait about %q", err, tt.foreign)
+			}
+			if data, err := n.hasData(); !data || err != nil {
+				t.Errorf("the data is gone: %v", err)
+			}
+		})
+	}
 }
 
 // Who asks in vain at the endpoint remembers the others, not itself.

@@ -18,7 +18,7 @@ import (
 
 // A node that was given the secrets of another cluster than the one at its endpoint
 // would look for it for ever, and all that anybody saw of it were requests that fail.
-// So what is foreign is recognised and named, and nothing joins it (S-155).
+// So what is foreign is recognised and named, and nothing joins it.
 
 // remedy ends what is said of secrets that don't fit.
 const remedy = "this node has the secrets of another cluster; configure it with those of this one (gbctl gen config --with-secrets)"

@@ -43,7 +43,7 @@ func TestForeignAuthorityOfKubernetes(t *testing.T) {
 	}))
 	waits(t, n.decide(t.Context()), "cluster.ca", other.apiserver.URL, "another cluster")
 	var refusal Refusal
-	if _, err := n.Bootstrap(t.Context()); !errors.As(err, &refusal) || !strings.Contains(err.Error(), "another cluster") {
+	if _, err := n.Bootstrap(t.Context(), nil); !errors.As(err, &refusal) || !strings.Contains(err.Error(), "another cluster") {
 		t.Errorf("bootstrap at the endpoint of another cluster: %v", err)
 	}
 	if r, err := n.read(); err != nil || r.Phase != none {

@@ -24,6 +24,10 @@ const (
 	// promoteRetry is the pause before a change of members is asked for again: a small
 	// cluster's data is with a new one within a second.
 	promoteRetry = 500 * time.Millisecond
+	// initTimeout bounds how long a node of type init looks for a living cluster before
+	// it begins one. Where nobody is at the endpoint yet, that is said at once, but for
+	// an address that nobody has: the kernel waits three seconds for it.
+	initTimeout = 5 * time.Second
 )
 
 // wait is what the member waits for; it is no failure.
@@ -67,6 +71,7 @@ func (e *Etcd) prepare(ctx context.Context, tell, log teller) error {
 		return err
 	}
 	tell, log = tell.changing(), log.changing()
+	e.going.Store(false)
 	for {
 		err := e.decide(ctx)
 		var w *wait
@@ -93,8 +98,26 @@ func (e *Etcd) decide(ctx context.Context) error {
 		return err
 	}
 	defer done()
+	if err := e.settleBeginning(ctx); err != nil {
+		return err
+	}
+	e.going.Store(true)
+	return nil
+}
+
+// settleBeginning is for the one whose turn it is.
+func (e *Etcd) settleBeginning(ctx context.Context) error {
 	r, err := e.read()
 	if err != nil {
+		return err
+	}
+	if r.Phase == recovering {
+		if err := e.restore(ctx, r); err != nil {
+			return err
+		}
+		return e.settleBeginning(ctx)
+	}
+	if err := e.tidy(); err != nil {
 		return err
 	}
 	cfg, err := machine.Config(e.o.Store)
@@ -108,13 +131,58 @@ func (e *Etcd) decide(ctx context.Context) error {
 	switch {
 	case data && (r.Phase == joining || r.Phase == leaving):
 		return e.resume(ctx, r)
-	case data, r.Phase == fresh:
+	case data:
+		return e.goOn(ctx, r)
+	case r.Phase == fresh:
 		e.keep(r)
 		return nil
 	case cfg.Machine.Type == config.Init && r.Phase == none:
-		return e.write(record{Phase: fresh, Token: newToken()})
+		return e.beginByItself(ctx, r)
 	}
 	return e.join(ctx, r)
+}
+
+// goOn is for one with data, unless it is known not to be a member with it.
+func (e *Etcd) goOn(ctx context.Context, r record) error {
+	if err := e.foreignData(r); err != nil {
+		return err
+	}
+	if e.suspect.Load() && r.Phase != fresh {
+		err := e.examine(ctx, r)
+		if errors.Is(err, errRemoved) {
+			return e.again(ctx, r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	e.keep(r)
+	return nil
+}
+
+// beginByItself is for a node of type init at its first start (S-214): one that was
+// installed anew finds its cluster alive, and joins that.
+func (e *Etcd) beginByItself(ctx context.Context, r record) error {
+	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
+	if errors.As(err, new(Refusal)) {
+		if joined := e.join(ctx, r); joined == nil {
+			return nil
+		}
+		return &wait{what: "the cluster, which this node of type init doesn't begin a second time", cause: err}
+	}
+	if err != nil {
+		return err
+	}
+	return e.write(record{Phase: fresh, Token: newToken()})
+}
+
+// tidy removes what a recovery has left that isn't under way.
+func (e *Etcd) tidy() error {
+	if !e.uploading.TryLock() {
+		return nil
+	}
+	defer e.uploading.Unlock()
+	return os.RemoveAll(e.recoveryDir())
 }
 
 // resume looks at the data of a join, or a leave, that was cut short. Unless the
@@ -176,7 +244,11 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 		if why := e.foreignEtcd(ctx, urls); why != nil {
 			return nil, nil, why
 		}
-		return nil, nil, &wait{what: fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", ")), cause: err}
+		what := fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", "))
+		if data, _ := e.hasData(); r.Phase == member && !data {
+			what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+		}
+		return nil, nil, &wait{what: what, cause: err}
 	}
 	return found, c, nil
 }
@@ -192,7 +264,7 @@ func (e *Etcd) lonely(r record, seen error) error {
 	}
 	what := fmt.Sprintf("bootstrap, or for a control plane to join at %s", cfg.Cluster.ControlPlane.Endpoint)
 	if r.Phase == member {
-		what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s)", e.o.DataDir)
+		what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
 	}
 	return &wait{what: what, seen: seen}
 }

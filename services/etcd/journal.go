@@ -30,6 +30,9 @@ const (
 	joining phase = "joining" // it was added as a learner
 	member  phase = "member"  // it is a voting member
 	leaving phase = "leaving" // it is being removed
+
+	recovering phase = "recovering" // it makes its data of a snapshot, and begins a cluster with it
+	waiting    phase = "waiting"    // that came to nothing: it begins no cluster by itself
 )
 
 // record is the journal: what this node has begun with its data directory. It is
@@ -47,6 +50,10 @@ type record struct {
 	// Peers are the client URLs of the others, as they were seen last: where to ask
 	// while Kubernetes doesn't say who they are.
 	Peers []string `json:"peers,omitempty"`
+	// Snapshot is the SHA-256 of what its cluster was recovered from; Raw, that it was a
+	// copy of a member's database.
+	Snapshot string `json:"snapshot,omitempty"`
+	Raw      bool   `json:"raw,omitempty"`
 }
 
 // read is the zero record where nothing was begun.

@@ -89,9 +89,10 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 		if err := e.write(r); err != nil {
 			return "", err
 		}
-		// An error may be the answer that a member didn't live to give: the journal stays,
-		// and what is true is found out at the next start, or when asked again.
-		if err := remove(ctx, p.client, p.found.Members, p.own); err != nil {
+		// An error may be the answer that the member itself, once removed, didn't live to
+		// give. If nobody else knows either, the journal stays, and what is true is found
+		// out at the next start, or when asked again.
+		if err := remove(ctx, p.client, p.found.Members, p.own); err != nil && !e.removed(ctx, p) {
 			return "", fmt.Errorf("leave etcd: %w", err)
 		}
 	}
@@ -105,6 +106,27 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 		return "", fmt.Errorf("leave etcd: member %s is removed; remove its data: %w", name, err)
 	}
 	return name, nil
+}
+
+// removed is whether the others say that the member isn't one any more.
+func (e *Etcd) removed(ctx context.Context, p *parting) bool {
+	var urls []string
+	for _, m := range p.found.Members {
+		if m.ID != p.own.ID && !m.IsLearner {
+			urls = append(urls, m.ClientURLs...)
+		}
+	}
+	if len(urls) == 0 {
+		return false
+	}
+	c, err := e.dial(ctx, urls)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	now, err := list(ctx, c)
+	return err == nil && now.Header.ClusterId == p.found.Header.ClusterId &&
+		!slices.ContainsFunc(now.Members, func(m *pb.Member) bool { return m.ID == p.own.ID })
 }
 
 // part asks this node's own member, or else the others, for the member that is to

@@ -122,18 +122,12 @@ func (n *realNode) exec() error {
 	if err != nil {
 		return err
 	}
-	program := "etcd"
-	for _, dir := range filepath.SplitList(os.Getenv(componentsVar)) {
-		if path := filepath.Join(dir, "etcd"); executable(path) {
-			program = path
-		}
-	}
 	output, err := os.OpenFile(n.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer output.Close()
-	n.cmd = exec.Command(program, args[1:]...)
+	n.cmd = exec.Command(component("etcd"), args[1:]...)
 	n.cmd.Stdout, n.cmd.Stderr = output, output
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
@@ -153,6 +147,7 @@ func (n *realNode) kill() {
 		_ = n.cmd.Wait()
 		n.cmd = nil
 	}
+	n.going.Store(false) // as the end of run does
 	if n.rig.t.Failed() {
 		said, _ := os.ReadFile(n.path("log"))
 		n.rig.t.Logf("%s was told %q; etcd said:\n%s", n.name, n.tells.lines, said[max(0, len(said)-4000):])
@@ -214,7 +209,6 @@ func (n *realNode) expect(want ...string) {
 // one that lost its data joins again under its old address.
 func TestRealJoin(t *testing.T) {
 	r, node := realRig(t)
-	r.knows(503)
 	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
 	b.start()
 	eventually.That(t, 10*time.Second, "b to wait", func() error {
@@ -337,7 +331,7 @@ func TestRealBootstrap(t *testing.T) {
 	refused := func(n *realNode, says string) {
 		t.Helper()
 		var refusal Refusal
-		if _, err := n.Bootstrap(ctx); !errors.As(err, &refusal) || !strings.Contains(err.Error(), says) {
+		if _, err := n.Bootstrap(ctx, nil); !errors.As(err, &refusal) || !strings.Contains(err.Error(), says) {
 			t.Errorf("bootstrap of %s: %v, want a refusal with %q", n.name, err, says)
 		}
 	}
@@ -345,12 +339,12 @@ func TestRealBootstrap(t *testing.T) {
 	r.down(true)
 	a.start()
 	eventually.That(t, 10*time.Second, "a to wait", func() error { return a.tells.has("Waiting for bootstrap") })
-	begun, err := a.Bootstrap(ctx)
+	begun, err := a.Bootstrap(ctx, nil)
 	if err != nil || begun.Already || begun.Token == "" {
 		t.Fatalf("bootstrap: %+v, %v", begun, err)
 	}
 	for range 2 { // before it serves, and after
-		again, err := a.Bootstrap(ctx)
+		again, err := a.Bootstrap(ctx, nil)
 		if err != nil || !again.Already || again.Token != begun.Token {
 			t.Errorf("bootstrap again: %+v, %v", again, err)
 		}
@@ -372,6 +366,47 @@ func TestRealBootstrap(t *testing.T) {
 	r.knows(0, a.addr, b.addr)
 	a.start()
 	eventually.That(t, 20*time.Second, "a to wait for b", func() error { return a.tells.has("etcd at " + clientURL(b.addr) + " to answer") })
+}
+
+// A voting member that was removed while it was down finds that out, and joins anew;
+// one that is still a member goes on whatever ended it.
+func TestRealRemovedWhileDown(t *testing.T) {
+	r, node := realRig(t)
+	a, b := node("a", config.Init), node("b", config.ControlPlane)
+	ctx := t.Context()
+	a.start()
+	a.serves()
+	r.knows(0, a.addr)
+	b.start()
+	b.serves()
+	must(t, b.notePeers(ctx))
+	r.knows(503) // the journal knows where to ask
+
+	before, ok, err := b.identity()
+	must(t, err)
+	b.suspect.Store(true)
+	must(t, b.decide(ctx))
+	if after, _, err := b.identity(); err != nil || after != before || !ok {
+		t.Errorf("a member's data: %x, then %x, %v", before, after, err)
+	}
+
+	if _, err := a.RemoveMember(ctx, HexID(before.member)); err != nil {
+		t.Fatal(err)
+	}
+	eventually.That(t, 30*time.Second, "b to end", func() error {
+		if said, _ := os.ReadFile(b.path("log")); !bytes.Contains(said, []byte("removed")) {
+			return errors.New("etcd hasn't noticed")
+		}
+		return nil
+	})
+	b.kill()
+	b.suspect.Store(true)
+	b.start()
+	b.serves()
+	a.expect("a", "b")
+	if after, _, err := b.identity(); err != nil || after.member == before.member {
+		t.Errorf("it is member %x again: %v", after.member, err)
+	}
 }
 
 // Leaving, removing and leading, and what is refused.
@@ -420,8 +455,18 @@ func TestRealOperate(t *testing.T) {
 
 	// c leaves in order, and joins anew.
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
+	p, err := c.part(ctx)
+	must(t, err)
+	p.close()
+	if c.removed(ctx, p) {
+		t.Error("c is said to be removed, and isn't")
+	}
 	if _, err := c.Leave(ctx); err != nil {
 		t.Fatal(err)
+	}
+	// So it is found out where the answer to the removal got lost.
+	if !c.removed(ctx, p) {
+		t.Error("c isn't said to be removed")
 	}
 	a.expect("a", "b")
 	if data, err := c.hasData(); data || err != nil {

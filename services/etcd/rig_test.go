@@ -25,6 +25,7 @@ import (
 type rig struct {
 	t         *testing.T
 	etcd, ca  pki.CA
+	machine   pki.CA
 	apiserver *httptest.Server
 
 	mu     sync.Mutex   // guards what follows
@@ -36,11 +37,13 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t}
+	r := &rig{t: t, gone: true}
 	var err error
 	r.etcd, err = pki.NewEtcdCA(time.Now())
 	must(t, err)
 	r.ca, err = pki.NewKubernetesCA(time.Now())
+	must(t, err)
+	r.machine, err = pki.NewMachineCA(time.Now())
 	must(t, err)
 	crt, key, err := r.ca.Issue(pki.Leaf{CN: "kube-apiserver", Server: true, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Now: time.Now()})
 	must(t, err)
@@ -74,18 +77,19 @@ func (r *rig) serve(w http.ResponseWriter, req *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"items": []any{map[string]any{"endpoints": []any{map[string]any{"addresses": addresses}}}}})
 }
 
-// knows sets the control planes that Kubernetes knows.
+// knows sets the control planes that Kubernetes knows. Until then, nobody is at the
+// endpoint.
 func (r *rig) knows(status int, nodes ...netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.broken, r.known = status, nodes
+	r.gone, r.broken, r.known = false, status, nodes
 }
 
 // checks sets the key that tokens are checked with.
 func (r *rig) checks(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tokens = key
+	r.gone, r.tokens = false, key
 }
 
 // down makes the API server, or its machine, go away or come back.
@@ -112,6 +116,7 @@ func (r *rig) node(name string, machineType config.MachineType, addr netip.Addr)
 	endpoint, err := config.ParseURL(r.apiserver.URL)
 	must(t, err)
 	n.cfg.Machine.Type = machineType
+	n.cfg.Machine.CA = config.CertKey{Crt: r.machine.Cert, Key: r.machine.Key}
 	n.cfg.Cluster.ControlPlane.Endpoint = endpoint
 	store := resource.NewStore()
 	as := store.As("test")

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -125,14 +126,14 @@ func drainTimeout(d time.Duration) (time.Duration, error) {
 func (o Options) client() (*kubernetes.Client, error) {
 	if keys, err := secrets.Kubernetes.Get(o.Store, secrets.KubernetesID); err == nil {
 		k := keys.Spec
-		return kubernetes.New(kubernetes.Options{Server: k.Endpoint, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
+		return kubernetes.New(kubernetes.Options{Server: k.Balancer, ServerName: balancer.ServerName, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
 	}
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
 		return nil, err
 	}
 	return kubernetes.New(kubernetes.Options{
-		Server: cfg.Cluster.ControlPlane.Endpoint.String(), CA: cfg.Cluster.CA.Crt, CertFile: boot.KubeletClient,
+		Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.CA.Crt, CertFile: boot.KubeletClient,
 	})
 }
 

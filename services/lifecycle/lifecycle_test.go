@@ -135,6 +135,7 @@ func (r *rig) on() {
 	wg.Go(func() { _ = runner.Run(ctx) })
 	r.runner, r.off = runner, func() { cancel(); synctest.Wait(); close(r.dark); wg.Wait() }
 	runner.Open()
+	synctest.Wait() // the journals are read
 }
 
 // run asks for an operation and lets it come to its end, or to that of the node.
@@ -167,6 +168,7 @@ func (r *rig) end(id string) operation.Operation {
 		}
 		r.mu.Unlock()
 		if ended {
+			time.Sleep(10 * time.Second) // those who watch hear of it before the node ends
 			return o
 		}
 		time.Sleep(time.Second) // of the bubble

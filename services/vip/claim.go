@@ -13,9 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 
 	"github.com/garboard-os/garboard/services/controlplane"
@@ -54,6 +54,7 @@ type word struct {
 	holder node
 	held   bool             // somebody is the holder
 	mine   bool             // this node is
+	own    bool             // this node is a candidate
 	next   bool             // this node is the next in the queue after the holder
 	lease  clientv3.LeaseID // the holder's
 	others int              // candidates beside this node
@@ -65,7 +66,7 @@ type word struct {
 // is silent falls out.
 //
 //	run ── wanted ──▶ lease, own MAC in nodes/, key in candidates/ ── first in the queue ──▶ mine
-//	           ◀── not wanted, or the lease is lost: key and lease go
+//	           ◀── not wanted: key and lease go; etcd has ended the lease: to the end of the queue
 type claim struct {
 	store *resource.Store
 	key   string // of the address
@@ -111,12 +112,12 @@ func (c *claim) session(ctx context.Context) error {
 		return err
 	}
 	defer client.Close()
-	var s *concurrency.Session
+	lease := clientv3.LeaseID(clientv3.NoLease)
 	var as node
 	leave := func() {
-		if s != nil {
-			c.leave(client, s)
-			s = nil
+		if lease != clientv3.NoLease {
+			c.leave(client, lease)
+			lease = clientv3.NoLease
 		}
 	}
 	defer leave()
@@ -125,31 +126,32 @@ func (c *claim) session(ctx context.Context) error {
 	changes := client.Watch(clientv3.WithRequireLeader(watch), c.key+candidates, clientv3.WithPrefix())
 	for {
 		self := c.self.Load()
-		if s != nil && (self == nil || *self != as || isDone(s)) {
+		if self == nil || *self != as {
 			leave()
 		}
-		if s == nil && self != nil {
-			if s, err = c.enter(ctx, client, *self); err != nil {
+		if lease != clientv3.NoLease {
+			c.trace(c.renew(ctx, client, lease))
+		} else if self != nil {
+			if lease, err = c.enter(ctx, client, *self); err != nil {
 				return err
 			}
 			as = *self
 		}
-		w, err := c.ask(ctx, client, s)
+		w, err := c.ask(ctx, client, lease)
 		if err == nil {
 			c.tell(w)
 		}
 		c.trace(err)
-		var lost <-chan struct{}
-		if s != nil {
-			lost = s.Done()
+		if err == nil && lease != clientv3.NoLease && !w.own {
+			leave()
+			continue // to the end of the queue
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.change:
-		case <-lost:
-		case lease := <-c.out:
-			c.trace(c.evict(ctx, client, lease))
+		case gone := <-c.out:
+			c.trace(c.evict(ctx, client, gone))
 		case _, open := <-changes:
 			if !open { // without a leader nothing is watched
 				changes = nil
@@ -159,15 +161,6 @@ func (c *claim) session(ctx context.Context) error {
 				changes = client.Watch(clientv3.WithRequireLeader(watch), c.key+candidates, clientv3.WithPrefix())
 			}
 		}
-	}
-}
-
-func isDone(s *concurrency.Session) bool {
-	select {
-	case <-s.Done():
-		return true
-	default:
-		return false
 	}
 }
 
@@ -201,20 +194,16 @@ func (c *claim) dial() (*clientv3.Client, error) {
 }
 
 // enter puts this node at the end of the queue.
-func (c *claim) enter(ctx context.Context, client *clientv3.Client, self node) (*concurrency.Session, error) {
+func (c *claim) enter(ctx context.Context, client *clientv3.Client, self node) (clientv3.LeaseID, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTimeout)
 	defer cancel()
 	text, err := json.Marshal(self)
 	if err != nil {
-		return nil, err
+		return clientv3.NoLease, err
 	}
 	lease, err := client.Grant(ctx, claimTTL)
 	if err != nil {
-		return nil, fmt.Errorf("lease of etcd: %w", err)
-	}
-	s, err := concurrency.NewSession(client, concurrency.WithLease(lease.ID))
-	if err != nil {
-		return nil, fmt.Errorf("session of etcd: %w", err)
+		return clientv3.NoLease, fmt.Errorf("lease of etcd: %w", err)
 	}
 	own := fmt.Sprintf("%s%s%016x", c.key, candidates, lease.ID)
 	_, err = client.Txn(ctx).Then(
@@ -222,19 +211,37 @@ func (c *claim) enter(ctx context.Context, client *clientv3.Client, self node) (
 		clientv3.OpPut(own, string(text), clientv3.WithLease(lease.ID)),
 	).Commit()
 	if err != nil {
-		c.leave(client, s)
-		return nil, fmt.Errorf("be a candidate in etcd: %w", err)
+		c.leave(client, lease.ID)
+		return clientv3.NoLease, fmt.Errorf("be a candidate in etcd: %w", err)
 	}
-	return s, nil
+	return lease.ID, nil
+}
+
+// renew is one sign of life, over a stream of its own. The client's own way, one stream
+// for all, is stuck for seven seconds when the leader is gone to which the member was
+// about to pass one on: a lease would be lost although there is another leader.
+func (c *claim) renew(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	stream, err := pb.NewLeaseClient(client.ActiveConnection()).LeaseKeepAlive(ctx)
+	if err == nil {
+		err = stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)})
+	}
+	if err == nil {
+		_, err = stream.Recv() // whether there still is such a lease, the queue says
+	}
+	if err != nil {
+		return fmt.Errorf("renew the lease of etcd: %w", err)
+	}
+	return nil
 }
 
 // leave takes this node out of the queue. Where etcd doesn't answer, the end of the
 // lease does it.
-func (c *claim) leave(client *clientv3.Client, s *concurrency.Session) {
-	s.Orphan()
+func (c *claim) leave(client *clientv3.Client, lease clientv3.LeaseID) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
-	if _, err := client.Revoke(ctx, s.Lease()); err != nil {
+	if _, err := client.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		c.trace(fmt.Errorf("leave the queue in etcd: %w", err))
 	}
 }
@@ -251,7 +258,7 @@ func (c *claim) evict(ctx context.Context, client *clientv3.Client, lease client
 }
 
 // ask is the quorum's word: what a member that was cut off remembers doesn't count.
-func (c *claim) ask(ctx context.Context, client *clientv3.Client, s *concurrency.Session) (word, error) {
+func (c *claim) ask(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (word, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	w := word{asked: time.Now()}
@@ -269,11 +276,11 @@ func (c *claim) ask(ctx context.Context, client *clientv3.Client, s *concurrency
 			w.nodes = append(w.nodes, n)
 			continue
 		}
-		own := s != nil && kv.Lease == int64(s.Lease())
+		own := kv.Lease == int64(lease)
 		if !w.held {
 			w.held, w.mine, w.holder, w.lease = true, own, n, clientv3.LeaseID(kv.Lease)
 		}
-		w.next = w.next || own && queue == 1
+		w.own, w.next = w.own || own, w.next || own && queue == 1
 		queue++
 		if !own {
 			w.others++

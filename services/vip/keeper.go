@@ -242,7 +242,7 @@ func (k *keeper) ask(l netlink.Link, o orders) error {
 	if o.doubt {
 		targets = append(targets, neighbours(l, k.address)...)
 		for _, n := range k.state.word.nodes {
-			if n.Address.Is4() == k.address.Is4() && len(targets) < maxNeighbours {
+			if n.Address.IsValid() && n.Address.Is4() == k.address.Is4() && len(targets) < maxNeighbours {
 				targets = append(targets, n.Address)
 			}
 		}
@@ -299,7 +299,7 @@ func (k *keeper) publish() {
 	}
 	if status.Known {
 		status.Candidates = s.word.others
-		if s.hold || s.word.mine {
+		if s.word.own {
 			status.Candidates++
 		}
 	}

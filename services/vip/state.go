@@ -97,6 +97,7 @@ type state struct {
 	ready   health    // of the API server, etcd and all
 	alive   health    // of the API server, but for etcd
 	heardAt time.Time // when the link last brought anything
+	doubts  time.Time // since when this node is in doubt, and asks who is there; zero: it isn't
 	frames  uint64    // that the link has brought
 	rival   *rival
 	asked   bool // somebody asks for the address
@@ -207,8 +208,11 @@ func (s *state) set(now time.Time, hold bool, why string) {
 
 // decide says what to do.
 func (s *state) decide(now time.Time) orders {
-	if !s.doubt(now) {
-		s.away = false
+	switch {
+	case !s.doubt(now):
+		s.away, s.doubts = false, time.Time{}
+	case s.doubts.IsZero():
+		s.doubts = now
 	}
 	if s.hold {
 		s.keep(now)
@@ -273,7 +277,7 @@ func (s *state) keep(now time.Time) {
 		s.set(now, false, fmt.Sprintf("%s announces that it holds it, and etcd doesn't answer here", r.name))
 	case s.doubt(now) && r != nil && r.name != "" && now.Sub(r.first) > tieAfter && bytes.Compare(r.mac, s.mac) < 0:
 		s.set(now, false, fmt.Sprintf("%s has it as well, and etcd doesn't answer here", r.name))
-	case s.doubt(now) && now.Sub(s.heardAt) > aloneAfter:
+	case s.doubt(now) && now.Sub(s.heardAt) > aloneAfter && now.Sub(s.doubts) > aloneAfter:
 		s.away = true
 		s.set(now, false, "this node is cut off: the link has brought nothing, and etcd doesn't answer here")
 	case !alive && !s.doubt(now):

@@ -304,15 +304,23 @@ func TestCutOff(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
 	w.etcd, w.link = false, false
-	w.pass(2 * time.Second)
+	w.pass(doubtAfter + aloneAfter - time.Second)
 	w.want(true, "")
-	w.pass(5 * time.Second)
+	w.pass(3 * time.Second)
 	w.want(false, "cut off")
 	w.pass(time.Minute)
 	w.want(false, "cut off")
 	w.link = true // the other two are dead, and somebody else talks
 	w.pass(time.Second)
 	w.want(true, "etcd doesn't answer")
+
+	// A link may be quiet as long as nobody is asked for.
+	quiet := holding(t)
+	quiet.link = false
+	quiet.pass(time.Hour)
+	quiet.etcd = false
+	quiet.pass(doubtAfter + time.Second)
+	quiet.want(true, "etcd doesn't answer")
 
 	healed := holding(t)
 	healed.etcd, healed.link = false, false

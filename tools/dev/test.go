@@ -21,7 +21,7 @@ import (
 const (
 	// storyTimeout bounds all tests that boot machines, on two slow cores.
 	storyTimeout = 50 * time.Minute
-	// longNeeds is what the long stories may take: where less is left, they aren't begun.
+	// longNeeds is what the long stories may take: within less they aren't begun.
 	longNeeds = 35 * time.Minute
 )
 
@@ -30,7 +30,9 @@ type phase struct {
 	name string
 	what string
 	run  func(ctx context.Context, root string, out io.Writer) error
-	// needs is what must be left of the time for a phase that may be left out.
+	// apart: only if it is asked for.
+	apart bool
+	// needs is how long it may take, where that is asked.
 	needs time.Duration
 }
 
@@ -41,11 +43,10 @@ var phases = []phase{
 		return fuzz(ctx, root, out, fuzzBriefly)
 	}},
 	{name: "stories", what: "machines and clusters, booted for real", run: stories},
-	{name: "long", what: "the stories that take many minutes", run: longStories, needs: longNeeds},
+	{name: "long", what: "the stories that take many minutes", run: longStories, apart: true, needs: longNeeds},
 }
 
 func testCommand() *cobra.Command {
-	start := time.Now()
 	var only string
 	var within time.Duration
 	cmd := &cobra.Command{
@@ -61,26 +62,25 @@ func testCommand() *cobra.Command {
 			if err := setup(ctx, out, true); err != nil {
 				return err
 			}
-			left := func() time.Duration { return within - time.Since(start) }
-			return runPhases(ctx, phases, root, out, only, left)
+			return runPhases(ctx, phases, root, out, only, within)
 		},
 	}
 	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, fuzz, stories or long")
-	cmd.Flags().DurationVar(&within, "within", 0, "run the long stories, too, if this time in all is enough for them")
+	cmd.Flags().DurationVar(&within, "within", 0, "with --only long: run them only if that is time enough")
 	return cmd
 }
 
 // runPhases runs them in order and stops at the first that fails: later ones
 // take long and stand on the earlier.
-func runPhases(ctx context.Context, all []phase, root string, out io.Writer, only string, left func() time.Duration) error {
+func runPhases(ctx context.Context, all []phase, root string, out io.Writer, only string, within time.Duration) error {
 	known := false
 	for _, p := range all {
-		if only != "" && only != p.name {
+		if only != p.name && (only != "" || p.apart) {
 			continue
 		}
 		known = true
-		if have := left(); only == "" && have < p.needs {
-			fmt.Fprintf(out, "== %s: left out: %s\n", p.name, tooShort(have, p.needs))
+		if within != 0 && within < p.needs {
+			fmt.Fprintf(out, "== %s: left out: it may take %s, and there are %s\n", p.name, p.needs, within)
 			continue
 		}
 		fmt.Fprintf(out, "== %s: %s\n", p.name, p.what)
@@ -94,13 +94,6 @@ func runPhases(ctx context.Context, all []phase, root string, out io.Writer, onl
 		return fmt.Errorf("--only %s: no such phase", only)
 	}
 	return nil
-}
-
-func tooShort(have, needs time.Duration) string {
-	if have <= 0 {
-		return "make test-long runs it"
-	}
-	return fmt.Sprintf("%s are left of the time, and it may take %s; make test-long runs it", have.Round(time.Second), needs)
 }
 
 func lint(ctx context.Context, root string, out io.Writer) error {

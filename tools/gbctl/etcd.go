@@ -21,36 +21,12 @@ import (
 )
 
 const (
-	// bootstrapTimeout is longer than a node takes to look in vain for a cluster, twice:
-	// to join it, and to see that there is none.
-	bootstrapTimeout = time.Minute
 	// defragmentTimeout is longer than a node takes over the largest database.
 	defragmentTimeout = 4 * time.Minute
 	// leaveTimeout is longer than a node takes to count members, to remove its own, to
 	// stop it and to remove its data.
 	leaveTimeout = 2 * time.Minute
 )
-
-func (a *app) bootstrapCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "bootstrap",
-		Short: "Begin the cluster, on one control plane, once",
-		Long: `Begin the cluster on one control plane. All others join it by themselves.
-
-Name exactly one node, by its own address and not by one that the control planes
-share. It is safe to ask again: a node that has begun the cluster says so. A node
-with data of a cluster refuses, and so does one that sees a living cluster at the
-endpoint. A node of type init needs no bootstrap.`,
-		Example: `  gbctl -n 10.5.0.2 bootstrap`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.patient(cmd, bootstrapTimeout)
-			return a.said(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{})))
-			})
-		},
-	}
-}
 
 // patient gives a request that is known to take long its time, unless a person has
 // said how long.

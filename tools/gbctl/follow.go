@@ -31,6 +31,8 @@ func (a *app) followTo(ctx context.Context, node, id string, enough func(*apiv1.
 		err := a.with(ctx, node, f.watch)
 		f.stopAsking() // it is asked again over the next connection
 		switch {
+		case f.unseen != nil:
+			return f.unseen
 		case f.ended:
 			return f.outcome()
 		case ctx.Err() != nil:
@@ -38,7 +40,7 @@ func (a *app) followTo(ctx context.Context, node, id string, enough func(*apiv1.
 			return context.Canceled
 		case err == nil:
 			err = errors.New("the node has ended the stream: it goes down or restarts its API")
-		case f.last == nil || exitCode(err) != codeUnreachable:
+		case f.last == nil || f.refused():
 			return f.lost(err)
 		}
 		if time.Since(f.heard) > restartBudget {
@@ -59,6 +61,8 @@ type follower struct {
 	enough   func(*apiv1.Operation) bool // ends it before the operation ends
 
 	last   *apiv1.Operation // nil: nothing was heard
+	broke  error            // why the last stream ended
+	unseen error            // why nothing can be shown any more
 	cursor uint64           // of the last event that was shown
 	heard  time.Time
 	ended  bool
@@ -77,10 +81,10 @@ func (f *follower) watch(ctx context.Context, c *client.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.Operation.Watch(ctx, connect.NewRequest(&apiv1.WatchOperationRequest{Id: f.id, After: f.cursor}))
-	return receive(stream, err, func(u *apiv1.OperationUpdate) error {
+	f.broke = receive(stream, err, func(u *apiv1.OperationUpdate) error {
 		f.heard, f.last = time.Now(), u.Operation
-		if err := f.show(u); err != nil {
-			return err
+		if f.unseen = f.show(u); f.unseen != nil {
+			return f.unseen
 		}
 		for _, e := range u.Events {
 			f.cursor = e.Cursor
@@ -92,6 +96,15 @@ func (f *follower) watch(ctx context.Context, c *client.Client) error {
 		f.ask(ctx)
 		return nil
 	})
+	return f.broke
+}
+
+// refused tells whether the node itself has said that it won't tell any more. All
+// else is what a node that restarts looks like from outside: a connection that ends
+// in the middle of a word, and for a moment perhaps a machine that hasn't found its
+// configuration yet.
+func (f *follower) refused() bool {
+	return connect.IsWireError(f.broke) && exitCode(f.broke) != codeUnreachable
 }
 
 // show prints what happened since the last update.

@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -28,6 +30,28 @@ func (s etcdService) Bootstrap(context.Context, *connect.Request[apiv1.Bootstrap
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("bootstrap: etcd runs on control planes only"))
 	}
 	return answerWith(&apiv1.BootstrapResponse{Message: "the cluster begins on this node", Token: "t"})
+}
+
+func (s etcdService) Recover(_ context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
+	if s.node.kind != "controlplane" {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("recover: etcd runs on control planes only"))
+	}
+	stream.Receive()
+	first := stream.Msg()
+	want, said := first.Size, fmt.Sprintf("restored %d bytes", first.Size)
+	if first.SkipHashCheck {
+		said += " without its sum"
+	}
+	said += ", told of " + strings.Join(first.ControlPlanes, ", ")
+	sum, got := sha256.New(), uint64(0)
+	for stream.Receive() {
+		sum.Write(stream.Msg().Data)
+		got += uint64(len(stream.Msg().Data))
+	}
+	if stream.Err() != nil || got != want || !bytes.Equal(sum.Sum(nil), first.Sha256) {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d bytes of %d came, %w", got, want, stream.Err()))
+	}
+	return answerWith(&apiv1.BootstrapResponse{Message: said})
 }
 
 func (s etcdService) Members(context.Context, *connect.Request[apiv1.EtcdMembersRequest]) (*connect.Response[apiv1.EtcdMembersResponse], error) {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net/http"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 // operationService has an operation of each kind:
 //
 //	reboot-done     is done, and the connection drops in the middle of telling so
+//	reboot-cut      the same, with the node's power
 //	reset-failed    has failed
 //	upgrade-asks    waits for an answer
 //	drain-patient   goes on for ever
@@ -82,7 +84,10 @@ func (s *operationService) Watch(ctx context.Context, r *connect.Request[apiv1.W
 		o := operationMessage(r.Msg.Id, apiv1.Operation_STATE_RUNNING)
 		o.Steps[1].Id, o.Steps[1].State = "end", apiv1.OperationStep_STATE_DONE
 		return stream.Send(&apiv1.OperationUpdate{Operation: o, Events: rest[:1]})
-	case "reboot-done":
+	case "reboot-done", "reboot-cut":
+		if r.Msg.After < 3 && r.Msg.Id == "reboot-cut" {
+			panic(http.ErrAbortHandler)
+		}
 		if r.Msg.After < 3 {
 			return connect.NewError(connect.CodeUnavailable, errors.New("the node's API stops"))
 		}

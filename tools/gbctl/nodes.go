@@ -89,8 +89,9 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 		return fmt.Errorf("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
 	}
 	if output := cmd.Flags().Lookup("output"); output != nil {
-		formats := outputs[output.DefValue]
-		if a.output = output.Value.String(); !slices.Contains(formats, a.output) {
+		// Of a command that writes a file, it is the file's name.
+		formats, isFormat := outputs[output.DefValue]
+		if a.output = output.Value.String(); isFormat && !slices.Contains(formats, a.output) {
 			return fmt.Errorf("-o %s: must be one of %s", a.output, strings.Join(formats, ", "))
 		}
 	}

@@ -35,6 +35,10 @@ const (
 const (
 	// EtcdServiceBootstrapProcedure is the fully-qualified name of the EtcdService's Bootstrap RPC.
 	EtcdServiceBootstrapProcedure = "/garboard.v1.EtcdService/Bootstrap"
+	// EtcdServiceRecoverProcedure is the fully-qualified name of the EtcdService's Recover RPC.
+	EtcdServiceRecoverProcedure = "/garboard.v1.EtcdService/Recover"
+	// EtcdServiceBeginningProcedure is the fully-qualified name of the EtcdService's Beginning RPC.
+	EtcdServiceBeginningProcedure = "/garboard.v1.EtcdService/Beginning"
 	// EtcdServiceMembersProcedure is the fully-qualified name of the EtcdService's Members RPC.
 	EtcdServiceMembersProcedure = "/garboard.v1.EtcdService/Members"
 	// EtcdServiceStatusProcedure is the fully-qualified name of the EtcdService's Status RPC.
@@ -63,6 +67,12 @@ type EtcdServiceClient interface {
 	// Bootstrap begins the cluster on this node: on exactly one, once. It may be
 	// asked for again. It refuses where there is data, or a living cluster.
 	Bootstrap(context.Context, *connect.Request[garboardv1.BootstrapRequest]) (*connect.Response[garboardv1.BootstrapResponse], error)
+	// Recover begins a new cluster on this node from a snapshot of a lost one, which
+	// the messages bring. It refuses what Bootstrap refuses, but for a cluster that
+	// has lost its quorum. It answers once the snapshot is restored.
+	Recover(context.Context) *connect.ClientStreamForClient[garboardv1.RecoverRequest, garboardv1.BootstrapResponse]
+	// Beginning is what control planes ask each other before one begins a cluster.
+	Beginning(context.Context, *connect.Request[garboardv1.BeginningRequest]) (*connect.Response[garboardv1.BeginningResponse], error)
 	// Members are those that the cluster knows.
 	Members(context.Context, *connect.Request[garboardv1.EtcdMembersRequest]) (*connect.Response[garboardv1.EtcdMembersResponse], error)
 	// Status asks each member how it is.
@@ -103,6 +113,19 @@ func NewEtcdServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			httpClient,
 			baseURL+EtcdServiceBootstrapProcedure,
 			connect.WithSchema(etcdServiceMethods.ByName("Bootstrap")),
+			connect.WithClientOptions(opts...),
+		),
+		recover: connect.NewClient[garboardv1.RecoverRequest, garboardv1.BootstrapResponse](
+			httpClient,
+			baseURL+EtcdServiceRecoverProcedure,
+			connect.WithSchema(etcdServiceMethods.ByName("Recover")),
+			connect.WithClientOptions(opts...),
+		),
+		beginning: connect.NewClient[garboardv1.BeginningRequest, garboardv1.BeginningResponse](
+			httpClient,
+			baseURL+EtcdServiceBeginningProcedure,
+			connect.WithSchema(etcdServiceMethods.ByName("Beginning")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		members: connect.NewClient[garboardv1.EtcdMembersRequest, garboardv1.EtcdMembersResponse](
@@ -168,6 +191,8 @@ func NewEtcdServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 // etcdServiceClient implements EtcdServiceClient.
 type etcdServiceClient struct {
 	bootstrap         *connect.Client[garboardv1.BootstrapRequest, garboardv1.BootstrapResponse]
+	recover           *connect.Client[garboardv1.RecoverRequest, garboardv1.BootstrapResponse]
+	beginning         *connect.Client[garboardv1.BeginningRequest, garboardv1.BeginningResponse]
 	members           *connect.Client[garboardv1.EtcdMembersRequest, garboardv1.EtcdMembersResponse]
 	status            *connect.Client[garboardv1.EtcdStatusRequest, garboardv1.EtcdStatusResponse]
 	snapshot          *connect.Client[garboardv1.EtcdSnapshotRequest, garboardv1.FileChunk]
@@ -182,6 +207,16 @@ type etcdServiceClient struct {
 // Bootstrap calls garboard.v1.EtcdService.Bootstrap.
 func (c *etcdServiceClient) Bootstrap(ctx context.Context, req *connect.Request[garboardv1.BootstrapRequest]) (*connect.Response[garboardv1.BootstrapResponse], error) {
 	return c.bootstrap.CallUnary(ctx, req)
+}
+
+// Recover calls garboard.v1.EtcdService.Recover.
+func (c *etcdServiceClient) Recover(ctx context.Context) *connect.ClientStreamForClient[garboardv1.RecoverRequest, garboardv1.BootstrapResponse] {
+	return c.recover.CallClientStream(ctx)
+}
+
+// Beginning calls garboard.v1.EtcdService.Beginning.
+func (c *etcdServiceClient) Beginning(ctx context.Context, req *connect.Request[garboardv1.BeginningRequest]) (*connect.Response[garboardv1.BeginningResponse], error) {
+	return c.beginning.CallUnary(ctx, req)
 }
 
 // Members calls garboard.v1.EtcdService.Members.
@@ -234,6 +269,12 @@ type EtcdServiceHandler interface {
 	// Bootstrap begins the cluster on this node: on exactly one, once. It may be
 	// asked for again. It refuses where there is data, or a living cluster.
 	Bootstrap(context.Context, *connect.Request[garboardv1.BootstrapRequest]) (*connect.Response[garboardv1.BootstrapResponse], error)
+	// Recover begins a new cluster on this node from a snapshot of a lost one, which
+	// the messages bring. It refuses what Bootstrap refuses, but for a cluster that
+	// has lost its quorum. It answers once the snapshot is restored.
+	Recover(context.Context, *connect.ClientStream[garboardv1.RecoverRequest]) (*connect.Response[garboardv1.BootstrapResponse], error)
+	// Beginning is what control planes ask each other before one begins a cluster.
+	Beginning(context.Context, *connect.Request[garboardv1.BeginningRequest]) (*connect.Response[garboardv1.BeginningResponse], error)
 	// Members are those that the cluster knows.
 	Members(context.Context, *connect.Request[garboardv1.EtcdMembersRequest]) (*connect.Response[garboardv1.EtcdMembersResponse], error)
 	// Status asks each member how it is.
@@ -270,6 +311,19 @@ func NewEtcdServiceHandler(svc EtcdServiceHandler, opts ...connect.HandlerOption
 		EtcdServiceBootstrapProcedure,
 		svc.Bootstrap,
 		connect.WithSchema(etcdServiceMethods.ByName("Bootstrap")),
+		connect.WithHandlerOptions(opts...),
+	)
+	etcdServiceRecoverHandler := connect.NewClientStreamHandler(
+		EtcdServiceRecoverProcedure,
+		svc.Recover,
+		connect.WithSchema(etcdServiceMethods.ByName("Recover")),
+		connect.WithHandlerOptions(opts...),
+	)
+	etcdServiceBeginningHandler := connect.NewUnaryHandler(
+		EtcdServiceBeginningProcedure,
+		svc.Beginning,
+		connect.WithSchema(etcdServiceMethods.ByName("Beginning")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	etcdServiceMembersHandler := connect.NewUnaryHandler(
@@ -333,6 +387,10 @@ func NewEtcdServiceHandler(svc EtcdServiceHandler, opts ...connect.HandlerOption
 		switch r.URL.Path {
 		case EtcdServiceBootstrapProcedure:
 			etcdServiceBootstrapHandler.ServeHTTP(w, r)
+		case EtcdServiceRecoverProcedure:
+			etcdServiceRecoverHandler.ServeHTTP(w, r)
+		case EtcdServiceBeginningProcedure:
+			etcdServiceBeginningHandler.ServeHTTP(w, r)
 		case EtcdServiceMembersProcedure:
 			etcdServiceMembersHandler.ServeHTTP(w, r)
 		case EtcdServiceStatusProcedure:
@@ -362,6 +420,14 @@ type UnimplementedEtcdServiceHandler struct{}
 
 func (UnimplementedEtcdServiceHandler) Bootstrap(context.Context, *connect.Request[garboardv1.BootstrapRequest]) (*connect.Response[garboardv1.BootstrapResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.EtcdService.Bootstrap is not implemented"))
+}
+
+func (UnimplementedEtcdServiceHandler) Recover(context.Context, *connect.ClientStream[garboardv1.RecoverRequest]) (*connect.Response[garboardv1.BootstrapResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.EtcdService.Recover is not implemented"))
+}
+
+func (UnimplementedEtcdServiceHandler) Beginning(context.Context, *connect.Request[garboardv1.BeginningRequest]) (*connect.Response[garboardv1.BeginningResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.EtcdService.Beginning is not implemented"))
 }
 
 func (UnimplementedEtcdServiceHandler) Members(context.Context, *connect.Request[garboardv1.EtcdMembersRequest]) (*connect.Response[garboardv1.EtcdMembersResponse], error) {

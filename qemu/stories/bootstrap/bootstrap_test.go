@@ -6,9 +6,11 @@ package bootstrap
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,6 +50,78 @@ func TestBootstrap(t *testing.T) {
 	c.Gbctl("etcd", "snapshot", database)
 	if info, err := os.Stat(database); err != nil || info.Size() < 100<<10 {
 		t.Errorf("a snapshot of %v, %v", info, err)
+	}
+}
+
+// S-213: with two control planes. The one that boots first waits, and says for what;
+// the cluster begins on the other; it joins; and a second beginning is refused, by the
+// one that began, by the other, and by both when they are told at the same time.
+func TestBootstrapTwice(t *testing.T) {
+	c := story.New(t, "twice", qemu.Container, controlPlane, func(o *qemu.Options) { o.ControlPlanes = 2 })
+	first, second := c.Nodes[0].Address.String(), c.Nodes[1].Address.String()
+	for _, node := range []string{first, second} {
+		c.Eventually(waitBudget, node+" waits", func() error {
+			out, err := c.TryGbctl("-n", node, "service", "etcd")
+			if err == nil && !strings.Contains(out, "Waiting for bootstrap, or for a control plane to join at https://") {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	said := map[string]string{}
+	var mu sync.Mutex // guards said
+	var wg sync.WaitGroup
+	for _, node := range []string{first, second} {
+		wg.Go(func() {
+			out, err := c.TryGbctl("-n", node, "bootstrap")
+			mu.Lock()
+			defer mu.Unlock()
+			if said[node] = out; err != nil {
+				said[node] = err.Error()
+			}
+		})
+	}
+	wg.Wait()
+	began := ""
+	for node, words := range said {
+		t.Logf("%s: %s", node, words)
+		switch {
+		case strings.Contains(words, "the cluster begins on this node") && began == "":
+			began = node
+		case strings.Contains(words, "begins the cluster, or was told to at this very moment"):
+		case strings.Contains(words, "the cluster begins on this node"):
+			t.Fatalf("both began a cluster: %q", said)
+		default:
+			t.Errorf("%s: %s", node, words)
+		}
+	}
+	if began == "" { // each saw the other
+		began = second
+		if out := c.Gbctl("-n", began, "bootstrap"); !strings.Contains(out, "the cluster begins on this node") {
+			t.Fatalf("bootstrap of %s: %s", began, out)
+		}
+	}
+	joins := first
+	if began == first {
+		joins = second
+	}
+	// While it only begins: nobody but the other control plane knows.
+	if out, err := c.TryGbctl("-n", joins, "bootstrap"); err == nil || !strings.Contains(err.Error(), began) && !strings.Contains(err.Error(), "isn't empty") {
+		t.Errorf("bootstrap of the joiner: %v: %s", err, out)
+	}
+	c.Ready(story.Marks(t))
+	c.Eventually(waitBudget, "two members vote", func() error {
+		out, err := c.TryGbctl("-n", began, "etcd", "members")
+		if err == nil && (strings.Count(out, " yes ") != 2 || !strings.Contains(out, joins)) {
+			err = errors.New(out)
+		}
+		return err
+	})
+	if out, err := c.TryGbctl("-n", joins, "bootstrap"); err == nil || !strings.Contains(err.Error(), "isn't empty") {
+		t.Errorf("bootstrap of a member: %v: %s", err, out)
+	}
+	if out := c.Gbctl("-n", began, "bootstrap"); !strings.Contains(out, "begun on this node already") {
+		t.Errorf("bootstrap again: %s", out)
 	}
 }
 

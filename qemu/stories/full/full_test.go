@@ -74,6 +74,10 @@ func TestFullEphemeral(t *testing.T) {
 	m.Reached("etcd takes no writes any more")
 	tells(c, "disk-full", unix.ENOSPC.Error())
 	m.Reached("the doctor has it from a service")
+	// It was written where there is no room, and kept in memory.
+	if log := c.Gbctl("logs", "etcd"); !strings.Contains(log, unix.ENOSPC.Error()) {
+		t.Errorf("the log of etcd has nothing of the full disk:\n%s", log)
+	}
 	usable(t, c)
 	m.Reached("the machine API works")
 

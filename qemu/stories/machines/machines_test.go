@@ -1,14 +1,12 @@
 //go:build story && long
 
-// Package machines is the story of two control planes that are virtual machines, with
-// disks and addresses from DHCP: neither begins by itself, one is told to and the other
-// joins, and both are reset at the same moment.
+// Package machines is the story of two control planes that are virtual machines on one
+// network, with disks and addresses from DHCP: both boot, and neither begins a cluster by
+// itself.
 package machines
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,13 +22,12 @@ import (
 func TestMain(m *testing.M) { story.Main(m) }
 
 const (
-	// Budgets are for native speed; the story scales them.
-	waitBudget  = 45 * time.Second // to boot and pull the image of etcd, two at the same time
-	againBudget = 90 * time.Second // to serve again after a reset of all
-	memoryMiB   = 2048             // of a control plane
+	// waitBudget is to boot and pull the image of etcd, two at the same time, at native speed.
+	waitBudget = 45 * time.Second
+	memoryMiB  = 2048 // of a control plane
 )
 
-// S-212, S-330, S-331, S-333.
+// S-330, S-331, S-333.
 func TestTwoMachines(t *testing.T) {
 	story.Built(t, qemu.QEMU)
 	var said strings.Builder
@@ -55,58 +52,6 @@ func TestTwoMachines(t *testing.T) {
 		})
 	}
 	m.Reached("both wait")
-	first, second := c.Nodes[0].Address.String(), c.Nodes[1].Address.String()
-	tells := func(part, node string) {
-		t.Helper()
-		c.Eventually(waitBudget, "bootstrap of "+node, func() error {
-			out, err := c.TryGbctl("bootstrap", "-n", node)
-			if err != nil {
-				out = err.Error()
-			}
-			if !strings.Contains(out, part) {
-				return errors.New(strings.TrimSpace(out))
-			}
-			return nil
-		})
-	}
-	tells("the cluster begins on this node", first)
-	c.Ready(m)
-	tells("begun on this node already", first)
-	members := c.Gbctl("etcd", "members", "-n", first)
-	for _, n := range c.Nodes {
-		if !strings.Contains(members, n.Name) {
-			t.Errorf("%s is no member:\n%s", n.Name, members)
-		}
-	}
-	// The one that joined has data: it begins no second cluster.
-	if out, err := c.TryGbctl("bootstrap", "-n", second); err == nil {
-		t.Errorf("bootstrap of %s, which has joined: %s", second, out)
-	}
-
-	before := identity(c)
-	for _, n := range c.Nodes {
-		if err := c.Cut(t.Context(), n.Name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, n := range c.Nodes {
-		if err := c.On(t.Context(), n.Name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	m.Reached("both were reset")
-	c.Eventually(againBudget, "the API answers again", func() error {
-		_, err := c.Try("get", "--raw", "/readyz")
-		return err
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), c.Scale(againBudget))
-	defer cancel()
-	if err := c.WaitReady(ctx, func(s qemu.Milestone) { m.Reached(s.What + " again") }, nil); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(before, identity(c)); diff != "" {
-		t.Errorf("what was there before the reset (-before +after):\n%s", diff)
-	}
 }
 
 // waits makes the first node one that doesn't begin by itself.
@@ -125,9 +70,4 @@ func hasSaid(c *story.Cluster, node, part string) error {
 		err = fmt.Errorf("it hasn't said %q yet", part)
 	}
 	return err
-}
-
-// identity is the cluster's own and its nodes'.
-func identity(c *story.Cluster) string {
-	return c.Kubectl("get", "namespace/kube-system", "node/"+c.Nodes[0].Name, "node/"+c.Nodes[1].Name, "-o", "jsonpath={.items[*].metadata.uid}")
 }

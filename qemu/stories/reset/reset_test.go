@@ -178,12 +178,8 @@ func reboots(t *testing.T, c *story.Cluster, n qemu.Node) {
 	if after := restarts(t, c, n.Name); after != before+1 {
 		t.Errorf("it restarted %d times", after-before)
 	}
-	if err := back(c, n.Name, ".metadata.name", ""); err != nil {
-		t.Error(err)
-	}
-	if err := available(c, "web", "4"); err != nil {
-		t.Error(err)
-	}
+	c.Eventually(backBudget, "it takes pods again", func() error { return back(c, n.Name, ".metadata.name", "") })
+	c.Eventually(podsBudget, "the pods are ready", func() error { return available(c, "web", "4") })
 	// The twin: what a person has cordoned stays so.
 	c.Kubectl("cordon", n.Name)
 	c.Patient(goBudget+backBudget).Gbctl("-n", n.Address.String(), "reboot", "--drain=false", "--wait")

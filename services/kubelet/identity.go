@@ -100,6 +100,41 @@ func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Con
 	return err
 }
 
+// joinedLook is how often one looks whether the kubelet has its certificate.
+const joinedLook = 250 * time.Millisecond
+
+// againOnceJoined runs the kubelet and, if it began without a certificate, once more as
+// soon as it has got one. By then all that it tries backs off: it registers the node up
+// to 7 s later, and what waits for that, storage drivers, another 19 s. Nothing runs
+// on the node yet that it would have to take over.
+func againOnceJoined(ctx context.Context, client string, run func(context.Context) error) error {
+	joined := func() bool { _, err := os.Stat(client); return err == nil }
+	if joined() {
+		return run(ctx)
+	}
+	first, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		look := time.NewTicker(joinedLook)
+		defer look.Stop()
+		for !joined() {
+			select {
+			case <-first.Done():
+				return
+			case <-look.C:
+			}
+		}
+		cancel()
+	})
+	err := run(first)
+	cancel()
+	wg.Wait()
+	if ctx.Err() == nil && joined() {
+		return run(ctx)
+	}
+	return err
+}
+
 type addressChanged struct{ from, to netip.Addr }
 
 func (a addressChanged) Error() string {

@@ -72,7 +72,9 @@ func Service(o Options) dag.Service {
 			return runner.Prepare(ctx, h)
 		},
 		Run: func(ctx context.Context, h *dag.Handle) error {
-			return whileAddressed(ctx, o.Store, func(ctx context.Context) error { return runner.Run(ctx, h) })
+			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
+				return againOnceJoined(ctx, clientFile, func(ctx context.Context) error { return runner.Run(ctx, h) })
+			})
 		},
 		Health:     &dag.Health{Check: dag.HTTPCheck(healthURL), Period: healthPeriod, Timeout: healthTimeout},
 		Restart:    dag.RestartAlways,

@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +50,7 @@ type rig struct {
 	mu      sync.Mutex // guards all below
 	servers map[string]*httptest.Server
 	slice   []string // addresses that Kubernetes tells
+	version int      // of slice
 	changed chan struct{}
 	dialled []string
 }
@@ -131,15 +133,16 @@ func (r *rig) tell(addresses ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.slice = addresses
+	r.version++
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
 func (r *rig) answer(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
-	addresses, changed := r.slice, r.changed
+	addresses, changed, version := r.slice, r.changed, strconv.Itoa(r.version)
 	r.mu.Unlock()
-	slice := map[string]any{"metadata": map[string]any{"name": "kubernetes", "resourceVersion": "1"},
+	slice := map[string]any{"metadata": map[string]any{"name": "kubernetes", "resourceVersion": version},
 		"endpoints": []any{map[string]any{"addresses": addresses}}, "ports": []any{map[string]any{"name": "https", "port": 6443}}}
 	const path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 	switch {
@@ -154,9 +157,13 @@ func (r *rig) answer(w http.ResponseWriter, req *http.Request) {
 			"metadata": map[string]any{"name": "discovery.k8s.io"}, "versions": []any{map[string]any{"version": "v1", "resources": []any{
 				map[string]any{"resource": "endpointslices", "scope": "Namespaced", "responseKind": map[string]any{"kind": "EndpointSlice"}}}}}}}})
 	case req.URL.Path == path && req.URL.Query().Get("fieldSelector") == "metadata.name=kubernetes" && req.URL.Query().Get("watch") == "":
-		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "1"}, "items": []any{slice}})
+		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": version}, "items": []any{slice}})
 	case req.URL.Path == path:
 		_ = http.NewResponseController(w).Flush()
+		if req.URL.Query().Get("resourceVersion") != version { // it changed before this watch began
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": slice})
+			return
+		}
 		select {
 		case <-changed:
 			r.mu.Lock()

@@ -183,6 +183,8 @@ func longStories(ctx context.Context, root string, out io.Writer) error {
 }
 
 const (
+	// storyTag begins the first line of all tests that boot nodes.
+	storyTag = "//go:build story"
 	// longTag is the first line of the tests that only longStories runs.
 	longTag = "//go:build story && long\n"
 	// machineWord is in the tests that boot machines.
@@ -200,12 +202,21 @@ type storyFolder struct {
 // storyFolders finds them all, in order.
 func storyFolders(root string) ([]storyFolder, error) {
 	folders := map[string]storyFolder{}
-	err := filepath.WalkDir(filepath.Join(root, "qemu", "stories"), func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
+	err := filepath.WalkDir(filepath.Join(root, "qemu", "stories"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
 			return err
 		}
+		if d.IsDir() {
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
+				return filepath.SkipDir // the story beside it runs it
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
 		text, err := os.ReadFile(path)
-		if err != nil {
+		if err != nil || !strings.HasPrefix(string(text), storyTag) {
 			return err
 		}
 		folder, err := filepath.Rel(root, filepath.Dir(path))

@@ -48,7 +48,8 @@ func TestStoryFolders(t *testing.T) {
 	for path, text := range map[string]string{
 		"b/b_test.go": longTag + "package b\n// " + machineWord, "a/one_test.go": longTag + "package a", "a/two_test.go": longTag + "package a",
 		"c/c_test.go": "//go:build story\npackage c", "d/d.go": longTag,
-		"e/one_test.go": "package e", "e/two_test.go": "var _ = " + machineWord,
+		"e/one_test.go": "package e", "e/two_test.go": "//go:build story\nvar _ = " + machineWord,
+		"f/f_test.go": "package f", "c/module/go.mod": "module m", "c/module/m_test.go": "//go:build story\npackage m",
 	} {
 		path = filepath.Join(root, "qemu", "stories", path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -51,9 +51,10 @@ type Options struct {
 	TLS func() *tls.Config
 	// Period is how often each is asked; 0: a second.
 	Period time.Duration
-	// Hold is how long a connection waits for one that is ready while none is, before it
-	// gets to one that isn't: a client that is turned away comes back ever later, and
-	// what isn't ready refuses who it would let in a moment later.
+	// Hold is how long a connection waits for one that is ready while none has been yet,
+	// before it gets to one that isn't: a client that is turned away comes back ever
+	// later, and what isn't ready refuses who it would let in a moment later. Once one
+	// has been ready, to learn soon that all are gone is better.
 	Hold time.Duration
 	// Max bounds the connections of clients; 0: there is no limit.
 	Max int
@@ -84,6 +85,7 @@ type Balancer struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	done   sync.WaitGroup // listeners, checks and connections
+	ready  chan struct{}  // closed once an upstream has been ready
 
 	mu        sync.Mutex // guards all below, and what is in the backends
 	listeners map[net.Listener]struct{}
@@ -91,7 +93,6 @@ type Balancer struct {
 	turn      int
 	clients   map[net.Conn]net.Listener
 	full      time.Time     // when it was last said that there are too many
-	ready     chan struct{} // closed while an upstream is ready
 }
 
 // backend is an upstream with what goes on there.
@@ -147,13 +148,10 @@ func (b *Balancer) Set(upstreams []Upstream) {
 	b.changed()
 }
 
-// signal tells those who wait whether an upstream is ready. The caller holds mu.
+// signal tells those who wait that an upstream is ready. The caller holds mu.
 func (b *Balancer) signal() {
 	select {
 	case <-b.ready:
-		if !b.anyReady() {
-			b.ready = make(chan struct{})
-		}
 	default:
 		if b.anyReady() {
 			close(b.ready)
@@ -276,13 +274,8 @@ func (b *Balancer) take(l net.Listener, conn net.Conn) {
 }
 
 func (b *Balancer) hand(conn net.Conn) {
-	if b.o.Hold > 0 {
-		b.mu.Lock()
-		ready := b.ready
-		b.mu.Unlock()
-		if !b.rest(b.o.Hold, ready) {
-			return
-		}
+	if b.o.Hold > 0 && !b.rest(b.o.Hold, b.ready) {
+		return
 	}
 	for _, n := range b.order() {
 		ctx, cancel := context.WithTimeout(b.ctx, DialBudget)

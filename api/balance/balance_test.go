@@ -253,6 +253,18 @@ func TestHold(t *testing.T) {
 	if got := <-answer; got != "one" {
 		t.Errorf("it got %q", got)
 	}
+	r.set("one", true) // now one learns at once that it is ill
+	eventually.That(t, 20*time.Second, "it answers that it is ill", func() error {
+		resp, err := r.get("/")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusServiceUnavailable || r.Upstreams()[0].Ready {
+			return fmt.Errorf("it answers %s, and counts as ready: %v", resp.Status, r.Upstreams()[0].Ready)
+		}
+		return nil
+	})
 	short := newRig(t, Options{Hold: 10 * time.Millisecond}, Upstream{Name: "one"})
 	short.set("one", true)
 	eventually.That(t, 20*time.Second, "it answers that it is ill", func() error {

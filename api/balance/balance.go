@@ -92,7 +92,7 @@ type Balancer struct {
 	backends  map[string]*backend
 	turn      int
 	clients   map[net.Conn]net.Listener
-	full      time.Time     // when it was last said that there are too many
+	full      time.Time // when it was last said that there are too many
 }
 
 // backend is an upstream with what goes on there.

@@ -32,7 +32,7 @@ const (
 // check asks a backend until the balancer ends, or the backend is retired and has no
 // connection any more.
 func (b *Balancer) check(n *backend, name string) {
-	client := b.client(name)
+	client := b.client(n, name)
 	defer client.CloseIdleConnections()
 	for {
 		err := ready(b.ctx, client)
@@ -48,7 +48,7 @@ func (b *Balancer) check(n *backend, name string) {
 
 // client speaks to one server. It keeps its connection, as a handshake for each
 // check would be most of the work.
-func (b *Balancer) client(name string) *http.Client {
+func (b *Balancer) client(n *backend, name string) *http.Client {
 	return &http.Client{
 		Timeout:       checkBudget,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -59,6 +59,7 @@ func (b *Balancer) client(name string) *http.Client {
 				ctx, cancel := context.WithTimeout(ctx, checkBudget)
 				defer cancel()
 				conn, err := b.o.Dial(ctx, name)
+				b.reached(n, err == nil)
 				if err != nil {
 					return nil, err
 				}
@@ -136,6 +137,17 @@ func (b *Balancer) judge(n *backend, err error) (again time.Duration, over bool)
 		return 0, true
 	}
 	return again, false
+}
+
+// reached notes whether a server took a connection.
+func (b *Balancer) reached(n *backend, yes bool) {
+	b.mu.Lock()
+	changed := n.Reachable != yes
+	n.Reachable = yes
+	b.mu.Unlock()
+	if changed {
+		b.changed()
+	}
 }
 
 // anyReady is for who holds mu.

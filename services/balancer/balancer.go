@@ -20,9 +20,11 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -54,8 +56,9 @@ const (
 	// that ask each of three cost each of those 500 small answers a second.
 	period = 2 * time.Second
 	// hold is less than the ten seconds that Kubernetes' clients give a TLS handshake.
-	// While a cluster starts they would come back ever later: a worker was Ready 13 to
-	// 31 s after the API server.
+	// While a cluster starts, a kubelet that is to join would come back ever later: it was
+	// Ready 13 to 31 s after the API server. One that has joined isn't held: it may be
+	// what has to start the API server, and waits for its answers meanwhile.
 	hold = 8 * time.Second
 	// maxConnections: the node's own clients have a dozen or two. Each takes a few
 	// descriptors of PID 1.
@@ -134,10 +137,6 @@ func Service(o Options) dag.Service {
 }
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
-	l, err := net.Listen("tcp4", o.address)
-	if err != nil {
-		return fmt.Errorf("listen for the node's clients of the Kubernetes API: %w; a program or pod with the node's network may have the port", err)
-	}
 	changed := make(chan struct{}, 1)
 	mark := func() {
 		select {
@@ -145,7 +144,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		default:
 		}
 	}
-	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: hold, Max: maxConnections, Changed: mark, Log: h.Log})
+	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: o.hold, Max: maxConnections, Changed: mark, Log: h.Log})
 	ctx, cancel := context.WithCancel(ctx)
 	defer func() { _ = o.publish(nil) }() // what isn't asked any more isn't known
 	var wg sync.WaitGroup
@@ -154,7 +153,10 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	defer cancel()
 	k := &known{o: o, log: h.Log, mark: mark}
 	k.recall()
-	b.Serve(l)
+	door := door{o: o, b: b}
+	if err := door.set(true); err != nil { // also to see that the port is free
+		return err
+	}
 	h.Started("passes connections to " + o.address + " on to the Kubernetes API")
 	wg.Go(func() { k.follow(ctx) })
 	configs, addresses := o.Store.Watch(ctx, machine.Configs.Type()), o.Store.Watch(ctx, network.Addresses.Type())
@@ -166,7 +168,8 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			set = next
 			b.Set(set)
 		}
-		if err := o.publish(b.Upstreams()); err != nil {
+		all := b.Upstreams()
+		if err := errors.Join(o.publish(all), door.set(o.hold() > 0 || slices.ContainsFunc(all, open))); err != nil {
 			return err
 		}
 		select {
@@ -177,6 +180,44 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 		case <-changed:
 		}
 	}
+}
+
+// hold is for a node that has not joined.
+func (o Options) hold() time.Duration {
+	if _, err := os.Stat(o.kubeletClient); err == nil {
+		return 0
+	}
+	return hold
+}
+
+// open is whether a connection to it would get anywhere. A first check takes milliseconds.
+func open(s balance.Status) bool { return s.Reachable }
+
+// door is where clients come in. It is shut while nobody takes connections, so that
+// clients are refused as they would be by the API server itself: a connection that is
+// taken and then ended they try ten times over, a second each, and a kubelet that has
+// to start the API server does nothing else meanwhile.
+type door struct {
+	o Options
+	b *balance.Balancer
+	l net.Listener // nil: it is shut
+}
+
+func (d *door) set(open bool) error {
+	switch {
+	case open == (d.l != nil):
+	case open:
+		l, err := net.Listen("tcp4", d.o.address)
+		if err != nil {
+			return fmt.Errorf("listen for the node's clients of the Kubernetes API: %w; a program or pod with the node's network may have the port", err)
+		}
+		d.l = l
+		d.b.Serve(l)
+	default:
+		d.b.End(d.l)
+		d.l = nil
+	}
+	return nil
 }
 
 // trust is by what an API server is believed: the cluster's authority, which may be

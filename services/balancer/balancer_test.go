@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -294,6 +295,40 @@ func TestOwnFirst(t *testing.T) {
 	must(t, r.answers())
 }
 
+// While nobody takes connections, clients are refused, as by the API server itself; a
+// node that is to join is held instead.
+func TestDoorIsShut(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, config.ControlPlane, loopback)
+	r.run()
+	r.knows(map[string]string{loopback: "node true", endpointName: "config false"})
+	must(t, r.answers())
+	r.stop(loopback)
+	refused := func() error {
+		err := r.answers()
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("it ends with %w", err)
+		}
+		return nil
+	}
+	eventually.That(t, 20*time.Second, "clients are refused", refused)
+	r.serve(loopback)
+	eventually.That(t, 20*time.Second, "clients are let in again", r.answers)
+	r.stop(loopback)
+	eventually.That(t, 20*time.Second, "clients are refused again", refused)
+
+	joins := newRig(t, config.Worker)
+	must(t, os.Remove(joins.o.kubeletClient))
+	joins.run()
+	joins.knows(map[string]string{endpointName: "config false"})
+	answer := make(chan error, 1)
+	go func() { answer <- joins.answers() }()
+	joins.serve(endpointName)
+	if err := <-answer; err != nil {
+		t.Errorf("a client of a node that is to join: %v", err)
+	}
+}
+
 // The port may be taken.
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
@@ -301,7 +336,7 @@ func TestPortTaken(t *testing.T) {
 	l, err := net.Listen("tcp4", r.o.address)
 	must(t, err)
 	defer l.Close()
-	if err := Service(r.o).Run(t.Context(), nil); err == nil || !strings.Contains(err.Error(), r.o.address) {
+	if err := Service(r.o).Run(t.Context(), &dag.Handle{Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), r.o.address) {
 		t.Error(err)
 	}
 }

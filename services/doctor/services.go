@@ -18,8 +18,8 @@ const (
 	flaps = 3
 )
 
-// own are services with conditions of their own.
-var own = []string{"networkd", "disks", "etcd", "kubelet", "apid"}
+// own are services with conditions of their own: vip only waits for etcd.
+var own = []string{"networkd", "disks", "etcd", "kubelet", "apid", "vip"}
 
 var serviceConditions = []condition{
 	{

@@ -73,7 +73,10 @@ func Service(o Options) dag.Service {
 		},
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
-				return againOnceJoined(ctx, clientFile, func(ctx context.Context) error { return runner.Run(ctx, h) })
+				return againOnceJoined(ctx, clientFile, func(ctx context.Context) error {
+					ready := func() bool { return apiServerReady(o.Store) }
+					return againForManifests(ctx, boot.ManifestsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
+				})
 			})
 		},
 		Health:     &dag.Health{Check: dag.HTTPCheck(healthURL), Period: healthPeriod, Timeout: healthTimeout},

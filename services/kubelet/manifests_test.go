@@ -1,0 +1,72 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A static pod that changes before Kubernetes is reached takes a new kubelet; one that
+// is added doesn't, nor one that changes afterwards.
+func TestStartedAnewForManifests(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "garboard-kube-apiserver.yaml")
+	write := func(path, text string) {
+		t.Helper()
+		must(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	write(file, "image: wrong")
+	synctest.Test(t, func(t *testing.T) {
+		var ready atomic.Bool
+		var runs atomic.Int32
+		var said atomic.Value
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- againForManifests(ctx, dir, ready.Load, func(text string) { said.Store(text) }, func(ctx context.Context) error {
+				runs.Add(1)
+				<-ctx.Done()
+				return errors.New("told to end")
+			})
+		}()
+		after := func(d time.Duration, want int32) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			if got := runs.Load(); got != want {
+				t.Errorf("%d runs, want %d", got, want)
+			}
+		}
+		write(filepath.Join(dir, "garboard-kube-scheduler.yaml"), "added")
+		after(time.Minute, 1)
+		write(file, "image: right")
+		after(3*manifestLook, 2)
+		if text, _ := said.Load().(string); !strings.Contains(text, file) {
+			t.Errorf("it says %q", text)
+		}
+		must(t, os.Remove(file))
+		after(3*manifestLook, 3)
+		// An API server that is up for a moment only counts for nothing.
+		write(file, "image: wrong")
+		ready.Store(true)
+		after(reachedAfter/2, 3)
+		ready.Store(false)
+		after(2*manifestLook, 3)
+		write(filepath.Join(dir, "garboard-kube-scheduler.yaml"), "changed")
+		after(3*manifestLook, 4)
+		ready.Store(true)
+		after(2*reachedAfter, 4)
+		write(file, "image: another")
+		after(time.Minute, 4)
+		cancel()
+		if err := <-ended; err == nil || err.Error() != "told to end" {
+			t.Errorf("it ends with %v", err)
+		}
+	})
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/registry"
 	"github.com/garboard-os/garboard/qemu/wire"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const bridgeName = "nodes"
@@ -112,7 +113,8 @@ func (l *lan) dropLink(n Node) error {
 	if err != nil {
 		return nil // there is none
 	}
-	if err := l.links.LinkDel(old); err != nil {
+	// The kernel may be about to remove it with its namespace, whose end takes a while.
+	if err := l.links.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("remove the old link of %s: %w", n.Name, err)
 	}
 	return nil

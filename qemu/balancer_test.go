@@ -23,14 +23,13 @@ func (echoes) Reach(_ context.Context, n Node, port int) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer l.Close()
 	go echo(l, fmt.Sprintf("%s:%d", n.Name, port))
-	conn, err := net.Dial("tcp4", l.Addr().String())
-	return conn, err
+	return net.Dial("tcp4", l.Addr().String())
 }
 
 func echo(l net.Listener, name string) {
 	conn, err := l.Accept()
+	l.Close() // not before: what isn't taken yet would be reset
 	if err != nil {
 		return
 	}

@@ -183,9 +183,10 @@ func (s *snapshot) podPulls() []trouble {
 			}
 		}
 	}
-	if len(s.pods) > 0 {
+	if s.cluster != nil && len(s.cluster.pods) > 0 {
 		return out
 	}
+	// What the kubelet told last may be older than what is wrong.
 	log := s.tail("kubelet", 0)
 	for _, program := range controlPlanePrograms {
 		if words, line := syncError(log, program, s.now); strings.Contains(words, "ImagePull") || strings.Contains(words, "InvalidImageName") {

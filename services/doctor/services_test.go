@@ -166,6 +166,14 @@ func TestImageOfPodFailing(t *testing.T) {
 		t.Errorf("it is told to pass: %s", f.Next)
 	}
 
+	// What the kubelet told while it was asked by an API server is older than its log.
+	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.kubelet.body = podList(staticPod(apiServer, running), staticPod(controllerManager, running), staticPod(scheduler, running))
+		n.api.fail("/readyz", notReady)
+		kubeletLog(n, time.Now())
+	})
+	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image of that name")
+
 	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
 		n.kubelet.set(401, "Unauthorized")
 		n.api.fail("/readyz", notReady)

@@ -84,8 +84,9 @@ func parse(mountinfo io.Reader) ([]Hierarchy, error) {
 	return all, lines.Err()
 }
 
-// Remove removes a cgroup with all below it in every hierarchy, and its parents
-// where they are empty then. What doesn't exist is fine.
+// Remove removes a cgroup with all below it in every hierarchy. What is above stays,
+// though it be empty: another node or cluster may be about to make its own there.
+// What doesn't exist is fine.
 func Remove(path string) error {
 	hierarchies, err := Hierarchies()
 	if err != nil {
@@ -103,12 +104,6 @@ func Remove(path string) error {
 	for _, h := range hierarchies {
 		if err := removeTree(filepath.Join(h.Mount, path), end); err != nil {
 			errs = append(errs, err)
-			continue
-		}
-		for parent := filepath.Dir(path); parent != "/"; parent = filepath.Dir(parent) {
-			if unix.Rmdir(filepath.Join(h.Mount, parent)) != nil {
-				break // in use by another cluster
-			}
 		}
 	}
 	return errors.Join(errs...)

@@ -19,6 +19,8 @@ const (
 	// driftPeriod is how old what is shown may be. A look costs a read of each object,
 	// about thirty, and little else while nothing changes.
 	driftPeriod = time.Minute
+	// driftAgain is when to look again where the apiserver is down.
+	driftAgain = 5 * time.Second
 	// driftBudget bounds one look.
 	driftBudget = time.Minute
 	// maxDriftFields are told of one object; who changed that much knows it.
@@ -114,7 +116,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	ctx, cancel := context.WithTimeout(ctx, driftBudget)
 	defer cancel()
 	if client.Ready(ctx) != nil {
-		return driftPeriod, nil // others say that the apiserver is down
+		return driftAgain, nil // others say that the apiserver is down
 	}
 	compared := make(map[string]comparison)
 	for _, m := range manifests {

@@ -74,6 +74,11 @@ func Service(o Options) dag.Service {
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
 				return againOnceJoined(ctx, clientFile, func(ctx context.Context) error {
+					// The kubeconfig that a kubelet writes when it joins lacks the name that it is to
+					// expect of an API server, whose certificate may not have loopback's address.
+					if err := o.writeFiles(); err != nil {
+						return err
+					}
 					ready := func() bool { return apiServerReady(o.Store) }
 					return againForManifests(ctx, boot.ManifestsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
 				})

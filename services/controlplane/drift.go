@@ -2,8 +2,10 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"reflect"
 	"slices"
 	"strconv"
@@ -119,23 +121,36 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 		return driftAgain, nil // others say that the apiserver is down
 	}
 	compared := make(map[string]comparison)
+	var problems []error
 	for _, m := range manifests {
-		drift := ManifestDrift{Objects: []ObjectDrift{}}
-		for _, o := range m.Spec {
-			d, err := c.compare(ctx, client, o, compared)
-			if err != nil {
-				return driftPeriod, err
-			}
-			if d.Missing || len(d.Fields) > 0 {
-				drift.Objects = append(drift.Objects, d)
-			}
+		drift, err := c.look(ctx, client, m.Spec, compared)
+		if err == nil {
+			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
-		if err := ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift); err != nil {
-			return 0, err
+		if err != nil {
+			problems = append(problems, err)
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
 	c.compared = compared
-	return driftPeriod, nil
+	return driftPeriod, errors.Join(problems...)
+}
+
+// look compares the objects of one manifest.
+func (c *ManifestDriftController) look(ctx context.Context, client *kubernetes.Client, wanted []kubernetes.Object, compared map[string]comparison) (ManifestDrift, error) {
+	drift := ManifestDrift{Objects: []ObjectDrift{}}
+	for _, o := range wanted {
+		d, err := c.compare(ctx, client, o, compared)
+		if err != nil {
+			return drift, err
+		}
+		if d.Missing || len(d.Fields) > 0 {
+			drift.Objects = append(drift.Objects, d)
+		}
+	}
+	return drift, nil
 }
 
 // forgetDrift removes what is known of manifests that are gone.
@@ -145,14 +160,8 @@ func forgetDrift(v resource.View, manifests []resource.Object[[]kubernetes.Objec
 		for _, m := range manifests {
 			wanted[m.ID] = wanted[m.ID] || m.Namespace == namespace
 		}
-		drifts := ManifestDrifts.In(namespace)
-		for _, d := range drifts.List(v) {
-			if d.Namespace != namespace || wanted[d.ID] {
-				continue
-			}
-			if err := drifts.Delete(v, d.ID); err != nil {
-				return err
-			}
+		if err := prune(v, ManifestDrifts.In(namespace), wanted); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -181,14 +190,15 @@ func (c *ManifestDriftController) compare(ctx context.Context, client *kubernete
 	last, known := c.compared[key]
 	if !known || last.version != version || !reflect.DeepEqual(last.wanted, wanted) {
 		last = comparison{wanted: wanted, version: version}
+		var refused *kubernetes.StatusError
 		preview, err := client.Preview(ctx, wanted)
 		switch {
 		case err == nil:
 			last.fields = differences(owned(there), owned(preview))
-		case ctx.Err() != nil:
+		case errors.As(err, &refused) && (refused.Code == http.StatusUnprocessableEntity || refused.Code == http.StatusBadRequest):
+			last.fields = []string{"(" + err.Error() + ")"} // a field that can't change any more, mostly
+		default:
 			return d, err
-		default: // a field that can't change any more, mostly
-			last.fields = []string{"(" + err.Error() + ")"}
 		}
 	}
 	compared[key] = last

@@ -102,9 +102,10 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 	return 0, fetchExtras(ctx, v, c)
 }
 
-// prune deletes the manifests of a namespace that are no longer wanted. What has been
+// prune deletes the manifests of a namespace, or what is known of them, that are no
+// longer wanted. What has been
 // made of them in the cluster stays.
-func prune(v resource.View, kind *resource.Kind[[]kubernetes.Object], wanted map[string]bool) error {
+func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]bool) error {
 	for _, o := range kind.List(v) {
 		if wanted[o.ID] {
 			continue

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/netip"
 	"os"
@@ -15,9 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/garboard-os/garboard/qemu/cgroup"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -400,104 +396,4 @@ func hostAttributes(uid, gid int) *syscall.SysProcAttr {
 		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}}
 	}
 	return a
-}
-
-// stopHost ends a cluster's host process and waits until it has ended. Nodes get
-// the budget to power off.
-func stopHost(ctx context.Context, d clusterDir, budget time.Duration) error {
-	pid, err := holder(d.lock())
-	if err != nil || pid == 0 {
-		return err
-	}
-	// By a descriptor, so that it's never another process that got its number.
-	process, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("host process %d: %w", pid, err)
-	}
-	defer unix.Close(process)
-	// One that doesn't answer is killed below.
-	end := time.Now().Add(budget + endBudget)
-	asking, cancel := context.WithDeadline(ctx, end)
-	_ = ask(asking, d, http.MethodPost, "/stop?budget="+budget.String(), nil)
-	cancel()
-	if ended, err := awaitEnd(ctx, process, time.Until(end)); ended || err != nil {
-		return err
-	}
-	if err := unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0); err != nil {
-		return fmt.Errorf("kill host process %d: %w", pid, err)
-	}
-	ended, err := awaitEnd(ctx, process, endBudget)
-	if err == nil && !ended {
-		err = fmt.Errorf("host process %d can't be killed", pid)
-	}
-	return err
-}
-
-// awaitEnd waits for the end of a process.
-func awaitEnd(ctx context.Context, pidfd int, budget time.Duration) (ended bool, err error) {
-	for end := time.Now().Add(budget); time.Now().Before(end); {
-		if ctx.Err() != nil {
-			return false, ctx.Err()
-		}
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(endPoll.Milliseconds()))
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return false, fmt.Errorf("wait for the host process: %w", err)
-		}
-		if n > 0 {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-// Stop powers all nodes of a cluster off. Its state stays, for the next Up.
-func Stop(ctx context.Context, name string) error {
-	c, err := Open(name)
-	if err != nil {
-		return err
-	}
-	release, err := waitFor(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer release()
-	budget := stopBudget
-	if c.Accelerator == "tcg" {
-		budget = stopBudgetEmulated
-	}
-	return stopHost(ctx, c.dir, budget)
-}
-
-// Down removes a cluster with all that it has, also one that was killed in any
-// state. A cluster that doesn't exist is fine.
-func Down(ctx context.Context, name string) error {
-	d, err := dirOf(name)
-	if err != nil {
-		return err
-	}
-	release, err := waitFor(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer release()
-	return remove(ctx, d)
-}
-
-// remove is Down without waiting for other commands. The nodes' power is cut: what they
-// would write goes in any case. The plan goes first: without it, there is no cluster, and
-// what else remains of it, should this be killed, is nobody's.
-func remove(ctx context.Context, d clusterDir) error {
-	if err := stopHost(ctx, d, 0); err != nil {
-		return err
-	}
-	if err := cgroup.Remove(clusterCgroup(filepath.Base(string(d)))); err != nil {
-		return err
-	}
-	if err := os.Remove(d.plan()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return os.RemoveAll(string(d))
 }

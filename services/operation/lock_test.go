@@ -1,0 +1,255 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// lock is one of a cluster that there isn't.
+type lock struct {
+	mu     sync.Mutex // guards what follows
+	holder *Holder
+	broken error
+	tries  int
+	given  []time.Duration
+}
+
+func (k *lock) Take(_ context.Context, h Holder) (Taken, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tries++
+	switch {
+	case k.broken != nil:
+		return nil, k.broken
+	case k.holder != nil && k.holder.ID != h.ID:
+		return nil, &HeldError{*k.holder}
+	}
+	k.holder = &h
+	return k, nil
+}
+
+func (k *lock) Look(context.Context) (*Holder, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.holder, k.broken
+}
+
+func (k *lock) Release(_ context.Context, after time.Duration) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.given = append(k.given, after)
+	if after == 0 {
+		k.holder = nil
+	}
+	return nil
+}
+
+func (k *lock) state() (holder *Holder, tries int, given []time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.holder, k.tries, k.given
+}
+
+func (k *lock) set(holder *Holder, broken error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.holder, k.broken = holder, broken
+}
+
+// One node of the cluster at a time; who has the lock is named.
+func TestLockOfTheCluster(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		k := &lock{holder: &Holder{Node: "cp-2", Name: "reset", ID: "reset-b", Since: time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)}}
+		n.lock = k
+		work := n.noting("work")
+		work.Run = func(context.Context, *Progress) error {
+			if h := holderOf(k); h != nil {
+				n.do("work with the lock of %s", h.Name)
+			}
+			return nil
+		}
+		peaceful := planned("look", n.noting("look"))
+		peaceful.Exclusive = false
+		n.definitions = []Definition{planned("reboot", work), peaceful}
+		n.boot()
+		defer n.halt()
+		n.refused(Ask{Name: "reboot"}, "node cp-2 is running reset (reset-b) since 2026-05-01T12:00:00Z", "gbctl -n cp-2 operation attach reset-b")
+		n.start("look")
+		synctest.Wait()
+		if _, tries, _ := k.state(); tries != 1 {
+			t.Errorf("the lock was asked for %d times, want once: what disrupts nothing needs none", tries)
+		}
+		k.set(nil, nil)
+		id := n.start("reboot")
+		synctest.Wait()
+		n.want(id, Done, Done)
+		n.expect("look", "work with the lock of reboot")
+		if holder, _, given := k.state(); holder != nil || len(given) != 1 {
+			t.Errorf("%v has it; given back: %v", holder, given)
+		}
+
+		// Without a quorum nobody can tell: it goes on, and says so.
+		k.set(nil, errors.New("etcd has no quorum"))
+		id = n.start("reboot")
+		o, _ := n.r.Get(id)
+		if len(o.Warnings) != 1 || !strings.HasSuffix(o.Warnings[0], "nothing keeps them from a disruptive operation at the same time: etcd has no quorum") {
+			t.Errorf("%q", o.Warnings)
+		}
+	})
+}
+
+// A plan may say that it can't wait for others.
+func TestPlanWithoutLock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		k := &lock{holder: &Holder{Node: "cp-2", ID: "reset-b"}}
+		n.lock = k
+		d := planned("reset", n.noting("wipe"))
+		plan := d.Plan
+		d.Plan = func(ctx context.Context, r Request) (Plan, error) {
+			p, err := plan(ctx, r)
+			p.Unlocked = "it was asked for without grace"
+			return p, err
+		}
+		n.definitions = []Definition{d}
+		n.boot()
+		defer n.halt()
+		o, err := n.try(Ask{Name: "reset"})
+		if err != nil || len(o.Warnings) != 1 || !strings.HasSuffix(o.Warnings[0], "it was asked for without grace") {
+			t.Errorf("%q, %v", o.Warnings, err)
+		}
+		synctest.Wait()
+		if _, tries, given := k.state(); tries != 0 || given != nil {
+			t.Errorf("the lock was asked for %d times, and given back %v", tries, given)
+		}
+	})
+}
+
+// The lock stays while the node restarts in the middle, and is taken again.
+func TestLockOverARestart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		k := &lock{}
+		n.lock = k
+		restart := n.noting("restart")
+		restart.EndsNode, restart.Hold = true, 10*time.Minute
+		n.definitions = []Definition{planned("reboot", restart, n.noting("uncordon"))}
+		n.boot()
+		n.start("reboot")
+		time.Sleep(2 * lastWords)
+		n.halt()
+		if holder, _, given := k.state(); holder == nil || len(given) != 1 || given[0] != 10*time.Minute {
+			t.Fatalf("%v has it; given back: %v", holder, given)
+		}
+		k.set(holderOf(k), errors.New("etcd starts")) // etcd isn't up yet
+		n.boot()
+		time.Sleep(time.Minute)
+		n.expect("restart")
+		k.set(holderOf(k), nil)
+		time.Sleep(time.Minute)
+		n.expect("restart", "uncordon")
+		if holder, _, given := k.state(); holder != nil || len(given) != 2 {
+			t.Errorf("%v has it; given back: %v", holder, given)
+		}
+		n.halt()
+	})
+}
+
+func holderOf(k *lock) *Holder {
+	h, _, _ := k.state()
+	return h
+}
+
+// A node that is restarted by somebody else keeps the lock for a while, too.
+func TestLockOfAnOperationThatIsCutShort(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		k := &lock{}
+		n.lock = k
+		waits := n.noting("wait")
+		waits.Run = func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }
+		n.definitions = []Definition{planned("reboot", waits)}
+		n.boot()
+		n.start("reboot")
+		synctest.Wait()
+		n.halt()
+		if holder, _, given := k.state(); holder == nil || len(given) != 1 || given[0] != restartHold {
+			t.Errorf("%v has it; given back: %v", holder, given)
+		}
+	})
+}
+
+// Whoever aborts an operation before its node has the lock again doesn't leave others
+// waiting.
+func TestLockOfAnOperationThatIsAbortedAfterARestart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		k := &lock{}
+		n.lock = k
+		waits := n.noting("wait")
+		waits.Run = func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }
+		n.definitions = []Definition{planned("reboot", waits)}
+		n.boot()
+		id := n.start("reboot")
+		synctest.Wait()
+		n.halt()
+		k.set(holderOf(k), errors.New("etcd starts"))
+		n.boot()
+		defer n.halt()
+		if err := n.r.Abort(id, "jo"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		n.want(id, Aborted, Undone)
+		k.set(holderOf(k), nil)
+		time.Sleep(10 * time.Second)
+		if holder := holderOf(k); holder != nil {
+			t.Errorf("%s still has it", holder)
+		}
+	})
+}
+
+// What has begun comes to its end, whatever the lock says.
+func TestLockThatIsLostOverARestart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		holder *Holder
+		broken error
+		after  time.Duration
+	}{"silent": {nil, errors.New("no quorum"), lockSilence}, "held": {&Holder{Node: "cp-2", ID: "reset-b"}, nil, lockHeld}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				k := &lock{}
+				n.lock = k
+				restart := n.noting("restart")
+				restart.EndsNode = true
+				n.definitions = []Definition{planned("reboot", restart, n.noting("uncordon"))}
+				n.boot()
+				id := n.start("reboot")
+				time.Sleep(2 * lastWords)
+				n.halt()
+				k.set(c.holder, c.broken)
+				n.boot()
+				time.Sleep(c.after - time.Minute)
+				n.expect("restart")
+				n.want(id, Running, Done, Pending)
+				time.Sleep(2 * time.Minute)
+				n.expect("restart", "uncordon")
+				n.halt()
+			})
+		})
+	}
+}

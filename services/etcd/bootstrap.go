@@ -76,12 +76,15 @@ func (e *Etcd) wake() {
 // alone refuses where something is seen of a cluster that is in the way. Those that
 // look at the same time see each other, as each says that it is about to begin before
 // it looks.
-func (e *Etcd) alone(ctx context.Context, r record, told []string, budget time.Duration, inTheWay func(seen) bool) error {
+func (e *Etcd) alone(outer context.Context, r record, told []string, budget time.Duration, inTheWay func(seen) bool) error {
 	e.beginning.Add(1)
 	defer e.beginning.Add(-1)
-	ctx, cancel := context.WithTimeout(ctx, budget)
+	ctx, cancel := context.WithTimeout(outer, budget)
 	defer cancel()
 	found, err := e.look(ctx, r, told)
+	if err == nil { // who was called off before all had answered has seen nothing
+		err = outer.Err()
+	}
 	if err != nil {
 		return err
 	}

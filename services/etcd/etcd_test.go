@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -251,5 +252,26 @@ func TestRemembered(t *testing.T) {
 	must(t, err)
 	if got := n.remembered(me); !slices.Equal(got, []string{"https://192.0.2.2:2379"}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// Who is called off while it looks for a living cluster has seen none, and begins none.
+func TestCalledOffWhileItLooks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.knows(http.StatusOK, netip.MustParseAddr("192.0.2.9"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, kind := range []config.MachineType{config.Init, config.ControlPlane} {
+		n := r.node(string(kind), kind, netip.MustParseAddr("192.0.2.1"))
+		if err := n.alone(ctx, record{}, nil, lookTimeout, seen.begun); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", kind, err)
+		}
+		if err := n.decide(ctx); err == nil {
+			t.Errorf("%s begins", kind)
+		}
+		if got, err := n.read(); err != nil || got.Phase != none {
+			t.Errorf("%s: the journal says %q, %v", kind, got.Phase, err)
+		}
 	}
 }

@@ -32,6 +32,9 @@ const (
 	// maxCandidates bounds who is asked: a cluster has seven control planes at most,
 	// and each may be known by a name and by an address.
 	maxCandidates = 16
+	// resolveTimeout bounds the question for the endpoint's addresses: a name server that
+	// is dead must leave time to ask those that are known.
+	resolveTimeout = 2 * time.Second
 	// maxPeerAnswer bounds what another control plane says of itself.
 	maxPeerAnswer = 16 << 10
 	// peerValidity of the certificate that a node asks others with: the clocks of two
@@ -115,8 +118,12 @@ func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, tol
 	host := cfg.Cluster.ControlPlane.Endpoint.Hostname()
 	if addrs := addresses(host); len(addrs) > 0 {
 		add(addrs...)
-	} else if addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host); err == nil {
-		add(addrs...)
+	} else {
+		ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+		defer cancel()
+		if addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host); err == nil {
+			add(addrs...)
+		}
 	}
 	return all
 }

@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,40 +35,49 @@ const (
 	bulk = 256 << 10
 )
 
-func TestFullEphemeral(t *testing.T) {
+func TestFullEphemeralInContainer(t *testing.T) {
 	if !story.InOwnMounts(t) {
 		return
 	}
-	m := story.Marks(t)
 	ephemeral := ""
-	c := story.New(t, "full", qemu.Container, func(o *qemu.Options) {
+	c := full(t, "full", qemu.Container, func(o *qemu.Options) {
 		o.Prepare = func(dir string) (err error) {
 			ephemeral = filepath.Join(dir, "var")
-			return disk(filepath.Join(t.TempDir(), "disk.img"), ephemeral)
+			err = disk(filepath.Join(t.TempDir(), "disk.img"), ephemeral)
+			t.Cleanup(func() {
+				// Or the directory can't be removed.
+				if err := unix.Unmount(ephemeral, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+			return err
 		}
 	})
-	t.Cleanup(func() {
-		// Or the directory can't be removed.
-		if err := unix.Unmount(ephemeral, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	whole(t, filepath.Join(c.Dir(), c.Node(), "state"))
+}
+
+// full is the story, whatever the node is.
+func full(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {
+	story.Built(t, provisioner)
+	m := story.Marks(t)
+	c := story.New(t, name, provisioner, append(options, withFiller(t))...)
+	m.Reached("power is on")
 	c.Ready(m)
 	c.Kubectl("create", "configmap", "written")
 
-	filler := filepath.Join(ephemeral, "filler")
-	filled, err := fill(filler)
-	if err != nil {
+	f := newFiller(t, c)
+	m.Reached("a pod waits to fill the disk")
+	if err := f.fill(); err != nil {
 		t.Fatal(err)
 	}
-	m.Reached(fmt.Sprintf("the disk is full: %d MiB were free", filled>>20))
+	m.Reached("the disk is full")
 	tells(c, "disk-full", "EPHEMERAL (/var) has")
 	m.Reached("the doctor says so")
 	c.Eventually(tellBudget, "etcd takes no writes any more", func() error {
-		if _, err := fill(filler); err != nil {
-			return err
+		if err := refuses(c); err != nil {
+			return errors.Join(err, f.fill())
 		}
-		return refuses(c)
+		return nil
 	})
 	m.Reached("etcd takes no writes any more")
 	tells(c, "disk-full", unix.ENOSPC.Error())
@@ -81,10 +89,8 @@ func TestFullEphemeral(t *testing.T) {
 	usable(t, c)
 	m.Reached("the machine API works")
 
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
-	m.Reached("there is room again")
+	f.release()
+	m.Reached("the pod ends, and there is room again")
 	c.Eventually(backBudget, "Kubernetes takes writes", func() error {
 		_, err := c.Try("create", "configmap", "again")
 		return err
@@ -101,6 +107,7 @@ func TestFullEphemeral(t *testing.T) {
 	if err != nil || status[0].Restarts != 0 {
 		t.Errorf("the node has started again: %+v, %v", status, err)
 	}
+	return c
 }
 
 // disk mounts a file system as a node's own EPHEMERAL is.
@@ -118,29 +125,6 @@ func disk(image, dir string) error {
 		}
 	}
 	return nil
-}
-
-// fill takes all the room there is, in ever smaller pieces; again, what has become free.
-func fill(path string) (size int64, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	if size, err = f.Seek(0, io.SeekEnd); err != nil {
-		return 0, err
-	}
-	for piece := int64(diskSize); piece >= int64(os.Getpagesize()); {
-		switch err := unix.Fallocate(int(f.Fd()), 0, size, piece); {
-		case err == nil:
-			size += piece
-		case errors.Is(err, unix.ENOSPC):
-			piece /= 2
-		default:
-			return 0, err
-		}
-	}
-	return size, nil
 }
 
 // refuses is nil once a write of some size fails for good.
@@ -171,8 +155,7 @@ func tells(c *story.Cluster, id, words string) {
 	})
 }
 
-// usable: the node's own API answers, and takes a change, for that is on STATE; and what
-// is on STATE is whole.
+// usable: the node's own API answers, and takes a change, for that is on STATE.
 func usable(t *testing.T, c *story.Cluster) {
 	t.Helper()
 	for _, args := range [][]string{{"version"}, {"services"}, {"logs", "etcd"}, {"dmesg"}, {"ls", "/var"}} {
@@ -181,7 +164,14 @@ func usable(t *testing.T, c *story.Cluster) {
 		}
 	}
 	c.Gbctl("patch", "machineconfig", "--patch", `{"machine":{"sysctls":{"net.ipv4.ip_default_ttl":"63"}}}`)
-	state := filepath.Join(c.Dir(), c.Node(), "state")
+	if config := c.Gbctl("get", "machineconfig", "-o", "yaml"); !strings.Contains(config, "ip_default_ttl") {
+		t.Errorf("the configuration isn't what was applied:\n%s", config)
+	}
+}
+
+// whole: what is on STATE was written as a whole, the configuration too.
+func whole(t *testing.T, state string) {
+	t.Helper()
 	config, err := os.ReadFile(filepath.Join(state, "config.yaml"))
 	if err != nil || !strings.Contains(string(config), "ip_default_ttl") {
 		t.Errorf("the configuration on STATE isn't what was applied: %v\n%s", err, config)

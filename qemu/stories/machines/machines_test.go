@@ -1,12 +1,17 @@
 //go:build story && long
 
-// Package machines is the story of two control planes that are virtual machines on one
-// network, with disks and addresses from DHCP: both boot, and neither begins a cluster by
-// itself.
+// Package machines is the story of a cluster of virtual machines, with disks and addresses
+// from DHCP: a worker is there before the cluster is, the control plane begins it when it
+// is told to, and once only, the worker joins, and both are reset at the same moment.
+//
+// Two control planes are told of with containers: emulated on two cores, each takes so long
+// that the other's etcd loses its leader again and again.
 package machines
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,36 +27,86 @@ import (
 func TestMain(m *testing.M) { story.Main(m) }
 
 const (
-	// waitBudget is to boot and pull the image of etcd, two at the same time, at native speed.
-	waitBudget = 45 * time.Second
-	memoryMiB  = 2048 // of a control plane
+	// Budgets are for native speed; the story scales them.
+	waitBudget  = 45 * time.Second // to boot and pull the image of etcd, two at the same time
+	againBudget = 90 * time.Second // to serve again after a reset of all
+	memoryMiB   = 2048             // of a control plane
 )
 
-// S-330, S-331, S-333.
-func TestTwoMachines(t *testing.T) {
+// S-212, S-330, S-331, S-333.
+func TestMachines(t *testing.T) {
 	story.Built(t, qemu.QEMU)
 	var said strings.Builder
 	m := story.Marks(t)
 	c := story.New(t, "machines", qemu.QEMU, func(o *qemu.Options) {
-		o.ControlPlanes, o.MemoryMiB, o.Out, o.Prepare = 2, memoryMiB, &said, waits
+		o.Workers, o.MemoryMiB, o.Out, o.Prepare = 1, memoryMiB, &said, waits
 	})
 	m.Reached("power is on")
 	_, steps, _ := strings.Cut(said.String(), "\n") // after the choice, which names this machine
 	want := []string{
 		"validating CIDR and reserving IPs", "generating PKI and tokens", fmt.Sprintf("creating state directory in %q", c.Dir()),
-		"creating network machines", "creating load balancer", "creating dhcpd", "creating control plane nodes", "",
+		"creating network machines", "creating load balancer", "creating dhcpd", "creating control plane nodes", "creating worker nodes", "",
 	}
 	if diff := cmp.Diff(strings.Join(want, "\n"), steps); diff != "" {
 		t.Errorf("what is said (-want +got):\n%s", diff)
 	}
 
 	// Both wait, and say for what.
-	for _, n := range c.Nodes {
-		c.Eventually(waitBudget, n.Name+" waits for bootstrap", func() error {
-			return hasSaid(c, n.Name, "Waiting for bootstrap, or for a control plane to join at https://10.5.0.1:6443")
+	controlPlane, worker := c.Nodes[0], c.Nodes[1]
+	says(c, controlPlane, "Waiting for bootstrap, or for a control plane to join at https://10.5.0.1:6443")
+	m.Reached("the control plane waits")
+	says(c, worker, "no control plane signs a certificate for the machine API")
+	m.Reached("the worker waits")
+	tells := func(part string) {
+		t.Helper()
+		c.Eventually(waitBudget, "bootstrap of "+controlPlane.Name, func() error {
+			out, err := c.TryGbctl("bootstrap", "-n", controlPlane.Address.String())
+			if err != nil {
+				out = err.Error()
+			}
+			if !strings.Contains(out, part) {
+				return errors.New(strings.TrimSpace(out))
+			}
+			return nil
 		})
 	}
-	m.Reached("both wait")
+	tells("the cluster begins on this node")
+	tells("begun on this node already")
+	c.Ready(m)
+	tells("begun on this node already")
+	if members := c.Gbctl("etcd", "members", "-n", controlPlane.Address.String()); strings.Count(members, " yes ") != 1 {
+		t.Errorf("members of etcd:\n%s", members)
+	}
+	c.Eventually(waitBudget, "the worker's machine API serves", func() error {
+		_, err := c.TryGbctl("version", "-n", worker.Address.String())
+		return err
+	})
+	m.Reached("the worker's machine API serves")
+
+	before := identity(c)
+	for _, n := range c.Nodes {
+		if err := c.Cut(t.Context(), n.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range c.Nodes {
+		if err := c.On(t.Context(), n.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.Reached("both were reset")
+	c.Eventually(againBudget, "the API answers again", func() error {
+		_, err := c.Try("get", "--raw", "/readyz")
+		return err
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), c.Scale(againBudget))
+	defer cancel()
+	if err := c.WaitReady(ctx, func(s qemu.Milestone) { m.Reached(s.What + " again") }, nil); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, identity(c)); diff != "" {
+		t.Errorf("what was there before the reset (-before +after):\n%s", diff)
+	}
 }
 
 // waits makes the first node one that doesn't begin by itself.
@@ -64,10 +119,19 @@ func waits(dir string) error {
 	return os.WriteFile(path, bytes.Replace(data, []byte(" type: init\n"), []byte(" type: controlplane\n"), 1), 0o600)
 }
 
-func hasSaid(c *story.Cluster, node, part string) error {
-	text, err := os.ReadFile(c.Console(node))
-	if err == nil && !strings.Contains(string(text), part) {
-		err = fmt.Errorf("it hasn't said %q yet", part)
-	}
-	return err
+// says waits for words on a node's console.
+func says(c *story.Cluster, n qemu.Node, words string) {
+	c.T().Helper()
+	c.Eventually(waitBudget, n.Name+" waits, and says so", func() error {
+		text, err := os.ReadFile(c.Console(n.Name))
+		if err == nil && !strings.Contains(string(text), words) {
+			err = fmt.Errorf("it hasn't said %q yet", words)
+		}
+		return err
+	})
+}
+
+// identity is the cluster's own and its nodes'.
+func identity(c *story.Cluster) string {
+	return c.Kubectl("get", "namespace/kube-system", "node/"+c.Nodes[0].Name, "node/"+c.Nodes[1].Name, "-o", "jsonpath={.items[*].metadata.uid}")
 }

@@ -165,10 +165,12 @@ func (e *Etcd) goOn(ctx context.Context, r record) error {
 func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
 	if errors.As(err, new(Refusal)) {
-		if joined := e.join(ctx, r); joined == nil {
-			return nil
+		joined := e.join(ctx, r)
+		var w *wait
+		if errors.As(joined, &w) {
+			return &wait{what: fmt.Sprintf("%s (of type init, this node begins no second cluster: %v)", w.what, err), cause: w.cause, seen: w.seen}
 		}
-		return &wait{what: "the cluster, which this node of type init doesn't begin a second time", cause: err}
+		return joined
 	}
 	if err != nil {
 		return err

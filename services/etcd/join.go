@@ -227,7 +227,11 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 	if err != nil {
 		return nil, nil, err
 	}
-	urls, err := e.find(ctx, me)
+	patience := lookTimeout
+	if len(r.Peers) > 0 {
+		patience = knownTimeout
+	}
+	urls, err := e.find(ctx, me, patience)
 	if err != nil {
 		if urls = r.Peers; len(urls) == 0 {
 			urls = e.remembered(me)

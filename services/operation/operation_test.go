@@ -306,6 +306,44 @@ func TestAbort(t *testing.T) {
 	})
 }
 
+// A step that nothing is to be undone of has ended with the abort, also for a node
+// that restarts while it undoes the others.
+func TestAbortOfAStepWithoutUndo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		cordon, drain := n.noting("cordon"), n.noting("drain")
+		boots := 0
+		cordon.Undo = func(ctx context.Context, _ *Progress) error {
+			if boots++; boots > 1 {
+				n.do("undo cordon")
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		drain.Run, drain.Undo = func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }, nil
+		n.definitions = []Definition{planned("reboot", cordon, drain, n.noting("end"))}
+		n.boot()
+		id := n.start("reboot")
+		synctest.Wait()
+		if err := n.r.Abort(id, "jo"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		o := n.want(id, Undoing, Undoing, Failed, Pending)
+		if s := o.Steps[1]; s.Reason != "aborted by jo" || s.Ended.IsZero() {
+			t.Errorf("step %+v", s)
+		}
+		n.halt()
+		n.boot()
+		defer n.halt()
+		synctest.Wait()
+		n.want(n.only(), Aborted, Undone, Failed, Pending)
+		n.expect("cordon", "undo cordon")
+	})
+}
+
 func TestAbortIsRefusedFromThePointOfNoReturnOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

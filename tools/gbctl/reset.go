@@ -41,7 +41,8 @@ Without STATE, a node waits in maintenance mode for a configuration, unless it f
 one where it found the first. With only EPHEMERAL wiped, it keeps its configuration,
 and joins its cluster anew.
 
-Several nodes are reset one after another. A person at a terminal is asked first.`,
+Several nodes are reset one after another; after one that fails, nothing is done to
+the next. A person at a terminal is asked first.`,
 		Example: `  gbctl -n 10.5.0.4 reset --dry-run
   gbctl -n 10.5.0.4 reset
   gbctl -n 10.5.0.4 reset --system-labels-to-wipe EPHEMERAL --reboot
@@ -60,7 +61,7 @@ Several nodes are reset one after another. A person at a terminal is asked first
 					return err
 				}
 			}
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error { return a.reset(ctx, n, r) })
+			return a.inTurn(cmd.Context(), r.DryRun, func(ctx context.Context, n *client.Client) error { return a.reset(ctx, n, r) })
 		},
 	}
 	f := cmd.Flags()

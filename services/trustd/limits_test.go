@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -260,6 +261,64 @@ func TestHostileClients(t *testing.T) {
 		return nil
 	})
 }
+
+// A stranger whose calls never come to their end has some of them, and the others are
+// answered as ever.
+func TestSlowBodies(t *testing.T) {
+	t.Parallel()
+	for _, http2 := range []bool{false, true} {
+		t.Run(fmt.Sprint("HTTP/2 ", http2), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.from("192.0.2.66")
+			b.slowly(t, maxConns-maxFresh, http2)
+			b.from(worker.String())
+			if _, err := b.sign(t, token, request(t, pki.ECDSA, leaf())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// slowly makes calls whose body doesn't come, and returns once each of them runs or is
+// answered. They go on until the test ends.
+func (b *bench) slowly(t *testing.T, calls int, http2 bool) {
+	t.Helper()
+	client := b.client(t)
+	client.Transport.(*http.Transport).ForceAttemptHTTP2 = http2
+	ctx, cancel := context.WithCancel(context.Background())
+	var answered atomic.Int32
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	for range calls {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+b.address+garboardv1connect.TrustServiceSignProcedure, never{ctx})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.Header.Set("Content-Type", "application/proto")
+			resp, err := client.Do(r)
+			answered.Add(1)
+			if cancel(); err == nil {
+				resp.Body.Close()
+			}
+		})
+	}
+	eventually.That(t, 20*time.Second, "all calls to run, or to be answered", func() error {
+		if running, over := int(b.server.calls.Load()), int(answered.Load()); running+over != calls {
+			return fmt.Errorf("%d run, %d are answered", running, over)
+		}
+		return nil
+	})
+}
+
+// never is a body that doesn't come.
+type never struct{ ctx context.Context }
+
+func (n never) Read([]byte) (int, error) { <-n.ctx.Done(); return 0, n.ctx.Err() }
 
 type zeros struct{}
 

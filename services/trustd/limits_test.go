@@ -50,7 +50,7 @@ func TestTooMany(t *testing.T) {
 	now := time.Now()
 	b.server.now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
 	good := request(t, pki.Ed25519, leaf())
-	for i := range burst {
+	for i := range perAddress.burst {
 		if _, err := b.sign(t, "x", good); connect.CodeOf(err) != connect.CodeUnauthenticated {
 			t.Fatalf("%d: %v", i, err)
 		}
@@ -65,7 +65,7 @@ func TestTooMany(t *testing.T) {
 	}
 	b.from("192.0.2.20")
 	mu.Lock()
-	now = now.Add(every)
+	now = now.Add(perAddress.every)
 	mu.Unlock()
 	if _, err := b.sign(t, token, good); err != nil {
 		t.Error(err)
@@ -85,15 +85,31 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s: %v", addr, ok)
 		}
 	}
-	// All of an owner's IPv6 addresses are one.
-	for i := range burst {
-		ask(fmt.Sprintf("2001:db8::%x", i), true)
+	// A host that asks and asks keeps out nobody else of its LAN,
+	for range perAddress.burst {
+		ask("2001:db8::1", true)
+	}
+	for range 2 * perSite.burst {
+		ask("2001:db8::1", false)
+	}
+	// which has a limit of its own: all of a host's IPv6 addresses are in it,
+	for i := range perSite.burst - perAddress.burst {
+		ask(fmt.Sprintf("2001:db8::1:%x", i), true)
 	}
 	ask("2001:db8::ffff", false)
 	ask("2001:db8:0:1::1", true)
+	now = now.Add(perSite.every)
+	ask("2001:db8::ffff", true)
+	ask("2001:db8::ffff", false)
+	// and of what trustd looks at at once, none has everything.
+	for _, r := range []rate{perAddress, perSite} {
+		if calls := r.burst + int(callTimeout/r.every); calls >= maxCalls {
+			t.Errorf("%d calls of %d", calls, maxCalls)
+		}
+	}
 	// What is kept has a bound, and who was last here is kept.
 	now = now.Add(time.Second)
-	for range burst {
+	for range perAddress.burst {
 		ask("192.0.2.20", true)
 	}
 	for i := range 2*maxBuckets - 1 {
@@ -108,13 +124,13 @@ func TestLimits(t *testing.T) {
 	}
 	// A clock that is set back keeps nobody out for longer.
 	now = now.Add(-time.Hour)
-	for range burst + 1 {
+	for range perAddress.burst + 1 {
 		l.take(netip.MustParseAddr("203.0.113.1"), now)
 	}
-	if wait, ok := l.take(netip.MustParseAddr("203.0.113.1"), now.Add(-time.Hour)); ok || wait > every {
+	if wait, ok := l.take(netip.MustParseAddr("203.0.113.1"), now.Add(-time.Hour)); ok || wait > perAddress.every {
 		t.Errorf("%v, %s", ok, wait)
 	}
-	now = now.Add(-time.Hour + every)
+	now = now.Add(-time.Hour + perAddress.every)
 	ask("203.0.113.1", true)
 }
 

@@ -14,8 +14,8 @@ type rate struct {
 }
 
 var (
-	// perAddress: a node needs one certificate at its start, and tries again while
-	// something is wrong, with pauses that grow to half a minute.
+	// perAddress: a node needs one certificate at its start, and asks again every five
+	// seconds while it gets none (askAgain in services/secrets): that is never too often.
 	perAddress = rate{10, 5 * time.Second}
 	// perSite is for all IPv6 addresses of a site: a LAN of nodes that come at once,
 	// or one host that asks from each of its addresses in turn. Its calls, which last

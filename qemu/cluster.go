@@ -94,7 +94,10 @@ type Options struct {
 // Cluster is one that exists.
 type Cluster struct {
 	Plan
-	dir clusterDir
+	// Made says that it was Up that made it, and Started that it didn't run before Up.
+	// Where neither is so, it is another command's to end.
+	Made, Started bool
+	dir           clusterDir
 }
 
 // Open finds a cluster. The error is ErrNoCluster where there is none.
@@ -208,8 +211,9 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	}
 	defer release()
 	plan, err := readPlan(d)
+	made, ran := errors.Is(err, ErrNoCluster), 0
 	switch {
-	case errors.Is(err, ErrNoCluster):
+	case made:
 		if plan, err = create(ctx, d, o); err != nil {
 			return nil, err
 		}
@@ -222,11 +226,14 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	case err != nil:
 		return nil, err
 	default:
+		if ran, err = holder(d.lock()); err != nil {
+			return nil, err
+		}
 		if plan, err = renew(ctx, d, plan, o); err != nil {
 			return nil, err
 		}
 	}
-	c := &Cluster{Plan: plan, dir: d}
+	c := &Cluster{Plan: plan, dir: d, Made: made, Started: ran == 0}
 	if running, err := c.awaitHost(ctx); running || err != nil {
 		return c, err
 	}

@@ -150,7 +150,7 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 		return err
 	}
 	after := ""
-	if c.New {
+	if c.Started {
 		after = fmt.Sprintf(", %.1f s after power-on", c.After.Seconds())
 	}
 	fmt.Fprintf(a.out, "cluster %s serves%s\n", c.Name, after)

@@ -28,6 +28,9 @@ const (
 	// endPoll is how late an interruption of that wait may be noticed.
 	endPoll = 100 * time.Millisecond
 
+	// statusBudget is for a question that a host process answers at once.
+	statusBudget = 5 * time.Second
+
 	logTail = 2 << 10 // of host.log, in an error
 )
 
@@ -113,7 +116,7 @@ func Open(name string) (*Cluster, error) {
 	return &Cluster{Plan: p, dir: d}, nil
 }
 
-// List finds all clusters, sorted by name.
+// List finds all clusters, sorted by name. One that is removed meanwhile is none.
 func List() ([]*Cluster, error) {
 	home, err := Home()
 	if err != nil {
@@ -126,6 +129,9 @@ func List() ([]*Cluster, error) {
 	var all []*Cluster
 	for _, p := range plans {
 		c, err := Open(filepath.Base(filepath.Dir(p)))
+		if errors.Is(err, ErrNoCluster) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -161,8 +167,11 @@ func (c *Cluster) Configuration(node string) string { return c.dir.config(node) 
 // Console is the file with a node's console.
 func (c *Cluster) Console(node string) string { return c.dir.console(node) }
 
-// Status asks the host process for its nodes.
+// Status asks the host process for its nodes. The error is ErrSilent where it only starts,
+// stops, or hangs.
 func (c *Cluster) Status(ctx context.Context) ([]NodeStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusBudget)
+	defer cancel()
 	var s []NodeStatus
 	return s, ask(ctx, c.dir, http.MethodGet, "/status", &s)
 }
@@ -264,7 +273,7 @@ func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
 			return false, err
 		}
 		err = c.turnOnAll(ctx)
-		if !errors.Is(err, errSilent) {
+		if !errors.Is(err, ErrSilent) {
 			return true, err
 		}
 		select {

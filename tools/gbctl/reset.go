@@ -97,8 +97,11 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 // confirmReset asks a person who is there to be asked.
 func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
 	in, ok := a.in.(*os.File)
-	if !ok || !term.IsTerminal(int(in.Fd())) || !interactive(a.err) {
+	if !ok || !term.IsTerminal(int(in.Fd())) {
 		return nil
+	}
+	if !interactive(a.err) {
+		return usagef("nothing was done: the question whether to reset can't be asked, because standard error isn't a terminal; --yes says that it needn't be")
 	}
 	nodes, err := a.targets(ctx)
 	if err != nil {

@@ -33,7 +33,8 @@ func (a *app) resetCommand() *cobra.Command {
 
 A graceful reset cordons and drains the node, leaves etcd if it is a control plane,
 and removes the node from Kubernetes; then its disk is wiped, and it powers off. What
-doesn't answer is skipped when its time is up, and said so. A reset is refused where
+doesn't answer is skipped when its time is up, and said so. Wiping is the last thing
+that the node does: if it can't, its console says so, and its next boot wipes. A reset is refused where
 etcd can't do without the node's member, as without the last one; --graceful=false
 asks nobody, and leaves nothing in order.
 
@@ -90,7 +91,7 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 	if r.Reboot {
 		then = "reboots"
 	}
-	fmt.Fprintf(a.out, "%s: is wiped, and %s now\n", n.Name, then)
+	fmt.Fprintf(a.out, "%s: goes down to be wiped, and then %s\n", n.Name, then)
 	return nil
 }
 

@@ -23,15 +23,12 @@ const (
 	wipeMark = "wipe"
 )
 
-// Wipes are the partitions that a reset can wipe.
-var Wipes = []string{boot.LabelState, boot.LabelEphemeral}
-
 // MarkWipe writes down that these partitions are to be wiped. From then on nothing
 // keeps them: erase does it once nobody uses them any more, and if it doesn't come
 // to that, the next boot does, before it reads anything of them.
 func (d *Disks) MarkWipe(labels []string) (erase func(context.Context) error, err error) {
-	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(Wipes, l) }) {
-		return nil, fmt.Errorf("wipe %q: there are %s", labels, strings.Join(Wipes, " and "))
+	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(boot.WipeLabels, l) }) {
+		return nil, fmt.Errorf("wipe %q: there are %s", labels, strings.Join(boot.WipeLabels, " and "))
 	}
 	if d.o.Mode == boot.Container {
 		mark := filepath.Join(d.o.stateDir, wipeMark)

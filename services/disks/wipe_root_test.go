@@ -190,7 +190,7 @@ func TestWipeContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { unix.Unmount(filepath.Join(m.dir, "var/volume"), unix.MNT_DETACH) })
-			erase, err := m.disks.MarkWipe(Wipes)
+			erase, err := m.disks.MarkWipe(boot.WipeLabels)
 			if err != nil {
 				t.Fatal(err)
 			}

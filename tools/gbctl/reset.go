@@ -11,15 +11,16 @@ import (
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// lostWith is what goes with a partition.
+// lostWith is what goes with each of the partitions that can be wiped.
 var lostWith = map[string]string{
-	"STATE":     "its configuration, its identity and its keys",
-	"EPHEMERAL": "its images, the data that pods keep on it, and its copy of etcd's data",
+	boot.LabelState:     "its configuration, its identity and its keys",
+	boot.LabelEphemeral: "its images, the data that pods keep on it, and its copy of etcd's data",
 }
 
 func (a *app) resetCommand() *cobra.Command {
@@ -51,8 +52,8 @@ the next. A person at a terminal is asked first.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, label := range r.SystemLabelsToWipe {
-				if lostWith[label] == "" {
-					return usagef("--system-labels-to-wipe %s: must be STATE or EPHEMERAL", label)
+				if !slices.Contains(boot.WipeLabels, label) {
+					return usagef("--system-labels-to-wipe %s: must be %s", label, strings.Join(boot.WipeLabels, " or "))
 				}
 			}
 			a.patient(cmd, planTimeout)
@@ -68,11 +69,11 @@ the next. A person at a terminal is asked first.`,
 	f := cmd.Flags()
 	f.BoolVar(&graceful, "graceful", true, "cordon and drain the node, and leave etcd (if applicable)")
 	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset, instead of powering it off")
-	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: STATE or EPHEMERAL; repeatable (default both)")
+	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: "+strings.Join(boot.WipeLabels, " or ")+"; repeatable (default all)")
 	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only show what would be done")
 	f.BoolVarP(&yes, "yes", "y", false, "don't ask")
-	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions([]string{"EPHEMERAL", "STATE"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions(boot.WipeLabels, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -130,7 +131,7 @@ func (a *app) confirm(ctx context.Context, question string) error {
 // loss is what a person is asked.
 func loss(nodes []string, r *apiv1.ResetRequest) string {
 	var lost []string
-	for _, label := range []string{"STATE", "EPHEMERAL"} {
+	for _, label := range boot.WipeLabels {
 		if len(r.SystemLabelsToWipe) == 0 || slices.Contains(r.SystemLabelsToWipe, label) {
 			lost = append(lost, lostWith[label])
 		}

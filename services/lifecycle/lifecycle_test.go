@@ -44,7 +44,8 @@ type rig struct {
 	others int      // nodes besides
 	down   bool     // Kubernetes doesn't answer
 	cut    string   // the power goes when this is done
-	may    error    // of etcd
+	lock   operation.Lock
+	may    error // of etcd
 	leave  error
 	power  chan struct{} // closed when the power goes
 	dark   chan struct{} // closed when what ran then is gone
@@ -111,7 +112,7 @@ func (r *rig) on() {
 	r.power, r.dark = make(chan struct{}), make(chan struct{})
 	r.mu.Unlock()
 	runner, err := operation.New(operation.Options{
-		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir,
+		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Lock: r.lock,
 		Definitions: Definitions(Options{
 			Store: r.store, Etcd: member{r},
 			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
@@ -434,11 +435,63 @@ func TestRebootAlone(t *testing.T) {
 				r := newRig(t)
 				tt.change(r)
 				r.on()
-				defer r.off()
 				o := r.run(Reboot, tt.args.Encode())
-				check(t, r, o, operation.Done, "reboot")
+				check(t, r, o, map[bool]operation.State{false: operation.Running, true: operation.Done}[tt.args.Force], "reboot")
 				if got := strings.Join(o.Warnings, "\n"); !strings.Contains(got, tt.why) || tt.why == "" && got != "" {
 					t.Errorf("warnings %q, want %q", got, tt.why)
+				}
+				r.off()
+				r.on()
+				check(t, r, r.end(o.ID), operation.Done)
+				r.off()
+			})
+		})
+	}
+}
+
+// lock is one of a cluster with no other node that wants it.
+type lock struct {
+	mu   sync.Mutex // guards held
+	held bool
+}
+
+func (k *lock) set(held bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.held = held
+}
+
+func (k *lock) Take(context.Context, operation.Holder) (operation.Taken, error) {
+	k.set(true)
+	return k, nil
+}
+
+func (k *lock) Look(context.Context) (*operation.Holder, error) { return nil, nil }
+
+func (k *lock) Release(_ context.Context, after time.Duration) error {
+	k.set(after > 0)
+	return nil
+}
+
+// Others wait for a node that reboots until it is back, whether it was emptied or not.
+func TestLockOfAReboot(t *testing.T) {
+	for name, args := range map[string]PowerArguments{"emptied": {}, "pods are kept": {KeepPods: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, k := newRig(t), &lock{}
+				r.lock = k
+				r.on()
+				o := r.run(Reboot, args.Encode())
+				r.off()
+				if !k.held {
+					t.Error("others may go while it is away")
+				}
+				r.on()
+				defer r.off()
+				r.done()
+				r.end(o.ID)
+				if k.held {
+					t.Error("others wait for a node that is back")
 				}
 			})
 		})

@@ -200,6 +200,20 @@ func TestS225Identity(t *testing.T) {
 	})
 }
 
+// A log that only etcd can read, of another release perhaps, doesn't keep a cluster from
+// being up.
+func TestUnknownLogSettles(t *testing.T) {
+	t.Parallel()
+	n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+	n.holds(t)
+	must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), []byte("a log of another kind"), 0o600))
+	must(t, n.write(record{Phase: joining, Member: "1", Cluster: "2", Initial: "a=x"}))
+	must(t, n.settle(t.Context(), *n.unsettled.Load()))
+	if r, err := n.read(); err != nil || r.Phase != member || r.Member != "1" || r.Cluster != "2" || r.Initial != "" {
+		t.Errorf("the journal says %+v, %v", r, err)
+	}
+}
+
 // S-225: whose data it is, the journal says, and else what lies beside the data. Of
 // what neither knows, etcd is the judge.
 func TestS225Foreign(t *testing.T) {

@@ -101,11 +101,10 @@ func (e *Etcd) settle(ctx context.Context, r record) error {
 		return err
 	}
 	defer done()
-	id, ok, err := e.identity()
-	if err != nil {
-		return err
-	}
-	if ok {
+	if id, ok, err := e.identity(); err != nil {
+		// etcd serves with it, which is what counts. The API server waits for this.
+		e.o.Log.Warn("whose data etcd has isn't known, so other data in its place won't be told from it", "error", err)
+	} else if ok {
 		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
 	}
 	r.Phase, r.Initial = member, ""

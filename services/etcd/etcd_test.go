@@ -214,6 +214,29 @@ func TestUnknownLogSettles(t *testing.T) {
 	}
 }
 
+// A journal that nobody can read is put aside: a member goes on, and who has nothing
+// waits.
+func TestUnreadableJournal(t *testing.T) {
+	t.Parallel()
+	for _, content := range []string{"", "{", "\x00\x00\x00", `{"phase": 7}`, `{"phase": "member"`} {
+		for _, data := range []bool{true, false} {
+			n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+			if data {
+				n.holds(t)
+			}
+			must(t, os.WriteFile(n.o.Journal, []byte(content), 0o600))
+			if err := n.decide(t.Context()); data && err != nil {
+				t.Errorf("a member with the journal %q: %v", content, err)
+			} else if !data {
+				waits(t, err, "bootstrap, or for a control plane to join")
+			}
+			if kept, err := os.ReadFile(n.o.Journal + ".unreadable"); err != nil || string(kept) != content {
+				t.Errorf("the journal %q is kept as %q, %v", content, kept, err)
+			}
+		}
+	}
+}
+
 // S-225: whose data it is, the journal says, and else what lies beside the data. Of
 // what neither knows, etcd is the judge.
 func TestS225Foreign(t *testing.T) {

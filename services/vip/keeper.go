@@ -163,6 +163,9 @@ func (k *keeper) step(now time.Time) (again time.Duration) {
 	if k.wire != nil && o.probe {
 		k.note("ask", k.ask(l, o))
 	}
+	if k.wire != nil && o.vouch != nil {
+		k.note("vouch", k.wire.send(vouch(k.wire.mac, o.vouch, k.address)))
+	}
 	if k.wire != nil && o.lookAfter {
 		k.note("look after", k.lookAfter(o.evict))
 	}
@@ -171,11 +174,11 @@ func (k *keeper) step(now time.Time) (again time.Duration) {
 }
 
 // lookAfter asks the holder's machine whether it is there, or has etcd go on without.
-func (k *keeper) lookAfter(gone bool) error {
+func (k *keeper) lookAfter(gone string) error {
 	w := &k.state.word
 	var err error
-	if gone {
-		err = fmt.Errorf("%s, which holds %s, doesn't answer on %s any more: etcd is to elect another one", w.holder.Name, k.address, k.link)
+	if gone != "" {
+		err = fmt.Errorf("%s, which holds %s, %s on %s any more: etcd is to elect another one", w.holder.Name, k.address, gone, k.link)
 		offer(k.claim.out, w.lease)
 	}
 	to, bad := net.ParseMAC(w.holder.MAC)

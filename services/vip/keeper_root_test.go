@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -77,6 +78,42 @@ func (f *far) must(err error) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+}
+
+// listen is the other machine's wire, and what it hears.
+func (f *far) listen(address netip.Addr) (w *wire, said chan heard) {
+	f.t.Helper()
+	done := make(chan error)
+	said = make(chan heard, 64)
+	go func() {
+		runtime.LockOSThread()
+		err := netns.Set(f.ns)
+		if err == nil {
+			w, err = openWire(f.link(), address, func(h heard) { offer(said, h) })
+		}
+		done <- err
+	}()
+	f.must(<-done)
+	return w, said
+}
+
+// hears waits until something is said, and returns what was said before that.
+func hears(t *testing.T, all chan heard, want said, name string) (before []said) {
+	t.Helper()
+	eventually.That(t, 10*time.Second, name, func() error {
+		for {
+			select {
+			case h := <-all:
+				if h.said == want {
+					return nil
+				}
+				before = append(before, h.said)
+			default:
+				return errors.New("it says nothing, or something else")
+			}
+		}
+	})
+	return before
 }
 
 func (f *far) link() netlink.Link {
@@ -313,29 +350,8 @@ func TestLeavesInDoubt(t *testing.T) {
 		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
 		r.says(nil)
 		r.status(10*time.Second, "it is in doubt", func(s Status) bool { return s.Holder && !s.Known })
-		var w *wire
-		done := make(chan error)
-		asked := make(chan heard, 64)
-		go func() {
-			runtime.LockOSThread()
-			err := netns.Set(f.ns)
-			if err == nil {
-				w, err = openWire(f.link(), address, func(h heard) { offer(asked, h) })
-			}
-			done <- err
-		}()
-		f.must(<-done)
-		eventually.That(t, 10*time.Second, "it asks for another holder", func() error {
-			select {
-			case h := <-asked:
-				if h.said == asks {
-					return nil
-				}
-				return fmt.Errorf("it says %d", h.said)
-			default:
-				return errors.New("it says nothing")
-			}
-		})
+		w, said := f.listen(address)
+		hears(t, said, asks, "it asks for another holder")
 		f.must(w.send(announcements(f.mac, address)...))
 		r.status(5*time.Second, "it leaves the address", func(s Status) bool { return !s.Holder })
 		if r.here() {
@@ -345,6 +361,40 @@ func TestLeavesInDoubt(t *testing.T) {
 		r.end()
 		l, err := netlink.LinkByName("eth0")
 		f.must(err)
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// To a control plane that asks it alone, a holder says that it is there, beside what
+// its kernel answers; in doubt, it leaves that to the kernel.
+func TestVouches(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		r := newRig(t, "eth0", address, func() word {
+			w := mine()
+			w.nodes = []node{{Name: "peer", MAC: f.mac.String()}}
+			return w
+		})
+		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		w, said := f.listen(address)
+		check := func() { f.must(w.send(question(f.mac, l.Attrs().HardwareAddr, address))) }
+		check()
+		hears(t, said, vouches, "it vouches for itself")
+		r.says(nil)
+		r.status(10*time.Second, "it is in doubt", func(s Status) bool { return s.Holder && !s.Known })
+		for len(said) > 0 {
+			<-said
+		}
+		check()
+		before := hears(t, said, answers, "its kernel answers")
+		before = append(before, hears(t, said, asks, "it has had time to say more")...) // each second
+		if slices.Contains(before, vouches) {
+			t.Error("it vouches for itself in doubt")
+		}
+		f.must(w.close())
+		r.end()
 		f.must(netlink.LinkDel(l))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -171,7 +172,7 @@ type rig struct {
 
 var both = []netip.Addr{shared4, shared6}
 
-func newRig(t *testing.T, link string, address netip.Addr, say func() word) *rig {
+func newRig(t *testing.T, link string, address netip.Addr, say func() word, changes ...func(*keeper)) *rig {
 	t.Helper()
 	r := &rig{t: t, word: say}
 	store := resource.NewStore()
@@ -185,6 +186,9 @@ func newRig(t *testing.T, link string, address netip.Addr, say func() word) *rig
 	started := make(chan *keeper)
 	g, err := dag.New(dag.Options{Log: func(string) *slog.Logger { return slog.New(slog.NewTextHandler(t.Output(), nil)) }}, dag.Service{ID: ID, Run: func(ctx context.Context, h *dag.Handle) error {
 		k := newKeeper(shared{link, address}, store, h)
+		for _, change := range changes {
+			change(k)
+		}
 		started <- k
 		k.run(ctx)
 		return nil
@@ -395,6 +399,41 @@ func TestVouches(t *testing.T) {
 		}
 		f.must(w.close())
 		r.end()
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// An address that can't be taken off the link is tried again: another node has it by
+// then.
+func TestRemovesUntilItIsGone(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		f := cable(t, "eth0")
+		var left atomic.Int32
+		r := newRig(t, "eth0", shared4, mine, func(k *keeper) {
+			k.remove = func(a netip.Addr) error {
+				if left.Add(-1) >= 0 {
+					return netlink.ErrDumpInterrupted
+				}
+				return remove(a)
+			}
+		})
+		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+		left.Store(dropTries - 1)
+		if ends {
+			r.end()
+		} else {
+			r.says(func() word { return word{held: true, holder: node{Name: "peer"}} })
+			r.status(10*time.Second, "another holds it", func(s Status) bool { return s.HeldBy == "peer" && !s.Holder })
+		}
+		eventually.That(t, 5*time.Second, "the address is off the link", func() error {
+			if r.here() {
+				return errors.New("it is still there")
+			}
+			return nil
+		})
+		r.end()
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
 		f.must(netlink.LinkDel(l))
 	}
 }

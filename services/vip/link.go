@@ -37,7 +37,7 @@ func family(address netip.Addr) int {
 // has says whether the address is on the link.
 func has(l netlink.Link, address netip.Addr) (bool, error) {
 	all, err := netlink.AddrList(l, family(address))
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // others change meanwhile; it does no harm to add it again
 		return false, fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
 	}
 	return slices.ContainsFunc(all, func(a netlink.Addr) bool { return a.IP.Equal(address.AsSlice()) }), nil
@@ -54,10 +54,10 @@ func put(l netlink.Link, address netip.Addr) error {
 // earlier life of ours, on a link that has got another name since.
 func remove(address netip.Addr) error {
 	all, err := netlink.AddrList(nil, family(address))
-	if err != nil {
-		return fmt.Errorf("addresses of all links: %w", err)
-	}
 	var errs []error
+	if err != nil { // some may be listed nevertheless
+		errs = append(errs, fmt.Errorf("addresses of all links: %w", err))
+	}
 	for _, a := range all {
 		if !a.IP.Equal(address.AsSlice()) {
 			continue

@@ -455,6 +455,27 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
+// An address that a DHCP server gave to the node itself is none of ours to remove,
+// though it is the shared one: the node would be cut off each time this service begins.
+func TestTheNodesOwnStays(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		own := addr(netip.PrefixFrom(address, address.BitLen()-8))
+		f.must(netlink.AddrAdd(l, own))
+		r := newRig(t, "eth0", address, func() word { return word{held: true, holder: node{Name: "peer"}} })
+		r.status(10*time.Second, "another holds it", func(s Status) bool { return s.HeldBy == "peer" && !s.Holder })
+		r.end()
+		all, err := netlink.AddrList(l, family(address))
+		f.must(err)
+		if !slices.ContainsFunc(all, func(a netlink.Addr) bool { return a.IPNet.String() == own.IPNet.String() }) {
+			t.Errorf("%s is gone; there are %v", own.IPNet, all)
+		}
+		f.must(netlink.LinkDel(l))
+	}
+}
+
 // What the node sends has its own address, also while it has the shared one: that
 // goes away.
 func TestNeverTheSource(t *testing.T) {

@@ -5,12 +5,14 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -166,11 +168,24 @@ func TestS074Arguments(t *testing.T) {
 	}
 }
 
+// logHead is the head of a log as etcd writes it, of member ec1314ea52838568 in cluster
+// dfd396ec7b4c7b9e.
+const logHead = "0400000000000084080410000000000020000000000000000801" +
+	"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000"
+
+// holds gives the node data that begins so.
+func (n *node) holds(t *testing.T) {
+	t.Helper()
+	data, err := hex.DecodeString(logHead)
+	must(t, err)
+	must(t, os.MkdirAll(n.path("data", "member", "wal"), 0o700))
+	must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), data, 0o600))
+}
+
 // Whose data it is, from the head of a log as etcd writes it; and not from less.
 func TestS225Identity(t *testing.T) {
 	t.Parallel()
-	head, err := hex.DecodeString("0400000000000084080410000000000020000000000000000801" +
-		"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000")
+	head, err := hex.DecodeString(logHead)
 	must(t, err)
 	if id, err := parseIdentity(head); err != nil || id != (identity{0xec1314ea52838568, 0xdfd396ec7b4c7b9e}) {
 		t.Errorf("%x, %v", id, err)
@@ -189,9 +204,6 @@ func TestS225Identity(t *testing.T) {
 // what neither knows, etcd is the judge.
 func TestS225Foreign(t *testing.T) {
 	t.Parallel()
-	head, err := hex.DecodeString("0400000000000084080410000000000020000000000000000801" +
-		"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000")
-	must(t, err)
 	const cluster = "dfd396ec7b4c7b9e"
 	for _, tt := range []struct {
 		name      string
@@ -210,8 +222,7 @@ func TestS225Foreign(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
-			must(t, os.MkdirAll(n.path("data", "member", "wal"), 0o700))
-			must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), head, 0o600))
+			n.holds(t)
 			must(t, n.write(tt.journal))
 			if tt.owner != "" {
 				id, err := strconv.ParseUint(tt.owner, 16, 64)
@@ -235,6 +246,32 @@ func TestS225Foreign(t *testing.T) {
 				t.Errorf("the data is gone: %v", err)
 			}
 		})
+	}
+}
+
+// A member that isn't well asks the others that it knows, also where the endpoint takes
+// what is sent to it and never answers.
+func TestExaminedBehindASilentEndpoint(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.swallows()
+	n := r.node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+	n.holds(t)
+	peer, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { peer.Close() })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var asked atomic.Bool
+	go func() {
+		if conn, err := peer.Accept(); err == nil {
+			asked.Store(true)
+			cancel()
+			conn.Close()
+		}
+	}()
+	if err := n.examine(ctx, record{Phase: member, Peers: []string{"https://" + peer.Addr().String()}}); err != nil || !asked.Load() {
+		t.Errorf("asked: %t, %v", asked.Load(), err)
 	}
 }
 

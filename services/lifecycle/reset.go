@@ -47,16 +47,15 @@ func (a ResetArguments) Encode() []byte { return encode(a) }
 
 // wipes are the labels of args, each once, STATE first.
 func wipes(args ResetArguments) ([]string, error) {
-	all := []string{boot.LabelState, boot.LabelEphemeral}
 	for _, l := range args.Wipe {
-		if !slices.Contains(all, l) {
-			return nil, fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(all, " and "))
+		if !slices.Contains(boot.WipeLabels, l) {
+			return nil, fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(boot.WipeLabels, " and "))
 		}
 	}
 	if len(args.Wipe) == 0 {
-		return all, nil
+		return boot.WipeLabels, nil
 	}
-	return slices.DeleteFunc(all, func(l string) bool { return !slices.Contains(args.Wipe, l) }), nil
+	return slices.DeleteFunc(slices.Clone(boot.WipeLabels), func(l string) bool { return !slices.Contains(args.Wipe, l) }), nil
 }
 
 func (o Options) planReset(ctx context.Context, r operation.Request) (p operation.Plan, err error) {

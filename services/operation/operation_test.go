@@ -10,10 +10,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/google/go-cmp/cmp"
 )
@@ -24,6 +27,7 @@ type node struct {
 	dir         string
 	definitions []Definition
 	lock        Lock
+	full        atomic.Bool // STATE
 	store       *resource.Store
 
 	mu   sync.Mutex // guards did
@@ -48,7 +52,13 @@ func (n *node) boot() {
 func (n *node) bootStateless() {
 	n.t.Helper()
 	n.store = resource.NewStore()
-	r, err := New(Options{Store: n.store, Definitions: n.definitions, Log: slog.New(slog.DiscardHandler), Dir: n.dir, Lock: n.lock})
+	write := func(path string, data []byte, mode os.FileMode) error {
+		if n.full.Load() {
+			return fmt.Errorf("write %s: %w", path, syscall.ENOSPC)
+		}
+		return boot.WriteFile(path, data, mode)
+	}
+	r, err := New(Options{Store: n.store, Definitions: n.definitions, Log: slog.New(slog.DiscardHandler), Dir: n.dir, Lock: n.lock, writeFile: write})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -44,7 +44,13 @@ func (l *live) run(ctx context.Context) {
 	if before {
 		l.lock = l.r.retake(ctx, h, func(text string) { l.say("", text) })
 	}
-	if rec.State == Running {
+	if rec.State == Running && rec.Boots > 1 && l.unwritten {
+		// What ends the node would do so at each boot, with nothing to count how often.
+		l.force(func(next *record) ([]Event, error) {
+			next.Error = "after a restart, its journal can't be written"
+			return l.conclude(next, Failed), nil
+		})
+	} else if rec.State == Running {
 		l.forward(ctx)
 	}
 	if l.record().State == Undoing {

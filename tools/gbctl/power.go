@@ -48,8 +48,8 @@ const emptied = `The node is emptied first: no new pods come, and those that oth
 place are evicted within their disruption budgets, for as long as --drain-timeout.
 Pods that belong to nobody, and those of DaemonSets, stay until the node ends. Where
 no other node takes pods, none is evicted. It is an operation on the node: Ctrl-C
-leaves it to itself, 'gbctl operation attach' follows it again. Only one node of a
-cluster goes at a time; --force asks nobody.
+leaves it to itself, 'gbctl operation attach' follows it again. Only one control plane
+of a cluster goes at a time, workers go when they are told to; --force asks nobody.
 `
 
 func (a *app) rebootCommand() *cobra.Command {

@@ -11,15 +11,16 @@ import (
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// lostWith is what goes with a partition.
+// lostWith is what goes with each of the partitions that can be wiped.
 var lostWith = map[string]string{
-	"STATE":     "its configuration, its identity and its keys",
-	"EPHEMERAL": "its images, the data that pods keep on it, and its copy of etcd's data",
+	boot.LabelState:     "its configuration, its identity and its keys",
+	boot.LabelEphemeral: "its images, the data that pods keep on it, and its copy of etcd's data",
 }
 
 func (a *app) resetCommand() *cobra.Command {
@@ -33,7 +34,8 @@ func (a *app) resetCommand() *cobra.Command {
 
 A graceful reset cordons and drains the node, leaves etcd if it is a control plane,
 and removes the node from Kubernetes; then its disk is wiped, and it powers off. What
-doesn't answer is skipped when its time is up, and said so. A reset is refused where
+doesn't answer is skipped when its time is up, and said so. Wiping is the last thing
+that the node does: if it can't, its console says so, and its next boot wipes. A reset is refused where
 etcd can't do without the node's member, as without the last one; --graceful=false
 asks nobody, and leaves nothing in order.
 
@@ -50,8 +52,8 @@ the next. A person at a terminal is asked first.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, label := range r.SystemLabelsToWipe {
-				if lostWith[label] == "" {
-					return usagef("--system-labels-to-wipe %s: must be STATE or EPHEMERAL", label)
+				if !slices.Contains(boot.WipeLabels, label) {
+					return usagef("--system-labels-to-wipe %s: must be %s", label, strings.Join(boot.WipeLabels, " or "))
 				}
 			}
 			a.patient(cmd, planTimeout)
@@ -67,11 +69,11 @@ the next. A person at a terminal is asked first.`,
 	f := cmd.Flags()
 	f.BoolVar(&graceful, "graceful", true, "cordon and drain the node, and leave etcd (if applicable)")
 	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset, instead of powering it off")
-	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: STATE or EPHEMERAL; repeatable (default both)")
+	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: "+strings.Join(boot.WipeLabels, " or ")+"; repeatable (default all)")
 	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only show what would be done")
 	f.BoolVarP(&yes, "yes", "y", false, "don't ask")
-	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions([]string{"EPHEMERAL", "STATE"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions(boot.WipeLabels, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -90,15 +92,18 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 	if r.Reboot {
 		then = "reboots"
 	}
-	fmt.Fprintf(a.out, "%s: is wiped, and %s now\n", n.Name, then)
+	fmt.Fprintf(a.out, "%s: goes down to be wiped, and then %s\n", n.Name, then)
 	return nil
 }
 
 // confirmReset asks a person who is there to be asked.
 func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
 	in, ok := a.in.(*os.File)
-	if !ok || !term.IsTerminal(int(in.Fd())) || !interactive(a.err) {
+	if !ok || !term.IsTerminal(int(in.Fd())) {
 		return nil
+	}
+	if !interactive(a.err) {
+		return usagef("nothing was done: the question whether to reset can't be asked, because standard error isn't a terminal; --yes says that it needn't be")
 	}
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -126,7 +131,7 @@ func (a *app) confirm(ctx context.Context, question string) error {
 // loss is what a person is asked.
 func loss(nodes []string, r *apiv1.ResetRequest) string {
 	var lost []string
-	for _, label := range []string{"STATE", "EPHEMERAL"} {
+	for _, label := range boot.WipeLabels {
 		if len(r.SystemLabelsToWipe) == 0 || slices.Contains(r.SystemLabelsToWipe, label) {
 			lost = append(lost, lostWith[label])
 		}

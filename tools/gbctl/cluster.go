@@ -150,7 +150,7 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 		return err
 	}
 	after := ""
-	if c.New {
+	if c.Started {
 		after = fmt.Sprintf(", %.1f s after power-on", c.After.Seconds())
 	}
 	fmt.Fprintf(a.out, "cluster %s serves%s\n", c.Name, after)
@@ -252,6 +252,13 @@ func nodeStates(ctx context.Context, c *qemu.Cluster) (map[string]qemu.NodeStatu
 		return states, err
 	}
 	all, err := c.Status(ctx)
+	if errors.Is(err, qemu.ErrSilent) && ctx.Err() == nil {
+		// Another command may be at work there: the other clusters are shown.
+		for name := range states {
+			states[name] = qemu.NodeStatus{State: "unknown: its host process starts, stops or hangs"}
+		}
+		return states, nil
+	}
 	for _, s := range all {
 		states[s.Name] = s
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/qemu"
+	"golang.org/x/sys/unix"
 
 	"crypto/x509/pkix"
 	"encoding/base64"
@@ -169,5 +170,31 @@ func TestClusterShow(t *testing.T) {
 	}
 	if err := a.clusterShow(t.Context(), "nosuch"); err == nil || !strings.Contains(err.Error(), "there is no cluster nosuch") {
 		t.Errorf("no such cluster: %v", err)
+	}
+}
+
+// A cluster that another command starts or stops at the moment doesn't hide the others.
+func TestClusterShowWhileOneStarts(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	c := development(t, "dev", "https://127.0.0.1:20000")
+	development(t, "other", "https://127.0.0.1:20001")
+	lock, err := os.OpenFile(filepath.Join(c.Dir(), "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	// As another process' lock, which nobody else can take.
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	a := &app{out: &out, err: io.Discard}
+	if err := a.clusterShow(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"10.5.0.2   unknown: its host process starts, stops or hangs", "other-worker-1         worker   10.5.0.3   cluster is off"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q isn't in\n%s", want, out.String())
+		}
 	}
 }

@@ -88,7 +88,7 @@ func NewNode(o Options) (*Node, error) {
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
 	member := etcd.New(etcd.Options{
-		Mode: o.Mode, Store: store, Containerd: ctrd,
+		Mode: o.Mode, Store: store, Containerd: ctrd, Log: o.Logs.Logger(etcd.ID),
 		Stop: func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
 	})
 

@@ -157,7 +157,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Since: since, Disks: listDisks(d),
+		Processes: o.Processes, Since: since, Disks: listDisks(d), UserDisks: d.UserDisks,
 		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"syscall"
 
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/garboard-os/garboard/services/dag"
 )
 
 // PodNamespace is where the kubelet has its pods run.
@@ -35,10 +37,16 @@ func (c *Containerd) StopPods(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the containers of Kubernetes: %w", err)
 	}
+	return stopAll(ctx, all, c.Logs.Logger(ID))
+}
+
+func stopAll(ctx context.Context, all []client.Container, log *slog.Logger) error {
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, container := range all {
-		wg.Go(func() { errs[i] = stopContainer(ctx, container) })
+		wg.Go(func() {
+			errs[i] = dag.Guard(log, func() error { return stopContainer(ctx, container) })
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -61,7 +69,10 @@ func stopContainer(ctx context.Context, container client.Container) error {
 		return ignoreGone(err)
 	}
 	select {
-	case <-ended:
+	case status := <-ended:
+		if err := status.Error(); err != nil { // containerd is gone, and the container may run on
+			return fmt.Errorf("wait for container %s (%s) to end: %w", container.ID(), labels["io.kubernetes.pod.name"], err)
+		}
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("container %s (%s) hasn't ended: %w", container.ID(), labels["io.kubernetes.pod.name"], ctx.Err())

@@ -50,7 +50,7 @@ func labelled(labels map[string]string) func() (map[string]string, error) {
 // What hasn't ended is told, and one container's trouble is no other's.
 func TestStopPods(t *testing.T) {
 	t.Parallel()
-	pod := map[string]string{"io.kubernetes.pod.name": "web"}
+	pod := map[string]string{LabelPod: "web"}
 	ends := func(err error) chan client.ExitStatus {
 		ended := make(chan client.ExitStatus, 1)
 		ended <- *client.NewExitStatus(0, time.Now(), err)
@@ -58,7 +58,7 @@ func TestStopPods(t *testing.T) {
 	}
 	lost := errors.New("containerd is gone")
 	good := &container{id: "good", labels: labelled(pod), ended: ends(nil)}
-	sandbox := &container{id: "sandbox", labels: labelled(map[string]string{kindLabel: kindSandbox})}
+	sandbox := &container{id: "sandbox", labels: labelled(map[string]string{LabelKind: KindSandbox})}
 	gone := &container{id: "gone", labels: func() (map[string]string, error) { return nil, errdefs.ErrNotFound }}
 	log := slog.New(slog.DiscardHandler)
 	if err := stopAll(t.Context(), []client.Container{good, sandbox, gone}, log); err != nil {

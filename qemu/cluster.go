@@ -284,14 +284,23 @@ func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
 	}
 }
 
+// fits is whether a cluster that exists is what is asked for.
+func (o Options) fits(plan Plan) error {
+	if o.Provisioner != "" && o.Provisioner != Auto && o.Provisioner != plan.Provisioner {
+		return fmt.Errorf("cluster %s exists with provisioner %s; remove it first, or take another name", plan.Name, plan.Provisioner)
+	}
+	c := len(plan.controlPlanes())
+	if w := len(plan.Nodes) - c; o.ControlPlanes != 0 && (o.ControlPlanes != c || o.Workers != w) {
+		return fmt.Errorf("cluster %s exists with %s; remove it first, or take another name", plan.Name, counted(c, w))
+	}
+	return nil
+}
+
 // renew takes over what the caller boots now, and stops a cluster that boots
 // something else.
 func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error) {
-	if o.Provisioner != "" && o.Provisioner != Auto && o.Provisioner != plan.Provisioner {
-		return plan, fmt.Errorf("cluster %s exists with provisioner %s; remove it first, or take another name", plan.Name, plan.Provisioner)
-	}
-	if c, w := len(plan.controlPlanes()), len(plan.Nodes)-len(plan.controlPlanes()); o.ControlPlanes != 0 && (o.ControlPlanes != c || o.Workers != w) {
-		return plan, fmt.Errorf("cluster %s exists with %s; remove it first, or take another name", plan.Name, counted(c, w))
+	if err := o.fits(plan); err != nil {
+		return plan, err
 	}
 	next := plan
 	if err := d.keep(ctx, &next, o); err != nil {

@@ -23,7 +23,9 @@ type node struct {
 	wake        chan struct{} // someone wants the node on
 	done        sync.WaitGroup
 
-	mu       sync.Mutex    // guards all below
+	starting sync.Mutex // held while it starts; taken before mu
+
+	mu       sync.Mutex    // guards all below, for a moment only: status waits for it
 	running  Running       // nil while off
 	ended    chan struct{} // closed when running has ended, and the node counts as off
 	state    string
@@ -35,9 +37,10 @@ type node struct {
 
 // States of a node, as Status shows them.
 const (
-	stateRunning = "running"
-	stateFrozen  = "frozen"
-	stateWaiting = "waiting to start again"
+	stateStarting = "starting"
+	stateRunning  = "running"
+	stateFrozen   = "frozen"
+	stateWaiting  = "waiting to start again"
 )
 
 var (
@@ -46,22 +49,34 @@ var (
 )
 
 func (n *node) start(ctx context.Context) error {
+	n.starting.Lock()
+	defer n.starting.Unlock()
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.running != nil {
+	runs, stopping, now := n.running != nil, n.stopping, n.Node
+	if !runs && !stopping {
+		n.set(nil, stateStarting)
+	}
+	n.mu.Unlock()
+	if runs {
 		return nil
 	}
-	if n.stopping {
+	if stopping {
 		return errStopping
 	}
-	r, err := n.provisioner.Start(ctx, n.Node)
+	ctx, cancel := context.WithTimeout(ctx, startBudget)
+	defer cancel()
+	r, err := n.provisioner.Start(ctx, now)
+	if err == nil {
+		n.log.Info("node started")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if err != nil {
 		n.set(nil, EndFailed.String())
 		return err
 	}
 	n.ended = make(chan struct{})
 	n.set(r, stateRunning)
-	n.log.Info("node started")
 	return nil
 }
 
@@ -130,8 +145,11 @@ func (n *node) turnOn(ctx context.Context) error {
 	return err
 }
 
-// current is what runs, and what is closed once the node is off.
+// current is what runs, and what is closed once the node is off. A node that is starting
+// is waited for.
 func (n *node) current() (Running, <-chan struct{}, error) {
+	n.starting.Lock()
+	defer n.starting.Unlock()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.running == nil {
@@ -188,9 +206,11 @@ func (n *node) freeze(ctx context.Context, frozen bool) error {
 
 // shutdown ends the node for good.
 func (n *node) shutdown(budget time.Duration) {
+	n.starting.Lock() // what starts is there then, to be stopped
 	n.mu.Lock()
 	n.stopping = true
 	n.mu.Unlock()
+	n.starting.Unlock()
 	close(n.quit)
 	if err := n.powerOff(budget); err != nil && !errors.Is(err, errNotRunning) {
 		n.log.Error("stop node", "error", err)

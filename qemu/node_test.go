@@ -15,11 +15,17 @@ import (
 
 // switched is a provisioner whose nodes run until they are told how to end.
 type switched struct {
+	stuck bool // starting never ends by itself
+
 	mu   sync.Mutex // guards runs
 	runs []*switchedRun
 }
 
-func (p *switched) Start(context.Context, Node) (Running, error) {
+func (p *switched) Start(ctx context.Context, _ Node) (Running, error) {
+	if p.stuck {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := &switchedRun{ended: make(chan struct{})}
@@ -108,5 +114,35 @@ func TestRebootAfterOn(t *testing.T) {
 	})
 	if s := n.status(); s.Restarts != 1 || s.State != stateRunning {
 		t.Errorf("after the reboot: %+v", s)
+	}
+}
+
+// A node that takes long to start can be looked at meanwhile, and doesn't take for ever.
+func TestStuckStart(t *testing.T) {
+	t.Parallel()
+	n := &node{Node: Node{Name: "n"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), provisioner: &switched{stuck: true}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	started := make(chan error, 1)
+	go func() { started <- n.start(ctx) }()
+	eventually.That(t, startBudget/2, "it is starting", func() error {
+		looked := make(chan string, 1)
+		go func() { looked <- n.status().State }()
+		select {
+		case state := <-looked:
+			if state != stateStarting {
+				return errors.New("it is " + state)
+			}
+			return nil
+		case <-time.After(startBudget / 4):
+			return errors.New("nobody says how it is")
+		}
+	})
+	cancel()
+	if err := <-started; !errors.Is(err, context.Canceled) {
+		t.Errorf("start: %v", err)
+	}
+	if s := n.status(); s.State != EndFailed.String() {
+		t.Errorf("afterwards it is %q", s.State)
 	}
 }

@@ -66,7 +66,7 @@ func TestS183Wipe(t *testing.T) {
 		t.Run(strings.Join(labels, "+"), func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			erase, err := m.disks.MarkWipe(labels)
+			erase, err := m.disks.MarkWipe(labels, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -113,7 +113,7 @@ func TestWipePowerCuts(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			erase, err := m.disks.MarkWipe(labels)
+			erase, err := m.disks.MarkWipe(labels, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -186,7 +186,7 @@ func (b *brief) Err() error {
 func TestEraseEndsWithItsTime(t *testing.T) {
 	l := newLoop(t, 8*gib)
 	m := used(t, l)
-	erase, err := m.disks.MarkWipe([]string{boot.LabelEphemeral})
+	erase, err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ func TestWipeContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { unix.Unmount(filepath.Join(m.dir, "var/volume"), unix.MNT_DETACH) })
-			erase, err := m.disks.MarkWipe(boot.WipeLabels)
+			erase, err := m.disks.MarkWipe(boot.WipeLabels, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -258,7 +258,7 @@ func names(t *testing.T, dir ...string) (all []string) {
 func TestMarkWipeRefuses(t *testing.T) {
 	m := bootMachine(t)
 	for _, labels := range [][]string{nil, {"BOOT-A"}, {boot.LabelState}} { // the last: there is no system disk
-		if _, err := m.disks.MarkWipe(labels); err == nil {
+		if _, err := m.disks.MarkWipe(labels, nil); err == nil {
 			t.Errorf("%v can be wiped", labels)
 		}
 	}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/balancer"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -81,7 +82,7 @@ type Options struct {
 	// StopPods ends what runs of Kubernetes on this node.
 	StopPods func(ctx context.Context) error
 	// MarkWipe writes down what is to be wiped, and Erase has it done on the way out.
-	MarkWipe func(labels []string) (erase func(context.Context) error, err error)
+	MarkWipe func(labels []string, users []disks.UserDisk) (erase func(context.Context) error, err error)
 	Erase    func(do func(context.Context) error)
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)

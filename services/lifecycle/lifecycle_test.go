@@ -18,6 +18,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -118,7 +119,10 @@ func (r *rig) on() {
 			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
 			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
 			StopPods: func(context.Context) error { return r.note("stop pods") },
-			MarkWipe: func(labels []string) (func(context.Context) error, error) {
+			MarkWipe: func(labels []string, users []disks.UserDisk) (func(context.Context) error, error) {
+				for _, u := range users {
+					labels = append(slices.Clone(labels), u.Path)
+				}
 				return func(context.Context) error { return nil }, r.note("mark " + strings.Join(labels, " "))
 			},
 			Erase: func(func(context.Context) error) { _ = r.note("erase at the end") },
@@ -291,6 +295,43 @@ func TestS180Reset(t *testing.T) {
 			check(t, r, o, operation.Done, tt.want...)
 		})
 	}
+}
+
+// the user's disks go with the system, and are named before. After a restart, one
+// without a serial number may be another one.
+func TestQ08UserDisks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.on()
+		args := ResetArguments{Disks: []disks.UserDisk{{Path: "/dev/sdb", Size: 2 << 40, Model: "BIG", Serial: "s1"}, {Path: "/dev/sdc", Size: 1 << 40}}}.Encode()
+		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: args, DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := strings.Join(plan.Warnings, "\n"), "all that is on /dev/sdb (2 TiB, BIG, serial s1) is lost\nall that is on /dev/sdc (1 TiB, without a serial number) is lost"; got != want {
+			t.Errorf("warnings\n%s\nwant\n%s", got, want)
+		}
+		if what := plan.Steps[len(plan.Steps)-2].What; !strings.HasSuffix(what, ", /dev/sdb, /dev/sdc") {
+			t.Errorf("step %q", what)
+		}
+		r.cut = "leave etcd"
+		o := r.run(Reset, args)
+		r.off()
+		r.done()
+		r.on()
+		o = r.end(o.ID)
+		did := r.done()
+		if !slices.Contains(did, "mark STATE EPHEMERAL /dev/sdb") {
+			t.Errorf("after a restart it did %v", did)
+		}
+		r.off()
+
+		r = newRig(t)
+		r.on()
+		defer r.off()
+		o = r.run(Reset, args)
+		check(t, r, o, operation.Done, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL /dev/sdb /dev/sdc", "erase at the end", "power off")...)
+	})
 }
 
 // S-185: refused before anything is done, with the reason; --graceful=false isn't.

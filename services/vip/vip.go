@@ -42,6 +42,8 @@ const (
 	// stopBudget is for taking the address off the link, which is a matter of
 	// milliseconds, and for telling etcd, which may have to be given up.
 	stopBudget = 5 * time.Second
+	// dropTries: the kernel's list of addresses is incomplete while others change.
+	dropTries = 3
 )
 
 // Status is how it is with one shared address, as far as this node is concerned.

@@ -41,9 +41,12 @@ type Created struct {
 // serve in time stays, to be looked into.
 func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	q := o.Cluster
-	// Before the build, so that nobody waits for one only to hear that nodes can't run here.
+	// Before the build, so that nobody waits for one only to hear that this can't be.
 	var err error
 	if q.Choice, err = choose(ctx, q); err != nil {
+		return nil, err
+	}
+	if err := qemu.Check(q); err != nil {
 		return nil, err
 	}
 	node := image.Build

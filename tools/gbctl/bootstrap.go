@@ -131,6 +131,9 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 		return err
 	}
 	defer file.Close()
+	if info, err := file.Stat(); err == nil { // that of a large cluster takes a while
+		fmt.Fprintf(a.err, "checking %s (%s)\n", path, size(uint64(info.Size())))
+	}
 	first, err := announce(file, raw)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -39,6 +40,10 @@ that the node does: if it can't, its console says so, and its next boot wipes. A
 etcd can't do without the node's member, as without the last one; --graceful=false
 asks nobody, and leaves nothing in order.
 
+Other disks than the system's are left alone, unless --user-disks-to-wipe names them,
+as 'gbctl disks' shows them or by a link to them: then all that is on them is lost. A
+disk that something else than a pod uses is refused.
+
 Without STATE, a node waits in maintenance mode for a configuration, unless it finds
 one where it found the first. With only EPHEMERAL wiped, it keeps its configuration,
 and joins its cluster anew.
@@ -48,12 +53,21 @@ the next. A person at a terminal is asked first.`,
 		Example: `  gbctl -n 10.5.0.4 reset --dry-run
   gbctl -n 10.5.0.4 reset
   gbctl -n 10.5.0.4 reset --system-labels-to-wipe EPHEMERAL --reboot
+  gbctl -n 10.5.0.4 reset --user-disks-to-wipe /dev/sdb,/dev/sdc
   gbctl -n 10.5.0.4 reset --graceful=false --yes`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, label := range r.SystemLabelsToWipe {
 				if !slices.Contains(boot.WipeLabels, label) {
 					return usagef("--system-labels-to-wipe %s: must be %s", label, strings.Join(boot.WipeLabels, " or "))
+				}
+			}
+			if slices.ContainsFunc(r.UserDisksToWipe, func(disk string) bool { return !path.IsAbs(disk) }) {
+				return usagef("--user-disks-to-wipe %s: must be devices, such as /dev/sdb", strings.Join(r.UserDisksToWipe, ","))
+			}
+			if len(r.UserDisksToWipe) > 0 { // another node's disks have the same names
+				if _, err := a.single(cmd.Context(), "--user-disks-to-wipe"); err != nil {
+					return err
 				}
 			}
 			a.patient(cmd, planTimeout)
@@ -70,6 +84,7 @@ the next. A person at a terminal is asked first.`,
 	f.BoolVar(&graceful, "graceful", true, "cordon and drain the node, and leave etcd (if applicable)")
 	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset, instead of powering it off")
 	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: "+strings.Join(boot.WipeLabels, " or ")+"; repeatable (default all)")
+	f.StringSliceVar(&r.UserDisksToWipe, "user-disks-to-wipe", nil, "wipe this disk besides the system's, such as /dev/sdb; repeatable")
 	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only show what would be done")
 	f.BoolVarP(&yes, "yes", "y", false, "don't ask")
@@ -135,6 +150,9 @@ func loss(nodes []string, r *apiv1.ResetRequest) string {
 		if len(r.SystemLabelsToWipe) == 0 || slices.Contains(r.SystemLabelsToWipe, label) {
 			lost = append(lost, lostWith[label])
 		}
+	}
+	if len(r.UserDisksToWipe) > 0 {
+		lost = append(lost, "all that is on "+strings.Join(r.UserDisksToWipe, ", "))
 	}
 	subject := "Node " + nodes[0] + " loses"
 	if len(nodes) > 1 {

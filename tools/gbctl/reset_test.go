@@ -17,4 +17,8 @@ func TestLoss(t *testing.T) {
 			t.Errorf("%s: %q, alone %q", label, all, one)
 		}
 	}
+	disks := loss([]string{"n1"}, &apiv1.ResetRequest{SystemLabelsToWipe: []string{boot.LabelState}, UserDisksToWipe: []string{"/dev/sdb", "/dev/sdc"}})
+	if !strings.HasSuffix(disks, "; all that is on /dev/sdb, /dev/sdc.") {
+		t.Errorf("with disks: %q", disks)
+	}
 }

@@ -76,7 +76,8 @@ func offer[T any](to chan T, v T) {
 	}
 }
 
-// run keeps the address until ctx ends. Then this node doesn't have it any more.
+// run keeps the address until ctx ends, or something panics: strangers have a say in
+// what is decided. Then this node doesn't have it any more.
 func (k *keeper) run(ctx context.Context) {
 	k.drop()
 	ctx, cancel := context.WithCancel(ctx)
@@ -86,7 +87,8 @@ func (k *keeper) run(ctx context.Context) {
 	cctx, stopClaim := context.WithCancel(context.WithoutCancel(ctx))
 	wg.Go(func() { k.claim.run(cctx) })
 	wg.Go(func() { k.check(ctx) })
-	k.loop(ctx)
+	_ = dag.Guard(k.h.Log, func() error { k.loop(ctx); return nil })
+	cancel()
 	for range dropTries {
 		k.drop()
 	}
@@ -215,7 +217,7 @@ func (k *keeper) attach() (netlink.Link, error) {
 		return nil, err
 	}
 	if k.wire == nil {
-		if k.wire, err = openWire(l, k.address, func(h heard) { offer(k.frames, h) }); err != nil {
+		if k.wire, err = openWire(l, k.address, k.h.Log, func(h heard) { offer(k.frames, h) }); err != nil {
 			return nil, err
 		}
 		k.state.mac = k.wire.mac

@@ -185,6 +185,10 @@ func checkVLANs(c *Config, r *report) {
 }
 
 func checkVIP(c *Config, r *report) {
+	taken := map[netip.Addr]string{} // the nodes' own addresses, and those shared by now
+	for _, in := range c.Machine.Network.Interfaces {
+		taken[in.CIDR.Addr()] = in.Name
+	}
 	for i, in := range c.Machine.Network.Interfaces {
 		if in.VIP == nil {
 			continue
@@ -195,10 +199,18 @@ func checkVIP(c *Config, r *report) {
 		if in.WireGuard != nil {
 			r.bad(interfaceAt(i, "vip"), "can't be shared over WireGuard, which has no neighbours that could be told where it is")
 		}
-		if !in.VIP.IP.IsValid() {
-			r.lacks(interfaceAt(i, "vip", "ip"), "")
-		} else if in.CIDR.IsValid() && in.CIDR.Addr() == in.VIP.IP {
-			r.bad(interfaceAt(i, "vip", "ip"), "%s is also the interface's own address: it has to be free, because it moves between nodes", in.VIP.IP)
+		where, ip := interfaceAt(i, "vip", "ip"), in.VIP.IP
+		switch other, is := taken[ip]; {
+		case !ip.IsValid():
+			r.lacks(where, "")
+		case !ip.IsGlobalUnicast() || ip.Is4In6() || ip.Zone() != "":
+			r.bad(where, "%s is no address that others could reach a machine at: it takes an IPv4 or a global IPv6 address", ip)
+		case is && other == in.Name:
+			r.bad(where, "%s is also the interface's own address: it has to be free, because it moves between nodes", ip)
+		case is:
+			r.bad(where, "%s is also on %s: it has to be free, because it moves between nodes", ip, other)
+		default:
+			taken[ip] = in.Name
 		}
 	}
 }

@@ -76,6 +76,11 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "network: {interfaces: [{interface: eth0, vip: {}}]}", `machine.network.interfaces[0].vip.ip: is missing`},
 	{"machine", "network: {interfaces: [{interface: wg0, cidr: 10.0.0.1/8, vip: {ip: 10.0.0.2}, wireguard: {privateKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=}}]}", `machine.network.interfaces[0].vip: can't be shared over WireGuard, which has no neighbours that could be told where it is`},
 	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.1/8, vip: {ip: 10.0.0.1}}]}", `machine.network.interfaces[0].vip.ip: 10.0.0.1 is also the interface's own address: it has to be free, because it moves between nodes`},
+	{"machine", "network: {interfaces: [{interface: eth0, cidr: 10.0.0.1/8}, {interface: eth1, vip: {ip: 10.0.0.1}}]}", `machine.network.interfaces[1].vip.ip: 10.0.0.1 is also on eth0: it has to be free, because it moves between nodes`},
+	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: 10.0.0.9}}, {interface: eth1, vip: {ip: 10.0.0.9}}]}", `machine.network.interfaces[1].vip.ip: 10.0.0.9 is also on eth0: it has to be free, because it moves between nodes`},
+	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: \"fe80::9%eth0\"}}]}", `machine.network.interfaces[0].vip.ip: fe80::9%eth0 is no address that others could reach a machine at: it takes an IPv4 or a global IPv6 address`},
+	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: \"::ffff:10.0.0.9\"}}]}", `machine.network.interfaces[0].vip.ip: ::ffff:10.0.0.9 is no address that others could reach a machine at: it takes an IPv4 or a global IPv6 address`},
+	{"machine", "network: {interfaces: [{interface: eth0, vip: {ip: 239.0.0.9}}]}", `machine.network.interfaces[0].vip.ip: 239.0.0.9 is no address that others could reach a machine at: it takes an IPv4 or a global IPv6 address`},
 	{"machine", "network: {interfaces: [{interface: wg0, wireguard: {privateKey: abc}}]}", `machine.network.interfaces[0].wireguard.privateKey: must be base64 of 32 bytes, as wg genkey prints it`},
 	// The machine.
 	{"machine", "time: {servers: ['a b']}", `machine.time.servers[0]: "a b" is neither a DNS name nor an IP address`},

@@ -111,13 +111,16 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 	if p.mode == boot.Machine {
 		at++
 	}
-	return slices.Insert(phases, at, phase{"erase what a reset wipes", eraseBudget, func(ctx context.Context) error {
+	return slices.Insert(phases, at, phase{erasePhase, eraseBudget, func(ctx context.Context) error {
 		p.logs.Release()
 		return (*erase)(ctx)
 	}})
 }
 
-const unmountPhase = "unmount filesystems"
+const (
+	unmountPhase = "unmount filesystems"
+	erasePhase   = "erase what a reset wipes"
+)
 
 // exit is the one exit funnel; it doesn't return.
 func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
@@ -178,14 +181,24 @@ func (p *pid1) do(ph phase) {
 		case err := <-done:
 			if err != nil {
 				p.logs.Say("%v", err)
+				p.leaveUndone(ph)
 			}
 			return
 		case <-late.C:
 			p.logs.Say("%s: not done after %s; going on without", ph.what, ph.budget)
+			p.leaveUndone(ph)
 			return
 		case answer := <-p.heartbeat:
 			close(answer)
 		}
+	}
+}
+
+// leaveUndone says what follows from a phase that isn't done, where somebody counts
+// on it: a disk that was reset may be given away.
+func (p *pid1) leaveUndone(ph phase) {
+	if ph.what == erasePhase {
+		p.logs.Say("this node is NOT wiped: its next boot does it, before it uses anything of what is left. Let it boot before you give its disk away")
 	}
 }
 

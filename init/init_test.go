@@ -74,8 +74,8 @@ func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
 // while they still are; and only by a node that is being reset.
 func TestErase(t *testing.T) {
 	for mode, want := range map[boot.Mode][]string{
-		boot.Machine:   {unmountPhase, "erase what a reset wipes"},
-		boot.Container: {"erase what a reset wipes", unmountPhase},
+		boot.Machine:   {unmountPhase, erasePhase},
+		boot.Container: {erasePhase, unmountPhase},
 	} {
 		p, _ := newTestPID1(mode)
 		order := func() (found []string) {
@@ -93,6 +93,21 @@ func TestErase(t *testing.T) {
 		p.erase.Store(&erase)
 		if got := order(); !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", mode, got, want)
+		}
+	}
+}
+
+// Who reads the console of a node that was reset must not take it for wiped.
+func TestEraseThatIsNotDone(t *testing.T) {
+	for name, erase := range map[string]func(context.Context) error{
+		"fails": func(context.Context) error { return errors.New("broken disk") },
+		"hangs": func(context.Context) error { select {} },
+		"works": func(context.Context) error { return nil },
+	} {
+		p, s := newTestPID1(boot.Machine)
+		exitOf(p, request{intent: powerOff, why: "reset"}, phase{erasePhase, time.Millisecond, erase})
+		if said := strings.Contains(s.String(), "NOT wiped: its next boot does it"); said != (name != "works") {
+			t.Errorf("erasing %s, and the console says:\n%s", name, s)
 		}
 	}
 }

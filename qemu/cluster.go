@@ -28,6 +28,9 @@ const (
 	// endPoll is how late an interruption of that wait may be noticed.
 	endPoll = 100 * time.Millisecond
 
+	// statusBudget is for a question that a host process answers at once.
+	statusBudget = 5 * time.Second
+
 	logTail = 2 << 10 // of host.log, in an error
 )
 
@@ -94,7 +97,10 @@ type Options struct {
 // Cluster is one that exists.
 type Cluster struct {
 	Plan
-	dir clusterDir
+	// Made says that it was Up that made it, and Started that it didn't run before Up.
+	// Where neither is so, it is another command's to end.
+	Made, Started bool
+	dir           clusterDir
 }
 
 // Open finds a cluster. The error is ErrNoCluster where there is none.
@@ -110,7 +116,7 @@ func Open(name string) (*Cluster, error) {
 	return &Cluster{Plan: p, dir: d}, nil
 }
 
-// List finds all clusters, sorted by name.
+// List finds all clusters, sorted by name. One that is removed meanwhile is none.
 func List() ([]*Cluster, error) {
 	home, err := Home()
 	if err != nil {
@@ -123,6 +129,9 @@ func List() ([]*Cluster, error) {
 	var all []*Cluster
 	for _, p := range plans {
 		c, err := Open(filepath.Base(filepath.Dir(p)))
+		if errors.Is(err, ErrNoCluster) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -158,8 +167,11 @@ func (c *Cluster) Configuration(node string) string { return c.dir.config(node) 
 // Console is the file with a node's console.
 func (c *Cluster) Console(node string) string { return c.dir.console(node) }
 
-// Status asks the host process for its nodes.
+// Status asks the host process for its nodes. The error is ErrSilent where it only starts,
+// stops, or hangs.
 func (c *Cluster) Status(ctx context.Context) ([]NodeStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusBudget)
+	defer cancel()
 	var s []NodeStatus
 	return s, ask(ctx, c.dir, http.MethodGet, "/status", &s)
 }
@@ -208,8 +220,9 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	}
 	defer release()
 	plan, err := readPlan(d)
+	made, ran := errors.Is(err, ErrNoCluster), 0
 	switch {
-	case errors.Is(err, ErrNoCluster):
+	case made:
 		if plan, err = create(ctx, d, o); err != nil {
 			return nil, err
 		}
@@ -222,11 +235,14 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	case err != nil:
 		return nil, err
 	default:
+		if ran, err = holder(d.lock()); err != nil {
+			return nil, err
+		}
 		if plan, err = renew(ctx, d, plan, o); err != nil {
 			return nil, err
 		}
 	}
-	c := &Cluster{Plan: plan, dir: d}
+	c := &Cluster{Plan: plan, dir: d, Made: made, Started: ran == 0}
 	if running, err := c.awaitHost(ctx); running || err != nil {
 		return c, err
 	}
@@ -257,7 +273,7 @@ func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
 			return false, err
 		}
 		err = c.turnOnAll(ctx)
-		if !errors.Is(err, errSilent) {
+		if !errors.Is(err, ErrSilent) {
 			return true, err
 		}
 		select {
@@ -268,14 +284,23 @@ func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
 	}
 }
 
+// fits is whether a cluster that exists is what is asked for.
+func (o Options) fits(plan Plan) error {
+	if o.Provisioner != "" && o.Provisioner != Auto && o.Provisioner != plan.Provisioner {
+		return fmt.Errorf("cluster %s exists with provisioner %s; remove it first, or take another name", plan.Name, plan.Provisioner)
+	}
+	c := len(plan.controlPlanes())
+	if w := len(plan.Nodes) - c; o.ControlPlanes != 0 && (o.ControlPlanes != c || o.Workers != w) {
+		return fmt.Errorf("cluster %s exists with %s; remove it first, or take another name", plan.Name, counted(c, w))
+	}
+	return nil
+}
+
 // renew takes over what the caller boots now, and stops a cluster that boots
 // something else.
 func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error) {
-	if o.Provisioner != "" && o.Provisioner != Auto && o.Provisioner != plan.Provisioner {
-		return plan, fmt.Errorf("cluster %s exists with provisioner %s; remove it first, or take another name", plan.Name, plan.Provisioner)
-	}
-	if c, w := len(plan.controlPlanes()), len(plan.Nodes)-len(plan.controlPlanes()); o.ControlPlanes != 0 && (o.ControlPlanes != c || o.Workers != w) {
-		return plan, fmt.Errorf("cluster %s exists with %s; remove it first, or take another name", plan.Name, counted(c, w))
+	if err := o.fits(plan); err != nil {
+		return plan, err
 	}
 	next := plan
 	if err := d.keep(ctx, &next, o); err != nil {

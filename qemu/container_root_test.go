@@ -268,6 +268,9 @@ func TestContainerSwitches(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, again, "who", "boot 4")
+	if !c.Made || !c.Started || again.Made || again.Started {
+		t.Errorf("made and started: %v, %v; then %v, %v: who interrupts the second Up removes what the first made", c.Made, c.Started, again.Made, again.Started)
+	}
 
 	if err := c.Freeze(ctx, name); err != nil {
 		t.Fatal(err)

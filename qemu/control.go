@@ -135,10 +135,10 @@ func listenUnix(path string) (net.Listener, error) {
 	return net.Listen("unix", short)
 }
 
-// errSilent is a host process that isn't there, not yet or not any more.
-var errSilent = errors.New("its host process doesn't serve")
+// ErrSilent is a host process that isn't there, not yet or not any more.
+var ErrSilent = errors.New("its host process doesn't serve")
 
-// ask sends one request to a cluster's host process. The error wraps errSilent where it
+// ask sends one request to a cluster's host process. The error wraps ErrSilent where it
 // doesn't do what it is asked because it only starts, or stops.
 func ask(ctx context.Context, d clusterDir, method, path string, answer any) error {
 	client := http.Client{Transport: &http.Transport{
@@ -158,17 +158,17 @@ func ask(ctx context.Context, d clusterDir, method, path string, answer any) err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), errSilent, err)
+		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), ErrSilent, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), errSilent, err)
+		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), ErrSilent, err)
 	}
 	switch said := errors.New(strings.TrimSpace(string(body))); resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusServiceUnavailable:
-		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), errSilent, said)
+		return fmt.Errorf("cluster %s: %w: %w", filepath.Base(string(d)), ErrSilent, said)
 	default:
 		return said
 	}

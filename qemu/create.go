@@ -17,6 +17,27 @@ import (
 // defaultNetwork is where nodes are unless asked otherwise (S-333).
 var defaultNetwork = netip.MustParsePrefix("10.5.0.0/24")
 
+// Check finds what is wrong with a cluster that Up is to bring up, as far as that can be
+// seen before what it boots is built: neither Boot nor Images are looked at.
+func Check(o Options) error {
+	d, err := dirOf(o.Name)
+	if err != nil {
+		return err
+	}
+	plan, err := readPlan(d)
+	if err == nil {
+		return o.fits(plan)
+	}
+	if !errors.Is(err, ErrNoCluster) {
+		return err
+	}
+	if plan, err = newPlan(o, o.Choice); err != nil {
+		return err
+	}
+	_, err = configurations(plan, o, time.Now())
+	return err
+}
+
 // create plans a new cluster and writes its directory, the plan last: without it
 // there is no cluster.
 func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {

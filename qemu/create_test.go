@@ -1,8 +1,11 @@
 package qemu
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +70,35 @@ func TestPlansThatCantBe(t *testing.T) {
 	}
 	if p, err := newPlan(Options{Name: "c", Network: netip.MustParsePrefix("10.5.0.0/29"), Workers: 4}, Choice{Name: Container}); err != nil || p.Nodes[4].Address.String() != "10.5.0.6" {
 		t.Errorf("a full network: %v, %v", p.Nodes, err)
+	}
+}
+
+// What can't be is found before minutes are spent on building what it would boot.
+func TestCheck(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	plan := testPlan(Container)
+	d, _ := dirOf(plan.Name)
+	if err := errors.Join(os.MkdirAll(string(d), 0o700), writePlan(d, plan)); err != nil {
+		t.Fatal(err)
+	}
+	for want, o := range map[string]Options{
+		"":                                       {Name: "new"},
+		"must be 1 to 40":                        {Name: "New"},
+		"no room":                                {Name: "new", Workers: 300},
+		"nosuch":                                 {Name: "new", Patches: [][]byte{[]byte(`machine: {nosuch: 1}`)}},
+		"exists with provisioner container":      {Name: plan.Name, Provisioner: QEMU},
+		"exists with 1 control plane and 0 work": {Name: plan.Name, ControlPlanes: 1, Workers: 1},
+	} {
+		o.Choice = Choice{Name: Container}
+		if err := Check(o); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", o, err, want)
+		}
+	}
+	if err := Check(Options{Name: plan.Name}); err != nil {
+		t.Errorf("the cluster that exists: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(string(d)), "new")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("looking at a new cluster left something: %v", err)
 	}
 }
 

@@ -23,6 +23,10 @@ const (
 	stopBudget         = 40 * time.Second
 	stopBudgetEmulated = 120 * time.Second
 
+	// startBudget is for a node to be turned on: its sandbox or QEMU runs within a second
+	// or two, and within twenty where nothing else may be expected of the machine.
+	startBudget = time.Minute
+
 	// lookPeriod is how often the host process looks whether it still has a directory:
 	// somebody may have removed it by hand, and then nobody could stop it.
 	lookPeriod = 2 * time.Second

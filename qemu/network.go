@@ -53,9 +53,16 @@ func (n Network) String() string {
 	return strings.Join(parts, ", ")
 }
 
+// MaxDelay is the longest that a node's network may be late by, and vary by: later, and
+// nothing there takes it for a network any more.
+const MaxDelay = 10 * time.Second
+
 func (n Network) check() error {
-	if n.Delay < 0 || n.Jitter < 0 || n.Loss < 0 || n.Loss > 1 {
-		return fmt.Errorf("network %s: delay and jitter can't be negative, and loss is a part from 0 to 1", n)
+	switch {
+	case n.Delay < 0 || n.Delay > MaxDelay || n.Jitter < 0 || n.Jitter > MaxDelay:
+		return fmt.Errorf("delay %s, jitter %s: each must be from 0 to %s", n.Delay, n.Jitter, MaxDelay)
+	case !(n.Loss >= 0 && n.Loss <= 1): // nor NaN
+		return fmt.Errorf("loss %g%%: must be from 0 to 100", n.Loss*100)
 	}
 	return nil
 }

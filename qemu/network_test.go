@@ -1,9 +1,27 @@
 package qemu
 
 import (
+	"math"
 	"slices"
 	"testing"
+	"time"
 )
+
+func TestNetworksThatCantBe(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		n  Network
+		ok bool
+	}{
+		{Network{}, true}, {Network{Loss: 1}, true}, {Network{Delay: MaxDelay, Jitter: MaxDelay}, true},
+		{Network{Loss: 1.01}, false}, {Network{Loss: -0.1}, false}, {Network{Loss: math.NaN()}, false},
+		{Network{Delay: -1}, false}, {Network{Jitter: -1}, false}, {Network{Delay: MaxDelay + 1}, false}, {Network{Jitter: time.Hour}, false},
+	} {
+		if err := tc.n.check(); (err == nil) != tc.ok {
+			t.Errorf("%+v: %v", tc.n, err)
+		}
+	}
+}
 
 // Who of two nodes hears the other, depending on how the network of the first is.
 func TestDrops(t *testing.T) {

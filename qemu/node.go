@@ -23,8 +23,11 @@ type node struct {
 	wake        chan struct{} // someone wants the node on
 	done        sync.WaitGroup
 
-	mu       sync.Mutex // guards all below
-	running  Running    // nil while off
+	starting sync.Mutex // held while it starts; taken before mu
+
+	mu       sync.Mutex    // guards all below, for a moment only: status waits for it
+	running  Running       // nil while off
+	ended    chan struct{} // closed when running has ended, and the node counts as off
 	state    string
 	since    time.Time
 	restarts int
@@ -34,9 +37,10 @@ type node struct {
 
 // States of a node, as Status shows them.
 const (
-	stateRunning = "running"
-	stateFrozen  = "frozen"
-	stateWaiting = "waiting to start again"
+	stateStarting = "starting"
+	stateRunning  = "running"
+	stateFrozen   = "frozen"
+	stateWaiting  = "waiting to start again"
 )
 
 var (
@@ -45,21 +49,34 @@ var (
 )
 
 func (n *node) start(ctx context.Context) error {
+	n.starting.Lock()
+	defer n.starting.Unlock()
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.running != nil {
+	runs, stopping, now := n.running != nil, n.stopping, n.Node
+	if !runs && !stopping {
+		n.set(nil, stateStarting)
+	}
+	n.mu.Unlock()
+	if runs {
 		return nil
 	}
-	if n.stopping {
+	if stopping {
 		return errStopping
 	}
-	r, err := n.provisioner.Start(ctx, n.Node)
+	ctx, cancel := context.WithTimeout(ctx, startBudget)
+	defer cancel()
+	r, err := n.provisioner.Start(ctx, now)
+	if err == nil {
+		n.log.Info("node started")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if err != nil {
 		n.set(nil, EndFailed.String())
 		return err
 	}
+	n.ended = make(chan struct{})
 	n.set(r, stateRunning)
-	n.log.Info("node started")
 	return nil
 }
 
@@ -68,44 +85,54 @@ func (n *node) set(r Running, state string) {
 	n.running, n.state, n.since = r, state, time.Now()
 }
 
-// supervise follows the node's runs, from the first one that start made.
+// supervise follows the node's runs, from the first one that start made, and begins the
+// next one where the node wants that.
 func (n *node) supervise() {
 	wait := restartWait
+	var due <-chan time.Time // when it starts again; nil: when somebody turns it on
 	for {
 		n.mu.Lock()
-		r, began := n.running, n.since
+		r, began, stopping := n.running, n.since, n.stopping
 		n.mu.Unlock()
-		again := false
 		if r != nil {
 			end, err := r.Wait()
-			again = end == EndReboot || end == EndDied
 			n.log.Info("node ended", "how", end, "after", time.Since(began).Round(time.Millisecond), "error", err)
-			n.mu.Lock()
-			n.set(nil, end.String())
-			if again {
-				n.state = stateWaiting
-				n.restarts++
-			}
-			n.mu.Unlock()
 			if time.Since(began) > soonEnded {
 				wait = restartWait
 			}
+			due = nil
+			if n.settle(end) {
+				due = time.After(wait)
+				wait = min(wait*2, restartMax)
+			}
+			continue
 		}
-		var timer <-chan time.Time
-		if again {
-			timer = time.After(wait)
-			wait = min(wait*2, restartMax)
+		if stopping {
+			return
 		}
 		select {
 		case <-n.quit:
-			return
-		case <-timer:
+		case <-n.wake:
+		case <-due:
+			due = nil
 			if err := n.start(context.Background()); err != nil {
 				n.log.Error("node doesn't start", "error", err)
 			}
-		case <-n.wake:
 		}
 	}
+}
+
+// settle is the end of a run. Only now is the node off, and may be turned on.
+func (n *node) settle(end End) (again bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.set(nil, end.String())
+	if again = end == EndReboot || end == EndDied; again {
+		n.state = stateWaiting
+		n.restarts++
+	}
+	close(n.ended)
+	return again
 }
 
 // turnOn starts a node that is off.
@@ -118,26 +145,25 @@ func (n *node) turnOn(ctx context.Context) error {
 	return err
 }
 
-func (n *node) current() (Running, error) {
+// current is what runs, and what is closed once the node is off. A node that is starting
+// is waited for.
+func (n *node) current() (Running, <-chan struct{}, error) {
+	n.starting.Lock()
+	defer n.starting.Unlock()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.running == nil {
-		return nil, fmt.Errorf("node %s: %w", n.Name, errNotRunning)
+		return nil, nil, fmt.Errorf("node %s: %w", n.Name, errNotRunning)
 	}
-	return n.running, nil
+	return n.running, n.ended, nil
 }
 
 // powerOff stops the node in order, and cuts its power after the budget.
 func (n *node) powerOff(budget time.Duration) error {
-	r, err := n.current()
+	r, ended, err := n.current()
 	if err != nil {
 		return err
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = r.Wait()
-	}()
 	if budget > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), budget)
 		defer cancel()
@@ -156,18 +182,11 @@ func (n *node) powerOff(budget time.Duration) error {
 	return nil
 }
 
-func (n *node) cut() error {
-	r, err := n.current()
-	if err != nil {
-		return err
-	}
-	r.Cut()
-	_, _ = r.Wait()
-	return nil
-}
+// cut returns when the node is off: whoever turns it on then isn't told that it runs.
+func (n *node) cut() error { return n.powerOff(0) }
 
 func (n *node) freeze(ctx context.Context, frozen bool) error {
-	r, err := n.current()
+	r, _, err := n.current()
 	if err != nil {
 		return err
 	}
@@ -187,9 +206,11 @@ func (n *node) freeze(ctx context.Context, frozen bool) error {
 
 // shutdown ends the node for good.
 func (n *node) shutdown(budget time.Duration) {
+	n.starting.Lock() // what starts is there then, to be stopped
 	n.mu.Lock()
 	n.stopping = true
 	n.mu.Unlock()
+	n.starting.Unlock()
 	close(n.quit)
 	if err := n.powerOff(budget); err != nil && !errors.Is(err, errNotRunning) {
 		n.log.Error("stop node", "error", err)

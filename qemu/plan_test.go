@@ -60,6 +60,20 @@ func TestPlanIsKept(t *testing.T) {
 	}
 }
 
+// A cluster that another command removes while all are looked at is none.
+func TestListWhileOneIsRemoved(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	plan := testPlan(Container)
+	d, _ := dirOf(plan.Name)
+	gone, _ := dirOf("gone")
+	if err := errors.Join(os.MkdirAll(string(d), 0o700), writePlan(d, plan), os.MkdirAll(string(gone), 0o700), os.Symlink("nowhere", gone.plan())); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := List(); err != nil || len(all) != 1 || all[0].Name != plan.Name {
+		t.Errorf("list: %v, %v", all, err)
+	}
+}
+
 // A port that another cluster has planned, or that is in use, isn't given again.
 func TestPortsDontCollide(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())

@@ -43,7 +43,7 @@ type Milestone struct {
 
 // WaitReady returns once the API answers, every planned node is Ready and the
 // cluster's DNS runs. tell hears of each step as it is reached; waiting, on each
-// try, what isn't so yet. Both may be nil.
+// try, what isn't so yet. Both may be nil. It ends with the cluster.
 func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting func(error)) error {
 	api, err := c.kubeAPI()
 	if err != nil {
@@ -71,6 +71,9 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 			if err == nil {
 				break
 			}
+			if ended := c.ended(); ended != nil {
+				return ended
+			}
 			if waiting != nil {
 				waiting(err)
 			}
@@ -85,6 +88,18 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 		}
 	}
 	return nil
+}
+
+// ended is why nothing more can come of a cluster; nil while it has a host process.
+func (c *Cluster) ended() error {
+	pid, err := c.HostPID()
+	if err != nil || pid != 0 {
+		return err
+	}
+	if _, err := readPlan(c.dir); errors.Is(err, ErrNoCluster) {
+		return fmt.Errorf("cluster %s was removed meanwhile, by another command", c.Name)
+	}
+	return fmt.Errorf("cluster %s was stopped meanwhile, or its host process broke down: %s says which; create it again to start it", c.Name, c.dir.log())
 }
 
 // Chart is the file with the picture of a node's last boot. The node makes it once

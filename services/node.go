@@ -88,7 +88,7 @@ func NewNode(o Options) (*Node, error) {
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
 	member := etcd.New(etcd.Options{
-		Mode: o.Mode, Store: store, Containerd: ctrd,
+		Mode: o.Mode, Store: store, Containerd: ctrd, Log: o.Logs.Logger(etcd.ID),
 		Stop: func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
 	})
 
@@ -157,7 +157,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Since: since, Disks: listDisks(d),
+		Processes: o.Processes, Since: since, Disks: listDisks(d), UserDisks: d.UserDisks,
 		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
 	})
 	if err != nil {

@@ -75,7 +75,8 @@ type Upstream struct {
 type Status struct {
 	Upstream
 	Ready bool
-	// Reachable is whether it took the last connection that was tried, ready or not.
+	// Reachable is whether it spoke TLS on the last connection that was tried, ready or
+	// not.
 	Reachable bool
 	Since     time.Time // when Ready became so; zero: it wasn't asked yet
 	Err       error     // why it isn't ready, as it was first seen

@@ -59,12 +59,16 @@ func (b *Balancer) client(n *backend, name string) *http.Client {
 				ctx, cancel := context.WithTimeout(ctx, checkBudget)
 				defer cancel()
 				conn, err := b.o.Dial(ctx, name)
-				b.reached(n, err == nil)
 				if err != nil {
+					b.reached(n, false)
 					return nil, err
 				}
 				secure := tls.Client(conn, b.o.TLS())
-				if err := secure.HandshakeContext(ctx); err != nil {
+				err = secure.HandshakeContext(ctx)
+				if err == nil || ctx.Err() == nil { // a busy server takes its time
+					b.reached(n, !ended(err))
+				}
+				if err != nil {
 					conn.Close()
 					return nil, err
 				}
@@ -72,6 +76,12 @@ func (b *Balancer) client(n *backend, name string) *http.Client {
 			},
 		},
 	}
+}
+
+// ended: nothing was said, as by a load balancer that has nobody behind it. Whether a
+// certificate is the right one is for clients to judge.
+func ended(err error) bool {
+	return err != nil && !errors.As(err, new(*tls.CertificateVerificationError))
 }
 
 func ready(ctx context.Context, client *http.Client) error {
@@ -139,7 +149,7 @@ func (b *Balancer) judge(n *backend, err error) (again time.Duration, over bool)
 	return again, false
 }
 
-// reached notes whether a server took a connection.
+// reached notes whether a server took a connection, and spoke on it.
 func (b *Balancer) reached(n *backend, yes bool) {
 	b.mu.Lock()
 	changed := n.Reachable != yes

@@ -2342,8 +2342,10 @@ type ResetRequest struct {
 	SystemLabelsToWipe []string             `protobuf:"bytes,3,rep,name=system_labels_to_wipe,json=systemLabelsToWipe,proto3" json:"system_labels_to_wipe,omitempty"`
 	DrainTimeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	DryRun             bool                 `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Disks besides the system's, by device or by a link to one.
+	UserDisksToWipe []string `protobuf:"bytes,6,rep,name=user_disks_to_wipe,json=userDisksToWipe,proto3" json:"user_disks_to_wipe,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ResetRequest) Reset() {
@@ -2409,6 +2411,13 @@ func (x *ResetRequest) GetDryRun() bool {
 		return x.DryRun
 	}
 	return false
+}
+
+func (x *ResetRequest) GetUserDisksToWipe() []string {
+	if x != nil {
+		return x.UserDisksToWipe
+	}
+	return nil
 }
 
 type ResetResponse struct {
@@ -2631,13 +2640,14 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"H\n" +
 	"\x10ShutdownResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xc8\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xf5\x01\n" +
 	"\fResetRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
 	"\x06reboot\x18\x02 \x01(\bR\x06reboot\x121\n" +
 	"\x15system_labels_to_wipe\x18\x03 \x03(\tR\x12systemLabelsToWipe\x12>\n" +
 	"\rdrain_timeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"E\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
+	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xa7\v\n" +
 	"\vNodeService\x12Z\n" +

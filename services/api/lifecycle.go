@@ -31,8 +31,14 @@ func powerArguments(m interface {
 
 func (s *nodeService) Reset(ctx context.Context, req *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {
 	m := req.Msg
+	// The journal has them as they are now: names may change with a restart.
+	users, err := s.opts.UserDisks(m.GetUserDisksToWipe())
+	if err != nil {
+		return nil, failed(connect.CodeFailedPrecondition, "reset: --user-disks-to-wipe: %w", err)
+	}
 	arguments := lifecycle.ResetArguments{
 		Force: m.GetForce(), Reboot: m.GetReboot(), Wipe: m.GetSystemLabelsToWipe(), DrainTimeout: m.GetDrainTimeout().AsDuration(),
+		Disks: users,
 	}
 	o, err := s.operate(ctx, lifecycle.Reset, arguments.Encode(), m.GetDryRun())
 	return connect.NewResponse(&apiv1.ResetResponse{Operation: o}), err

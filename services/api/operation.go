@@ -56,10 +56,10 @@ func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1
 		}
 		return stream.Send(m)
 	})
-	if errors.Is(err, operation.ErrNotFound) {
-		return operationError(err)
+	if sent := new(connect.Error); err == nil || errors.As(err, &sent) {
+		return err // sent: the stream's own
 	}
-	return err
+	return operationError(err)
 }
 
 func (s *operationService) Answer(ctx context.Context, req *connect.Request[apiv1.AnswerOperationRequest]) (*connect.Response[apiv1.AnswerOperationResponse], error) {

@@ -130,6 +130,22 @@ func TestOperationIsWatchedAndAnswered(t *testing.T) {
 	}
 }
 
+// A node that has just started is asked again by those who follow an operation.
+func TestOperationsThatArentReadYet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var err error
+	r.opts.Operations, err = operation.New(operation.Options{Store: r.opts.Store, Log: slog.New(slog.DiscardHandler), Dir: t.TempDir()})
+	must(t, err)
+	r.serve()
+	stream, err := garboardv1connect.NewOperationServiceClient(r.as(reader), host).Watch(t.Context(), connect.NewRequest(&apiv1.WatchOperationRequest{Id: "reboot-x"}))
+	must(t, err)
+	if stream.Receive() {
+		t.Error("what isn't known is watched")
+	}
+	wantCode(t, stream.Err(), connect.CodeUnavailable, "STATE isn't mounted")
+}
+
 // Who may not begin an operation may not abort it.
 func TestAbortTakesTheRoleOfTheOperation(t *testing.T) {
 	t.Parallel()

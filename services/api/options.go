@@ -8,6 +8,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
@@ -33,6 +34,8 @@ type Options struct {
 	// Since is the time since boot.
 	Since func() time.Duration
 	Disks func(ctx context.Context) ([]*apiv1.Disk, error)
+	// UserDisks are the disks of these names, if a reset may wipe them.
+	UserDisks func(names []string) ([]disks.UserDisk, error)
 
 	// Socket is where to listen; "" is boot.MachineSocket.
 	Socket string

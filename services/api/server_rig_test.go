@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -22,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/dag"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
@@ -92,8 +94,17 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		Etcd:     etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
 		Diagnose: func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
 		Disks:    func(context.Context) ([]*apiv1.Disk, error) { return nil, nil },
-		Since:    func() time.Duration { return time.Since(began) },
-		Socket:   filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
+		UserDisks: func(names []string) (users []disks.UserDisk, err error) {
+			for _, name := range names {
+				if name != "/dev/sdb" {
+					return nil, errors.New("there is no disk " + name)
+				}
+				users = append(users, disks.UserDisk{Path: name, Size: 2 << 40, Serial: "s1"})
+			}
+			return users, nil
+		},
+		Since:  func() time.Duration { return time.Since(began) },
+		Socket: filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
 	}
 	r.opts.Operations, err = operation.New(operation.Options{Store: store, Log: l.Quiet(operation.ID), Dir: filepath.Join(dir, "operations")})
 	must(t, err)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"path"
 	"strings"
 	"sync"
@@ -52,6 +53,7 @@ type gate struct {
 	proxy   *httputil.ReverseProxy
 	backend *http.Transport
 	open    strangers.Conns
+	piece   time.Duration    // readTimeout; a field for tests
 	now     func() time.Time // a node's clock may be wrong; a field for tests
 }
 
@@ -59,7 +61,7 @@ type gate struct {
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
 		told: briefing.Follower{Dir: dir}, log: strangers.Limited(log), errors: connect.NewErrorWriter(),
-		backend: newBackend(socket), open: strangers.Conns{Max: maxConns, Fresh: maxFresh}, now: time.Now,
+		backend: newBackend(socket), open: strangers.Conns{Max: maxConns, Fresh: maxFresh}, piece: readTimeout, now: time.Now,
 	}
 	g.proxy = g.newProxy()
 	if err := g.told.Next(g.refresh); err != nil {
@@ -99,7 +101,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, most)
 	if m.Upload > 0 {
-		r.Body = newUpload(w, r.Body)
+		r.Body = newUpload(w, r.Body, g.piece)
 	}
 	ctx := context.WithValue(r.Context(), callKey{}, c)
 	if !m.Streaming {
@@ -243,6 +245,8 @@ func (g *gate) proxyError(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &dial) && dial.Op == "dial":
 		g.log.Warn("the node's own side of the API doesn't answer", "err", err.Error())
 		g.fail(w, r, connect.CodeUnavailable, errors.New("the node's API isn't there now: it starts or stops; try again"))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		g.fail(w, r, connect.CodeDeadlineExceeded, fmt.Errorf("the rest of the request didn't come: nothing in %s", g.piece))
 	default:
 		g.log.Warn("hand on a call", "method", printablePath(r), "err", err.Error())
 		g.fail(w, r, connect.CodeUnavailable, errors.New("the node gave no answer to this call; try again"))

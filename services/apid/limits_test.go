@@ -94,6 +94,43 @@ func TestUpload(t *testing.T) {
 	}
 }
 
+// How long PID 1 takes over what it has of an upload is no fault of the client, who isn't
+// cut off for it; one that sends nothing more is.
+func TestUploadInPieces(t *testing.T) {
+	t.Parallel()
+	const piece, size = time.Second, 8 << 20
+	ca := newCA(t)
+	b := newBench(t, normal(t, ca), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.CopyN(io.Discard, r.Body, size/2); err != nil {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+		case <-time.After(piece * 3 / 2):
+		}
+		n, err := io.Copy(io.Discard, r.Body)
+		fmt.Fprintf(w, "%d bytes, %v", n, err)
+	}))
+	b.gate.piece = piece
+	for _, http2 := range []bool{false, true} {
+		c := b.client(t, admin(t, ca), http2)
+		code, text, err := post(c, b.url("/garboard.v1.EtcdService/Recover"), nil, io.LimitReader(zeros{}, size))
+		if err != nil || code != http.StatusOK || text != fmt.Sprintf("%d bytes, <nil>", size/2) {
+			t.Errorf("a slow node, HTTP/2 %v: %d %s, %v", http2, code, text, err)
+		}
+		stuck, more := io.Pipe()
+		go func() { _, _ = more.Write([]byte("{")) }() // until the pipe is closed
+		code, text, err = post(c, b.url("/garboard.v1.EtcdService/Recover"), nil, stuck)
+		want := "nothing in 1s"
+		if !http2 { // net/http takes the client for gone, with its whole connection
+			want = "the caller is gone"
+		}
+		if stuck.Close(); err != nil || code == http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("a client that stops, HTTP/2 %v: %d %s, %v", http2, code, text, err)
+		}
+	}
+}
+
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

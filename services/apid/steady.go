@@ -46,23 +46,27 @@ func (s *steady) FlushError() error {
 // Unwrap is what http.ResponseController looks for.
 func (s *steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// upload is a large request, which has readTimeout for each piece of it: a server has
-// one for the whole.
+// upload is a large request, which has a time for each piece of it to come: a server has
+// one for the whole. While nobody reads, because PID 1 is busy with what it has, no clock
+// runs: HTTP/2 would end the call for good.
 type upload struct {
 	io.ReadCloser
 	control *http.ResponseController
+	piece   time.Duration
 }
 
-func newUpload(w http.ResponseWriter, body io.ReadCloser) *upload {
-	return &upload{body, http.NewResponseController(w)}
+func newUpload(w http.ResponseWriter, body io.ReadCloser, piece time.Duration) *upload {
+	u := &upload{body, http.NewResponseController(w), piece}
+	u.pause()
+	return u
 }
+
+// pause stops the clock. An error means that there is no connection any more.
+func (u *upload) pause() { _ = u.control.SetReadDeadline(time.Time{}) }
 
 // Read implements io.Reader.
 func (u *upload) Read(p []byte) (int, error) {
-	_ = u.control.SetReadDeadline(time.Now().Add(readTimeout))
-	n, err := u.ReadCloser.Read(p)
-	if err != nil {
-		_ = u.control.SetReadDeadline(time.Time{})
-	}
-	return n, err
+	_ = u.control.SetReadDeadline(time.Now().Add(u.piece))
+	defer u.pause()
+	return u.ReadCloser.Read(p)
 }

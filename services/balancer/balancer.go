@@ -193,8 +193,9 @@ func (o Options) hold() time.Duration {
 // open is whether a connection to it would get anywhere. A first check takes milliseconds.
 func open(s balance.Status) bool { return s.Reachable }
 
-// door is where clients come in. It is shut while nobody takes connections, so that
-// clients are refused as they would be by the API server itself: a connection that is
+// door is where clients come in. It is shut while no API server takes connections (a
+// load balancer may, and end them, as long as nobody is behind it), so that clients are
+// refused as they would be by the API server itself: a connection that is
 // taken and then ended they try ten times over, a second each, and a kubelet that has
 // to start the API server does nothing else meanwhile.
 type door struct {

@@ -110,6 +110,26 @@ func (r *rig) serve(name string) {
 	r.servers[name] = s
 }
 
+// empty is a load balancer with nobody behind it: it takes connections, and ends them.
+func (r *rig) empty(name string) {
+	s := httptest.NewUnstartedServer(nil)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := s.Listener.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	r.t.Cleanup(func() { s.Listener.Close(); <-done })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.servers[name] = s
+}
+
 func (r *rig) stop(name string) {
 	r.mu.Lock()
 	s := r.servers[name]
@@ -303,6 +323,7 @@ func TestDoorIsShut(t *testing.T) {
 	r.run()
 	r.knows(map[string]string{loopback: "node true", endpointName: "config false"})
 	must(t, r.answers())
+	r.empty(endpointName)
 	r.stop(loopback)
 	refused := func() error {
 		err := r.answers()

@@ -71,6 +71,8 @@ var ManifestDrifts = resource.Define[ManifestDrift](resource.Definition{
 // defaults and other spellings of a value are no difference.
 type ManifestDriftController struct {
 	compared map[string]comparison // by the object's path
+	client   *kubernetes.Client    // kept, for what it has learnt of the API
+	made     uint64                // version of the secrets that client was made of
 }
 
 // comparison is kept until one of both sides changes.
@@ -110,20 +112,23 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	if _, ready := etcdReady(v); !ready {
 		return 0, nil
 	}
-	client, err := adminClient(keys.Spec)
-	if err != nil {
-		return 0, err
+	if c.client == nil || c.made != keys.Version {
+		client, err := adminClient(keys.Spec)
+		if err != nil {
+			return 0, err
+		}
+		c.client, c.made = client, keys.Version
 	}
-	defer client.Close()
+	defer c.client.Close() // its connections: the next look is a while away
 	ctx, cancel := context.WithTimeout(ctx, driftBudget)
 	defer cancel()
-	if client.Ready(ctx) != nil {
+	if c.client.Ready(ctx) != nil {
 		return driftAgain, nil // others say that the apiserver is down
 	}
 	compared := make(map[string]comparison)
 	var problems []error
 	for _, m := range manifests {
-		drift, err := c.look(ctx, client, m.Spec, compared)
+		drift, err := c.look(ctx, m.Spec, compared)
 		if err == nil {
 			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
@@ -139,10 +144,10 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 }
 
 // look compares the objects of one manifest.
-func (c *ManifestDriftController) look(ctx context.Context, client *kubernetes.Client, wanted []kubernetes.Object, compared map[string]comparison) (ManifestDrift, error) {
+func (c *ManifestDriftController) look(ctx context.Context, wanted []kubernetes.Object, compared map[string]comparison) (ManifestDrift, error) {
 	drift := ManifestDrift{Objects: []ObjectDrift{}}
 	for _, o := range wanted {
-		d, err := c.compare(ctx, client, o, compared)
+		d, err := c.compare(ctx, o, compared)
 		if err != nil {
 			return drift, err
 		}
@@ -169,10 +174,10 @@ func forgetDrift(v resource.View, manifests []resource.Object[[]kubernetes.Objec
 
 // compare looks at one object, and asks what the manifest would change only if
 // either is another than last time.
-func (c *ManifestDriftController) compare(ctx context.Context, client *kubernetes.Client, wanted kubernetes.Object, compared map[string]comparison) (ObjectDrift, error) {
+func (c *ManifestDriftController) compare(ctx context.Context, wanted kubernetes.Object, compared map[string]comparison) (ObjectDrift, error) {
 	d := ObjectDrift{Object: wanted.String()}
 	ref := kubernetes.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
-	there, err := client.Get(ctx, ref)
+	there, err := c.client.Get(ctx, ref)
 	if kubernetes.IsNotFound(err) {
 		d.Missing = true
 		return d, nil
@@ -191,7 +196,7 @@ func (c *ManifestDriftController) compare(ctx context.Context, client *kubernete
 	if !known || last.version != version || !reflect.DeepEqual(last.wanted, wanted) {
 		last = comparison{wanted: wanted, version: version}
 		var refused *kubernetes.StatusError
-		preview, err := client.Preview(ctx, wanted)
+		preview, err := c.client.Preview(ctx, wanted)
 		switch {
 		case err == nil:
 			last.fields = differences(owned(there), owned(preview))

@@ -197,11 +197,9 @@ func (s *requestServer) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A request is approved at once, whether it was there before or comes while the
-// controller watches; one that isn't the node's own stays as it is.
-func TestServingApproval(t *testing.T) {
-	t.Parallel()
-	s := &requestServer{requests: map[string]kubernetes.Object{}, changed: make(chan struct{})}
+// served is the store of a node whose API server is s.
+func served(t *testing.T, s http.Handler) *resource.Store {
+	t.Helper()
 	c := testConfig(t)
 	crt, serverKey, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "kube-apiserver", DNS: []string{balancer.ServerName}, Server: true, Now: time.Now()})
 	put(t, err)
@@ -210,7 +208,7 @@ func TestServingApproval(t *testing.T) {
 	server := httptest.NewUnstartedServer(s)
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
 	server.StartTLS()
-	defer server.Close()
+	t.Cleanup(server.Close)
 	admin, key, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "admin", Client: true, Now: time.Now()})
 	put(t, err)
 	store := testStore(t, c)
@@ -218,6 +216,15 @@ func TestServingApproval(t *testing.T) {
 		CA:        c.Cluster.CA,
 		APIServer: config.CertKey{Crt: admin}, Admin: config.CertKey{Crt: admin, Key: key}, Balancer: server.URL,
 	}))
+	return store
+}
+
+// A request is approved at once, whether it was there before or comes while the
+// controller watches; one that isn't the node's own stays as it is.
+func TestServingApproval(t *testing.T) {
+	t.Parallel()
+	s := &requestServer{requests: map[string]kubernetes.Object{}, changed: make(chan struct{})}
+	store := served(t, s)
 	s.ask("csr-1", servingRequest(t, nil))
 	rt, err := resource.NewRuntime(store, testLog(t), &ServingApprovalController{})
 	put(t, err)

@@ -55,6 +55,9 @@ func (d *Disks) devices() ([]device, error) {
 		if err != nil {
 			return nil, err
 		}
+		if d.o.serial != nil {
+			dev.Serial = d.o.serial(dev.Name)
+		}
 		out = append(out, dev)
 	}
 	slices.SortFunc(out, func(a, b device) int {
@@ -134,8 +137,9 @@ func (dev device) partitionPath(n int) (string, bool) {
 	return "", false
 }
 
-// inUse says what keeps the disk or one of its partitions busy; "" for nothing.
-func (dev device) inUse() (string, error) {
+// inUse says what keeps the disk or one of its partitions busy; "" for nothing. What is
+// mounted below given is given up.
+func (dev device) inUse(given string) (string, error) {
 	dir := filepath.Join("/sys/block", dev.Name)
 	parts, err := filepath.Glob(filepath.Join(dir, dev.Name+"*"))
 	if err != nil {
@@ -147,7 +151,7 @@ func (dev device) inUse() (string, error) {
 		}
 		number := firstText(p, "dev")
 		mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
-			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != number, false
+			return fmt.Sprintf("%d:%d", i.Major, i.Minor) != number || given != "" && strings.HasPrefix(i.Mountpoint, given+"/"), false
 		})
 		if err != nil {
 			return "", err

@@ -54,12 +54,13 @@ type Options struct {
 	// one afterwards.
 	StateReady func() error
 
-	isDisk   func(name string) bool  // which of /sys/block count; tests use loop devices
-	stateDir string                  // tests have their own
-	varDir   string                  // tests have their own
-	idFile   string                  // tests have their own
-	before   func(step string) error // tests cut the power before a step
-	patience time.Duration           // quietFor; tests have less
+	isDisk   func(name string) bool   // which of /sys/block count; tests use loop devices
+	serial   func(name string) string // of a disk; loop devices have none
+	stateDir string                   // tests have their own
+	varDir   string                   // tests have their own
+	idFile   string                   // tests have their own
+	before   func(step string) error  // tests cut the power before a step
+	patience time.Duration            // quietFor; tests have less
 }
 
 // Disks is the service and the way to STATE before it runs.

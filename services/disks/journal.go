@@ -22,6 +22,7 @@ import (
 const (
 	journalAt    = 1<<20 - 4096
 	journalMagic = "garboard journal 1: "
+	journalDisks = "disks "
 	journalSize  = 512
 )
 
@@ -37,6 +38,8 @@ const (
 type journal struct {
 	step  string
 	label string // the partition that is being formatted, or those that are wiped
+	// disks are the marks of other disks that are wiped first; nil for other steps.
+	disks []string
 }
 
 func readJournal(r io.ReaderAt) (journal, error) {
@@ -44,15 +47,25 @@ func readJournal(r io.ReaderAt) (journal, error) {
 	if err != nil || !bytes.HasPrefix(buf, []byte(journalMagic)) {
 		return journal{}, err
 	}
-	line, _, _ := strings.Cut(strings.TrimPrefix(string(buf), journalMagic), "\n")
+	line, rest, _ := strings.Cut(strings.TrimPrefix(string(buf), journalMagic), "\n")
 	step, label, _ := strings.Cut(line, " ")
-	return journal{step: step, label: label}, nil
+	j := journal{step: step, label: label}
+	if line, _, _ := strings.Cut(rest, "\n"); strings.HasPrefix(line, journalDisks) {
+		j.disks = strings.Fields(strings.TrimPrefix(line, journalDisks))
+	}
+	return j, nil
 }
 
 func writeJournal(f *os.File, j journal) error {
 	buf := make([]byte, journalSize)
 	if j.step != stepNone {
-		copy(buf, journalMagic+strings.TrimSpace(j.step+" "+j.label)+"\n")
+		text := journalMagic + strings.TrimSpace(j.step+" "+j.label) + "\n"
+		if len(j.disks) > 0 {
+			text += journalDisks + strings.Join(j.disks, " ") + "\n"
+		}
+		if copy(buf, text) < len(text) {
+			return fmt.Errorf("write journal on %s: %d bytes are more than a sector", f.Name(), len(text))
+		}
 	}
 	// The sector may be 4 KiB; the kernel then reads and writes the whole of it.
 	if _, err := f.WriteAt(buf, journalAt); err != nil {

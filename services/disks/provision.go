@@ -50,7 +50,7 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 
 // mayWipe is nil where the disk's content is to be erased and may be.
 func (d *Disks) mayWipe(dev device, f found, wipe bool) error {
-	busy, err := dev.inUse()
+	busy, err := dev.inUse("")
 	switch {
 	case err != nil:
 		return err

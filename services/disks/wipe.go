@@ -18,20 +18,21 @@ import (
 const (
 	// zeroChunk is how much is zeroed before the next look whether there is still time.
 	zeroChunk = 64 << 20
+	// punchChunk is the same for a disk that zeroes by itself: it may take its time, and
+	// nothing ends a call.
+	punchChunk = 1 << 30
 	// wipeMark says on a container's STATE what of it is to be wiped. It is what the
 	// journal is on a disk.
 	wipeMark = "wipe"
 )
 
-// Wipes are the partitions that a reset can wipe.
-var Wipes = []string{boot.LabelState, boot.LabelEphemeral}
-
-// MarkWipe writes down that these partitions are to be wiped. From then on nothing
-// keeps them: erase does it once nobody uses them any more, and if it doesn't come
-// to that, the next boot does, before it reads anything of them.
-func (d *Disks) MarkWipe(labels []string) (erase func(context.Context) error, err error) {
-	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(Wipes, l) }) {
-		return nil, fmt.Errorf("wipe %q: there are %s", labels, strings.Join(Wipes, " and "))
+// MarkWipe writes down that these partitions are to be wiped, and before them these
+// disks of the user. From then on nothing keeps them: erase does it once nobody uses
+// them any more, and if it doesn't come to that, the next boot does, before it reads
+// anything of them.
+func (d *Disks) MarkWipe(labels []string, users []UserDisk) (erase func(context.Context) error, err error) {
+	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(boot.WipeLabels, l) }) {
+		return nil, fmt.Errorf("wipe %q: there are %s", labels, strings.Join(boot.WipeLabels, " and "))
 	}
 	if d.o.Mode == boot.Container {
 		mark := filepath.Join(d.o.stateDir, wipeMark)
@@ -51,12 +52,16 @@ func (d *Disks) MarkWipe(labels []string) (erase func(context.Context) error, er
 		return nil, err
 	}
 	defer file.Close()
-	if err := writeJournal(file, journal{step: stepWipe, label: strings.Join(labels, " ")}); err != nil {
+	if err := writeJournal(file, journal{step: stepWipe, label: strings.Join(labels, " "), disks: marks(users)}); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) error {
+		if err := d.wipeUserDisks(ctx, users); err != nil {
+			return err // the next boot tries it once more
+		}
 		f, err := d.inspect(dev)
 		if err == nil {
+			f.pending.disks = nil
 			_, err = d.wipeMarked(ctx, dev, f)
 		}
 		return err
@@ -72,6 +77,7 @@ func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, err
 	if f.verdict != ours || f.pending.step != stepWipe {
 		return f, nil
 	}
+	d.wipeMarkedUserDisks(ctx, f.pending.disks)
 	labels := strings.Fields(f.pending.label)
 	d.log.Warn(fmt.Sprintf("wiping %s on %s, as it was asked for by a reset", strings.Join(labels, " and "), dev.Path))
 	if err := d.wipe(ctx, dev, f, labels); err != nil {
@@ -110,22 +116,42 @@ func (d *Disks) wipe(ctx context.Context, dev device, f found, labels []string) 
 	return writeJournal(file, after)
 }
 
-// erase zeroes a partition of a disk. Of EPHEMERAL, which may take hours to write,
-// it writes the edges if the disk can't zero by itself.
+// erase zeroes a partition of a disk. Of one that may take hours to write, it writes the
+// edges if the disk can't zero by itself: of all but those that a node's keys are on.
 func (p partition) erase(ctx context.Context, file *os.File) error {
-	err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, p.start, p.size)
-	if err == nil {
-		return nil // it reads as zeros from now on (block/fops.c, blkdev_fallocate)
+	if helped, err := punch(ctx, file, p.start, p.size); helped || err != nil {
+		return err
 	}
-	if p.label == boot.LabelEphemeral {
-		// A disk may ignore it, or read anything there afterwards.
-		_ = discard(file, p.start, p.size)
-		if err := zero(ctx, file, p.start, edge); err != nil {
-			return err
+	if p.label == boot.LabelState || p.label == boot.LabelMeta {
+		return zero(ctx, file, p.start, p.size)
+	}
+	// A disk may ignore it, or read anything there afterwards.
+	_ = discard(file, p.start, p.size)
+	return zeroEdges(ctx, file, p.start, p.size)
+}
+
+// zeroEdges takes away what makes a file system or a partition table of it.
+func zeroEdges(ctx context.Context, file *os.File, start, size int64) error {
+	n := min(edge, size)
+	if err := zero(ctx, file, start, n); err != nil {
+		return err
+	}
+	return zero(ctx, file, start+size-n, n)
+}
+
+// punch has the disk zero by itself: it reads as zeros from then on (block/fops.c,
+// blkdev_fallocate). It returns false where the disk can't.
+func punch(ctx context.Context, file *os.File, start, size int64) (helped bool, err error) {
+	for at := start; at < start+size; at += punchChunk {
+		if err := ctx.Err(); err != nil {
+			return false, err
 		}
-		return zero(ctx, file, p.start+p.size-edge, edge)
+		n := min(punchChunk, start+size-at)
+		if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, n); err != nil {
+			return false, nil
+		}
 	}
-	return zero(ctx, file, p.start, p.size)
+	return true, nil
 }
 
 func zero(ctx context.Context, file *os.File, start, size int64) error {

@@ -2,6 +2,7 @@ package disks
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -65,7 +66,7 @@ func TestS183Wipe(t *testing.T) {
 		t.Run(strings.Join(labels, "+"), func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			erase, err := m.disks.MarkWipe(labels)
+			erase, err := m.disks.MarkWipe(labels, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -112,7 +113,7 @@ func TestWipePowerCuts(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			erase, err := m.disks.MarkWipe(labels)
+			erase, err := m.disks.MarkWipe(labels, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -168,6 +169,34 @@ func TestWipeWithoutHelpOfTheDisk(t *testing.T) {
 	}
 }
 
+// brief is a context whose time is up after some looks at it.
+type brief struct {
+	context.Context
+	looks int
+}
+
+func (b *brief) Err() error {
+	if b.looks--; b.looks < 0 {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// The way out has a budget: erasing ends with it, also on a disk that zeroes by itself.
+func TestEraseEndsWithItsTime(t *testing.T) {
+	l := newLoop(t, 8*gib)
+	m := used(t, l)
+	erase, err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.off()
+	if err := erase(&brief{t.Context(), 2}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	wiped(t, l, []string{boot.LabelEphemeral}) // by the next boot
+}
+
 // In a container the partitions are directories of the host, and what is mounted below
 // them is none of the reset's.
 func TestWipeContainer(t *testing.T) {
@@ -190,7 +219,7 @@ func TestWipeContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { unix.Unmount(filepath.Join(m.dir, "var/volume"), unix.MNT_DETACH) })
-			erase, err := m.disks.MarkWipe(Wipes)
+			erase, err := m.disks.MarkWipe(boot.WipeLabels, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -229,7 +258,7 @@ func names(t *testing.T, dir ...string) (all []string) {
 func TestMarkWipeRefuses(t *testing.T) {
 	m := bootMachine(t)
 	for _, labels := range [][]string{nil, {"BOOT-A"}, {boot.LabelState}} { // the last: there is no system disk
-		if _, err := m.disks.MarkWipe(labels); err == nil {
+		if _, err := m.disks.MarkWipe(labels, nil); err == nil {
 			t.Errorf("%v can be wiped", labels)
 		}
 	}

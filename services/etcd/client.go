@@ -27,6 +27,9 @@ const (
 	// lookTimeout bounds the question who is there, of an apiserver that may be on a
 	// machine that is gone.
 	lookTimeout = 10 * time.Second
+	// knownTimeout bounds it where this node knows whom else to ask: a machine that is
+	// gone must leave time for that, also where all of it takes examineTimeout at most.
+	knownTimeout = 2 * time.Second
 	// statusTimeout: a member that takes longer to say how it is doesn't count.
 	statusTimeout = 3 * time.Second
 )
@@ -95,8 +98,8 @@ const apiServers = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?
 
 // find returns the client URLs of the members on other control planes (S-215): an
 // etcd runs on each node with an API server.
-func (e *Etcd) find(ctx context.Context, me self) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+func (e *Etcd) find(ctx context.Context, me self, patience time.Duration) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	c, err := e.api()
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"sort"
@@ -68,6 +69,7 @@ type Options struct {
 	Mode       boot.Mode
 	Store      *resource.Store
 	Containerd *containerd.Containerd
+	Log        *slog.Logger // nil: nobody hears
 	// Stop ends the service until it is started again.
 	Stop func(ctx context.Context) error
 
@@ -106,6 +108,9 @@ type Etcd struct {
 
 // New makes this node's member; nothing runs yet.
 func New(o Options) *Etcd {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	if o.DataDir == "" {
 		o.DataDir = boot.EtcdDataDir
 	}

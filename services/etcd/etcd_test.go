@@ -5,12 +5,14 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -166,11 +168,24 @@ func TestS074Arguments(t *testing.T) {
 	}
 }
 
+// logHead is the head of a log as etcd writes it, of member ec1314ea52838568 in cluster
+// dfd396ec7b4c7b9e.
+const logHead = "0400000000000084080410000000000020000000000000000801" +
+	"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000"
+
+// holds gives the node data that begins so.
+func (n *node) holds(t *testing.T) {
+	t.Helper()
+	data, err := hex.DecodeString(logHead)
+	must(t, err)
+	must(t, os.MkdirAll(n.path("data", "member", "wal"), 0o700))
+	must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), data, 0o600))
+}
+
 // Whose data it is, from the head of a log as etcd writes it; and not from less.
 func TestS225Identity(t *testing.T) {
 	t.Parallel()
-	head, err := hex.DecodeString("0400000000000084080410000000000020000000000000000801" +
-		"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000")
+	head, err := hex.DecodeString(logHead)
 	must(t, err)
 	if id, err := parseIdentity(head); err != nil || id != (identity{0xec1314ea52838568, 0xdfd396ec7b4c7b9e}) {
 		t.Errorf("%x, %v", id, err)
@@ -185,13 +200,47 @@ func TestS225Identity(t *testing.T) {
 	})
 }
 
+// A log that only etcd can read, of another release perhaps, doesn't keep a cluster from
+// being up.
+func TestUnknownLogSettles(t *testing.T) {
+	t.Parallel()
+	n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+	n.holds(t)
+	must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), []byte("a log of another kind"), 0o600))
+	must(t, n.write(record{Phase: joining, Member: "1", Cluster: "2", Initial: "a=x"}))
+	must(t, n.settle(t.Context(), *n.unsettled.Load()))
+	if r, err := n.read(); err != nil || r.Phase != member || r.Member != "1" || r.Cluster != "2" || r.Initial != "" {
+		t.Errorf("the journal says %+v, %v", r, err)
+	}
+}
+
+// A journal that nobody can read is put aside: a member goes on, and who has nothing
+// waits.
+func TestUnreadableJournal(t *testing.T) {
+	t.Parallel()
+	for _, content := range []string{"", "{", "\x00\x00\x00", `{"phase": 7}`, `{"phase": "member"`} {
+		for _, data := range []bool{true, false} {
+			n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+			if data {
+				n.holds(t)
+			}
+			must(t, os.WriteFile(n.o.Journal, []byte(content), 0o600))
+			if err := n.decide(t.Context()); data && err != nil {
+				t.Errorf("a member with the journal %q: %v", content, err)
+			} else if !data {
+				waits(t, err, "bootstrap, or for a control plane to join")
+			}
+			if kept, err := os.ReadFile(n.o.Journal + ".unreadable"); err != nil || string(kept) != content {
+				t.Errorf("the journal %q is kept as %q, %v", content, kept, err)
+			}
+		}
+	}
+}
+
 // S-225: whose data it is, the journal says, and else what lies beside the data. Of
 // what neither knows, etcd is the judge.
 func TestS225Foreign(t *testing.T) {
 	t.Parallel()
-	head, err := hex.DecodeString("0400000000000084080410000000000020000000000000000801" +
-		"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000")
-	must(t, err)
 	const cluster = "dfd396ec7b4c7b9e"
 	for _, tt := range []struct {
 		name      string
@@ -210,8 +259,7 @@ func TestS225Foreign(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
-			must(t, os.MkdirAll(n.path("data", "member", "wal"), 0o700))
-			must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), head, 0o600))
+			n.holds(t)
 			must(t, n.write(tt.journal))
 			if tt.owner != "" {
 				id, err := strconv.ParseUint(tt.owner, 16, 64)
@@ -235,6 +283,32 @@ func TestS225Foreign(t *testing.T) {
 				t.Errorf("the data is gone: %v", err)
 			}
 		})
+	}
+}
+
+// A member that isn't well asks the others that it knows, also where the endpoint takes
+// what is sent to it and never answers.
+func TestExaminedBehindASilentEndpoint(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.swallows()
+	n := r.node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+	n.holds(t)
+	peer, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { peer.Close() })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var asked atomic.Bool
+	go func() {
+		if conn, err := peer.Accept(); err == nil {
+			asked.Store(true)
+			cancel()
+			conn.Close()
+		}
+	}()
+	if err := n.examine(ctx, record{Phase: member, Peers: []string{"https://" + peer.Addr().String()}}); err != nil || !asked.Load() {
+		t.Errorf("asked: %t, %v", asked.Load(), err)
 	}
 }
 

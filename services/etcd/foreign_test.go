@@ -58,6 +58,19 @@ func TestForeignClientOfKubernetes(t *testing.T) {
 	waits(t, r.node("a", config.ControlPlane, foreignAddress).decide(t.Context()), "cluster.ca", r.apiserver.URL, "another cluster")
 }
 
+// S-214: one of type init that begins no second cluster says what keeps it from joining
+// the first.
+func TestForeignClusterOfInit(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.knows(http.StatusUnauthorized)
+	n := r.node("a", config.Init, foreignAddress)
+	waits(t, n.decide(t.Context()), "cluster.ca", "another cluster", "begins no second cluster", "answers at "+r.apiserver.URL+", with 401")
+	if r, err := n.read(); err != nil || r.Phase != none {
+		t.Errorf("the journal says %q, %v", r.Phase, err)
+	}
+}
+
 // Another API server has the place of an etcd with a certificate of another
 // authority.
 func TestForeignAuthorityOfEtcd(t *testing.T) {

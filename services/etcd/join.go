@@ -107,7 +107,7 @@ func (e *Etcd) decide(ctx context.Context) error {
 
 // settleBeginning is for the one whose turn it is.
 func (e *Etcd) settleBeginning(ctx context.Context) error {
-	r, err := e.read()
+	r, err := e.readOrPutAside()
 	if err != nil {
 		return err
 	}
@@ -165,10 +165,12 @@ func (e *Etcd) goOn(ctx context.Context, r record) error {
 func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
 	if errors.As(err, new(Refusal)) {
-		if joined := e.join(ctx, r); joined == nil {
-			return nil
+		joined := e.join(ctx, r)
+		var w *wait
+		if errors.As(joined, &w) {
+			return &wait{what: fmt.Sprintf("%s (of type init, this node begins no second cluster: %v)", w.what, err), cause: w.cause, seen: w.seen}
 		}
-		return &wait{what: "the cluster, which this node of type init doesn't begin a second time", cause: err}
+		return joined
 	}
 	if err != nil {
 		return err
@@ -225,7 +227,11 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 	if err != nil {
 		return nil, nil, err
 	}
-	urls, err := e.find(ctx, me)
+	patience := lookTimeout
+	if len(r.Peers) > 0 {
+		patience = knownTimeout
+	}
+	urls, err := e.find(ctx, me, patience)
 	if err != nil {
 		if urls = r.Peers; len(urls) == 0 {
 			urls = e.remembered(me)

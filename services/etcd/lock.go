@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/services/operation"
@@ -36,6 +38,7 @@ type lock struct{ e *Etcd }
 type held struct {
 	client *clientv3.Client
 	value  string // the holder
+	log    *slog.Logger
 
 	end     context.CancelFunc // of what keeps it
 	keeping sync.WaitGroup
@@ -59,7 +62,7 @@ func (k lock) Take(ctx context.Context, h operation.Holder) (operation.Taken, er
 	if err != nil {
 		return nil, err
 	}
-	t := &held{value: string(value)}
+	t := &held{value: string(value), log: k.e.o.Log}
 	life := context.WithoutCancel(ctx) // until Release
 	if t.client, err = k.e.voters(ctx, life); err != nil {
 		return nil, err
@@ -100,9 +103,19 @@ func (k lock) Look(ctx context.Context) (*operation.Holder, error) {
 }
 
 // voters is a client, which lives as long as life, of this node's member and of all
-// others that it knows: an operation may end this node's own.
+// others that it knows: an operation may end this node's own. Where that doesn't run,
+// those of the journal tell who the others are.
 func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
-	c, err := e.local(life)
+	me, err := e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	r, err := e.read()
+	if err != nil {
+		return nil, err
+	}
+	own := clientURL(me.addr)
+	c, err := e.dial(life, append([]string{own}, r.Peers...))
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +123,7 @@ func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	urls := c.Endpoints()
+	urls := []string{own}
 	for _, m := range found.Members {
 		if !m.IsLearner {
 			urls = append(urls, m.ClientURLs...)
@@ -184,6 +197,7 @@ func (t *held) keep(ctx context.Context, me string) {
 		err := t.take(tctx, me, lockTTL)
 		cancel()
 		if other := new(operation.HeldError); errors.As(err, &other) {
+			t.log.Warn("the lock of the cluster ended while etcd didn't answer, and another node has it now: both run disruptive operations", "holder", other.Holder.String())
 			return
 		}
 	}
@@ -209,6 +223,8 @@ func (t *held) Release(ctx context.Context, after time.Duration) error {
 			return noAnswer(err)
 		}
 	}
-	_, err := t.client.Revoke(ctx, t.lease)
-	return noAnswer(err)
+	if _, err := t.client.Revoke(ctx, t.lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return noAnswer(err)
+	}
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -50,7 +51,7 @@ func known(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListRespons
 	defer cancel()
 	found, err := c.MemberList(ctx, clientv3.WithSerializable())
 	if err != nil {
-		return nil, fmt.Errorf("ask this node's etcd for its members: %w", err)
+		return nil, fmt.Errorf("ask etcd at %s for its members: %w", strings.Join(c.Endpoints(), ", "), err)
 	}
 	return found, nil
 }

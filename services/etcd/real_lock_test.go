@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -66,11 +67,17 @@ func TestRealLock(t *testing.T) {
 	b.refusesLock(a, "reset-a")
 
 	// A node whose own etcd has ended, as with a reset, gives it back through others.
+	must(t, a.notePeers(t.Context()))
 	a.kill()
 	b.refusesLock(a, "reset-a")
 	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(10*time.Second))
 	defer cancel()
 	must(t, again.Release(ctx, 0))
+	// It gets it through them, too.
+	without, err := a.takeLock("reset-a")
+	must(t, err)
+	b.refusesLock(a, "reset-a")
+	must(t, without.Release(ctx, 0))
 
 	// For a while: until then others wait.
 	second, err := b.takeLock("reboot-b")
@@ -95,6 +102,34 @@ func TestRealLock(t *testing.T) {
 	if _, err := c.Lock().Look(look); err == nil {
 		t.Error("without a quorum somebody can tell who has it")
 	}
+}
+
+// Who loses the lock to another node while the cluster stands still says so.
+func TestRealLockIsLost(t *testing.T) {
+	r, node := realRig(t)
+	a, b := node("a", config.Init), node("b", config.ControlPlane)
+	var said strings.Builder
+	a.o.Log = slog.New(slog.NewTextHandler(&said, nil))
+	a.start()
+	a.serves()
+	r.knows(0, a.addr)
+	b.start()
+	b.serves()
+	taken, err := a.takeLock("reset-a")
+	must(t, err)
+	ours := taken.(*held)
+	_, err = ours.client.Revoke(t.Context(), ours.lease)
+	must(t, err)
+	theirs, err := b.takeLock("reset-b")
+	must(t, err)
+	ours.keeping.Wait()
+	if !strings.Contains(said.String(), "node b is running reset (reset-b)") {
+		t.Errorf("said %q", said.String())
+	}
+	// What it gives back isn't the other's.
+	must(t, taken.Release(t.Context(), 0))
+	a.refusesLock(b, "reset-b")
+	must(t, theirs.Release(t.Context(), 0))
 }
 
 // A lock whose holder is silent ends; one whose holder lives doesn't.

@@ -33,6 +33,7 @@ type rig struct {
 	tokens string       // the key that it checks tokens with
 	broken int          // the status that it answers instead
 	gone   bool         // it doesn't answer at all
+	silent bool         // it answers nothing, for as long as it is asked
 }
 
 func newRig(t *testing.T) *rig {
@@ -57,6 +58,13 @@ func newRig(t *testing.T) *rig {
 }
 
 func (r *rig) serve(w http.ResponseWriter, req *http.Request) {
+	r.mu.Lock()
+	silent := r.silent
+	r.mu.Unlock()
+	if silent {
+		<-req.Context().Done()
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.gone {
@@ -97,6 +105,13 @@ func (r *rig) down(yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone = yes
+}
+
+// swallows makes the API server a machine that takes requests and answers none.
+func (r *rig) swallows() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.silent = true
 }
 
 // node is a control plane of which there is only etcd.

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 func cluster(t *testing.T, change func(*config.Config)) *config.Config {
@@ -115,6 +117,28 @@ func TestS074CommandLine(t *testing.T) {
 	for _, a := range args {
 		if a == "q9pyzr.0123456789abcdef" {
 			t.Error("the token is on the command line")
+		}
+	}
+}
+
+// Whatever pods may write to on the node the kubelet sees as it is there, and mounts
+// below it, which must come after it, go back to the node only where they are to.
+func TestTheKubeletSeesWhatPodsWrite(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, func(c *config.Config) {
+		c.Machine.Kubelet.ExtraMounts = []config.Volume{{HostPath: "/var/lib/a", MountPath: "/var/lib/b"}}
+	})
+	all := slices.Concat(mounts, extraMounts(c))
+	whole := slices.IndexFunc(all, func(m specs.Mount) bool { return m.Destination == boot.EphemeralDir })
+	if whole < 0 || all[whole].Source != boot.EphemeralDir || !slices.Contains(all[whole].Options, "rw") {
+		t.Fatalf("it doesn't see %s", boot.EphemeralDir)
+	}
+	if slices.Contains(all[whole].Options, "rshared") {
+		t.Error("the mount of /var/lib/b would cover that of the node")
+	}
+	for i, m := range all {
+		if strings.HasPrefix(m.Destination, boot.EphemeralDir+"/") && i < whole {
+			t.Errorf("%s is covered by %s", m.Destination, boot.EphemeralDir)
 		}
 	}
 }

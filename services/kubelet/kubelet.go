@@ -113,6 +113,11 @@ var directories = []struct {
 
 // mounts is what the kubelet sees of the node. Those that pods' volumes are
 // mounted under are shared, so that containerd sees them too.
+//
+// Of what pods may write to it sees all: whether a directory of a hostPath volume is
+// there it checks itself, and a part of a volume (subPath) it makes and mounts itself,
+// in its own file system if that doesn't show the node's. What it mounts there itself,
+// and an extra mount that covers a part of it, stays its own.
 var mounts = []specs.Mount{
 	// The node's own, not a fresh one: in a container node, settings of the host
 	// are covered there.
@@ -120,10 +125,9 @@ var mounts = []specs.Mount{
 	{Type: "bind", Source: "/dev", Destination: "/dev", Options: []string{"rbind", "rshared", "rw", "nosuid"}},
 	{Type: "bind", Source: "/sys", Destination: "/sys", Options: []string{"rbind", "rshared", "rw"}},
 	{Type: "bind", Source: "/run", Destination: "/run", Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: boot.EphemeralDir, Destination: boot.EphemeralDir, Options: []string{"rbind", "rslave", "rw"}},
 	{Type: "bind", Source: boot.KubeletDir, Destination: boot.KubeletDir, Options: []string{"rbind", "rshared", "rw"}},
 	{Type: "bind", Source: boot.ContainerdDir, Destination: boot.ContainerdDir, Options: []string{"rbind", "rshared", "rw"}},
-	{Type: "bind", Source: boot.LogDir + "/pods", Destination: boot.LogDir + "/pods", Options: []string{"rbind", "rw"}},
-	{Type: "bind", Source: boot.LogDir + "/containers", Destination: boot.LogDir + "/containers", Options: []string{"rbind", "rw"}},
 	{Type: "bind", Source: "/etc/kubernetes", Destination: "/etc/kubernetes", Options: []string{"rbind", "ro"}},
 	{Type: "bind", Source: secretsDir, Destination: secretsDir, Options: []string{"rbind", "ro"}},
 	{Type: "bind", Source: "/etc/machine-id", Destination: "/etc/machine-id", Options: []string{"bind", "ro"}},

@@ -135,9 +135,9 @@ func (e *Left) Error() string {
 func (e *Left) Unwrap() error { return e.Err }
 
 // Run evicts the node's pods, within their disruption budgets, and returns when they
-// have ended, each within its own grace period. Those of DaemonSets and of the node's
-// files stay: they would come again. Until ctx ends it tries again whatever goes wrong;
-// then it is a *Left.
+// have ended, each within its own grace period; of those that have finished, Kubernetes
+// asks neither. Those of DaemonSets and of the node's files stay: they would come again.
+// Until ctx ends it tries again whatever goes wrong; then it is a *Left.
 func (d Drain) Run(ctx context.Context) error {
 	tries := map[string]*eviction{} // by UID
 	told, last := "", &Left{Node: d.Node}
@@ -192,12 +192,6 @@ func (d Drain) round(ctx context.Context, tries map[string]*eviction) (left []st
 			continue
 		}
 		name := pod.Namespace() + "/" + pod.Name()
-		if finished(pod) {
-			if err := d.Client.Delete(ctx, Ref{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace(), Name: pod.Name()}); err != nil {
-				return nil, err
-			}
-			continue
-		}
 		if pod.Text("metadata", "deletionTimestamp") != "" {
 			left = append(left, name+" (is ending)")
 			continue
@@ -251,9 +245,4 @@ func stays(pod Object) bool {
 // controlled: somebody makes another pod in its place.
 func controlled(pod Object) bool {
 	return slices.ContainsFunc(pod.List("metadata", "ownerReferences"), func(o Object) bool { return o["controller"] == true })
-}
-
-func finished(pod Object) bool {
-	phase := pod.Text("status", "phase")
-	return phase == "Succeeded" || phase == "Failed"
 }

@@ -78,9 +78,5 @@ func IsAlreadyExists(err error) bool {
 // IsForbidden: the user isn't allowed to.
 func IsForbidden(err error) bool { return hasCode(err, http.StatusForbidden) }
 
-// IsTooManyRequests: asked to come back later. An eviction that a disruption
-// budget doesn't allow now answers so.
-func IsTooManyRequests(err error) bool { return hasCode(err, http.StatusTooManyRequests) }
-
 // IsGone: the resource version to watch from is too old; list anew.
 func IsGone(err error) bool { return hasCode(err, http.StatusGone) }

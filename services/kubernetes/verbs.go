@@ -182,9 +182,9 @@ func (c *Client) Delete(ctx context.Context, r Ref) error {
 	return nil
 }
 
-// Evict asks for the end of a pod within the disruption budgets;
-// IsTooManyRequests(err) where they don't allow it now. One that is gone is no error,
-// nor is another pod of its name that has come meanwhile, on another node perhaps.
+// Evict asks for the end of a pod within the disruption budgets; where they don't allow
+// it now, the error is a *StatusError that names them. One that is gone is no error, nor
+// is another pod of its name that has come meanwhile, on another node perhaps.
 func (c *Client) Evict(ctx context.Context, pod Object) error {
 	path := Mapping{GroupVersion: "v1", Resource: "pods", Namespaced: true}.path(pod.Namespace(), pod.Name()) + "/eviction"
 	body := Object{

@@ -5,7 +5,7 @@
 // disruption budgets (drain). A reset then takes the node out of the cluster, out of
 // Kubernetes and out of etcd, and has its disk wiped:
 //
-//	reboot    cordon ─▶ drain ─▶ restart ══▶ uncordon
+//	reboot    cordon ─▶ drain ─▶ restart ══▶ uncordon ─▶ back
 //	shutdown  cordon ─▶ drain ─▶ power off ══▶ uncordon, when it is on again
 //	reset     cordon ─▶ drain ─▶ stop kubelet ─▶ delete Node ─▶ stop pods ─▶ leave etcd ─▶ mark ─▶ end
 //	                                                                                   ╰▶ the disk is wiped
@@ -27,6 +27,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/balancer"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -58,8 +59,8 @@ const (
 	changeRetry   = 2 * time.Second
 	// endTimeout is how long a node may take to end: its own budgets are shorter.
 	endTimeout = 5 * time.Minute
-	// holdReboot is how long other nodes wait for one that reboots. Servers with much
-	// memory test it for minutes before they start anything.
+	// holdReboot is how long other nodes wait at most for one that reboots. Servers with
+	// much memory test it for minutes before they start anything.
 	holdReboot = 15 * time.Minute
 	// backTimeout is how long a node that is back waits for the cluster, which may have
 	// been down as a whole.
@@ -81,7 +82,7 @@ type Options struct {
 	// StopPods ends what runs of Kubernetes on this node.
 	StopPods func(ctx context.Context) error
 	// MarkWipe writes down what is to be wiped, and Erase has it done on the way out.
-	MarkWipe func(labels []string) (erase func(context.Context) error, err error)
+	MarkWipe func(labels []string, users []disks.UserDisk) (erase func(context.Context) error, err error)
 	Erase    func(do func(context.Context) error)
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)

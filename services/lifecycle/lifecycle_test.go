@@ -18,6 +18,7 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/network"
@@ -44,7 +45,8 @@ type rig struct {
 	others int      // nodes besides
 	down   bool     // Kubernetes doesn't answer
 	cut    string   // the power goes when this is done
-	may    error    // of etcd
+	lock   operation.Lock
+	may    error // of etcd
 	leave  error
 	power  chan struct{} // closed when the power goes
 	dark   chan struct{} // closed when what ran then is gone
@@ -111,13 +113,16 @@ func (r *rig) on() {
 	r.power, r.dark = make(chan struct{}), make(chan struct{})
 	r.mu.Unlock()
 	runner, err := operation.New(operation.Options{
-		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir,
+		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Lock: r.lock,
 		Definitions: Definitions(Options{
 			Store: r.store, Etcd: member{r},
 			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
 			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
 			StopPods: func(context.Context) error { return r.note("stop pods") },
-			MarkWipe: func(labels []string) (func(context.Context) error, error) {
+			MarkWipe: func(labels []string, users []disks.UserDisk) (func(context.Context) error, error) {
+				for _, u := range users {
+					labels = append(slices.Clone(labels), u.Path)
+				}
 				return func(context.Context) error { return nil }, r.note("mark " + strings.Join(labels, " "))
 			},
 			Erase: func(func(context.Context) error) { _ = r.note("erase at the end") },
@@ -292,6 +297,43 @@ func TestS180Reset(t *testing.T) {
 	}
 }
 
+// the user's disks go with the system, and are named before. After a restart, one
+// without a serial number may be another one.
+func TestQ08UserDisks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.on()
+		args := ResetArguments{Disks: []disks.UserDisk{{Path: "/dev/sdb", Size: 2 << 40, Model: "BIG", Serial: "s1"}, {Path: "/dev/sdc", Size: 1 << 40}}}.Encode()
+		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: args, DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := strings.Join(plan.Warnings, "\n"), "all that is on /dev/sdb (2 TiB, BIG, serial s1) is lost\nall that is on /dev/sdc (1 TiB, without a serial number) is lost"; got != want {
+			t.Errorf("warnings\n%s\nwant\n%s", got, want)
+		}
+		if what := plan.Steps[len(plan.Steps)-2].What; !strings.HasSuffix(what, ", /dev/sdb, /dev/sdc") {
+			t.Errorf("step %q", what)
+		}
+		r.cut = "leave etcd"
+		o := r.run(Reset, args)
+		r.off()
+		r.done()
+		r.on()
+		o = r.end(o.ID)
+		did := r.done()
+		if !slices.Contains(did, "mark STATE EPHEMERAL /dev/sdb") {
+			t.Errorf("after a restart it did %v", did)
+		}
+		r.off()
+
+		r = newRig(t)
+		r.on()
+		defer r.off()
+		o = r.run(Reset, args)
+		check(t, r, o, operation.Done, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL /dev/sdb /dev/sdc", "erase at the end", "power off")...)
+	})
+}
+
 // S-185: refused before anything is done, with the reason; --graceful=false isn't.
 func TestS185ResetOfTheLastMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -434,11 +476,63 @@ func TestRebootAlone(t *testing.T) {
 				r := newRig(t)
 				tt.change(r)
 				r.on()
-				defer r.off()
 				o := r.run(Reboot, tt.args.Encode())
-				check(t, r, o, operation.Done, "reboot")
+				check(t, r, o, map[bool]operation.State{false: operation.Running, true: operation.Done}[tt.args.Force], "reboot")
 				if got := strings.Join(o.Warnings, "\n"); !strings.Contains(got, tt.why) || tt.why == "" && got != "" {
 					t.Errorf("warnings %q, want %q", got, tt.why)
+				}
+				r.off()
+				r.on()
+				check(t, r, r.end(o.ID), operation.Done)
+				r.off()
+			})
+		})
+	}
+}
+
+// lock is one of a cluster with no other node that wants it.
+type lock struct {
+	mu   sync.Mutex // guards held
+	held bool
+}
+
+func (k *lock) set(held bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.held = held
+}
+
+func (k *lock) Take(context.Context, operation.Holder) (operation.Taken, error) {
+	k.set(true)
+	return k, nil
+}
+
+func (k *lock) Look(context.Context) (*operation.Holder, error) { return nil, nil }
+
+func (k *lock) Release(_ context.Context, after time.Duration) error {
+	k.set(after > 0)
+	return nil
+}
+
+// Others wait for a node that reboots until it is back, whether it was emptied or not.
+func TestLockOfAReboot(t *testing.T) {
+	for name, args := range map[string]PowerArguments{"emptied": {}, "pods are kept": {KeepPods: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, k := newRig(t), &lock{}
+				r.lock = k
+				r.on()
+				o := r.run(Reboot, args.Encode())
+				r.off()
+				if !k.held {
+					t.Error("others may go while it is away")
+				}
+				r.on()
+				defer r.off()
+				r.done()
+				r.end(o.ID)
+				if k.held {
+					t.Error("others wait for a node that is back")
 				}
 			})
 		})

@@ -63,5 +63,13 @@ func (o Options) planPower(ctx context.Context, r operation.Request, power boot.
 			Run: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, r.ID) },
 		})
 	}
+	if hold > 0 && !args.Force {
+		p.Steps = append(p.Steps, operation.Step{
+			ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout,
+			// An operation that goes on takes the lock of the cluster again, as soon as
+			// etcd gives it, and releases it at its end. That is all there is to do.
+			Run: func(context.Context, *operation.Progress) error { return nil },
+		})
+	}
 	return p, nil
 }

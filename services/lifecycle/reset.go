@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/disks"
 	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes"
@@ -38,8 +39,10 @@ type ResetArguments struct {
 	Force  bool `json:"force,omitempty"`
 	Reboot bool `json:"reboot,omitempty"` // instead of powering off
 	// Wipe are the labels of partitions; none: all that can be wiped.
-	Wipe         []string      `json:"wipe,omitempty"`
-	DrainTimeout time.Duration `json:"drainTimeout,omitempty"` // 0: DrainTimeout
+	Wipe []string `json:"wipe,omitempty"`
+	// Disks are those of the user that are wiped, too.
+	Disks        []disks.UserDisk `json:"disks,omitempty"`
+	DrainTimeout time.Duration    `json:"drainTimeout,omitempty"` // 0: DrainTimeout
 }
 
 // Encode makes them the arguments of an operation.
@@ -47,16 +50,15 @@ func (a ResetArguments) Encode() []byte { return encode(a) }
 
 // wipes are the labels of args, each once, STATE first.
 func wipes(args ResetArguments) ([]string, error) {
-	all := []string{boot.LabelState, boot.LabelEphemeral}
 	for _, l := range args.Wipe {
-		if !slices.Contains(all, l) {
-			return nil, fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(all, " and "))
+		if !slices.Contains(boot.WipeLabels, l) {
+			return nil, fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(boot.WipeLabels, " and "))
 		}
 	}
 	if len(args.Wipe) == 0 {
-		return all, nil
+		return boot.WipeLabels, nil
 	}
-	return slices.DeleteFunc(all, func(l string) bool { return !slices.Contains(args.Wipe, l) }), nil
+	return slices.DeleteFunc(slices.Clone(boot.WipeLabels), func(l string) bool { return !slices.Contains(args.Wipe, l) }), nil
 }
 
 func (o Options) planReset(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
@@ -77,6 +79,9 @@ func (o Options) planReset(ctx context.Context, r operation.Request) (p operatio
 		p.Warnings = append(p.Warnings, "the cluster keeps the Node and the member of etcd of this node, if it has one: remove them with `kubectl delete node` and `gbctl etcd remove-member`")
 	} else if p.Steps, err = o.leaveCluster(ctx, r, timeout, &p.Warnings); err != nil {
 		return p, err
+	}
+	for _, u := range args.Disks {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("all that is on %s is lost", u))
 	}
 	power := boot.PowerOff
 	if args.Reboot {
@@ -121,7 +126,7 @@ func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout 
 		},
 		operation.Step{
 			ID: "pods", What: "stop the pods that are left, the control plane's among them", Deadline: podsTimeout, Optional: true,
-			Run: func(ctx context.Context, _ *operation.Progress) error { return o.StopPods(ctx) },
+			Run: func(ctx context.Context, p *operation.Progress) error { return retry(ctx, p, o.StopPods) },
 		},
 	)
 	if member {
@@ -187,6 +192,9 @@ func (o Options) wipe(r operation.Request, args ResetArguments, labels []string)
 	for _, l := range labels {
 		parts = append(parts, fmt.Sprintf("%s (%s)", l, what[l]))
 	}
+	for _, u := range args.Disks {
+		parts = append(parts, u.Path)
+	}
 	return operation.Step{
 		ID: "wipe", What: "mark for wiping, when the node ends: " + strings.Join(parts, ", "), Deadline: markTimeout + 3*againTimeout,
 		PointOfNoReturn: true, WipesJournal: slices.Contains(labels, boot.LabelState),
@@ -194,7 +202,11 @@ func (o Options) wipe(r operation.Request, args ResetArguments, labels []string)
 			if r.Resuming && !args.Force {
 				o.again(ctx, p, r.ID)
 			}
-			erase, err := o.MarkWipe(labels)
+			users := args.Disks
+			if r.Resuming {
+				users = known(users, p)
+			}
+			erase, err := o.MarkWipe(labels, users)
 			if err != nil {
 				return err
 			}
@@ -202,6 +214,18 @@ func (o Options) wipe(r operation.Request, args ResetArguments, labels []string)
 			return nil
 		},
 	}
+}
+
+// known are the disks that are the same for certain after a restart.
+func known(users []disks.UserDisk, p *operation.Progress) (same []disks.UserDisk) {
+	for _, u := range users {
+		if u.Serial != "" {
+			same = append(same, u)
+		} else {
+			p.Say("%s isn't wiped: after the restart, nothing says that it is still the same disk", u)
+		}
+	}
+	return same
 }
 
 // again leaves the cluster once more. Each part has its time, and what fails is told.

@@ -151,7 +151,7 @@ func (k keeper) remember(e Entry, text []byte) (version uint64, err error) {
 //	tried live:      journal, config.yaml ─▶ confirmed: journal removed
 //	                                      └▶ time is up, or any boot: previous comes back
 //	with a reboot:   journal (Reboot), config.yaml ─▶ boot: journal (no Reboot), the clock
-//	                 runs ─▶ as above
+//	                 runs ─▶ as above; or it can't read config.yaml: previous comes back
 type trial struct {
 	// Previous is what comes back.
 	Previous []byte `json:"previous"`

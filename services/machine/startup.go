@@ -43,6 +43,10 @@ func (a *Applier) settle() error {
 	}
 	switch {
 	case t == nil:
+	case current != nil && !readable(current) && readable(t.Previous):
+		if err := a.restore(t, current, "this boot couldn't read it"); err != nil {
+			return err
+		}
 	case !tried(t, current): // the power went before the change was made
 		if err := a.keep.remove(tryFile); err != nil {
 			return err
@@ -55,7 +59,7 @@ func (a *Applier) settle() error {
 		a.trial = t
 		return nil
 	default:
-		if err := a.restore(t, current); err != nil {
+		if err := a.restore(t, current, "not confirmed before the node restarted"); err != nil {
 			return err
 		}
 	}
@@ -75,9 +79,16 @@ func keeps(text []byte) bool {
 	return err != nil || isKept(c)
 }
 
-// restore ends a trial that a restart of the node has cut off.
-func (a *Applier) restore(t *trial, current []byte) error {
-	a.o.Log.Warn("the node restarted while a configuration was being tried: the one before comes back", "tried by", t.By)
+// readable is false of a document that another release wrote, or that was damaged: a
+// node that has only that one waits in maintenance mode.
+func readable(text []byte) bool {
+	_, _, err := config.Load("configuration", text)
+	return err == nil
+}
+
+// restore ends a trial that a restart of the node has cut off, or that it can't begin.
+func (a *Applier) restore(t *trial, current []byte, why string) error {
+	a.o.Log.Warn("the node restarted while a configuration was being tried: the one before comes back", "tried by", t.By, "why", why)
 	if !keeps(t.Previous) { // it comes from where the boot before had it
 		if err := a.keep.remove(filepath.Base(boot.ConfigFile)); err != nil {
 			return err
@@ -96,7 +107,7 @@ func (a *Applier) restore(t *trial, current []byte) error {
 	if fromErr == nil && toErr == nil {
 		changes = config.Diff(from, to)
 	}
-	a.remember(a.entry(Undone, "not confirmed before the node restarted", changes), t.Previous)
+	a.remember(a.entry(Undone, why, changes), t.Previous)
 	return nil
 }
 

@@ -74,6 +74,48 @@ func TestUndoneByBootIsInTheHistory(t *testing.T) {
 	})
 }
 
+// A trial that the next boot can't read, as another release made it or the disk
+// damaged it, is undone by that boot: nobody could reach the node to do it.
+func TestUnreadableTrialIsUndone(t *testing.T) {
+	for _, damaged := range []bool{false, true} {
+		for _, kept := range []bool{true, false} { // before the trial
+			start(t, func(p *power, base []byte) {
+				medium, before, want := with(base, "medium"), with(base, "before"), "before"
+				if !kept {
+					before, want = unkept(before), "medium"
+				}
+				p.must(Request{Text: before})
+				if res := p.must(Request{Text: withType(with(base, "two")), Mode: Try}); !res.Rebooting {
+					t.Fatal("the change takes no reboot: nothing is tried")
+				}
+				p.off()
+				broken := []byte("version: v1alpha1\nof: the future\n")
+				if err := os.WriteFile(p.keep.config(), broken, keptMode); err != nil {
+					t.Fatal(err)
+				}
+				if !damaged {
+					j, err := p.keep.readTrial()
+					if err != nil {
+						t.Fatal(err)
+					}
+					j.Tried = digest(broken)
+					if err := p.keep.writeTrial(*j); err != nil {
+						t.Fatal(err)
+					}
+				}
+				p.on(medium)
+				if p.hostname() != want || !p.Situation().Try.IsZero() {
+					t.Errorf("damaged %v, kept %v: the boot has %s, want %s", damaged, kept, p.hostname(), want)
+				}
+				p.again() // and so has the next
+				if p.hostname() != want {
+					t.Errorf("damaged %v, kept %v: the boot after that has %s, want %s", damaged, kept, p.hostname(), want)
+				}
+			})
+		}
+	}
+}
+
 // What an error has left of a trial doesn't undo the same document once it is
 // applied for good.
 func TestApplyForgetsAnOldJournal(t *testing.T) {

@@ -199,8 +199,9 @@ func (r *record) validate() error {
 
 // journals are the files in a directory on STATE.
 type journals struct {
-	dir string
-	log *slog.Logger
+	dir  string
+	log  *slog.Logger
+	file func(path string, data []byte, mode os.FileMode) error // writes one; boot.WriteFile
 }
 
 func (j journals) path(id string) string { return filepath.Join(j.dir, id+journalSuffix) }
@@ -214,7 +215,7 @@ func (j journals) write(r *record) error {
 	if len(data) > maxJournal {
 		return fmt.Errorf("write %s: %d bytes are more than a journal may have", j.path(r.ID), len(data))
 	}
-	return boot.WriteFile(j.path(r.ID), data, journalMode)
+	return j.file(j.path(r.ID), data, journalMode)
 }
 
 // read returns all journals, oldest first. What can't be read keeps nobody from

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 )
@@ -134,7 +135,7 @@ func TestJournalsThatCannotBeGoneOnWith(t *testing.T) {
 				first, second := running("reset-a"), running("reset-a")
 				c.change(second)
 				for _, rec := range []*record{first, second} {
-					if err := (journals{dir: n.dir}).write(rec); err != nil {
+					if err := (journals{dir: n.dir, file: boot.WriteFile}).write(rec); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -192,7 +193,7 @@ func TestFinishedOperationsAreForgotten(t *testing.T) {
 // What is written can be read, and is the same.
 func TestJournalIsReadAsItWasWritten(t *testing.T) {
 	t.Parallel()
-	j := journals{dir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
+	j := journals{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), file: boot.WriteFile}
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[a-z0-9][a-z0-9-]{0,20}`)
 		text := rapid.Map(rapid.String(), bounded)

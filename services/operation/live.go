@@ -23,7 +23,8 @@ type live struct {
 	// turn is held by whoever changes the record: what is in the journal, and what is
 	// in memory, have one order.
 	turn sync.Mutex
-	// unwritten: it was told that the journal can't be written. turn guards it.
+	// unwritten: it was told that the journal can't be written. turn guards it; nobody
+	// else has it before the operation runs.
 	unwritten bool
 
 	// mu guards all following fields. Nothing blocks while it is held.
@@ -91,11 +92,12 @@ func (l *live) say(step, text string) {
 type change func(next *record) ([]Event, error)
 
 // commit changes the operation: first in the journal, then for everybody. If all
-// went well, then runs with mu held.
+// went well, then runs with mu held. Past the point of no return the only way is on,
+// also where that can't be written down.
 func (l *live) commit(c change, then func()) error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	return l.apply(c, then, l.def.WithoutJournal)
+	return l.apply(c, then, l.def.WithoutJournal || !l.record().returnable())
 }
 
 // force is commit for what is so, whether it can be written down or not.
@@ -118,6 +120,8 @@ func (l *live) apply(c change, then func(), anyway bool) error {
 		}
 		if !l.unwritten {
 			l.unwritten = true
+			// The last one tells less than was done: the next boot would do it again.
+			l.r.files.remove(l.id + journalSuffix)
 			events = append(events, stamped([]Event{{Kind: Said, Text: fmt.Sprintf("goes on without a journal, so that nobody knows of it after a restart: %v", err)}})...)
 		}
 	}

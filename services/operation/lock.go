@@ -63,7 +63,7 @@ func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, e
 	var held *HeldError
 	switch {
 	case errors.As(err, &held):
-		return nil, "", refuse("%s: %w: one node at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
+		return nil, "", refuse("%s: %w: one of them at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
 	case err != nil:
 		return nil, err.Error(), nil
 	}

@@ -61,7 +61,7 @@ func (k *lock) set(holder *Holder, broken error) {
 	k.holder, k.broken = holder, broken
 }
 
-// One node of the cluster at a time; who has the lock is named.
+// One of those that need it at a time; who has the lock is named.
 func TestLockOfTheCluster(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

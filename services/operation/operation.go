@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"regexp"
 	"time"
 
@@ -136,6 +137,8 @@ type Options struct {
 	Dir string
 	// Lock keeps disruptive operations of several nodes apart; nil: nothing does.
 	Lock Lock
+
+	writeFile func(path string, data []byte, mode os.FileMode) error // tests fill STATE up
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)

@@ -10,10 +10,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/google/go-cmp/cmp"
 )
@@ -24,6 +27,7 @@ type node struct {
 	dir         string
 	definitions []Definition
 	lock        Lock
+	full        atomic.Bool // STATE
 	store       *resource.Store
 
 	mu   sync.Mutex // guards did
@@ -48,7 +52,13 @@ func (n *node) boot() {
 func (n *node) bootStateless() {
 	n.t.Helper()
 	n.store = resource.NewStore()
-	r, err := New(Options{Store: n.store, Definitions: n.definitions, Log: slog.New(slog.DiscardHandler), Dir: n.dir, Lock: n.lock})
+	write := func(path string, data []byte, mode os.FileMode) error {
+		if n.full.Load() {
+			return fmt.Errorf("write %s: %w", path, syscall.ENOSPC)
+		}
+		return boot.WriteFile(path, data, mode)
+	}
+	r, err := New(Options{Store: n.store, Definitions: n.definitions, Log: slog.New(slog.DiscardHandler), Dir: n.dir, Lock: n.lock, writeFile: write})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -303,6 +313,44 @@ func TestAbort(t *testing.T) {
 		if err := n.r.Abort("reset-x", "jo"); !errors.Is(err, ErrNotFound) {
 			t.Errorf("what isn't there: %v", err)
 		}
+	})
+}
+
+// A step that nothing is to be undone of has ended with the abort, also for a node
+// that restarts while it undoes the others.
+func TestAbortOfAStepWithoutUndo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		cordon, drain := n.noting("cordon"), n.noting("drain")
+		boots := 0
+		cordon.Undo = func(ctx context.Context, _ *Progress) error {
+			if boots++; boots > 1 {
+				n.do("undo cordon")
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		drain.Run, drain.Undo = func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }, nil
+		n.definitions = []Definition{planned("reboot", cordon, drain, n.noting("end"))}
+		n.boot()
+		id := n.start("reboot")
+		synctest.Wait()
+		if err := n.r.Abort(id, "jo"); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		o := n.want(id, Undoing, Undoing, Failed, Pending)
+		if s := o.Steps[1]; s.Reason != "aborted by jo" || s.Ended.IsZero() {
+			t.Errorf("step %+v", s)
+		}
+		n.halt()
+		n.boot()
+		defer n.halt()
+		synctest.Wait()
+		n.want(n.only(), Aborted, Undone, Failed, Pending)
+		n.expect("cordon", "undo cordon")
 	})
 }
 

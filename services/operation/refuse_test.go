@@ -212,6 +212,54 @@ func TestJournalThatBreaksInTheMiddle(t *testing.T) {
 	})
 }
 
+// From the point of no return on, it comes to its end, and the next boot doesn't begin
+// once more with what the last journal says.
+func TestJournalThatBreaksPastThePointOfNoReturn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		wipe, end := n.noting("wipe"), n.noting("end")
+		wipe.PointOfNoReturn, end.EndsNode = true, true
+		wipe.Run = func(context.Context, *Progress) error { n.do("wipe"); n.full.Store(true); return nil }
+		n.definitions = []Definition{planned("reset", wipe, end)}
+		n.boot()
+		id := n.start("reset")
+		time.Sleep(2 * lastWords)
+		n.want(id, Done, Done, Done)
+		n.halt()
+		n.boot()
+		defer n.halt()
+		time.Sleep(2 * lastWords)
+		n.expect("wipe", "end")
+	})
+}
+
+// What ends the node doesn't do so at each boot because it can't be written down.
+func TestJournalThatCannotBeWrittenAfterARestart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		drain, end := n.noting("drain"), n.noting("end")
+		drain.Run, drain.Undo = func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }, nil
+		end.EndsNode = true
+		d := planned("reboot", n.noting("cordon"), drain, end)
+		d.WithoutJournal = true
+		n.definitions = []Definition{d}
+		n.boot()
+		id := n.start("reboot")
+		synctest.Wait()
+		n.halt()
+		n.full.Store(true)
+		n.boot()
+		defer n.halt()
+		time.Sleep(2 * time.Minute)
+		if o := n.want(id, Failed, Undone, Failed, Pending); o.Error != "after a restart, its journal can't be written" {
+			t.Errorf("%q", o.Error)
+		}
+		n.expect("cordon", "undo cordon")
+	})
+}
+
 // Once STATE is wiped, nothing writes there any more.
 func TestStepThatWipesTheJournal(t *testing.T) {
 	t.Parallel()

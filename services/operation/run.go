@@ -44,7 +44,13 @@ func (l *live) run(ctx context.Context) {
 	if before {
 		l.lock = l.r.retake(ctx, h, func(text string) { l.say("", text) })
 	}
-	if rec.State == Running {
+	if rec.State == Running && rec.Boots > 1 && l.unwritten {
+		// What ends the node would do so at each boot, with nothing to count how often.
+		l.force(func(next *record) ([]Event, error) {
+			next.Error = "after a restart, its journal can't be written"
+			return l.conclude(next, Failed), nil
+		})
+	} else if rec.State == Running {
 		l.forward(ctx)
 	}
 	if l.record().State == Undoing {
@@ -197,19 +203,27 @@ func (l *live) fail(i int, err error) {
 		s.State, s.Reason, s.Ended = Failed, bounded(err.Error()), time.Now()
 		next.Error = bounded(s.ID + ": " + err.Error())
 		events := []Event{{Kind: Changed, Step: s.ID, State: Failed, Text: err.Error()}}
-		return append(events, l.conclude(next, Failed)), nil
+		return append(events, l.conclude(next, Failed)...), nil
 	})
 }
 
 // conclude turns an operation to its end: over undoing where there is something to
-// undo, and where that is possible.
-func (l *live) conclude(next *record, verdict State) Event {
+// undo, and where that is possible. A step that runs and isn't undone has failed:
+// nobody says later how it went.
+func (l *live) conclude(next *record, verdict State) []Event {
+	var events []Event
+	for i := range next.Steps {
+		if s := &next.Steps[i]; s.State == Running && !(next.returnable() && l.undoable(*s)) {
+			s.State, s.Reason, s.Ended = Failed, next.Error, time.Now()
+			events = append(events, Event{Kind: Changed, Step: s.ID, State: Failed, Text: s.Reason})
+		}
+	}
 	if next.returnable() && slices.ContainsFunc(next.Steps, l.undoable) {
 		next.State, next.Verdict, next.Ended = Undoing, verdict, time.Time{}
 	} else {
 		next.State, next.Ended = verdict, time.Now()
 	}
-	return Event{Kind: Changed, State: next.State, Text: next.Error}
+	return append(events, Event{Kind: Changed, State: next.State, Text: next.Error})
 }
 
 // undoable tells whether something of a step is to be undone.
@@ -230,7 +244,7 @@ func (l *live) abort(by string) error {
 			return nil, refuse("abort %s: step %s has begun, and can't be undone: the operation must come to its end", l.id, next.Steps[at].ID)
 		}
 		next.Error = bounded("aborted by " + by)
-		return []Event{l.conclude(next, Aborted)}, nil
+		return l.conclude(next, Aborted), nil
 	}, func() { l.cancel(errAborted) })
 }
 

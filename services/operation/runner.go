@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/dag"
 )
 
@@ -51,8 +52,11 @@ func New(o Options) (*Runner, error) {
 	if o.Say == nil {
 		o.Say = func(string, ...any) {}
 	}
+	if o.writeFile == nil {
+		o.writeFile = boot.WriteFile
+	}
 	r := &Runner{
-		o: o, definitions: map[string]Definition{}, files: journals{o.Dir, o.Log},
+		o: o, definitions: map[string]Definition{}, files: journals{o.Dir, o.Log, o.writeFile},
 		beginning: make(chan struct{}, 1), operations: map[string]*live{},
 	}
 	for _, d := range o.Definitions {

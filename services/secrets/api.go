@@ -33,8 +33,9 @@ type APIController struct {
 	asker
 }
 
-// askAgain is the pause after nobody has signed. It doesn't grow: in a new cluster the control planes and the kubelet, through
-// which they are found, come up within a minute. trustd lets a node ask that often.
+// askAgain is the pause after nobody has signed. It doesn't grow: in a new cluster the
+// control planes and the kubelet, through which they are found, come up within a minute.
+// trustd lets a node ask that often (perAddress in services/trustd).
 const askAgain = 5 * time.Second
 
 // Name implements resource.Controller.

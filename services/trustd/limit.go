@@ -6,21 +6,32 @@ import (
 	"time"
 )
 
-const (
-	// burst is how often an address may ask at once, and then once per every. A node
-	// needs one certificate at its start, and tries again while something is wrong,
-	// with pauses that grow to half a minute.
-	burst = 10
-	every = 5 * time.Second
-	// maxBuckets bounds the addresses that are remembered: more than a network has
-	// nodes that come at the same time.
-	maxBuckets = 1024
-	// siteBits is what one owner has of IPv6 addresses (RFC 6177 §2): asking from
-	// each of them in turn doesn't help.
-	siteBits = 64
+// rate is how often something may be done: burst times at once, and then once per
+// every.
+type rate struct {
+	burst int
+	every time.Duration
+}
+
+var (
+	// perAddress: a node needs one certificate at its start, and asks again every five
+	// seconds while it gets none (askAgain in services/secrets): that is never too often.
+	perAddress = rate{10, 5 * time.Second}
+	// perSite is for all IPv6 addresses of a site: a LAN of nodes that come at once,
+	// or one host that asks from each of its addresses in turn. Its calls, which last
+	// for callTimeout at most, are fewer than maxCalls: there are others.
+	perSite = rate{32, 500 * time.Millisecond}
 )
 
-// limits is how often each address may ask.
+const (
+	// siteBits: a LAN, and what one host may have of addresses (RFC 4291 §2.5.1).
+	siteBits = 64
+	// maxBuckets bounds what is remembered: more addresses than a network has nodes
+	// that come at the same time.
+	maxBuckets = 1024
+)
+
+// limits is how often each address may ask, and each site.
 type limits struct {
 	mu      sync.Mutex // guards buckets
 	buckets map[netip.Prefix]*bucket
@@ -28,34 +39,45 @@ type limits struct {
 
 // bucket is full when it isn't there.
 type bucket struct {
+	rate
 	tokens int
 	last   time.Time // when tokens was counted
 	used   time.Time
 }
 
-// take says whether addr may ask now, and if not, after which time it may.
+// take says whether addr may ask now, and if not, after which time it may. An address
+// that asks too often takes nothing from its site.
 func (l *limits) take(addr netip.Addr, now time.Time) (wait time.Duration, ok bool) {
-	bits := addr.BitLen()
-	if addr.Is6() {
-		bits = siteBits
-	}
-	site, err := addr.Prefix(bits)
-	if err != nil {
-		return every, false
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := l.buckets[site]
+	own := l.bucket(netip.PrefixFrom(addr, addr.BitLen()), perAddress, now)
+	if own.tokens == 0 {
+		return own.wait(now), false
+	}
+	if addr.Is6() {
+		site := l.bucket(netip.PrefixFrom(addr, siteBits).Masked(), perSite, now)
+		if site.tokens == 0 {
+			return site.wait(now), false
+		}
+		site.tokens--
+	}
+	own.tokens--
+	return 0, true
+}
+
+// bucket is the one of a prefix, as it is now. The caller holds mu.
+func (l *limits) bucket(of netip.Prefix, r rate, now time.Time) *bucket {
+	b := l.buckets[of]
 	if b == nil {
-		b = l.add(site, now)
+		b = l.add(of, r, now)
 	}
 	b.refill(now)
 	b.used = now
-	if b.tokens == 0 {
-		return max(b.last.Add(every).Sub(now), time.Second), false
-	}
-	b.tokens--
-	return 0, true
+	return b
+}
+
+func (b *bucket) wait(now time.Time) time.Duration {
+	return max(b.last.Add(b.every).Sub(now), time.Second)
 }
 
 func (b *bucket) refill(now time.Time) {
@@ -64,15 +86,15 @@ func (b *bucket) refill(now time.Time) {
 		b.last = now
 		return
 	}
-	if more := int(min(since/every, burst)); more > 0 {
-		b.tokens = min(b.tokens+more, burst)
-		b.last = b.last.Add(since / every * every)
+	if more := int(min(since/b.every, time.Duration(b.burst))); more > 0 {
+		b.tokens = min(b.tokens+more, b.burst)
+		b.last = b.last.Add(since / b.every * b.every)
 	}
 }
 
 // add makes a bucket, if need be in place of the one that was used longest ago. The
 // caller holds mu.
-func (l *limits) add(site netip.Prefix, now time.Time) *bucket {
+func (l *limits) add(of netip.Prefix, r rate, now time.Time) *bucket {
 	if len(l.buckets) >= maxBuckets {
 		var oldest netip.Prefix
 		for other, b := range l.buckets {
@@ -85,7 +107,7 @@ func (l *limits) add(site netip.Prefix, now time.Time) *bucket {
 	if l.buckets == nil {
 		l.buckets = make(map[netip.Prefix]*bucket)
 	}
-	b := &bucket{tokens: burst, last: now}
-	l.buckets[site] = b
+	b := &bucket{rate: r, tokens: r.burst, last: now}
+	l.buckets[of] = b
 	return b
 }

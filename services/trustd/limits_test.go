@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,7 +50,7 @@ func TestTooMany(t *testing.T) {
 	now := time.Now()
 	b.server.now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
 	good := request(t, pki.Ed25519, leaf())
-	for i := range burst {
+	for i := range perAddress.burst {
 		if _, err := b.sign(t, "x", good); connect.CodeOf(err) != connect.CodeUnauthenticated {
 			t.Fatalf("%d: %v", i, err)
 		}
@@ -64,7 +65,7 @@ func TestTooMany(t *testing.T) {
 	}
 	b.from("192.0.2.20")
 	mu.Lock()
-	now = now.Add(every)
+	now = now.Add(perAddress.every)
 	mu.Unlock()
 	if _, err := b.sign(t, token, good); err != nil {
 		t.Error(err)
@@ -84,15 +85,31 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s: %v", addr, ok)
 		}
 	}
-	// All of an owner's IPv6 addresses are one.
-	for i := range burst {
-		ask(fmt.Sprintf("2001:db8::%x", i), true)
+	// A host that asks and asks keeps out nobody else of its LAN,
+	for range perAddress.burst {
+		ask("2001:db8::1", true)
+	}
+	for range 2 * perSite.burst {
+		ask("2001:db8::1", false)
+	}
+	// which has a limit of its own: all of a host's IPv6 addresses are in it,
+	for i := range perSite.burst - perAddress.burst {
+		ask(fmt.Sprintf("2001:db8::1:%x", i), true)
 	}
 	ask("2001:db8::ffff", false)
 	ask("2001:db8:0:1::1", true)
+	now = now.Add(perSite.every)
+	ask("2001:db8::ffff", true)
+	ask("2001:db8::ffff", false)
+	// and of what trustd looks at at once, none has everything.
+	for _, r := range []rate{perAddress, perSite} {
+		if calls := r.burst + int(callTimeout/r.every); calls >= maxCalls {
+			t.Errorf("%d calls of %d", calls, maxCalls)
+		}
+	}
 	// What is kept has a bound, and who was last here is kept.
 	now = now.Add(time.Second)
-	for range burst {
+	for range perAddress.burst {
 		ask("192.0.2.20", true)
 	}
 	for i := range 2*maxBuckets - 1 {
@@ -107,13 +124,13 @@ func TestLimits(t *testing.T) {
 	}
 	// A clock that is set back keeps nobody out for longer.
 	now = now.Add(-time.Hour)
-	for range burst + 1 {
+	for range perAddress.burst + 1 {
 		l.take(netip.MustParseAddr("203.0.113.1"), now)
 	}
-	if wait, ok := l.take(netip.MustParseAddr("203.0.113.1"), now.Add(-time.Hour)); ok || wait > every {
+	if wait, ok := l.take(netip.MustParseAddr("203.0.113.1"), now.Add(-time.Hour)); ok || wait > perAddress.every {
 		t.Errorf("%v, %s", ok, wait)
 	}
-	now = now.Add(-time.Hour + every)
+	now = now.Add(-time.Hour + perAddress.every)
 	ask("203.0.113.1", true)
 }
 
@@ -260,6 +277,64 @@ func TestHostileClients(t *testing.T) {
 		return nil
 	})
 }
+
+// A stranger whose calls never come to their end has some of them, and the others are
+// answered as ever.
+func TestSlowBodies(t *testing.T) {
+	t.Parallel()
+	for _, http2 := range []bool{false, true} {
+		t.Run(fmt.Sprint("HTTP/2 ", http2), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.from("192.0.2.66")
+			b.slowly(t, maxConns-maxFresh, http2)
+			b.from(worker.String())
+			if _, err := b.sign(t, token, request(t, pki.ECDSA, leaf())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// slowly makes calls whose body doesn't come, and returns once each of them runs or is
+// answered. They go on until the test ends.
+func (b *bench) slowly(t *testing.T, calls int, http2 bool) {
+	t.Helper()
+	client := b.client(t)
+	client.Transport.(*http.Transport).ForceAttemptHTTP2 = http2
+	ctx, cancel := context.WithCancel(context.Background())
+	var answered atomic.Int32
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	for range calls {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+b.address+garboardv1connect.TrustServiceSignProcedure, never{ctx})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.Header.Set("Content-Type", "application/proto")
+			resp, err := client.Do(r)
+			answered.Add(1)
+			if cancel(); err == nil {
+				resp.Body.Close()
+			}
+		})
+	}
+	eventually.That(t, 20*time.Second, "all calls to run, or to be answered", func() error {
+		if running, over := int(b.server.calls.Load()), int(answered.Load()); running+over != calls {
+			return fmt.Errorf("%d run, %d are answered", running, over)
+		}
+		return nil
+	})
+}
+
+// never is a body that doesn't come.
+type never struct{ ctx context.Context }
+
+func (n never) Read([]byte) (int, error) { <-n.ctx.Done(); return 0, n.ctx.Err() }
 
 type zeros struct{}
 

@@ -39,6 +39,9 @@ const (
 	// callTimeout is for a whole request, its answer, and for what follows it: all of
 	// it fits into one segment of TCP.
 	callTimeout = 10 * time.Second
+	// refusedTimeout is for the rest of a request that nobody reads: it comes with the
+	// header, or in the next segment. It holds a connection for as long.
+	refusedTimeout = time.Second
 )
 
 // Files of trustd's briefing.
@@ -125,11 +128,21 @@ func (s *server) listener() *strangers.Server {
 	}
 }
 
+// bounded lets a call in. Both limits are asked before anything of the body is read,
+// which may come slowly: what one address has of calls must not be all of them.
 func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Request) {
+	peer, err := peerOf(r.RemoteAddr)
+	if err != nil {
+		s.turnAway(w, r, s.refuse(connect.CodeInternal, r.RemoteAddr, err))
+		return
+	}
+	if wait, ok := s.limits.take(peer, s.now()); !ok {
+		s.turnAway(w, r, s.refuse(connect.CodeResourceExhausted, peer.String(), fmt.Errorf("%s asks too often; try again in %s", peer, wait.Round(time.Second))))
+		return
+	}
 	defer s.calls.Add(-1)
 	if s.calls.Add(1) > maxCalls {
-		// An error here means that the caller is gone.
-		_ = s.errors.Write(w, r, connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls at once; try again later")))
+		s.turnAway(w, r, connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls at once; try again later")))
 		return
 	}
 	// An error means that there is no such deadline: HTTP/2 has Stall.
@@ -138,15 +151,27 @@ func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Reque
 	next.ServeHTTP(w, r)
 }
 
+// turnAway answers a call whose body hasn't been read.
+func (s *server) turnAway(w http.ResponseWriter, r *http.Request, why error) {
+	// Errors here mean that the caller is gone.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTimeout))
+	_ = s.errors.Write(w, r, why)
+}
+
+// peerOf is the address of a caller, by what net/http calls it.
+func peerOf(remote string) (netip.Addr, error) {
+	from, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return netip.Addr{}, errNoPeer
+	}
+	return from.Addr().Unmap().WithZone(""), nil
+}
+
 // Sign implements garboardv1connect.TrustServiceHandler.
 func (s *server) Sign(_ context.Context, r *connect.Request[apiv1.SignRequest]) (*connect.Response[apiv1.SignResponse], error) {
-	from, err := netip.ParseAddrPort(r.Peer().Addr)
+	peer, err := peerOf(r.Peer().Addr)
 	if err != nil {
-		return nil, s.refuse(connect.CodeInternal, r.Peer().Addr, errNoPeer)
-	}
-	peer, now := from.Addr().Unmap().WithZone(""), s.now()
-	if wait, ok := s.limits.take(peer, now); !ok {
-		return nil, s.refuse(connect.CodeResourceExhausted, peer.String(), fmt.Errorf("%s asks too often; try again in %s", peer, wait.Round(time.Second)))
+		return nil, s.refuse(connect.CodeInternal, r.Peer().Addr, err)
 	}
 	by := s.state.Load()
 	// Hashes have one length, so that comparing them tells nothing of the token.
@@ -157,7 +182,7 @@ func (s *server) Sign(_ context.Context, r *connect.Request[apiv1.SignRequest]) 
 	if err != nil {
 		return nil, s.refuse(connect.CodePermissionDenied, peer.String(), err)
 	}
-	leaf.Now = now
+	leaf.Now = s.now()
 	cert, err := by.ca.Sign(public, leaf)
 	if err != nil {
 		return nil, s.refuse(connect.CodeInternal, peer.String(), err)

@@ -24,16 +24,17 @@ import (
 )
 
 const (
-	// claimTTL is how long, in seconds, etcd waits for a candidate that is silent. It
-	// is for those whose kernel still answers on the link: a slow disk keeps etcd from
-	// hearing a sign of life for two or three seconds, and the address isn't to move for
-	// that. A machine that is gone is noticed by the next in the queue, long before.
+	// claimTTL is how long, in seconds, etcd waits for a candidate that is silent. A
+	// slow disk keeps etcd from hearing a sign of life for two or three seconds, and the
+	// address isn't to move for that. A holder that is gone or frozen is noticed by the
+	// next in the queue before; this is for the others, and for where there is no link
+	// between the two.
 	claimTTL = 5
 	// askEvery is how often etcd is asked who holds the address, whether it has told of
 	// a change or not; askTimeout how long one answer may take.
 	askEvery   = time.Second
 	askTimeout = time.Second
-	// againAfter is the pause after etcd couldn't be reached at all.
+	// againAfter is the pause after etcd couldn't be reached at all, and after a panic.
 	againAfter = time.Second
 
 	keyPrefix  = "/garboard.dev/shared-address/"

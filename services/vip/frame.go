@@ -46,14 +46,19 @@ type said int
 const (
 	nothing said = iota
 	// asks: somebody asks everybody whether it is taken (RFC 5227 §2.1.1, RFC 4862
-	// §5.4). Who asks the holder alone only wants to know whether that is there.
+	// §5.4).
 	asks
+	// checks: somebody asks this machine alone, to know whether it is there.
+	checks
 	// answers: the kernel of whoever has it says so, also where nothing else of that
 	// machine works any more.
 	answers
 	// announces: a node says on its own that it is its now. Ours do that only while
 	// etcd agrees.
 	announces
+	// vouches is the same, to this machine alone, which has asked: not only the kernel
+	// there is alive.
+	vouches
 )
 
 // question asks who has an address without telling one's own: it changes nobody's
@@ -90,6 +95,14 @@ func announcements(mac net.HardwareAddr, address netip.Addr) [][]byte {
 	// tells ours from those.
 	options = append(append(options, optionNonce, 1), mac...)
 	return [][]byte{icmp6(mac, address, allNodes, advertisement, override, address, options)}
+}
+
+// vouch is an announcement for one machine.
+func vouch(mac, to net.HardwareAddr, address netip.Addr) []byte {
+	all := announcements(mac, address)
+	frame := all[len(all)-1] // ARP's reply
+	copy(frame, to)
+	return frame
 }
 
 func ethernet(from, to net.HardwareAddr, kind uint16) []byte {
@@ -152,8 +165,14 @@ func read(frame []byte, address netip.Addr) (said, net.HardwareAddr) {
 	case address.Is6() && kind == typeIPv6:
 		what, mac = readICMP6(body, address.As16())
 	}
-	if toAll := frame[0]&1 == 1; what == asks && !toAll {
-		return nothing, nil
+	if toAll := frame[0]&1 == 1; toAll {
+		return what, mac
+	}
+	switch what {
+	case asks:
+		return checks, net.HardwareAddr(bytes.Clone(frame[macSize : 2*macSize]))
+	case announces:
+		return vouches, mac
 	}
 	return what, mac
 }

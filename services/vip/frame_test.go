@@ -51,8 +51,10 @@ func TestRead(t *testing.T) {
 		want  said
 	}{
 		"a question":                  {question(peerMAC, nil, shared4), shared4, asks},
-		"a question to one alone":     {question(peerMAC, ownMAC, shared4), shared4, nothing},
-		"IPv6: question to one alone": {question(peerMAC, ownMAC, shared6), shared6, nothing},
+		"a question to one alone":     {question(peerMAC, ownMAC, shared4), shared4, checks},
+		"IPv6: question to one alone": {question(peerMAC, ownMAC, shared6), shared6, checks},
+		"an answer to that":           {vouch(peerMAC, ownMAC, shared4), shared4, vouches},
+		"IPv6: an answer to that":     {vouch(peerMAC, ownMAC, shared6), shared6, vouches},
 		"a question for another":      {question(peerMAC, nil, other4), shared4, nothing},
 		"an announcement":             {announcements(peerMAC, shared4)[0], shared4, announces},
 		"another's announcement":      {announcements(peerMAC, other4)[0], shared4, nothing},
@@ -71,7 +73,7 @@ func TestRead(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: got %d, want %d", name, got, c.want)
 		}
-		if (got == answers || got == announces) && mac.String() != peerMAC.String() {
+		if got != asks && got != nothing && mac.String() != peerMAC.String() {
 			t.Errorf("%s: it is from %s", name, mac)
 		}
 		for n := range c.frame { // cut short anywhere
@@ -85,7 +87,7 @@ func TestReadAnything(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		for _, address := range []netip.Addr{shared4, shared6} {
-			valid := append(announcements(peerMAC, address), question(peerMAC, nil, address))
+			valid := append(announcements(peerMAC, address), question(peerMAC, nil, address), question(peerMAC, ownMAC, address), vouch(peerMAC, ownMAC, address))
 			frame := rapid.SampledFrom(valid).Draw(t, "frame")
 			for range rapid.IntRange(0, 4).Draw(t, "changes") {
 				frame[rapid.IntRange(0, len(frame)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")

@@ -37,6 +37,8 @@ type keeper struct {
 	alone   atomic.Bool            // for the checks: etcd doesn't count
 	silent  atomic.Pointer[string] // why etcd gave no word
 	problem map[string]string      // by what it is about: what was told last
+	remove  func(netip.Addr) error // takes an address off all links; tests have another
+	there   bool                   // the address may be on a link
 
 	state state
 	wire  *wire // nil while there is no link
@@ -47,7 +49,8 @@ func newKeeper(s shared, store *resource.Store, h *dag.Handle) *keeper {
 		shared: s, store: store, h: h,
 		// What comes while the keeper is busy, which it is for milliseconds, waits.
 		words: make(chan word, 8), checks: make(chan [2]bool, 8), frames: make(chan heard, 64),
-		problem: map[string]string{},
+		problem: map[string]string{}, remove: remove,
+		there: true, // of an earlier life, of which nobody knows whether it still may
 	}
 	k.claim = newClaim(store, s.address, k.told, k.untold)
 	return k
@@ -73,10 +76,10 @@ func offer[T any](to chan T, v T) {
 	}
 }
 
-// run keeps the address until ctx ends. Then this node doesn't have it any more.
+// run keeps the address until ctx ends, or something panics: strangers have a say in
+// what is decided. Then this node doesn't have it any more.
 func (k *keeper) run(ctx context.Context) {
-	// Of an earlier life, of which nobody knows whether it still may.
-	k.note("left over", remove(k.address))
+	k.drop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -84,8 +87,11 @@ func (k *keeper) run(ctx context.Context) {
 	cctx, stopClaim := context.WithCancel(context.WithoutCancel(ctx))
 	wg.Go(func() { k.claim.run(cctx) })
 	wg.Go(func() { k.check(ctx) })
-	k.loop(ctx)
-	k.note("address", remove(k.address))
+	_ = dag.Guard(k.h.Log, func() error { k.loop(ctx); return nil })
+	cancel()
+	for range dropTries {
+		k.drop()
+	}
 	if k.wire != nil {
 		k.note("wire", k.wire.close())
 	}
@@ -95,6 +101,17 @@ func (k *keeper) run(ctx context.Context) {
 	stopClaim()
 	wg.Wait()
 	_ = Statuses.Delete(k.store.As(ID), k.address.String()) // it is ours, so it can be deleted
+}
+
+// drop takes the address off the link, if it isn't known to be off already: one that
+// stays there is on two nodes soon.
+func (k *keeper) drop() {
+	if !k.there {
+		return
+	}
+	err := k.remove(k.address)
+	k.note("address", err)
+	k.there = err != nil
 }
 
 func (k *keeper) loop(ctx context.Context) {
@@ -148,11 +165,9 @@ func (k *keeper) step(now time.Time) (again time.Duration) {
 	k.alone.Store(o.alone)
 	switch {
 	case !o.hold:
-		// Before the claim is given up.
-		if before {
-			k.note("address", remove(k.address))
-		}
+		k.drop() // before the claim is given up
 	case l != nil:
+		k.there = true
 		k.note("address", k.ensure(l))
 	}
 	k.say(before)
@@ -163,6 +178,9 @@ func (k *keeper) step(now time.Time) (again time.Duration) {
 	if k.wire != nil && o.probe {
 		k.note("ask", k.ask(l, o))
 	}
+	if k.wire != nil && o.vouch != nil {
+		k.note("vouch", k.wire.send(vouch(k.wire.mac, o.vouch, k.address)))
+	}
 	if k.wire != nil && o.lookAfter {
 		k.note("look after", k.lookAfter(o.evict))
 	}
@@ -171,11 +189,11 @@ func (k *keeper) step(now time.Time) (again time.Duration) {
 }
 
 // lookAfter asks the holder's machine whether it is there, or has etcd go on without.
-func (k *keeper) lookAfter(gone bool) error {
+func (k *keeper) lookAfter(gone string) error {
 	w := &k.state.word
 	var err error
-	if gone {
-		err = fmt.Errorf("%s, which holds %s, doesn't answer on %s any more: etcd is to elect another one", w.holder.Name, k.address, k.link)
+	if gone != "" {
+		err = fmt.Errorf("%s, which holds %s, %s on %s any more: etcd is to elect another one", w.holder.Name, k.address, gone, k.link)
 		offer(k.claim.out, w.lease)
 	}
 	to, bad := net.ParseMAC(w.holder.MAC)
@@ -199,7 +217,7 @@ func (k *keeper) attach() (netlink.Link, error) {
 		return nil, err
 	}
 	if k.wire == nil {
-		if k.wire, err = openWire(l, k.address, func(h heard) { offer(k.frames, h) }); err != nil {
+		if k.wire, err = openWire(l, k.address, k.h.Log, func(h heard) { offer(k.frames, h) }); err != nil {
 			return nil, err
 		}
 		k.state.mac = k.wire.mac

@@ -9,8 +9,10 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,6 +81,42 @@ func (f *far) must(err error) {
 	}
 }
 
+// listen is the other machine's wire, and what it hears.
+func (f *far) listen(address netip.Addr) (w *wire, said chan heard) {
+	f.t.Helper()
+	done := make(chan error)
+	said = make(chan heard, 64)
+	go func() {
+		runtime.LockOSThread()
+		err := netns.Set(f.ns)
+		if err == nil {
+			w, err = openWire(f.link(), address, slog.New(slog.DiscardHandler), func(h heard) { offer(said, h) })
+		}
+		done <- err
+	}()
+	f.must(<-done)
+	return w, said
+}
+
+// hears waits until something is said, and returns what was said before that.
+func hears(t *testing.T, all chan heard, want said, name string) (before []said) {
+	t.Helper()
+	eventually.That(t, 10*time.Second, name, func() error {
+		for {
+			select {
+			case h := <-all:
+				if h.said == want {
+					return nil
+				}
+				before = append(before, h.said)
+			default:
+				return errors.New("it says nothing, or something else")
+			}
+		}
+	})
+	return before
+}
+
 func (f *far) link() netlink.Link {
 	f.t.Helper()
 	all, err := f.h.LinkList()
@@ -134,7 +172,7 @@ type rig struct {
 
 var both = []netip.Addr{shared4, shared6}
 
-func newRig(t *testing.T, link string, address netip.Addr, say func() word) *rig {
+func newRig(t *testing.T, link string, address netip.Addr, say func() word, changes ...func(*keeper)) *rig {
 	t.Helper()
 	r := &rig{t: t, word: say}
 	store := resource.NewStore()
@@ -148,6 +186,9 @@ func newRig(t *testing.T, link string, address netip.Addr, say func() word) *rig
 	started := make(chan *keeper)
 	g, err := dag.New(dag.Options{Log: func(string) *slog.Logger { return slog.New(slog.NewTextHandler(t.Output(), nil)) }}, dag.Service{ID: ID, Run: func(ctx context.Context, h *dag.Handle) error {
 		k := newKeeper(shared{link, address}, store, h)
+		for _, change := range changes {
+			change(k)
+		}
 		started <- k
 		k.run(ctx)
 		return nil
@@ -313,35 +354,83 @@ func TestLeavesInDoubt(t *testing.T) {
 		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
 		r.says(nil)
 		r.status(10*time.Second, "it is in doubt", func(s Status) bool { return s.Holder && !s.Known })
-		var w *wire
-		done := make(chan error)
-		asked := make(chan heard, 64)
-		go func() {
-			runtime.LockOSThread()
-			err := netns.Set(f.ns)
-			if err == nil {
-				w, err = openWire(f.link(), address, func(h heard) { offer(asked, h) })
-			}
-			done <- err
-		}()
-		f.must(<-done)
-		eventually.That(t, 10*time.Second, "it asks for another holder", func() error {
-			select {
-			case h := <-asked:
-				if h.said == asks {
-					return nil
-				}
-				return fmt.Errorf("it says %d", h.said)
-			default:
-				return errors.New("it says nothing")
-			}
-		})
+		w, said := f.listen(address)
+		hears(t, said, asks, "it asks for another holder")
 		f.must(w.send(announcements(f.mac, address)...))
 		r.status(5*time.Second, "it leaves the address", func(s Status) bool { return !s.Holder })
 		if r.here() {
 			t.Errorf("%s is still on the link", address)
 		}
 		f.must(w.close())
+		r.end()
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// To a control plane that asks it alone, a holder says that it is there, beside what
+// its kernel answers; in doubt, it leaves that to the kernel.
+func TestVouches(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		r := newRig(t, "eth0", address, func() word {
+			w := mine()
+			w.nodes = []node{{Name: "peer", MAC: f.mac.String()}}
+			return w
+		})
+		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		w, said := f.listen(address)
+		check := func() { f.must(w.send(question(f.mac, l.Attrs().HardwareAddr, address))) }
+		check()
+		hears(t, said, vouches, "it vouches for itself")
+		r.says(nil)
+		r.status(10*time.Second, "it is in doubt", func(s Status) bool { return s.Holder && !s.Known })
+		for len(said) > 0 {
+			<-said
+		}
+		check()
+		before := hears(t, said, answers, "its kernel answers")
+		before = append(before, hears(t, said, asks, "it has had time to say more")...) // each second
+		if slices.Contains(before, vouches) {
+			t.Error("it vouches for itself in doubt")
+		}
+		f.must(w.close())
+		r.end()
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// An address that can't be taken off the link is tried again: another node has it by
+// then.
+func TestRemovesUntilItIsGone(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		f := cable(t, "eth0")
+		var left atomic.Int32
+		r := newRig(t, "eth0", shared4, mine, func(k *keeper) {
+			k.remove = func(a netip.Addr) error {
+				if left.Add(-1) >= 0 {
+					return netlink.ErrDumpInterrupted
+				}
+				return remove(a)
+			}
+		})
+		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+		left.Store(dropTries - 1)
+		if ends {
+			r.end()
+		} else {
+			r.says(func() word { return word{held: true, holder: node{Name: "peer"}} })
+			r.status(10*time.Second, "another holds it", func(s Status) bool { return s.HeldBy == "peer" && !s.Holder })
+		}
+		eventually.That(t, 5*time.Second, "the address is off the link", func() error {
+			if r.here() {
+				return errors.New("it is still there")
+			}
+			return nil
+		})
 		r.end()
 		l, err := netlink.LinkByName("eth0")
 		f.must(err)
@@ -362,6 +451,66 @@ func TestLeftOver(t *testing.T) {
 			t.Errorf("%s is still on the link", address)
 		}
 		r.end()
+		f.must(netlink.LinkDel(l))
+	}
+}
+
+// What panics ends neither the machine nor the rule that the address leaves the link.
+func TestAPanic(t *testing.T) {
+	f := cable(t, "eth0")
+	l, err := netlink.LinkByName("eth0")
+	f.must(err)
+	w, err := openWire(l, shared4, slog.New(slog.DiscardHandler), func(heard) { panic("a frame that nobody thought of") })
+	f.must(err)
+	other, _ := f.listen(shared4)
+	f.must(other.send(question(f.mac, nil, shared4)))
+	eventually.That(t, 5*time.Second, "the wire is closed", func() error {
+		if !isClosed(w.dead) {
+			return errors.New("it is open")
+		}
+		return nil
+	})
+	f.must(w.close())
+	f.must(other.close())
+
+	var bad atomic.Bool
+	r := newRig(t, "eth0", shared4, mine, func(k *keeper) {
+		k.remove = func(a netip.Addr) error {
+			if bad.Swap(false) {
+				panic("a state that nobody thought of")
+			}
+			return remove(a)
+		}
+	})
+	r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+	bad.Store(true)
+	r.says(func() word { return word{held: true, holder: node{Name: "peer"}} })
+	eventually.That(t, 5*time.Second, "the address is off the link", func() error {
+		if bad.Load() || r.here() {
+			return errors.New("it is still there")
+		}
+		return nil
+	})
+	r.end()
+}
+
+// An address that a DHCP server gave to the node itself is none of ours to remove,
+// though it is the shared one: the node would be cut off each time this service begins.
+func TestTheNodesOwnStays(t *testing.T) {
+	for _, address := range both {
+		f := cable(t, "eth0")
+		l, err := netlink.LinkByName("eth0")
+		f.must(err)
+		own := addr(netip.PrefixFrom(address, address.BitLen()-8))
+		f.must(netlink.AddrAdd(l, own))
+		r := newRig(t, "eth0", address, func() word { return word{held: true, holder: node{Name: "peer"}} })
+		r.status(10*time.Second, "another holds it", func(s Status) bool { return s.HeldBy == "peer" && !s.Holder })
+		r.end()
+		all, err := netlink.AddrList(l, family(address))
+		f.must(err)
+		if !slices.ContainsFunc(all, func(a netlink.Addr) bool { return a.IPNet.String() == own.IPNet.String() }) {
+			t.Errorf("%s is gone; there are %v", own.IPNet, all)
+		}
 		f.must(netlink.LinkDel(l))
 	}
 }

@@ -1,6 +1,7 @@
 package vip
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -27,6 +28,12 @@ func alias(address netip.Addr) *netlink.Addr {
 	return a
 }
 
+// isAlias is false of the same address in the network of the link: it is the node's
+// own then, as a DHCP server gave it away, and another service's.
+func isAlias(a netlink.Addr, address netip.Addr) bool {
+	return a.IP.Equal(address.AsSlice()) && bytes.Equal(a.Mask, net.CIDRMask(address.BitLen(), address.BitLen()))
+}
+
 func family(address netip.Addr) int {
 	if address.Is4() {
 		return netlink.FAMILY_V4
@@ -37,10 +44,10 @@ func family(address netip.Addr) int {
 // has says whether the address is on the link.
 func has(l netlink.Link, address netip.Addr) (bool, error) {
 	all, err := netlink.AddrList(l, family(address))
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // others change meanwhile; it does no harm to add it again
 		return false, fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
 	}
-	return slices.ContainsFunc(all, func(a netlink.Addr) bool { return a.IP.Equal(address.AsSlice()) }), nil
+	return slices.ContainsFunc(all, func(a netlink.Addr) bool { return isAlias(a, address) }), nil
 }
 
 func put(l netlink.Link, address netip.Addr) error {
@@ -50,16 +57,16 @@ func put(l netlink.Link, address netip.Addr) error {
 	return nil
 }
 
-// remove takes the address from every link that has it, whoever put it there: an
-// earlier life of ours, on a link that has got another name since.
+// remove takes the address from every link that has it: of an earlier life of ours,
+// it may be on one that has got another name since.
 func remove(address netip.Addr) error {
 	all, err := netlink.AddrList(nil, family(address))
-	if err != nil {
-		return fmt.Errorf("addresses of all links: %w", err)
-	}
 	var errs []error
+	if err != nil { // some may be listed nevertheless
+		errs = append(errs, fmt.Errorf("addresses of all links: %w", err))
+	}
 	for _, a := range all {
-		if !a.IP.Equal(address.AsSlice()) {
+		if !isAlias(a, address) {
 			continue
 		}
 		l, err := netlink.LinkByIndex(a.LinkIndex)

@@ -42,6 +42,11 @@ const (
 	lookAfterEvery = 250 * time.Millisecond
 	unansweredGone = 5
 	unansweredNew  = 20
+	// unvouchedGone is how many of them in a row the kernel alone must have answered
+	// for the rest of that machine to be frozen. Four seconds are about what a lease
+	// leaves to a holder that gives no sign of life; but where etcd's leader was frozen
+	// with it, the next leader begins all leases anew.
+	unvouchedGone = 16
 
 	// The least time between two announcements: that are due to one who asks (who is in
 	// doubt, or about to take the address), that are due to another holder, and that are
@@ -84,8 +89,9 @@ type rival struct {
 // frozen or cut off leaves within a frame's way after it is back.
 //
 // The next in the queue asks the holder's machine four times a second whether it still
-// has the address. When that is gone, it has etcd put the holder out of the queue, and
-// doesn't wait for the end of its lease.
+// has the address. The kernel there answers, and a holder that isn't in doubt vouches for
+// itself. When the machine is gone, or only its kernel left, the next one has etcd put
+// the holder out of the queue, and doesn't wait for the end of its lease.
 //
 // What answers while this node probes doesn't keep it from the address if it is one
 // of the control planes: etcd has voted it out, and its kernel answers although
@@ -100,12 +106,15 @@ type state struct {
 	doubts  time.Time // since when this node is in doubt, and asks who is there; zero: it isn't
 	frames  uint64    // that the link has brought
 	rival   *rival
-	asked   bool // somebody asks for the address
+	asked   bool             // somebody asks for the address
+	checker net.HardwareAddr // the control plane that asks whether this node is there; nil: none
 
 	watched    clientv3.LeaseID // of the holder that is looked after
 	lookedAt   time.Time
 	unanswered int  // questions
 	answered   bool // one was
+	unvouched  int  // questions that the kernel alone answered
+	vouched    bool // it does that
 
 	hold      bool
 	candidate bool // in etcd's queue, or on the way there
@@ -127,10 +136,11 @@ type orders struct {
 	announce  bool
 	probe     bool // ask for the address, and for others on the link if in doubt
 	doubt     bool
-	lookAfter bool          // ask the holder's machine whether it is there
-	evict     bool          // it is gone: take its place in the queue away
-	alone     bool          // etcd needn't be well for the API server to count as healthy
-	again     time.Duration // until the next look, if nothing comes before
+	lookAfter bool             // ask the holder's machine whether it is there
+	evict     string           // why its place in the queue is to be taken away; "": it isn't
+	vouch     net.HardwareAddr // who is to be told that this node is there; nil: nobody
+	alone     bool             // etcd needn't be well for the API server to count as healthy
+	again     time.Duration    // until the next look, if nothing comes before
 }
 
 // health is what came of checks.
@@ -168,12 +178,21 @@ func (s *state) counted(now time.Time, frames uint64) {
 
 // heard takes what another machine has said.
 func (s *state) heard(now time.Time, h heard) {
-	if h.said == asks {
+	switch h.said {
+	case asks:
 		s.asked = true
+		return
+	case checks:
+		if _, peer := s.word.knows(h.mac); peer {
+			s.checker = h.mac
+		}
 		return
 	}
 	if s.word.holder.MAC == h.mac.String() {
 		s.unanswered, s.answered = 0, true
+		if h.said == vouches {
+			s.unvouched, s.vouched = 0, true
+		}
 	}
 	r := s.rival
 	if r == nil || !bytes.Equal(r.mac, h.mac) || now.Sub(r.last) > rivalMemory {
@@ -182,7 +201,7 @@ func (s *state) heard(now time.Time, h heard) {
 	}
 	r.name, _ = s.word.knows(h.mac)
 	r.last = now
-	if h.said == announces {
+	if h.said == announces || h.said == vouches {
 		r.announced = now
 	}
 }
@@ -227,6 +246,7 @@ func (s *state) decide(now time.Time) orders {
 	if s.hold {
 		s.holder(now, &o)
 	}
+	s.checker = nil
 	if !s.probing.IsZero() {
 		o.again = probeEvery
 	}
@@ -250,6 +270,7 @@ func (s *state) lookAfter(now time.Time, o *orders) {
 	}
 	if s.watched != s.word.lease {
 		s.watched, s.unanswered, s.answered = s.word.lease, 0, false
+		s.unvouched, s.vouched = 0, false
 	}
 	o.again = min(o.again, lookAfterEvery)
 	if now.Sub(s.lookedAt) < lookAfterEvery {
@@ -259,10 +280,17 @@ func (s *state) lookAfter(now time.Time, o *orders) {
 	if s.answered {
 		most = unansweredGone
 	}
-	// Where the holder's member led etcd, there is no word until another one does.
-	o.lookAfter, o.evict = true, s.unanswered >= most && !o.doubt
+	o.lookAfter = true
+	switch {
+	case o.doubt: // where the holder's member led etcd, until another one does
+	case s.unanswered >= most:
+		o.evict = "doesn't answer"
+	case s.vouched && s.unvouched >= unvouchedGone:
+		o.evict = "is frozen: only its kernel answers"
+	}
 	s.lookedAt = now
 	s.unanswered++
+	s.unvouched++
 }
 
 // keep gives the address up where it must be.
@@ -349,6 +377,7 @@ func (s *state) holder(now time.Time, o *orders) {
 		s.defended = time.Time{} // to be said once etcd agrees again
 		return
 	}
+	o.vouch = s.checker
 	r := s.present(now, s.changed)
 	s.stranger = ""
 	if r != nil && r.name == "" {

@@ -25,6 +25,7 @@ type world struct {
 	etcd, apiserver, link bool
 	holder                string // by etcd's word; "self" is this node
 	next, answers         bool   // this node is next; the holder's machine answers it
+	vouches               bool   // more than its kernel does
 	lease                 clientv3.LeaseID
 	lookedAfter, evicted  int
 	others                int
@@ -72,13 +73,16 @@ func (w *world) step(full bool) {
 	if w.last.probe {
 		w.probed++
 	}
-	if w.last.evict {
+	if w.last.evict != "" {
 		w.evicted++
 	}
 	if w.last.lookAfter {
 		w.lookedAfter++
 		if w.answers {
 			w.s.heard(w.now, heard{answers, peerMAC})
+		}
+		if w.vouches {
+			w.s.heard(w.now, heard{vouches, peerMAC})
 		}
 	}
 }
@@ -413,11 +417,79 @@ func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
 	}
 }
 
+// A holder of which only the kernel still answers is frozen, where it has vouched for
+// itself before; the kernel of one that is of another release says nothing.
+func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
+	t.Parallel()
+	for _, led := range []bool{false, true} { // the holder's member led etcd
+		w := newWorld(t)
+		w.holder, w.next, w.answers, w.vouches = "peer", true, true, true
+		w.pass(time.Minute)
+		w.vouches, w.etcd = false, !led
+		w.pass(3500 * time.Millisecond)
+		if w.evicted > 0 {
+			t.Errorf("led %v: the holder was given no time", led)
+		}
+		w.pass(500 * time.Millisecond)
+		if led && w.evicted > 0 {
+			t.Error("without etcd's word the holder is put out")
+		}
+		w.etcd = true
+		w.pass(1500 * time.Millisecond)
+		if w.evicted == 0 {
+			t.Errorf("led %v: the holder's lease is waited for", led)
+		}
+		// The holder is back before etcd has done it.
+		w.vouches = true
+		w.pass(time.Second)
+		w.evicted = 0
+		w.pass(time.Minute)
+		if w.evicted > 0 {
+			t.Errorf("led %v: it was back, and is put out", led)
+		}
+	}
+	old := newWorld(t)
+	old.holder, old.next, old.answers = "peer", true, true
+	old.pass(time.Minute)
+	old.says(announces, peerMAC)
+	old.pass(time.Minute)
+	if old.evicted > 0 {
+		t.Error("one that has never vouched is taken for frozen")
+	}
+}
+
+// A holder vouches for itself to the control planes that ask, while etcd agrees, and
+// only then.
+func TestTheHolderVouches(t *testing.T) {
+	t.Parallel()
+	w := holding(t)
+	if o := w.says(checks, peerMAC); o.vouch.String() != peerMAC.String() {
+		t.Errorf("it answers %q", o.vouch)
+	}
+	if o := w.pass(time.Second); o.vouch != nil {
+		t.Errorf("it answers %q, which hasn't asked again", o.vouch)
+	}
+	if o := w.says(checks, strangerMAC); o.vouch != nil {
+		t.Errorf("it answers %q, a stranger", o.vouch)
+	}
+	w.etcd = false
+	w.pass(doubtAfter + time.Second)
+	if o := w.says(checks, peerMAC); o.vouch != nil || !o.hold {
+		t.Errorf("in doubt it answers %q", o.vouch)
+	}
+	other := newWorld(t)
+	other.holder = "peer"
+	other.pass(5 * time.Second)
+	if o := other.says(checks, peerMAC); o.vouch != nil {
+		t.Errorf("without the address it answers %q", o.vouch)
+	}
+}
+
 // A node that was frozen itself hasn't asked meanwhile: silence says nothing.
 func TestAFrozenOneBlamesNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.holder, w.next, w.answers = "peer", true, true
+	w.holder, w.next, w.answers, w.vouches = "peer", true, true, true
 	w.pass(5 * time.Second)
 	w.now = w.now.Add(time.Hour)
 	w.pass(10 * time.Second)

@@ -42,6 +42,8 @@ const (
 	// stopBudget is for taking the address off the link, which is a matter of
 	// milliseconds, and for telling etcd, which may have to be given up.
 	stopBudget = 5 * time.Second
+	// dropTries: the kernel's list of addresses is incomplete while others change.
+	dropTries = 3
 )
 
 // Status is how it is with one shared address, as far as this node is concerned.
@@ -134,7 +136,13 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			done := make(chan struct{})
 			wg.Go(func() {
 				defer close(done)
-				newKeeper(s, o.Store, h).run(kctx)
+				for kctx.Err() == nil {
+					newKeeper(s, o.Store, h).run(kctx)
+					select {
+					case <-kctx.Done():
+					case <-time.After(againAfter):
+					}
+				}
 			})
 			running[s] = func() { stop(); <-done }
 		}

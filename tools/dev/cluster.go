@@ -59,7 +59,7 @@ func up(ctx context.Context, out io.Writer, o qemu.Options) error {
 		target = " CLUSTER=" + o.Name
 	}
 	after := ""
-	if c.New {
+	if c.Started {
 		after = fmt.Sprintf(", %.1f s after power-on", c.After.Seconds())
 	}
 	fmt.Fprintf(out, `

@@ -32,8 +32,7 @@ type Options struct {
 // A Created cluster serves.
 type Created struct {
 	*qemu.Cluster
-	// New says that it didn't run before; After, how long it took from power-on.
-	New   bool
+	// After is how long it took from power-on, if it didn't run before.
 	After time.Duration
 }
 
@@ -42,9 +41,12 @@ type Created struct {
 // serve in time stays, to be looked into.
 func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	q := o.Cluster
-	// Before the build, so that nobody waits for one only to hear that nodes can't run here.
+	// Before the build, so that nobody waits for one only to hear that this can't be.
 	var err error
 	if q.Choice, err = choose(ctx, q); err != nil {
+		return nil, err
+	}
+	if err := qemu.Check(q); err != nil {
 		return nil, err
 	}
 	node := image.Build
@@ -52,10 +54,6 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 		node = image.BuildRoot
 	}
 	made, err := Build(ctx, o.Checkout, out, node)
-	if err != nil {
-		return nil, err
-	}
-	before, err := look(q.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -67,11 +65,11 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	fmt.Fprintln(out, "waiting for API")
 	if err := AwaitReady(ctx, out, c, start, o.Wait, nil); err != nil {
 		if ctx.Err() != nil {
-			err = errors.Join(err, before.restore(context.WithoutCancel(ctx), out))
+			err = errors.Join(err, undo(context.WithoutCancel(ctx), out, c))
 		}
 		return nil, err
 	}
-	return &Created{Cluster: c, New: !before.running, After: time.Since(start)}, nil
+	return &Created{Cluster: c, After: time.Since(start)}, nil
 }
 
 // Checkout is the one that dir is in.
@@ -127,31 +125,16 @@ func choose(ctx context.Context, o qemu.Options) (qemu.Choice, error) {
 	return qemu.Choice{Name: c.Provisioner, Accelerator: c.Accelerator, Why: "the cluster exists"}, nil
 }
 
-// condition is how a cluster was before Create, which is how Ctrl-C leaves it.
-type condition struct {
-	name             string
-	existed, running bool
-}
-
-func look(name string) (condition, error) {
-	c, err := qemu.Open(name)
-	if errors.Is(err, qemu.ErrNoCluster) {
-		return condition{name: name}, nil
-	} else if err != nil {
-		return condition{}, err
-	}
-	pid, err := c.HostPID()
-	return condition{name: name, existed: true, running: pid != 0}, err
-}
-
-func (b condition) restore(ctx context.Context, out io.Writer) error {
+// undo leaves a cluster as it was before Create: one that another command made
+// meanwhile, or started, is left alone.
+func undo(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
 	switch {
-	case !b.existed:
-		fmt.Fprintf(out, "\nInterrupted: removing cluster %s.\n", b.name)
-		return qemu.Down(ctx, b.name)
-	case !b.running:
-		fmt.Fprintf(out, "\nInterrupted: stopping cluster %s.\n", b.name)
-		return qemu.Stop(ctx, b.name)
+	case c.Made:
+		fmt.Fprintf(out, "\nInterrupted: removing cluster %s.\n", c.Name)
+		return qemu.Down(ctx, c.Name)
+	case c.Started:
+		fmt.Fprintf(out, "\nInterrupted: stopping cluster %s.\n", c.Name)
+		return qemu.Stop(ctx, c.Name)
 	}
 	return nil
 }

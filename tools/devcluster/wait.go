@@ -29,6 +29,9 @@ const (
 	tailBytes = 16 << 10
 )
 
+// ReadyBudgets are these, in words.
+const ReadyBudgets = "3m and 1m for each further node; 20m where QEMU emulates"
+
 // AwaitReady tells what is reached and, in between, what it waits for. reached,
 // if any, hears of each milestone too. budget 0 is one for clusters of this kind.
 func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.Time, budget time.Duration, reached func(qemu.Milestone)) error {
@@ -56,7 +59,7 @@ func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 			fmt.Fprintf(out, "%6.1fs  … %s\n", time.Since(start).Seconds(), oneLine(waitingFor(c, why)))
 		})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w\nThe nodes' consoles tell more: %s", err, c.Console("*"))
+		return fmt.Errorf("%w\nThe cluster stays as it is, to be looked into: 'GARBOARDCONFIG=%s gbctl doctor' says what it waits for, and the nodes' consoles tell more: %s", err, c.ClientConfig(), c.Console("*"))
 	}
 	return err
 }

@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -22,6 +25,9 @@ const (
 	bootstrapTimeout = time.Minute
 	// recoverTimeout is for a node to take in and restore the largest snapshot.
 	recoverTimeout = 75 * time.Minute
+	// nameTimeout bounds the question for the addresses of other control planes: a name
+	// server that doesn't answer is asked again after five seconds, or another one is.
+	nameTimeout = 8 * time.Second
 	// snapshotChunk is a message of the stream to the node.
 	snapshotChunk = 64 << 10
 )
@@ -38,7 +44,7 @@ Name exactly one node, by its own address and not by one that the control planes
 share. It is safe to ask again: a node that has begun the cluster says so. A node
 with data of a cluster refuses, and so does one that sees a living cluster: at the
 endpoint, or on the control planes that it knows of and that the context has as
-endpoints. A node of type init needs no bootstrap.
+endpoints; one whose name can't be looked up here isn't asked, and is named. A node of type init needs no bootstrap.
 
 With --recover-from, it begins with what is in a snapshot ('gbctl etcd snapshot').
 That is for a cluster that has lost its etcd for good, and makes a new one of it:
@@ -58,7 +64,7 @@ is recovered.`,
 			}
 			a.patient(cmd, bootstrapTimeout)
 			return a.said(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{ControlPlanes: a.others(c.Name)})))
+				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{ControlPlanes: a.others(ctx, c.Name)})))
 			})
 		},
 	}
@@ -68,8 +74,10 @@ is recovered.`,
 	return cmd
 }
 
-// others are the nodes that the context knows, but for the one that is asked.
-func (a *app) others(node string) []string {
+// others are the addresses of the nodes that the context knows, but for the one that
+// is asked. Names are looked up here: the node takes addresses only, since it may have
+// no name server yet, or another one.
+func (a *app) others(ctx context.Context, node string) []string {
 	c, err := a.access()
 	if err != nil || c == nil {
 		return nil
@@ -78,13 +86,41 @@ func (a *app) others(node string) []string {
 	if len(endpoints) == 0 {
 		endpoints = c.Endpoints
 	}
-	var all []string
+	var named []string
 	for _, other := range slices.Concat(endpoints, c.Nodes) {
-		if other != node && !slices.Contains(all, other) {
-			all = append(all, other)
+		if other != node && !slices.Contains(named, other) {
+			named = append(named, other)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, nameTimeout)
+	defer cancel()
+	found, errs := make([][]netip.Addr, len(named)), make([]error, len(named))
+	var wg sync.WaitGroup
+	for i, name := range named {
+		wg.Go(func() { found[i], errs[i] = resolve(ctx, name) })
+	}
+	wg.Wait()
+	var all []string
+	for i, name := range named {
+		if errs[i] != nil {
+			fmt.Fprintf(a.err, "%s: isn't asked whether it belongs to a cluster already: %v\n", name, errs[i])
+		}
+		for _, address := range found[i] {
+			if text := address.Unmap().WithZone("").String(); !slices.Contains(all, text) {
+				all = append(all, text)
+			}
 		}
 	}
 	return all
+}
+
+// resolve are the addresses of a node as people write it.
+func resolve(ctx context.Context, node string) ([]netip.Addr, error) {
+	host, _, err := client.Address(node)
+	if err != nil {
+		return nil, err
+	}
+	return net.DefaultResolver.LookupNetIP(ctx, "ip", host) // an address is its own
 }
 
 // recoverFrom sends a snapshot that is looked at here first: what is damaged needn't
@@ -95,13 +131,16 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 		return err
 	}
 	defer file.Close()
+	if info, err := file.Stat(); err == nil { // that of a large cluster takes a while
+		fmt.Fprintf(a.err, "checking %s (%s)\n", path, size(uint64(info.Size())))
+	}
 	first, err := announce(file, raw)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	a.patient(cmd, recoverTimeout)
 	return a.said(cmd.Context(), "recovering", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-		first.ControlPlanes = a.others(c.Name)
+		first.ControlPlanes = a.others(ctx, c.Name)
 		fmt.Fprintf(a.err, "%s: sending %s (%s), and waiting until it is restored\n", c.Name, path, size(first.Size))
 		return sendSnapshot(ctx, c, file, first)
 	})

@@ -88,28 +88,48 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 	}
 	q := &o.cluster.Cluster
 	f := nameFlag(cmd, &q.Name).Flags()
-	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes (default as many as there are, or 1)")
-	f.IntVar(&q.Workers, "workers", 0, "how many workers")
+	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes, 1 or more; an odd number survives most (default 1, or as many as there are)")
+	f.IntVar(&q.Workers, "workers", 0, "how many workers, 0 or more (default none, or as many as there are)")
 	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto: QEMU where KVM really runs a guest, else containers")
-	f.StringVar(&o.cidr, "cidr", "", "network of the nodes (default 10.5.0.0/24); this machine has its first address")
-	f.StringVar(&o.wireguard, "wireguard-cidr", "", "network of a virtual private network between the nodes, such as 10.1.0.0/24")
+	f.StringVar(&o.cidr, "cidr", "", "IPv4 network of the nodes (default 10.5.0.0/24); this machine has its first address, as gateway")
+	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a virtual private network between the nodes, such as 10.1.0.0/24 (default none)")
 	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes ask URL, through this machine, instead of the registry HOST; '*' is any; repeatable")
-	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "another Kubernetes than what is built ("+config.KubernetesVersion+"), from a registry mirror")
-	f.StringVar(&q.InstallImage, "install-image", "", "image of the installer")
-	f.IntVar(&q.CPUs, "cpus", 0, "processors of a node (default 2 in QEMU, as many as there are in a container)")
-	f.IntVar(&q.MemoryMiB, "memory", 0, "MiB of memory of a node (default 4096 in QEMU, as much as there is in a container)")
-	f.IntVar(&q.DiskGiB, "disk", 0, "GiB of the disk of a node in QEMU (default 20)")
-	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable; for a new cluster")
+	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "another Kubernetes than what is built (default "+config.KubernetesVersion+"), from a registry mirror")
+	f.StringVar(&q.InstallImage, "install-image", "", "image of the installer, for machine.install.image (default none)")
+	f.IntVar(&q.CPUs, "cpus", 0, "processors of each node (default 2 in QEMU, as many as there are in a container)")
+	f.IntVar(&q.MemoryMiB, "memory", 0, "MiB of memory of each node; a control plane needs 2048, a worker 1024 (default 4096 in QEMU, as much as there is in a container)")
+	f.IntVar(&q.DiskGiB, "disk", 0, "GiB of the disk of each node in QEMU; takes room only as it fills (default 20)")
+	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
 	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
 	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
-	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long it may take to serve (default by kind and number of nodes)")
+	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long it may take to serve, from power-on, such as 90s or 10m (default "+devcluster.ReadyBudgets+")")
 	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a folder in it")
 	f.BoolVar(&o.merge, "merge", true, "merge access into the client configuration and the kubeconfig")
 	return cmd
 }
 
+// notNegative are the numbers of which 0 is the default.
+func (o *createFlags) notNegative() error {
+	q := o.cluster.Cluster
+	for _, f := range []struct {
+		name   string
+		number int64
+	}{
+		{"controlplanes", int64(q.ControlPlanes)}, {"workers", int64(q.Workers)}, {"cpus", int64(q.CPUs)},
+		{"memory", int64(q.MemoryMiB)}, {"disk", int64(q.DiskGiB)}, {"wait-timeout", int64(o.cluster.Wait)},
+	} {
+		if f.number < 0 {
+			return usagef("--%s: must not be negative", f.name)
+		}
+	}
+	return nil
+}
+
 func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
-	var err error
+	err := o.notNegative()
+	if err != nil {
+		return err
+	}
 	if o.cluster.Checkout, err = devcluster.Checkout(o.source); err != nil {
 		return fmt.Errorf("%w; name one with --source", err)
 	}
@@ -150,7 +170,7 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 		return err
 	}
 	after := ""
-	if c.New {
+	if c.Started {
 		after = fmt.Sprintf(", %.1f s after power-on", c.After.Seconds())
 	}
 	fmt.Fprintf(a.out, "cluster %s serves%s\n", c.Name, after)
@@ -235,6 +255,10 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			"nodes", sequence(nodes)))
 	}
 	return a.show(documents, name != "", func() error {
+		if len(all) == 0 {
+			_, err := fmt.Fprintln(a.out, "there is no cluster; 'gbctl cluster create' makes one")
+			return err
+		}
 		return table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS"}, rows)
 	})
 }
@@ -252,6 +276,13 @@ func nodeStates(ctx context.Context, c *qemu.Cluster) (map[string]qemu.NodeStatu
 		return states, err
 	}
 	all, err := c.Status(ctx)
+	if errors.Is(err, qemu.ErrSilent) && ctx.Err() == nil {
+		// Another command may be at work there: the other clusters are shown.
+		for name := range states {
+			states[name] = qemu.NodeStatus{State: "unknown: its host process starts, stops or hangs"}
+		}
+		return states, nil
+	}
 	for _, s := range all {
 		states[s.Name] = s
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/qemu"
+	"golang.org/x/sys/unix"
 
 	"crypto/x509/pkix"
 	"encoding/base64"
@@ -169,5 +172,76 @@ func TestClusterShow(t *testing.T) {
 	}
 	if err := a.clusterShow(t.Context(), "nosuch"); err == nil || !strings.Contains(err.Error(), "there is no cluster nosuch") {
 		t.Errorf("no such cluster: %v", err)
+	}
+}
+
+// A cluster that another command starts or stops at the moment doesn't hide the others.
+func TestClusterShowWhileOneStarts(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	c := development(t, "dev", "https://127.0.0.1:20000")
+	development(t, "other", "https://127.0.0.1:20001")
+	lock, err := os.OpenFile(filepath.Join(c.Dir(), "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	// As another process' lock, which nobody else can take.
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	a := &app{out: &out, err: io.Discard}
+	if err := a.clusterShow(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"10.5.0.2   unknown: its host process starts, stops or hangs", "other-worker-1         worker   10.5.0.3   cluster is off"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q isn't in\n%s", want, out.String())
+		}
+	}
+}
+
+// Each verb says what it did; what can't be is found before the cluster is asked.
+func TestClusterDebugSays(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	c := development(t, "dev", "https://127.0.0.1:20000")
+	l, err := net.Listen("unix", filepath.Join(c.Dir(), "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	server := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked = append(asked, r.URL.Path) })}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(l)
+	}()
+	defer func() {
+		_ = server.Close()
+		<-done
+	}()
+	for _, tc := range []struct{ args, path, said string }{
+		{"on worker-1", "/nodes/dev-worker-1/on", "dev-worker-1 is on\n"},
+		{"off worker-1", "/nodes/dev-worker-1/off", "dev-worker-1 is off\n"},
+		{"cut dev-worker-1", "/nodes/dev-worker-1/cut", "dev-worker-1 has no power\n"},
+		{"freeze worker-1", "/nodes/dev-worker-1/freeze", "dev-worker-1 stands still\n"},
+		{"thaw worker-1", "/nodes/dev-worker-1/thaw", "dev-worker-1 runs on\n"},
+		{"endpoint off", "/endpoint/off", "endpoint of dev: off for its nodes\n"},
+		{"network worker-1 --loss 100", "/nodes/dev-worker-1/network", "network of dev-worker-1: loss 100%\n"},
+		{"network worker-1 --loss 100.5", "", "--loss 100.5: must be percent, from 0 to 100"},
+		{"network worker-1 --loss -1", "", "--loss -1: must be percent, from 0 to 100"},
+		{"freeze worker-2", "", `has no node "worker-2"; there are dev-controlplane-1, dev-worker-1`},
+	} {
+		asked = nil
+		var out strings.Builder
+		a := &app{out: &out, err: io.Discard}
+		root := a.rootCommand()
+		root.SetArgs(append(strings.Fields("cluster debug "+tc.args), "--name", "dev"))
+		if err := root.ExecuteContext(t.Context()); err != nil {
+			out.WriteString(err.Error())
+		}
+		if said, path := out.String(), strings.Join(asked, " "); path != tc.path || !strings.Contains(said, tc.said) {
+			t.Errorf("%s: asked %q and said %q; want %q and %q", tc.args, path, said, tc.path, tc.said)
+		}
 	}
 }

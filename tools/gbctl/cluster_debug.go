@@ -19,14 +19,14 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 		Long:  clusterDebugLong,
 	})
 	for _, verb := range []struct {
-		name, short string
-		do          func(*qemu.Cluster, context.Context, string) error
+		name, short, done string
+		do                func(*qemu.Cluster, context.Context, string) error
 	}{
-		{"on", "Turn a node on", (*qemu.Cluster).On},
-		{"off", "Press a node's power button, and wait until it is off", (*qemu.Cluster).Off},
-		{"cut", "Take a node's power away", (*qemu.Cluster).Cut},
-		{"freeze", "Stop a node's time", (*qemu.Cluster).Freeze},
-		{"thaw", "Let a frozen node run on", (*qemu.Cluster).Thaw},
+		{"on", "Turn a node on", "is on", (*qemu.Cluster).On},
+		{"off", "Press a node's power button, and wait until it is off", "is off", (*qemu.Cluster).Off},
+		{"cut", "Take a node's power away", "has no power", (*qemu.Cluster).Cut},
+		{"freeze", "Stop a node's time", "stands still", (*qemu.Cluster).Freeze},
+		{"thaw", "Let a frozen node run on", "runs on", (*qemu.Cluster).Thaw},
 	} {
 		var name string
 		cmd.AddCommand(nameFlag(&cobra.Command{
@@ -35,20 +35,29 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 			Example: fmt.Sprintf("  gbctl cluster debug %s worker-1", verb.name),
 			Args:    cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				c, err := openCluster(name)
+				c, node, err := openNode(name, args[0])
 				if err != nil {
 					return err
 				}
-				node, err := c.Find(args[0])
-				if err != nil {
+				if err := verb.do(c, cmd.Context(), node.Name); err != nil {
 					return err
 				}
-				return verb.do(c, cmd.Context(), node.Name)
+				_, err = fmt.Fprintf(a.out, "%s %s\n", node.Name, verb.done)
+				return err
 			},
 		}, &name))
 	}
-	cmd.AddCommand(a.clusterNetworkCommand(), a.clusterClockCommand(), clusterEndpointCommand())
+	cmd.AddCommand(a.clusterNetworkCommand(), a.clusterClockCommand(), a.clusterEndpointCommand())
 	return cmd
+}
+
+func openNode(cluster, node string) (*qemu.Cluster, qemu.Node, error) {
+	c, err := openCluster(cluster)
+	if err != nil {
+		return nil, qemu.Node{}, err
+	}
+	n, err := c.Find(node)
+	return c, n, err
 }
 
 func (a *app) clusterClockCommand() *cobra.Command {
@@ -64,11 +73,7 @@ cluster stops. Nodes that are containers have this machine's clock.`,
   gbctl cluster debug on worker-1`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openCluster(name)
-			if err != nil {
-				return err
-			}
-			node, err := c.Find(args[0])
+			c, node, err := openNode(name, args[0])
 			if err != nil {
 				return err
 			}
@@ -79,11 +84,11 @@ cluster stops. Nodes that are containers have this machine's clock.`,
 			return nil
 		},
 	}, &name)
-	cmd.Flags().DurationVar(&offset, "offset", 0, "how much it is ahead, or behind if negative")
+	cmd.Flags().DurationVar(&offset, "offset", 0, "how much it is ahead, or behind if negative, such as 90s or -8760h")
 	return cmd
 }
 
-func clusterEndpointCommand() *cobra.Command {
+func (a *app) clusterEndpointCommand() *cobra.Command {
 	var name string
 	return nameFlag(&cobra.Command{
 		Use:   "endpoint on|off",
@@ -98,7 +103,11 @@ again. kubectl on this machine reaches the cluster by another way.`,
 			if err != nil {
 				return err
 			}
-			return c.SetEndpoint(cmd.Context(), args[0] == "on")
+			if err := c.SetEndpoint(cmd.Context(), args[0] == "on"); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(a.out, "endpoint of %s: %s for its nodes\n", c.Name, args[0])
+			return err
 		},
 	}, &name)
 }
@@ -120,13 +129,12 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
   gbctl cluster debug network worker-1                                          fine again`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openCluster(name)
+			c, node, err := openNode(name, args[0])
 			if err != nil {
 				return err
 			}
-			node, err := c.Find(args[0])
-			if err != nil {
-				return err
+			if percent < 0 || percent > 100 {
+				return usagef("--loss %g: must be percent, from 0 to 100", percent)
 			}
 			to.Loss = percent / 100
 			for _, names := range [][]string{to.CutFrom, to.DeafTo} {
@@ -149,8 +157,8 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 	f.BoolVar(&to.Off, "off", false, "cut it off from everyone")
 	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "cut it off from these nodes, separated by commas")
 	f.StringSliceVar(&to.DeafTo, "deaf-to", nil, "let it reach these nodes but not hear them")
-	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction")
-	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later")
-	f.Float64Var(&percent, "loss", 0, "percent of the frames that get lost, in each direction")
+	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction, such as 100ms; up to "+qemu.MaxDelay.String())
+	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later, by chance; up to "+qemu.MaxDelay.String())
+	f.Float64Var(&percent, "loss", 0, "percent of the frames that get lost, in each direction, from 0 to 100")
 	return cmd
 }

@@ -181,11 +181,7 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 	if err := errors.Join(f.Sync(), f.Close()); err != nil {
 		return 0, err
 	}
-	// Link, unlike rename, doesn't replace what came meanwhile.
-	if err := os.Link(f.Name(), path); err != nil {
-		return 0, err
-	}
-	return to.bytes, os.Remove(f.Name())
+	return to.bytes, putInPlace(f.Name(), path)
 }
 
 // summed is a stream that ends with the SHA-256 of what is before it.

@@ -25,11 +25,15 @@ var etcdMembers = []*apiv1.EtcdMember{
 	{Id: "c3", PeerUrls: []string{"https://10.5.0.9:2380"}, Learner: true},
 }
 
-func (s etcdService) Bootstrap(context.Context, *connect.Request[apiv1.BootstrapRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
+func (s etcdService) Bootstrap(_ context.Context, r *connect.Request[apiv1.BootstrapRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
 	if s.node.kind != "controlplane" {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("bootstrap: etcd runs on control planes only"))
 	}
-	return answerWith(&apiv1.BootstrapResponse{Message: "the cluster begins on this node", Token: "t"})
+	said := "the cluster begins on this node"
+	if told := r.Msg.ControlPlanes; len(told) > 0 {
+		said += ", told of " + strings.Join(told, ", ")
+	}
+	return answerWith(&apiv1.BootstrapResponse{Message: said, Token: "t"})
 }
 
 func (s etcdService) Recover(_ context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {

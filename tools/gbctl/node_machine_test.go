@@ -71,6 +71,9 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 	}
 	o := s.node.operate("reset", "off", r.Msg.DryRun)
 	o.Warnings = []string{fmt.Sprintf("wipes %v, reboots %v, drains for %s", r.Msg.SystemLabelsToWipe, r.Msg.Reboot, r.Msg.DrainTimeout.AsDuration())}
+	for _, disk := range r.Msg.UserDisksToWipe {
+		o.Warnings = append(o.Warnings, "wipes "+disk)
+	}
 	return answerWith(&apiv1.ResetResponse{Operation: o})
 }
 

@@ -311,8 +311,8 @@ func (a *app) request(ctx context.Context, node string) (context.Context, func()
 }
 
 // oneByOne calls the nodes one after another: where a person edits, or where what
-// is done to all at the same time would take the cluster down. A node that fails
-// doesn't keep the next one from its turn.
+// is done to all at the same time would be in the way of the cluster. A node that
+// fails doesn't keep the next one from its turn.
 func (a *app) oneByOne(ctx context.Context, call func(context.Context, *client.Client) error) error {
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -322,6 +322,32 @@ func (a *app) oneByOne(ctx context.Context, call func(context.Context, *client.C
 	for i, node := range nodes {
 		if errs[i] = ctx.Err(); errs[i] == nil {
 			errs[i] = a.with(ctx, node, call)
+		}
+	}
+	return collect(nodes, errs)
+}
+
+// inTurn is oneByOne for what takes a node out of its cluster: after one that failed,
+// nothing is done to those that come after it. The cluster could do without one, and
+// maybe not without two. A dry run shows all that would be done.
+func (a *app) inTurn(ctx context.Context, dryRun bool, call func(context.Context, *client.Client) error) error {
+	if dryRun {
+		return a.oneByOne(ctx, call)
+	}
+	nodes, err := a.targets(ctx)
+	if err != nil {
+		return err
+	}
+	errs := make([]error, len(nodes))
+	failed := -1
+	for i, node := range nodes {
+		if errs[i] = ctx.Err(); errs[i] != nil {
+			continue
+		}
+		if failed >= 0 {
+			errs[i] = &exitError{exitCode(errs[failed]), fmt.Errorf("nothing was done: %s comes before it, and failed", nodes[failed])}
+		} else if errs[i] = a.with(ctx, node, call); errs[i] != nil {
+			failed = i
 		}
 	}
 	return collect(nodes, errs)

@@ -48,8 +48,8 @@ const emptied = `The node is emptied first: no new pods come, and those that oth
 place are evicted within their disruption budgets, for as long as --drain-timeout.
 Pods that belong to nobody, and those of DaemonSets, stay until the node ends. Where
 no other node takes pods, none is evicted. It is an operation on the node: Ctrl-C
-leaves it to itself, 'gbctl operation attach' follows it again. Only one node of a
-cluster goes at a time; --force asks nobody.
+leaves it to itself, 'gbctl operation attach' follows it again. Only one control plane
+of a cluster goes at a time, workers go when they are told to; --force asks nobody.
 `
 
 func (a *app) rebootCommand() *cobra.Command {
@@ -61,7 +61,8 @@ func (a *app) rebootCommand() *cobra.Command {
 
 ` + emptied + `
 Several nodes are restarted one after another: each is waited for until it has come
-back and is well, as with --wait. Stop waiting with Ctrl-C.`,
+back and is well, as with --wait. After one that fails, nothing is done to the next.
+Stop waiting with Ctrl-C.`,
 		Example: `  gbctl -n 10.5.0.2 reboot
   gbctl -n 10.5.0.2,10.5.0.3 reboot --wait
   gbctl -n 10.5.0.2 reboot --dry-run`,
@@ -73,7 +74,7 @@ back and is well, as with --wait. Stop waiting with Ctrl-C.`,
 				return err
 			}
 			f.wait = f.wait || len(nodes) > 1 && !f.force
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, f) })
+			return a.inTurn(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, f) })
 		},
 	}
 	f.add(cmd, "wait for each node to be back and well")
@@ -150,14 +151,14 @@ func (a *app) shutdownCommand() *cobra.Command {
 		Long: `Stop all services of nodes in order, and power the machines off.
 
 ` + emptied + `
-With --wait, each is waited for until it doesn't answer any more. Pods come again
-once a node is on again.`,
+With --wait, each is waited for until it doesn't answer any more. After one that
+fails, nothing is done to the next. Pods come again once a node is on again.`,
 		Example: `  gbctl -n 10.5.0.3 shutdown --wait
   gbctl -n 10.5.0.3 shutdown --force`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.patient(cmd, planTimeout)
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
+			return a.inTurn(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
 		},
 	}
 	f.add(cmd, "wait for each node to be gone")

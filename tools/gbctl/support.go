@@ -115,13 +115,10 @@ func (s *bundle) make(ctx context.Context) (err error) {
 	if err := errors.Join(f.Chmod(bundleMode), f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", s.path, err)
 	}
-	// Not a rename, which would replace what has come there since.
-	if err := os.Link(f.Name(), s.path); errors.Is(err, fs.ErrExist) {
+	if err := putInPlace(f.Name(), s.path); errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s has come to be meanwhile: name another file with -O", s.path)
 	} else if err != nil {
-		if err := os.Rename(f.Name(), s.path); err != nil { // file systems without links
-			return fmt.Errorf("write %s: %w", s.path, err)
-		}
+		return fmt.Errorf("write %s: %w", s.path, err)
 	}
 	s.tell(reports)
 	return failed

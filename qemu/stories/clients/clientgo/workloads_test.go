@@ -258,3 +258,48 @@ func TestStatefulSet(t *testing.T) {
 		return err
 	})
 }
+
+// What pods mount of their node's directories is the node's, and not of the file
+// system that the kubelet itself has: a part of a volume, and a directory that must be
+// there.
+func TestHostPath(t *testing.T) {
+	c := connect(t, "host-path")
+	begin := func(name, path string, kind corev1.HostPathType, part string) {
+		t.Helper()
+		pod := store(c.workers[0]).Spec.Template
+		pod.Name = name
+		pod.Spec.Volumes[0].HostPath = &corev1.HostPathVolumeSource{Path: path, Type: &kind}
+		pod.Spec.Containers[0].VolumeMounts[0].SubPath = part
+		if _, err := c.client.CoreV1().Pods(c.space).Create(t.Context(), &corev1.Pod{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		c.ready(startBudget, "store", 1)
+	}
+	begin("part", "/var/lib/parts", corev1.HostPathDirectoryOrCreate, "one")
+	if out, err := c.exec(t.Context(), "part", "/usr/local/bin/etcdctl", "put", "kept", "in a part"); err != nil {
+		t.Fatalf("%s: %v", out, err)
+	}
+	if err := c.client.CoreV1().Pods(c.space).Delete(t.Context(), "part", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.ready(replaceBudget, "store", 0)
+	begin("whole", "/var/lib/parts/one", corev1.HostPathDirectory, "")
+	if out, err := c.exec(t.Context(), "whole", "/usr/local/bin/etcdctl", "get", "--print-value-only", "kept"); err != nil || strings.TrimSpace(out) != "in a part" {
+		t.Errorf("on the node there is %q (%v)", out, err)
+	}
+	// Negative twin: one that nobody has made.
+	kind := corev1.HostPathDirectory
+	pod := store(c.workers[0]).Spec.Template
+	pod.Name, pod.Labels = "nowhere", nil
+	pod.Spec.Volumes[0].HostPath = &corev1.HostPathVolumeSource{Path: "/var/lib/nowhere", Type: &kind}
+	if _, err := c.client.CoreV1().Pods(c.space).Create(t.Context(), &corev1.Pod{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.eventually(startBudget, "the event says that it isn't there", func(ctx context.Context) error {
+		events, err := c.client.CoreV1().Events(c.space).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=nowhere,reason=FailedMount"})
+		if err == nil && (len(events.Items) == 0 || !strings.Contains(events.Items[0].Message, "is not a directory")) {
+			err = fmt.Errorf("the events are %v", events.Items)
+		}
+		return err
+	})
+}

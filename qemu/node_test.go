@@ -1,0 +1,148 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+)
+
+// switched is a provisioner whose nodes run until they are told how to end.
+type switched struct {
+	stuck bool // starting never ends by itself
+
+	mu   sync.Mutex // guards runs
+	runs []*switchedRun
+}
+
+func (p *switched) Start(ctx context.Context, _ Node) (Running, error) {
+	if p.stuck {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := &switchedRun{ended: make(chan struct{})}
+	p.runs = append(p.runs, r)
+	return r, nil
+}
+
+func (p *switched) Close() error { return nil }
+
+// last is the latest run, and how many there were.
+func (p *switched) last() (*switchedRun, int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.runs[len(p.runs)-1], len(p.runs)
+}
+
+type switchedRun struct {
+	once  sync.Once
+	end   End
+	ended chan struct{}
+}
+
+func (r *switchedRun) finish(end End)                     { r.once.Do(func() { r.end = end; close(r.ended) }) }
+func (r *switchedRun) Wait() (End, error)                 { <-r.ended; return r.end, nil }
+func (r *switchedRun) PowerOff(context.Context) error     { r.finish(EndOff); return nil }
+func (r *switchedRun) Cut()                               { r.finish(EndKilled) }
+func (r *switchedRun) Freeze(context.Context, bool) error { return nil }
+
+// slowLog is a log on a busy disk: that a node has ended is written late.
+type slowLog struct{ delay time.Duration }
+
+func (l slowLog) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), "node ended") {
+		<-time.After(l.delay)
+	}
+	return len(line), nil
+}
+
+func switchedNode(t *testing.T, log io.Writer) (*node, *switched) {
+	p := &switched{}
+	n := &node{Node: Node{Name: "n"}, log: slog.New(slog.NewTextHandler(log, nil)), provisioner: p,
+		quit: make(chan struct{}), wake: make(chan struct{}, 1)}
+	if err := n.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.done.Go(n.supervise)
+	t.Cleanup(func() { n.shutdown(0) })
+	return n, p
+}
+
+// Power cut, and given back at once: the node runs, however late its end is noticed.
+func TestOnRightAfterCut(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*node) error{
+		"cut": (*node).cut,
+		"off": func(n *node) error { return n.powerOff(time.Minute) },
+	} {
+		n, p := switchedNode(t, slowLog{100 * time.Millisecond})
+		if err := end(n); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := n.turnOn(t.Context()); err != nil {
+			t.Fatalf("%s, then on: %v", name, err)
+		}
+		if _, runs := p.last(); runs != 2 {
+			t.Errorf("%s, then on: the node is %q", name, n.status().State)
+		}
+	}
+}
+
+// Turning a node on that runs does nothing, also not to what comes later: a node that
+// reboots starts again.
+func TestRebootAfterOn(t *testing.T) {
+	t.Parallel()
+	n, p := switchedNode(t, io.Discard)
+	if err := n.turnOn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first, _ := p.last()
+	first.finish(EndReboot)
+	eventually.That(t, 10*restartWait, "the node has started again", func() error {
+		if _, runs := p.last(); runs != 2 {
+			return errors.New("it is " + n.status().State)
+		}
+		return nil
+	})
+	if s := n.status(); s.Restarts != 1 || s.State != stateRunning {
+		t.Errorf("after the reboot: %+v", s)
+	}
+}
+
+// A node that takes long to start can be looked at meanwhile, and doesn't take for ever.
+func TestStuckStart(t *testing.T) {
+	t.Parallel()
+	n := &node{Node: Node{Name: "n"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), provisioner: &switched{stuck: true}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	started := make(chan error, 1)
+	go func() { started <- n.start(ctx) }()
+	eventually.That(t, startBudget/2, "it is starting", func() error {
+		looked := make(chan string, 1)
+		go func() { looked <- n.status().State }()
+		select {
+		case state := <-looked:
+			if state != stateStarting {
+				return errors.New("it is " + state)
+			}
+			return nil
+		case <-time.After(startBudget / 4):
+			return errors.New("nobody says how it is")
+		}
+	})
+	cancel()
+	if err := <-started; !errors.Is(err, context.Canceled) {
+		t.Errorf("start: %v", err)
+	}
+	if s := n.status(); s.State != EndFailed.String() {
+		t.Errorf("afterwards it is %q", s.State)
+	}
+}

@@ -1,0 +1,217 @@
+package disks
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"golang.org/x/sys/unix"
+)
+
+// numbered gives the machine's disks serial numbers.
+func (m *machineUnderTest) numbered() *machineUnderTest {
+	m.disks.o.serial = func(name string) string { return "serial of " + name }
+	return m
+}
+
+// theirs is a disk with a partition, and a secret at the edge of it and in the middle.
+func theirs(t *testing.T) *loop {
+	t.Helper()
+	l := newLoop(t, gib)
+	dev, err := readDevice(l.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	table := &gpt.Table{LogicalSectorSize: 512, PhysicalSectorSize: 512, ProtectiveMBR: true,
+		Partitions: []*gpt.Partition{{Index: 1, Name: "data", Type: gpt.LinuxFilesystem, Start: 8 << 20 / 512, End: 900<<20/512 - 1}}}
+	if err := writeTable(file, dev, table); err != nil {
+		t.Fatal(err)
+	}
+	if err := showPartitions(t.Context(), file, dev, table); err != nil {
+		t.Fatal(err)
+	}
+	l.writeAt(8<<20+4096, "the secret of the user")
+	l.writeAt(500<<20, "the secret of the user")
+	unix.Sync()
+	if !l.kept() {
+		t.Fatal("the secret isn't on the disk")
+	}
+	return l
+}
+
+func (l *loop) kept() bool { l.t.Helper(); return l.holds("the secret of the user") }
+
+// the user's disks are wiped before the system's, on the way out, or else by the
+// next boot.
+func TestUserDisksAreWiped(t *testing.T) {
+	for name, tt := range map[string]struct {
+		cut      string
+		nameless bool // without serial numbers
+		gone     bool // at the next boot
+		wiped    bool
+		says     string
+	}{
+		"on the way out":               {wiped: true},
+		"without a serial number":      {nameless: true, wiped: true},
+		"by the next boot":             {cut: "wipe a user's disk", wiped: true},
+		"system disk by the next boot": {cut: "wipe STATE", wiped: true},
+		"not to be known again":        {cut: "wipe a user's disk", nameless: true},
+		"not there at the next boot":   {cut: "wipe a user's disk", gone: true, says: "NOT wiped: 0 of the disks"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			system, other, user := newLoop(t, 4*gib), theirs(t), theirs(t)
+			m := bootMachine(t, system, other, user)
+			if !tt.nameless {
+				m.numbered()
+			}
+			m.mustUp(config.Install{Disk: system.path})
+			m.write("state/key", "the secret of STATE")
+			users, err := m.disks.UserDisks([]string{user.path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			erase, err := m.disks.MarkWipe([]string{boot.LabelState}, users)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.off()
+			m.cut = tt.cut
+			if err := erase(t.Context()); tt.cut != "" && !errors.Is(err, errPowerCut) || tt.cut == "" && err != nil {
+				t.Fatal(err)
+			}
+			there := []*loop{system, other, user}
+			if tt.gone {
+				there = there[:2]
+			}
+			again := bootMachine(t, there...)
+			if !tt.nameless {
+				again.numbered()
+			}
+			if found, err := again.disks.MountState(t.Context()); found || err != nil {
+				t.Errorf("the next boot finds STATE: %v, %v", found, err)
+			}
+			if user.kept() == tt.wiped || !other.kept() || system.holds("the secret of STATE") {
+				t.Errorf("the user's disk has its secret: %v, the other one: %v, STATE: %v", user.kept(), other.kept(), system.holds("the secret of STATE"))
+			}
+			if !strings.Contains(again.console.String(), tt.says) {
+				t.Errorf("the next boot doesn't say %q:\n%s", tt.says, again.console)
+			}
+		})
+	}
+}
+
+// A disk that can't zero by itself loses what makes a file system of its partitions.
+func TestUserDiskWithoutHelpOfTheDisk(t *testing.T) {
+	l := theirs(t)
+	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	dev, err := readDevice(l.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts, err := dev.partitions()
+	if err != nil || len(parts) != 1 || parts[0].start != 8<<20 || parts[0].size != 892<<20 {
+		t.Fatalf("%+v, %v", parts, err)
+	}
+	if err := errors.Join(zeroEdges(t.Context(), file, parts[0].start, parts[0].size), zeroEdges(t.Context(), file, 0, dev.Size), file.Sync()); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := look(file, dev); err != nil || f.verdict != empty {
+		t.Errorf("it holds %s, %v", f, err)
+	}
+}
+
+// Only what is named, is there and isn't needed is wiped.
+func TestUserDisksThatAreRefused(t *testing.T) {
+	system, user, mounted := newLoop(t, 4*gib), theirs(t), newLoop(t, gib)
+	m := bootMachine(t, system, user, mounted).numbered()
+	if _, err := m.disks.UserDisks([]string{user.path}); err == nil || !strings.Contains(err.Error(), "doesn't know its system disk") {
+		t.Errorf("without a system disk: %v", err)
+	}
+	m.mustUp(config.Install{Disk: system.path})
+	if out, err := exec.Command(mkfs, "-q", mounted.path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	mountAt := func(dir string) {
+		t.Helper()
+		dir = filepath.Join(m.dir, dir)
+		if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mount(mounted.path, dir, "xfs", 0, "")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	}
+	dev, err := readDevice(user.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, _ := dev.partitionPath(1)
+	link := filepath.Join(m.dir, "by-id")
+	if err := os.Symlink(user.path, link); err != nil {
+		t.Fatal(err)
+	}
+
+	// Pods and their volumes end with the node.
+	mountAt("var/lib/kubelet/pods/web")
+	users, err := m.disks.UserDisks([]string{link, mounted.path, user.path})
+	if err != nil || len(users) != 2 || users[0].Path != user.path || users[1].Path != mounted.path || users[0].Serial != "serial of "+user.name {
+		t.Errorf("%v, %v", users, err)
+	}
+	mountAt("elsewhere")
+	for name, want := range map[string]string{
+		system.path:     "is the system disk",
+		mounted.path:    "is in use: " + mounted.name + " is mounted on " + filepath.Join(m.dir, "elsewhere"),
+		part:            "is a partition. Name the whole disk",
+		"/dev/nothing":  "there is no disk /dev/nothing. The disks here:\nDEVICE",
+		user.name:       "there is no disk " + user.name,
+		"/dev/null":     "/dev/null is no disk",
+		link + "/other": "there is no disk",
+	} {
+		if _, err := m.disks.UserDisks([]string{user.path, name}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	m.disks.o.Mode = boot.Container
+	if _, err := m.disks.UserDisks([]string{user.path}); err == nil || !strings.Contains(err.Error(), "no disks of its own") {
+		t.Errorf("in a container: %v", err)
+	}
+	if users, err := m.disks.UserDisks(nil); users != nil || err != nil {
+		t.Errorf("none: %v, %v", users, err)
+	}
+}
+
+// All that a reset may name has room in the journal's sector.
+func TestJournalOfUserDisks(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var users []UserDisk
+	for i := range maxUserDisks {
+		users = append(users, UserDisk{Path: "/dev/sdb", Serial: strings.Repeat("x", i+1)})
+	}
+	users = append(users, UserDisk{Path: "/dev/sdc"}) // can't be known again
+	want := journal{step: stepWipe, label: strings.Join(boot.WipeLabels, " "), disks: marks(users)}
+	if err := errors.Join(writeJournal(file, want), file.Truncate(1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readJournal(file)
+	if err != nil || got.step != want.step || got.label != want.label || len(got.disks) != maxUserDisks || !slices.Equal(got.disks, want.disks) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -154,32 +155,32 @@ func stories(ctx context.Context, root string, out io.Writer) error {
 	var machines []string
 	for _, f := range all {
 		switch {
-		case f.long:
+		case !f.short:
 		case f.machines:
 			machines = append(machines, f.path)
 		default:
 			containers = append(containers, f.path)
 		}
 	}
-	if err := bootTests(ctx, root, out, "story", containersAtOnce, containers); err != nil {
+	if err := bootTests(ctx, root, out, containersAtOnce, containers, "-tags=story"); err != nil {
 		return err
 	}
-	return bootTests(ctx, root, out, "story", 1, machines)
+	return bootTests(ctx, root, out, 1, machines, "-tags=story")
 }
 
-// longStories are in folders of their own.
+// longStories are told one by one: most boot machines.
 func longStories(ctx context.Context, root string, out io.Writer) error {
 	all, err := storyFolders(root)
 	if err != nil {
 		return err
 	}
-	var folders []string
+	var folders, tests []string
 	for _, f := range all {
-		if f.long {
-			folders = append(folders, f.path)
+		if len(f.long) > 0 {
+			folders, tests = append(folders, f.path), append(tests, f.long...)
 		}
 	}
-	return bootTests(ctx, root, out, "story,long", 1, folders)
+	return bootTests(ctx, root, out, 1, folders, "-tags=story,long", "-run=^("+strings.Join(tests, "|")+")$")
 }
 
 const (
@@ -187,7 +188,7 @@ const (
 	storyTag = "//go:build story"
 	// longTag is the first line of the tests that only longStories runs.
 	longTag = "//go:build story && long\n"
-	// machineWord is in the tests that boot machines.
+	// machineWord is in the files of tests that boot machines.
 	machineWord = "qemu.QEMU"
 	// containersAtOnce is how many stories with containers run at the same time. They mostly wait.
 	containersAtOnce = 2
@@ -195,9 +196,13 @@ const (
 
 // A storyFolder is a package with tests that boot nodes.
 type storyFolder struct {
-	path           string
-	long, machines bool
+	path string
+	// short: it has tests that aren't long; machines: and they boot some.
+	short, machines bool
+	long            []string // names of those that are
 }
+
+var testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 
 // storyFolders finds them all, in order.
 func storyFolders(root string) ([]storyFolder, error) {
@@ -222,8 +227,16 @@ func storyFolders(root string) ([]storyFolder, error) {
 		folder, err := filepath.Rel(root, filepath.Dir(path))
 		f := folders[folder]
 		f.path = "./" + folder
-		f.long = f.long || strings.HasPrefix(string(text), longTag)
-		f.machines = f.machines || strings.Contains(string(text), machineWord)
+		tests := testFunction.FindAllStringSubmatch(string(text), -1)
+		switch long := strings.HasPrefix(string(text), longTag); {
+		case long:
+			for _, name := range tests {
+				f.long = append(f.long, name[1])
+			}
+		case len(tests) > 0:
+			f.short = true
+			f.machines = f.machines || strings.Contains(string(text), machineWord)
+		}
 		folders[folder] = f
 		return err
 	})
@@ -232,7 +245,7 @@ func storyFolders(root string) ([]storyFolder, error) {
 }
 
 // bootTests builds everything first, so that a test's time is the test's.
-func bootTests(ctx context.Context, root string, out io.Writer, tags string, atOnce int, packages []string) error {
+func bootTests(ctx context.Context, root string, out io.Writer, atOnce int, packages []string, flags ...string) error {
 	if len(packages) == 0 {
 		return nil
 	}
@@ -245,7 +258,7 @@ func bootTests(ctx context.Context, root string, out io.Writer, tags string, atO
 	if err := os.Setenv("GARBOARD_COMPONENTS", programs); err != nil {
 		return err
 	}
-	args := []string{"test", "-tags=" + tags, "-v", "-count=1", fmt.Sprintf("-p=%d", atOnce), "-timeout=" + storyTimeout.String()}
+	args := append([]string{"test", "-v", "-count=1", fmt.Sprintf("-p=%d", atOnce), "-timeout=" + storyTimeout.String()}, flags...)
 	return goRun(ctx, root, out, append(args, packages...)...)
 }
 

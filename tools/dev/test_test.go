@@ -45,11 +45,14 @@ func TestLongPhaseRunsWhereItFits(t *testing.T) {
 
 func TestStoryFolders(t *testing.T) {
 	root := t.TempDir()
+	const a, b = "\nfunc TestA(t *testing.T) {}\n", "\nfunc TestB(t *testing.T) {}\n"
 	for path, text := range map[string]string{
-		"b/b_test.go": longTag + "package b\n// " + machineWord, "a/one_test.go": longTag + "package a", "a/two_test.go": longTag + "package a",
-		"c/c_test.go": "//go:build story\npackage c", "d/d.go": longTag,
-		"e/one_test.go": "package e", "e/two_test.go": "//go:build story\nvar _ = " + machineWord,
-		"f/f_test.go": "package f", "c/module/go.mod": "module m", "c/module/m_test.go": "//go:build story\npackage m",
+		"b/b_test.go": longTag + "package b\n// " + machineWord + a, "a/one_test.go": longTag + "package a" + a, "a/two_test.go": longTag + "package a" + b,
+		"c/c_test.go": "//go:build story\npackage c" + a, "d/d.go": longTag + a,
+		"e/one_test.go": "package e" + b, "e/two_test.go": "//go:build story\nvar _ = " + machineWord + a,
+		"f/f_test.go": "package f", "c/module/go.mod": "module m", "c/module/m_test.go": "//go:build story\npackage m" + a,
+		"g/g_test.go": "//go:build story\npackage g" + a, "g/machine_test.go": longTag + "package g\n// " + machineWord + b,
+		"h/h_test.go": longTag + "package h" + a, "h/main_test.go": "//go:build story\nfunc TestMain(m *testing.M) { }",
 	} {
 		path = filepath.Join(root, "qemu", "stories", path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -64,8 +67,9 @@ func TestStoryFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []storyFolder{
-		{"./qemu/stories/a", true, false}, {"./qemu/stories/b", true, true},
-		{"./qemu/stories/c", false, false}, {"./qemu/stories/e", false, true},
+		{path: "./qemu/stories/a", long: []string{"TestA", "TestB"}}, {path: "./qemu/stories/b", long: []string{"TestA"}},
+		{path: "./qemu/stories/c", short: true}, {path: "./qemu/stories/e", short: true, machines: true},
+		{path: "./qemu/stories/g", short: true, long: []string{"TestB"}}, {path: "./qemu/stories/h", long: []string{"TestA"}},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(storyFolder{})); diff != "" {
 		t.Error(diff)

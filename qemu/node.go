@@ -48,16 +48,17 @@ var (
 	errStopping   = errors.New("the cluster is stopping")
 )
 
-func (n *node) start(ctx context.Context) error {
+// start turns the node on; again: only if it still waits for that.
+func (n *node) start(ctx context.Context, again bool) error {
 	n.starting.Lock()
 	defer n.starting.Unlock()
 	n.mu.Lock()
-	runs, stopping, now := n.running != nil, n.stopping, n.Node
-	if !runs && !stopping {
+	settled, stopping, now := n.running != nil || again && n.state != stateWaiting, n.stopping, n.Node
+	if !settled && !stopping {
 		n.set(nil, stateStarting)
 	}
 	n.mu.Unlock()
-	if runs {
+	if settled {
 		return nil
 	}
 	if stopping {
@@ -115,7 +116,7 @@ func (n *node) supervise() {
 		case <-n.wake:
 		case <-due:
 			due = nil
-			if err := n.start(context.Background()); err != nil {
+			if err := n.start(context.Background(), true); err != nil {
 				n.log.Error("node doesn't start", "error", err)
 			}
 		}
@@ -137,7 +138,7 @@ func (n *node) settle(end End) (again bool) {
 
 // turnOn starts a node that is off.
 func (n *node) turnOn(ctx context.Context) error {
-	err := n.start(ctx)
+	err := n.start(ctx, false)
 	select {
 	case n.wake <- struct{}{}:
 	default:
@@ -161,6 +162,9 @@ func (n *node) current() (Running, <-chan struct{}, error) {
 // powerOff stops the node in order, and cuts its power after the budget.
 func (n *node) powerOff(budget time.Duration) error {
 	r, ended, err := n.current()
+	if err != nil && n.stay() {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -180,6 +184,17 @@ func (n *node) powerOff(budget time.Duration) error {
 	r.Cut()
 	<-ended
 	return nil
+}
+
+// stay keeps a node off that waits to start again.
+func (n *node) stay() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	waits := n.running == nil && n.state == stateWaiting
+	if waits {
+		n.set(nil, EndOff.String())
+	}
+	return waits
 }
 
 // cut returns when the node is off: whoever turns it on then isn't told that it runs.

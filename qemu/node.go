@@ -29,6 +29,7 @@ type node struct {
 	running  Running       // nil while off
 	ended    chan struct{} // closed when running has ended, and the node counts as off
 	state    string
+	why      error // it failed; nil otherwise
 	since    time.Time
 	restarts int
 	stopping bool
@@ -74,6 +75,7 @@ func (n *node) start(ctx context.Context, again bool) error {
 	defer n.mu.Unlock()
 	if err != nil {
 		n.set(nil, EndFailed.String())
+		n.why = err
 		return err
 	}
 	n.ended = make(chan struct{})
@@ -83,7 +85,7 @@ func (n *node) start(ctx context.Context, again bool) error {
 
 // set must be called with the mutex held.
 func (n *node) set(r Running, state string) {
-	n.running, n.state, n.since = r, state, time.Now()
+	n.running, n.state, n.since, n.why = r, state, time.Now(), nil
 }
 
 // supervise follows the node's runs, from the first one that start made, and begins the
@@ -102,7 +104,7 @@ func (n *node) supervise() {
 				wait = restartWait
 			}
 			due = nil
-			if n.settle(end) {
+			if n.settle(end, err) {
 				due = time.After(wait)
 				wait = min(wait*2, restartMax)
 			}
@@ -124,10 +126,11 @@ func (n *node) supervise() {
 }
 
 // settle is the end of a run. Only now is the node off, and may be turned on.
-func (n *node) settle(end End) (again bool) {
+func (n *node) settle(end End, why error) (again bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.set(nil, end.String())
+	n.why = why
 	if again = end == EndReboot || end == EndDied; again {
 		n.state = stateWaiting
 		n.restarts++
@@ -241,10 +244,15 @@ type NodeStatus struct {
 	Since    time.Time `json:"since"`
 	Restarts int       `json:"restarts"`
 	Network  string    `json:"network"`
+	Error    string    `json:"error,omitempty"` // why it failed
 }
 
 func (n *node) status() NodeStatus {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return NodeStatus{Name: n.Name, Address: n.Address.String(), State: n.state, Since: n.since, Restarts: n.restarts, Network: n.network.String()}
+	s := NodeStatus{Name: n.Name, Address: n.Address.String(), State: n.state, Since: n.since, Restarts: n.restarts, Network: n.network.String()}
+	if n.why != nil {
+		s.Error = n.why.Error()
+	}
+	return s
 }

@@ -172,7 +172,7 @@ func TestStuckStart(t *testing.T) {
 	if err := <-started; !errors.Is(err, context.Canceled) {
 		t.Errorf("start: %v", err)
 	}
-	if s := n.status(); s.State != EndFailed.String() {
-		t.Errorf("afterwards it is %q", s.State)
+	if s := n.status(); s.State != EndFailed.String() || s.Error != context.Canceled.Error() {
+		t.Errorf("afterwards it is %q, with %q", s.State, s.Error)
 	}
 }

@@ -9,6 +9,8 @@
 package progress
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -148,6 +150,8 @@ func (r *Reporter) end(s *step, err error) {
 	r.running = slices.DeleteFunc(r.running, func(other *step) bool { return other == s })
 	took := r.now().Sub(s.start)
 	switch {
+	case errors.Is(err, context.Canceled):
+		r.line("%s %s interrupted after %s", r.position(s.name), s.name, round(took))
 	case err != nil:
 		r.line("%s %s failed after %s: %v", r.position(s.name), s.name, round(took), err)
 	case took >= showAfter:

@@ -1,7 +1,9 @@
 package progress
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -59,6 +61,9 @@ func TestLinesInALog(t *testing.T) {
 	end(errors.New("no space left on device"))
 	end = r.Step("images")
 	end(errors.New("at once"))
+	end = r.Step("images")
+	r.pass(1)
+	end(fmt.Errorf("go build: %w", context.Canceled))
 
 	want := `[1/4] building kubernetes … about 40s
 [1/4] building kubernetes … 17s of about 40s
@@ -68,6 +73,7 @@ func TestLinesInALog(t *testing.T) {
 [2/4] building etcd …
 [2/4] etcd failed after 3s: no space left on device
 [4/4] images failed after 0s: at once
+[4/4] images interrupted after 1s
 `
 	if diff := cmp.Diff(want, r.out.String()); diff != "" {
 		t.Error(diff)

@@ -42,13 +42,14 @@ type Conditions struct {
 // Wire carries frames until it is closed.
 type Wire struct {
 	ends [2]*os.File
+	gone chan struct{} // closed with it: what is under way is lost
 	done sync.WaitGroup
 }
 
 // Open makes taps with these names, in the network namespace of the thread that it is
 // called on, and lays a wire between them. They aren't up yet, and go with the wire.
 func Open(names [2]string, c Conditions) (*Wire, error) {
-	w := &Wire{}
+	w := &Wire{gone: make(chan struct{})}
 	for i, name := range names {
 		tap, err := OpenTap(name)
 		if err != nil {
@@ -80,8 +81,9 @@ func OpenTap(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Close takes the wire and its taps away.
+// Close takes the wire and its taps away, once.
 func (w *Wire) Close() error {
+	close(w.gone)
 	var errs []error
 	for _, end := range w.ends {
 		if end != nil {
@@ -121,7 +123,11 @@ func (w *Wire) carry(to, from *os.File, c Conditions) {
 	w.done.Go(func() {
 		for next := range cable {
 			if wait := time.Until(next.due); wait > 0 {
-				time.Sleep(wait)
+				select {
+				case <-time.After(wait):
+				case <-w.gone:
+					continue
+				}
 			}
 			_, _ = to.Write(next.frame) // an end that is down or gone takes nothing
 		}

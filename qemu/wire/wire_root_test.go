@@ -149,3 +149,27 @@ func TestWireLoses(t *testing.T) {
 		t.Errorf("heard %d of 200", heard)
 	}
 }
+
+// Who mends a network, or starts the node anew, doesn't wait for what is under way.
+func TestWireClosesAtOnce(t *testing.T) {
+	var closing time.Time
+	t.Run("open", func(t *testing.T) {
+		seen := make(chan struct{}, 2)
+		a, _ := ends(t, Conditions{Delay: time.Minute, Drop: func([]byte) bool {
+			select {
+			case seen <- struct{}{}:
+			default:
+			}
+			return false
+		}})
+		// When the second one comes, the first is under way.
+		for range 2 {
+			a.send("02:00:00:00:00:02", "late")
+			<-seen
+		}
+		closing = time.Now()
+	})
+	if took := time.Since(closing); took > 10*time.Second {
+		t.Errorf("closed after %s", took)
+	}
+}

@@ -14,27 +14,14 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-const (
-	// kubernetesNamespace is where containerd's CRI plugin keeps its containers.
-	kubernetesNamespace = "k8s.io"
-
-	// Labels by which the CRI plugin tells what a container is.
-	labelKind      = "io.cri-containerd.kind"
-	kindSandbox    = "sandbox"
-	labelNamespace = "io.kubernetes.pod.namespace"
-	labelPod       = "io.kubernetes.pod.name"
-	labelPodUID    = "io.kubernetes.pod.uid"
-	labelContainer = "io.kubernetes.container.name"
-
-	// containerdPatience is for a containerd that hangs: the API must not.
-	containerdPatience = 10 * time.Second
-)
+// containerdPatience is for a containerd that hangs: the API must not.
+const containerdPatience = 10 * time.Second
 
 // containerd is a client in one of the two namespaces.
 func (s *nodeService) containerd(ctx context.Context, kubernetes bool) (_ *client.Client, namespace string, _ context.Context, _ context.CancelFunc, err error) {
 	namespace = containerd.Namespace
 	if kubernetes {
-		namespace = kubernetesNamespace
+		namespace = containerd.PodNamespace
 	}
 	if s.opts.Containerd == nil {
 		return nil, "", nil, nil, failed(connect.CodeUnavailable, "containerd isn't part of this node")
@@ -95,16 +82,16 @@ func describeContainer(namespace, id, image string, labels map[string]string, ru
 	if !running {
 		c.msg.Pid = 0
 	}
-	pod := labels[labelNamespace] + "/" + labels[labelPod]
+	pod := labels[containerd.LabelPodNamespace] + "/" + labels[containerd.LabelPod]
 	switch {
-	case labels[labelPod] == "":
+	case labels[containerd.LabelPod] == "":
 		c.msg.Status = state(running, "CONTAINER_RUNNING", "CONTAINER_EXITED")
-	case labels[labelKind] == kindSandbox:
-		c.pod, c.uid = pod, labels[labelPodUID]
+	case labels[containerd.LabelKind] == containerd.KindSandbox:
+		c.pod, c.uid = pod, labels[containerd.LabelPodUID]
 		c.msg.Id, c.msg.Status = pod, state(running, "SANDBOX_READY", "SANDBOX_NOTREADY")
 	default:
-		c.pod, c.uid, c.order = pod, labels[labelPodUID], 1
-		c.msg.Id, c.msg.InPod = pod+":"+labels[labelContainer], true
+		c.pod, c.uid, c.order = pod, labels[containerd.LabelPodUID], 1
+		c.msg.Id, c.msg.InPod = pod+":"+labels[containerd.LabelContainer], true
 		c.msg.Status = state(running, "CONTAINER_RUNNING", "CONTAINER_EXITED")
 	}
 	return c

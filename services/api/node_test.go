@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/containerd"
 )
 
 // own is a nodeService of this machine.
@@ -94,9 +95,9 @@ func TestNetstatFindsAListener(t *testing.T) {
 // S-252: a pod, then its containers.
 func TestS252Containers(t *testing.T) {
 	t.Parallel()
-	pod := map[string]string{labelNamespace: "kube-system", labelPod: "kube-apiserver-n1", labelPodUID: "u1"}
-	sandbox := map[string]string{labelKind: kindSandbox}
-	inside := map[string]string{labelKind: "container", labelContainer: "kube-apiserver"}
+	pod := map[string]string{containerd.LabelPodNamespace: "kube-system", containerd.LabelPod: "kube-apiserver-n1", containerd.LabelPodUID: "u1"}
+	sandbox := map[string]string{containerd.LabelKind: containerd.KindSandbox}
+	inside := map[string]string{containerd.LabelKind: "container", containerd.LabelContainer: "kube-apiserver"}
 	for k, v := range pod {
 		sandbox[k], inside[k] = v, v
 	}
@@ -113,7 +114,7 @@ func TestS252Containers(t *testing.T) {
 		{inside, false, "kube-system/kube-apiserver-n1:kube-apiserver", "CONTAINER_EXITED", true},
 		{nil, true, "etcd", "CONTAINER_RUNNING", false},
 	} {
-		c := describeContainer("k8s.io", "etcd", "image", tt.labels, tt.running, 42)
+		c := describeContainer(containerd.PodNamespace, "etcd", "image", tt.labels, tt.running, 42)
 		if c.msg.GetId() != tt.id || c.msg.GetStatus() != tt.status || c.msg.GetInPod() != tt.inPod || (c.msg.GetPid() == 42) != tt.running {
 			t.Errorf("%v, running %v: %v", tt.labels, tt.running, c.msg)
 		}

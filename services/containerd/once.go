@@ -1,21 +1,21 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 
-	"github.com/containerd/containerd/v2/pkg/cio"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
+	client "github.com/containerd/containerd/v2/client"
 )
 
 // lastWords bounds what is kept of what a container said, for people to read.
 const lastWords = 2 << 10
 
-// ExitError is a container that ended by itself, and said that something is wrong.
+// ExitError is a container that ended by itself.
 type ExitError struct {
 	ID     string
 	Status uint32
@@ -26,57 +26,23 @@ func (e *ExitError) Error() string {
 }
 
 // Once runs the container to its end, and returns the last of what it said; all of it
-// goes to the log. The error is an *ExitError where it ended with a status.
+// goes to the log. The error is an *ExitError where it ended with another status than 0.
 func (r *Runner) Once(ctx context.Context, log string) (said string, err error) {
-	cl, err := r.Containerd.Client()
-	if err != nil {
-		return "", err
-	}
-	nctx := namespaces.WithNamespace(ctx, Namespace)
-	if err := r.remove(nctx, cl); err != nil {
-		return "", fmt.Errorf("remove the old container %s: %w", r.ID, err)
-	}
-	container, err := r.create(nctx, cl, func(string) {})
-	if err != nil {
-		return "", err
-	}
-	defer func() {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(nctx), cleanupTimeout)
-		defer cancel()
-		_ = r.remove(cctx, cl) // the next run does it first
-	}()
-	if err := os.MkdirAll(fifoDir, 0o700); err != nil {
-		return "", err
-	}
-	to := r.Containerd.Logs.Writer(log)
+	to, words := r.Containerd.Logs.Writer(log), &tail{}
 	defer to.Close()
-	words := &tail{}
-	out := io.MultiWriter(to, words)
-	task, err := container.NewTask(nctx, cio.NewCreator(cio.WithStreams(nil, out, out), cio.WithFIFODir(fifoDir)))
-	if err != nil {
-		return "", fmt.Errorf("create task of container %s: %w", r.ID, err)
-	}
-	exited, err := task.Wait(context.WithoutCancel(nctx))
-	if err != nil {
-		return "", fmt.Errorf("wait for container %s: %w", r.ID, err)
-	}
-	if err := task.Start(nctx); err != nil {
-		return "", fmt.Errorf("start container %s: %w", r.ID, err)
-	}
-	select {
-	case <-ctx.Done():
-		_ = r.stop(nctx, task, exited) // why it was stopped is the error
-		return "", ctx.Err()
-	case status := <-exited:
+	err = r.with(ctx, io.MultiWriter(to, words), func(string) {}, func(nctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+		err := r.supervise(nctx, cl, task, exited)
+		var exit *ExitError
+		switch {
+		case !errors.As(err, &exit):
+			return cmp.Or(err, ctx.Err()) // it was stopped
+		case exit.Status == 0:
+			err = nil
+		}
 		task.IO().Wait() // for its last words
-		if err := status.Error(); err != nil {
-			return "", fmt.Errorf("wait for container %s: %w", r.ID, err)
-		}
-		if status.ExitCode() != 0 {
-			return words.String(), &ExitError{r.ID, status.ExitCode()}
-		}
-		return words.String(), nil
-	}
+		return err
+	})
+	return words.String(), err
 }
 
 // tail keeps the end of what is written to it.

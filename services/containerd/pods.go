@@ -4,22 +4,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"syscall"
 
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/garboard-os/garboard/services/dag"
 )
 
 // PodNamespace is where the kubelet has its pods run.
 const PodNamespace = "k8s.io"
 
-// sandboxLabel tells the containers that hold a pod together from those in it
-// (containerd's CRI plugin).
+// Labels by which containerd's CRI plugin tells what a container is. A pod is held
+// together by one of KindSandbox.
 const (
-	kindLabel   = "io.cri-containerd.kind"
-	kindSandbox = "sandbox"
+	LabelKind         = "io.cri-containerd.kind"
+	KindSandbox       = "sandbox"
+	LabelPodNamespace = "io.kubernetes.pod.namespace"
+	LabelPod          = "io.kubernetes.pod.name"
+	LabelPodUID       = "io.kubernetes.pod.uid"
+	LabelContainer    = "io.kubernetes.container.name"
 )
 
 // StopPods asks all containers of Kubernetes to end, in their own way, and returns once
@@ -35,10 +41,16 @@ func (c *Containerd) StopPods(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the containers of Kubernetes: %w", err)
 	}
+	return stopAll(ctx, all, c.Logs.Logger(ID))
+}
+
+func stopAll(ctx context.Context, all []client.Container, log *slog.Logger) error {
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, container := range all {
-		wg.Go(func() { errs[i] = stopContainer(ctx, container) })
+		wg.Go(func() {
+			errs[i] = dag.Guard(log, func() error { return stopContainer(ctx, container) })
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -46,7 +58,7 @@ func (c *Containerd) StopPods(ctx context.Context) error {
 
 func stopContainer(ctx context.Context, container client.Container) error {
 	labels, err := container.Labels(ctx)
-	if err != nil || labels[kindLabel] == kindSandbox {
+	if err != nil || labels[LabelKind] == KindSandbox {
 		return ignoreGone(err)
 	}
 	task, err := container.Task(ctx, nil)
@@ -61,10 +73,13 @@ func stopContainer(ctx context.Context, container client.Container) error {
 		return ignoreGone(err)
 	}
 	select {
-	case <-ended:
+	case status := <-ended:
+		if err := status.Error(); err != nil { // containerd is gone, and the container may run on
+			return fmt.Errorf("wait for container %s (%s) to end: %w", container.ID(), labels[LabelPod], err)
+		}
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("container %s (%s) hasn't ended: %w", container.ID(), labels["io.kubernetes.pod.name"], ctx.Err())
+		return fmt.Errorf("container %s (%s) hasn't ended: %w", container.ID(), labels[LabelPod], ctx.Err())
 	}
 }
 

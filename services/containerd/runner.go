@@ -3,6 +3,7 @@ package containerd
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -125,43 +126,50 @@ func (r *Runner) image(ctx context.Context, ref string, tell func(string)) (clie
 
 // Run is the service's run function.
 func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
+	out := r.Containerd.Logs.Writer(r.ID)
+	defer out.Close()
+	return r.with(ctx, out, h.Event, func(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+		h.Started(fmt.Sprintf("Started task %s (PID %d) for container %s", r.ID, task.Pid(), r.ID))
+		return r.supervise(ctx, cl, task, exited)
+	})
+}
+
+// with makes the container anew and starts its task, does something, and removes both.
+func (r *Runner) with(ctx context.Context, out io.Writer, tell func(string), do func(context.Context, *client.Client, client.Task, <-chan client.ExitStatus) error) error {
 	cl, err := r.Containerd.Client()
 	if err != nil {
 		return err
 	}
-	nctx := namespaces.WithNamespace(ctx, Namespace)
-	if err := r.remove(nctx, cl); err != nil {
+	ctx = namespaces.WithNamespace(ctx, Namespace)
+	if err := r.remove(ctx, cl); err != nil {
 		return fmt.Errorf("remove the old container %s: %w", r.ID, err)
 	}
-	container, err := r.create(nctx, cl, h.Event)
+	container, err := r.create(ctx, cl, tell)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(nctx), cleanupTimeout)
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
-		if err := r.remove(cctx, cl); err != nil {
-			h.Log.Warn("remove container", "container", r.ID, "err", err)
+		if err := r.remove(cctx, cl); err != nil { // the next run does it first
+			r.Containerd.Logs.Logger(ID).Warn("remove container", "container", r.ID, "err", err)
 		}
 	}()
 	if err := os.MkdirAll(fifoDir, 0o700); err != nil {
 		return err
 	}
-	out := r.Containerd.Logs.Writer(r.ID)
-	defer out.Close()
-	task, err := container.NewTask(nctx, cio.NewCreator(cio.WithStreams(nil, out, out), cio.WithFIFODir(fifoDir)))
+	task, err := container.NewTask(ctx, cio.NewCreator(cio.WithStreams(nil, out, out), cio.WithFIFODir(fifoDir)))
 	if err != nil {
 		return fmt.Errorf("create task of container %s: %w", r.ID, err)
 	}
-	exited, err := task.Wait(context.WithoutCancel(nctx))
+	exited, err := task.Wait(context.WithoutCancel(ctx))
 	if err != nil {
 		return fmt.Errorf("wait for container %s: %w", r.ID, err)
 	}
-	if err := task.Start(nctx); err != nil {
+	if err := task.Start(ctx); err != nil {
 		return fmt.Errorf("start container %s: %w", r.ID, err)
 	}
-	h.Started(fmt.Sprintf("Started task %s (PID %d) for container %s", r.ID, task.Pid(), r.ID))
-	return r.supervise(nctx, cl, task, exited)
+	return do(ctx, cl, task, exited)
 }
 
 func (r *Runner) create(ctx context.Context, cl *client.Client, tell func(string)) (client.Container, error) {
@@ -189,8 +197,8 @@ func (r *Runner) create(ctx context.Context, cl *client.Client, tell func(string
 	return container, nil
 }
 
-// supervise returns when the task has ended, or has been stopped because ctx
-// ended. An answer that never came because containerd died is not an exit: the
+// supervise returns when the task has ended, with an *ExitError, or has been stopped
+// because ctx ended. An answer that never came because containerd died is not an exit: the
 // shim and the task live on, so it asks the next containerd.
 func (r *Runner) supervise(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
 	for {
@@ -199,7 +207,7 @@ func (r *Runner) supervise(ctx context.Context, cl *client.Client, task client.T
 			return r.stop(ctx, task, exited)
 		case status := <-exited:
 			if status.Error() == nil {
-				return fmt.Errorf("container %s ended with status %d", r.ID, status.ExitCode())
+				return &ExitError{r.ID, status.ExitCode()}
 			}
 		}
 		var gone error

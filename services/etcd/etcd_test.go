@@ -200,6 +200,43 @@ func TestS225Identity(t *testing.T) {
 	})
 }
 
+// A log that only etcd can read, of another release perhaps, doesn't keep a cluster from
+// being up.
+func TestUnknownLogSettles(t *testing.T) {
+	t.Parallel()
+	n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+	n.holds(t)
+	must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), []byte("a log of another kind"), 0o600))
+	must(t, n.write(record{Phase: joining, Member: "1", Cluster: "2", Initial: "a=x"}))
+	must(t, n.settle(t.Context(), *n.unsettled.Load()))
+	if r, err := n.read(); err != nil || r.Phase != member || r.Member != "1" || r.Cluster != "2" || r.Initial != "" {
+		t.Errorf("the journal says %+v, %v", r, err)
+	}
+}
+
+// A journal that nobody can read is put aside: a member goes on, and who has nothing
+// waits.
+func TestUnreadableJournal(t *testing.T) {
+	t.Parallel()
+	for _, content := range []string{"", "{", "\x00\x00\x00", `{"phase": 7}`, `{"phase": "member"`} {
+		for _, data := range []bool{true, false} {
+			n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
+			if data {
+				n.holds(t)
+			}
+			must(t, os.WriteFile(n.o.Journal, []byte(content), 0o600))
+			if err := n.decide(t.Context()); data && err != nil {
+				t.Errorf("a member with the journal %q: %v", content, err)
+			} else if !data {
+				waits(t, err, "bootstrap, or for a control plane to join")
+			}
+			if kept, err := os.ReadFile(n.o.Journal + ".unreadable"); err != nil || string(kept) != content {
+				t.Errorf("the journal %q is kept as %q, %v", content, kept, err)
+			}
+		}
+	}
+}
+
 // S-225: whose data it is, the journal says, and else what lies beside the data. Of
 // what neither knows, etcd is the judge.
 func TestS225Foreign(t *testing.T) {

@@ -107,7 +107,7 @@ func (e *Etcd) decide(ctx context.Context) error {
 
 // settleBeginning is for the one whose turn it is.
 func (e *Etcd) settleBeginning(ctx context.Context) error {
-	r, err := e.read()
+	r, err := e.readOrPutAside()
 	if err != nil {
 		return err
 	}

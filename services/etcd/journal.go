@@ -56,6 +56,9 @@ type record struct {
 	Raw      bool   `json:"raw,omitempty"`
 }
 
+// errUnreadable: the file is there, and isn't a record.
+var errUnreadable = errors.New("isn't one that this release knows")
+
 // read is the zero record where nothing was begun.
 func (e *Etcd) read() (record, error) {
 	var r record
@@ -67,9 +70,25 @@ func (e *Etcd) read() (record, error) {
 		return r, err
 	}
 	if err := json.NewDecoder(bytes.NewReader(data)).Decode(&r); err != nil {
-		return r, fmt.Errorf("etcd's journal %s: %w", e.o.Journal, err)
+		return r, fmt.Errorf("etcd's journal %s %w: %w", e.o.Journal, errUnreadable, err)
 	}
 	return r, nil
+}
+
+// readOrPutAside is read for the one whose turn it is. Without a journal, data is gone on
+// with, and without data nothing is begun while a cluster can be seen: nobody can mend
+// the file on the node, and one that is in the way for ever helps nobody.
+func (e *Etcd) readOrPutAside() (record, error) {
+	r, err := e.read()
+	if !errors.Is(err, errUnreadable) {
+		return r, err
+	}
+	aside := e.o.Journal + ".unreadable"
+	e.o.Log.Error("what this node has begun with etcd isn't known any more: the journal is put aside", "as", aside, "error", err)
+	if err := os.Rename(e.o.Journal, aside); err != nil {
+		return record{}, err
+	}
+	return record{}, boot.SyncDir(filepath.Dir(aside))
 }
 
 // write is for the one whose turn it is.
@@ -101,11 +120,10 @@ func (e *Etcd) settle(ctx context.Context, r record) error {
 		return err
 	}
 	defer done()
-	id, ok, err := e.identity()
-	if err != nil {
-		return err
-	}
-	if ok {
+	if id, ok, err := e.identity(); err != nil {
+		// etcd serves with it, which is what counts. The API server waits for this.
+		e.o.Log.Warn("whose data etcd has isn't known, so other data in its place won't be told from it", "error", err)
+	} else if ok {
 		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
 	}
 	r.Phase, r.Initial = member, ""

@@ -71,15 +71,15 @@ func (e *Etcd) look(ctx context.Context, r record, told []string) ([]seen, error
 	if err != nil {
 		return nil, err
 	}
+	peer, err := peerTLS(cfg, me.name)
+	if err != nil {
+		return nil, err
+	}
 	r.Peers = append(slices.Clone(r.Peers), e.remembered(me)...)
 	hosts := e.candidates(ctx, cfg, r, told)
 	found := make([][]seen, 1+2*len(hosts))
 	var wg sync.WaitGroup
 	wg.Go(func() { found[0] = e.askAPIServer(ctx, cfg.Cluster.ControlPlane.Endpoint.String(), me) })
-	peer, err := peerTLS(cfg, me.name)
-	if err != nil {
-		return nil, err
-	}
 	for i, host := range hosts {
 		wg.Go(func() { found[1+2*i] = e.askEtcd(ctx, host) })
 		wg.Go(func() { found[2+2*i] = e.askMachine(ctx, host, peer) })

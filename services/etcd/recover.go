@@ -328,6 +328,8 @@ func (e *Etcd) restoreAside(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout) // whoever else decides about this member waits
+	defer cancel()
 	said, err := e.utility(ctx, restoreArguments(me, r, e.recoveryPath(snapshotName), aside))
 	var exit *containerd.ExitError
 	switch {

@@ -126,7 +126,7 @@ func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout 
 		},
 		operation.Step{
 			ID: "pods", What: "stop the pods that are left, the control plane's among them", Deadline: podsTimeout, Optional: true,
-			Run: func(ctx context.Context, _ *operation.Progress) error { return o.StopPods(ctx) },
+			Run: func(ctx context.Context, p *operation.Progress) error { return retry(ctx, p, o.StopPods) },
 		},
 	)
 	if member {

@@ -2,12 +2,14 @@ package network
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // S-119: the address that control planes share is another service's. It stays while
@@ -46,4 +48,44 @@ func TestS119TheSharedAddressStays(t *testing.T) {
 		return nil
 	})
 	becomes(t, "eth0", "10.19.0.254/32", n.address().All[0].String())
+}
+
+// The same with IPv6.
+func TestS119TheSharedIPv6AddressStays(t *testing.T) {
+	needRoot(t)
+	newPeer(t).wire("eth0", "far0", "10.19.1.1/24")
+	shared := addr("2001:db8::fe")
+	vip := &config.VIP{IP: shared}
+	l, err := netlink.LinkByName("eth0")
+	if err == nil {
+		err = netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(prefix("2001:db8::fe/128")), Flags: unix.IFA_F_NODAD, ValidLft: 0xffffffff})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("2001:db8::2/64"), VIP: vip}}})
+	n.up(5 * time.Second)
+	for _, own := range []string{"2001:db8::3/64", "2001:db8::4/64"} {
+		n.configure(config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix(own), VIP: vip}}})
+		eventually.That(t, 5*time.Second, "the node is known by its new address", func() error {
+			if got := n.address(); got.Primary != prefix(own).Addr() || len(got.All) != 1 {
+				return fmt.Errorf("its addresses are %+v", got)
+			}
+			return nil
+		})
+		there, err := netlink.AddrList(l, netlink.FAMILY_V6)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for _, a := range there {
+			if a.Scope == unix.RT_SCOPE_UNIVERSE {
+				all = append(all, a.IPNet.String())
+			}
+		}
+		slices.Sort(all)
+		if want := []string{own, "2001:db8::fe/128"}; !slices.Equal(all, want) {
+			t.Errorf("the link has %q, want %q", all, want)
+		}
+	}
 }

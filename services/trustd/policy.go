@@ -30,8 +30,9 @@ const (
 type facts struct {
 	// Token is the SHA-256 of machine.token, hexadecimal. The token itself isn't told.
 	Token string `json:"token"`
-	// Taken are the names and addresses under which control planes are reached. Pods
-	// have addresses of Subnets, and so do services.
+	// Taken are the names and addresses under which this control plane is reached, and
+	// all of them together. Those of other nodes aren't known. Pods have addresses of
+	// Subnets, and so do services.
 	Taken   []string       `json:"taken"`
 	Subnets []netip.Prefix `json:"subnets"`
 }

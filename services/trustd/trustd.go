@@ -13,7 +13,8 @@
 // What a certificate says is the policy's to decide (policy.go), and never the
 // request's: who holds the token gets a certificate for a server, without a role,
 // for the address that it asks from. So a stolen token doesn't make an
-// administrator, nor a control plane, nor another node's address.
+// administrator, nor the cluster's endpoint, nor an address that its thief hasn't.
+// It does make any other name: which are nodes', and whose, nobody here knows.
 package trustd
 
 import (

@@ -34,7 +34,7 @@ const (
 	// a change or not; askTimeout how long one answer may take.
 	askEvery   = time.Second
 	askTimeout = time.Second
-	// againAfter is the pause after etcd couldn't be reached at all.
+	// againAfter is the pause after etcd couldn't be reached at all, and after a panic.
 	againAfter = time.Second
 
 	keyPrefix  = "/garboard.dev/shared-address/"

@@ -90,7 +90,7 @@ func (f *far) listen(address netip.Addr) (w *wire, said chan heard) {
 		runtime.LockOSThread()
 		err := netns.Set(f.ns)
 		if err == nil {
-			w, err = openWire(f.link(), address, func(h heard) { offer(said, h) })
+			w, err = openWire(f.link(), address, slog.New(slog.DiscardHandler), func(h heard) { offer(said, h) })
 		}
 		done <- err
 	}()
@@ -453,6 +453,80 @@ func TestLeftOver(t *testing.T) {
 		r.end()
 		f.must(netlink.LinkDel(l))
 	}
+}
+
+// Whoever sends many frames doesn't keep PID 1 busy, and is heard all the same.
+func TestManyFrames(t *testing.T) {
+	f := cable(t, "eth0")
+	var steps atomic.Int32
+	r := newRig(t, "eth0", shared4, mine, func(k *keeper) {
+		k.find = func(link string) (netlink.Link, error) {
+			steps.Add(1)
+			return netlink.LinkByName(link)
+		}
+	})
+	r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+	w, said := f.listen(shared4)
+	steps.Store(0)
+	began, sent := time.Now(), 0
+	for ; time.Since(began) < time.Second; sent++ {
+		f.must(w.send(question(f.mac, nil, shared4)))
+	}
+	took := int32(time.Since(began) / frameEvery)
+	t.Logf("%d frames, acted upon %d times in %s", sent, steps.Load(), time.Since(began))
+	if done := steps.Load(); done > 3*took { // the test's own words and checks come besides
+		t.Errorf("%d frames were acted upon %d times within %s", sent, done, time.Since(began))
+	}
+	eventually.That(t, 10*time.Second, "it answers", func() error {
+		f.must(w.send(question(f.mac, nil, shared4)))
+		for len(said) > 0 {
+			if h := <-said; h.said == announces {
+				return nil
+			}
+		}
+		return errors.New("it doesn't announce itself")
+	})
+	f.must(w.close())
+	r.end()
+}
+
+// What panics ends neither the machine nor the rule that the address leaves the link.
+func TestAPanic(t *testing.T) {
+	f := cable(t, "eth0")
+	l, err := netlink.LinkByName("eth0")
+	f.must(err)
+	w, err := openWire(l, shared4, slog.New(slog.DiscardHandler), func(heard) { panic("a frame that nobody thought of") })
+	f.must(err)
+	other, _ := f.listen(shared4)
+	f.must(other.send(question(f.mac, nil, shared4)))
+	eventually.That(t, 5*time.Second, "the wire is closed", func() error {
+		if !isClosed(w.dead) {
+			return errors.New("it is open")
+		}
+		return nil
+	})
+	f.must(w.close())
+	f.must(other.close())
+
+	var bad atomic.Bool
+	r := newRig(t, "eth0", shared4, mine, func(k *keeper) {
+		k.remove = func(a netip.Addr) error {
+			if bad.Swap(false) {
+				panic("a state that nobody thought of")
+			}
+			return remove(a)
+		}
+	})
+	r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+	bad.Store(true)
+	r.says(func() word { return word{held: true, holder: node{Name: "peer"}} })
+	eventually.That(t, 5*time.Second, "the address is off the link", func() error {
+		if bad.Load() || r.here() {
+			return errors.New("it is still there")
+		}
+		return nil
+	})
+	r.end()
 }
 
 // An address that a DHCP server gave to the node itself is none of ours to remove,

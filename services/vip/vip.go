@@ -136,7 +136,13 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			done := make(chan struct{})
 			wg.Go(func() {
 				defer close(done)
-				newKeeper(s, o.Store, h).run(kctx)
+				for kctx.Err() == nil {
+					newKeeper(s, o.Store, h).run(kctx)
+					select {
+					case <-kctx.Done():
+					case <-time.After(againAfter):
+					}
+				}
 			})
 			running[s] = func() { stop(); <-done }
 		}

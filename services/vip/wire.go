@@ -4,11 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"sync"
 
+	"github.com/garboard-os/garboard/services/dag"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -31,7 +33,7 @@ type wire struct {
 
 // openWire listens on a link until close, or until the link goes away. hear must
 // not block.
-func openWire(l netlink.Link, address netip.Addr, hear func(heard)) (_ *wire, err error) {
+func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, hear func(heard)) (_ *wire, err error) {
 	a := l.Attrs()
 	if len(a.HardwareAddr) != macSize {
 		return nil, fmt.Errorf("%s is no Ethernet link: an address can't be shared on it", a.Name)
@@ -52,18 +54,23 @@ func openWire(l netlink.Link, address netip.Addr, hear func(heard)) (_ *wire, er
 	}
 	w.done.Go(func() {
 		defer close(w.dead)
-		frame := make([]byte, longestReceive)
-		for {
-			n, err := w.file.Read(frame)
-			if err != nil {
-				return
-			}
-			if what, mac := read(frame[:n], address); what != nothing && mac.String() != w.mac.String() {
-				hear(heard{what, mac})
-			}
-		}
+		// Anybody may write what is read here. The keeper opens another wire.
+		_ = dag.Guard(log, func() error { w.listen(hear); return nil })
 	})
 	return w, nil
+}
+
+func (w *wire) listen(hear func(heard)) {
+	frame := make([]byte, longestReceive)
+	for {
+		n, err := w.file.Read(frame)
+		if err != nil {
+			return
+		}
+		if what, mac := read(frame[:n], w.address); what != nothing && mac.String() != w.mac.String() {
+			hear(heard{what, mac})
+		}
+	}
 }
 
 func (w *wire) close() error {

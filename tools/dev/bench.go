@@ -67,11 +67,17 @@ compare figures of one run.`,
 	}
 	cmd.Flags().BoolVar(&shared, "shared-address", false, "measure only how a shared address moves")
 	cmd.Flags().StringVar(&provisioner, "provisioner", qemu.Auto, "what to boot: qemu, container, or auto for both")
-	cmd.Flags().IntVar(&clusters, "clusters", 1, "how many clusters of several containers are made, one after the other")
+	cmd.Flags().IntVar(&clusters, "clusters", 1, "how many clusters of several containers are made, one after the other; 1 or more")
 	return cmd
 }
 
 func bench(ctx context.Context, out io.Writer, provisioner string, clusters int) error {
+	switch {
+	case provisioner != qemu.Auto && provisioner != qemu.Container && provisioner != qemu.QEMU:
+		return fmt.Errorf("--provisioner %q: must be %s, %s or %s", provisioner, qemu.QEMU, qemu.Container, qemu.Auto)
+	case clusters < 1:
+		return fmt.Errorf("--clusters %d: must be 1 or more", clusters)
+	}
 	root, err := repository()
 	if err != nil {
 		return err
@@ -83,32 +89,40 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 	if err != nil {
 		return err
 	}
-	figures, err := sizes(made)
-	if err != nil {
-		return err
+	node := func(provisioner string) measure {
+		return measure{provisioner, func() ([]figure, error) { return benchNode(ctx, out, root, provisioner, made) }}
 	}
-	for _, p := range []string{qemu.Container, qemu.QEMU} {
-		if provisioner != qemu.Auto && provisioner != p {
-			continue
-		}
-		if p == qemu.Container && os.Geteuid() != 0 {
-			fmt.Fprintln(out, "container nodes need root: left out")
-			continue
-		}
-		measured, err := benchNode(ctx, out, root, p, made)
+	all := []measure{{"sizes", func() ([]figure, error) { return sizes(made) }}}
+	switch {
+	case provisioner == qemu.QEMU:
+	case os.Geteuid() != 0:
+		fmt.Fprintln(out, "container nodes need root: left out")
+	default:
+		all = append(all, node(qemu.Container),
+			measure{"several containers", func() ([]figure, error) { return benchCluster(ctx, out, made, clusters) }},
+			measure{"shared address", func() ([]figure, error) { return benchShared(ctx, out, made) }})
+	}
+	if provisioner != qemu.Container {
+		all = append(all, node(qemu.QEMU))
+	}
+	return measureAll(out, all)
+}
+
+// A measure makes some of the figures.
+type measure struct {
+	name string
+	run  func() ([]figure, error)
+}
+
+// measureAll prints what was measured, also where a later measure fails: each takes
+// minutes.
+func measureAll(out io.Writer, all []measure) error {
+	var figures []figure
+	for _, m := range all {
+		measured, err := m.run()
 		if err != nil {
-			return fmt.Errorf("%s: %w", p, err)
-		}
-		figures = append(figures, measured...)
-		if p != qemu.Container {
-			continue
-		}
-		if measured, err = benchCluster(ctx, out, made, clusters); err != nil {
-			return err
-		}
-		figures = append(figures, measured...)
-		if measured, err = benchShared(ctx, out, made); err != nil {
-			return err
+			fmt.Fprintln(out)
+			return errors.Join(fmt.Errorf("%s: %w", m.name, err), printFigures(out, figures))
 		}
 		figures = append(figures, measured...)
 	}

@@ -35,11 +35,7 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 			Example: fmt.Sprintf("  gbctl cluster debug %s worker-1", verb.name),
 			Args:    cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				c, err := openCluster(name)
-				if err != nil {
-					return err
-				}
-				node, err := c.Find(args[0])
+				c, node, err := openNode(name, args[0])
 				if err != nil {
 					return err
 				}
@@ -55,6 +51,15 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 	return cmd
 }
 
+func openNode(cluster, node string) (*qemu.Cluster, qemu.Node, error) {
+	c, err := openCluster(cluster)
+	if err != nil {
+		return nil, qemu.Node{}, err
+	}
+	n, err := c.Find(node)
+	return c, n, err
+}
+
 func (a *app) clusterClockCommand() *cobra.Command {
 	var name string
 	var offset time.Duration
@@ -68,11 +73,7 @@ cluster stops. Nodes that are containers have this machine's clock.`,
   gbctl cluster debug on worker-1`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openCluster(name)
-			if err != nil {
-				return err
-			}
-			node, err := c.Find(args[0])
+			c, node, err := openNode(name, args[0])
 			if err != nil {
 				return err
 			}
@@ -128,11 +129,7 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
   gbctl cluster debug network worker-1                                          fine again`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openCluster(name)
-			if err != nil {
-				return err
-			}
-			node, err := c.Find(args[0])
+			c, node, err := openNode(name, args[0])
 			if err != nil {
 				return err
 			}

@@ -2,18 +2,26 @@
 
 // Package joining is the story of a worker that has joined: its labels follow the
 // configuration, it gets its certificate from another control plane when the one that
-// signed is gone, and it can be reached after a boot when all of them are.
+// signed is gone, and renews it there, and it can be reached after a boot when all of them
+// are.
 package joining
 
 import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
 )
@@ -28,6 +36,8 @@ const (
 	answerBudget = 30 * time.Second
 	// silence is how long a worker without a certificate is watched.
 	silence = 15 * time.Second
+	// left is of a certificate's year when the worker comes back: it is to be renewed.
+	left = pki.RenewBefore / 2
 )
 
 func TestWorkerAndItsPeers(t *testing.T) {
@@ -37,7 +47,7 @@ func TestWorkerAndItsPeers(t *testing.T) {
 	m.Reached("power is on")
 	c.Ready(m)
 	worker := c.Nodes[3]
-	kept := filepath.Join(c.Dir(), worker.Name, "state", "machine-api.pem")
+	kept := keptFile(c, worker)
 	c.Eventually(answerBudget, "the worker serves, and has kept its certificate", func() error {
 		if _, err := os.Stat(kept); err != nil {
 			return err
@@ -68,10 +78,15 @@ func TestWorkerAndItsPeers(t *testing.T) {
 	})
 	m.Reached("another control plane signed")
 
+	// S-157
+	second := signedBy(t, c, worker, signer.Name)
+	t.Run("who signed last dies", func(t *testing.T) { renews(t, c.In(t), worker, signer, second) })
+	m.Reached("the last control plane renewed")
+
 	t.Run("all are dead", func(t *testing.T) {
 		c := c.In(t)
 		for _, n := range c.Nodes[:3] {
-			if n.Name == signer.Name {
+			if n.Name == signer.Name || n.Name == second.Name {
 				continue // it is dead already
 			}
 			if err := c.Cut(t.Context(), n.Name); err != nil {
@@ -98,6 +113,89 @@ func TestWorkerAndItsPeers(t *testing.T) {
 	})
 }
 
+// renews: a worker that was off for most of a year serves with the certificate that it
+// has, and renews it, though the control plane that signed that is dead, and with it
+// etcd's quorum and Kubernetes. Clocks of containers can't be set, so it is the
+// certificate that is made older, with the authority's key.
+func renews(t *testing.T, c *story.Cluster, worker, first, second qemu.Node) {
+	last := c.Nodes[slices.IndexFunc(c.Nodes[:3], func(n qemu.Node) bool { return n.Name != first.Name && n.Name != second.Name })]
+	before := signatures(c, last, worker)
+	if err := c.Cut(t.Context(), second.Name); err != nil {
+		t.Fatal(err)
+	}
+	kept := keptFile(c, worker)
+	was := read(t, kept)
+	old := shorten(t, c, was)
+	began := reboot(t, c, worker, func() error { return os.WriteFile(kept, slices.Concat([]byte(old.Crt), []byte(old.Key)), 0o600) })
+	var now config.CertKey
+	c.Eventually(answerBudget, "the worker has a new certificate", func() error {
+		if now = read(t, kept); bytes.Equal(now.Crt, old.Crt) {
+			return errors.New("it has the old one")
+		}
+		return nil
+	})
+	t.Logf("%7.1fs  from power on to a renewal by another one, %s being dead", time.Since(began).Seconds(), second.Name)
+	if cert := parse(t, now.Crt); !bytes.Equal(now.Key, old.Key) || time.Until(cert.NotAfter) < pki.LeafValidity-time.Hour {
+		t.Errorf("it is for another key, or ends on %s", cert.NotAfter)
+	}
+	c.Eventually(answerBudget, "the worker serves with it", func() error {
+		_, err := c.TryGbctl("-n", worker.Address.String(), "version")
+		return err
+	})
+	if n := signatures(c, last, worker); n != before+1 {
+		t.Errorf("%s has signed %d times, and had %d times", last.Name, n, before)
+	}
+	// The negative twin: nobody is asked for what isn't due.
+	reboot(t, c, worker, func() error { return nil })
+	c.Eventually(answerBudget, "the worker serves after a boot", func() error {
+		_, err := c.TryGbctl("-n", worker.Address.String(), "version")
+		return err
+	})
+	if n := signatures(c, last, worker); n != before+1 || !bytes.Equal(read(t, kept).Crt, now.Crt) {
+		t.Errorf("%s has signed %d times, and had %d times", last.Name, n, before+1)
+	}
+}
+
+// keptFile is where a worker keeps its certificate and the key.
+func keptFile(c *story.Cluster, worker qemu.Node) string {
+	return filepath.Join(c.Dir(), worker.Name, "state", "machine-api.pem")
+}
+
+func read(t *testing.T, path string) config.CertKey {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, key := pem.Decode(data)
+	return config.CertKey{Crt: pem.EncodeToMemory(block), Key: key}
+}
+
+func parse(t *testing.T, crt []byte) *x509.Certificate {
+	t.Helper()
+	cert, err := pki.ParseCert(crt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+// shorten is a certificate as it would be with less of its time left.
+func shorten(t *testing.T, c *story.Cluster, have config.CertKey) config.CertKey {
+	t.Helper()
+	cert := parse(t, have.Crt)
+	leaf := pki.Leaf{CN: cert.Subject.CommonName, DNS: cert.DNSNames, Server: true, Now: time.Now(), Validity: left}
+	for _, ip := range cert.IPAddresses {
+		addr, _ := netip.AddrFromSlice(ip)
+		leaf.IPs = append(leaf.IPs, addr.Unmap())
+	}
+	crt, err := c.Secrets().MachineCA.CA().Sign(cert.PublicKey, leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.CertKey{Crt: crt, Key: have.Key}
+}
+
 // reboot takes the worker off, does something, and turns it on.
 func reboot(t *testing.T, c *story.Cluster, worker qemu.Node, meanwhile func() error) (on time.Time) {
 	t.Helper()
@@ -122,12 +220,17 @@ func signedBy(t *testing.T, c *story.Cluster, worker qemu.Node, dead ...string) 
 		if strings.Contains(strings.Join(dead, " "), n.Name) {
 			continue
 		}
-		if out := c.Gbctl("-n", n.Address.String(), "logs", "trustd"); strings.Contains(out, "signed name="+worker.Name) {
+		if signatures(c, n, worker) > 0 {
 			return n
 		}
 	}
 	t.Fatal("no trustd says that it has signed")
 	return qemu.Node{}
+}
+
+// signatures is how often a control plane has signed for the worker.
+func signatures(c *story.Cluster, by, worker qemu.Node) int {
+	return strings.Count(c.Gbctl("-n", by.Address.String(), "logs", "trustd"), "signed name="+worker.Name)
 }
 
 // logs of pods on every node can be read: the API server believes all kubelets.

@@ -25,6 +25,9 @@ const (
 	noticeBudget = 30 * time.Second
 	// serveBudget is for a control plane to boot, and its API server to serve.
 	serveBudget = 60 * time.Second
+	// againBudget is for etcd, and then the API server, to start on a node that runs. A
+	// kubelet that is let wait for answers of API servers that aren't there took 140 s.
+	againBudget = 30 * time.Second
 	// joinBudget is for two nodes to boot, to pull their images again, to join and to
 	// be promoted.
 	joinBudget = 90 * time.Second
@@ -96,7 +99,7 @@ func TestRecoverFromSnapshot(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		m.Reached("restored")
-		c.Eventually(serveBudget, "Kubernetes has what was in it", func() error {
+		c.Eventually(againBudget, "Kubernetes has what was in it", func() error {
 			_, err := c.Try("get", "configmap", "before")
 			return err
 		})

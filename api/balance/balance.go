@@ -90,7 +90,7 @@ type Balancer struct {
 	done   sync.WaitGroup // listeners, checks and connections
 	ready  chan struct{}  // closed once an upstream has been ready
 
-	mu        sync.Mutex // guards all below, and what is in the backends
+	mu        sync.Mutex // guards all below, and what is in the backends but their names
 	listeners map[net.Listener]struct{}
 	backends  map[string]*backend
 	turn      int
@@ -130,13 +130,13 @@ func (b *Balancer) Set(upstreams []Upstream) {
 		wanted[u.Name] = true
 		n := b.backends[u.Name]
 		if n == nil {
-			n = &backend{open: map[net.Conn]struct{}{}, now: make(chan struct{}, 1)}
+			n = &backend{Status: Status{Upstream: u}, open: map[net.Conn]struct{}{}, now: make(chan struct{}, 1)}
 			b.backends[u.Name] = n
 			if b.o.TLS != nil {
 				b.done.Go(func() { b.check(n, u.Name) })
 			}
 		}
-		n.Upstream, n.retired = u, false
+		n.Rank, n.retired = u.Rank, false
 	}
 	for name, n := range b.backends {
 		if wanted[name] {

@@ -330,6 +330,23 @@ func TestListChanges(t *testing.T) {
 	r.only("one", "two")
 }
 
+// The list may be set while connections are handed out by it.
+func TestListIsSetMeanwhile(t *testing.T) {
+	t.Parallel()
+	all := []Upstream{{Name: "a"}, {Name: "b"}}
+	r := newRig(t, Options{}, all...)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			r.Set(all)
+		}
+	})
+	r.only("a", "b")
+}
+
 // Connections are bounded; Close ends those that there are.
 func TestLimitAndClose(t *testing.T) {
 	t.Parallel()

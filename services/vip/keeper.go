@@ -37,8 +37,11 @@ type keeper struct {
 	alone   atomic.Bool            // for the checks: etcd doesn't count
 	silent  atomic.Pointer[string] // why etcd gave no word
 	problem map[string]string      // by what it is about: what was told last
-	remove  func(netip.Addr) error // takes an address off all links; tests have another
 	there   bool                   // the address may be on a link
+
+	// The kernel; tests have another.
+	find   func(link string) (netlink.Link, error)
+	remove func(netip.Addr) error // takes an address off all links
 
 	state state
 	wire  *wire // nil while there is no link
@@ -49,7 +52,7 @@ func newKeeper(s shared, store *resource.Store, h *dag.Handle) *keeper {
 		shared: s, store: store, h: h,
 		// What comes while the keeper is busy, which it is for milliseconds, waits.
 		words: make(chan word, 8), checks: make(chan [2]bool, 8), frames: make(chan heard, 64),
-		problem: map[string]string{}, remove: remove,
+		problem: map[string]string{}, find: netlink.LinkByName, remove: remove,
 		there: true, // of an earlier life, of which nobody knows whether it still may
 	}
 	k.claim = newClaim(store, s.address, k.told, k.untold)
@@ -117,6 +120,7 @@ func (k *keeper) drop() {
 func (k *keeper) loop(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var next, least time.Time // when there is something to do, and when at the soonest for a frame
 	for {
 		select {
 		case <-ctx.Done():
@@ -128,8 +132,14 @@ func (k *keeper) loop(ctx context.Context) {
 			k.state.checked(c[0], c[1])
 		case h := <-k.frames:
 			k.state.heard(time.Now(), h)
+			if now := time.Now(); now.Before(least) && least.Before(next) {
+				timer.Reset(least.Sub(now))
+				continue
+			}
 		}
-		timer.Reset(k.step(time.Now()))
+		again := k.step(time.Now())
+		next, least = time.Now().Add(again), time.Now().Add(frameEvery)
+		timer.Reset(again)
 	}
 }
 
@@ -205,7 +215,7 @@ func (k *keeper) lookAfter(gone string) error {
 
 // attach finds the link, and listens on it. A link that was made anew is another one.
 func (k *keeper) attach() (netlink.Link, error) {
-	l, err := netlink.LinkByName(k.link)
+	l, err := k.find(k.link)
 	if err != nil {
 		err = fmt.Errorf("link %s: %w", k.link, err)
 	}

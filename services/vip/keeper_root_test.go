@@ -455,6 +455,41 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
+// Whoever sends many frames doesn't keep PID 1 busy, and is heard all the same.
+func TestManyFrames(t *testing.T) {
+	f := cable(t, "eth0")
+	var steps atomic.Int32
+	r := newRig(t, "eth0", shared4, mine, func(k *keeper) {
+		k.find = func(link string) (netlink.Link, error) {
+			steps.Add(1)
+			return netlink.LinkByName(link)
+		}
+	})
+	r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
+	w, said := f.listen(shared4)
+	steps.Store(0)
+	began, sent := time.Now(), 0
+	for ; time.Since(began) < time.Second; sent++ {
+		f.must(w.send(question(f.mac, nil, shared4)))
+	}
+	took := int32(time.Since(began) / frameEvery)
+	t.Logf("%d frames, acted upon %d times in %s", sent, steps.Load(), time.Since(began))
+	if done := steps.Load(); done > 3*took { // the test's own words and checks come besides
+		t.Errorf("%d frames were acted upon %d times within %s", sent, done, time.Since(began))
+	}
+	eventually.That(t, 10*time.Second, "it answers", func() error {
+		f.must(w.send(question(f.mac, nil, shared4)))
+		for len(said) > 0 {
+			if h := <-said; h.said == announces {
+				return nil
+			}
+		}
+		return errors.New("it doesn't announce itself")
+	})
+	f.must(w.close())
+	r.end()
+}
+
 // What panics ends neither the machine nor the rule that the address leaves the link.
 func TestAPanic(t *testing.T) {
 	f := cable(t, "eth0")

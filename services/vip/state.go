@@ -55,6 +55,9 @@ const (
 	defendEvery  = time.Second
 	refreshEvery = 30 * time.Second
 
+	// frameEvery is how often frames are acted upon, at most: each time the kernel is
+	// asked a few things, and anybody may send thousands.
+	frameEvery = 10 * time.Millisecond
 	// restEvery is how often facts are looked at that nobody reports.
 	restEvery = time.Second
 )

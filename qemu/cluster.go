@@ -214,7 +214,7 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	if err != nil {
 		return nil, err
 	}
-	release, err := waitFor(ctx, o.Name)
+	release, err := waitFor(ctx, o.Name, func() { o.say("waiting for another command at cluster %s", o.Name) })
 	if err != nil {
 		return nil, err
 	}

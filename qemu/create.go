@@ -51,7 +51,7 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	o.say("%s", choice)
 	o.say("validating CIDR and reserving IPs")
 	// Two that are created at the same time must not plan the same port.
-	release, err := waitHold(ctx, portsByte)
+	release, err := waitHold(ctx, portsByte, func() {})
 	if err != nil {
 		return Plan{}, err
 	}

@@ -71,7 +71,7 @@ func Stop(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	release, err := waitFor(ctx, name)
+	release, err := waitFor(ctx, name, func() {})
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func Down(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	release, err := waitFor(ctx, name)
+	release, err := waitFor(ctx, name, func() {})
 	if err != nil {
 		return err
 	}

@@ -220,7 +220,7 @@ func (h *hostProcess) startAll(ctx context.Context) error {
 		}
 		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: EndOff.String(), since: time.Now()}
 		if !n.Later {
-			if err := node.start(ctx); err != nil {
+			if err := node.start(ctx, false); err != nil {
 				return err
 			}
 		}

@@ -48,8 +48,8 @@ const (
 
 // waitHold takes one byte of the lock file of all clusters, also between goroutines of one
 // process: an open file description lock. Nobody can be asked who holds it. Kill the
-// process, and it lets go.
-func waitHold(ctx context.Context, at int64) (release func(), err error) {
+// process, and it lets go. waits is told that somebody does.
+func waitHold(ctx context.Context, at int64, waits func()) (release func(), err error) {
 	home, err := Home()
 	if err != nil {
 		return nil, err
@@ -61,9 +61,9 @@ func waitHold(ctx context.Context, at int64) (release func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, busyBudget)
+	busy, cancel := context.WithTimeout(ctx, busyBudget)
 	defer cancel()
-	for {
+	for tried := false; ; tried = true {
 		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
 		if err == nil {
 			return func() { f.Close() }, nil
@@ -72,20 +72,26 @@ func waitHold(ctx context.Context, at int64) (release func(), err error) {
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
+		if !tried {
+			waits()
+		}
 		select {
-		case <-ctx.Done():
+		case <-busy.Done():
 			f.Close()
-			return nil, fmt.Errorf("another command is at work here: %w", ctx.Err())
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return nil, fmt.Errorf("another command has been at work there for %s; wait for it or end it, then try again", busyBudget)
 		case <-time.After(busyPoll):
 		}
 	}
 }
 
 // waitFor is for commands that make or remove a cluster: one at a time.
-func waitFor(ctx context.Context, cluster string) (release func(), err error) {
+func waitFor(ctx context.Context, cluster string, waits func()) (release func(), err error) {
 	h := fnv.New32a()
 	h.Write([]byte(cluster))
-	release, err = waitHold(ctx, clusterByte+int64(h.Sum32()))
+	release, err = waitHold(ctx, clusterByte+int64(h.Sum32()), waits)
 	if err != nil {
 		err = fmt.Errorf("cluster %s: %w", cluster, err)
 	}

@@ -29,6 +29,7 @@ type node struct {
 	running  Running       // nil while off
 	ended    chan struct{} // closed when running has ended, and the node counts as off
 	state    string
+	why      error // it failed; nil otherwise
 	since    time.Time
 	restarts int
 	stopping bool
@@ -48,16 +49,17 @@ var (
 	errStopping   = errors.New("the cluster is stopping")
 )
 
-func (n *node) start(ctx context.Context) error {
+// start turns the node on; again: only if it still waits for that.
+func (n *node) start(ctx context.Context, again bool) error {
 	n.starting.Lock()
 	defer n.starting.Unlock()
 	n.mu.Lock()
-	runs, stopping, now := n.running != nil, n.stopping, n.Node
-	if !runs && !stopping {
+	settled, stopping, now := n.running != nil || again && n.state != stateWaiting, n.stopping, n.Node
+	if !settled && !stopping {
 		n.set(nil, stateStarting)
 	}
 	n.mu.Unlock()
-	if runs {
+	if settled {
 		return nil
 	}
 	if stopping {
@@ -73,6 +75,7 @@ func (n *node) start(ctx context.Context) error {
 	defer n.mu.Unlock()
 	if err != nil {
 		n.set(nil, EndFailed.String())
+		n.why = err
 		return err
 	}
 	n.ended = make(chan struct{})
@@ -82,7 +85,7 @@ func (n *node) start(ctx context.Context) error {
 
 // set must be called with the mutex held.
 func (n *node) set(r Running, state string) {
-	n.running, n.state, n.since = r, state, time.Now()
+	n.running, n.state, n.since, n.why = r, state, time.Now(), nil
 }
 
 // supervise follows the node's runs, from the first one that start made, and begins the
@@ -101,7 +104,7 @@ func (n *node) supervise() {
 				wait = restartWait
 			}
 			due = nil
-			if n.settle(end) {
+			if n.settle(end, err) {
 				due = time.After(wait)
 				wait = min(wait*2, restartMax)
 			}
@@ -115,7 +118,7 @@ func (n *node) supervise() {
 		case <-n.wake:
 		case <-due:
 			due = nil
-			if err := n.start(context.Background()); err != nil {
+			if err := n.start(context.Background(), true); err != nil {
 				n.log.Error("node doesn't start", "error", err)
 			}
 		}
@@ -123,10 +126,11 @@ func (n *node) supervise() {
 }
 
 // settle is the end of a run. Only now is the node off, and may be turned on.
-func (n *node) settle(end End) (again bool) {
+func (n *node) settle(end End, why error) (again bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.set(nil, end.String())
+	n.why = why
 	if again = end == EndReboot || end == EndDied; again {
 		n.state = stateWaiting
 		n.restarts++
@@ -137,7 +141,7 @@ func (n *node) settle(end End) (again bool) {
 
 // turnOn starts a node that is off.
 func (n *node) turnOn(ctx context.Context) error {
-	err := n.start(ctx)
+	err := n.start(ctx, false)
 	select {
 	case n.wake <- struct{}{}:
 	default:
@@ -161,6 +165,9 @@ func (n *node) current() (Running, <-chan struct{}, error) {
 // powerOff stops the node in order, and cuts its power after the budget.
 func (n *node) powerOff(budget time.Duration) error {
 	r, ended, err := n.current()
+	if err != nil && n.stay() {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -180,6 +187,17 @@ func (n *node) powerOff(budget time.Duration) error {
 	r.Cut()
 	<-ended
 	return nil
+}
+
+// stay keeps a node off that waits to start again.
+func (n *node) stay() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	waits := n.running == nil && n.state == stateWaiting
+	if waits {
+		n.set(nil, EndOff.String())
+	}
+	return waits
 }
 
 // cut returns when the node is off: whoever turns it on then isn't told that it runs.
@@ -226,10 +244,15 @@ type NodeStatus struct {
 	Since    time.Time `json:"since"`
 	Restarts int       `json:"restarts"`
 	Network  string    `json:"network"`
+	Error    string    `json:"error,omitempty"` // why it failed
 }
 
 func (n *node) status() NodeStatus {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return NodeStatus{Name: n.Name, Address: n.Address.String(), State: n.state, Since: n.since, Restarts: n.restarts, Network: n.network.String()}
+	s := NodeStatus{Name: n.Name, Address: n.Address.String(), State: n.state, Since: n.since, Restarts: n.restarts, Network: n.network.String()}
+	if n.why != nil {
+		s.Error = n.why.Error()
+	}
+	return s
 }

@@ -68,7 +68,7 @@ func switchedNode(t *testing.T, log io.Writer) (*node, *switched) {
 	p := &switched{}
 	n := &node{Node: Node{Name: "n"}, log: slog.New(slog.NewTextHandler(log, nil)), provisioner: p,
 		quit: make(chan struct{}), wake: make(chan struct{}, 1)}
-	if err := n.start(t.Context()); err != nil {
+	if err := n.start(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	n.done.Go(n.supervise)
@@ -117,6 +117,36 @@ func TestRebootAfterOn(t *testing.T) {
 	}
 }
 
+// A node that breaks down again and again can be turned off between two starts, and stays
+// off until it is turned on.
+func TestOffBetweenStarts(t *testing.T) {
+	t.Parallel()
+	n, p := switchedNode(t, io.Discard)
+	first, _ := p.last()
+	first.finish(EndDied)
+	eventually.That(t, restartWait, "the node waits", func() error {
+		if s := n.status(); s.State != stateWaiting {
+			return errors.New("it is " + s.State)
+		}
+		return nil
+	})
+	if err := n.powerOff(time.Minute); err != nil {
+		t.Fatalf("off: %v", err)
+	}
+	if err := n.start(t.Context(), true); err != nil { // as when its time has come
+		t.Fatal(err)
+	}
+	if s := n.status(); s.State != EndOff.String() {
+		t.Errorf("it is %q, and was turned off", s.State)
+	}
+	if err := n.turnOn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, runs := p.last(); runs != 2 {
+		t.Errorf("%d runs after it was turned on again", runs)
+	}
+}
+
 // A node that takes long to start can be looked at meanwhile, and doesn't take for ever.
 func TestStuckStart(t *testing.T) {
 	t.Parallel()
@@ -124,7 +154,7 @@ func TestStuckStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	started := make(chan error, 1)
-	go func() { started <- n.start(ctx) }()
+	go func() { started <- n.start(ctx, false) }()
 	eventually.That(t, startBudget/2, "it is starting", func() error {
 		looked := make(chan string, 1)
 		go func() { looked <- n.status().State }()
@@ -142,7 +172,7 @@ func TestStuckStart(t *testing.T) {
 	if err := <-started; !errors.Is(err, context.Canceled) {
 		t.Errorf("start: %v", err)
 	}
-	if s := n.status(); s.State != EndFailed.String() {
-		t.Errorf("afterwards it is %q", s.State)
+	if s := n.status(); s.State != EndFailed.String() || s.Error != context.Canceled.Error() {
+		t.Errorf("afterwards it is %q, with %q", s.State, s.Error)
 	}
 }

@@ -1,8 +1,11 @@
 package qemu
 
 import (
+	"bufio"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -98,6 +101,33 @@ func TestPortsDontCollide(t *testing.T) {
 	defer l.Close()
 	if third, err := freePorts("c", 1); err != nil || slices.Contains(append(first, second...), third[0]) {
 		t.Errorf("third port %d: %v", third, err)
+	}
+}
+
+// Who waits for another command is told so, and may stop.
+func TestUpWaitsForAnotherCommand(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	release, err := waitFor(t.Context(), "busy", func() { t.Error("nobody else is there") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	hear, say := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		_, err := Up(ctx, Options{Name: "busy", Out: say})
+		say.Close()
+		done <- err
+	}()
+	line, err := bufio.NewReader(hear).ReadString('\n')
+	if err != nil || line != "waiting for another command at cluster busy\n" {
+		t.Errorf("it says %q, %v", line, err)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("up: %v", err)
 	}
 }
 

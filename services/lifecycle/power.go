@@ -65,7 +65,7 @@ func (o Options) planPower(ctx context.Context, r operation.Request, power boot.
 	}
 	if hold > 0 && !args.Force {
 		p.Steps = append(p.Steps, operation.Step{
-			ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout,
+			ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout, Optional: true,
 			// An operation that goes on takes the lock of the cluster again, as soon as
 			// etcd gives it, and releases it at its end. That is all there is to do.
 			Run: func(context.Context, *operation.Progress) error { return nil },

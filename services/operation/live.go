@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -17,6 +18,8 @@ type live struct {
 	// steps are those of the plan; none of an operation that has ended.
 	steps map[string]Step
 	lock  Taken
+	// ending: a step of this boot ends the node.
+	ending atomic.Bool
 	// ended is closed when nothing of it runs any more.
 	ended chan struct{}
 

@@ -220,6 +220,47 @@ func TestLockOfAnOperationThatIsAbortedAfterARestart(t *testing.T) {
 	})
 }
 
+// A node that is back and waits for the cluster can be told to do something else.
+func TestAbortOfWhatIsLeftAfterARestart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		k := &lock{}
+		n.lock = k
+		restart := n.noting("restart")
+		restart.EndsNode, restart.PointOfNoReturn, restart.Hold, restart.Undo = true, true, time.Minute, nil
+		uncordon, check := n.noting("uncordon"), n.noting("check")
+		uncordon.Optional = true
+		n.definitions = []Definition{planned("reboot", n.noting("cordon"), restart, uncordon), planned("upgrade", restart, check)}
+		n.boot()
+		id := n.start("reboot")
+		time.Sleep(2 * lastWords)
+		if err := n.r.Abort(id, "jo"); err == nil || !strings.Contains(err.Error(), "restart has begun") {
+			t.Errorf("while the node goes down: %v", err)
+		}
+		n.halt()
+		k.set(holderOf(k), errors.New("etcd has no quorum"))
+		n.boot()
+		defer func() { n.halt() }()
+		n.refused(Ask{Name: "reboot"}, "abort it")
+		if err := n.r.Abort(id, "jo"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * lockReclaim)
+		n.want(id, Aborted, Done, Done, Pending)
+		n.expect("cordon", "restart")
+		k.set(nil, nil)
+		id = n.start("upgrade")
+		time.Sleep(2 * lastWords)
+		n.halt()
+		k.set(holderOf(k), errors.New("etcd has no quorum"))
+		n.boot()
+		if err := n.r.Abort(id, "jo"); !errors.As(err, new(Refusal)) {
+			t.Errorf("what must be done is left: %v", err)
+		}
+	})
+}
+
 // What has begun comes to its end, whatever the lock says.
 func TestLockThatIsLostOverARestart(t *testing.T) {
 	t.Parallel()

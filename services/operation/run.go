@@ -119,6 +119,9 @@ func (l *live) forward(ctx context.Context) {
 // step runs one step, and writes down before that it begins and after it how it
 // went.
 func (l *live) step(ctx context.Context, i int, step Step) error {
+	if step.EndsNode {
+		l.ending.Store(true)
+	}
 	if err := l.commit(func(next *record) ([]Event, error) { return l.beginStep(next, i, step) }, nil); err != nil {
 		return err
 	}
@@ -239,13 +242,23 @@ func (l *live) abort(by string) error {
 			return nil, refuse("abort %s: it has ended already: %s", l.id, next.State)
 		case next.State == Undoing:
 			return nil, refuse("abort %s: what it did is being undone already", l.id)
-		case !next.returnable():
+		case !next.returnable() && !l.back(next):
 			at := slices.IndexFunc(next.Steps, func(s Status) bool { return s.PointOfNoReturn })
 			return nil, refuse("abort %s: step %s has begun, and can't be undone: the operation must come to its end", l.id, next.Steps[at].ID)
 		}
 		next.Error = bounded("aborted by " + by)
 		return l.conclude(next, Aborted), nil
 	}, func() { l.cancel(errAborted) })
+}
+
+// back tells whether the node was ended, has started again, and nothing of what is left
+// must be done: whoever wants something else of the node needn't wait for it.
+func (l *live) back(r *record) bool {
+	if l.ending.Load() {
+		return false
+	}
+	ended := slices.ContainsFunc(r.Steps, func(s Status) bool { return s.State == Done && l.steps[s.ID].EndsNode })
+	return ended && !slices.ContainsFunc(r.Steps, func(s Status) bool { return (s.State == Pending || s.State == Running) && !s.Optional })
 }
 
 // end is the end without more ado.

@@ -1,6 +1,7 @@
 package secrets
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"net/netip"
@@ -77,6 +78,33 @@ func TestCheckAnswer(t *testing.T) {
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
 		}
+	}
+}
+
+// An authority near its own end signs nothing that lives longer: that is taken, as long
+// as it is valid.
+func TestAnswerOfAnAuthorityNearItsEnd(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	ca, err := pki.NewCA(pki.Ed25519, pki.MachineName, now, pki.RenewBefore/2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := pki.Leaf{CN: "w1", DNS: []string{"w1"}, Server: true, Now: now}
+	crt, key, err := ca.Issue(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkAnswer(crt, key, ca.Cert, want); err != nil {
+		t.Error(err)
+	}
+	authority := config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	if kept, err := keep(config.CertKey{Crt: crt, Key: key}, authority, want); err != nil || !bytes.Equal(kept.Crt, crt) {
+		t.Errorf("it is made anew, %v", err)
+	}
+	want.Now = now.Add(pki.RenewBefore / 2)
+	if err := checkAnswer(crt, key, ca.Cert, want); err == nil {
+		t.Error("one that has expired is taken")
 	}
 }
 

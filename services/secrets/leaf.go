@@ -34,8 +34,9 @@ func signedBy(cert *x509.Certificate, ca config.CertKey) bool {
 }
 
 // fits is false for a certificate of another subject, one that lacks a name, and
-// one near its end. More names than needed are fine: an address that went away for
-// a moment is no reason for a new certificate.
+// one near its end, unless that is its authority's: there is none that lives longer.
+// More names than needed are fine: an address that went away for a moment is no reason
+// for a new certificate.
 func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 	authority, err := pki.ParseCert(ca.Crt)
 	if err != nil {
@@ -44,7 +45,11 @@ func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 	if cert.Subject.CommonName != want.CN || !slices.Equal(cert.Subject.Organization, want.Orgs) {
 		return false
 	}
-	if want.Now.Before(cert.NotBefore) && cert.NotBefore.After(authority.NotBefore) || want.Now.After(renewAt(cert)) {
+	if want.Now.Before(cert.NotBefore) && cert.NotBefore.After(authority.NotBefore) {
+		return false
+	}
+	last := !cert.NotAfter.Before(authority.NotAfter) && want.Now.Before(cert.NotAfter)
+	if want.Now.After(renewAt(cert)) && !last {
 		return false
 	}
 	for _, name := range want.DNS {

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -103,7 +104,7 @@ func (l *limited) Accept() (net.Conn, error) {
 }
 
 // add takes a connection in, if need be in place of another one. It returns nil
-// when all are in use.
+// when all are in use, and no other host has too many of them.
 func (l *Conns) add(c net.Conn) *Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +119,11 @@ func (l *Conns) add(c net.Conn) *Conn {
 		case fresh != nil:
 			l.evict(fresh)
 		default:
-			return nil
+			crowd := l.crowd(hostOf(c))
+			if crowd == nil {
+				return nil
+			}
+			l.evict(crowd)
 		}
 	}
 	own := &Conn{Conn: c, list: l, state: http.StateNew, since: time.Now()}
@@ -141,6 +146,35 @@ func (l *Conns) oldest(state http.ConnState) (found *Conn, count int) {
 		}
 	}
 	return found, count
+}
+
+// crowd is the oldest connection of the host that has the most, if those are still as
+// many as the newcomer's host has when one has changed hands: no host can keep all others
+// out. The caller holds mu.
+func (l *Conns) crowd(newcomer netip.Addr) (oldest *Conn) {
+	count := make(map[netip.Addr]int)
+	for c := range l.all {
+		count[hostOf(c)]++
+	}
+	most := count[newcomer] + 2
+	for _, n := range count {
+		most = max(most, n)
+	}
+	for c := range l.all {
+		host := hostOf(c)
+		if count[host] == most && (oldest == nil || c.since.Before(oldest.since)) {
+			oldest = c
+		}
+	}
+	return oldest
+}
+
+// hostOf is whose connection it is.
+func hostOf(c net.Conn) netip.Addr {
+	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
 }
 
 // evict closes a connection. The caller holds mu.

@@ -246,9 +246,13 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			if !s.Since.IsZero() {
 				since = s.Since.UTC().Format(time.RFC3339)
 			}
-			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), s.State, s.Network, since, strconv.Itoa(s.Restarts)})
+			state := s.State
+			if s.Error != "" {
+				state += ": " + visible(s.Error)
+			}
+			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), state, s.Network, since, strconv.Itoa(s.Restarts)})
 			nodes = append(nodes, mapping("name", n.Name, "type", n.Type, "address", n.Address.String(), "machineAPI", loopback(n.APIPort),
-				"state", s.State, "network", s.Network, "since", since, "restarts", s.Restarts, "console", c.Console(n.Name)))
+				"state", s.State, "error", s.Error, "network", s.Network, "since", since, "restarts", s.Restarts, "console", c.Console(n.Name)))
 		}
 		documents = append(documents, mapping("cluster", c.Name, "provisioner", c.Provisioner, "network", c.Network.String(),
 			"kubernetesAPI", loopback(c.KubernetesPort), "directory", c.Dir(), "kubeconfig", c.Kubeconfig(), "garboardconfig", c.ClientConfig(),

@@ -199,27 +199,40 @@ func TestClusterShowWhileOneStarts(t *testing.T) {
 			t.Errorf("%q isn't in\n%s", want, out.String())
 		}
 	}
+	control(t, c, func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode([]qemu.NodeStatus{{Name: "dev-worker-1", State: "failed", Error: "no room"}})
+	})
+	out.Reset()
+	if err := a.clusterShow(t.Context(), "dev"); err != nil || !strings.Contains(out.String(), "failed: no room") {
+		t.Errorf("a node that failed: %v\n%s", err, out.String())
+	}
+}
+
+// control answers as the cluster's host process until the test has ended.
+func control(t *testing.T, c *qemu.Cluster, answer http.HandlerFunc) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(c.Dir(), "control.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: answer}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(l)
+	}()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-done
+	})
 }
 
 // Each verb says what it did; what can't be is found before the cluster is asked.
 func TestClusterDebugSays(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	c := development(t, "dev", "https://127.0.0.1:20000")
-	l, err := net.Listen("unix", filepath.Join(c.Dir(), "control.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var asked []string
-	server := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked = append(asked, r.URL.Path) })}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Serve(l)
-	}()
-	defer func() {
-		_ = server.Close()
-		<-done
-	}()
+	control(t, c, func(_ http.ResponseWriter, r *http.Request) { asked = append(asked, r.URL.Path) })
 	for _, tc := range []struct{ args, path, said string }{
 		{"on worker-1", "/nodes/dev-worker-1/on", "dev-worker-1 is on\n"},
 		{"off worker-1", "/nodes/dev-worker-1/off", "dev-worker-1 is off\n"},

@@ -91,6 +91,8 @@ func TestClusterShrinks(t *testing.T) {
 	m.Reached("a reboot that a budget holds up")
 	t.Run("a reboot of the worker", func(t *testing.T) { reboots(t, c.In(t), worker) })
 	m.Reached("the worker was rebooted")
+	t.Run("a shutdown of the worker", func(t *testing.T) { shuts(t, c.In(t), worker) })
+	m.Reached("the worker was off, and is on again")
 	t.Run("a worker that keeps its configuration", func(t *testing.T) { rejoins(t, c.In(t), worker) })
 	m.Reached("the worker has lost its data and joined again")
 	t.Run("a reset of the worker", func(t *testing.T) { goes(t, c.In(t), worker, 3) })
@@ -192,6 +194,53 @@ func reboots(t *testing.T, c *story.Cluster, n qemu.Node) {
 	c.Kubectl("uncordon", n.Name)
 }
 
+// shuts: pods go elsewhere, the machine ends and stays off, and pods may come again when
+// somebody turns it on.
+func shuts(t *testing.T, c *story.Cluster, n qemu.Node) {
+	before := restarts(t, c, n.Name)
+	out := c.Patient(goBudget).Gbctl("-n", n.Address.String(), "shutdown", "--wait")
+	for _, part := range []string{"✓ cordon", "✓ drain", "powers off now", "is off"} {
+		if !strings.Contains(out, part) {
+			t.Errorf("gbctl doesn't say %q:\n%s", part, out)
+		}
+	}
+	c.Eventually(goBudget, "it is off", func() error { return off(t, c, n.Name) })
+	if got, err := node(c, n.Name, ".spec.unschedulable"); got != "true" {
+		t.Errorf("it isn't cordoned while it is off: %q, %v", got, err)
+	}
+	c.Eventually(podsBudget, "the pods are elsewhere", func() error {
+		if err := available(c, "web", "4"); err != nil {
+			return err
+		}
+		out, err := c.Try("get", "pods", "-l", "app=web", "--field-selector", "spec.nodeName="+n.Name, "-o", "name")
+		if err == nil && out != "" {
+			err = fmt.Errorf("it has %q", out)
+		}
+		return err
+	})
+	if err := off(t, c, n.Name); err != nil || restarts(t, c, n.Name) != before {
+		t.Errorf("it didn't stay off: %v", err)
+	}
+	if err := c.On(t.Context(), n.Name); err != nil {
+		t.Fatal(err)
+	}
+	c.Eventually(backBudget, "it takes pods again", func() error { return back(c, n.Name, ".metadata.name", "") })
+	// The host's disks are none of a container's.
+	if out, err := c.TryGbctl("-n", n.Address.String(), "reset", "--dry-run", "--user-disks-to-wipe", "/dev/sda"); err == nil || !strings.Contains(err.Error(), "has no disks of its own") {
+		t.Errorf("a disk of the host would be wiped: %v\n%s", err, out)
+	}
+}
+
+func off(t *testing.T, c *story.Cluster, name string) error {
+	all, err := c.Status(t.Context())
+	for _, s := range all {
+		if s.Name == name && s.State != qemu.EndOff.String() {
+			return fmt.Errorf("it is %s", s.State)
+		}
+	}
+	return err
+}
+
 // rejoins: S-183, only EPHEMERAL is wiped.
 func rejoins(t *testing.T, c *story.Cluster, n qemu.Node) {
 	uid, err := node(c, n.Name, ".metadata.uid")
@@ -208,15 +257,7 @@ func goes(t *testing.T, c *story.Cluster, n qemu.Node, members int) {
 	t.Log(c.Gbctl("-n", n.Address.String(), "reset", "--dry-run"))
 	out := c.Patient(goBudget).Gbctl("-n", n.Address.String(), "reset")
 	t.Log(out)
-	c.Eventually(goBudget, "it is off", func() error {
-		all, err := c.Status(t.Context())
-		for _, s := range all {
-			if s.Name == n.Name && s.State != qemu.EndOff.String() {
-				return fmt.Errorf("it is %s", s.State)
-			}
-		}
-		return err
-	})
+	c.Eventually(goBudget, "it is off", func() error { return off(t, c, n.Name) })
 	gone(t, c, n, members)
 	if longest := watch(); longest > missing {
 		t.Errorf("the API didn't answer for %s", longest)

@@ -18,8 +18,8 @@ var (
 	// seconds while it gets none (askAgain in services/secrets): that is never too often.
 	perAddress = rate{10, 5 * time.Second}
 	// perSite is for all IPv6 addresses of a site: a LAN of nodes that come at once,
-	// or one host that asks from each of its addresses in turn. Its calls, which last
-	// for callTimeout at most, are fewer than maxCalls: there are others.
+	// or one host that asks from each of its addresses in turn. Those of its calls that
+	// come slowly, for callTimeout at most, have a quarter of maxConns: there are others.
 	perSite = rate{32, 500 * time.Millisecond}
 )
 

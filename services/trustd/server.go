@@ -1,6 +1,7 @@
 package trustd
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -9,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -128,8 +130,9 @@ func (s *server) listener() *strangers.Server {
 	}
 }
 
-// bounded lets a call in. Both limits are asked before anything of the body is read,
-// which may come slowly: what one address has of calls must not be all of them.
+// bounded lets a call in. The limit of its address comes first, and then its body, which
+// may come slowly, before it has one of the places that all share. So who sends slowly
+// has connections, as many as their address may ask, and keeps nobody out.
 func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Request) {
 	peer, err := peerOf(r.RemoteAddr)
 	if err != nil {
@@ -140,6 +143,12 @@ func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Reque
 		s.turnAway(w, r, s.refuse(connect.CodeResourceExhausted, peer.String(), fmt.Errorf("%s asks too often; try again in %s", peer, wait.Round(time.Second))))
 		return
 	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		s.turnAway(w, r, notWhole(err))
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
 	defer s.calls.Add(-1)
 	if s.calls.Add(1) > maxCalls {
 		s.turnAway(w, r, connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls at once; try again later")))
@@ -147,11 +156,17 @@ func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Reque
 	}
 	// An error means that there is no such deadline: HTTP/2 has Stall.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(callTimeout))
-	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 	next.ServeHTTP(w, r)
 }
 
-// turnAway answers a call whose body hasn't been read.
+func notWhole(err error) error {
+	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", tooLarge.Limit))
+	}
+	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request didn't come whole: %w", err))
+}
+
+// turnAway answers a call; if its body hasn't been read, that needn't come any more.
 func (s *server) turnAway(w http.ResponseWriter, r *http.Request, why error) {
 	// Errors here mean that the caller is gone.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTimeout))

@@ -44,14 +44,14 @@ func probeKVM(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", errNoKVM, err)
 	}
 	kvm.Close()
-	if err := probe(ctx, "kvm", "host"); err != nil {
+	if err := probe(ctx, probeBudget, "kvm", "host"); err != nil {
 		return fmt.Errorf("%w: /dev/kvm is there, but %w", errNoKVM, err)
 	}
 	return nil
 }
 
 // probe runs the guest with one of QEMU's accelerators.
-func probe(ctx context.Context, accelerator, cpu string) error {
+func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) error {
 	dir, err := os.MkdirTemp("", "garboard-probe-")
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func probe(ctx context.Context, accelerator, cpu string) error {
 	if err := os.WriteFile(rom, probeROM(), 0o600); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeBudget)
+	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, Program,
 		"-accel", accelerator, "-cpu", cpu, "-machine", "q35", "-m", "16",
@@ -74,7 +74,7 @@ func probe(ctx context.Context, accelerator, cpu string) error {
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("a guest of %d bytes didn't end within %s", len(probeCode), probeBudget)
+		return fmt.Errorf("a guest of %d bytes didn't end within %s", len(probeCode), budget)
 	case errors.As(err, &exit) && exit.ExitCode() == probePassed:
 		return nil
 	case err != nil:

@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
 )
 
 // The committed guest is what its source says.
@@ -33,10 +36,13 @@ func TestProbeIsItsSource(t *testing.T) {
 	}
 }
 
+// emulatedBudget is for the guest in a QEMU that waits for its turn beside other machines.
+const emulatedBudget = 30 * time.Second
+
 // Under emulation the guest runs everywhere.
 func TestProbeGuestRuns(t *testing.T) {
 	t.Parallel()
-	if err := probe(t.Context(), "tcg", "max"); err != nil {
+	if err := probe(t.Context(), eventually.Scale(emulatedBudget), "tcg", "max"); err != nil {
 		t.Error(err)
 	}
 }
@@ -44,12 +50,12 @@ func TestProbeGuestRuns(t *testing.T) {
 // The negative twins: no such accelerator, and a caller that gives up.
 func TestProbeFails(t *testing.T) {
 	t.Parallel()
-	if err := probe(t.Context(), "no-such-thing", "max"); err == nil || !strings.Contains(err.Error(), "no-such-thing") {
+	if err := probe(t.Context(), emulatedBudget, "no-such-thing", "max"); err == nil || !strings.Contains(err.Error(), "no-such-thing") {
 		t.Errorf("probe with an unknown accelerator: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := probe(ctx, "tcg", "max"); err == nil {
+	if err := probe(ctx, emulatedBudget, "tcg", "max"); err == nil {
 		t.Error("a cancelled probe passed")
 	}
 }

@@ -59,7 +59,7 @@ func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 			fmt.Fprintf(out, "%6.1fs  … %s\n", time.Since(start).Seconds(), oneLine(waitingFor(c, why)))
 		})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w\nThe cluster stays as it is, to be looked into: 'GARBOARDCONFIG=%s gbctl doctor' says what it waits for, and the nodes' consoles tell more: %s", err, c.ClientConfig(), c.Console("*"))
+		return fmt.Errorf("cluster %s doesn't serve within %s: %w\nThe cluster stays as it is, to be looked into: 'GARBOARDCONFIG=%s gbctl doctor' says what it waits for, and the nodes' consoles tell more: %s", c.Name, budget, err, c.ClientConfig(), c.Console("*"))
 	}
 	return err
 }

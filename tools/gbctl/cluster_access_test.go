@@ -180,15 +180,7 @@ func TestClusterShowWhileOneStarts(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	c := development(t, "dev", "https://127.0.0.1:20000")
 	development(t, "other", "https://127.0.0.1:20001")
-	lock, err := os.OpenFile(filepath.Join(c.Dir(), "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	// As another process' lock, which nobody else can take.
-	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
-		t.Fatal(err)
-	}
+	held(t, c)
 	var out strings.Builder
 	a := &app{out: &out, err: io.Discard}
 	if err := a.clusterShow(t.Context(), ""); err != nil {
@@ -205,6 +197,20 @@ func TestClusterShowWhileOneStarts(t *testing.T) {
 	out.Reset()
 	if err := a.clusterShow(t.Context(), "dev"); err != nil || !strings.Contains(out.String(), "failed: no room") {
 		t.Errorf("a node that failed: %v\n%s", err, out.String())
+	}
+}
+
+// held makes it seem that the cluster has a host process.
+func held(t *testing.T, c *qemu.Cluster) {
+	t.Helper()
+	lock, err := os.OpenFile(filepath.Join(c.Dir(), "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
+	// As another process' lock, which nobody else can take.
+	if err := unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -231,6 +237,11 @@ func control(t *testing.T, c *qemu.Cluster, answer http.HandlerFunc) {
 func TestClusterDebugSays(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	c := development(t, "dev", "https://127.0.0.1:20000")
+	off := development(t, "off", "https://127.0.0.1:20001")
+	if _, _, err := openNode(off.Name, "worker-1"); err == nil || err.Error() != "cluster off is off; 'gbctl cluster create --name off' starts it" {
+		t.Errorf("a cluster that is off: %v", err)
+	}
+	held(t, c)
 	var asked []string
 	control(t, c, func(_ http.ResponseWriter, r *http.Request) { asked = append(asked, r.URL.Path) })
 	for _, tc := range []struct{ args, path, said string }{

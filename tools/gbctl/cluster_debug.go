@@ -51,8 +51,21 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 	return cmd
 }
 
+// openRunning finds a cluster that something can be done to.
+func openRunning(name string) (*qemu.Cluster, error) {
+	c, err := openCluster(name)
+	if err != nil {
+		return nil, err
+	}
+	pid, err := c.HostPID()
+	if err == nil && pid == 0 {
+		err = fmt.Errorf("cluster %s is off; 'gbctl cluster create --name %s' starts it", name, name)
+	}
+	return c, err
+}
+
 func openNode(cluster, node string) (*qemu.Cluster, qemu.Node, error) {
-	c, err := openCluster(cluster)
+	c, err := openRunning(cluster)
 	if err != nil {
 		return nil, qemu.Node{}, err
 	}
@@ -99,7 +112,7 @@ again. kubectl on this machine reaches the cluster by another way.`,
 		ValidArgs: []string{"on", "off"},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openCluster(name)
+			c, err := openRunning(name)
 			if err != nil {
 				return err
 			}

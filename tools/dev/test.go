@@ -24,7 +24,7 @@ const (
 	// storyTimeout bounds all tests that boot machines, on two slow cores.
 	storyTimeout = 50 * time.Minute
 	// longNeeds is what the long stories may take: within less they aren't begun.
-	longNeeds = 20 * time.Minute
+	longNeeds = 35 * time.Minute
 )
 
 // A phase is one part of the tests.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -36,8 +37,14 @@ const (
 	askTimeout = time.Second
 	// againAfter is the pause after etcd couldn't be reached at all, and after a panic.
 	againAfter = time.Second
+	// returnWithin is how long a holder has, whose place in the queue is lost though nobody
+	// took it away, to be there again: a leader of etcd that was frozen ends all leases for
+	// expired when it is back, those of living candidates too. Etcd is asked again just
+	// after that.
+	returnWithin = askEvery * 9 / 10
 
 	keyPrefix  = "/garboard.dev/shared-address/"
+	holders    = "/holder"      // who has it, until it leaves or is put out
 	candidates = "/candidates/" // one key per candidate, which goes with its lease
 	nodes      = "/nodes/"      // one key per node that ever was one, which stays
 )
@@ -63,11 +70,12 @@ type word struct {
 }
 
 // claim is this node's part in the election for one address. etcd has a queue of
-// candidates; the first is the holder. Each is in it with a lease, so that one that
-// is silent falls out.
+// candidates. Each is in it with a lease, so that one that is silent falls out. The
+// holder is in the queue, too, and named beside it: where it lost its place but comes
+// back at once, it still is the holder. Without one, the first in the queue is.
 //
-//	run ── wanted ──▶ lease, own MAC in nodes/, key in candidates/ ── first in the queue ──▶ mine
-//	           ◀── not wanted: key and lease go; etcd has ended the lease: to the end of the queue
+//	run ── wanted ──▶ lease, own MAC in nodes/, key in candidates/ ── no holder, first in the queue ──▶ holder, mine
+//	           ◀── not wanted: key, lease and holder go; etcd has ended the lease: to the end of the queue
 type claim struct {
 	store *resource.Store
 	key   string // of the address
@@ -77,6 +85,10 @@ type claim struct {
 	self   atomic.Pointer[node]  // nil: not a candidate
 	change chan struct{}         // has one element after self changed
 	out    chan clientv3.LeaseID // whose place in the queue is to be taken away
+
+	// What run alone knows.
+	named   int64     // the revision at which the holder was named, when etcd was last asked; 0: none was
+	missing time.Time // since when the holder isn't in the queue; zero: it is
 }
 
 func newClaim(store *resource.Store, address netip.Addr, tell func(word), trace func(error)) *claim {
@@ -117,14 +129,14 @@ func (c *claim) session(ctx context.Context) error {
 	var as node
 	leave := func() {
 		if lease != clientv3.NoLease {
-			c.leave(client, lease)
+			c.leave(client, lease, as)
 			lease = clientv3.NoLease
 		}
 	}
 	defer leave()
 	watch, cancel := context.WithCancel(ctx)
 	defer cancel()
-	changes := client.Watch(clientv3.WithRequireLeader(watch), c.key+candidates, clientv3.WithPrefix())
+	changes := client.Watch(clientv3.WithRequireLeader(watch), c.key+"/", clientv3.WithPrefix())
 	for {
 		self := c.self.Load()
 		if self == nil || *self != as {
@@ -144,7 +156,8 @@ func (c *claim) session(ctx context.Context) error {
 		}
 		c.trace(err)
 		if err == nil && lease != clientv3.NoLease && !w.own {
-			leave()
+			c.revoke(client, lease)
+			lease = clientv3.NoLease
 			continue // to the end of the queue
 		}
 		select {
@@ -159,7 +172,7 @@ func (c *claim) session(ctx context.Context) error {
 			}
 		case <-time.After(askEvery):
 			if changes == nil && err == nil {
-				changes = client.Watch(clientv3.WithRequireLeader(watch), c.key+candidates, clientv3.WithPrefix())
+				changes = client.Watch(clientv3.WithRequireLeader(watch), c.key+"/", clientv3.WithPrefix())
 			}
 		}
 	}
@@ -194,6 +207,11 @@ func (c *claim) dial() (*clientv3.Client, error) {
 	return client, nil
 }
 
+// place is the key of a candidate.
+func (c *claim) place(lease clientv3.LeaseID) string {
+	return fmt.Sprintf("%s%s%016x", c.key, candidates, lease)
+}
+
 // enter puts this node at the end of the queue.
 func (c *claim) enter(ctx context.Context, client *clientv3.Client, self node) (clientv3.LeaseID, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTimeout)
@@ -206,13 +224,12 @@ func (c *claim) enter(ctx context.Context, client *clientv3.Client, self node) (
 	if err != nil {
 		return clientv3.NoLease, fmt.Errorf("lease of etcd: %w", err)
 	}
-	own := fmt.Sprintf("%s%s%016x", c.key, candidates, lease.ID)
 	_, err = client.Txn(ctx).Then(
 		clientv3.OpPut(c.key+nodes+self.Name, string(text)),
-		clientv3.OpPut(own, string(text), clientv3.WithLease(lease.ID)),
+		clientv3.OpPut(c.place(lease.ID), string(text), clientv3.WithLease(lease.ID)),
 	).Commit()
 	if err != nil {
-		c.leave(client, lease.ID)
+		c.revoke(client, lease.ID)
 		return clientv3.NoLease, fmt.Errorf("be a candidate in etcd: %w", err)
 	}
 	return lease.ID, nil
@@ -237,9 +254,23 @@ func (c *claim) renew(ctx context.Context, client *clientv3.Client, lease client
 	return nil
 }
 
-// leave takes this node out of the queue. Where etcd doesn't answer, the end of the
-// lease does it.
-func (c *claim) leave(client *clientv3.Client, lease clientv3.LeaseID) {
+// leave takes this node out of the queue, and makes room for another holder at once.
+func (c *claim) leave(client *clientv3.Client, lease clientv3.LeaseID, as node) {
+	c.revoke(client, lease)
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	text, err := json.Marshal(as)
+	if err == nil {
+		key := c.key + holders
+		_, err = client.Txn(ctx).If(clientv3.Compare(clientv3.Value(key), "=", string(text))).Then(clientv3.OpDelete(key)).Commit()
+	}
+	if err != nil {
+		c.trace(fmt.Errorf("be the holder in etcd no more: %w", err))
+	}
+}
+
+// revoke ends the lease of this node. Where etcd doesn't answer, time does it.
+func (c *claim) revoke(client *clientv3.Client, lease clientv3.LeaseID) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
 	if _, err := client.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -247,12 +278,17 @@ func (c *claim) leave(client *clientv3.Client, lease clientv3.LeaseID) {
 	}
 }
 
-// evict ends the lease of a holder that is gone. One that isn't finds out, and goes to
-// the end of the queue.
+// evict ends the lease of a holder that is gone, which then is the holder no more. One
+// that isn't gone finds out, and goes to the end of the queue.
 func (c *claim) evict(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if _, err := client.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	_, err := client.Revoke(ctx, lease)
+	if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		key := c.key + holders
+		_, err = client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", c.named)).Then(clientv3.OpDelete(key)).Commit()
+	}
+	if err != nil {
 		return fmt.Errorf("take the holder's place in the queue of etcd away: %w", err)
 	}
 	return nil
@@ -267,27 +303,93 @@ func (c *claim) ask(ctx context.Context, client *clientv3.Client, lease clientv3
 	if err != nil {
 		return w, fmt.Errorf("ask etcd who holds the address: %w", err)
 	}
-	queue := 0
+	var queue []place
+	holder := ""
+	c.named = 0
 	for _, kv := range got.Kvs {
 		var n node
 		if err := json.Unmarshal(kv.Value, &n); err != nil {
 			return w, fmt.Errorf("key %s in etcd: %w", kv.Key, err)
 		}
-		if strings.HasPrefix(string(kv.Key), c.key+nodes) {
+		switch key := string(kv.Key); {
+		case key == c.key+holders:
+			holder, c.named = n.Name, kv.ModRevision
+		case strings.HasPrefix(key, c.key+nodes):
 			w.nodes = append(w.nodes, n)
-			continue
-		}
-		own := kv.Lease == int64(lease)
-		if !w.held {
-			w.held, w.mine, w.holder, w.lease = true, own, n, clientv3.LeaseID(kv.Lease)
-		}
-		w.own, w.next = w.own || own, w.next || own && queue == 1
-		queue++
-		if !own {
-			w.others++
+		default:
+			queue = append(queue, place{n, clientv3.LeaseID(kv.Lease)})
 		}
 	}
+	w.count(queue, c.first(queue, holder, lease, w.asked), lease)
+	if w.mine && w.holder.Name != holder {
+		return w, c.take(ctx, client, &w)
+	}
 	return w, nil
+}
+
+// place is a candidate's, in the queue.
+type place struct {
+	node
+	lease clientv3.LeaseID
+}
+
+// first is the place of the holder, or of the one that is to be it; -1: there is none.
+func (c *claim) first(queue []place, holder string, lease clientv3.LeaseID, now time.Time) int {
+	at := slices.IndexFunc(queue, func(p place) bool { return p.Name == holder && p.lease == lease })
+	if at < 0 { // another node, which may be in the queue from before it started anew, too
+		at = slices.IndexFunc(queue, func(p place) bool { return p.Name == holder })
+	}
+	switch {
+	case at >= 0 || holder == "" || len(queue) == 0:
+		c.missing = time.Time{}
+	case c.missing.IsZero():
+		c.missing = now
+	}
+	switch {
+	case at >= 0:
+		return at
+	case len(queue) == 0 || !c.missing.IsZero() && now.Sub(c.missing) < returnWithin:
+		return -1
+	}
+	return 0
+}
+
+// count fills in what the queue tells a node.
+func (w *word) count(queue []place, first int, lease clientv3.LeaseID) {
+	if first >= 0 {
+		w.held, w.holder, w.lease = true, queue[first].node, queue[first].lease
+	}
+	next := 0
+	if first == 0 {
+		next = 1
+	}
+	for i, p := range queue {
+		if p.lease != lease {
+			w.others++
+			continue
+		}
+		w.own, w.mine, w.next = true, i == first, w.held && i == next
+	}
+}
+
+// take names this node the holder, if nobody else was meanwhile.
+func (c *claim) take(ctx context.Context, client *clientv3.Client, w *word) error {
+	text, err := json.Marshal(w.holder)
+	if err != nil {
+		return err
+	}
+	key := c.key + holders
+	done, err := client.Txn(ctx).If(
+		clientv3.Compare(clientv3.ModRevision(key), "=", c.named),
+		clientv3.Compare(clientv3.CreateRevision(c.place(w.lease)), ">", 0),
+	).Then(clientv3.OpPut(key, string(text))).Commit()
+	if err != nil {
+		return fmt.Errorf("be the holder in etcd: %w", err)
+	}
+	if !done.Succeeded { // and etcd tells of what has changed
+		w.held, w.mine = false, false
+	}
+	return nil
 }
 
 // knows is the name of the control plane with this MAC address.

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -21,6 +23,7 @@ import (
 	"github.com/garboard-os/garboard/services/resource"
 	"github.com/garboard-os/garboard/services/secrets"
 	"github.com/vishvananda/netlink"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // componentsVar is a list like PATH of the folders with etcd. `make stories` sets
@@ -78,15 +81,22 @@ type candidate struct {
 	self node
 	stop func()
 
-	mu   sync.Mutex // guards all below
-	last word
-	err  error
+	mu      sync.Mutex // guards all below
+	last    word
+	holders map[string]bool // that it has ever heard of
+	err     error
 }
 
 func newCandidate(t *testing.T, store *resource.Store, self node) *candidate {
-	c := &candidate{t: t, self: self}
+	c := &candidate{t: t, self: self, holders: map[string]bool{}}
 	c.claim = newClaim(store, shared4,
-		func(w word) { c.mu.Lock(); defer c.mu.Unlock(); c.last = w },
+		func(w word) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.last = w; w.held {
+				c.holders[w.holder.Name] = true
+			}
+		},
 		func(err error) { c.mu.Lock(); defer c.mu.Unlock(); c.err = err })
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -150,4 +160,70 @@ func TestTheQueueInEtcd(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// S-116: a leader of etcd that was frozen ends the leases of all when it is back. All come
+// back at once, in any order, and the holder stays; another one follows only where the
+// holder doesn't come back.
+func TestTheHolderStaysWhenAllLeasesEnd(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	store, _ := realEtcd(t)
+	a := newCandidate(t, store, node{Name: "a", Address: netip.MustParseAddr("10.5.0.2"), MAC: ownMAC.String()})
+	a.want(&a.self)
+	a.hears("it is the holder", func(w word) bool { return w.mine })
+	b := newCandidate(t, store, node{Name: "b", Address: netip.MustParseAddr("10.5.0.3"), MAC: peerMAC.String()})
+	b.want(&b.self)
+	b.hears("it is next", func(w word) bool { return w.next && w.holder == a.self })
+
+	client, err := a.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for range 10 {
+		all, err := client.Leases(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := map[clientv3.LeaseID]bool{}
+		for _, l := range slices.Backward(all.Leases) {
+			if _, err := client.Revoke(t.Context(), l.ID); err != nil {
+				t.Fatal(err)
+			}
+			ended[l.ID] = true
+		}
+		back := func(w word) bool { return w.own && w.others == 1 && w.held && !ended[w.lease] }
+		a.hears("it is the holder again", func(w word) bool { return back(w) && w.mine })
+		b.hears("it is next again", func(w word) bool { return back(w) && w.next })
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.holders["b"] {
+		t.Error("the address went to b for nothing")
+	}
+}
+
+// A holder that is named, and never comes back, keeps nobody from the address.
+func TestAHolderThatDoesNotComeBack(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	store, _ := realEtcd(t)
+	b := newCandidate(t, store, node{Name: "b", Address: netip.MustParseAddr("10.5.0.3"), MAC: peerMAC.String()})
+	client, err := b.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := client.Put(t.Context(), b.key+holders, `{"name":"ghost"}`); err != nil {
+		t.Fatal(err)
+	}
+	b.want(&b.self)
+	b.hears("it is the holder", func(w word) bool { return w.mine })
+	got, err := client.Get(t.Context(), b.key+holders)
+	if err != nil || len(got.Kvs) != 1 || !strings.Contains(string(got.Kvs[0].Value), `"b"`) {
+		t.Errorf("etcd names %v, %v", got, err)
+	}
 }

@@ -151,8 +151,7 @@ func stories(ctx context.Context, root string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	containers := []string{"./services/apid", "./services/controlplane", "./services/doctor", "./services/etcd"}
-	var machines []string
+	var containers, machines []string
 	for _, f := range all {
 		switch {
 		case !f.short:
@@ -194,7 +193,10 @@ const (
 	containersAtOnce = 2
 )
 
-// A storyFolder is a package with tests that boot nodes.
+// storyRoots are where such tests are: those of a service run what it needs without a node.
+var storyRoots = []string{"qemu/stories", "services"}
+
+// A storyFolder is a package with tests that boot nodes, or real parts of one.
 type storyFolder struct {
 	path string
 	// short: it has tests that aren't long; machines: and they boot some.
@@ -207,7 +209,7 @@ var testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 // storyFolders finds them all, in order.
 func storyFolders(root string) ([]storyFolder, error) {
 	folders := map[string]storyFolder{}
-	err := filepath.WalkDir(filepath.Join(root, "qemu", "stories"), func(path string, d fs.DirEntry, err error) error {
+	look := func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -239,9 +241,13 @@ func storyFolders(root string) ([]storyFolder, error) {
 		}
 		folders[folder] = f
 		return err
-	})
-	all := slices.SortedFunc(maps.Values(folders), func(a, b storyFolder) int { return strings.Compare(a.path, b.path) })
-	return all, err
+	}
+	for _, dir := range storyRoots {
+		if err := filepath.WalkDir(filepath.Join(root, dir), look); err != nil {
+			return nil, err
+		}
+	}
+	return slices.SortedFunc(maps.Values(folders), func(a, b storyFolder) int { return strings.Compare(a.path, b.path) }), nil
 }
 
 // bootTests builds everything first, so that a test's time is the test's.

@@ -52,9 +52,13 @@ func TestStoryFolders(t *testing.T) {
 		"e/one_test.go": "package e" + b, "e/two_test.go": "//go:build story\nvar _ = " + machineWord + a,
 		"f/f_test.go": "package f", "c/module/go.mod": "module m", "c/module/m_test.go": "//go:build story\npackage m" + a,
 		"g/g_test.go": "//go:build story\npackage g" + a, "g/machine_test.go": longTag + "package g\n// " + machineWord + b,
+		"services/i/i_test.go": "package i" + a, "services/i/real_test.go": "//go:build story\npackage i" + b, "services/j/j_test.go": "package j" + a,
 		"h/h_test.go": longTag + "package h" + a, "h/main_test.go": "//go:build story\nfunc TestMain(m *testing.M) { }",
 	} {
-		path = filepath.Join(root, "qemu", "stories", path)
+		if !strings.HasPrefix(path, "services/") {
+			path = filepath.Join("qemu", "stories", path)
+		}
+		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -70,6 +74,7 @@ func TestStoryFolders(t *testing.T) {
 		{path: "./qemu/stories/a", long: []string{"TestA", "TestB"}}, {path: "./qemu/stories/b", long: []string{"TestA"}},
 		{path: "./qemu/stories/c", short: true}, {path: "./qemu/stories/e", short: true, machines: true},
 		{path: "./qemu/stories/g", short: true, long: []string{"TestB"}}, {path: "./qemu/stories/h", long: []string{"TestA"}},
+		{path: "./services/i", short: true},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(storyFolder{})); diff != "" {
 		t.Error(diff)

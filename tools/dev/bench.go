@@ -51,7 +51,7 @@ func benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure, and print each figure beside its budget",
-		Long: `Measure, and print each figure beside its budget.
+		Long: `Measure, and print each figure beside its budget. It fails if one is over.
 
 Boots a fresh one-node cluster as a container and one in QEMU, one after the
 other, then one of several containers, and one whose control planes share an address,
@@ -130,17 +130,23 @@ func measureAll(out io.Writer, all []measure) error {
 	return printFigures(out, figures)
 }
 
+// printFigures fails where one is over its budget, and says which.
 func printFigures(out io.Writer, figures []figure) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "WHAT\tFIGURE\tBUDGET\t")
+	var over []string
 	for _, f := range figures {
 		verdict := ""
 		if f.over {
 			verdict = "over budget"
+			over = append(over, fmt.Sprintf("%s: %s, %s is allowed", f.what, f.value, f.budget))
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", f.what, f.value, f.budget, verdict)
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil || len(over) == 0 {
+		return err
+	}
+	return fmt.Errorf("over budget:\n  %s", strings.Join(over, "\n  "))
 }
 
 func sizes(made *image.Artifacts) ([]figure, error) {

@@ -354,22 +354,11 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) (figure, er
 // with a command that program under it.
 func nodeInit(host int, command string) (int, error) {
 	want := "/sbin/init\x00" + command
-	var children []byte
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", host))
+	below, err := children(host)
 	if err != nil {
 		return 0, err
 	}
-	for _, task := range tasks {
-		more, err := os.ReadFile(task)
-		if err == nil {
-			children = append(append(children, ' '), more...)
-		}
-	}
-	for _, field := range strings.Fields(string(children)) {
-		child, err := strconv.Atoi(field)
-		if err != nil {
-			return 0, err
-		}
+	for _, child := range below {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
 		if strings.HasPrefix(string(line), want) {
 			return child, nil
@@ -379,6 +368,25 @@ func nodeInit(host int, command string) (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("process %d has no %q below it", host, want)
+}
+
+// children are the processes that a process has started itself.
+func children(pid int) (all []int, err error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return nil, err
+	}
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task) // a thread may be gone
+		for _, field := range strings.Fields(string(text)) {
+			child, err := strconv.Atoi(field)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", task, err)
+			}
+			all = append(all, child)
+		}
+	}
+	return all, nil
 }
 
 func bytesFigure(what string, n, budget int64) figure {

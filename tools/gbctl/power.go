@@ -39,7 +39,7 @@ func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 	flags := cmd.Flags()
 	flags.BoolVar(&f.wait, "wait", false, wait)
 	flags.BoolVar(&f.drain, "drain", true, "first evict the pods, if other nodes can take them")
-	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
+	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long pods may take to end; what is left then ends with the node")
 	flags.BoolVar(&f.force, "force", false, "at once, without regard to pods or to other nodes")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
 }

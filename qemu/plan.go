@@ -6,7 +6,8 @@
 //	     ▼                                         │
 //	host process of the cluster ──────────────────-┘
 //	     ├─ sandbox or QEMU, one per node (die with the host process)
-//	     ├─ registry: the images, to nodes only
+//	     ├─ registry: the images, to nodes only; registries of the user's, asked for them
+//	     ├─ DHCP, to virtual machines
 //	     ├─ load balancer, to nodes: the first address of their network ─► their Kubernetes API,
 //	     │  unless they share an address among themselves
 //	     ├─ 127.0.0.1:PORT ─► the same

@@ -12,6 +12,9 @@
 // Kubernetes itself says where its API servers are. What it said last is kept on STATE:
 // after a reboot the endpoint may be gone.
 //
+// While a node is to join, clients are held for a moment; later, when nobody serves,
+// they are refused at once: the kubelet may be what has to start the API server.
+//
 // TLS goes from the client to the API server, who is who is decided there as ever.
 // Whoever may use the node's network may connect, and is nobody by that.
 package balancer

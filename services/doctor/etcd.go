@@ -49,8 +49,8 @@ var etcdConditions = []condition{
 	{
 		id: "etcd-not-running", severity: failure,
 		sees: "Service etcd isn't up: it crashes and is tried again, or runs and isn't healthy.",
-		why:  "Mostly a wrong argument in cluster.etcd.extraArgs, or data of an older installation in " + boot.EtcdDataDir + ".",
-		next: "Its last words say what it lacks; gbctl logs etcd has the rest.",
+		why:  "Mostly a wrong argument in cluster.etcd.extraArgs, or data of an older installation in " + boot.EtcdDataDir + ". One that runs and isn't healthy mostly has too few of the other members.",
+		next: "Its last words say what it lacks; gbctl logs etcd has the rest. Other members are to be brought back, or, if they are lost for good, the cluster recovered from a snapshot: see gbctl bootstrap --help.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling",
 			"etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "clock-wrong"},
 		holds: etcdDown,

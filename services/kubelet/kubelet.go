@@ -3,9 +3,12 @@
 // reach through.
 //
 // It starts as soon as network and containerd are there, on every node, and
-// keeps trying until the control plane answers (acceptance S-211, S-244). Its
-// first credentials are the bootstrap token; from them it gets its own
-// certificate.
+// keeps trying until the control plane answers (acceptance S-211, S-244). A control
+// plane's has a certificate that the node has made with the cluster's authority; a
+// worker's gets its own from the cluster, with the bootstrap token. It talks to the
+// node's load balancer of the API, and is started anew once it has joined, when the
+// node has another address, and when static pods change before it knows from
+// Kubernetes which pods there should be: it would replace none of them.
 package kubelet
 
 import (

@@ -1,5 +1,5 @@
-// Package operation runs what changes a node for good, in steps: reset, reboot,
-// upgrade.
+// Package operation runs what changes a node for good, in steps: reboot, shutdown,
+// reset.
 //
 // An operation runs on the node that was asked, whether the one who asked stays or
 // not. Its plan is a list of steps, which can be shown before it runs. Each step is

@@ -2,7 +2,8 @@
 // the programs that face the network, apid and trustd, have in common.
 //
 // TLS 1.3 only, and nothing in it grows without limit: connections, streams,
-// headers, time, what is buffered for a reader that is slow, lines of the log. What
+// headers, time, what is buffered for a reader that is slow, lines of the log. When all
+// connections are in use, the host that has the most makes place for another one. What
 // a call may be, and how many run at once, is the handler's to say.
 package strangers
 

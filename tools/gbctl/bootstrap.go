@@ -43,15 +43,16 @@ func (a *app) bootstrapCommand() *cobra.Command {
 Name exactly one node, by its own address and not by one that the control planes
 share. It is safe to ask again: a node that has begun the cluster says so. A node
 with data of a cluster refuses, and so does one that sees a living cluster: at the
-endpoint, or on the control planes that it knows of and that the context has as
-endpoints; one whose name can't be looked up here isn't asked, and is named. A node of type init needs no bootstrap.
+endpoint, on the control planes that it knows of, or on the nodes and endpoints of the
+context. One of these whose name can't be looked up here isn't asked, and is named.
+A node of type init needs no bootstrap.
 
 With --recover-from, it begins with what is in a snapshot ('gbctl etcd snapshot').
 That is for a cluster that has lost its etcd for good, and makes a new one of it:
-what was written after the snapshot is lost. Members of the lost one that are still
-there don't belong to it, and join after 'gbctl reset --graceful=false
---system-labels-to-wipe EPHEMERAL --reboot'. Where they still have a quorum, nothing
-is recovered.`,
+what was written after the snapshot is lost. The node must have no data of etcd: one
+that has, and each other member of the lost cluster that is still there, is emptied
+with 'gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot'; the
+others join after that. Where they still have a quorum, nothing is recovered.`,
 		Example: `  gbctl -n 10.5.0.2 bootstrap
   gbctl -n 10.5.0.2 bootstrap --recover-from etcd.db`,
 		Args: cobra.NoArgs,

@@ -216,11 +216,23 @@ func (a *app) clusterDestroyCommand() *cobra.Command {
 	}, &name)
 }
 
+const clusterShowLong = `Show the clusters of this machine, and for each node whether its machine runs.
+
+STATE is running, starting or frozen; off or power cut; 'waiting to start again' after
+a reboot or a crash; 'failed' with the reason; and for all nodes of a cluster that is
+off, 'cluster is off': 'gbctl cluster create' brings it up. NETWORK is 'fine', or how
+'gbctl cluster debug network' has spoilt it. SINCE is when the machine was last turned
+on or off, and RESTARTS how often it has started again by itself since the cluster is
+up. How nodes do as nodes, 'gbctl health' says.
+
+-o yaml has ports on this machine, folders, and where the consoles are, too.`
+
 func (a *app) clusterShowCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show the clusters of this machine and how their nodes are",
+		Long:  clusterShowLong,
 		Example: `  gbctl cluster show
   gbctl cluster show --name three -o yaml`,
 		Args: cobra.NoArgs,

@@ -289,8 +289,8 @@ func (a *app) etcdRemoveCommand() *cobra.Command {
 		Use:   "remove-member ID",
 		Short: "Remove the member of a node that is gone",
 		Long: `Remove the member of a node that is gone for good. Another node is asked to do it;
-'gbctl etcd members' shows the ID. A node that is there leaves with
-'gbctl etcd leave'.`,
+'gbctl etcd members' shows the ID. 'kubectl delete node' removes the rest of it. A node
+that is there leaves with 'gbctl reset', or with 'gbctl etcd leave' for a while.`,
 		Example: `  gbctl -n 10.5.0.2 etcd remove-member 8e9e05c52164694d`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -97,7 +97,7 @@ func (a *app) operationAnswerCommand() *cobra.Command {
 		Use:   "answer ID ANSWER",
 		Short: "Answer the question that an operation waits with",
 		Example: `  gbctl -n 10.5.0.2 operation list                       what is asked
-  gbctl -n 10.5.0.2 operation answer upgrade-4kfz2mqa yes`,
+  gbctl -n 10.5.0.2 operation answer reset-4kfz2mqa yes`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.one(cmd.Context(), "an answer", func(ctx context.Context, c *client.Client) error {
@@ -130,7 +130,8 @@ func (a *app) operationAbortCommand() *cobra.Command {
 		Use:   "abort ID",
 		Short: "End an operation, and have undone what it did",
 		Long: `End an operation, and have undone what it did. It is refused once something has
-begun from which there is no way back: such an operation must come to its end.`,
+begun from which there is no way back: such an operation must come to its end. One
+whose node is back, and that only waits for the cluster, can be ended again.`,
 		Example: `  gbctl -n 10.5.0.2 operation abort reboot-4kfz2mqa`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -39,7 +39,7 @@ func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 	flags := cmd.Flags()
 	flags.BoolVar(&f.wait, "wait", false, wait)
 	flags.BoolVar(&f.drain, "drain", true, "first evict the pods, if other nodes can take them")
-	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
+	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long pods may take to end; what is left then ends with the node")
 	flags.BoolVar(&f.force, "force", false, "at once, without regard to pods or to other nodes")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
 }
@@ -49,7 +49,8 @@ place are evicted within their disruption budgets, for as long as --drain-timeou
 Pods that belong to nobody, and those of DaemonSets, stay until the node ends. Where
 no other node takes pods, none is evicted. It is an operation on the node: Ctrl-C
 leaves it to itself, 'gbctl operation attach' follows it again. Only one control plane
-of a cluster goes at a time, workers go when they are told to; --force asks nobody.
+of a cluster goes at a time, and none without which its etcd would have no quorum;
+workers go when they are told to. --force waits for nobody.
 `
 
 func (a *app) rebootCommand() *cobra.Command {

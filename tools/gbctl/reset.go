@@ -33,16 +33,19 @@ func (a *app) resetCommand() *cobra.Command {
 		Short: "Take nodes out of their cluster, and wipe them",
 		Long: `Take nodes out of their cluster, and wipe them. There is no way back.
 
-A graceful reset cordons and drains the node, leaves etcd if it is a control plane,
-and removes the node from Kubernetes; then its disk is wiped, and it powers off. What
-doesn't answer is skipped when its time is up, and said so. Wiping is the last thing
-that the node does: if it can't, its console says so, and its next boot wipes. A reset is refused where
-etcd can't do without the node's member, as without the last one; --graceful=false
-asks nobody, and leaves nothing in order.
+A graceful reset cordons and drains the node, removes it from Kubernetes, and leaves
+etcd if it is a control plane; then its disk is wiped, and it powers off. What doesn't
+answer is skipped when its time is up, and that is said. Wiping is the last thing that
+the node does: if it can't, its console says so, and its next boot wipes.
+
+A reset is refused where etcd can't do without the node's member, as without the last
+one. --graceful=false asks nobody, and leaves nothing in order: 'kubectl delete node'
+and 'gbctl etcd remove-member' do that from elsewhere.
 
 Other disks than the system's are left alone, unless --user-disks-to-wipe names them,
 as 'gbctl disks' shows them or by a link to them: then all that is on them is lost. A
-disk that something else than a pod uses is refused.
+disk that something else than a pod uses is refused. One without a serial number is
+left as it is if the node's power goes first: nothing tells the next boot which it was.
 
 Without STATE, a node waits in maintenance mode for a configuration, unless it finds
 one where it found the first. With only EPHEMERAL wiped, it keeps its configuration,
@@ -85,7 +88,7 @@ the next. A person at a terminal is asked first.`,
 	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset, instead of powering it off")
 	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: "+strings.Join(boot.WipeLabels, " or ")+"; repeatable (default all)")
 	f.StringSliceVar(&r.UserDisksToWipe, "user-disks-to-wipe", nil, "wipe this disk besides the system's, such as /dev/sdb; repeatable")
-	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long pods may take to end; those that don't end with the node")
+	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long pods may take to end; what is left then ends with the node")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only show what would be done")
 	f.BoolVarP(&yes, "yes", "y", false, "don't ask")
 	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions(boot.WipeLabels, cobra.ShellCompDirectiveNoFileComp))

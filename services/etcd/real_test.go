@@ -250,6 +250,7 @@ func TestRealOperate(t *testing.T) {
 	if _, err := a.Leave(ctx); !errors.Is(err, ErrLast) {
 		t.Errorf("the last member leaves: %v", err)
 	}
+	must(t, a.MayStop(ctx))
 	r.knows(0, a.addr)
 	b.start()
 	b.serves()
@@ -286,7 +287,7 @@ func TestRealOperate(t *testing.T) {
 
 	// c leaves in order, and joins anew.
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
-	p, err := c.part(ctx)
+	p, err := c.part(ctx, list)
 	must(t, err)
 	p.close()
 	if c.removed(ctx, p) {
@@ -312,6 +313,7 @@ func TestRealOperate(t *testing.T) {
 	c.start()
 	c.serves()
 	must(t, c.MayLeave(ctx))
+	must(t, c.MayStop(ctx))
 
 	// b is gone: it can be removed, and c then can't.
 	_, members, err := a.Members(ctx)
@@ -326,6 +328,9 @@ func TestRealOperate(t *testing.T) {
 	}
 	if err := c.MayLeave(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
 		t.Errorf("c may leave: %v", err)
+	}
+	if err := c.MayStop(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "1 do (a ("+ids["a"]+")); no answer from b ("+ids["b"]+")") {
+		t.Errorf("c may stop: %v", err)
 	}
 	if _, err := a.RemoveMember(ctx, ids["a"]); !errors.As(err, new(Refusal)) {
 		t.Errorf("removing itself: %v", err)
@@ -357,6 +362,10 @@ func TestRealOperate(t *testing.T) {
 	must(t, c.write(before))
 	if name, err := c.Leave(ctx); err == nil || name != "" {
 		t.Errorf("leaving without an answer of the other half: %q, %v", name, err)
+	}
+	// Nor is a to go then: it names who is away, with nobody to ask but itself.
+	if err := a.MayStop(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from c ("+HexID(own.member)+")") {
+		t.Errorf("a may stop: %v", err)
 	}
 	must(t, c.exec())
 	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx) })

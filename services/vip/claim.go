@@ -39,9 +39,9 @@ const (
 	againAfter = time.Second
 	// returnWithin is how long a holder has, whose place in the queue is lost though nobody
 	// took it away, to be there again: a leader of etcd that was frozen ends all leases for
-	// expired when it is back, those of living candidates too. Etcd is asked again just
-	// after that.
-	returnWithin = askEvery * 9 / 10
+	// expired when it is back, those of living candidates too. One that no watch tells asks
+	// within askEvery, and has as long again for going back; etcd is asked just after that.
+	returnWithin = 2*askEvery - askEvery/10
 
 	keyPrefix  = "/garboard.dev/shared-address/"
 	holders    = "/holder"      // who has it, until it leaves or is put out
@@ -65,8 +65,11 @@ type word struct {
 	own    bool             // this node is a candidate
 	next   bool             // this node is the next in the queue after the holder
 	lease  clientv3.LeaseID // the holder's
+	named  int64            // the revision at which a holder was named; 0: none is
 	others int              // candidates beside this node
 	nodes  []node
+	// revision is etcd's. It goes back when etcd is restored from a snapshot.
+	revision int64
 }
 
 // claim is this node's part in the election for one address. etcd has a queue of
@@ -82,17 +85,15 @@ type claim struct {
 	tell  func(word)
 	trace func(error) // why etcd gave no word; nil: it did
 
-	self   atomic.Pointer[node]  // nil: not a candidate
-	change chan struct{}         // has one element after self changed
-	out    chan clientv3.LeaseID // whose place in the queue is to be taken away
+	self   atomic.Pointer[node] // nil: not a candidate
+	change chan struct{}        // has one element after self changed
+	out    chan word            // whose holder is to be put out
 
-	// What run alone knows.
-	named   int64     // the revision at which the holder was named, when etcd was last asked; 0: none was
-	missing time.Time // since when the holder isn't in the queue; zero: it is
+	missing time.Time // run's own: since when the holder isn't in the queue, as etcd says again and again; zero: it is
 }
 
 func newClaim(store *resource.Store, address netip.Addr, tell func(word), trace func(error)) *claim {
-	return &claim{store: store, key: keyPrefix + address.String(), tell: tell, trace: trace, change: make(chan struct{}, 1), out: make(chan clientv3.LeaseID, 1)}
+	return &claim{store: store, key: keyPrefix + address.String(), tell: tell, trace: trace, change: make(chan struct{}, 1), out: make(chan word, 1)}
 }
 
 // want makes this node a candidate, as self, or with nil none.
@@ -134,9 +135,10 @@ func (c *claim) session(ctx context.Context) error {
 		}
 	}
 	defer leave()
-	watch, cancel := context.WithCancel(ctx)
-	defer cancel()
-	changes := client.Watch(clientv3.WithRequireLeader(watch), c.key+"/", clientv3.WithPrefix())
+	changes, unwatch := c.watch(ctx, client)
+	defer func() { unwatch() }()
+	revision := int64(0)
+	c.missing = time.Time{}
 	for {
 		self := c.self.Load()
 		if self == nil || *self != as {
@@ -153,6 +155,10 @@ func (c *claim) session(ctx context.Context) error {
 		w, err := c.ask(ctx, client, lease)
 		if err == nil {
 			c.tell(w)
+			if w.revision < revision {
+				changes = nil // it would wait for a revision that is long to come
+			}
+			revision = w.revision
 		}
 		c.trace(err)
 		if err == nil && lease != clientv3.NoLease && !w.own {
@@ -172,10 +178,17 @@ func (c *claim) session(ctx context.Context) error {
 			}
 		case <-time.After(askEvery):
 			if changes == nil && err == nil {
-				changes = client.Watch(clientv3.WithRequireLeader(watch), c.key+"/", clientv3.WithPrefix())
+				unwatch()
+				changes, unwatch = c.watch(ctx, client)
 			}
 		}
 	}
+}
+
+// watch is told of changes, until there is no leader.
+func (c *claim) watch(ctx context.Context, client *clientv3.Client) (clientv3.WatchChan, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	return client.Watch(clientv3.WithRequireLeader(ctx), c.key+"/", clientv3.WithPrefix()), cancel
 }
 
 // dial makes a client of this node's own member: who can't reach the others from
@@ -256,40 +269,46 @@ func (c *claim) renew(ctx context.Context, client *clientv3.Client, lease client
 
 // leave takes this node out of the queue, and makes room for another holder at once.
 func (c *claim) leave(client *clientv3.Client, lease clientv3.LeaseID, as node) {
-	c.revoke(client, lease)
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
 	text, err := json.Marshal(as)
 	if err == nil {
-		key := c.key + holders
-		_, err = client.Txn(ctx).If(clientv3.Compare(clientv3.Value(key), "=", string(text))).Then(clientv3.OpDelete(key)).Commit()
+		holder, own := c.key+holders, clientv3.OpDelete(c.place(lease))
+		_, err = client.Txn(ctx).If(
+			clientv3.Compare(clientv3.Value(holder), "=", string(text)),
+		).Then(clientv3.OpDelete(holder), own).Else(own).Commit()
 	}
 	if err != nil {
-		c.trace(fmt.Errorf("be the holder in etcd no more: %w", err))
+		c.trace(fmt.Errorf("leave the queue in etcd: %w", err))
 	}
+	c.revoke(client, lease)
 }
 
-// revoke ends the lease of this node. Where etcd doesn't answer, time does it.
+// revoke ends a lease. Where etcd doesn't answer, time does it.
 func (c *claim) revoke(client *clientv3.Client, lease clientv3.LeaseID) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
 	if _, err := client.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		c.trace(fmt.Errorf("leave the queue in etcd: %w", err))
+		c.trace(fmt.Errorf("end a lease of etcd: %w", err))
 	}
 }
 
-// evict ends the lease of a holder that is gone, which then is the holder no more. One
-// that isn't gone finds out, and goes to the end of the queue.
-func (c *claim) evict(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
+// evict puts a holder out that is gone, if it still is as etcd said: with the same place
+// in the queue, and nobody named since. One that isn't gone finds out, and goes to the end
+// of the queue.
+func (c *claim) evict(ctx context.Context, client *clientv3.Client, w word) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	_, err := client.Revoke(ctx, lease)
-	if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		key := c.key + holders
-		_, err = client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", c.named)).Then(clientv3.OpDelete(key)).Commit()
-	}
+	holder, place := c.key+holders, c.place(w.lease)
+	done, err := client.Txn(ctx).If(
+		clientv3.Compare(clientv3.ModRevision(holder), "=", w.named),
+		clientv3.Compare(clientv3.CreateRevision(place), ">", 0),
+	).Then(clientv3.OpDelete(holder), clientv3.OpDelete(place)).Commit()
 	if err != nil {
 		return fmt.Errorf("take the holder's place in the queue of etcd away: %w", err)
+	}
+	if done.Succeeded {
+		c.revoke(client, w.lease)
 	}
 	return nil
 }
@@ -298,33 +317,41 @@ func (c *claim) evict(ctx context.Context, client *clientv3.Client, lease client
 func (c *claim) ask(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (word, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	w := word{asked: time.Now()}
+	asked := time.Now()
 	got, err := client.Get(ctx, c.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
-		return w, fmt.Errorf("ask etcd who holds the address: %w", err)
+		c.missing = time.Time{} // the holder may have had no answer either
+		return word{}, fmt.Errorf("ask etcd who holds the address: %w", err)
 	}
+	w, unnamed, err := c.read(got, lease, asked)
+	if err == nil && unnamed {
+		err = c.take(ctx, client, &w)
+	}
+	return w, err
+}
+
+// read is what etcd's answer says; unnamed: this node is to be the holder, and isn't
+// named yet.
+func (c *claim) read(got *clientv3.GetResponse, lease clientv3.LeaseID, asked time.Time) (w word, unnamed bool, err error) {
+	w = word{asked: asked, revision: got.Header.Revision}
 	var queue []place
-	holder := ""
-	c.named = 0
+	var holder node
 	for _, kv := range got.Kvs {
 		var n node
 		if err := json.Unmarshal(kv.Value, &n); err != nil {
-			return w, fmt.Errorf("key %s in etcd: %w", kv.Key, err)
+			return w, false, fmt.Errorf("key %s in etcd: %w", kv.Key, err)
 		}
 		switch key := string(kv.Key); {
 		case key == c.key+holders:
-			holder, c.named = n.Name, kv.ModRevision
+			holder, w.named = n, kv.ModRevision
 		case strings.HasPrefix(key, c.key+nodes):
 			w.nodes = append(w.nodes, n)
-		default:
+		case strings.HasPrefix(key, c.key+candidates):
 			queue = append(queue, place{n, clientv3.LeaseID(kv.Lease)})
 		}
 	}
-	w.count(queue, c.first(queue, holder, lease, w.asked), lease)
-	if w.mine && w.holder.Name != holder {
-		return w, c.take(ctx, client, &w)
-	}
-	return w, nil
+	w.count(queue, c.first(queue, holder, lease, asked), lease)
+	return w, w.mine && w.holder != holder, nil
 }
 
 // place is a candidate's, in the queue.
@@ -334,13 +361,13 @@ type place struct {
 }
 
 // first is the place of the holder, or of the one that is to be it; -1: there is none.
-func (c *claim) first(queue []place, holder string, lease clientv3.LeaseID, now time.Time) int {
-	at := slices.IndexFunc(queue, func(p place) bool { return p.Name == holder && p.lease == lease })
+func (c *claim) first(queue []place, holder node, lease clientv3.LeaseID, now time.Time) int {
+	at := slices.IndexFunc(queue, func(p place) bool { return p.node == holder && p.lease == lease })
 	if at < 0 { // another node, which may be in the queue from before it started anew, too
-		at = slices.IndexFunc(queue, func(p place) bool { return p.Name == holder })
+		at = slices.IndexFunc(queue, func(p place) bool { return p.node == holder })
 	}
 	switch {
-	case at >= 0 || holder == "" || len(queue) == 0:
+	case at >= 0 || holder == node{} || len(queue) == 0:
 		c.missing = time.Time{}
 	case c.missing.IsZero():
 		c.missing = now
@@ -354,25 +381,29 @@ func (c *claim) first(queue []place, holder string, lease clientv3.LeaseID, now 
 	return 0
 }
 
-// count fills in what the queue tells a node.
+// count fills in what the queue tells a node. One that has started anew may be in it
+// twice, until its old lease ends.
 func (w *word) count(queue []place, first int, lease clientv3.LeaseID) {
 	if first >= 0 {
 		w.held, w.holder, w.lease = true, queue[first].node, queue[first].lease
 	}
-	next := 0
-	if first == 0 {
-		next = 1
+	var self node
+	if own := slices.IndexFunc(queue, func(p place) bool { return p.lease == lease }); own >= 0 {
+		w.own, w.mine, self = true, own == first, queue[own].node
 	}
-	for i, p := range queue {
-		if p.lease != lease {
-			w.others++
-			continue
+	next := slices.IndexFunc(queue, func(p place) bool { return p.node != w.holder })
+	w.next = w.own && w.held && !w.mine && next >= 0 && queue[next].node == self
+	others := map[node]bool{}
+	for _, p := range queue {
+		if p.node != self {
+			others[p.node] = true
 		}
-		w.own, w.mine, w.next = true, i == first, w.held && i == next
 	}
+	w.others = len(others)
 }
 
-// take names this node the holder, if nobody else was meanwhile.
+// take names this node the holder, if nobody else was meanwhile, and nobody has come
+// into the queue who may be the one that was missing.
 func (c *claim) take(ctx context.Context, client *clientv3.Client, w *word) error {
 	text, err := json.Marshal(w.holder)
 	if err != nil {
@@ -380,8 +411,9 @@ func (c *claim) take(ctx context.Context, client *clientv3.Client, w *word) erro
 	}
 	key := c.key + holders
 	done, err := client.Txn(ctx).If(
-		clientv3.Compare(clientv3.ModRevision(key), "=", c.named),
+		clientv3.Compare(clientv3.ModRevision(key), "=", w.named),
 		clientv3.Compare(clientv3.CreateRevision(c.place(w.lease)), ">", 0),
+		clientv3.Compare(clientv3.CreateRevision(c.key+candidates), "<", w.revision+1).WithPrefix(),
 	).Then(clientv3.OpPut(key, string(text))).Commit()
 	if err != nil {
 		return fmt.Errorf("be the holder in etcd: %w", err)

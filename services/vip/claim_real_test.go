@@ -30,9 +30,31 @@ import (
 // it once it is built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
+// member is a process of etcd.
+type member struct {
+	t    *testing.T
+	data string
+	args []string
+	cmd  *exec.Cmd
+}
+
+func (m *member) start() {
+	m.t.Helper()
+	m.cmd = exec.Command(m.args[0], m.args[1:]...)
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := m.cmd.Start(); err != nil {
+		m.t.Fatalf("no etcd in %s=%q (`make stories` builds and sets it): %v", componentsVar, os.Getenv(componentsVar), err)
+	}
+}
+
+func (m *member) kill() {
+	_ = m.cmd.Process.Kill()
+	_ = m.cmd.Wait()
+}
+
 // realEtcd is one member, alone in the test's network namespace, and what a node's
 // store says of it.
-func realEtcd(t *testing.T) (*resource.Store, *exec.Cmd) {
+func realEtcd(t *testing.T) (*resource.Store, *member) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -60,18 +82,16 @@ func realEtcd(t *testing.T) (*resource.Store, *exec.Cmd) {
 			program = path
 		}
 	}
-	cmd := exec.Command(program, "--data-dir="+filepath.Join(dir, "data"), "--listen-client-urls=https://127.0.0.1:2379", "--advertise-client-urls=https://127.0.0.1:2379",
-		"--client-cert-auth", "--trusted-ca-file="+filepath.Join(dir, "ca.crt"), "--cert-file="+filepath.Join(dir, "tls.crt"), "--key-file="+filepath.Join(dir, "tls.key"),
-		"--unsafe-no-fsync")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatalf("no etcd in %s=%q (`make stories` builds and sets it): %v", componentsVar, os.Getenv(componentsVar), err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	m := &member{t: t, data: filepath.Join(dir, "data")}
+	m.args = []string{program, "--data-dir=" + m.data, "--listen-client-urls=https://127.0.0.1:2379", "--advertise-client-urls=https://127.0.0.1:2379",
+		"--client-cert-auth", "--trusted-ca-file=" + filepath.Join(dir, "ca.crt"), "--cert-file=" + filepath.Join(dir, "tls.crt"), "--key-file=" + filepath.Join(dir, "tls.key"),
+		"--unsafe-no-fsync"}
+	m.start()
+	t.Cleanup(func() { m.kill() })
 	store := resource.NewStore()
 	must(secrets.Etcd.Put(store.As("test"), secrets.EtcdID, keys))
 	must(controlplane.EtcdStatuses.Put(store.As("test"), controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: "https://127.0.0.1:2379"}))
-	return store, cmd
+	return store, m
 }
 
 // candidate is a claim, and the last that it was told.
@@ -127,11 +147,11 @@ func TestTheQueueInEtcd(t *testing.T) {
 		t.Skip("needs root: makes network namespaces")
 	}
 	store, etcd := realEtcd(t)
-	a := newCandidate(t, store, node{Name: "a", Address: netip.MustParseAddr("10.5.0.2"), MAC: ownMAC.String()})
+	a := newCandidate(t, store, nodeA)
 	a.hears("nobody holds it", func(w word) bool { return !w.held && !w.mine && w.others == 0 })
 	a.want(&a.self)
 	a.hears("it is the holder", func(w word) bool { return w.mine && w.holder == a.self && w.others == 0 })
-	b := newCandidate(t, store, node{Name: "b", Address: netip.MustParseAddr("10.5.0.3"), MAC: peerMAC.String()})
+	b := newCandidate(t, store, nodeB)
 	b.want(&b.self)
 	w := b.hears("it is next", func(w word) bool { return w.held && !w.mine && w.holder == a.self && w.next && w.others == 1 })
 	if name, ok := w.knows(ownMAC); !ok || name != "a" {
@@ -139,7 +159,7 @@ func TestTheQueueInEtcd(t *testing.T) {
 	}
 	a.hears("another one is there", func(w word) bool { return w.mine && w.others == 1 })
 
-	offer(b.out, w.lease)
+	offer(b.out, w)
 	b.hears("it is the holder", func(w word) bool { return w.mine })
 	a.hears("it is next, as it came back", func(w word) bool { return !w.mine && w.holder == b.self && w.next })
 
@@ -149,9 +169,7 @@ func TestTheQueueInEtcd(t *testing.T) {
 	a.stop()
 	b.hears("nobody holds it, and both are remembered", func(w word) bool { return !w.held && len(w.nodes) == 2 })
 
-	if err := etcd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	etcd.kill()
 	eventually.That(t, 20*time.Second, "b is told nothing more", func() error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -170,10 +188,10 @@ func TestTheHolderStaysWhenAllLeasesEnd(t *testing.T) {
 		t.Skip("needs root: makes network namespaces")
 	}
 	store, _ := realEtcd(t)
-	a := newCandidate(t, store, node{Name: "a", Address: netip.MustParseAddr("10.5.0.2"), MAC: ownMAC.String()})
+	a := newCandidate(t, store, nodeA)
 	a.want(&a.self)
 	a.hears("it is the holder", func(w word) bool { return w.mine })
-	b := newCandidate(t, store, node{Name: "b", Address: netip.MustParseAddr("10.5.0.3"), MAC: peerMAC.String()})
+	b := newCandidate(t, store, nodeB)
 	b.want(&b.self)
 	b.hears("it is next", func(w word) bool { return w.next && w.holder == a.self })
 
@@ -211,7 +229,7 @@ func TestAHolderThatDoesNotComeBack(t *testing.T) {
 		t.Skip("needs root: makes network namespaces")
 	}
 	store, _ := realEtcd(t)
-	b := newCandidate(t, store, node{Name: "b", Address: netip.MustParseAddr("10.5.0.3"), MAC: peerMAC.String()})
+	b := newCandidate(t, store, nodeB)
 	client, err := b.dial()
 	if err != nil {
 		t.Fatal(err)
@@ -225,5 +243,168 @@ func TestAHolderThatDoesNotComeBack(t *testing.T) {
 	got, err := client.Get(t.Context(), b.key+holders)
 	if err != nil || len(got.Kvs) != 1 || !strings.Contains(string(got.Kvs[0].Value), `"b"`) {
 		t.Errorf("etcd names %v, %v", got, err)
+	}
+}
+
+// S-116: a snapshot of etcd names who was the holder when it was made, and has the places
+// in the queue of then. All agree on one soon, and hear of changes at once, as before.
+func TestEtcdIsRestored(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	store, etcd := realEtcd(t)
+	a, b := newCandidate(t, store, nodeA), newCandidate(t, store, nodeB)
+	a.want(&a.self)
+	a.hears("it is the holder", func(w word) bool { return w.mine })
+	b.want(&b.self)
+	b.hears("it is next", func(w word) bool { return w.next })
+	etcd.kill()
+	old := filepath.Join(t.TempDir(), "snapshot")
+	if err := os.CopyFS(old, os.DirFS(etcd.data)); err != nil {
+		t.Fatal(err)
+	}
+	etcd.start()
+	a.hears("it still is", func(w word) bool { return w.mine && w.others == 1 })
+	a.want(nil)
+	w := b.hears("it is the holder", func(w word) bool { return w.mine && w.others == 0 })
+	heardIn := func(round int) time.Duration {
+		t.Helper()
+		client, err := b.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		c := node{Name: fmt.Sprintf("c%d", round), MAC: fmt.Sprintf("02:00:00:00:00:%02x", round)}
+		began := time.Now()
+		eventually.That(t, 20*time.Second, "etcd takes a node", func() error {
+			_, err := client.Put(t.Context(), b.key+nodes+c.Name, fmt.Sprintf(`{"name":%q,"mac":%q}`, c.Name, c.MAC))
+			return err
+		})
+		b.hears("there is one more", func(w word) bool { return slices.Contains(w.nodes, c) })
+		return time.Since(began)
+	}
+	for round := range 20 { // the revision is beyond what it is soon after the restoring
+		heardIn(round)
+	}
+
+	etcd.kill()
+	if err := errors.Join(os.RemoveAll(etcd.data), os.CopyFS(etcd.data, os.DirFS(old))); err != nil {
+		t.Fatal(err)
+	}
+	etcd.start()
+	b.hears("it is the holder, as a doesn't come back", func(now word) bool { return now.mine && now.others == 0 && now.revision < w.revision+20 })
+	a.hears("b is the holder", func(w word) bool { return w.holder == b.self && !w.mine })
+	least := time.Hour
+	for round := range 5 {
+		least = min(least, heardIn(100+round))
+	}
+	if least > askEvery/2 {
+		t.Errorf("what changed was heard after %s at best: nobody watches", least)
+	}
+}
+
+// What is found out about a holder may be old when it is acted upon, and counts only as
+// long as nothing has changed.
+func TestOldWordsDoNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	store, _ := realEtcd(t)
+	claims := map[node]*claim{}
+	for _, n := range []node{nodeA, nodeB} {
+		claims[n] = newClaim(store, shared4, nil, func(err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	a, b := claims[nodeA], claims[nodeB]
+	client, err := a.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	enter := func(c *claim, n node) clientv3.LeaseID {
+		t.Helper()
+		lease, err := c.enter(t.Context(), client, n)
+		must(err)
+		return lease
+	}
+	ask := func(c *claim, lease clientv3.LeaseID) word {
+		t.Helper()
+		w, err := c.ask(t.Context(), client, lease)
+		must(err)
+		return w
+	}
+	eventually.That(t, 20*time.Second, "etcd serves", func() error {
+		_, err := b.ask(t.Context(), client, clientv3.NoLease)
+		return err
+	})
+	leaseA := enter(a, nodeA)
+	if w := ask(a, leaseA); !w.mine {
+		t.Fatalf("a heard %+v", w)
+	}
+	leaseB := enter(b, nodeB)
+	gone := ask(b, leaseB)
+	if !gone.next || gone.holder != nodeA {
+		t.Fatalf("b heard %+v", gone)
+	}
+
+	// a's lease has ended, and a is back.
+	a.revoke(client, leaseA)
+	leaseA = enter(a, nodeA)
+	must(b.evict(t.Context(), client, gone))
+	if w := ask(a, leaseA); !w.mine {
+		t.Errorf("a was put out by what was so before it came back: it heard %+v", w)
+	}
+
+	// a leaves, b has it, and leaves in turn to a: what was said of a is old.
+	gone = ask(b, leaseB)
+	a.leave(client, leaseA, nodeA)
+	if w := ask(b, leaseB); !w.mine {
+		t.Fatalf("b heard %+v", w)
+	}
+	must(b.evict(t.Context(), client, gone))
+	leaseA = enter(a, nodeA)
+	if w := ask(a, leaseA); w.holder != nodeB {
+		t.Errorf("b was put out by what was said of a: a heard %+v", w)
+	}
+
+	// b is missing, and comes back just when a is about to take its place.
+	b.revoke(client, leaseB)
+	got, err := client.Get(t.Context(), a.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	must(err)
+	a.missing = time.Now().Add(-returnWithin)
+	w, unnamed, err := a.read(got, leaseA, time.Now())
+	if must(err); !unnamed {
+		t.Fatalf("a heard %+v, and isn't to take the place of one that is missing", w)
+	}
+	leaseB = enter(b, nodeB)
+	if must(a.take(t.Context(), client, &w)); w.mine {
+		t.Error("a has taken the place of one that was back")
+	}
+	if w := ask(b, leaseB); !w.mine {
+		t.Errorf("b heard %+v", w)
+	}
+
+	// a is the first of a new queue, and is named just when b finds it gone.
+	a.leave(client, leaseA, nodeA)
+	b.leave(client, leaseB, nodeB)
+	leaseA, leaseB = enter(a, nodeA), enter(b, nodeB)
+	if gone = ask(b, leaseB); gone.named != 0 || gone.lease != leaseA {
+		t.Fatalf("b heard %+v", gone)
+	}
+	if w := ask(a, leaseA); !w.mine {
+		t.Fatalf("a heard %+v", w)
+	}
+	must(b.evict(t.Context(), client, gone))
+	if w := ask(a, leaseA); !w.mine {
+		t.Errorf("a was put out by what was so before it was named: it heard %+v", w)
 	}
 }

@@ -204,7 +204,7 @@ func (k *keeper) lookAfter(gone string) error {
 	var err error
 	if gone != "" {
 		err = fmt.Errorf("%s, which holds %s, %s on %s any more: etcd is to elect another one", w.holder.Name, k.address, gone, k.link)
-		offer(k.claim.out, w.lease)
+		offer(k.claim.out, *w)
 	}
 	to, bad := net.ParseMAC(w.holder.MAC)
 	if bad != nil {

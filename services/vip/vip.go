@@ -3,7 +3,8 @@
 // It is the service `vip`. The address is on one control plane at a time, beside the
 // node's own ones, and goes to another one when its holder is gone, or is no use any
 // more. Who holds it is decided in etcd, by a queue in which every control plane whose
-// API server is ready has a place for as long as it gives a sign of life. A holder
+// API server is ready has a place for as long as it gives a sign of life: the first is
+// named the holder, until it leaves, or is put out by the next when it is gone. A holder
 // whose etcd has no quorum keeps the address: nobody could take it in an orderly way,
 // and it still serves.
 //

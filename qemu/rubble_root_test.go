@@ -79,9 +79,12 @@ func TestKilledWhileMachinesAreMade(t *testing.T) {
 				t.Errorf("%s is %q: %s", n.Name, n.State, n.Error)
 			}
 		}
-		if pids := snapshot.Take(t, c.Name)[snapshot.Processes]; len(pids) != 1+len(c.Nodes) {
-			t.Errorf("a host process and %d machines are %q", len(c.Nodes), pids)
-		}
+		eventually.That(t, downPromise, "only its own processes are there", func() error {
+			if all := snapshot.Take(t, c.Name)[snapshot.Processes]; len(all) != 1+len(c.Nodes) {
+				return fmt.Errorf("a host process and %d machines are %q", len(c.Nodes), all)
+			}
+			return nil
+		})
 	})
 }
 

@@ -141,6 +141,45 @@ func TestQuorumGuard(t *testing.T) {
 	}
 }
 
+// While a member is down, the quorum is still that of all: the only one may go, and of
+// two neither.
+func TestQuorumGuardOfAStop(t *testing.T) {
+	t.Parallel()
+	m := func(id uint64, name string) *pb.Member { return &pb.Member{ID: id, Name: name} }
+	a, b, c, l := m(0xa, "one"), m(0xb, "two"), m(0xc, "three"), m(0xd, "late")
+	d, e := m(0xe, "four"), m(0xf, "five")
+	l.IsLearner = true
+	for _, tt := range []struct {
+		name    string
+		members []*pb.Member
+		stop    *pb.Member
+		well    string // IDs that answer
+		says    string // "": it may
+	}{
+		{"one of three", []*pb.Member{a, b, c}, c, "abc", ""},
+		{"a dead one of three", []*pb.Member{a, b, c}, c, "ab", ""},
+		{"a living one of three, another is dead", []*pb.Member{a, b, c}, c, "ac",
+			"stop etcd member three (c): the cluster would lose its quorum: of its 3 voting members, 2 must answer, and without this one 1 do (one (a)); no answer from two (b)"},
+		{"the last living one of three", []*pb.Member{a, b, c}, c, "c", "without this one 0 do (none); no answer from one (a), two (b)"},
+		{"one of two", []*pb.Member{a, b}, b, "ab", "of its 2 voting members, 2 must answer, and without this one 1 do (one (a))"},
+		{"one of three, of which one learns", []*pb.Member{a, b, l}, b, "abd", "of its 2 voting members, 2 must answer, and without this one 1 do (one (a))"},
+		{"one of five, another is dead", []*pb.Member{a, b, c, d, e}, a, "abce", ""},
+		{"one of five, two are dead", []*pb.Member{a, b, c, d, e}, a, "abc", "of its 5 voting members, 3 must answer, and without this one 2 do (two (b), three (c)); no answer from four (e), five (f)"},
+		{"the only one", []*pb.Member{a}, a, "a", ""},
+		{"the only one that votes", []*pb.Member{a, l}, a, "ad", ""},
+		{"a learner", []*pb.Member{a, b, l}, l, "d", ""},
+	} {
+		answers := map[uint64]bool{}
+		for _, m := range tt.members {
+			answers[m.ID] = strings.Contains(tt.well, HexID(m.ID))
+		}
+		err := mayStop(tt.members, tt.stop, answers)
+		if errors.Is(err, ErrQuorum) != (tt.says != "") || err != nil && (!errors.As(err, new(Refusal)) || !strings.HasSuffix(err.Error(), tt.says)) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.says)
+		}
+	}
+}
+
 // S-074: extra arguments win, and the order is fixed.
 func TestS074Arguments(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,7 @@ import (
 // budget, and its data is removed.
 const leaveTimeout = time.Minute
 
-// parting is what the cluster says of the member that is to leave it.
+// parting is what the cluster says of the member that is to leave it, or to be away.
 type parting struct {
 	client *clientv3.Client // nil: there is nothing to leave
 	found  *clientv3.MemberListResponse
@@ -43,7 +43,7 @@ func (p *parting) mayLeave(ctx context.Context) error {
 // counted; any other error says why they can't be. It changes nothing, and takes half
 // a minute at most. On a worker it refuses.
 func (e *Etcd) MayLeave(ctx context.Context) error {
-	p, err := e.part(ctx)
+	p, err := e.part(ctx, list)
 	if err != nil {
 		return err
 	}
@@ -51,12 +51,29 @@ func (e *Etcd) MayLeave(ctx context.Context) error {
 	return p.mayLeave(ctx)
 }
 
+// MayStop says whether this node could go and come back, as a member all the while. A
+// Refusal with ErrQuorum names the members that were counted, also where the quorum is
+// lost already; any other error says why they can't be. It is nil where the cluster
+// would miss nothing. It changes nothing, and takes half a minute at most. On a worker
+// it refuses.
+func (e *Etcd) MayStop(ctx context.Context) error {
+	p, err := e.part(ctx, known)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	if p.own == nil {
+		return nil
+	}
+	return mayStop(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
+}
+
 // Leave takes this node's member out of the cluster, stops the service and removes
 // its data; name is "" where there was nothing to leave. It refuses what MayLeave
 // refuses. It may be asked for again, after an error or a power cut, and goes on: each
 // step is in the journal first. The service, when it is started again, joins anew.
 func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
-	p, err := e.part(ctx)
+	p, err := e.part(ctx, list)
 	if err != nil {
 		return "", fmt.Errorf("leave etcd: %w", err)
 	}
@@ -129,9 +146,12 @@ func (e *Etcd) removed(ctx context.Context, p *parting) bool {
 		!slices.ContainsFunc(now.Members, func(m *pb.Member) bool { return m.ID == p.own.ID })
 }
 
-// part asks this node's own member, or else the others, for the member that is to
-// leave.
-func (e *Etcd) part(ctx context.Context) (*parting, error) {
+// asking is how this node's own member is asked for the others: through the quorum, as
+// list does, or for what it knows itself.
+type asking func(context.Context, *clientv3.Client) (*clientv3.MemberListResponse, error)
+
+// part asks this node's own member, or else the others, for the member that is to go.
+func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("%s", why)
 	}
@@ -148,7 +168,7 @@ func (e *Etcd) part(ctx context.Context) (*parting, error) {
 	}
 	silent := errors.New("it has no data")
 	if data {
-		p, err := e.partHere(ctx)
+		p, err := e.partHere(ctx, ask)
 		if err == nil {
 			return p, nil
 		}
@@ -181,12 +201,12 @@ func (e *Etcd) part(ctx context.Context) (*parting, error) {
 }
 
 // partHere asks this node's own member.
-func (e *Etcd) partHere(ctx context.Context) (*parting, error) {
+func (e *Etcd) partHere(ctx context.Context, ask asking) (*parting, error) {
 	c, err := e.local(ctx)
 	if err != nil {
 		return nil, err
 	}
-	found, err := list(ctx, c)
+	found, err := ask(ctx, c)
 	if err != nil {
 		c.Close()
 		return nil, err

@@ -15,7 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// ErrQuorum is why a member isn't removed.
+// ErrQuorum is why a member isn't removed, or its node isn't stopped.
 var ErrQuorum = errors.New("the cluster would lose its quorum")
 
 // ErrLast is why the last voting member isn't removed.
@@ -59,32 +59,63 @@ func mayRemove(members []*pb.Member, m *pb.Member, answers map[uint64]bool) erro
 	if m.IsLearner {
 		return nil
 	}
-	var well, silent []string
-	for _, other := range members {
-		switch {
-		case other.IsLearner || other.ID == m.ID:
-		case answers[other.ID]:
-			well = append(well, called(other))
-		default:
-			silent = append(silent, called(other))
-		}
-	}
-	left := len(well) + len(silent)
-	if left == 0 {
+	left := without(m, members, answers)
+	if left.count() == 0 {
 		return refuse("remove etcd member %s: %w", called(m), ErrLast)
 	}
-	if need := left/2 + 1; len(well) < need {
-		return refuse("remove etcd member %s: %w: of the %d voting members that are left, %d must answer, and %d do (%s); no answer from %s",
-			called(m), ErrQuorum, left, need, len(well), orNone(well), orNone(silent))
+	if need := quorum(left.count()); len(left.well) < need {
+		return refuse("remove etcd member %s: %w: of the %d voting members that are left, %d must answer, and %s",
+			called(m), ErrQuorum, left.count(), need, left)
 	}
 	return nil
 }
 
-func orNone(names []string) string {
-	if len(names) == 0 {
-		return "none"
+// mayStop counts the voting members that are left while m is down, and stays one: the
+// quorum is that of all. The only one leaves nobody behind that would miss it.
+func mayStop(members []*pb.Member, m *pb.Member, answers map[uint64]bool) error {
+	if m.IsLearner {
+		return nil
 	}
-	return strings.Join(names, ", ")
+	left := without(m, members, answers)
+	all := left.count() + 1
+	if need := quorum(all); all > 1 && len(left.well) < need {
+		return refuse("stop etcd member %s: %w: of its %d voting members, %d must answer, and without this one %s",
+			called(m), ErrQuorum, all, need, left)
+	}
+	return nil
+}
+
+func quorum(voters int) int { return voters/2 + 1 }
+
+// counted are the names of voting members, by whether they answer.
+type counted struct{ well, silent []string }
+
+// without counts all but m.
+func without(m *pb.Member, members []*pb.Member, answers map[uint64]bool) (c counted) {
+	for _, other := range members {
+		switch {
+		case other.IsLearner || other.ID == m.ID:
+		case answers[other.ID]:
+			c.well = append(c.well, called(other))
+		default:
+			c.silent = append(c.silent, called(other))
+		}
+	}
+	return c
+}
+
+func (c counted) count() int { return len(c.well) + len(c.silent) }
+
+func (c counted) String() string {
+	names := "none"
+	if len(c.well) > 0 {
+		names = strings.Join(c.well, ", ")
+	}
+	text := fmt.Sprintf("%d do (%s)", len(c.well), names)
+	if len(c.silent) > 0 {
+		text += "; no answer from " + strings.Join(c.silent, ", ")
+	}
+	return text
 }
 
 // answering asks all members, each by itself, whether they are there and know a

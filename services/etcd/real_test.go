@@ -171,12 +171,15 @@ func TestRealBootstrap(t *testing.T) {
 	if err != nil || begun.Already || begun.Token == "" {
 		t.Fatalf("bootstrap: %+v, %v", begun, err)
 	}
-	for range 2 { // before it serves, and after
+	for _, cluster := range []bool{false, true} { // before it serves, and after
 		again, err := a.Bootstrap(ctx, nil)
-		if err != nil || !again.Already || again.Token != begun.Token {
+		if err != nil || !again.Already || again.Token != begun.Token || (again.Cluster != "") != cluster {
 			t.Errorf("bootstrap again: %+v, %v", again, err)
 		}
 		a.serves()
+		if id, _, err := a.Members(ctx); err != nil || cluster && id != again.Cluster {
+			t.Errorf("etcd is of cluster %s, %v; bootstrap said %s", id, err, again.Cluster)
+		}
 	}
 	r.down(false)
 	r.knows(0, a.addr)
@@ -247,6 +250,7 @@ func TestRealOperate(t *testing.T) {
 	if _, err := a.Leave(ctx); !errors.Is(err, ErrLast) {
 		t.Errorf("the last member leaves: %v", err)
 	}
+	must(t, a.MayStop(ctx))
 	r.knows(0, a.addr)
 	b.start()
 	b.serves()
@@ -283,7 +287,7 @@ func TestRealOperate(t *testing.T) {
 
 	// c leaves in order, and joins anew.
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
-	p, err := c.part(ctx)
+	p, err := c.part(ctx, list)
 	must(t, err)
 	p.close()
 	if c.removed(ctx, p) {
@@ -309,6 +313,7 @@ func TestRealOperate(t *testing.T) {
 	c.start()
 	c.serves()
 	must(t, c.MayLeave(ctx))
+	must(t, c.MayStop(ctx))
 
 	// b is gone: it can be removed, and c then can't.
 	_, members, err := a.Members(ctx)
@@ -323,6 +328,9 @@ func TestRealOperate(t *testing.T) {
 	}
 	if err := c.MayLeave(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
 		t.Errorf("c may leave: %v", err)
+	}
+	if err := c.MayStop(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "1 do (a ("+ids["a"]+")); no answer from b ("+ids["b"]+")") {
+		t.Errorf("c may stop: %v", err)
 	}
 	if _, err := a.RemoveMember(ctx, ids["a"]); !errors.As(err, new(Refusal)) {
 		t.Errorf("removing itself: %v", err)
@@ -354,6 +362,10 @@ func TestRealOperate(t *testing.T) {
 	must(t, c.write(before))
 	if name, err := c.Leave(ctx); err == nil || name != "" {
 		t.Errorf("leaving without an answer of the other half: %q, %v", name, err)
+	}
+	// Nor is a to go then: it names who is away, with nobody to ask but itself.
+	if err := a.MayStop(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from c ("+HexID(own.member)+")") {
+		t.Errorf("a may stop: %v", err)
 	}
 	must(t, c.exec())
 	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx) })

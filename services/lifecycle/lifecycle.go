@@ -5,8 +5,8 @@
 // disruption budgets (drain). A reset then takes the node out of the cluster, out of
 // Kubernetes and out of etcd, and has its disk wiped:
 //
-//	reboot    cordon ─▶ drain ─▶ restart ══▶ uncordon ─▶ back
-//	shutdown  cordon ─▶ drain ─▶ power off ══▶ uncordon, when it is on again
+//	reboot    cordon ─▶ drain ─▶ quorum ─▶ restart ══▶ uncordon ─▶ back
+//	shutdown  cordon ─▶ drain ─▶ quorum ─▶ power off ══▶ uncordon, when it is on again
 //	reset     cordon ─▶ drain ─▶ stop kubelet ─▶ delete Node ─▶ stop pods ─▶ leave etcd ─▶ mark ─▶ end
 //	                                                                                   ╰▶ the disk is wiped
 //
@@ -53,6 +53,10 @@ const (
 
 	// lookTimeout bounds the question whether others can stand in for this node.
 	lookTimeout = 10 * time.Second
+	// countTimeout bounds the question whether etcd can do without this node: it may have
+	// to look for others to ask. One that is forced only hears what is known soon.
+	countTimeout  = 40 * time.Second
+	forcedTimeout = 5 * time.Second
 	// changeTimeout bounds a change of the Node. Within it, it is tried again: an API
 	// server may be about to be replaced.
 	changeTimeout = 30 * time.Second
@@ -67,8 +71,9 @@ const (
 	backTimeout = 10 * time.Minute
 )
 
-// Etcd is the part of etcd.Etcd that a reset needs.
+// Etcd is the part of etcd.Etcd that is asked before a member goes, and left.
 type Etcd interface {
+	MayStop(ctx context.Context) error
 	MayLeave(ctx context.Context) error
 	Leave(ctx context.Context) (name string, err error)
 }

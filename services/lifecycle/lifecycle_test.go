@@ -46,7 +46,8 @@ type rig struct {
 	down   bool     // Kubernetes doesn't answer
 	cut    string   // the power goes when this is done
 	lock   operation.Lock
-	may    error // of etcd
+	may    error // of etcd: whether the member may leave
+	stop   error // whether it may be away
 	leave  error
 	power  chan struct{} // closed when the power goes
 	dark   chan struct{} // closed when what ran then is gone
@@ -191,6 +192,12 @@ func (r *rig) done() []string {
 type member struct{ r *rig }
 
 func (m member) MayLeave(context.Context) error { return m.r.may }
+
+func (m member) MayStop(context.Context) error {
+	m.r.mu.Lock()
+	defer m.r.mu.Unlock()
+	return m.r.stop
+}
 
 func (m member) Leave(context.Context) (string, error) {
 	if m.r.leave != nil {

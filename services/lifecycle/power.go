@@ -3,9 +3,12 @@ package lifecycle
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/etcd"
 	"github.com/garboard-os/garboard/services/operation"
 )
 
@@ -31,14 +34,17 @@ func encode(v any) []byte {
 }
 
 func (o Options) planReboot(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	return o.planPower(ctx, r, boot.Reboot, holdReboot)
+	return o.planPower(ctx, r, Reboot, holdReboot)
 }
 
 func (o Options) planShutdown(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	return o.planPower(ctx, r, boot.PowerOff, 0) // nobody knows when it is on again
+	return o.planPower(ctx, r, Shutdown, 0) // nobody knows when it is on again
 }
 
-func (o Options) planPower(ctx context.Context, r operation.Request, power boot.Power, hold time.Duration) (p operation.Plan, err error) {
+// powers are how the machine ends.
+var powers = map[string]boot.Power{Reboot: boot.Reboot, Shutdown: boot.PowerOff}
+
+func (o Options) planPower(ctx context.Context, r operation.Request, name string, hold time.Duration) (p operation.Plan, err error) {
 	args, err := decode[PowerArguments](r)
 	if err != nil {
 		return p, err
@@ -46,6 +52,15 @@ func (o Options) planPower(ctx context.Context, r operation.Request, power boot.
 	timeout, err := drainTimeout(args.DrainTimeout)
 	if err != nil {
 		return p, err
+	}
+	if !r.Resuming {
+		warning, err := o.mayStop(ctx, name, args.Force)
+		if err != nil {
+			return p, err
+		}
+		if warning != "" {
+			p.Warnings = append(p.Warnings, warning)
+		}
 	}
 	if args.Force {
 		p.Unlocked = "it is forced"
@@ -56,7 +71,10 @@ func (o Options) planPower(ctx context.Context, r operation.Request, power boot.
 		}
 	}
 	emptied := len(p.Steps) > 0
-	p.Steps = append(p.Steps, o.end(power, hold, reasonOf(r)))
+	if emptied && o.controlPlane() {
+		p.Steps = append(p.Steps, o.quorum(name))
+	}
+	p.Steps = append(p.Steps, o.end(powers[name], hold, reasonOf(r)))
 	if emptied {
 		p.Steps = append(p.Steps, operation.Step{
 			ID: "uncordon", What: "let pods come again, once the node is back", Deadline: backTimeout, Optional: true,
@@ -72,4 +90,43 @@ func (o Options) planPower(ctx context.Context, r operation.Request, power boot.
 		})
 	}
 	return p, nil
+}
+
+// quorum is the last moment to see that etcd can't do without this node: a drain may
+// have taken hours.
+func (o Options) quorum(name string) operation.Step {
+	return operation.Step{
+		ID: "quorum", What: "see that etcd keeps its quorum without this node", Deadline: countTimeout + time.Second,
+		Run: func(ctx context.Context, _ *operation.Progress) error {
+			warning, err := o.mayStop(ctx, name, false)
+			if err == nil && warning != "" {
+				return operation.Skip("%s", warning)
+			}
+			return err
+		},
+	}
+}
+
+// mayStop refuses what would cost etcd its quorum, unless it is forced. Where members
+// can't be counted, neither this node's own answers nor any other: nobody's quorum
+// counts on it then, and a restart may be the remedy.
+func (o Options) mayStop(ctx context.Context, name string, force bool) (warning string, err error) {
+	if !o.controlPlane() {
+		return "", nil
+	}
+	timeout := countTimeout
+	if force {
+		timeout = forcedTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	switch err = o.Etcd.MayStop(ctx); {
+	case err == nil:
+		return "", nil
+	case !errors.Is(err, etcd.ErrQuorum):
+		return "whether etcd has its quorum without this node isn't known: " + err.Error(), nil
+	case force:
+		return err.Error(), nil
+	}
+	return "", fmt.Errorf("%w. Start those that don't answer (`gbctl etcd status`), or let a third join where there are two; `gbctl %s --force` goes all the same", err, name)
 }

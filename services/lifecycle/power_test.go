@@ -2,6 +2,8 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -9,6 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/etcd"
+	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/operation"
 )
 
@@ -67,6 +72,115 @@ func TestRebootAlone(t *testing.T) {
 				r.off()
 			})
 		})
+	}
+}
+
+// errStop is what etcd says of a node that its cluster can't do without.
+var errStop = fmt.Errorf("stop etcd member n1 (1): %w: without this one 1 do (n2 (2)); no answer from n3 (3)", etcd.ErrQuorum)
+
+// A node isn't stopped where that would cost etcd its quorum, and whoever asks hears
+// who was counted.
+func TestQuorumGuard(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		stop   error
+		args   PowerArguments
+		worker bool
+		says   string // "": nothing
+		goes   bool
+	}{
+		{name: "it can go", args: PowerArguments{KeepPods: true}, goes: true},
+		{name: "it can't", stop: errStop, says: "no answer from n3 (3). Start those that don't answer"},
+		{name: "it can't, with its pods", stop: errStop, args: PowerArguments{KeepPods: true}, says: "no answer from n3 (3)"},
+		{name: "it is forced", stop: errStop, args: PowerArguments{Force: true}, says: "the cluster would lose its quorum: without this one 1 do (n2 (2)); no answer from n3 (3)", goes: true},
+		{name: "nobody can be asked", stop: errors.New("silence"), args: PowerArguments{KeepPods: true}, says: "whether etcd has its quorum without this node isn't known: silence", goes: true},
+		{name: "a worker", stop: errStop, args: PowerArguments{KeepPods: true}, worker: true, goes: true},
+	} {
+		for name, power := range powers {
+			t.Run(name+"/"+tt.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r := newRig(t)
+					r.stop = tt.stop
+					if tt.worker {
+						r.isWorker()
+					}
+					r.on()
+					defer r.off()
+					plan, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: tt.args.Encode(), DryRun: true})
+					var refusal operation.Refusal
+					switch {
+					case errors.As(err, &refusal) == tt.goes:
+						t.Fatalf("error %v", err)
+					case !tt.goes:
+						if !strings.Contains(err.Error(), tt.says) || !strings.HasSuffix(err.Error(), "`gbctl "+name+" --force` goes all the same") {
+							t.Errorf("error %v", err)
+						}
+						_, err = r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: tt.args.Encode()})
+						if did := r.done(); err == nil || len(did) > 0 {
+							t.Errorf("it did %v, %v", did, err)
+						}
+						return
+					}
+					if got := strings.Join(plan.Warnings, "\n"); !strings.Contains(got, tt.says) || tt.says == "" && got != "" {
+						t.Errorf("warnings %q, want %q", got, tt.says)
+					}
+					r.run(name, tt.args.Encode())
+					if did := r.done(); !slices.Equal(did, []string{string(power)}) {
+						t.Errorf("it did %v", did)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Another member may be lost while this node is emptied: it stays, and takes pods again.
+func TestQuorumIsLostDuringTheDrain(t *testing.T) {
+	for name, tt := range map[string]struct {
+		stop error
+		did  []string
+	}{
+		"lost":         {errStop, []string{"uncordon"}},
+		"not known":    {errors.New("silence"), []string{"reboot"}},
+		"the negative": {nil, []string{"reboot"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.pods = []string{"slow"}
+				r.on()
+				defer r.off()
+				o, err := r.runner.Start(t.Context(), operation.Ask{Name: Reboot, Arguments: PowerArguments{DrainTimeout: time.Minute}.Encode()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.mu.Lock()
+				r.stop = tt.stop
+				r.mu.Unlock()
+				o = r.end(o.ID)
+				did := slices.DeleteFunc(r.done(), func(what string) bool { return what == "cordon" || what == "look at pods" })
+				if !slices.Equal(did, tt.did) {
+					t.Errorf("it did %v, want %v", did, tt.did)
+				}
+				if failed := o.State == operation.Failed; failed != errors.Is(tt.stop, etcd.ErrQuorum) || failed && !strings.Contains(o.Error, "no answer from n3 (3)") {
+					t.Errorf("it is %s: %s", o.State, o.Error)
+				}
+			})
+		})
+	}
+}
+
+// isWorker makes the node one without a member of etcd.
+func (r *rig) isWorker() {
+	r.t.Helper()
+	was, err := machine.Config(r.store)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	c := *was
+	c.Machine.Type = config.Worker
+	if err := machine.Configs.Put(r.store.As("test"), machine.ConfigID, &c); err != nil {
+		r.t.Fatal(err)
 	}
 }
 

@@ -49,7 +49,8 @@ place are evicted within their disruption budgets, for as long as --drain-timeou
 Pods that belong to nobody, and those of DaemonSets, stay until the node ends. Where
 no other node takes pods, none is evicted. It is an operation on the node: Ctrl-C
 leaves it to itself, 'gbctl operation attach' follows it again. Only one control plane
-of a cluster goes at a time, workers go when they are told to; --force asks nobody.
+of a cluster goes at a time, and none without which its etcd would have no quorum;
+workers go when they are told to. --force waits for nobody.
 `
 
 func (a *app) rebootCommand() *cobra.Command {

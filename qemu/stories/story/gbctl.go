@@ -58,6 +58,13 @@ func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (stri
 	return runGbctl(c.t, c.inside, c.Scale(max(c.patience, askBudget)), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
 }
 
+// UserGbctl runs gbctl with no more than the test's environment, as a user does who has
+// files of their own. The budget is for native speed.
+func UserGbctl(t testing.TB, budget time.Duration, args ...string) (string, error) {
+	t.Helper()
+	return runGbctl(t, budget, "", nil, args...)
+}
+
 // Gbctl runs gbctl for what asks no node, where nothing may go wrong.
 func Gbctl(t testing.TB, args ...string) string {
 	t.Helper()

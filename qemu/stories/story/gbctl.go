@@ -62,7 +62,7 @@ func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (stri
 // files of their own. The budget is for native speed.
 func UserGbctl(t testing.TB, budget time.Duration, args ...string) (string, error) {
 	t.Helper()
-	return runGbctl(t, budget, "", nil, args...)
+	return runGbctl(t, nil, budget, "", nil, args...)
 }
 
 // Gbctl runs gbctl for what asks no node, where nothing may go wrong.

@@ -32,10 +32,10 @@ const componentsVar = "GARBOARD_COMPONENTS"
 
 // member is a process of etcd.
 type member struct {
-	t    *testing.T
-	data string
-	args []string
-	cmd  *exec.Cmd
+	t              *testing.T
+	data, endpoint string
+	args           []string
+	cmd            *exec.Cmd
 }
 
 func (m *member) start() {
@@ -55,6 +55,13 @@ func (m *member) kill() {
 // realEtcd is one member, alone in the test's network namespace, and what a node's
 // store says of it.
 func realEtcd(t *testing.T) (*resource.Store, *member) {
+	t.Helper()
+	stores, members := realEtcds(t, 1)
+	return stores[0], members[0]
+}
+
+// realEtcds are members of one cluster, each with the store of its node.
+func realEtcds(t *testing.T, count int) (stores []*resource.Store, members []*member) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -82,16 +89,25 @@ func realEtcd(t *testing.T) (*resource.Store, *member) {
 			program = path
 		}
 	}
-	m := &member{t: t, data: filepath.Join(dir, "data")}
-	m.args = []string{program, "--data-dir=" + m.data, "--listen-client-urls=https://127.0.0.1:2379", "--advertise-client-urls=https://127.0.0.1:2379",
-		"--client-cert-auth", "--trusted-ca-file=" + filepath.Join(dir, "ca.crt"), "--cert-file=" + filepath.Join(dir, "tls.crt"), "--key-file=" + filepath.Join(dir, "tls.key"),
-		"--unsafe-no-fsync"}
-	m.start()
-	t.Cleanup(func() { m.kill() })
-	store := resource.NewStore()
-	must(secrets.Etcd.Put(store.As("test"), secrets.EtcdID, keys))
-	must(controlplane.EtcdStatuses.Put(store.As("test"), controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: "https://127.0.0.1:2379"}))
-	return store, m
+	var all []string
+	for i := range count {
+		all = append(all, fmt.Sprintf("m%d=http://127.0.0.1:%d", i, 2380+10*i))
+	}
+	for i := range count {
+		m := &member{t: t, data: filepath.Join(dir, fmt.Sprintf("data%d", i)), endpoint: fmt.Sprintf("https://127.0.0.1:%d", 2379+10*i)}
+		name, peer, _ := strings.Cut(all[i], "=")
+		m.args = []string{program, "--name=" + name, "--data-dir=" + m.data, "--listen-client-urls=" + m.endpoint, "--advertise-client-urls=" + m.endpoint,
+			"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=" + strings.Join(all, ","),
+			"--client-cert-auth", "--trusted-ca-file=" + filepath.Join(dir, "ca.crt"), "--cert-file=" + filepath.Join(dir, "tls.crt"), "--key-file=" + filepath.Join(dir, "tls.key"),
+			"--unsafe-no-fsync"}
+		m.start()
+		t.Cleanup(func() { m.kill() })
+		store := resource.NewStore()
+		must(secrets.Etcd.Put(store.As("test"), secrets.EtcdID, keys))
+		must(controlplane.EtcdStatuses.Put(store.As("test"), controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: m.endpoint}))
+		stores, members = append(stores, store), append(members, m)
+	}
+	return stores, members
 }
 
 // candidate is a claim, and the last that it was told.
@@ -103,18 +119,18 @@ type candidate struct {
 
 	mu      sync.Mutex // guards all below
 	last    word
-	holders map[string]bool // that it has ever heard of
+	holders []string // that it heard of, in order
 	err     error
 }
 
 func newCandidate(t *testing.T, store *resource.Store, self node) *candidate {
-	c := &candidate{t: t, self: self, holders: map[string]bool{}}
+	c := &candidate{t: t, self: self}
 	c.claim = newClaim(store, shared4,
 		func(w word) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if c.last = w; w.held {
-				c.holders[w.holder.Name] = true
+			if c.last = w; w.held && (len(c.holders) == 0 || c.holders[len(c.holders)-1] != w.holder.Name) {
+				c.holders = append(c.holders, w.holder.Name)
 			}
 		},
 		func(err error) { c.mu.Lock(); defer c.mu.Unlock(); c.err = err })
@@ -218,7 +234,7 @@ func TestTheHolderStaysWhenAllLeasesEnd(t *testing.T) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.holders["b"] {
+	if slices.Contains(b.holders, "b") {
 		t.Error("the address went to b for nothing")
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
 	"github.com/google/go-cmp/cmp"
@@ -99,7 +100,7 @@ func TestMachines(t *testing.T) {
 		_, err := c.Try("get", "--raw", "/readyz")
 		return err
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), c.Scale(againBudget))
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(c.Scale(againBudget)))
 	defer cancel()
 	if err := c.WaitReady(ctx, func(s qemu.Milestone) { m.Reached(s.What + " again") }, nil); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
@@ -266,7 +267,7 @@ func powersOff(t *testing.T, c *story.Cluster) {
 	}
 	took := time.Since(start)
 	t.Logf("%7.1fs  from the power button to power off", took.Seconds())
-	if limit := c.Scale(powerOffBudget); took > limit {
+	if limit := eventually.Scale(c.Scale(powerOffBudget)); took > limit {
 		t.Errorf("it took %s, the promise is %s", took, limit)
 	}
 	status, err := c.Status(t.Context())

@@ -10,11 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/keeper"
 	"github.com/garboard-os/garboard/qemu/stories/story"
@@ -35,8 +37,10 @@ const (
 	// A line between continents, and not a good one.
 	badDelay = 100 * time.Millisecond
 	badLoss  = 0.02
-	// refuseWait is how long an answer that mustn't come is waited for.
-	refuseWait = 5 * time.Second
+	// refuseAfter is how long an API server may try before it refuses, and refuseWait how
+	// long that is waited for: who gives up before hears no refusal.
+	refuseAfter = 5 * time.Second
+	refuseWait  = 30 * time.Second
 )
 
 // part is the cluster with all that looks at it.
@@ -187,33 +191,35 @@ func (p *part) lonely(n qemu.Node) {
 		return refused(err)
 	})
 	p.t.Logf("%7.1fs  until the API server on %s wasn't ready", time.Since(start).Seconds(), n.Name)
-	ctx, cancel := context.WithTimeout(p.t.Context(), refuseWait)
-	defer cancel()
+	s = s.Limited(refuseAfter, eventually.Scale(refuseWait))
 	var asked sync.WaitGroup
 	defer asked.Wait()
 	for _, path := range []string{"/api/v1/namespaces/default", "/api/v1/namespaces/default/configmaps"} {
 		asked.Go(func() {
-			_, err := s.Get(ctx, path)
+			_, err := s.Get(p.t.Context(), path)
 			if err := refused(err); err != nil {
 				p.t.Errorf("the API server on %s: %s: %v", n.Name, path, err)
 			}
 		})
 	}
 	asked.Go(func() {
-		if err := story.KubernetesStore(s).Write(ctx, "alone", "x"); err == nil {
-			p.t.Errorf("the API server on %s takes a write without the others", n.Name)
+		if err := refused(story.KubernetesStore(s).Write(p.t.Context(), "alone", "x")); err != nil {
+			p.t.Errorf("the API server on %s: a write without the others: %v", n.Name, err)
 		}
 	})
 }
 
-// refused is nil if a question wasn't answered. That something isn't there is an
-// answer.
+// refused is nil if a question was turned down. That something isn't there is an answer,
+// and silence is none at all.
 func refused(err error) error {
 	if err == nil {
 		return errors.New("it answers")
 	}
 	if strings.Contains(err.Error(), "404") {
 		return err
+	}
+	if silent := net.Error(nil); errors.As(err, &silent) && silent.Timeout() {
+		return fmt.Errorf("it neither answers nor refuses: %w", err)
 	}
 	return nil
 }

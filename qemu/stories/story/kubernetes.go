@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
@@ -28,6 +29,7 @@ const (
 type Server struct {
 	URL    string
 	client *http.Client
+	limit  time.Duration // that it is told; 0: none
 }
 
 // Endpoint is the cluster's API, through the load balancer.
@@ -52,13 +54,25 @@ func (c *Cluster) server(url string, dial func(context.Context, string, string) 
 	return &Server{URL: url, client: &http.Client{Transport: transport, Timeout: eventually.Scale(callBudget)}}
 }
 
+// Limited is the same way, where the server is told how long it may try, and is waited
+// for longer than that: what it makes of a question that it can't answer is heard.
+func (s *Server) Limited(limit, wait time.Duration) *Server {
+	client := *s.client
+	client.Timeout = wait
+	return &Server{URL: s.URL, client: &client, limit: limit}
+}
+
 // Get is the answer to one question, if it is 200.
 func (s *Server) Get(ctx context.Context, path string) ([]byte, error) {
 	return s.do(ctx, http.MethodGet, path, "", http.StatusOK)
 }
 
 func (s *Server) do(ctx context.Context, method, path, body string, want int) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, strings.NewReader(body))
+	url := s.URL + path
+	if s.limit > 0 {
+		url += "?timeout=" + s.limit.String()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

@@ -71,6 +71,7 @@ func TestChoice(t *testing.T) {
 		text      string
 	}{
 		{"KVM works", Auto, false, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest"},
+		{"KVM works, root", Auto, true, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest"},
 		{"KVM hangs, root", Auto, true, nil, hangs, "nodes run as containers: no hardware virtualisation: it hangs"},
 		{"KVM hangs, user", "", false, nil, hangs, "nodes run in QEMU (tcg): emulated, ten times slower; no hardware virtualisation: it hangs, and containers need root"},
 		{"no QEMU, root", Auto, true, absent, nil, "nodes run as containers: no QEMU here (not found)"},

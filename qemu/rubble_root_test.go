@@ -2,12 +2,14 @@ package qemu
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +22,8 @@ const (
 	kills = 24
 	// upTime is more than making the cluster of this test takes: kills are spread over it.
 	upTime = 1200 * time.Millisecond
+	// killsQEMU are fewer: what differs is where the nodes run.
+	killsQEMU = 10
 	// downPromise is how long the removal of a cluster may take.
 	downPromise = 10 * time.Second
 )
@@ -27,8 +31,10 @@ const (
 // wish is what a process that is going to be killed is to bring up.
 type wish struct {
 	Name, Images           string
+	Choice                 Choice
 	Boot                   Boot
 	ControlPlanes, Workers int
+	MemoryMiB              int
 }
 
 func upAsTold(ctx context.Context, text string) error {
@@ -41,15 +47,72 @@ func upAsTold(ctx context.Context, text string) error {
 }
 
 func (w wish) options() Options {
-	return Options{Name: w.Name, Provisioner: Container, Boot: w.Boot, Images: w.Images, ControlPlanes: w.ControlPlanes, Workers: w.Workers, Self: []string{os.Args[0]}}
+	return Options{
+		Name: w.Name, Provisioner: w.Choice.Name, Choice: w.Choice, Boot: w.Boot, Images: w.Images,
+		ControlPlanes: w.ControlPlanes, Workers: w.Workers, MemoryMiB: w.MemoryMiB, Self: []string{os.Args[0]},
+	}
 }
 
 // Whatever is killed at whatever moment: making the cluster again makes it, removing it
 // removes all of it, and in time.
 func TestKilledWhileAClusterIsMade(t *testing.T) {
 	o := artefacts(t)
+	w := wish{Name: "rubble", Choice: Choice{Name: Container}, Images: o.Images, Boot: o.Boot, ControlPlanes: 3, Workers: 1}
+	surviveKills(t, w, kills, func(c *Cluster) { expect(t, c, "who", "rubble-controlplane-") })
+}
+
+// The same with machines. They have a kernel that only stands still.
+func TestKilledWhileMachinesAreMade(t *testing.T) {
+	o := artefacts(t)
+	o.Boot = idleKernel(t)
+	w := wish{
+		Name: "rubble-qemu", Choice: Choice{Name: QEMU, Accelerator: "tcg"}, Images: o.Images, Boot: o.Boot,
+		ControlPlanes: 1, Workers: 1, MemoryMiB: 64,
+	}
+	surviveKills(t, w, killsQEMU, func(c *Cluster) {
+		all, err := c.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range all {
+			if n.State != stateRunning {
+				t.Errorf("%s is %q: %s", n.Name, n.State, n.Error)
+			}
+		}
+		eventually.That(t, downPromise, "only its own processes are there", func() error {
+			if all := snapshot.Take(t, c.Name)[snapshot.Processes]; len(all) != 1+len(c.Nodes) {
+				return fmt.Errorf("a host process and %d machines are %q", len(c.Nodes), all)
+			}
+			return nil
+		})
+	})
+}
+
+// idleKernel is what QEMU takes for Linux, as Documentation/arch/x86/boot.rst has it.
+func idleKernel(t *testing.T) Boot {
+	t.Helper()
+	const sectors, start = 4, 0x280 // of its setup code
+	b := make([]byte, 32<<10)
+	b[0x1f1] = sectors
+	copy(b[0x1fe:], []byte{0x55, 0xaa})                   // boot_flag
+	copy(b[0x200:], []byte{0xeb, start - 0x202})          // a jump over the header
+	copy(b[0x202:], "HdrS\x0c\x02")                       // version 2.12
+	b[0x211] = 1                                          // loadflags: it belongs high
+	binary.LittleEndian.PutUint32(b[0x22c:], 0x37ff_ffff) // initrd_addr_max
+	copy(b[start:], idle)
+	dir := t.TempDir()
+	boot := Boot{Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs")}
+	if err := errors.Join(os.WriteFile(boot.Kernel, b, 0o600), os.WriteFile(boot.Initramfs, []byte("nothing"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return boot
+}
+
+// surviveKills kills who makes and removes a cluster, some times; made looks at each
+// cluster that is made again afterwards.
+func surviveKills(t *testing.T, w wish, kills int, made func(*Cluster)) {
+	t.Helper()
 	t.Setenv("GARBOARD_HOME", t.TempDir())
-	w := wish{Name: "rubble", Images: o.Images, Boot: o.Boot, ControlPlanes: 3, Workers: 1}
 	before := snapshot.Take(t, w.Name)
 	t.Cleanup(func() {
 		if err := Down(context.Background(), w.Name); err != nil {
@@ -76,10 +139,10 @@ func TestKilledWhileAClusterIsMade(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: made again: %v", what, err)
 			}
-			if len(c.Nodes) != 4 {
+			if len(c.Nodes) != w.ControlPlanes+w.Workers {
 				t.Fatalf("%s: it has %d nodes", what, len(c.Nodes))
 			}
-			expect(t, c, "who", "rubble-controlplane-")
+			made(c)
 		}
 		start := time.Now()
 		if err := Down(t.Context(), w.Name); err != nil {

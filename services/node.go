@@ -78,7 +78,7 @@ func NewNode(o Options) (*Node, error) {
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 	})
-	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, StateReady: func() error {
+	d := disks.New(disks.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIBinDir, StateReady: func() error {
 		if err := applier.StateReady(); err != nil {
 			return err
 		}

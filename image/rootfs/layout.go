@@ -13,7 +13,7 @@ var directories = []Entry{
 	dir("/etc/cni/net.d", 0o700), // configuration of the CNI plugins
 	dir("/etc/kubernetes", 0o755),
 	dir("/etc/kubernetes/manifests", 0o700), // static pods
-	dir("/opt/cni/bin", 0o755),              // CNI plugins; an overlay where a CNI installs its own
+	dir("/opt/cni/bin", 0o755),              // CNI plugins; service `disks` lays an overlay over it
 	dir("/proc", 0o555),
 	dir("/run", 0o755), // tmpfs
 	dir("/sys", 0o555),

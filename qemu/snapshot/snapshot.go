@@ -113,8 +113,8 @@ func cgroups(cluster string) []string {
 	return all
 }
 
-// processes are those that carry the cluster's name in their arguments, or are in
-// its cgroup.
+// processes are those that carry the cluster's name in their arguments, as QEMU does before
+// a node's, or are in its cgroup.
 func processes(cluster string) []string {
 	var all []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -125,7 +125,8 @@ func processes(cluster string) []string {
 		args, _ := os.ReadFile(dir + "/cmdline")
 		in, _ := os.ReadFile(dir + "/cgroup")
 		words := strings.Split(string(args), "\x00")
-		if slices.Contains(words, cluster) || strings.Contains(string(in), "/garboard/"+cluster+"/") {
+		named := func(word string) bool { return word == cluster || strings.HasPrefix(word, cluster+"/") }
+		if slices.ContainsFunc(words, named) || strings.Contains(string(in), "/garboard/"+cluster+"/") {
 			all = append(all, fmt.Sprintf("%s %q", dir, words))
 		}
 	}

@@ -39,11 +39,21 @@ func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.
 	if err != nil {
 		return nil, etcdError(err)
 	}
-	said := "the cluster begins on this node"
+	return connect.NewResponse(bootstrapped(begun, "the cluster begins on this node", "the cluster has begun on this node already: nothing is to be done")), nil
+}
+
+// bootstrapped tells the cluster's ID as well: who asks again sees that it is the same
+// cluster.
+func bootstrapped(begun etcd.Begun, now, already string) *apiv1.BootstrapResponse {
+	said := now
 	if begun.Already {
-		said = "the cluster has begun on this node already: nothing is to be done"
+		said = already
 	}
-	return connect.NewResponse(&apiv1.BootstrapResponse{Message: said, Already: begun.Already, Token: begun.Token}), nil
+	said += "; cluster ID " + begun.Token
+	if begun.Cluster != "" {
+		said += ", in etcd " + begun.Cluster
+	}
+	return &apiv1.BootstrapResponse{Message: said, Already: begun.Already, Token: begun.Token}
 }
 
 func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
@@ -60,11 +70,8 @@ func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[
 	if err != nil {
 		return nil, etcdError(err)
 	}
-	said := "the snapshot is restored: a new cluster begins on this node"
-	if begun.Already {
-		said = "the cluster has begun on this node from this snapshot already: nothing is to be done"
-	}
-	return connect.NewResponse(&apiv1.BootstrapResponse{Message: said, Already: begun.Already, Token: begun.Token}), nil
+	return connect.NewResponse(bootstrapped(begun, "the snapshot is restored: a new cluster begins on this node",
+		"the cluster has begun on this node from this snapshot already: nothing is to be done")), nil
 }
 
 func orInvalid(err error, instead string) error {

@@ -56,6 +56,21 @@ func TestS213EtcdOnAWorker(t *testing.T) {
 	}
 }
 
+// The ID of the cluster is said, and etcd's own once it has one.
+func TestBootstrapSaysTheClusterID(t *testing.T) {
+	t.Parallel()
+	for want, begun := range map[string]etcd.Begun{
+		"begins; cluster ID 3f":                    {Token: "3f"},
+		"has begun; cluster ID 3f":                 {Token: "3f", Already: true},
+		"has begun; cluster ID 3f, in etcd 00cdf8": {Token: "3f", Cluster: "00cdf8", Already: true},
+	} {
+		got := bootstrapped(begun, "begins", "has begun")
+		if got.Message != want || got.Token != begun.Token || got.Already != begun.Already {
+			t.Errorf("%+v: %v, want %q", begun, got, want)
+		}
+	}
+}
+
 // What a caller can do something about is told apart.
 func TestEtcdErrors(t *testing.T) {
 	t.Parallel()

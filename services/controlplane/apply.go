@@ -27,6 +27,9 @@ const (
 	// applyBudget bounds one attempt, most of which is waiting for the mutex.
 	applyBudget = 2 * time.Minute
 	etcdTimeout = 10 * time.Second
+	// letGo is for etcd to hear that a node which was called off doesn't want the mutex
+	// any more: others would wait for applyTTL.
+	letGo = 2 * time.Second
 
 	// readyWait is how long one attempt waits for the apiserver before it says that it
 	// failed; readyPoll how often it asks. The first start takes some seconds, a minute
@@ -161,24 +164,16 @@ func adminClient(s secrets.KubernetesSpec) (*kubernetes.Client, error) {
 
 // withMutex runs do while this node holds the mutex of the cluster (S-217).
 func withMutex(ctx context.Context, endpoint string, keys secrets.EtcdSpec, do func(ctx context.Context) error) (err error) {
-	pair, err := tls.X509KeyPair(keys.ClientCert, keys.ClientKey)
+	// What lets go of the mutex outlives ctx, though not for long.
+	own, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(letGo, end) })()
+	client, err := etcdClient(own, endpoint, keys)
 	if err != nil {
-		return fmt.Errorf("etcd client certificate: %w", err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(keys.CA)
-	client, err := clientv3.New(clientv3.Config{
-		Context:     ctx,
-		Endpoints:   []string{endpoint},
-		DialTimeout: etcdTimeout,
-		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
-		Logger:      zap.NewNop(), // errors are returned
-	})
-	if err != nil {
-		return fmt.Errorf("connect to etcd %s: %w", endpoint, err)
+		return err
 	}
 	defer client.Close()
-	session, err := concurrency.NewSession(client, concurrency.WithTTL(applyTTL), concurrency.WithContext(ctx))
+	session, err := concurrency.NewSession(client, concurrency.WithTTL(applyTTL), concurrency.WithContext(own))
 	if err != nil {
 		return fmt.Errorf("etcd session at %s: %w", endpoint, err)
 	}
@@ -198,4 +193,24 @@ func withMutex(ctx context.Context, endpoint string, keys secrets.EtcdSpec, do f
 		}
 	}()
 	return do(ctx)
+}
+
+func etcdClient(ctx context.Context, endpoint string, keys secrets.EtcdSpec) (*clientv3.Client, error) {
+	pair, err := tls.X509KeyPair(keys.ClientCert, keys.ClientKey)
+	if err != nil {
+		return nil, fmt.Errorf("etcd client certificate: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(keys.CA)
+	client, err := clientv3.New(clientv3.Config{
+		Context:     ctx,
+		Endpoints:   []string{endpoint},
+		DialTimeout: etcdTimeout,
+		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
+		Logger:      zap.NewNop(), // errors are returned
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd %s: %w", endpoint, err)
+	}
+	return client, nil
 }

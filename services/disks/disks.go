@@ -53,6 +53,9 @@ type Options struct {
 	// StateReady is told that STATE is mounted; the configuration may be another
 	// one afterwards.
 	StateReady func() error
+	// Plugins is the directory of the CNI plugins. A pod network may put its own there:
+	// they are kept on EPHEMERAL.
+	Plugins string
 
 	isDisk   func(name string) bool   // which of /sys/block count; tests use loop devices
 	serial   func(name string) string // of a disk; loop devices have none
@@ -141,6 +144,9 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	}
 	if err := d.nameMachine(); err != nil {
 		return err
+	}
+	if err := d.openPlugins(); err != nil {
+		d.log.Warn(err.Error() + "; only pod networks that bring plugins of their own miss it")
 	}
 	d.warnFull()
 	h.Started(message)

@@ -146,7 +146,7 @@ var errPowerCut = errors.New("power cut")
 func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	t.Helper()
 	m := &machineUnderTest{t: t, store: resource.NewStore(), console: &syncBuffer{}, dir: t.TempDir()}
-	for _, dir := range []string{"state", "var"} {
+	for _, dir := range []string{"state", "var", "plugins"} {
 		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -166,6 +166,7 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 		stateDir: filepath.Join(m.dir, "state"),
 		varDir:   filepath.Join(m.dir, "var"),
 		idFile:   filepath.Join(m.dir, "machine-id"),
+		Plugins:  filepath.Join(m.dir, "plugins"),
 		before: func(step string) error {
 			if step == m.cut {
 				return fmt.Errorf("before %s: %w", step, errPowerCut)
@@ -269,16 +270,21 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	}
 	m.write("state/mine", "kept")
 	m.write("var/mine", "kept too")
+	m.write("plugins/mine", "and this")
 	m.off()
+	if _, err := os.Stat(filepath.Join(m.dir, "plugins/mine")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a plugin got into the image: %v", err)
+	}
 
 	again := bootMachine(t, l)
+	again.write("plugins/bridge", "of the image")
 	found, err := again.disks.MountState(t.Context())
 	if !found || err != nil {
 		t.Fatalf("STATE wasn't found again: %v", err)
 	}
 	// wipe is for foreign disks: one of ours is never erased at a boot.
 	again.mustUp(config.Install{Disk: "/dev/named-differently-today", Wipe: true})
-	if got := again.read("state/mine") + ", " + again.read("var/mine"); got != "kept, kept too" {
+	if got := again.read("state/mine") + ", " + again.read("var/mine") + ", " + again.read("plugins/mine") + ", " + again.read("plugins/bridge"); got != "kept, kept too, and this, of the image" {
 		t.Errorf("after the second boot: %q", got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -81,6 +82,24 @@ func (d *Disks) mountPartition(ctx context.Context, dev device, m mount) error {
 		return fmt.Errorf("mount %s (%s) on %s: %w", m.label, path, m.dir, err)
 	}
 	d.mounts = append(d.mounts, m.dir)
+	return nil
+}
+
+// openPlugins lays a directory that can be written to over that of the CNI plugins,
+// which is part of the image.
+func (d *Disks) openPlugins() error {
+	dir := d.o.Plugins
+	if mounted, err := mountinfo.Mounted(dir); err != nil || mounted {
+		return err
+	}
+	above := filepath.Join(d.o.varDir, "opt", "cni")
+	data := "lowerdir=" + dir + ",upperdir=" + filepath.Join(above, "bin") + ",workdir=" + filepath.Join(above, "work")
+	if err := unix.Mount("overlay", dir, "overlay", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
+		return fmt.Errorf("mount overlay on %s with %q: %w", dir, data, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mounts = append(d.mounts, dir)
 	return nil
 }
 

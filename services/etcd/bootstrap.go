@@ -18,6 +18,7 @@ func refuse(format string, args ...any) error { return Refusal{fmt.Errorf(format
 // Begun is what Bootstrap or Recover has done.
 type Begun struct {
 	Token   string // tells the cluster from others
+	Cluster string // the ID that etcd has made of it, in hexadecimal; empty until it runs
 	Already bool   // it had been asked for before
 }
 
@@ -45,7 +46,7 @@ func (e *Etcd) Bootstrap(ctx context.Context, told []string) (Begun, error) {
 	}
 	switch {
 	case r.Phase == fresh, data && r.Phase == member && r.Token != "":
-		return Begun{Token: r.Token, Already: true}, nil
+		return Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
 	case r.Phase == recovering:
 		return Begun{}, refuse("bootstrap: this node begins the cluster already, from a snapshot: see `gbctl service etcd`")
 	case data:

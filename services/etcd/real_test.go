@@ -171,12 +171,15 @@ func TestRealBootstrap(t *testing.T) {
 	if err != nil || begun.Already || begun.Token == "" {
 		t.Fatalf("bootstrap: %+v, %v", begun, err)
 	}
-	for range 2 { // before it serves, and after
+	for _, cluster := range []bool{false, true} { // before it serves, and after
 		again, err := a.Bootstrap(ctx, nil)
-		if err != nil || !again.Already || again.Token != begun.Token {
+		if err != nil || !again.Already || again.Token != begun.Token || (again.Cluster != "") != cluster {
 			t.Errorf("bootstrap again: %+v, %v", again, err)
 		}
 		a.serves()
+		if id, _, err := a.Members(ctx); err != nil || cluster && id != again.Cluster {
+			t.Errorf("etcd is of cluster %s, %v; bootstrap said %s", id, err, again.Cluster)
+		}
 	}
 	r.down(false)
 	r.knows(0, a.addr)

@@ -98,7 +98,7 @@ func (e *Etcd) startRecovery(ctx context.Context, s Snapshot, from io.Reader) (B
 	}
 	// Before anything is sent, and again when it is here.
 	if r, already, err := e.mayRecover(ctx, s); err != nil || already {
-		return Begun{Token: r.Token, Already: already}, err
+		return Begun{Token: r.Token, Cluster: r.Cluster, Already: already}, err
 	}
 	if err := e.upload(ctx, s, from); err != nil {
 		return Begun{}, errors.Join(err, os.RemoveAll(e.recoveryPath(uploadName)))

@@ -51,7 +51,7 @@ func benchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure, and print each figure beside its budget",
-		Long: `Measure, and print each figure beside its budget.
+		Long: `Measure, and print each figure beside its budget. It fails if one is over.
 
 Boots a fresh one-node cluster as a container and one in QEMU, one after the
 other, then one of several containers, and one whose control planes share an address,
@@ -130,17 +130,23 @@ func measureAll(out io.Writer, all []measure) error {
 	return printFigures(out, figures)
 }
 
+// printFigures fails where one is over its budget, and says which.
 func printFigures(out io.Writer, figures []figure) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "WHAT\tFIGURE\tBUDGET\t")
+	var over []string
 	for _, f := range figures {
 		verdict := ""
 		if f.over {
 			verdict = "over budget"
+			over = append(over, fmt.Sprintf("%s: %s, %s is allowed", f.what, f.value, f.budget))
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", f.what, f.value, f.budget, verdict)
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil || len(over) == 0 {
+		return err
+	}
+	return fmt.Errorf("over budget:\n  %s", strings.Join(over, "\n  "))
 }
 
 func sizes(made *image.Artifacts) ([]figure, error) {
@@ -348,22 +354,11 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) (figure, er
 // with a command that program under it.
 func nodeInit(host int, command string) (int, error) {
 	want := "/sbin/init\x00" + command
-	var children []byte
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", host))
+	below, err := children(host)
 	if err != nil {
 		return 0, err
 	}
-	for _, task := range tasks {
-		more, err := os.ReadFile(task)
-		if err == nil {
-			children = append(append(children, ' '), more...)
-		}
-	}
-	for _, field := range strings.Fields(string(children)) {
-		child, err := strconv.Atoi(field)
-		if err != nil {
-			return 0, err
-		}
+	for _, child := range below {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child))
 		if strings.HasPrefix(string(line), want) {
 			return child, nil
@@ -373,6 +368,25 @@ func nodeInit(host int, command string) (int, error) {
 		}
 	}
 	return 0, fmt.Errorf("process %d has no %q below it", host, want)
+}
+
+// children are the processes that a process has started itself.
+func children(pid int) (all []int, err error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return nil, err
+	}
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task) // a thread may be gone
+		for _, field := range strings.Fields(string(text)) {
+			child, err := strconv.Atoi(field)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", task, err)
+			}
+			all = append(all, child)
+		}
+	}
+	return all, nil
 }
 
 func bytesFigure(what string, n, budget int64) figure {

@@ -24,13 +24,19 @@ const (
 	benchControlPlanes, benchWorkers = 3, 1
 )
 
-// benchCluster makes and removes a cluster of several nodes, some times in a row, and
-// weighs the nodes of the first.
+// benchCluster makes and removes a cluster of several nodes, some times in a row.
 func benchCluster(ctx context.Context, out io.Writer, made *image.Artifacts, times int) ([]figure, error) {
+	return repeat(times, func(weigh bool) (create, destroy time.Duration, weights []figure, err error) {
+		return benchOnce(ctx, out, made, weigh)
+	})
+}
+
+// repeat makes the rows of what is done some times; the nodes of the first are weighed.
+func repeat(times int, once func(weigh bool) (create, destroy time.Duration, weights []figure, err error)) ([]figure, error) {
 	var creations, removals []time.Duration
 	var weights []figure
 	for i := range times {
-		create, destroy, nodes, err := benchOnce(ctx, out, made, i == 0)
+		create, destroy, nodes, err := once(i == 0)
 		if err != nil {
 			return nil, fmt.Errorf("cluster %d of %d: %w", i+1, times, err)
 		}

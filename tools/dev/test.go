@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/garboard-os/garboard/image"
@@ -25,6 +26,12 @@ const (
 	storyTimeout = 50 * time.Minute
 	// longNeeds is what the long stories may take: within less they aren't begun.
 	longNeeds = 35 * time.Minute
+	// testBudget is what the tests may take where all that they boot is built, without
+	// those that run only if they are asked for.
+	testBudget = 25 * time.Minute
+	// lastWords is the part of a limit, one in so many, that is kept for tests that don't
+	// end in time to say where they are and to end. Half a minute is given to that.
+	lastWords = 60
 )
 
 // A phase is one part of the tests.
@@ -61,6 +68,9 @@ func testCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if within == 0 && cmd.Flags().Changed("within") {
+				within = -1 // none left isn't no limit
+			}
 			if err := setup(ctx, out, true); err != nil {
 				return err
 			}
@@ -68,32 +78,47 @@ func testCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, fuzz, stories or long")
-	cmd.Flags().DurationVar(&within, "within", 0, "with --only long: run them only if that is time enough")
+	cmd.Flags().DurationVar(&within, "within", 0, "with --only long: run them only if that is time enough, and let them fail at its end")
 	return cmd
 }
 
 // runPhases runs them in order and stops at the first that fails: later ones
 // take long and stand on the earlier.
 func runPhases(ctx context.Context, all []phase, root string, out io.Writer, only string, within time.Duration) error {
-	known := false
+	begin := time.Now()
+	if within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, within-within/lastWords)
+		defer cancel()
+	}
+	known, ran := false, 0
 	for _, p := range all {
 		if only != p.name && (only != "" || p.apart) {
 			continue
 		}
 		known = true
 		if within != 0 && within < p.needs {
-			fmt.Fprintf(out, "== %s: left out: it may take %s, and there are %s\n", p.name, p.needs, within)
+			fmt.Fprintf(out, "== %s: LEFT OUT for lack of time, and so not tested: %s. It may take %s, and there are %s.\n", p.name, p.what, p.needs, max(within, 0))
 			continue
 		}
 		fmt.Fprintf(out, "== %s: %s\n", p.name, p.what)
 		start := time.Now()
-		if err := p.run(ctx, root, out); err != nil {
-			return fmt.Errorf("%s (after %s): %w", p.name, time.Since(start).Round(time.Second), err)
+		err := p.run(ctx, root, out)
+		took := time.Since(start).Round(time.Second)
+		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return fmt.Errorf("%s: not done within %s, and ended: what hung or was slow is above: %w", p.name, within, err)
 		}
-		fmt.Fprintf(out, "== %s: passed in %s\n", p.name, time.Since(start).Round(time.Second))
+		if err != nil {
+			return fmt.Errorf("%s (after %s): %w", p.name, took, err)
+		}
+		ran++
+		fmt.Fprintf(out, "== %s: passed in %s\n", p.name, took)
 	}
 	if !known {
 		return fmt.Errorf("--only %s: no such phase", only)
+	}
+	if ran > 1 {
+		fmt.Fprintf(out, "== all %d: passed in %s; where everything is built, it may take %s\n", ran, time.Since(begin).Round(time.Second), testBudget)
 	}
 	return nil
 }
@@ -278,11 +303,28 @@ func run(ctx context.Context, dir string, out io.Writer, program string, args ..
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
-	// Tests get the chance to take down what they booted before they are killed.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.Cancel = func() error { return interrupt(ctx, cmd.Process) }
 	cmd.WaitDelay = 30 * time.Second
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s %s: %w", name, args[0], err)
 	}
 	return nil
+}
+
+// interrupt ends a program and what it has started: the go command waits for its tests and
+// hands no signal on. Where time has run out, they say what they were doing: a Go
+// program that gets SIGQUIT prints its stacks. The host processes of clusters see their
+// test end, and take down what it booted.
+func interrupt(ctx context.Context, p *os.Process) error {
+	signal := syscall.SIGINT
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		signal = syscall.SIGQUIT
+	}
+	below, err := children(p.Pid)
+	for _, pid := range below {
+		if gone := syscall.Kill(pid, signal); !errors.Is(gone, syscall.ESRCH) {
+			err = errors.Join(err, gone)
+		}
+	}
+	return errors.Join(err, p.Signal(signal))
 }

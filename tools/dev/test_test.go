@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -19,7 +21,8 @@ func TestLongPhaseRunsWhereItFits(t *testing.T) {
 		ran, said  string
 	}{
 		{"plain", "", 0, "short", "short: passed"},
-		{"too little time", "long", 29 * time.Minute, "", "left out: it may take 30m0s, and there are 29m0s"},
+		{"too little time", "long", 29 * time.Minute, "", "long: LEFT OUT for lack of time, and so not tested: tales. It may take 30m0s, and there are 29m0s."},
+		{"no time", "long", -time.Minute, "", "and there are 0s."},
 		{"time enough", "long", 30 * time.Minute, "long", "long: passed"},
 		{"asked for", "long", 0, "long", "long: passed"},
 	} {
@@ -28,7 +31,7 @@ func TestLongPhaseRunsWhereItFits(t *testing.T) {
 			note := func(name string) func(context.Context, string, io.Writer) error {
 				return func(context.Context, string, io.Writer) error { ran = append(ran, name); return nil }
 			}
-			all := []phase{{name: "short", run: note("short")}, {name: "long", run: note("long"), apart: true, needs: 30 * time.Minute}}
+			all := []phase{{name: "short", run: note("short")}, {name: "long", what: "tales", run: note("long"), apart: true, needs: 30 * time.Minute}}
 			var out strings.Builder
 			if err := runPhases(t.Context(), all, ".", &out, test.only, test.within); err != nil {
 				t.Fatal(err)
@@ -41,6 +44,86 @@ func TestLongPhaseRunsWhereItFits(t *testing.T) {
 	if err := runPhases(t.Context(), nil, ".", io.Discard, "tall", 0); err == nil {
 		t.Error("a phase that isn't known is run")
 	}
+}
+
+// The sum of what ran is said last; what is apart isn't in it.
+func TestPhasesInAll(t *testing.T) {
+	nothing := func(context.Context, string, io.Writer) error { return nil }
+	all := []phase{{name: "lint", run: nothing}, {name: "unit", run: nothing}, {name: "long", run: nothing, apart: true}}
+	var out strings.Builder
+	if err := runPhases(t.Context(), all, ".", &out, "", 0); err != nil {
+		t.Fatal(err)
+	}
+	if want := "== all 2: passed in 0s; where everything is built, it may take 25m0s\n"; !strings.HasSuffix(out.String(), want) {
+		t.Errorf("it says\n%s, not at the end %s", out.String(), want)
+	}
+}
+
+// A phase that hangs fails before its time is over; one that fails by itself says nothing
+// of time.
+func TestPhaseThatHangs(t *testing.T) {
+	broken := errors.New("it broke")
+	for want, test := range map[string]struct {
+		within time.Duration
+		run    func(context.Context) error
+	}{
+		"long: not done within 60ms": {60 * time.Millisecond, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }},
+		"long (after 0s): it broke":  {time.Hour, func(context.Context) error { return broken }},
+	} {
+		all := []phase{{name: "long", apart: true, run: func(ctx context.Context, _ string, _ io.Writer) error { return test.run(ctx) }}}
+		err := runPhases(t.Context(), all, ".", io.Discard, "long", test.within)
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// The go command waits for its tests, whatever it is told: so they are told, too.
+func TestWhatHangsIsEnded(t *testing.T) {
+	for _, test := range []struct{ name, said string }{{"time has run out", "QUIT"}, {"interrupted", "INT"}} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if test.said == "QUIT" {
+				ctx = late{ctx}
+			}
+			out := &hears{word: "hangs\n", then: cancel}
+			start := time.Now()
+			// A parent that waits, and its child that says what ends it.
+			child := `trap "echo QUIT; exit 1" QUIT; trap "echo INT; exit 1" INT; echo hangs; while :; do sleep 0.05; done`
+			err := run(ctx, ".", out, "sh", "-c", `trap : QUIT INT; sh -c '`+child+`'; exit 1`)
+			if err == nil || !strings.Contains(out.String(), test.said+"\n") {
+				t.Errorf("%v; it said %q", err, out.String())
+			}
+			if took := time.Since(start); took > eventually.Scale(10*time.Second) {
+				t.Errorf("it took %s: the child was left to itself", took)
+			}
+		})
+	}
+}
+
+// late is a context that ends because its time is over.
+type late struct{ context.Context }
+
+func (c late) Err() error {
+	if c.Context.Err() == nil {
+		return nil
+	}
+	return context.DeadlineExceeded
+}
+
+// hears is a writer that does something at a word.
+type hears struct {
+	strings.Builder
+	word string
+	then func()
+}
+
+func (h *hears) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), h.word) {
+		h.then()
+	}
+	return h.Builder.Write(p)
 }
 
 func TestStoryFolders(t *testing.T) {

@@ -59,9 +59,18 @@ func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 			fmt.Fprintf(out, "%6.1fs  … %s\n", time.Since(start).Seconds(), oneLine(waitingFor(c, why)))
 		})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("cluster %s doesn't serve within %s: %w\nThe cluster stays as it is, to be looked into: 'GARBOARDCONFIG=%s gbctl doctor' says what it waits for, and the nodes' consoles tell more: %s", c.Name, budget, err, c.ClientConfig(), c.Console("*"))
+		return fmt.Errorf("cluster %s doesn't serve within %s: %w\n%s", c.Name, budget, err, stays(c))
 	}
 	return err
+}
+
+// stays says what can be done with a cluster that doesn't serve.
+func stays(c *qemu.Cluster) string {
+	return fmt.Sprintf(`The cluster stays as it is, to be looked into:
+  'GARBOARDCONFIG=%[2]s gbctl doctor' says what it waits for,
+  'gbctl cluster show --name %[1]s' how its nodes are, and
+  the nodes' consoles tell more: %[3]s
+'gbctl cluster destroy --name %[1]s' removes it.`, c.Name, c.ClientConfig(), c.Console("*"))
 }
 
 // waitingFor prefers the node's own words to a refused connection.

@@ -41,8 +41,8 @@ func (a *app) bootstrapCommand() *cobra.Command {
 		Long: `Begin the cluster on one control plane. All others join it by themselves.
 
 Name exactly one node, by its own address and not by one that the control planes
-share. It is safe to ask again: a node that has begun the cluster says so. A node
-with data of a cluster refuses, and so does one that sees a living cluster: at the
+share. It is safe to ask again: a node that has begun the cluster says so, with the same
+cluster ID. A node with data of a cluster refuses, and so does one that sees a living cluster: at the
 endpoint, on the control planes that it knows of, or on the nodes and endpoints of the
 context. One of these whose name can't be looked up here isn't asked, and is named.
 A node of type init needs no bootstrap.

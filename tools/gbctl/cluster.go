@@ -79,13 +79,19 @@ func (a *app) clusterCreateCommand() *cobra.Command {
   gbctl cluster create --config-patch '{machine: {sysctls: {kernel.pid_max: "100000"}}}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// A cluster that exists keeps its nodes unless others are asked for.
-			if cmd.Flags().Changed("workers") {
-				o.cluster.Cluster.ControlPlanes = max(o.cluster.Cluster.ControlPlanes, 1)
+			options, err := o.options(cmd.Flags().Changed("workers"))
+			if err != nil {
+				return err
 			}
-			return a.clusterCreate(cmd.Context(), &o)
+			return a.clusterCreate(cmd.Context(), options, o.merge)
 		},
 	}
+	o.flags(cmd)
+	return cmd
+}
+
+// flags are those of cluster create.
+func (o *createFlags) flags(cmd *cobra.Command) {
 	q := &o.cluster.Cluster
 	f := nameFlag(cmd, &q.Name).Flags()
 	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes, 1 or more; an odd number survives most (default 1, or as many as there are)")
@@ -105,7 +111,6 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long it may take to serve, from power-on, such as 90s or 10m (default "+devcluster.ReadyBudgets+")")
 	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a folder in it")
 	f.BoolVar(&o.merge, "merge", true, "merge access into the client configuration and the kubeconfig")
-	return cmd
 }
 
 // notNegative are the numbers of which 0 is the default.
@@ -125,17 +130,21 @@ func (o *createFlags) notNegative() error {
 	return nil
 }
 
-func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
-	err := o.notNegative()
-	if err != nil {
-		return err
+// options are what the flags say. A cluster that exists keeps its nodes unless others are
+// asked for, as by naming a number of workers.
+func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
+	if err := o.notNegative(); err != nil {
+		return o.cluster, err
 	}
 	if o.cluster.Checkout, err = devcluster.Checkout(o.source); err != nil {
-		return fmt.Errorf("%w; name one with --source", err)
+		return o.cluster, fmt.Errorf("%w; name one with --source", err)
 	}
 	q := &o.cluster.Cluster
+	if workers {
+		q.ControlPlanes = max(q.ControlPlanes, 1)
+	}
 	if q.Mirrors, err = parseMirrors(o.mirrors); err != nil {
-		return err
+		return o.cluster, err
 	}
 	for _, network := range []struct {
 		flag, text, example string
@@ -145,7 +154,7 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 			continue
 		}
 		if *network.to, err = netip.ParsePrefix(network.text); err != nil {
-			return usagef("--%s %q: must be a network, such as %s", network.flag, network.text, network.example)
+			return o.cluster, usagef("--%s %q: must be a network, such as %s", network.flag, network.text, network.example)
 		}
 	}
 	for _, p := range []struct {
@@ -155,17 +164,18 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 		for _, flag := range p.flags {
 			text, err := patchText(flag)
 			if err != nil {
-				return err
+				return o.cluster, err
 			}
 			*p.to = append(*p.to, text)
 		}
 	}
 	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	q.Self = []string{self, "cluster"}
-	c, err := devcluster.Create(ctx, a.out, o.cluster)
+	return o.cluster, err
+}
+
+func (a *app) clusterCreate(ctx context.Context, o devcluster.Options, merge bool) error {
+	c, err := devcluster.Create(ctx, a.out, o)
 	if err != nil {
 		return err
 	}
@@ -174,7 +184,7 @@ func (a *app) clusterCreate(ctx context.Context, o *createFlags) error {
 		after = fmt.Sprintf(", %.1f s after power-on", c.After.Seconds())
 	}
 	fmt.Fprintf(a.out, "cluster %s serves%s\n", c.Name, after)
-	if !o.merge {
+	if !merge {
 		fmt.Fprintf(a.out, "access to it: GARBOARDCONFIG=%s KUBECONFIG=%s\n", c.ClientConfig(), c.Kubeconfig())
 		return nil
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -185,11 +184,8 @@ func withoutCluster(old []byte, ca string) (kept []byte, changed bool, err error
 	if slices.Contains(contexts, text(k.root, "current-context")) {
 		set(k.root, "current-context", "")
 	}
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2) // as kubectl writes it
-	err = errors.Join(enc.Encode(k.root), enc.Close())
-	return b.Bytes(), true, err
+	kept, err = k.encode()
+	return kept, true, err
 }
 
 // remove takes entries out of a list, and tells their names.

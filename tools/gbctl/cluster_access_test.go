@@ -243,7 +243,13 @@ func TestClusterDebugSays(t *testing.T) {
 	}
 	held(t, c)
 	var asked []string
-	control(t, c, func(_ http.ResponseWriter, r *http.Request) { asked = append(asked, r.URL.Path) })
+	control(t, c, func(_ http.ResponseWriter, r *http.Request) {
+		path := r.URL.Path
+		if offset := r.FormValue("offset"); offset != "" {
+			path += "?offset=" + offset
+		}
+		asked = append(asked, path)
+	})
 	for _, tc := range []struct{ args, path, said string }{
 		{"on worker-1", "/nodes/dev-worker-1/on", "dev-worker-1 is on\n"},
 		{"off worker-1", "/nodes/dev-worker-1/off", "dev-worker-1 is off\n"},
@@ -254,6 +260,10 @@ func TestClusterDebugSays(t *testing.T) {
 		{"network worker-1 --loss 100", "/nodes/dev-worker-1/network", "network of dev-worker-1: loss 100%\n"},
 		{"network worker-1 --loss 100.5", "", "--loss 100.5: must be percent, from 0 to 100"},
 		{"network worker-1 --loss -1", "", "--loss -1: must be percent, from 0 to 100"},
+		{"clock worker-1 --offset -8760h", "/nodes/dev-worker-1/clock?offset=-8760h0m0s", "clock of dev-worker-1: -8760h0m0s off from its next start on\n"},
+		{"clock dev-worker-1", "/nodes/dev-worker-1/clock?offset=0s", "clock of dev-worker-1: 0s off from its next start on\n"},
+		{"clock worker-1 --offset year", "", `invalid argument "year" for "--offset" flag`},
+		{"clock worker-2 --offset 1h", "", `has no node "worker-2"; there are dev-controlplane-1, dev-worker-1`},
 		{"freeze worker-2", "", `has no node "worker-2"; there are dev-controlplane-1, dev-worker-1`},
 	} {
 		asked = nil

@@ -71,9 +71,9 @@ func (a *app) etcdMembersCommand() *cobra.Command {
 			ask := func(ctx context.Context, c *client.Client) (*apiv1.EtcdMembersResponse, error) {
 				return message(c.Etcd.Members(ctx, connect.NewRequest(&apiv1.EtcdMembersRequest{})))
 			}
-			return list(cmd.Context(), a, []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS"}, ask, func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
+			return list(cmd.Context(), a, []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, ask, func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
 				for _, e := range m.Members {
-					rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ",")})
+					rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId})
 				}
 				return rows
 			})

@@ -129,7 +129,11 @@ func mergeKubeconfigFile(path string, text []byte, force bool) (merged []byte, c
 
 // kubeFile is a kubeconfig as a tree, so that what we know nothing of, and
 // comments, stay.
-type kubeFile struct{ root *yaml.Node }
+type kubeFile struct {
+	root *yaml.Node
+	// flush: lists are in the column of their keys, as kubectl writes them.
+	flush bool
+}
 
 func parseKube(text []byte) (kubeFile, error) {
 	var doc yaml.Node
@@ -137,12 +141,66 @@ func parseKube(text []byte) (kubeFile, error) {
 		return kubeFile{}, err
 	}
 	if len(doc.Content) == 0 {
-		return kubeFile{mapping("apiVersion", "v1", "kind", "Config")}, nil
+		return kubeFile{root: mapping("apiVersion", "v1", "kind", "Config")}, nil
 	}
 	if doc.Content[0].Kind != yaml.MappingNode {
 		return kubeFile{}, errors.New("not a kubeconfig: no mapping at the top")
 	}
-	return kubeFile{doc.Content[0]}, nil
+	k := kubeFile{root: doc.Content[0]}
+	for _, name := range []string{"clusters", "users", "contexts"} {
+		if l := get(k.root, name); l != nil && blockList(l) && l.Column == k.root.Column {
+			k.flush = true
+		}
+	}
+	return k, nil
+}
+
+func blockList(n *yaml.Node) bool {
+	return n.Kind == yaml.SequenceNode && n.Style&yaml.FlowStyle == 0 && len(n.Content) > 0
+}
+
+// encode writes it with its lists where they were: what isn't ours stays as it is.
+func (k kubeFile) encode() ([]byte, error) {
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(indent)
+	if err := errors.Join(enc.Encode(k.root), enc.Close()); err != nil || !k.flush {
+		return b.Bytes(), err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(b.Bytes(), &doc); err != nil {
+		return nil, err
+	}
+	lines := bytes.SplitAfter(b.Bytes(), []byte("\n"))
+	moved := make([]int, len(lines)) // columns, to the left
+	flush(doc.Content[0], len(lines), lines, moved)
+	for i := range lines {
+		lines[i] = lines[i][moved[i]:]
+	}
+	return bytes.Join(lines, nil), nil
+}
+
+// indent is kubectl's, of mappings.
+const indent = 2
+
+// flush moves the lists below a node, which ends before a line, to their keys. The encoder
+// has all lists further in.
+func flush(n *yaml.Node, end int, lines [][]byte, moved []int) {
+	for i, c := range n.Content {
+		to := end
+		if i+1 < len(n.Content) {
+			to = n.Content[i+1].Line - 1
+		}
+		if n.Kind == yaml.MappingNode && i%2 == 1 && blockList(c) {
+			for at := n.Content[i-1].Line; at < to; at++ { // from the line after its key
+				// Comments of the next key are further out, and empty lines have no place.
+				if text := lines[at]; len(text)-len(bytes.TrimLeft(text, " ")) >= c.Column-1 {
+					moved[at] += indent
+				}
+			}
+		}
+		flush(c, to, lines, moved)
+	}
 }
 
 // inKubeconfig is what a node may put into a kubeconfig: fields by the list whose
@@ -297,11 +355,6 @@ func mergeKubeconfig(old, add []byte, force bool) (merged []byte, current string
 	to.put("contexts", entry)
 	set(to.root, "current-context", taken[2])
 	to.put("users", user)
-	var b bytes.Buffer
-	enc := yaml.NewEncoder(&b)
-	enc.SetIndent(2) // as kubectl writes it
-	if err := enc.Encode(to.root); err != nil {
-		return nil, "", err
-	}
-	return b.Bytes(), taken[2], enc.Close()
+	merged, err = to.encode()
+	return merged, taken[2], err
 }

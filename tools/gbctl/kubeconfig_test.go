@@ -7,6 +7,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/google/go-cmp/cmp"
 )
 
 // A node in the hands of somebody else must not get a program run, or a file read,
@@ -39,6 +40,90 @@ func TestKubeconfigOfAHostileNode(t *testing.T) {
 		}
 		if err := harmless([]byte(bad)); err == nil {
 			t.Errorf("%s was taken", name)
+		}
+	}
+}
+
+// What isn't the cluster's stays byte for byte, however it was written, when a cluster's
+// access comes and goes.
+func TestKubeconfigOfOthersStays(t *testing.T) {
+	ca, err := pki.NewKubernetesCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	add, _, err := config.AdminKubeconfig("dev", "https://127.0.0.1:20000", ca, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const flush = `# mine
+apiVersion: v1
+clusters:
+# at work
+- cluster:
+    server: https://work.example.org:6443
+    tls-server-name: work # behind a forwarder
+  name: work
+# who is where
+contexts:
+- context:
+    cluster: work
+    namespace: mine
+    user: me
+  name: work
+current-context: ""
+kind: Config
+preferences: {}
+users:
+- name: me
+  user:
+    exec:
+      apiVersion: client.authentication.k8s.io/v1
+      args:
+      - --token
+      - |-
+        one
+
+          two
+      - - nested
+      command: sign-in
+      env: null
+- name: "you"
+  user: {token: abc}
+`
+	const indented = `apiVersion: v1
+clusters:
+  - name: work
+    cluster:
+      server: https://work.example.org:6443
+contexts:
+  - context: {cluster: work, user: me}
+    name: work
+users:
+  - name: me
+    user:
+      tokens:
+        - a
+current-context: ""
+`
+	for name, before := range map[string]string{"as kubectl writes it": flush, "indented": indented, "nothing in it": "clusters: []\ncontexts: []\nusers: []\ncurrent-context: \"\"\n"} {
+		merged, _, err := mergeKubeconfig([]byte(before), add, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := parseKube(merged)
+		if err != nil {
+			t.Fatalf("%s: %v in\n%s", name, err, merged)
+		}
+		if k.entry("users", "admin@dev") == nil || text(k.root, "current-context") != "admin@dev" {
+			t.Errorf("%s: dev isn't in\n%s", name, merged)
+		}
+		mine := text(get(k.entry("clusters", "dev"), "cluster"), "certificate-authority-data")
+		after, changed, err := withoutCluster(merged, mine)
+		if err != nil || !changed {
+			t.Fatalf("%s: %v, %v", name, changed, err)
+		}
+		if diff := cmp.Diff(before, string(after)); diff != "" {
+			t.Errorf("%s: it isn't what it was:\n%s", name, diff)
 		}
 	}
 }

@@ -7,8 +7,10 @@ package bootstrap
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -23,7 +25,7 @@ func TestMain(m *testing.M) { story.Main(m) }
 // waitBudget is for the node to boot, and to pull the image of etcd.
 const waitBudget = 60 * time.Second
 
-// S-212, S-213, S-355: it waits and says for what, begins when told to, and says so
+// S-212, S-213, S-223, S-355: it waits and says for what, begins when told to, and says so
 // when told again; what would end the cluster is refused.
 func TestBootstrap(t *testing.T) {
 	c := story.New(t, "bootstrap", qemu.Container, controlPlane)
@@ -40,10 +42,38 @@ func TestBootstrap(t *testing.T) {
 			t.Errorf("gbctl %s: %v: %s", strings.Join(args, " "), err, out)
 		}
 	}
-	says("the cluster begins on this node", "bootstrap")
+	access, here := filepath.Join(t.TempDir(), "kubeconfig"), fmt.Sprintf("--server=https://127.0.0.1:%d", c.KubernetesPort)
+	mayAll := func() error {
+		_, err := c.Try("--kubeconfig="+access, here, "auth", "can-i", "*", "*")
+		return err
+	}
+	merged := fmt.Sprintf("merged into %s; kubectl's context is ", access)
+	says(merged, "kubeconfig", access) // S-223: before there is anything that it leads to
+	if text, err := os.ReadFile(access); err != nil || !strings.Contains(string(text), "server: https://"+c.Nodes[0].Address.String()+":6443") {
+		t.Errorf("%v: it doesn't lead to the endpoint:\n%s", err, text)
+	}
+	if mayAll() == nil {
+		t.Error("Kubernetes answers before the cluster has begun")
+	}
+	began := clusterID(t, "the cluster begins on this node; cluster ID ", c.Gbctl("bootstrap"))
 	c.Ready(story.Marks(t))
-	says("begun on this node already", "bootstrap")
+	again := c.Gbctl("bootstrap")
+	if id := clusterID(t, "begun on this node already: nothing is to be done; cluster ID ", again); id != began {
+		t.Errorf("the cluster's ID was %s, and is %s", began, id)
+	}
+	_, etcds, ok := strings.Cut(strings.TrimSpace(again), ", in etcd ")
+	if !ok {
+		t.Errorf("the ID that etcd has made isn't in %q", again)
+	}
+	if err := mayAll(); err != nil {
+		t.Errorf("with the access of before: %v", err)
+	}
+	says(merged, "kubeconfig", access)
+	if err := mayAll(); err != nil {
+		t.Errorf("with the access renewed: %v", err)
+	}
 	says(c.Node(), "etcd", "members")
+	says(" "+etcds+"\n", "etcd", "members")
 	says("leader", "etcd", "status")
 	refuses("the last voting member", "etcd", "leave")
 	database := filepath.Join(t.TempDir(), "etcd.db")
@@ -51,6 +81,16 @@ func TestBootstrap(t *testing.T) {
 	if info, err := os.Stat(database); err != nil || info.Size() < 100<<10 {
 		t.Errorf("a snapshot of %v, %v", info, err)
 	}
+}
+
+// clusterID is what bootstrap has said, behind these words.
+func clusterID(t *testing.T, words, said string) string {
+	t.Helper()
+	m := regexp.MustCompile(regexp.QuoteMeta(words) + "([0-9a-f]{32})").FindStringSubmatch(said)
+	if m == nil {
+		t.Fatalf("bootstrap said %q, without %q and an ID", said, words)
+	}
+	return m[1]
 }
 
 // S-213: with two control planes. The one that boots first waits, and says for what;

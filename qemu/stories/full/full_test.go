@@ -60,7 +60,7 @@ func TestFullEphemeralInContainer(t *testing.T) {
 func full(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {
 	story.Built(t, provisioner)
 	m := story.Marks(t)
-	c := story.New(t, name, provisioner, append(options, withFiller(t))...)
+	c := story.New(t, name, provisioner, append(options, story.WithImage(t, fillerImage, "filler"))...)
 	m.Reached("power is on")
 	c.Ready(m)
 	c.Kubectl("create", "configmap", "written")

@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/keeper"
 )
 
 const (
@@ -41,6 +42,7 @@ type Cluster struct {
 	kubectl string
 	// patience is what a command may take beyond askBudget.
 	patience time.Duration
+	inside   *keeper.Keeper // where gbctl runs; nil: on this machine
 	options  qemu.Options
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu/keeper"
 )
 
 // gbctl is built once for all stories of a test program, in the way of `make gbctl`.
@@ -40,26 +41,41 @@ func (c *Cluster) Patient(budget time.Duration) *Cluster {
 	return &patient
 }
 
+// Inside is the cluster for who runs gbctl in the nodes' network, where addresses lead
+// that have no port of this machine.
+func (c *Cluster) Inside(network *keeper.Keeper) *Cluster {
+	inside := *c
+	inside.inside = network
+	return &inside
+}
+
 // TryGbctl runs gbctl as a user would: with the cluster's client configuration
 // and nothing else. The output is standard output alone.
 func (c *Cluster) TryGbctl(args ...string) (string, error) { return c.TryGbctlWith("", nil, args...) }
 
 // TryGbctlWith gives gbctl something to read, and variables of the environment.
 func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (string, error) {
-	return runGbctl(c.t, c.Scale(max(c.patience, askBudget)), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
+	return runGbctl(c.t, c.inside, c.Scale(max(c.patience, askBudget)), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
+}
+
+// UserGbctl runs gbctl with no more than the test's environment, as a user does who has
+// files of their own. The budget is for native speed.
+func UserGbctl(t testing.TB, budget time.Duration, args ...string) (string, error) {
+	t.Helper()
+	return runGbctl(t, nil, budget, "", nil, args...)
 }
 
 // Gbctl runs gbctl for what asks no node, where nothing may go wrong.
 func Gbctl(t testing.TB, args ...string) string {
 	t.Helper()
-	out, err := runGbctl(t, askBudget, "", nil, args...)
+	out, err := runGbctl(t, nil, askBudget, "", nil, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
 }
 
-func runGbctl(t testing.TB, budget time.Duration, stdin string, env []string, args ...string) (string, error) {
+func runGbctl(t testing.TB, inside *keeper.Keeper, budget time.Duration, stdin string, env []string, args ...string) (string, error) {
 	program, err := gbctl()
 	if err != nil {
 		return "", err
@@ -71,7 +87,14 @@ func runGbctl(t testing.TB, budget time.Duration, stdin string, env []string, ar
 	cmd.Stdin = strings.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
+	start := cmd.Start
+	if inside != nil {
+		start = func() error { return inside.Do(cmd.Start) }
+	}
+	if err = start(); err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
 		return stdout.String(), fmt.Errorf("gbctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil

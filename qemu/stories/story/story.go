@@ -42,6 +42,8 @@ func Main(m *testing.M) {
 	switch {
 	case len(os.Args) == 4 && os.Args[1] == "host":
 		os.Exit(callback(func(ctx context.Context) error { return host(ctx, os.Args[3]) }))
+	case len(os.Args) == 2 && strings.HasPrefix(os.Args[1], sweepPrefix):
+		os.Exit(callback(func(ctx context.Context) error { return sweep(ctx, strings.TrimPrefix(os.Args[1], sweepPrefix)) }))
 	}
 	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
 	os.Unsetenv(homeVar) // the user's clusters are none of ours

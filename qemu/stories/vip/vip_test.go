@@ -6,6 +6,7 @@
 package vip
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,8 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/keeper"
 	"github.com/garboard-os/garboard/qemu/stories/story"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 func TestMain(m *testing.M) { story.Main(m) }
@@ -30,6 +34,13 @@ const (
 	leaveBudget = 5 * time.Second
 	// cutBudget is for one that is cut off to find out that it is.
 	cutBudget = 20 * time.Second
+	// leadBudget is for the members of etcd to agree on another leader.
+	leadBudget = 20 * time.Second
+	// askBudget is for one question to etcd.
+	askBudget = 5 * time.Second
+	// freeBudget is for the address to be nobody's while it is handed over in order: who
+	// is next listens for 300 ms.
+	freeBudget = time.Second
 	// keepTime is longer than all that could make a holder leave, on any machine.
 	keepTime = 10 * time.Second
 )
@@ -39,7 +50,9 @@ type tale struct {
 	*story.Cluster
 	t      *testing.T
 	shared netip.Addr
-	mark   *story.Mark
+	inside *keeper.Keeper
+	etcd   *clientv3.Client            // of all members
+	member map[string]*clientv3.Client // of one, by node
 }
 
 func (c *tale) in(t *testing.T) *tale {
@@ -107,59 +120,179 @@ func (c *tale) candidates(budget time.Duration, of qemu.Node) {
 	})
 }
 
-// S-115, S-116
-func TestSharedAddress(t *testing.T) {
+// share brings three control planes up that share an address, and could all have it.
+func share(t *testing.T, name string) *tale {
+	t.Helper()
 	story.Built(t, qemu.Container)
 	m := story.Marks(t)
-	cluster := story.New(t, "vip", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.SharedAddress = 3, true })
+	cluster := story.New(t, name, qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.SharedAddress = 3, true })
 	m.Reached("power is on")
-	c := &tale{Cluster: cluster, t: t, shared: cluster.Shared, mark: m}
+	c := &tale{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
+	c.etcd = c.Etcd(c.inside, c.Nodes...)
+	for _, n := range c.Nodes {
+		c.member[n.Name] = c.Etcd(c.inside, n)
+	}
 	c.Ready(m)
 	holder := c.one(joinBudget)
 	c.candidates(joinBudget, holder)
 	m.Reached("three control planes share the address")
 	t.Log(c.Gbctl("-n", holder.Address.String(), "get", "vip"))
+	return c
+}
 
-	t.Run("the holder loses its power", func(t *testing.T) { c.in(t).killed() })
-	t.Run("the holder is frozen", func(t *testing.T) { c.in(t).frozen() })
+// S-115, S-116, S-119
+func TestSharedAddress(t *testing.T) {
+	c := share(t, "vip")
+	var killed time.Duration
+	t.Run("the holder loses its power", func(t *testing.T) { killed = c.in(t).killed() })
+	t.Run("the holder is turned off", func(t *testing.T) { c.in(t).turnedOff(killed) })
+	t.Run("the holder is frozen, and leads etcd", func(t *testing.T) { c.in(t).frozen(true) })
+	t.Run("the holder is frozen, and doesn't", func(t *testing.T) { c.in(t).frozen(false) })
 	t.Run("the holder is cut off", func(t *testing.T) { c.in(t).cutOff() })
 	t.Run("etcd has no quorum", func(t *testing.T) { c.in(t).lastOne() })
 }
 
-func (c *tale) killed() {
+// killed returns how long it took until another node had the address.
+func (c *tale) killed() time.Duration {
 	was := c.one(moveBudget)
+	seen := c.watch()
+	began := time.Now()
 	c.must(c.Cut(c.t.Context(), was.Name))
 	is := c.one(moveBudget)
 	if is.Name == was.Name {
 		c.t.Fatalf("%s has the address, and no power", was.Name)
 	}
+	took := seen.when(is, true).Sub(began)
 	c.must(c.On(c.t.Context(), was.Name))
 	c.candidates(joinBudget, is)
-	c.stays(is)
+	seen.moved(was, is)
+	return took
 }
 
-func (c *tale) frozen() {
+// turnedOff: the holder hands the address over, and then goes. The machine API answers at
+// the address, before and after.
+func (c *tale) turnedOff(killed time.Duration) {
 	was := c.one(moveBudget)
+	c.answers(was)
+	seen := c.watch()
+	began := time.Now()
+	c.must(c.Off(c.t.Context(), was.Name))
+	ended := time.Now()
+	is := c.one(moveBudget)
+	released, taken := seen.when(was, false), seen.when(is, true)
+	free := taken.Sub(released)
+	c.t.Logf("the address was released %s after the power button, and nobody's for %s; the node ended after %s. A killed one's was nobody's for %s",
+		released.Sub(began).Round(time.Millisecond), free.Round(time.Millisecond), ended.Sub(began).Round(time.Millisecond), killed.Round(time.Millisecond))
+	if !taken.Before(ended) {
+		c.t.Error("no other node had the address before its holder ended")
+	}
+	if free > eventually.Scale(freeBudget) || free > killed/2 {
+		c.t.Errorf("the address was nobody's for %s", free)
+	}
+	c.answers(is)
+	c.must(c.On(c.t.Context(), was.Name))
+	c.candidates(joinBudget, is)
+	seen.moved(was, is)
+}
+
+// answers: the machine API of the holder does, at the address.
+func (c *tale) answers(holder qemu.Node) {
+	c.t.Helper()
+	c.Eventually(moveBudget, holder.Name+" answers gbctl at the address", func() error {
+		out, err := c.Inside(c.inside).TryGbctl("-n", c.shared.String(), "version")
+		if err == nil && !slices.Contains(strings.Fields(out), holder.Name) {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+// leads makes a node etcd's leader, or another one.
+func (c *tale) leads(n qemu.Node, leads bool) {
+	c.t.Helper()
+	c.Eventually(leadBudget, fmt.Sprintf("%s leads etcd: %t", n.Name, leads), func() error {
+		now, err := c.Leader(c.etcd)
+		if err != nil || (now.Name == n.Name) == leads {
+			return err
+		}
+		if leads {
+			err = c.lead(now, n)
+		} else {
+			_, err = c.TryGbctl("-n", now.Address.String(), "etcd", "forfeit-leadership")
+		}
+		return errors.Join(fmt.Errorf("%s led", now.Name), err)
+	})
+}
+
+// lead hands etcd's lead from one node to another.
+func (c *tale) lead(from, to qemu.Node) error {
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(askBudget))
+	defer cancel()
+	members, err := c.etcd.MemberList(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range members.Members {
+		if m.Name == to.Name {
+			_, err := c.member[from.Name].MoveLeader(ctx, m.ID)
+			return err
+		}
+	}
+	return fmt.Errorf("%s is no member: %v", to.Name, members.Members)
+}
+
+// leases are those of the candidates, as etcd on a node says.
+func (c *tale) leases(n qemu.Node) []int64 {
+	c.t.Helper()
+	var all []int64
+	c.Eventually(leadBudget, "etcd answers", func() error {
+		ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(askBudget))
+		defer cancel()
+		got, err := c.member[n.Name].Get(ctx, fmt.Sprintf("/garboard.dev/shared-address/%s/candidates/", c.shared), clientv3.WithPrefix())
+		if err != nil {
+			return err
+		}
+		all = nil
+		for _, kv := range got.Kvs {
+			all = append(all, kv.Lease)
+		}
+		return nil
+	})
+	return all
+}
+
+// frozen returns whether etcd ended the leases of the others when the holder was back: a
+// leader that was frozen takes them for expired.
+func (c *tale) frozen(leads bool) (ended bool) {
+	was := c.one(moveBudget)
+	c.leads(was, leads)
+	seen := c.watch()
 	c.must(c.Freeze(c.t.Context(), was.Name))
 	is := c.one(moveBudget, was.Name) // its kernel still has it
 	if !c.has(was) {
 		c.t.Error("the frozen node has let the address go: nothing was tried")
 	}
+	before := c.leases(is)
 	c.must(c.Thaw(c.t.Context(), was.Name))
 	began := time.Now()
 	c.Eventually(leaveBudget, "the thawed node leaves the address to the other", func() error {
-		if all := c.holders(); len(all) != 1 || all[0].Name != is.Name {
-			return fmt.Errorf("it is on %v", all)
+		if c.has(was) {
+			return errors.New("it has it")
 		}
 		return nil
 	})
 	c.t.Logf("it has left the address after %s", time.Since(began).Round(time.Millisecond))
 	c.candidates(joinBudget, is)
-	c.stays(is)
+	seen.moved(was, is)
+	after := c.leases(is)
+	ended = !slices.ContainsFunc(before, func(l int64) bool { return slices.Contains(after, l) })
+	c.t.Logf("etcd ended the leases of the others: %t", ended)
+	return ended
 }
 
 func (c *tale) cutOff() {
 	was := c.one(moveBudget)
+	seen := c.watch()
 	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{Off: true}))
 	is := c.one(moveBudget, was.Name)
 	c.Eventually(cutBudget, "the one that is cut off gives the address up", func() error {
@@ -170,20 +303,7 @@ func (c *tale) cutOff() {
 	})
 	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{}))
 	c.candidates(joinBudget, is)
-	c.stays(is)
-}
-
-// stays fails if the address isn't where it was. It is to move only when it must.
-func (c *tale) stays(holder qemu.Node) {
-	c.t.Helper()
-	now := c.one(moveBudget)
-	if now.Name == holder.Name {
-		return
-	}
-	c.t.Errorf("the address went from %s to %s for nothing", holder.Name, now.Name)
-	for _, n := range c.Nodes {
-		c.t.Logf("%s:\n%s", n.Name, c.Gbctl("-n", n.Address.String(), "logs", "vip"))
-	}
+	seen.moved(was, is)
 }
 
 // lastOne leaves the holder alone: it keeps the address, though etcd has no quorum.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -45,6 +46,7 @@ func TestThreeControlPlanes(t *testing.T) {
 	m.Reached("three members vote")
 	t.Log(c.Gbctl("-n", first, "etcd", "status"))
 
+	t.Run("its members are looked after", func(t *testing.T) { lookedAfter(t, c.In(t)) })
 	t.Run("the last one loses its data", func(t *testing.T) {
 		c := c.In(t)
 		if err := c.Cut(t.Context(), last.Name); err != nil {
@@ -74,4 +76,37 @@ func TestThreeControlPlanes(t *testing.T) {
 		c.Eventually(joinBudget, "three members vote", voting)
 		c.Kubectl("get", "configmap", "written")
 	})
+}
+
+// lookedAfter is what is done to etcd by hand: no alarm is up, room is given back, and
+// another member leads, which a member that doesn't lead only says.
+func lookedAfter(t *testing.T, c *story.Cluster) {
+	says := func(node, want string, args ...string) {
+		t.Helper()
+		if out := c.Gbctl(append([]string{"-n", node, "etcd"}, args...)...); !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("gbctl etcd %s: %s", strings.Join(args, " "), out)
+		}
+	}
+	var all []string
+	for _, n := range c.Nodes {
+		all = append(all, n.Address.String())
+		says(n.Address.String(), `^NODE +MEMBER +ALARM\n$`, "alarm", "list")
+	}
+	says(strings.Join(all, ","), `(?s)^(\S+: \S+ \S+ before, \S+ \S+ now\n){3}$`, "defrag")
+	says(all[0], `^NODE +MEMBER +ALARM\n$`, "alarm", "disarm")
+
+	client := c.Etcd(c.Network(), c.Nodes...)
+	before, err := c.Leader(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	says(before.Address.String(), `: etcd member \S+ \([0-9a-f]+\) leads now\n$`, "forfeit-leadership")
+	var now qemu.Node
+	c.Eventually(electBudget, "another member leads", func() error {
+		if now, err = c.Leader(client); err == nil && now.Name == before.Name {
+			err = fmt.Errorf("%s leads still", now.Name)
+		}
+		return err
+	})
+	says(before.Address.String(), `: this node's member doesn't lead: `+now.Name+` \([0-9a-f]+\) does\n$`, "forfeit-leadership")
 }

@@ -29,6 +29,8 @@ import (
 func TestMain(m *testing.M) { story.Main(m) }
 
 const (
+	// registerBudget is for a cluster to begin, and for a worker to join it.
+	registerBudget = 90 * time.Second
 	// labelBudget is for a label of the configuration to be on the node.
 	labelBudget = 10 * time.Second
 	// answerBudget is for a worker to boot, to get its certificate, from the second or
@@ -43,10 +45,18 @@ const (
 func TestWorkerAndItsPeers(t *testing.T) {
 	story.Built(t, qemu.Container)
 	m := story.Marks(t)
-	c := story.New(t, "joining", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Workers = 3, 1 })
+	c := story.New(t, "joining", qemu.Container, func(o *qemu.Options) {
+		o.ControlPlanes, o.Workers = 3, 1
+		o.WorkerPatches = [][]byte{[]byte(`{"machine": {"kubelet": {"nodeTaints": {"example.org/dock": "dry:NoSchedule"}}}}`)}
+	})
 	m.Reached("power is on")
-	c.Ready(m)
 	worker := c.Nodes[3]
+	registered(c, worker, "example.org/dock=dry:NoSchedule")
+	m.Reached("the worker has registered, with its taint")
+	c.Ready(m)
+	if out := taints(c, c.Nodes[0]); strings.Contains(out, "example.org/dock") {
+		t.Errorf("a control plane has the worker's taint: %s", out)
+	}
 	kept := keptFile(c, worker)
 	c.Eventually(answerBudget, "the worker serves, and has kept its certificate", func() error {
 		if _, err := os.Stat(kept); err != nil {
@@ -111,6 +121,27 @@ func TestWorkerAndItsPeers(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// registered waits for a node, which must have a taint of its configuration when it is
+// seen first: a pod that comes before the taint would stay.
+func registered(c *story.Cluster, n qemu.Node, taint string) {
+	c.T().Helper()
+	out := ""
+	c.Eventually(registerBudget, n.Name+" registers", func() (err error) {
+		out, err = c.Try("get", "node", n.Name, "-o", taintsPath)
+		return err
+	})
+	if !strings.Contains(out, taint+" ") {
+		c.T().Errorf("%s has the taints %q when it is seen first, not %s", n.Name, out, taint)
+	}
+}
+
+const taintsPath = `jsonpath={range .spec.taints[*]}{.key}={.value}:{.effect} {end}`
+
+func taints(c *story.Cluster, n qemu.Node) string {
+	c.T().Helper()
+	return c.Kubectl("get", "node", n.Name, "-o", taintsPath)
 }
 
 // renews: a worker that was off for most of a year serves with the certificate that it

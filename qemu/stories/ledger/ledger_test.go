@@ -64,7 +64,12 @@ func TestLongestPause(t *testing.T) {
 	if p := l.Longest(); p != (Pause{at(9), time.Second}) {
 		t.Errorf("longest pause since: %v", p)
 	}
-	if got := l.String(); got != "4 writes acknowledged, 2 not, the last of them: no leader" {
+	// One that never ends is one, too.
+	l.Failed(errors.New("no leader"), at(15))
+	if p := l.Longest(); p != (Pause{at(10), 5 * time.Second}) {
+		t.Errorf("longest pause, to the end: %v", p)
+	}
+	if got := l.String(); got != "4 writes acknowledged, 3 not, the last of them: no leader" {
 		t.Error(got)
 	}
 }

@@ -12,13 +12,17 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/stories/ledger"
 	"github.com/garboard-os/garboard/qemu/stories/story"
 )
 
@@ -35,8 +39,10 @@ const (
 	// missing is how long the API may not answer while a control plane goes: the load
 	// balancer looks every second, and a member that leaves may have been the leader.
 	missing = 10 * time.Second
-	// soonOff is less than a reset takes with nothing else on the machine: a power cut
-	// within it is in its middle.
+	// beginBudget is for a reset to be planned, and its journal to be there.
+	beginBudget = 30 * time.Second
+	// soonOff is less than a boot and the rest of a reset take with nothing else on the
+	// machine: a power cut within it is often in its middle.
 	soonOff = 6 * time.Second
 )
 
@@ -259,8 +265,8 @@ func goes(t *testing.T, c *story.Cluster, n qemu.Node, members int) {
 	t.Log(out)
 	c.Eventually(goBudget, "it is off", func() error { return off(t, c, n.Name) })
 	gone(t, c, n, members)
-	if longest := watch(); longest > missing {
-		t.Errorf("the API didn't answer for %s", longest)
+	if longest, limit := watch(), eventually.Scale(missing); longest > limit {
+		t.Errorf("the API didn't answer for %s, and %s are allowed", longest, limit)
 	}
 	c.Eventually(podsBudget, "the pods are elsewhere", func() error { return available(c, "web", "4") })
 
@@ -334,24 +340,26 @@ func isWiped(c *story.Cluster, n qemu.Node) error {
 func watchAPI(t *testing.T, c *story.Cluster) (longest func() time.Duration) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	var worst time.Duration
+	answers := ledger.New(time.Now())
 	wg.Go(func() {
-		last := time.Now()
-		for ctx.Err() == nil {
-			_, err := c.Try("get", "namespace", "default", "--request-timeout=5s")
-			if now := time.Now(); err == nil {
-				worst = max(worst, now.Sub(last))
-				last = now
+		for i := 0; ctx.Err() == nil; i++ {
+			if _, err := c.Try("get", "namespace", "default", "--request-timeout=5s"); err == nil {
+				answers.Acknowledged(strconv.Itoa(i), "", time.Now())
+			} else {
+				answers.Failed(err, time.Now())
 			}
 		}
 	})
 	return func() time.Duration {
 		cancel()
 		wg.Wait()
-		t.Logf("the longest time between two answers: %s", worst)
-		return worst
+		p := answers.Longest()
+		t.Logf("the longest time without an answer: %s", p.Took)
+		return p.Took
 	}
 }
+
+var resetRuns = regexp.MustCompile(`reset-[a-z0-9]+ +running `)
 
 // goesInPieces: wherever the power goes, it ends reset, and has left.
 func goesInPieces(t *testing.T, c *story.Cluster, n qemu.Node) {
@@ -365,19 +373,36 @@ func goesInPieces(t *testing.T, c *story.Cluster, n qemu.Node) {
 		out, err := c.Patient(goBudget).TryGbctl("-n", n.Address.String(), "reset")
 		t.Logf("gbctl: %v\n%s", err, out)
 	})
-	for range 3 {
-		after := time.Duration(random.Int64N(int64(soonOff)))
+	// Before its journal is there, there is no reset that a node could go on with.
+	c.Eventually(beginBudget, "the reset runs", func() error {
+		out, err := c.TryGbctl("-n", n.Address.String(), "operation", "list")
+		if err == nil && !resetRuns.MatchString(out) {
+			err = fmt.Errorf("there is\n%s", out)
+		}
+		return err
+	})
+	middle := 0
+	for i := range 3 {
+		var after time.Duration // the first comes at once, and so in the middle
+		if i > 0 {
+			after = time.Duration(random.Int64N(int64(eventually.Scale(soonOff))))
+		}
 		select {
 		case <-time.After(after):
 		case <-ctx.Done():
 		}
 		if err := c.Cut(ctx, n.Name); err != nil {
 			t.Logf("cut after %s: %v", after, err) // it was off already
+		} else if isWiped(c, n) != nil {
+			middle++
 		}
 		t.Logf("cut after %s; wiped: %v", after, isWiped(c, n))
 		if err := c.On(ctx, n.Name); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if t.Logf("%d of 3 cuts were in the middle of the reset", middle); middle == 0 {
+		t.Error("no power cut was in the middle of the reset")
 	}
 	c.Eventually(goBudget+backBudget, "it is wiped", func() error { return isWiped(c, n) })
 	asked.Wait()

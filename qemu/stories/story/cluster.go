@@ -31,7 +31,7 @@ const (
 	// furtherBudget is what each further node adds: they share this machine.
 	furtherBudget = 15 * time.Second
 
-	consoleTail = 60 // lines of the console in the message of a failed test
+	consoleTail = 60 // lines of each console in the message of a failed test
 	askBudget   = 30 * time.Second
 )
 
@@ -82,7 +82,9 @@ func up(t *testing.T, o qemu.Options, made *image.Artifacts) *Cluster {
 	c := &Cluster{t: t, kubectl: made.Kubectl(), options: o}
 	t.Cleanup(func() {
 		if t.Failed() && c.Cluster != nil {
-			t.Logf("the console ends with:\n%s", c.tail())
+			for _, n := range c.Nodes {
+				t.Logf("the console of %s ends with:\n%s", n.Name, c.tail(n.Name))
+			}
 		}
 		c.Down()
 	})
@@ -148,18 +150,23 @@ func (c *Cluster) Ready(m *Mark) {
 	}
 }
 
-// Text is all that the node said on its console.
+// Text is all that the first node said on its console.
 func (c *Cluster) Text() string {
 	c.t.Helper()
-	data, err := os.ReadFile(c.Console(c.Node()))
+	return c.text(c.Node())
+}
+
+func (c *Cluster) text(node string) string {
+	c.t.Helper()
+	data, err := os.ReadFile(c.Console(node))
 	if err != nil && !os.IsNotExist(err) {
 		c.t.Fatal(err)
 	}
 	return string(data)
 }
 
-func (c *Cluster) tail() string {
-	lines := strings.Split(strings.TrimRight(c.Text(), "\n"), "\n")
+func (c *Cluster) tail(node string) string {
+	lines := strings.Split(strings.TrimRight(c.text(node), "\n"), "\n")
 	return strings.Join(lines[max(len(lines)-consoleTail, 0):], "\n")
 }
 

@@ -53,6 +53,12 @@ func newContainers(l *lan) (*containers, error) {
 	if err := cgroup.Remove(clusterCgroup(l.plan.Name)); err != nil {
 		return nil, fmt.Errorf("remove what an earlier run left: %w", err)
 	}
+	switch was, err := raise(inotifyLimit, inotifyInstances); {
+	case err != nil:
+		l.log.Warn("too many container nodes may fail for want of inotify instances", "error", err)
+	case was < inotifyInstances:
+		l.log.Info("raised a limit of this machine, which all container nodes share", "file", inotifyLimit, "from", was, "to", inotifyInstances)
+	}
 	return &containers{l}, nil
 }
 

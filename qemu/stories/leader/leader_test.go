@@ -7,6 +7,7 @@ package leader
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -54,25 +55,27 @@ func TestLeaderIsLostUnderLoad(t *testing.T) {
 			w.Goes(writeBudget, why)
 		}
 	}
-	leader := func() (n qemu.Node) {
+	// leader asks until one leads, in a later term than that.
+	leader := func(after uint64) (n qemu.Node, term uint64) {
 		t.Helper()
-		c.Eventually(writeBudget, "etcd has a leader", func() (err error) {
-			n, err = c.Leader(etcd)
+		c.Eventually(writeBudget, fmt.Sprintf("etcd has a leader, after term %d", after), func() (err error) {
+			if n, term, err = c.Term(etcd); err == nil && term <= after {
+				err = fmt.Errorf("%s leads in term %d", n.Name, term)
+			}
 			return err
 		})
-		return n
+		return n, term
 	}
 	both("before anything happened")
 
-	killed := leader()
+	killed, term := leader(0)
 	if err := c.Cut(t.Context(), killed.Name); err != nil {
 		t.Fatal(err)
 	}
 	m.Reached("power of the leader " + killed.Name + " is cut")
 	both("while the leader is off")
-	if next := leader(); next.Name == killed.Name {
-		t.Errorf("%s is off, and said to lead", next.Name)
-	}
+	next, later := leader(term)
+	m.Reached(fmt.Sprintf("%s leads in term %d, after %s in term %d", next.Name, later, killed.Name, term))
 	if err := c.On(t.Context(), killed.Name); err != nil {
 		t.Fatal(err)
 	}
@@ -84,12 +87,14 @@ func TestLeaderIsLostUnderLoad(t *testing.T) {
 	m.Reached("it is back")
 	both("while it came back")
 
-	killed = leader()
+	killed, term = leader(later - 1)
 	if err := c.KillOn(killed.Name, "etcd"); err != nil {
 		t.Fatal(err)
 	}
 	m.Reached("etcd of the leader " + killed.Name + " is killed")
 	both("after the leader's etcd was killed")
+	next, later = leader(term)
+	m.Reached(fmt.Sprintf("%s leads in term %d, after term %d", next.Name, later, term))
 	for i, w := range writers {
 		w.Stop()
 		w.Complete(backBudget, copies[i])

@@ -99,16 +99,26 @@ func (c *Cluster) Etcd(inside *keeper.Keeper, nodes ...qemu.Node) *clientv3.Clie
 
 // Leader is the node whose etcd says that it leads.
 func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) {
+	leader, _, err = c.Term(client)
+	return leader, err
+}
+
+// Term is the node whose etcd says that it leads, and since which term. One that was
+// overthrown may not have heard of it: the highest term counts.
+func (c *Cluster) Term(client *clientv3.Client) (leader qemu.Node, term uint64, err error) {
 	for _, n := range c.ControlPlanes() {
 		ctx, cancel := context.WithTimeout(c.t.Context(), callBudget)
 		s, one := client.Status(ctx, etcdURL(n))
 		cancel()
-		if one == nil && s.Leader == s.Header.MemberId {
-			return n, nil
+		if one == nil && s.Leader == s.Header.MemberId && s.RaftTerm > term {
+			leader, term = n, s.RaftTerm
 		}
 		err = errors.Join(err, one)
 	}
-	return leader, errors.Join(errors.New("no member of etcd says that it leads"), err)
+	if term > 0 {
+		return leader, term, nil
+	}
+	return leader, 0, errors.Join(errors.New("no member of etcd says that it leads"), err)
 }
 
 // InSync is nil if the members on these nodes vote, no others do, and all have the same

@@ -166,6 +166,16 @@ func (w *Writer) In(c *Cluster) *Writer {
 // Stop ends the writing.
 func (w *Writer) Stop() { w.stop() }
 
+// missed is the twin: what nobody has written isn't found, and is said to be lost.
+func missed(found map[string]string) error {
+	twin := ledger.New(time.Now())
+	twin.Acknowledged("never-written", "", time.Now())
+	if twin.Check(found) == nil {
+		return errors.New("a write that never was is found as well")
+	}
+	return nil
+}
+
 // Complete waits until all that was acknowledged is found by all who are asked.
 func (w *Writer) Complete(budget time.Duration, readers map[string]func(context.Context) (map[string]string, error)) {
 	w.c.t.Helper()
@@ -174,7 +184,7 @@ func (w *Writer) Complete(budget time.Duration, readers map[string]func(context.
 			ctx, cancel := context.WithTimeout(w.c.t.Context(), eventually.Scale(askBudget))
 			defer cancel()
 			found, err := read(ctx)
-			return errors.Join(err, w.Check(found))
+			return errors.Join(err, w.Check(found), missed(found))
 		})
 	}
 	w.c.t.Logf("%s: %d of %d acknowledged writes are there, for each of %d who were asked", w.Name, w.Count(), w.Count(), len(readers))

@@ -9,9 +9,9 @@ import (
 
 const (
 	// inotifyLimit is how many inotify instances all processes of one user may have,
-	// and with it all container nodes, as they are root's (inotify(7)). Ten nodes need
-	// about 110, and the kernel's default is 128: beyond that containerd has no CRI, and
-	// a kubelet none to speak to.
+	// and with it all container nodes, as they are root's (inotify(7)). A node has a
+	// dozen as soon as it is Ready, and the kernel's default is 128: beyond that containerd
+	// has no CRI, and a kubelet none to speak to.
 	inotifyLimit = "/proc/sys/fs/inotify/max_user_instances"
 	// inotifyInstances is what a node that is a machine sets for itself.
 	inotifyInstances = 8192

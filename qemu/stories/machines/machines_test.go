@@ -4,8 +4,8 @@
 // from DHCP: a worker is there before the cluster is, the control plane begins it when it
 // is told to, and once only, the worker joins, and both are reset at the same moment.
 //
-// Two control planes are told of with containers: emulated on two cores, each takes so long
-// that the other's etcd loses its leader again and again.
+// Two control planes are told of with containers: emulated on two busy cores, each took so
+// long that the other's etcd lost its leader again and again.
 package machines
 
 import (

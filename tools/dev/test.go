@@ -176,20 +176,21 @@ func stories(ctx context.Context, root string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var containers, machines []string
+	var containers, machines, tests []string
 	for _, f := range all {
+		tests = append(tests, f.short...)
 		switch {
-		case !f.short:
+		case len(f.short) == 0:
 		case f.machines:
 			machines = append(machines, f.path)
 		default:
 			containers = append(containers, f.path)
 		}
 	}
-	if err := bootTests(ctx, root, out, containersAtOnce, containers, "-tags=story"); err != nil {
+	if err := bootTests(ctx, root, out, containersAtOnce, containers, tests, "-tags=story"); err != nil {
 		return err
 	}
-	return bootTests(ctx, root, out, 1, machines, "-tags=story")
+	return bootTests(ctx, root, out, 1, machines, tests, "-tags=story")
 }
 
 // longStories are told one by one: most boot machines.
@@ -204,7 +205,7 @@ func longStories(ctx context.Context, root string, out io.Writer) error {
 			folders, tests = append(folders, f.path), append(tests, f.long...)
 		}
 	}
-	return bootTests(ctx, root, out, 1, folders, "-tags=story,long", "-run=^("+strings.Join(tests, "|")+")$")
+	return bootTests(ctx, root, out, 1, folders, tests, "-tags=story,long")
 }
 
 const (
@@ -223,10 +224,9 @@ var storyRoots = []string{"qemu/stories", "services"}
 
 // A storyFolder is a package with tests that boot nodes, or real parts of one.
 type storyFolder struct {
-	path string
-	// short: it has tests that aren't long; machines: and they boot some.
-	short, machines bool
-	long            []string // names of those that are
+	path        string
+	short, long []string // names of its tests
+	machines    bool     // whether short ones boot machines
 }
 
 var testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
@@ -261,7 +261,9 @@ func storyFolders(root string) ([]storyFolder, error) {
 				f.long = append(f.long, name[1])
 			}
 		case len(tests) > 0:
-			f.short = true
+			for _, name := range tests {
+				f.short = append(f.short, name[1])
+			}
 			f.machines = f.machines || strings.Contains(string(text), machineWord)
 		}
 		folders[folder] = f
@@ -275,8 +277,9 @@ func storyFolders(root string) ([]storyFolder, error) {
 	return slices.SortedFunc(maps.Values(folders), func(a, b storyFolder) int { return strings.Compare(a.path, b.path) }), nil
 }
 
-// bootTests builds everything first, so that a test's time is the test's.
-func bootTests(ctx context.Context, root string, out io.Writer, atOnce int, packages []string, flags ...string) error {
+// bootTests builds everything first, so that a test's time is the test's. It runs tests by
+// name: the unit tests beside them have been run.
+func bootTests(ctx context.Context, root string, out io.Writer, atOnce int, packages, tests []string, tags string) error {
 	if len(packages) == 0 {
 		return nil
 	}
@@ -289,8 +292,8 @@ func bootTests(ctx context.Context, root string, out io.Writer, atOnce int, pack
 	if err := os.Setenv("GARBOARD_COMPONENTS", programs); err != nil {
 		return err
 	}
-	args := append([]string{"test", "-v", "-count=1", fmt.Sprintf("-p=%d", atOnce), "-timeout=" + storyTimeout.String()}, flags...)
-	return goRun(ctx, root, out, append(args, packages...)...)
+	args := append([]string{"test", "-v", "-count=1", fmt.Sprintf("-p=%d", atOnce), "-timeout=" + storyTimeout.String(), tags, "-run=^(" + strings.Join(tests, "|") + ")$"}, packages...)
+	return goRun(ctx, root, out, args...)
 }
 
 func goRun(ctx context.Context, dir string, out io.Writer, args ...string) error {

@@ -155,9 +155,9 @@ func TestStoryFolders(t *testing.T) {
 	}
 	want := []storyFolder{
 		{path: "./qemu/stories/a", long: []string{"TestA", "TestB"}}, {path: "./qemu/stories/b", long: []string{"TestA"}},
-		{path: "./qemu/stories/c", short: true}, {path: "./qemu/stories/e", short: true, machines: true},
-		{path: "./qemu/stories/g", short: true, long: []string{"TestB"}}, {path: "./qemu/stories/h", long: []string{"TestA"}},
-		{path: "./services/i", short: true},
+		{path: "./qemu/stories/c", short: []string{"TestA"}}, {path: "./qemu/stories/e", short: []string{"TestA"}, machines: true},
+		{path: "./qemu/stories/g", short: []string{"TestA"}, long: []string{"TestB"}}, {path: "./qemu/stories/h", long: []string{"TestA"}},
+		{path: "./services/i", short: []string{"TestB"}},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(storyFolder{})); diff != "" {
 		t.Error(diff)

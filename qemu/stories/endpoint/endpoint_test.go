@@ -75,18 +75,7 @@ func TestEndpointGone(t *testing.T) {
 		}
 	}
 	c.Eventually(podBudget, "a pod runs on the worker", running(1))
-	c.Eventually(voteBudget, "the worker knows three API servers that are ready", func() error {
-		out, err := c.TryGbctl("-n", worker.Address.String(), "get", "apiservers")
-		if err != nil {
-			return err
-		}
-		for _, n := range c.Nodes[:3] {
-			if !row(out, n.Address.String()+":6443", "true", "kubernetes") {
-				return fmt.Errorf("it knows:\n%s", out)
-			}
-		}
-		return nil
-	})
+	c.Eventually(voteBudget, "the worker knows three API servers that are ready", func() error { return c.KnowsServers(worker, c.Nodes[:3]...) })
 	t.Log(c.Gbctl("-n", worker.Address.String(), "get", "apiservers"))
 	m.Reached("the worker knows three API servers")
 
@@ -133,7 +122,7 @@ func TestEndpointGone(t *testing.T) {
 		}
 		c.Eventually(bootBudget, "the worker knows nobody but the endpoint, in vain", func() error {
 			out, err := c.TryGbctl("-n", worker.Address.String(), "get", "apiservers")
-			if err == nil && (strings.Contains(out, "kubernetes") || !row(out, "false", "config")) {
+			if err == nil && (strings.Contains(out, "kubernetes") || !story.Row(out, "false", "config")) {
 				err = fmt.Errorf("it knows:\n%s", out)
 			}
 			return err
@@ -152,17 +141,6 @@ func TestEndpointGone(t *testing.T) {
 		})
 		m.Reached("without the list the worker came back with the endpoint")
 	})
-}
-
-// row is whether a table has a row with all of these.
-func row(table string, parts ...string) bool {
-	for line := range strings.Lines(table) {
-		fields := strings.Fields(line)
-		if !slices.ContainsFunc(parts, func(p string) bool { return !slices.Contains(fields, p) }) {
-			return true
-		}
-	}
-	return false
 }
 
 // reboot takes the worker off and on, and waits until its kubelet says that it lives.

@@ -6,6 +6,7 @@
 package grow
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,6 +24,8 @@ func TestMain(m *testing.M) { story.Main(m) }
 const (
 	// joinBudget is for a node to boot, to join and to be promoted.
 	joinBudget = 60 * time.Second
+	// formerBudget is for that, and for a member before it to hear that it is none.
+	formerBudget = 120 * time.Second
 	// electBudget is for etcd to elect a leader, and for the load balancer to notice.
 	electBudget = 30 * time.Second
 )
@@ -45,6 +48,9 @@ func TestThreeControlPlanes(t *testing.T) {
 	c.Eventually(joinBudget, "three members vote", voting)
 	m.Reached("three members vote")
 	t.Log(c.Gbctl("-n", first, "etcd", "status"))
+	former := member(c, last.Name)
+	data := filepath.Join(c.Dir(), last.Name, "var", "lib", "etcd")
+	kept := filepath.Join(c.Dir(), last.Name, "former")
 
 	t.Run("its members are looked after", func(t *testing.T) { lookedAfter(t, c.In(t)) })
 	t.Run("the last one loses its data", func(t *testing.T) {
@@ -56,7 +62,7 @@ func TestThreeControlPlanes(t *testing.T) {
 			_, err := c.Try("create", "configmap", "written")
 			return err
 		})
-		if err := os.RemoveAll(filepath.Join(c.Dir(), last.Name, "var", "lib", "etcd")); err != nil {
+		if err := os.Rename(data, kept); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.On(t.Context(), last.Name); err != nil {
@@ -65,6 +71,9 @@ func TestThreeControlPlanes(t *testing.T) {
 		c.Eventually(joinBudget, "three members vote", voting)
 		m.Reached("three members vote again")
 		t.Log(c.Gbctl("-n", last.Address.String(), "service", "etcd"))
+		if now := member(c, last.Name); now == former {
+			t.Errorf("it is member %s again, without that one's data", now)
+		}
 	})
 	t.Run("the last one leaves and comes back", func(t *testing.T) {
 		c := c.In(t)
@@ -76,6 +85,42 @@ func TestThreeControlPlanes(t *testing.T) {
 		c.Eventually(joinBudget, "three members vote", voting)
 		c.Kubectl("get", "configmap", "written")
 	})
+	// The twin: data of a member that was removed makes nobody a member.
+	t.Run("the last one has its former data", func(t *testing.T) {
+		c := c.In(t)
+		if err := c.Cut(t.Context(), last.Name); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.RemoveAll(data), os.Rename(kept, data)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.On(t.Context(), last.Name); err != nil {
+			t.Fatal(err)
+		}
+		c.Eventually(formerBudget, "three members vote", voting)
+		m.Reached("three members vote, with the former data put away")
+		if now := member(c, last.Name); now == former {
+			t.Errorf("it is member %s again, which was removed", now)
+		}
+		c.Kubectl("get", "configmap", "written")
+		if out, err := c.Try("get", "configmap", "never-written"); err == nil || !strings.Contains(err.Error(), "not found") {
+			t.Errorf("nobody has written it: %v: %s", err, out)
+		}
+	})
+}
+
+// member is the ID of the voting member that a node has, as the first one knows it.
+func member(c *story.Cluster, name string) string {
+	c.T().Helper()
+	out := c.Gbctl("-n", c.Nodes[0].Address.String(), "etcd", "members")
+	for line := range strings.Lines(out) {
+		// The node that was asked comes first.
+		if f := strings.Fields(line); len(f) > 3 && f[2] == name && f[3] == "yes" {
+			return f[1]
+		}
+	}
+	c.T().Fatalf("%s has no voting member:\n%s", name, out)
+	return ""
 }
 
 // lookedAfter is what is done to etcd by hand: no alarm is up, room is given back, and

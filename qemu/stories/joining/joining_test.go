@@ -66,6 +66,8 @@ func TestWorkerAndItsPeers(t *testing.T) {
 		return err
 	})
 	m.Reached("the worker's machine API serves")
+	c.Eventually(registerBudget, "the worker knows three API servers", func() error { return c.KnowsServers(worker, c.Nodes[:3]...) })
+	m.Reached("the worker knows three API servers")
 
 	t.Run("logs", func(t *testing.T) { logs(t, c.In(t)) })
 	// S-221

@@ -63,6 +63,9 @@ func TestAllNodesAtOnce(t *testing.T) {
 	c.Apply(workload)
 	c.Eventually(podsBudget, "the pods run", func() error { return available(c) })
 	etcd := c.Etcd(c.Network(), c.ControlPlanes()...)
+	// The twin of what must survive: what was deleted doesn't come back either.
+	c.Kubectl("create", "configmap", "deleted")
+	c.Kubectl("delete", "configmap", "deleted")
 	before := objects(t, c)
 	m.Reached(fmt.Sprintf("there are %d objects", len(before)))
 
@@ -82,12 +85,19 @@ func TestAllNodesAtOnce(t *testing.T) {
 			if took, limit := time.Since(start), eventually.Scale(offBudget); took > limit {
 				t.Errorf("all were off after %s; a machine promises %s", took, limit)
 			}
+			// The twin: now nobody answers.
+			if out, err := c.Try("get", "--raw", "/version", "--request-timeout=2s"); err == nil {
+				t.Errorf("all are off, and somebody answers: %s", out)
+			}
 			on := time.Now()
 			all(t, c, c.On)
 			c.Eventually(backBudget, "all nodes are Ready, and say so themselves", func() error {
 				return errors.Join(c.NodesReady(c.Nodes...), alive(c, on))
 			})
 			m.Reached("all nodes are Ready")
+			if alive(c, time.Now().Add(time.Hour)) == nil {
+				t.Error("leases of the future are taken for true")
+			}
 			c.Eventually(backBudget, "three members have the same data", func() error { return c.InSync(etcd, c.ControlPlanes()...) })
 			m.Reached("three members have the same data")
 			c.Eventually(backBudget, "the pods run", func() error { return available(c) })

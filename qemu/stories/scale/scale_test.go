@@ -65,6 +65,16 @@ func TestOneThreeFiveThree(t *testing.T) {
 		settled(left)
 	}
 
+	// The twin: who has left comes back with its power, and to no cluster.
+	gone := c.Nodes[0]
+	said := len(c.Text())
+	if err := c.On(t.Context(), gone.Name); err != nil {
+		t.Fatal(err)
+	}
+	c.Says(growBudget, said, "no usable configuration")
+	m.Reached(gone.Name + " is on again, and waits for a configuration")
+	settled(left)
+
 	w.Stop()
 	copies := map[string]func(context.Context) (map[string]string, error){}
 	for _, n := range left {

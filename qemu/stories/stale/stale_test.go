@@ -73,6 +73,19 @@ func TestS225StaleData(t *testing.T) {
 		t.Errorf("the old cluster's data: %v: %s", err, out)
 	}
 	t.Log(c.Gbctl("service", "etcd"))
+
+	// The twin: a cluster's own data is there as well, and nobody asks about it.
+	c.Kubectl("create", "configmap", "own")
+	must(t, c.Cut(t.Context(), c.Node()))
+	must(t, c.On(t.Context(), c.Node()))
+	c.Ready(m)
+	c.Eventually(tellBudget, "its own data is there", func() error {
+		_, err := c.Try("get", "configmap", "own")
+		return err
+	})
+	if says(c, []string{"another etcd cluster"}, "service", "etcd") == nil || says(c, []string{"etcd-foreign-data"}, "doctor") == nil {
+		t.Error("its own data is taken for another cluster's")
+	}
 }
 
 // says is nil where gbctl, whether it failed or not, has said all parts.

@@ -6,15 +6,18 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/keeper"
 )
 
@@ -108,4 +111,31 @@ func (c *Cluster) Gbctl(args ...string) string {
 		c.t.Fatal(err)
 	}
 	return out
+}
+
+// Row is whether a table has a row with all of these.
+func Row(table string, parts ...string) bool {
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		if !slices.ContainsFunc(parts, func(p string) bool { return !slices.Contains(fields, p) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// KnowsServers is nil where Kubernetes has told a node of the API servers of others, as
+// ready. Each tells of itself once it serves, which may be long after its node is Ready.
+// Who dies before all are known leaves a node that knows none that lives.
+func (c *Cluster) KnowsServers(n qemu.Node, of ...qemu.Node) error {
+	out, err := c.TryGbctl("-n", n.Address.String(), "get", "apiservers")
+	if err != nil {
+		return err
+	}
+	for _, server := range of {
+		if !Row(out, netip.AddrPortFrom(server.Address, apiServerPort).String(), "true", "kubernetes") {
+			return fmt.Errorf("%s doesn't know %s:\n%s", n.Name, server.Name, out)
+		}
+	}
+	return nil
 }

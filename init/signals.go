@@ -32,18 +32,23 @@ func (p *pid1) catchSignals() {
 	signal.Notify(children, syscall.SIGCHLD)
 	p.forever("reaper", func() { p.reap(children) })
 
-	others := make(chan os.Signal, 16)
+	// Each has its own place: a channel for all drops what comes while it is full.
+	for s := range signalIntents {
+		arrived := make(chan os.Signal, 1) // signals merge: twice the same is once
+		signal.Notify(arrived, s)
+		p.forever(s.String(), func() {
+			for range arrived {
+				p.signalled(s)
+			}
+		})
+	}
+	nobody := make(chan os.Signal, 1) // nobody listens: what doesn't fit is dropped
 	for s := syscall.Signal(1); s <= 64; s++ {
 		// URG is how the Go runtime wakes its own threads.
-		if s != syscall.SIGCHLD && s != syscall.SIGURG && !uncatchable(s) {
-			signal.Notify(others, s)
+		if _, means := signalIntents[s]; !means && s != syscall.SIGCHLD && s != syscall.SIGURG && !uncatchable(s) {
+			signal.Notify(nobody, s)
 		}
 	}
-	p.forever("signals", func() {
-		for s := range others {
-			p.signalled(s.(syscall.Signal))
-		}
-	})
 }
 
 // uncatchable are the signals that nothing can be done about: by the kernel's

@@ -22,10 +22,13 @@ import (
 )
 
 const (
+	// packagesAtOnce is how many packages' unit tests run at the same time. The long ones
+	// wait for kernels and clocks more than they compute.
+	packagesAtOnce = 4
 	// storyTimeout bounds all tests that boot machines, on two slow cores.
 	storyTimeout = 50 * time.Minute
 	// longNeeds is what the long stories may take: within less they aren't begun.
-	longNeeds = 35 * time.Minute
+	longNeeds = 40 * time.Minute
 	// testBudget is what the tests may take where all that they boot is built, without
 	// those that run only if they are asked for.
 	testBudget = 25 * time.Minute
@@ -166,7 +169,7 @@ func lintModule(ctx context.Context, root, module string, out io.Writer) error {
 }
 
 func unit(ctx context.Context, root string, out io.Writer) error {
-	return goRun(ctx, root, out, "test", "-race", "./...")
+	return goRun(ctx, root, out, "test", "-race", fmt.Sprintf("-p=%d", packagesAtOnce), "./...")
 }
 
 // stories runs those with containers at native speed, which mostly wait, some at once,

@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package partition is the story of three control planes whose network breaks: one is
 // cut off from the others, one can't reach or can't hear only some of them, one is on a

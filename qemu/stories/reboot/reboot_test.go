@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package reboot is the story of a cluster all of whose nodes go down at the same
 // time: the power fails, and then somebody presses every power button. It comes back

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
 )
 
@@ -166,7 +165,7 @@ func (l *lookout) moved(was, is qemu.Node) {
 			since = last
 		}
 		looks, failed := l.count()
-		if kept := time.Since(since); kept < eventually.Scale(keepTime) || looks < before+keptLooks {
+		if kept := time.Since(since); kept < keepTime || looks < before+keptLooks {
 			return errors.Join(fmt.Errorf("for %s and %d looks so far", kept, looks-before), failed)
 		}
 		return nil

@@ -92,17 +92,22 @@ func (c *Client) Do(ctx context.Context, command string) error {
 	if err := json.NewEncoder(c.conn).Encode(map[string]string{"execute": command}); err != nil {
 		return fmt.Errorf("qmp %s: %w", command, err)
 	}
+	var m message
 	select {
-	case m := <-c.answers:
-		if m.Error != nil {
-			return fmt.Errorf("qmp %s: %s: %s", command, m.Error.Class, m.Error.Desc)
-		}
-		return nil
+	case m = <-c.answers:
 	case <-c.done:
-		return fmt.Errorf("qmp %s: %w", command, net.ErrClosed)
+		select { // the answer may have been the last word
+		case m = <-c.answers:
+		default:
+			return fmt.Errorf("qmp %s: %w", command, net.ErrClosed)
+		}
 	case <-ctx.Done():
 		return fmt.Errorf("qmp %s: %w", command, ctx.Err())
 	}
+	if m.Error != nil {
+		return fmt.Errorf("qmp %s: %s: %s", command, m.Error.Class, m.Error.Desc)
+	}
+	return nil
 }
 
 // Done is closed when the connection has ended and every event is out.

@@ -35,6 +35,7 @@ func TestStartedAnewForManifests(t *testing.T) {
 				return errors.New("told to end")
 			})
 		}()
+		synctest.Wait() // it has looked once
 		after := func(d time.Duration, want int32) {
 			t.Helper()
 			time.Sleep(d)

@@ -148,9 +148,9 @@ func (g *Graph) Statuses() []Status {
 	return all
 }
 
-// Start starts a service that has ended or was stopped, and returns at once. Of
-// one that pauses before its next try, the pause ends. One that runs is left
-// alone.
+// Start starts a service that has ended or was stopped, and returns at once. One that
+// is still stopping starts again once it has. Of one that pauses before its next try,
+// the pause ends. One that runs is left alone.
 func (g *Graph) Start(_ context.Context, id string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -158,19 +158,25 @@ func (g *Graph) Start(_ context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if r.session != nil {
-		r.session.hurry()
-		return nil
-	}
-	r.open(r.lifetime)
+	r.start()
 	return nil
 }
 
 // Stop stops a service and returns when it has ended or was given up after its
 // budget. Those that depend on it go on. It stays stopped until Start.
 func (g *Graph) Stop(ctx context.Context, id string) error {
+	return g.stop(ctx, "stop", id, func(*runner) {})
+}
+
+// Restart is Stop, then Start. It starts again also if ctx ends before it has stopped.
+func (g *Graph) Restart(ctx context.Context, id string) error {
+	return g.stop(ctx, "restart", id, (*runner).start)
+}
+
+// stop asks a service to stop, and for what is to come then, and waits for its rest.
+func (g *Graph) stop(ctx context.Context, verb, id string, then func(*runner)) error {
 	g.mu.Lock()
-	r, err := g.find("stop", id)
+	r, err := g.find(verb, id)
 	if err != nil {
 		g.mu.Unlock()
 		return err
@@ -179,6 +185,8 @@ func (g *Graph) Stop(ctx context.Context, id string) error {
 	if s != nil {
 		s.stop()
 	}
+	r.again = false
+	then(r)
 	g.mu.Unlock()
 	if s == nil {
 		return nil
@@ -187,16 +195,8 @@ func (g *Graph) Stop(ctx context.Context, id string) error {
 	case <-s.closed:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("stop service %q: %w", id, ctx.Err())
+		return fmt.Errorf("%s service %q: it is still stopping: %w", verb, id, ctx.Err())
 	}
-}
-
-// Restart is Stop, then Start.
-func (g *Graph) Restart(ctx context.Context, id string) error {
-	if err := g.Stop(ctx, id); err != nil {
-		return err
-	}
-	return g.Start(ctx, id)
 }
 
 // find looks up a service that is to be changed. The caller holds mu.

@@ -304,6 +304,53 @@ func TestOperatorStopsAndStarts(t *testing.T) {
 	})
 }
 
+// lingering takes its time to stop.
+func lingering(id string, d time.Duration) Service {
+	svc := daemon(id)
+	run := svc.Run
+	svc.Run = func(ctx context.Context, h *Handle) error {
+		defer time.Sleep(d)
+		return run(ctx, h)
+	}
+	return svc
+}
+
+// Who asks for a start while a service stops, or for a restart and doesn't wait for it,
+// has it running in the end; who asks for a stop after that hasn't.
+func TestStartWhileItStops(t *testing.T) {
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, test := range map[string]struct {
+		ask  func(*running) error
+		want State
+	}{
+		"start":               {func(r *running) error { return errors.Join(r.Stop(gone, "old"), r.Start(gone, "old")) }, Running},
+		"restart":             {func(r *running) error { return r.Restart(gone, "old") }, Running},
+		"restart, then stop":  {func(r *running) error { return errors.Join(r.Restart(gone, "old"), r.Stop(gone, "old")) }, Finished},
+		"stop, never to come": {func(r *running) error { return r.Stop(gone, "old") }, Finished},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, lingering("old", 5*time.Second))
+				if err := test.ask(r); !errors.Is(err, context.Canceled) {
+					t.Errorf("nobody waited for it: %v", err)
+				}
+				pass(time.Second)
+				if got := r.state("old"); got != Stopping {
+					t.Errorf("old is %s", got)
+				}
+				pass(5 * time.Second)
+				if got := r.state("old"); got != test.want {
+					t.Errorf("old is %s in the end, not %s", got, test.want)
+				}
+				if err := r.end(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 func TestStopWhileItWaitsPreparesAndPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var begins times

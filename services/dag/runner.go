@@ -43,6 +43,7 @@ type runner struct {
 	// The graph's mu guards all following fields.
 	lifetime  context.Context // Run's
 	session   *session        // nil while the service is at rest
+	again     bool            // it was asked to start while its session stops
 	attempt   *attempt        // the run under way, nil between runs
 	former    <-chan struct{} // closed when a run that was given up has ended
 	state     State
@@ -71,6 +72,15 @@ func (s *session) stop() {
 		close(s.asked)
 		s.cancel()
 	})
+}
+
+func (s *session) stopping() bool {
+	select {
+	case <-s.asked:
+		return true
+	default:
+		return false
+	}
 }
 
 func (s *session) hurry() {
@@ -172,8 +182,20 @@ func (r *runner) status() Status {
 func (r *runner) open(lifetime context.Context) {
 	s := &session{asked: make(chan struct{}), kick: make(chan struct{}, 1), closed: make(chan struct{})}
 	s.idle, s.cancel = context.WithCancel(lifetime)
-	r.lifetime, r.session, r.succeeded = lifetime, s, false
+	r.lifetime, r.session, r.again, r.succeeded = lifetime, s, false, false
 	r.sessions <- s
+}
+
+// start is what Graph.Start says. The caller holds mu.
+func (r *runner) start() {
+	switch {
+	case r.session == nil:
+		r.open(r.lifetime)
+	case r.session.stopping():
+		r.again = true
+	default:
+		r.session.hurry()
+	}
 }
 
 // supervise is the runner's goroutine: it serves sessions until the graph stops
@@ -195,6 +217,9 @@ func (r *runner) supervise(ctx context.Context) {
 			r.serve(s)
 			r.g.mu.Lock()
 			r.session = nil
+			if r.again && ctx.Err() == nil {
+				r.open(r.lifetime)
+			}
 			r.g.mu.Unlock()
 			s.cancel()
 			close(s.closed)

@@ -57,13 +57,15 @@ func (e *HeldError) Error() string { return e.Holder.String() }
 
 // take takes the lock for an operation that begins. without is why it has none.
 func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	bounded, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
-	t, err = r.o.Lock.Take(ctx, h)
+	t, err = r.o.Lock.Take(bounded, h)
 	var held *HeldError
 	switch {
 	case errors.As(err, &held):
 		return nil, "", refuse("%s: %w: one of them at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
+	case err != nil && ctx.Err() != nil:
+		return nil, "", calledOff(h.Name, ctx.Err())
 	case err != nil:
 		return nil, err.Error(), nil
 	}

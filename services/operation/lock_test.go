@@ -17,12 +17,16 @@ type lock struct {
 	broken error
 	tries  int
 	given  []time.Duration
+	during func() // a try
 }
 
 func (k *lock) Take(_ context.Context, h Holder) (Taken, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.tries++
+	if k.during != nil {
+		k.during()
+	}
 	switch {
 	case k.broken != nil:
 		return nil, k.broken
@@ -103,6 +107,53 @@ func TestLockOfTheCluster(t *testing.T) {
 			t.Errorf("%q", o.Warnings)
 		}
 	})
+}
+
+// Who is called off while it looks around has seen nothing, and does nothing: what it
+// couldn't ask isn't a reason to go without others, or without the lock.
+func TestCalledOffBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	for name, during := range map[string]struct {
+		planning, asking bool
+		broken           error
+	}{
+		"while it plans":                         {planning: true},
+		"while it asks for the lock":             {asking: true, broken: context.Canceled},
+		"while it asks for the lock, and has it": {asking: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, callOff := context.WithCancel(t.Context())
+				n := newNode(t)
+				k := &lock{broken: during.broken}
+				n.lock = k
+				if during.asking {
+					k.during = callOff
+				}
+				d := planned("reboot", n.noting("end"))
+				d.Plan = func(context.Context, Request) (Plan, error) {
+					if during.planning {
+						callOff()
+					}
+					return Plan{Steps: []Step{n.noting("end")}, Warnings: []string{"nobody could be asked"}}, nil
+				}
+				n.definitions = []Definition{d}
+				n.boot()
+				defer n.halt()
+				if _, err := n.r.Start(ctx, Ask{Name: "reboot", By: "jo"}); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "nothing is done") {
+					t.Errorf("it was called off: %v", err)
+				}
+				synctest.Wait()
+				n.expect()
+				if all, err := n.r.List(); len(all) != 0 || err != nil {
+					t.Errorf("%v, %v", all, err)
+				}
+				if holder, _, _ := k.state(); holder != nil {
+					t.Errorf("%v has the lock", holder)
+				}
+			})
+		})
+	}
 }
 
 // A plan may say that it can't wait for others.

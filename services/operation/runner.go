@@ -212,6 +212,9 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 		p, err = def.Plan(ctx, request)
 		return err
 	})
+	if called := ctx.Err(); called != nil {
+		return Plan{}, calledOff(def.Name, called)
+	}
 	if err != nil {
 		return Plan{}, Refusal{fmt.Errorf("%s: %w", def.Name, err)}
 	}
@@ -219,6 +222,12 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 		return Plan{}, fmt.Errorf("a defect of operation %s: %w", def.Name, err)
 	}
 	return p, nil
+}
+
+// calledOff is the error of who was called off while it looked around: what it couldn't
+// ask, others and the lock, would count as not there.
+func calledOff(name string, err error) error {
+	return fmt.Errorf("%s: called off before it began, and nothing is done: %w", name, err)
 }
 
 // look is what the lock would say now, for a dry run.
@@ -277,6 +286,10 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 	rec.State, rec.Began, rec.Unlocked = Running, began, lock == nil
 	l := newLive(r, rec)
 	l.lock = lock
+	if called := ctx.Err(); called != nil {
+		l.release(0)
+		return Operation{}, calledOff(def.Name, called)
+	}
 	err := l.commit(func(*record) ([]Event, error) {
 		events := []Event{{Kind: Changed, State: Running, Text: "asked by " + rec.By}}
 		for _, w := range rec.Warnings {
@@ -350,8 +363,8 @@ func (r *Runner) resume(rec *record) {
 		})
 		err = r.launch(l, p.Steps)
 	}
-	if err == nil || errors.Is(err, errLeaving) {
-		return
+	if err == nil || errors.Is(err, errLeaving) || r.ctx.Err() != nil {
+		return // the journal is there for the next boot
 	}
 	l.end(Failed, fmt.Sprintf("can't go on after a restart: %v", err))
 	close(l.ended)

@@ -80,7 +80,7 @@ func (s *operationService) Abort(ctx context.Context, req *connect.Request[apiv1
 	if err := s.runner.Abort(id, asked(ctx)); err != nil {
 		return nil, operationError(err)
 	}
-	return connect.NewResponse(&apiv1.AbortOperationResponse{Message: readable(id) + " is aborted, and what it did is undone: gbctl operation attach " + readable(id)}), nil
+	return connect.NewResponse(&apiv1.AbortOperationResponse{Message: readable(id) + " is aborted; what it did is undone where that is possible: gbctl operation attach " + readable(id)}), nil
 }
 
 // permit refuses who may not do the operation itself.

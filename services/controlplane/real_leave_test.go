@@ -100,6 +100,15 @@ func (n *realNode) checkLeaves(admin, worker *kubernetes.Client) {
 	if err := worker.AskToLeave(brief, "w", "reset-1"); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
 		n.t.Errorf("a node with a taint of others leaves: %v", err)
 	}
+	// It takes that back, or it would be deleted some day, when the taint is gone.
+	put(n.t, worker.Stay(ctx, "w", "reset-2"))
+	if node, err := admin.Get(ctx, kubernetes.NodeRef("w")); err != nil || node.Text("metadata", "annotations", kubernetes.Leaving) != "reset-1" {
+		n.t.Errorf("another takes it back: %v, %v", node, err)
+	}
+	put(n.t, worker.Stay(ctx, "w", "reset-1"))
+	if node, err := admin.Get(ctx, kubernetes.NodeRef("w")); err != nil || node.Text("metadata", "annotations", kubernetes.Leaving) != "" {
+		n.t.Errorf("it is still asked to leave: %v, %v", node, err)
+	}
 	_, err = admin.Merge(ctx, kubernetes.NodeRef("w"), kubernetes.Object{"spec": object{"taints": nil}})
 	put(n.t, err)
 	patient, cancel := context.WithTimeout(ctx, eventually.Scale(30*time.Second))

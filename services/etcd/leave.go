@@ -125,6 +125,17 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 	return name, nil
 }
 
+// Settled returns when nothing is under way that a start of the service must not meet: a
+// member that leaves, joins or is recovered.
+func (e *Etcd) Settled(ctx context.Context) error {
+	done, err := e.take(ctx)
+	if err != nil {
+		return fmt.Errorf("wait until etcd has left: %w", err)
+	}
+	done()
+	return nil
+}
+
 // removed is whether the others say that the member isn't one any more.
 func (e *Etcd) removed(ctx context.Context, p *parting) bool {
 	var urls []string

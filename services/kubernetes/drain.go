@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// cordonedBy is the annotation that tells who has cordoned a node: it is uncordoned
-	// by nobody else.
+	// cordonedBy is the annotation that tells which operation has cordoned a node: it is
+	// uncordoned by nobody else, but for one that comes after it.
 	cordonedBy = "garboard.dev/cordoned-by"
 	// conflicts is how often a change is made anew of an object that somebody else has
 	// changed meanwhile: the kubelet writes its node every few seconds.
@@ -29,12 +29,14 @@ const (
 // NodeRef names a node.
 func NodeRef(name string) Ref { return Ref{APIVersion: "v1", Kind: "Node", Name: name} }
 
-// Cordon keeps new pods from a node. It returns whether it is by's doing that the node
-// is cordoned: one that was cordoned before stays so after Uncordon.
+// Cordon keeps new pods from a node. It returns whether by is to uncordon it: one that
+// people have cordoned before stays so. What an operation has left is taken over: a node
+// runs one at a time, so that one has ended, and couldn't.
 func (c *Client) Cordon(ctx context.Context, node, by string) (did bool, err error) {
 	err = c.changeNode(ctx, node, func(n Object) Object {
-		if n.At("spec", "unschedulable") == true {
-			did = n.Text("metadata", "annotations", cordonedBy) == by
+		whose := n.Text("metadata", "annotations", cordonedBy)
+		if n.At("spec", "unschedulable") == true && (whose == "" || whose == by) {
+			did = whose == by
 			return nil
 		}
 		did = true
@@ -83,6 +85,20 @@ func (c *Client) AskToLeave(ctx context.Context, node, by string) error {
 		}
 		_, err = c.Get(ctx, NodeRef(node))
 	}
+	if IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// Stay takes back what AskToLeave has asked for by.
+func (c *Client) Stay(ctx context.Context, node, by string) error {
+	err := c.changeNode(ctx, node, func(n Object) Object {
+		if n.Text("metadata", "annotations", Leaving) != by {
+			return nil
+		}
+		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: nil}}}
+	})
 	if IsNotFound(err) {
 		return nil
 	}

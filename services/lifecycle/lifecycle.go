@@ -66,6 +66,9 @@ const (
 	// holdReboot is how long other nodes wait at most for one that reboots. Servers with
 	// much memory test it for minutes before they start anything.
 	holdReboot = 15 * time.Minute
+	// holdShutdown is how long they wait for one that powers off: until then its etcd may
+	// answer who counts its members, and it counts for nothing. A node ends within 30 s.
+	holdShutdown = 30 * time.Second
 	// backTimeout is how long a node that is back waits for the cluster, which may have
 	// been down as a whole.
 	backTimeout = 10 * time.Minute
@@ -76,6 +79,8 @@ type Etcd interface {
 	MayStop(ctx context.Context) error
 	MayLeave(ctx context.Context) error
 	Leave(ctx context.Context) (name string, err error)
+	// Settled returns when no Leave is under way.
+	Settled(ctx context.Context) error
 }
 
 // Options are what the operations stand on.

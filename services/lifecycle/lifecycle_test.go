@@ -206,6 +206,8 @@ func (m member) Leave(context.Context) (string, error) {
 	return "n1 (8e9e)", m.r.note("leave etcd")
 }
 
+func (m member) Settled(context.Context) error { return m.r.note("see etcd settled") }
+
 // RoundTrip is the API server.
 func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
 	r.mu.Lock()
@@ -370,7 +372,7 @@ func TestResetThatEtcdRefuses(t *testing.T) {
 		r.on()
 		defer r.off()
 		o := r.run(Reset, ResetArguments{}.Encode())
-		check(t, r, o, operation.Failed, append(slices.Clone(leaveInOrder[:5]), "start etcd", "start kubelet")...)
+		check(t, r, o, operation.Failed, append(slices.Clone(leaveInOrder[:5]), "see etcd settled", "start etcd", "start kubelet")...)
 		if !strings.Contains(o.Error, "the cluster would lose its quorum") {
 			t.Errorf("error %q", o.Error)
 		}

@@ -38,7 +38,7 @@ func (o Options) planReboot(ctx context.Context, r operation.Request) (operation
 }
 
 func (o Options) planShutdown(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	return o.planPower(ctx, r, Shutdown, 0) // nobody knows when it is on again
+	return o.planPower(ctx, r, Shutdown, holdShutdown) // nobody knows when it is on again
 }
 
 // powers are how the machine ends.
@@ -81,7 +81,7 @@ func (o Options) planPower(ctx context.Context, r operation.Request, name string
 			Run: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, r.ID) },
 		})
 	}
-	if hold > 0 && !args.Force {
+	if name == Reboot && !args.Force {
 		p.Steps = append(p.Steps, operation.Step{
 			ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout, Optional: true,
 			// An operation that goes on takes the lock of the cluster again, as soon as

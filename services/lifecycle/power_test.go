@@ -186,8 +186,9 @@ func (r *rig) isWorker() {
 
 // lock is one of a cluster with no other node that wants it.
 type lock struct {
-	mu   sync.Mutex // guards held
-	held bool
+	mu    sync.Mutex // guards what follows
+	held  bool
+	given []time.Duration
 }
 
 func (k *lock) set(held bool) {
@@ -205,6 +206,9 @@ func (k *lock) Look(context.Context) (*operation.Holder, error) { return nil, ni
 
 func (k *lock) Release(_ context.Context, after time.Duration) error {
 	k.set(after > 0)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.given = append(k.given, after)
 	return nil
 }
 
@@ -227,6 +231,32 @@ func TestLockOfAReboot(t *testing.T) {
 				r.end(o.ID)
 				if k.held {
 					t.Error("others wait for a node that is back")
+				}
+			})
+		})
+	}
+}
+
+// Who goes next counts the members that answer: not those of a node that is on its way
+// out, and no longer than that takes.
+func TestLockOfAShutdown(t *testing.T) {
+	for name, test := range map[string]struct {
+		args PowerArguments
+		want []time.Duration
+	}{
+		"emptied":       {PowerArguments{}, []time.Duration{holdShutdown}},
+		"pods are kept": {PowerArguments{KeepPods: true}, []time.Duration{holdShutdown}},
+		"forced":        {PowerArguments{Force: true}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, k := newRig(t), &lock{}
+				r.lock = k
+				r.on()
+				r.run(Shutdown, test.args.Encode())
+				r.off()
+				if !slices.Equal(k.given, test.want) {
+					t.Errorf("the lock was given back after %v, want %v", k.given, test.want)
 				}
 			})
 		})

@@ -123,6 +123,11 @@ func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout 
 			Run: func(ctx context.Context, p *operation.Progress) error {
 				return retry(ctx, p, func(ctx context.Context) error { return o.deleteNode(ctx, r.ID) })
 			},
+			Undo: func(ctx context.Context, p *operation.Progress) error {
+				return retry(ctx, p, func(ctx context.Context) error {
+					return o.node(func(c *kubernetes.Client, name string) error { return c.Stay(ctx, name, r.ID) })
+				})
+			},
 		},
 		operation.Step{
 			ID: "pods", What: "stop the pods that are left, the control plane's among them", Deadline: podsTimeout, Optional: true,
@@ -143,7 +148,13 @@ func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout 
 				p.Say("member %s has left", name)
 				return nil
 			},
-			Undo: func(ctx context.Context, _ *operation.Progress) error { return o.Start(ctx, etcd.ID) },
+			Undo: func(ctx context.Context, _ *operation.Progress) error {
+				// One that is past its own point of no return stops the service yet.
+				if err := o.Etcd.Settled(ctx); err != nil {
+					return err
+				}
+				return o.Start(ctx, etcd.ID)
+			},
 		})
 	}
 	return steps, nil

@@ -468,3 +468,18 @@ func TestBootAfterInterruptedWrites(t *testing.T) {
 		}
 	})
 }
+
+// What can't be kept doesn't keep a node from its configuration: without one it would
+// have no API.
+func TestBootWithAHistoryThatCannotBeRead(t *testing.T) {
+	start(t, func(p *power, _ []byte) {
+		p.off()
+		if err := os.MkdirAll(filepath.Join(p.dir, historyDir, "000000000009.json"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		p.on(nil)
+		if _, err := Configs.Get(p.store, ConfigID); err != nil || p.hostname() != "one" {
+			t.Errorf("it has no configuration: %v", err)
+		}
+	})
+}

@@ -154,7 +154,7 @@ func (a *Applier) begin(source string, text []byte) error {
 	}
 	if a.state {
 		if err := a.keepBegun("found at boot: " + source); err != nil {
-			return err
+			a.o.Log.Error("the configuration isn't kept on STATE: the next boot may begin with another", "err", err)
 		}
 	}
 	return a.publish(nil)

@@ -34,7 +34,7 @@ var etcdConditions = []condition{
 		id: "etcd-no-space", severity: failure,
 		sees: "etcdserver: mvcc: database space exceeded; Kubernetes can be read and not changed.",
 		why:  "etcd's database has reached its quota, and takes no more writes until the alarm is cleared.",
-		next: "Delete what fills it (often events or a controller that creates objects without end), compact and defragment it, and disarm the alarm; quota-backend-bytes in cluster.etcd.extraArgs allows more.",
+		next: "Delete what fills it (often events or a controller that creates objects without end), wait five minutes until etcd has compacted its database, then gbctl etcd defrag and gbctl etcd alarm disarm; quota-backend-bytes in cluster.etcd.extraArgs allows more.",
 		holds: func(s *snapshot) []finding {
 			if s.etcd == nil || len(s.etcd.alarms) == 0 {
 				return nil

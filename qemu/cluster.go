@@ -116,7 +116,8 @@ func Open(name string) (*Cluster, error) {
 	return &Cluster{Plan: p, dir: d}, nil
 }
 
-// List finds all clusters, sorted by name. One that is removed meanwhile is none.
+// List finds all clusters, sorted by name, also if it returns an error: that is of those
+// that are damaged. One that is removed meanwhile is none.
 func List() ([]*Cluster, error) {
 	home, err := Home()
 	if err != nil {
@@ -127,17 +128,23 @@ func List() ([]*Cluster, error) {
 		return nil, err
 	}
 	var all []*Cluster
+	var damaged []error
 	for _, p := range plans {
-		c, err := Open(filepath.Base(filepath.Dir(p)))
+		name := filepath.Base(filepath.Dir(p))
+		if checkName(name) != nil {
+			continue // a copy that somebody made: it can't be one's name
+		}
+		c, err := Open(name)
 		if errors.Is(err, ErrNoCluster) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			damaged = append(damaged, err)
+			continue
 		}
 		all = append(all, c)
 	}
-	return all, nil
+	return all, errors.Join(damaged...)
 }
 
 // Find is a node by its name, which may be given without the cluster's before it.
@@ -308,7 +315,7 @@ func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error
 	}
 	if next.Source != plan.Source || next.Boot.Cmdline != plan.Boot.Cmdline {
 		o.say("What cluster %s boots has changed: restarting its nodes.", plan.Name)
-		if err := stopHost(ctx, d, stopBudget); err != nil {
+		if err := stopHost(ctx, d, plan.stopBudget()); err != nil {
 			return plan, err
 		}
 	}
@@ -358,6 +365,8 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 	args := append(plan.Self[1:len(plan.Self):len(plan.Self)], "host", "--cluster", plan.Name)
 	cmd := exec.Command(plan.Self[0], args...)
 	cmd.Dir = "/"
+	// Which a relative directory would lead elsewhere from.
+	cmd.Env = append(os.Environ(), homeVar+"="+filepath.Dir(filepath.Dir(string(d))))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{speak} // reportFD
 	cmd.SysProcAttr = hostAttributes(os.Geteuid(), os.Getegid())

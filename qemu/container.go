@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/garboard-os/garboard/qemu/cgroup"
@@ -50,7 +53,7 @@ type containers struct {
 }
 
 func newContainers(l *lan) (*containers, error) {
-	if err := cgroup.Remove(clusterCgroup(l.plan.Name)); err != nil {
+	if err := cgroup.Remove(l.dir.cgroup()); err != nil {
 		return nil, fmt.Errorf("remove what an earlier run left: %w", err)
 	}
 	switch was, err := raise(inotifyLimit, inotifyInstances); {
@@ -62,11 +65,16 @@ func newContainers(l *lan) (*containers, error) {
 	return &containers{l}, nil
 }
 
-func clusterCgroup(cluster string) string { return filepath.Join(cgroup.Parent, cluster) }
+// cgroup is where all nodes of a cluster are. There may be another of its name in the home
+// of somebody else, or in another one of the same user.
+func (d clusterDir) cgroup() string {
+	sum := sha256.Sum256([]byte(d))
+	return filepath.Join(cgroup.Parent, filepath.Base(string(d))+"."+hex.EncodeToString(sum[:4]))
+}
 
 // NodeProcesses are the PIDs, on this machine, of all that runs in a container node.
 func (c *Cluster) NodeProcesses(node string) ([]int, error) {
-	return cgroup.Processes(filepath.Join(clusterCgroup(c.Name), node))
+	return cgroup.Processes(filepath.Join(c.dir.cgroup(), node))
 }
 
 // makeLink makes a node's cable: our end on the bridge, the other one to be taken
@@ -93,7 +101,7 @@ func (c *containers) spec(n Node, link string) sandboxSpec {
 		Hostname:  n.Name,
 		Rootfs:    c.plan.Boot.Rootfs,
 		Work:      c.dir.work(n.Name),
-		Cgroup:    filepath.Join(clusterCgroup(c.plan.Name), n.Name),
+		Cgroup:    filepath.Join(c.dir.cgroup(), n.Name),
 		NetDevice: link,
 		Binds: []sandboxBind{
 			{Source: c.dir.state(n.Name), Target: "/system/state"},
@@ -173,11 +181,12 @@ func (c *containers) Start(ctx context.Context, n Node) (Running, error) {
 	}
 }
 
-func (c *containers) Close() error { return cgroup.Remove(clusterCgroup(c.plan.Name)) }
+func (c *containers) Close() error { return cgroup.Remove(c.dir.cgroup()) }
 
 type runningContainer struct {
 	cmd       *exec.Cmd
 	cgroup    string
+	pressed   sync.Once    // the power button
 	complaint bytes.Buffer // standard error; complete when done is closed
 
 	done chan struct{} // closed when the two below are set
@@ -212,9 +221,11 @@ func (r *runningContainer) Wait() (End, error) {
 	return r.end, r.err
 }
 
-func (r *runningContainer) PowerOff(context.Context) error {
+func (r *runningContainer) PowerOff(context.Context) (err error) {
 	_ = cgroup.Freeze(r.cgroup, false) // gone already, if it can't
-	return r.cmd.Process.Signal(syscall.SIGTERM)
+	// The second time, the sandbox would cut the power.
+	r.pressed.Do(func() { err = r.cmd.Process.Signal(syscall.SIGTERM) })
+	return err
 }
 
 // Cut kills the sandbox: it is the first of the PID namespace that all of the

@@ -167,7 +167,7 @@ func TestContainerLimits(t *testing.T) {
 	c := up(t, o)
 	expect(t, c, "who", "limits-controlplane-1 boot 1")
 	// Of both versions; one of them is there.
-	node := filepath.Join(clusterCgroup(o.Name), c.Nodes[0].Name)
+	node := filepath.Join(c.dir.cgroup(), c.Nodes[0].Name)
 	for _, want := range [][2]string{
 		{"memory" + node + "/memory.limit_in_bytes", "67108864"}, {"cpu,cpuacct" + node + "/cpu.cfs_quota_us", "100000"},
 		{node + "/memory.max", "67108864"}, {node + "/cpu.max", "100000 100000"},
@@ -235,6 +235,62 @@ func TestContainerClustersSideBySide(t *testing.T) {
 	}
 }
 
+// Two of one name, in two homes, have nothing to do with each other. A home may be given
+// relative to where the user is.
+func TestContainersOfOneNameInTwoHomes(t *testing.T) {
+	o := artefacts(t)
+	o.Name = "twins"
+	t.Chdir(t.TempDir())
+	homes := [2]string{"mine", t.TempDir()}
+	ups := [2]*Cluster{}
+	for i, home := range homes {
+		t.Setenv("GARBOARD_HOME", home)
+		ups[i] = up(t, o)
+		expect(t, ups[i], "who", "boot 1")
+	}
+	if err := Down(t.Context(), o.Name); err != nil {
+		t.Error(err)
+	}
+	expect(t, ups[0], "who", "boot 1")
+	t.Setenv("GARBOARD_HOME", homes[0]) // for what up does at the end
+}
+
+// A node that was frozen when its host process was killed is in nobody's way.
+func TestFrozenNodeOfADeadHost(t *testing.T) {
+	for name, then := range map[string]func(context.Context, Options) error{
+		"destroyed": func(ctx context.Context, o Options) error { return Down(ctx, o.Name) },
+		"up again":  func(ctx context.Context, o Options) error { _, err := Up(ctx, o); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := artefacts(t)
+			o.Name = "dead-host"
+			t.Setenv("GARBOARD_HOME", t.TempDir())
+			before := snapshot.Take(t, o.Name)
+			c := up(t, o)
+			expect(t, c, "who", "boot 1")
+			if err := c.Freeze(t.Context(), c.Nodes[0].Name); err != nil {
+				t.Fatal(err)
+			}
+			pid, err := c.HostPID()
+			if err != nil || pid == 0 {
+				t.Fatalf("host process: %d, %v", pid, err)
+			}
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			if err := then(t.Context(), o); err != nil {
+				t.Error(err)
+			}
+			if err := Down(t.Context(), o.Name); err != nil {
+				t.Fatal(err)
+			}
+			if diff := before.Diff(snapshot.Take(t, o.Name)); diff != "" {
+				t.Errorf("left behind:\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestContainerSwitches(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "switches"
@@ -293,12 +349,12 @@ func TestContainerSwitches(t *testing.T) {
 // has none; the rest is the same.)
 func TestContainersWithCgroupV2(t *testing.T) {
 	needRoot(t)
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestContainer(NodeLeavesNothing|HostProcessKilled|Switches)$", "-test.v")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^Test(ContainerNodeLeavesNothing|ContainerHostProcessKilled|ContainerSwitches|FrozenNodeOfADeadHost)$", "-test.v")
 	cmd.Env = append(os.Environ(), onlyV2+"=1")
 	// Go makes the mounts of the new namespace private.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
-	if err != nil || strings.Count(string(out), "--- PASS") != 3 {
+	if err != nil || strings.Count("\n"+string(out), "\n--- PASS") != 4 {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/garboard-os/garboard/qemu/cgroup"
@@ -76,11 +75,7 @@ func Stop(ctx context.Context, name string) error {
 		return err
 	}
 	defer release()
-	budget := stopBudget
-	if c.Accelerator == "tcg" {
-		budget = stopBudgetEmulated
-	}
-	return stopHost(ctx, c.dir, budget)
+	return stopHost(ctx, c.dir, c.stopBudget())
 }
 
 // Down removes a cluster with all that it has, also one that was killed in any
@@ -105,7 +100,7 @@ func remove(ctx context.Context, d clusterDir) error {
 	if err := stopHost(ctx, d, 0); err != nil {
 		return err
 	}
-	if err := cgroup.Remove(clusterCgroup(filepath.Base(string(d)))); err != nil {
+	if err := cgroup.Remove(d.cgroup()); err != nil {
 		return err
 	}
 	if err := os.Remove(d.plan()); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -104,15 +104,11 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	}
 	defer func() { err = errors.Join(err, network.Close()) }()
 	var p provisioner
-	budget := stopBudget
 	switch plan.Provisioner {
 	case Container:
 		p, err = newContainers(network)
 	case QEMU:
 		p = newMachines(network)
-		if plan.Accelerator != "kvm" {
-			budget = stopBudgetEmulated
-		}
 	default:
 		err = fmt.Errorf("provisioner %q of cluster %s isn't known", plan.Provisioner, name)
 	}
@@ -160,7 +156,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 		}
 	}()
 	tell(report{Ready: true})
-	budget = h.wait(ctx, d, budget)
+	budget := h.wait(ctx, d, plan.stopBudget())
 	log.Info("cluster stops", "cluster", name, "budget", budget)
 	h.stopAll(budget)
 	server.Close()

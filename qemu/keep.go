@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -81,10 +82,12 @@ func (d clusterDir) forget(p Plan) error {
 		return err
 	}
 	for _, dir := range all {
-		if filepath.Base(dir) != keptPrefix+p.Source {
-			if err := os.RemoveAll(dir); err != nil {
-				return err
-			}
+		base := filepath.Base(dir)
+		if base == keptPrefix+p.Source || slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Name == base }) {
+			continue // what it boots, or a node of a cluster whose name begins so
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return err
 		}
 	}
 	return nil

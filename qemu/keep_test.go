@@ -64,8 +64,14 @@ func TestClusterForgetsWhatItBootedBefore(t *testing.T) {
 	if plans[0].Source == plans[1].Source {
 		t.Fatal("two sources have one name")
 	}
+	// A node's directory is beside them, and may have a name that begins in the same way.
+	plans[1].Nodes = []Node{{Name: "boot-controlplane-1"}}
+	disk := write(t, d.file(filepath.Join("boot-controlplane-1", "disk.img")), "all that there is")
 	if err := d.forget(plans[1]); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := os.Stat(disk); err != nil {
+		t.Errorf("the node's disk: %v", err)
 	}
 	if _, err := os.Stat(plans[0].Boot.Kernel); !os.IsNotExist(err) {
 		t.Errorf("the former kernel: %v", err)

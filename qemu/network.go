@@ -108,11 +108,16 @@ func (h *hostProcess) setNetwork(n *node, to Network) error {
 func (l *lan) spoil(n Node, to Network) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	was := l.networks[n.Name]
 	l.networks[n.Name] = to
 	if _, err := l.links.LinkByName(linkName("node", n)); err != nil {
 		return nil // the node is off; its start does it
 	}
-	return l.connect(n)
+	if err := l.connect(n); err != nil {
+		l.networks[n.Name] = was // or its next start would fail as well
+		return errors.Join(err, l.connect(n))
+	}
+	return nil
 }
 
 // linkName is short, and the namespace's own.

@@ -124,10 +124,20 @@ func checkName(name string) error {
 	return nil
 }
 
+// stopBudget is how long its nodes may take to power off.
+func (p Plan) stopBudget() time.Duration {
+	if p.Accelerator == "tcg" {
+		return stopBudgetEmulated
+	}
+	return stopBudget
+}
+
+const homeVar = "GARBOARD_HOME"
+
 // Home is the directory that holds all clusters: ~/.garboard/clusters, or
 // $GARBOARD_HOME/clusters.
 func Home() (string, error) {
-	base := os.Getenv("GARBOARD_HOME")
+	base := os.Getenv(homeVar)
 	if base == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -179,7 +189,8 @@ func readPlan(d clusterDir) (Plan, error) {
 	}
 	var p Plan
 	if err := json.Unmarshal(data, &p); err != nil {
-		return Plan{}, fmt.Errorf("%s: %w", d.plan(), err)
+		name := filepath.Base(string(d))
+		return Plan{}, fmt.Errorf("cluster %s: its plan is damaged, and 'gbctl cluster destroy --name %s' removes it: %s: %w", name, name, d.plan(), err)
 	}
 	return p, nil
 }

@@ -77,6 +77,30 @@ func TestListWhileOneIsRemoved(t *testing.T) {
 	}
 }
 
+// What is wrong with one doesn't hide the others, nor keep new ones from being made.
+func TestListWithOneThatIsDamaged(t *testing.T) {
+	t.Setenv("GARBOARD_HOME", t.TempDir())
+	plan := testPlan(Container)
+	d, _ := dirOf(plan.Name)
+	broken, _ := dirOf("broken")
+	copied := clusterDir(string(d) + ".bak")
+	err := errors.Join(os.MkdirAll(string(d), 0o700), writePlan(d, plan), os.MkdirAll(string(copied), 0o700), writePlan(copied, plan),
+		os.MkdirAll(string(broken), 0o700), os.WriteFile(broken.plan(), nil, 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := List()
+	if len(all) != 1 || all[0].Name != plan.Name {
+		t.Errorf("list: %v", all)
+	}
+	if err == nil || !strings.Contains(err.Error(), "'gbctl cluster destroy --name broken' removes it") || strings.Contains(err.Error(), ".bak") {
+		t.Errorf("list: %v", err)
+	}
+	if ports, err := freePorts("new", 1); err != nil || len(ports) != 1 {
+		t.Errorf("ports of a new one: %v, %v", ports, err)
+	}
+}
+
 // A port that another cluster has planned, or that is in use, isn't given again.
 func TestPortsDontCollide(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())

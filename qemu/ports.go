@@ -18,10 +18,7 @@ const (
 // no other cluster's plan. It starts looking at a place that depends on the name,
 // so that a cluster that is made again mostly keeps its ports.
 func freePorts(name string, want int) ([]int, error) {
-	clusters, err := List()
-	if err != nil {
-		return nil, err
-	}
+	clusters, _ := List() // one that is damaged won't be brought up again
 	planned := map[int]bool{}
 	for _, c := range clusters {
 		planned[c.KubernetesPort] = true

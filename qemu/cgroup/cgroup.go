@@ -92,13 +92,7 @@ func Remove(path string) error {
 	if err != nil {
 		return err
 	}
-	// What was killed while frozen dies only now (cgroup v1).
-	if file, value, err := freezer(hierarchies, path, false); err == nil {
-		if f, err := os.OpenFile(file, os.O_WRONLY, 0); err == nil {
-			_, _ = f.WriteString(value)
-			f.Close()
-		}
-	}
+	thaw(hierarchies, path)
 	end := time.Now().Add(busyBudget)
 	var errs []error
 	for _, h := range hierarchies {
@@ -107,6 +101,25 @@ func Remove(path string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// thaw lets a cgroup and all below it go: with cgroup v1 what was killed while it was
+// frozen dies only then, and each has a state of its own.
+func thaw(hierarchies []Hierarchy, path string) {
+	file, value, err := freezer(hierarchies, path, false)
+	if err != nil {
+		return
+	}
+	_ = filepath.WalkDir(filepath.Dir(file), func(dir string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return nil // gone meanwhile
+		}
+		if f, err := os.OpenFile(filepath.Join(dir, filepath.Base(file)), os.O_WRONLY, 0); err == nil {
+			_, _ = f.WriteString(value)
+			f.Close()
+		}
+		return nil
+	})
 }
 
 func removeTree(dir string, end time.Time) error {

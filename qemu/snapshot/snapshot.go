@@ -105,7 +105,7 @@ func settings() []string {
 func cgroups(cluster string) []string {
 	var all []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(path+"/", "/garboard/"+cluster+"/") {
+		if err == nil && d.IsDir() && strings.Contains(path, "/garboard/"+cluster+".") {
 			all = append(all, path)
 		}
 		return nil
@@ -126,7 +126,7 @@ func processes(cluster string) []string {
 		in, _ := os.ReadFile(dir + "/cgroup")
 		words := strings.Split(string(args), "\x00")
 		named := func(word string) bool { return word == cluster || strings.HasPrefix(word, cluster+"/") }
-		if slices.ContainsFunc(words, named) || strings.Contains(string(in), "/garboard/"+cluster+"/") {
+		if slices.ContainsFunc(words, named) || strings.Contains(string(in), "/garboard/"+cluster+".") {
 			all = append(all, fmt.Sprintf("%s %q", dir, words))
 		}
 	}

@@ -39,7 +39,7 @@ func main() {
 		os.Exit(int(exit))
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		fmt.Fprintln(os.Stderr, "interrupted; what was under way has been undone")
+		fmt.Fprintln(os.Stderr, "interrupted")
 		os.Exit(130) // 128 + SIGINT, as shells count
 	}
 	fmt.Fprintln(os.Stderr, "error:", err)

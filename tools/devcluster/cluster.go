@@ -128,15 +128,20 @@ func choose(ctx context.Context, o qemu.Options) (qemu.Choice, error) {
 // undo leaves a cluster as it was before Create: one that another command made
 // meanwhile, or started, is left alone.
 func undo(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
+	var err error
 	switch {
 	case c.Made:
 		fmt.Fprintf(out, "\nInterrupted: removing cluster %s.\n", c.Name)
-		return qemu.Down(ctx, c.Name)
+		err = qemu.Down(ctx, c.Name)
 	case c.Started:
 		fmt.Fprintf(out, "\nInterrupted: stopping cluster %s.\n", c.Name)
-		return qemu.Stop(ctx, c.Name)
+		err = qemu.Stop(ctx, c.Name)
 	}
-	return nil
+	if err != nil {
+		// Who has pressed Ctrl-C is told of nothing else.
+		fmt.Fprintf(out, "This failed, and what is left of the cluster may still run: %v\n'gbctl cluster destroy --name %s' removes it.\n", err, c.Name)
+	}
+	return err
 }
 
 // Destroy removes a cluster with all that it has, and says whether there was one. It

@@ -94,8 +94,8 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 func (o *createFlags) flags(cmd *cobra.Command) {
 	q := &o.cluster.Cluster
 	f := nameFlag(cmd, &q.Name).Flags()
-	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes, 1 or more; an odd number survives most (default 1, or as many as there are)")
-	f.IntVar(&q.Workers, "workers", 0, "how many workers, 0 or more (default none, or as many as there are)")
+	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes, 1 or more; an odd number survives most (default 1; without --workers, too, as many as there are)")
+	f.IntVar(&q.Workers, "workers", 0, "how many workers, 0 or more (default none; without --controlplanes, too, as many as there are)")
 	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto: QEMU where KVM really runs a guest, else containers")
 	f.StringVar(&o.cidr, "cidr", "", "IPv4 network of the nodes (default 10.5.0.0/24); this machine has its first address, as gateway")
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a virtual private network between the nodes, such as 10.1.0.0/24 (default none)")
@@ -244,15 +244,15 @@ func (a *app) clusterShowCommand() *cobra.Command {
 
 func (a *app) clusterShow(ctx context.Context, name string) error {
 	var all []*qemu.Cluster
-	var err error
+	var damaged error
 	if name == "" {
-		all, err = qemu.List()
+		all, damaged = qemu.List()
 	} else {
-		all = make([]*qemu.Cluster, 1)
-		all[0], err = openCluster(name)
-	}
-	if err != nil {
-		return err
+		c, err := openCluster(name)
+		if err != nil {
+			return err
+		}
+		all = append(all, c)
 	}
 	var rows [][]string
 	var documents []*yaml.Node
@@ -280,13 +280,13 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			"kubernetesAPI", loopback(c.KubernetesPort), "directory", c.Dir(), "kubeconfig", c.Kubeconfig(), "garboardconfig", c.ClientConfig(),
 			"nodes", sequence(nodes)))
 	}
-	return a.show(documents, name != "", func() error {
-		if len(all) == 0 {
+	return errors.Join(a.show(documents, name != "", func() error {
+		if len(all) == 0 && damaged == nil {
 			_, err := fmt.Fprintln(a.out, "there is no cluster; 'gbctl cluster create' makes one")
 			return err
 		}
 		return table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS"}, rows)
-	})
+	}), damaged)
 }
 
 func loopback(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }

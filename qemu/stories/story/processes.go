@@ -19,7 +19,7 @@ func (c *Cluster) Processes(name string) ([]int, error) { return c.processes("",
 
 // processes are those of one node, or of all where it has no name.
 func (c *Cluster) processes(node, name string) ([]int, error) {
-	place := "/garboard/" + c.Name + "/"
+	cluster, place := "/garboard/"+c.Name+".", "/"
 	if node != "" {
 		place += node + "/"
 	}
@@ -30,7 +30,7 @@ func (c *Cluster) processes(node, name string) ([]int, error) {
 	var found []int
 	for _, dir := range dirs {
 		in, err := os.ReadFile(dir + "/cgroup")
-		if err != nil || !strings.Contains(string(in), place) {
+		if _, below, ours := strings.Cut(string(in), cluster); err != nil || !ours || !strings.Contains(below, place) {
 			continue // gone meanwhile, or another's
 		}
 		arguments, _ := os.ReadFile(dir + "/cmdline")

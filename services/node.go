@@ -93,13 +93,14 @@ func NewNode(o Options) (*Node, error) {
 	})
 
 	var err error
+	ends := lifecycle.Options{
+		Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
+		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
+		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
+	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Say, Dir: boot.OperationsDir, Lock: member.Lock(),
-		Definitions: lifecycle.Definitions(lifecycle.Options{
-			Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
-			Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
-			Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
-		}),
+		Definitions: lifecycle.Definitions(ends),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
@@ -158,7 +159,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Since: since, Disks: listDisks(d), UserDisks: d.UserDisks,
-		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops,
+		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot,
 	})
 	if err != nil {
 		return nil, err

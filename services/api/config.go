@@ -67,7 +67,26 @@ func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.Ap
 	// The guard has looked before the document came: of two strangers at once, the
 	// second must find that the node has a configuration.
 	r.First = who.maintenance
-	result, err := s.opts.Config.Apply(ctx, r)
+	return s.change(ctx, r, s.opts.Config.Apply)
+}
+
+// change applies what a request says. A reboot for it is as good a reason as any other to
+// look whether the cluster can do without the node.
+func (s *configService) change(ctx context.Context, r machine.Request, apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+	if !r.DryRun && !r.First {
+		planned := r
+		planned.DryRun = true
+		result, err := apply(ctx, planned)
+		if err != nil {
+			return nil, applyError(err)
+		}
+		if result.Rebooting {
+			if err := s.opts.MayReboot(ctx); err != nil {
+				return nil, failed(connect.CodeFailedPrecondition, "the node would reboot for this: %w. With --on-reboot it takes effect with the next one", err)
+			}
+		}
+	}
+	result, err := apply(ctx, r)
 	if err != nil {
 		return nil, applyError(err)
 	}
@@ -88,11 +107,9 @@ func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1
 			return nil, failed(connect.CodeNotFound, "version %d isn't in the history; see gbctl config history", version)
 		}
 	}
-	result, err := s.opts.Config.Rollback(ctx, req.Msg.GetVersion(), r)
-	if err != nil {
-		return nil, applyError(err)
-	}
-	return applied(result), nil
+	return s.change(ctx, r, func(ctx context.Context, r machine.Request) (machine.Result, error) {
+		return s.opts.Config.Rollback(ctx, req.Msg.GetVersion(), r)
+	})
 }
 
 func (s *configService) Confirm(ctx context.Context, _ *connect.Request[apiv1.ConfirmConfigRequest]) (*connect.Response[apiv1.ConfirmConfigResponse], error) {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -98,10 +99,10 @@ func TestApplyAsksForWhatTheCallerMeans(t *testing.T) {
 		must(t, err)
 	}
 	var modes []machine.Mode
-	for _, request := range r.applier.requests {
+	for _, request := range r.applier.done() {
 		modes = append(modes, request.Mode)
 	}
-	if diff := cmp.Diff([]machine.Mode{machine.Try, machine.Auto, machine.Immediate, machine.OnReboot, machine.Reboot, machine.Try}, modes); diff != "" {
+	if diff := cmp.Diff([]machine.Mode{machine.Auto, machine.Immediate, machine.OnReboot, machine.Reboot, machine.Try}, modes); diff != "" {
 		t.Error(diff)
 	}
 	first := machine.Request{Text: []byte("version: v1alpha1"), Mode: machine.Try, TryTimeout: 20 * time.Second, DryRun: true, By: "jane", Base: "abc"}
@@ -120,8 +121,34 @@ func TestApplyAsksForWhatTheCallerMeans(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if n := len(r.applier.requests); n != 6 {
+	if n := len(r.applier.done()); n != 5 {
 		t.Errorf("%d requests came through", n)
+	}
+}
+
+// A reboot for a configuration is asked what any other reboot is.
+func TestApplyThatMayNotReboot(t *testing.T) {
+	r := newRig(t)
+	r.opts.MayReboot = func(context.Context) error { return errors.New("the cluster would lose its quorum") }
+	r.applier.texts = map[uint64][]byte{1: nil}
+	r.applier.result = machine.Result{Mode: machine.Reboot, Rebooting: true}
+	r.serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
+	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
+	wantCode(t, err, connect.CodeFailedPrecondition, "the node would reboot for this: the cluster would lose its quorum", "--on-reboot")
+	_, err = ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 1})
+	wantCode(t, err, connect.CodeFailedPrecondition, "the cluster would lose its quorum")
+	if all := r.applier.done(); len(all) != 0 {
+		t.Errorf("applied: %+v", all)
+	}
+	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), DryRun: true})
+	must(t, err)
+	// What takes no reboot is nobody else's business.
+	r.applier.result = machine.Result{Mode: machine.OnReboot}
+	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
+	must(t, err)
+	if all := r.applier.done(); len(all) != 1 {
+		t.Errorf("applied: %+v", all)
 	}
 }
 
@@ -163,7 +190,7 @@ func TestHistoryAndRollback(t *testing.T) {
 	}
 	back, err := ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 1, Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE})
 	must(t, err)
-	if back.GetVersion() != 1 || r.applier.requests[0].Mode != machine.Immediate {
+	if done := r.applier.done(); back.GetVersion() != 1 || len(done) != 1 || done[0].Mode != machine.Immediate {
 		t.Errorf("rolled back to %v by %+v", back, r.applier.requests)
 	}
 	_, err = ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 5})

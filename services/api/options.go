@@ -28,7 +28,9 @@ type Options struct {
 	Containerd *containerd.Containerd
 	Etcd       *etcd.Etcd
 	Operations *operation.Runner
-	Processes  *process.Table
+	// MayReboot says why the node must stay; nil if it needn't.
+	MayReboot func(ctx context.Context) error
+	Processes *process.Table
 	// Diagnose says what is wrong with the node, and what was looked at.
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.

@@ -103,8 +103,9 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 			}
 			return users, nil
 		},
-		Since:  func() time.Duration { return time.Since(began) },
-		Socket: filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
+		MayReboot: func(context.Context) error { return nil },
+		Since:     func() time.Duration { return time.Since(began) },
+		Socket:    filepath.Join(dir, "run", "machine.sock"), PodLogs: filepath.Join(dir, "pods"), Kmsg: filepath.Join(dir, "kmsg"),
 	}
 	r.opts.Operations, err = operation.New(operation.Options{Store: store, Log: l.Quiet(operation.ID), Dir: filepath.Join(dir, "operations")})
 	must(t, err)
@@ -280,7 +281,16 @@ func (a *applier) Rollback(_ context.Context, version uint64, r machine.Request)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.requests = append(a.requests, r)
-	return machine.Result{Version: version}, a.err
+	result := a.result
+	result.Version = version
+	return result, a.err
+}
+
+// done are the requests that weren't for looking.
+func (a *applier) done() []machine.Request {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(a.requests), func(r machine.Request) bool { return r.DryRun })
 }
 
 func (a *applier) Confirm(_ context.Context, by string) error {

@@ -107,6 +107,12 @@ func (o Options) quorum(name string) operation.Step {
 	}
 }
 
+// MayReboot is what operation reboot asks first, for who reboots the node otherwise.
+func (o Options) MayReboot(ctx context.Context) error {
+	_, err := o.mayStop(ctx, Reboot, false)
+	return err
+}
+
 // mayStop refuses what would cost etcd its quorum, unless it is forced. Where members
 // can't be counted, neither this node's own answers nor any other: nobody's quorum
 // counts on it then, and a restart may be the remedy.

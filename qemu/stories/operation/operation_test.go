@@ -198,6 +198,13 @@ func quorum(t *testing.T, c *story.Cluster, away, asked qemu.Node, id string) {
 			return errors.Join(err, hasAll(out, counted))
 		})
 	}
+	c.Eventually(stepBudget, "a change that takes a reboot is refused as well", func() error {
+		_, err := c.TryGbctl("-n", asked.Address.String(), "patch", "mc", "--mode", "reboot", "-p", `machine: {sysctls: {net.core.somaxconn: "4242"}}`)
+		if err == nil {
+			t.Fatal("it goes, and takes the quorum with it")
+		}
+		return hasAll(err.Error(), append(counted, "the node would reboot for this", "--on-reboot"))
+	})
 	found, err := c.Etcd(c.Network(), third).Get(t.Context(), lockKey)
 	if err != nil || len(found.Kvs) != 1 || !strings.Contains(string(found.Kvs[0].Value), id) {
 		t.Errorf("the lock isn't %s's: %v, %v", id, found, err)

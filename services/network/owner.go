@@ -31,6 +31,10 @@ const (
 	// once the first has one, so that the node's address doesn't depend on which
 	// DHCP server was quicker.
 	linkGrace = 5 * time.Second
+	// pinGrace is that where none of them has the address of an earlier boot: etcd, and
+	// others, know the node by it. A server or a switch may take longer after a loss of
+	// power than the machine does.
+	pinGrace = time.Minute
 )
 
 // owner is one run of the service: all of it belongs to one goroutine.

@@ -39,18 +39,21 @@ func (o *owner) lacking() []string {
 }
 
 // lackingUnlisted: without listed links one address is enough, but the other
-// links get a moment.
+// links get a moment, and one that may have the address of an earlier boot longer.
 func (o *owner) lackingUnlisted() []string {
-	var without, names []string
-	have := false
+	var without, names, bare []string
+	have, pinned := false, false
 	for _, name := range o.order() {
 		if c := o.clients[name]; c == nil {
 			continue
 		}
 		names = append(names, name)
-		if o.leases[name] != nil {
-			have = true
-		} else if carrier(o.links[name]) {
+		if l := o.leases[name]; l != nil {
+			have, pinned = true, pinned || l.address.Addr() == o.pinned
+			continue
+		}
+		bare = append(bare, name)
+		if carrier(o.links[name]) {
 			without = append(without, fmt.Sprintf("DHCP answer on %q", name))
 		}
 	}
@@ -66,7 +69,12 @@ func (o *owner) lackingUnlisted() []string {
 	if o.firstAddr.IsZero() {
 		o.firstAddr = time.Now()
 	}
-	if time.Since(o.firstAddr) >= linkGrace {
+	grace := linkGrace
+	if o.pinned.IsValid() && !pinned && len(bare) > 0 {
+		grace = pinGrace
+		without = append(without, fmt.Sprintf("the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), grace))
+	}
+	if time.Since(o.firstAddr) >= grace {
 		return nil
 	}
 	return without

@@ -1,0 +1,59 @@
+package network
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A node with two links by DHCP waits for the one whose address it is known by, whether
+// that has no answer yet or not even a carrier; for others only a moment, and for none
+// for ever.
+func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
+	t.Parallel()
+	const was, other = "10.0.0.9/24", "10.1.0.9/24"
+	for name, test := range map[string]struct {
+		pinned, first string // an earlier boot's address, and that of the link that is quick
+		carrier       bool   // of the slow one
+		want          time.Duration
+	}{
+		"the first boot":                   {"", other, true, linkGrace},
+		"the first boot, one unplugged":    {"", other, false, 0},
+		"it is there already":              {was, was, true, linkGrace},
+		"it may come with the other link":  {was, other, true, pinGrace},
+		"or with one that has no link yet": {was, other, false, pinGrace},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				quick, slow := netlink.LinkAttrs{Name: "eth0", RawFlags: unix.IFF_LOWER_UP}, netlink.LinkAttrs{Name: "eth1"}
+				if test.carrier {
+					slow.RawFlags = unix.IFF_LOWER_UP
+				}
+				o := &owner{
+					links:   map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: quick}, "eth1": &netlink.Device{LinkAttrs: slow}},
+					clients: map[string]*runningClient{"eth0": {}, "eth1": {}},
+					leases:  map[string]*lease{"eth0": {address: netip.MustParsePrefix(test.first)}},
+				}
+				if test.pinned != "" {
+					o.pinned = netip.MustParsePrefix(test.pinned).Addr()
+				}
+				began, said := time.Now(), ""
+				for lacking := o.lackingUnlisted(); len(lacking) > 0; lacking = o.lackingUnlisted() {
+					said = strings.Join(lacking, ", ")
+					time.Sleep(time.Second)
+				}
+				if took := time.Since(began); took != test.want {
+					t.Errorf("it waits %s, not %s, for %s", took, test.want, said)
+				}
+				if named := strings.Contains(said, "10.0.0.9, on eth1"); named != (test.want == pinGrace) {
+					t.Errorf("it says that it waits for %s", said)
+				}
+			})
+		})
+	}
+}

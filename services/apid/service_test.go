@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -57,14 +58,19 @@ func (b *syncBuffer) String() string {
 	return b.Buffer.String()
 }
 
+// freeAddress has a port of which the kernel gives none to connections
+// (ip_local_port_range): by the time a program listens, it is still free.
 func freeAddress(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func newNode(t *testing.T, cmdline string) *node {

@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -320,10 +321,18 @@ func (n *realNode) checkEncryption(client *kubernetes.Client) {
 	}))
 }
 
+// freePort is one of which the kernel gives none to connections
+// (ip_local_port_range): by the time a program listens, it is still free.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	put(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(10000+mathrand.IntN(10000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().(*net.TCPAddr).Port
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+	}
 }

@@ -7,7 +7,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -138,9 +140,17 @@ func etcdUser(n *node) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
+// freeAddress has a port of which the kernel gives none to connections
+// (ip_local_port_range): by the time a program listens, it is still free.
 func freeAddress(n *node) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	n.must(err)
-	defer l.Close()
-	return l.Addr().String()
+	for {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			n.must(err)
+		}
+	}
 }

@@ -156,6 +156,9 @@ func (l *lookout) moved(was, is qemu.Node) {
 	want, astray := fmt.Sprint([]string{was.Name, is.Name}, []string{was.Name}), false
 	c.Eventually(2*keepTime, "the address stays on "+is.Name, func() error {
 		changes := l.seen()
+		if last := changes[len(changes)-1]; !slices.Equal(last.who, []string{is.Name}) {
+			return fmt.Errorf("it is on %v: %s", last.who, l.story())
+		}
 		got, lost := moves(changes)
 		if astray = fmt.Sprint(got, lost) != want; astray {
 			return nil

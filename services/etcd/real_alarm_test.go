@@ -28,6 +28,7 @@ const (
 // A database that is full raises an alarm, which is told, and ends when there is room
 // again, and not before.
 func TestRealAlarm(t *testing.T) {
+	t.Parallel()
 	_, node := realRig(t)
 	a := node("a", config.Init)
 	a.cfg.Cluster.Etcd.ExtraArgs["quota-backend-bytes"] = fmt.Sprint(quota)

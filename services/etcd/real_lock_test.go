@@ -41,6 +41,7 @@ func (n *realNode) refusesLock(holder *realNode, id string) {
 // One control plane at a time: the lock is one key for all of them, whichever of
 // them answer.
 func TestRealLock(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
 	a.start()
@@ -106,6 +107,7 @@ func TestRealLock(t *testing.T) {
 
 // Who loses the lock to another node while the cluster stands still says so.
 func TestRealLockIsLost(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	a, b := node("a", config.Init), node("b", config.ControlPlane)
 	var said strings.Builder
@@ -134,6 +136,7 @@ func TestRealLockIsLost(t *testing.T) {
 
 // A lock whose holder is silent ends; one whose holder lives doesn't.
 func TestRealLockOutlivesItsLease(t *testing.T) {
+	t.Parallel()
 	_, node := realRig(t)
 	a := node("a", config.Init)
 	a.start()

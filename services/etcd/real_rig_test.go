@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -65,6 +66,12 @@ func (s *story) has(part string) error {
 
 // realRig gives its nodes addresses that no other test has.
 func realRig(t *testing.T) (r *rig, node func(name string, machineType config.MachineType) *realNode) {
+	t.Helper()
+	for _, program := range []string{"etcd", "etcdutl"} {
+		if path := component(program); !filepath.IsAbs(path) {
+			t.Fatalf("no %s in %s=%q: `make stories` builds and sets it", program, componentsVar, os.Getenv(componentsVar))
+		}
+	}
 	r = newRig(t)
 	subnet := [4]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256)), 10}
 	return r, func(name string, machineType config.MachineType) *realNode {

@@ -24,6 +24,7 @@ import (
 // S-212, S-215, S-219, S-355: others wait, then join as learners and are promoted;
 // one that lost its data joins again under its old address.
 func TestRealJoin(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
 	b.start()
@@ -84,6 +85,7 @@ func TestRealJoin(t *testing.T) {
 
 // A join that was cut short at any step goes on, or begins anew.
 func TestRealJoinCutShort(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	a, b := node("a", config.Init), node("b", config.ControlPlane)
 	a.start()
@@ -152,6 +154,7 @@ func executable(path string) bool {
 // S-213: a control plane that was told to begins; told again, it says so. Others
 // refuse, and join.
 func TestRealBootstrap(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	r.knows(503)
 	a, b := node("a", config.ControlPlane), node("b", config.ControlPlane)
@@ -202,6 +205,7 @@ func TestRealBootstrap(t *testing.T) {
 // A voting member that was removed while it was down finds that out, and joins anew;
 // one that is still a member goes on whatever ended it.
 func TestRealRemovedWhileDown(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	a, b := node("a", config.Init), node("b", config.ControlPlane)
 	ctx := t.Context()
@@ -242,6 +246,7 @@ func TestRealRemovedWhileDown(t *testing.T) {
 
 // Leaving, removing and leading, and what is refused.
 func TestRealOperate(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
 	ctx := t.Context()

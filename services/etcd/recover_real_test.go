@@ -79,6 +79,7 @@ func snapshotOf(content []byte) Snapshot {
 // Two of three are lost for good; the third begins a new cluster with a snapshot, and
 // the others come in again with empty disks. What they had is a stranger to it.
 func TestRealRecover(t *testing.T) {
+	t.Parallel()
 	r, node := realRig(t)
 	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
 	ctx := t.Context()
@@ -206,6 +207,7 @@ func TestRealRecover(t *testing.T) {
 
 // A copy of a member's database is taken where that is asked for.
 func TestRealRecoverRaw(t *testing.T) {
+	t.Parallel()
 	_, node := realRig(t)
 	a, b := node("a", config.Init), node("b", config.ControlPlane)
 	ctx := t.Context()

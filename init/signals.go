@@ -36,7 +36,7 @@ func (p *pid1) catchSignals() {
 	for s := range signalIntents {
 		arrived := make(chan os.Signal, 1) // signals merge: twice the same is once
 		signal.Notify(arrived, s)
-		p.forever(s.String(), func() {
+		p.forever("signal "+s.String(), func() {
 			for range arrived {
 				p.signalled(s)
 			}

@@ -57,6 +57,9 @@ const (
 	// to look for others to ask. One that is forced only hears what is known soon.
 	countTimeout  = 40 * time.Second
 	forcedTimeout = 5 * time.Second
+	// requestTimeout is less than clients give one request by default, which is 30 s: a
+	// configuration may be what a cluster needs that can't be asked.
+	requestTimeout = 15 * time.Second
 	// changeTimeout bounds a change of the Node. Within it, it is tried again: an API
 	// server may be about to be replaced.
 	changeTimeout = 30 * time.Second

@@ -107,9 +107,15 @@ func (o Options) quorum(name string) operation.Step {
 	}
 }
 
-// MayReboot is what operation reboot asks first, for who reboots the node otherwise.
+// MayReboot is what operation reboot asks first, for who reboots the node otherwise. Its
+// caller waits for no more than one request.
 func (o Options) MayReboot(ctx context.Context) error {
-	_, err := o.mayStop(ctx, Reboot, false)
+	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := o.mayStop(bounded, Reboot, false)
+	if err == nil && ctx.Err() != nil {
+		err = ctx.Err() // who was called off has seen nothing
+	}
 	return err
 }
 

@@ -285,3 +285,29 @@ func TestShutdownStaysOne(t *testing.T) {
 		r.off()
 	})
 }
+
+// silent is an etcd that never answers.
+type silent struct{ member }
+
+func (silent) MayStop(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+// Who changes the configuration of a node whose etcd is silent hears of it before they
+// give up; who has gone has agreed to nothing.
+func TestMayReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		began := time.Now()
+		if err := (Options{Store: r.store, Etcd: silent{}}).MayReboot(t.Context()); err != nil || time.Since(began) > requestTimeout {
+			t.Errorf("nobody's quorum counts on it: %v, after %s", err, time.Since(began))
+		}
+		r.stop = errStop
+		if err := (Options{Store: r.store, Etcd: member{r}}).MayReboot(t.Context()); !errors.Is(err, etcd.ErrQuorum) {
+			t.Errorf("the quorum would be lost: %v", err)
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := (Options{Store: r.store, Etcd: silent{}}).MayReboot(gone); !errors.Is(err, context.Canceled) {
+			t.Errorf("nobody waits for the answer: %v", err)
+		}
+	})
+}

@@ -70,7 +70,7 @@ func (o *owner) lackingUnlisted() []string {
 		o.firstAddr = time.Now()
 	}
 	grace := linkGrace
-	if o.pinned.IsValid() && !pinned && len(bare) > 0 {
+	if o.pinned.Is4() && !pinned && len(bare) > 0 { // as those that DHCP gives are
 		grace = pinGrace
 		without = append(without, fmt.Sprintf("the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), grace))
 	}

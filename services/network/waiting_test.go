@@ -27,6 +27,7 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 		"it is there already":              {was, was, true, linkGrace},
 		"it may come with the other link":  {was, other, true, pinGrace},
 		"or with one that has no link yet": {was, other, false, pinGrace},
+		"one that DHCP doesn't give":       {"2001:db8::9/64", other, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

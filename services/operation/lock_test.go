@@ -156,6 +156,33 @@ func TestCalledOffBeforeItBegins(t *testing.T) {
 	}
 }
 
+// What began before a restart goes on, however long the node takes to look at it.
+func TestResumedThoughPlanningIsSlow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		wait := Step{ID: "wait", What: "wait", Deadline: time.Hour, Run: func(ctx context.Context, _ *Progress) error { <-ctx.Done(); return ctx.Err() }}
+		n.definitions = []Definition{planned("reset", wait)}
+		n.boot()
+		id := n.start("reset")
+		synctest.Wait()
+		n.halt()
+		slow := planned("reset", n.noting("wait"))
+		plan := slow.Plan
+		slow.Plan = func(ctx context.Context, r Request) (Plan, error) {
+			<-ctx.Done()
+			return plan(ctx, r)
+		}
+		n.definitions = []Definition{slow}
+		n.boot()
+		defer n.halt()
+		time.Sleep(2 * planTimeout) // of the bubble
+		synctest.Wait()
+		n.want(id, Done, Done)
+		n.expect("wait")
+	})
+}
+
 // A plan may say that it can't wait for others.
 func TestPlanWithoutLock(t *testing.T) {
 	t.Parallel()

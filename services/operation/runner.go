@@ -212,7 +212,8 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 		p, err = def.Plan(ctx, request)
 		return err
 	})
-	if called := ctx.Err(); called != nil {
+	// What began before a restart asks nobody any more, and is to come to its end.
+	if called := ctx.Err(); called != nil && !request.Resuming {
 		return Plan{}, calledOff(def.Name, called)
 	}
 	if err != nil {
@@ -224,10 +225,10 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 	return p, nil
 }
 
-// calledOff is the error of who was called off while it looked around: what it couldn't
-// ask, others and the lock, would count as not there.
+// calledOff is the error of who had no time to look around: what it couldn't ask, others
+// and the lock, would count as not there.
 func calledOff(name string, err error) error {
-	return fmt.Errorf("%s: called off before it began, and nothing is done: %w", name, err)
+	return fmt.Errorf("%s: it hasn't begun, and nothing is done: it couldn't look around to the end: %w", name, err)
 }
 
 // look is what the lock would say now, for a dry run.

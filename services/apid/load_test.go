@@ -23,6 +23,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config/pki"
 )
 
@@ -61,7 +62,7 @@ type program struct {
 func startProgram(t testing.TB) program {
 	t.Helper()
 	dir := t.TempDir()
-	p := program{b: &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), address: freeAddress(t)}, ca: newCA(t)}
+	p := program{b: &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), address: freeport.Find(t).String()}, ca: newCA(t)}
 	p.b.tell(t, normal(t, p.ca))
 	p.b.backend = newRecorder(t, p.b.socket, resources())
 	p.b.backend.forget = true

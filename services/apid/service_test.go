@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -20,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/briefing"
@@ -58,26 +57,11 @@ func (b *syncBuffer) String() string {
 	return b.Buffer.String()
 }
 
-// freeAddress has a port of which the kernel gives none to connections
-// (ip_local_port_range): by the time a program listens, it is still free.
-func freeAddress(t testing.TB) string {
-	for {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			t.Fatal(err)
-		}
-	}
-}
-
 func newNode(t *testing.T, cmdline string) *node {
 	t.Helper()
 	dir := t.TempDir()
 	n := &node{store: resource.NewStore(), console: new(syncBuffer), pids: make(chan int, 8)}
-	n.b = &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), address: freeAddress(t)}
+	n.b = &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), address: freeport.Find(t).String()}
 	table := process.New()
 	l := logs.New(logs.Plain(n.console))
 	run := func(ctx context.Context, h *dag.Handle) error {

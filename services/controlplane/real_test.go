@@ -13,8 +13,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,6 +25,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes"
 	"github.com/garboard-os/garboard/services/logs"
@@ -79,14 +78,14 @@ func (n *realNode) path(parts ...string) string {
 // prepare moves every port that would be a node's own to a free one on loopback.
 func (n *realNode) prepare() {
 	c := &n.config.Cluster
-	port := freePort(n.t)
+	port := int(freeport.Find(n.t).Port())
 	endpoint, err := config.ParseURL("https://127.0.0.1:" + strconv.Itoa(port))
 	put(n.t, err)
 	c.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: port}
-	n.etcdURL = "https://127.0.0.1:" + strconv.Itoa(freePort(n.t))
+	n.etcdURL = "https://" + freeport.Find(n.t).String()
 	c.APIServer.ExtraArgs = map[string]string{"bind-address": "127.0.0.1", "etcd-servers": n.etcdURL}
-	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(freePort(n.t)), "flex-volume-plugin-dir": n.path("flex")}
-	c.Scheduler.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(freePort(n.t))}
+	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port())), "flex-volume-plugin-dir": n.path("flex")}
+	c.Scheduler.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port()))}
 	n.store = testStore(n.t, n.config)
 }
 
@@ -111,7 +110,7 @@ func (n *realNode) startEtcd() {
 		return err
 	})
 	file := func(name string) string { return n.path("secrets", secrets.EtcdID, name) }
-	peer := "http://127.0.0.1:" + strconv.Itoa(freePort(n.t))
+	peer := "http://" + freeport.Find(n.t).String()
 	n.start("etcd", "--data-dir="+n.path("etcd"), "--listen-client-urls="+n.etcdURL, "--advertise-client-urls="+n.etcdURL,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--unsafe-no-fsync",
 		"--client-cert-auth", "--trusted-ca-file="+file("ca.crt"), "--cert-file="+file("server.crt"), "--key-file="+file("server.key"))
@@ -319,20 +318,4 @@ func (n *realNode) checkEncryption(client *kubernetes.Client) {
 		}
 		return err
 	}))
-}
-
-// freePort is one of which the kernel gives none to connections
-// (ip_local_port_range): by the time a program listens, it is still free.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for {
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(10000+mathrand.IntN(10000)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().(*net.TCPAddr).Port
-		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			t.Fatal(err)
-		}
-	}
 }

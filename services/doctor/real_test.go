@@ -7,10 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -22,6 +19,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/dag"
@@ -102,7 +100,7 @@ func realEtcd(n *node) (url string) {
 	for name, data := range map[string][]byte{"ca.crt": ca.Crt, "tls.crt": crt, "tls.key": key} {
 		n.must(os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
-	url, peer := "https://"+freeAddress(n), "http://"+freeAddress(n)
+	url, peer := "https://"+freeport.Find(n.t).String(), "http://"+freeport.Find(n.t).String()
 	said, err := os.Create(filepath.Join(dir, "log"))
 	n.must(err)
 	etcd := exec.Command(program(n.t, "etcd"), "--data-dir="+filepath.Join(dir, "data"), "--unsafe-no-fsync", fmt.Sprintf("--quota-backend-bytes=%d", quota),
@@ -138,19 +136,4 @@ func etcdUser(n *node) *http.Client {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}}
 	n.t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}
-}
-
-// freeAddress has a port of which the kernel gives none to connections
-// (ip_local_port_range): by the time a program listens, it is still free.
-func freeAddress(n *node) string {
-	for {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			n.must(err)
-		}
-	}
 }

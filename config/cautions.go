@@ -12,6 +12,7 @@ var cautions = []check{
 	{"static keys of STATE lie in the open", cautionStaticState},
 	{"DNS address is a service's", cautionClusterDNS},
 	{"workers get no further names", cautionWorkerNames},
+	{"shared address is a neighbour of its node", cautionVIP},
 	{"fields without effect in this release", cautionNoEffect},
 }
 
@@ -58,6 +59,23 @@ func cautionClusterDNS(c *Config, r *report) {
 		if !slices.ContainsFunc(c.Cluster.Network.ServiceSubnets, func(subnet netip.Prefix) bool { return subnet.Contains(addr) }) {
 			r.warn(at("machine", "kubelet", "clusterDNS", i), "%s is outside of the service subnets", addr)
 		}
+	}
+}
+
+// cautionVIP: who is on the link finds the address by asking all of its subnet, and from
+// elsewhere routers do. DHCP may yet give an address of that subnet.
+func cautionVIP(c *Config, r *report) {
+	links := c.Machine.Network.Links()
+	for i, in := range c.Machine.Network.Interfaces {
+		if in.VIP == nil || !in.VIP.IP.IsValid() {
+			continue
+		}
+		link := links[slices.IndexFunc(links, func(l Link) bool { return l.Name == in.Name })]
+		own := slices.DeleteFunc(slices.Clone(link.Addresses), func(p netip.Prefix) bool { return p.Addr().Is4() != in.VIP.IP.Is4() })
+		if len(own) == 0 || link.DHCP || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(in.VIP.IP) }) {
+			continue
+		}
+		r.warn(interfaceAt(i, "vip", "ip"), "%s is outside of %s, the subnet of %s: others find it only if they are routed to that link", in.VIP.IP, own[0].Masked(), in.Name)
 	}
 }
 

@@ -130,6 +130,28 @@ func TestQ13Join(t *testing.T) {
 	}
 }
 
+// A shared address that nobody would find is told of, and none that they would.
+func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
+	for _, tt := range []struct {
+		interfaces string
+		told       bool
+	}{
+		{"{interface: eth0, cidr: 192.168.1.20/24, vip: {ip: 192.168.2.15}}", true},
+		{"{interface: eth0, cidr: 192.168.1.20/24}, {interface: eth0, cidr: 'fd00::1/64', vip: {ip: 192.168.2.15}}", true},
+		{"{interface: eth0, cidr: 'fd00::1/64', vip: {ip: 'fd00::9'}}, {interface: eth0, cidr: 192.168.1.20/24}, {interface: eth1, cidr: 192.168.1.21/24, vip: {ip: 192.168.1.15}}", false},
+		{"{interface: eth0, cidr: 192.168.1.20/24, vip: {ip: 192.168.1.15}}", false},
+		{"{interface: eth0, cidr: 10.0.0.2/8}, {interface: eth0, cidr: 192.168.2.20/24, vip: {ip: 192.168.2.15}}", false},
+		{"{interface: eth0, dhcp: true, cidr: 192.168.1.20/24, vip: {ip: 192.168.2.15}}", false}, // who knows what DHCP gives
+		{"{interface: eth0, cidr: 'fd00::1/64', vip: {ip: 192.168.2.15}}", false},
+		{"{interface: eth0, dhcp: true, vip: {ip: 192.168.2.15}}", false},
+	} {
+		_, warnings := accepted(t, with(document(t, ControlPlane), "machine", "network: {interfaces: ["+tt.interfaces+"]}"))
+		if told := strings.Contains(warnings, "192.168.2.15 is outside of 192.168.1.0/24, the subnet of eth0: others find it only if they are routed to that link"); told != tt.told {
+			t.Errorf("%s: %q", tt.interfaces, warnings)
+		}
+	}
+}
+
 func TestCautions(t *testing.T) {
 	_, warnings := accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: x}, slot: 0}]}}"))
 	want(t, "machine.systemDiskEncryption.state.keys[0].static: a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only", warnings)

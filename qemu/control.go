@@ -23,6 +23,8 @@ import (
 //	POST /endpoint/VERB               on, off: the load balancer, as nodes see it
 //	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
 //	POST /stop?budget=DURATION        ends the process
+//
+// From then on it refuses all that is a POST: who asks waits for its end.
 func (h *hostProcess) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
@@ -103,7 +105,13 @@ func (h *hostProcess) control() http.Handler {
 		}
 		h.askStop(budget)
 	})
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && r.URL.Path != "/stop" && h.stops() {
+			http.Error(w, errStopping.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // longestSocket is sun_path of unix(7), with its final zero.

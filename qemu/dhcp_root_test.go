@@ -8,11 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
 )
 
-const dhcpBudget = 10 * time.Second // for three tries of a question
+const dhcpBudget = 60 * time.Second // for three tries of each question, of which the client makes the second after 5 s
 
 // Each node gets its own address, again and again; nobody else gets one.
 func TestDHCP(t *testing.T) {
@@ -34,7 +35,7 @@ func TestDHCP(t *testing.T) {
 	defer s.Close()
 	for _, n := range p.Nodes {
 		c := dhcpClient(t, l, n)
-		ctx, cancel := context.WithTimeout(t.Context(), dhcpBudget)
+		ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(dhcpBudget))
 		defer cancel()
 		lease, err := c.Request(ctx)
 		if err != nil {

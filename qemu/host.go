@@ -171,13 +171,13 @@ func (h *hostProcess) wait(ctx context.Context, d clusterDir, otherwise time.Dur
 	for {
 		select {
 		case <-ctx.Done():
-			return otherwise
+			h.askStop(otherwise)
 		case <-h.stop:
 			return h.budget
 		case <-look.C:
 			if _, err := os.Stat(d.plan()); errors.Is(err, fs.ErrNotExist) {
 				h.log.Warn("the cluster's directory was removed")
-				return 0
+				h.askStop(0)
 			}
 		}
 	}
@@ -195,7 +195,18 @@ type hostProcess struct {
 
 	stopOnce sync.Once
 	budget   time.Duration // set before stop is closed
-	stop     chan struct{} // closed when Down asks
+	stop     chan struct{} // closed once the process is to end
+}
+
+// stops reports whether the process ends. What runs still is about to stop, so that nobody
+// may count on it.
+func (h *hostProcess) stops() bool {
+	select {
+	case <-h.stop:
+		return true
+	default:
+		return false
+	}
 }
 
 // askStop ends the process, giving the nodes the budget.
@@ -214,7 +225,7 @@ func (h *hostProcess) startAll(ctx context.Context) error {
 		} else if n.Type == "worker" && h.plan.Nodes[i-1].Type != "worker" {
 			h.tell(report{Step: "creating worker nodes"})
 		}
-		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: EndOff.String(), since: time.Now()}
+		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, pause: restartWait, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: EndOff.String(), since: time.Now()}
 		if !n.Later {
 			if err := node.start(ctx, false); err != nil {
 				return err

@@ -19,6 +19,7 @@ type node struct {
 	Node
 	log         *slog.Logger
 	provisioner provisioner
+	pause       time.Duration // before it starts again after its first end; more after the next ones
 	quit        chan struct{} // closed when nothing shall start any more
 	wake        chan struct{} // someone wants the node on
 	done        sync.WaitGroup
@@ -59,11 +60,11 @@ func (n *node) start(ctx context.Context, again bool) error {
 		n.set(nil, stateStarting)
 	}
 	n.mu.Unlock()
-	if settled {
-		return nil
-	}
 	if stopping {
 		return errStopping
+	}
+	if settled {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, startBudget)
 	defer cancel()
@@ -91,7 +92,7 @@ func (n *node) set(r Running, state string) {
 // supervise follows the node's runs, from the first one that start made, and begins the
 // next one where the node wants that.
 func (n *node) supervise() {
-	wait := restartWait
+	wait := n.pause
 	var due <-chan time.Time // when it starts again; nil: when somebody turns it on
 	for {
 		n.mu.Lock()
@@ -101,7 +102,7 @@ func (n *node) supervise() {
 			end, err := r.Wait()
 			n.log.Info("node ended", "how", end, "after", time.Since(began).Round(time.Millisecond), "error", err)
 			if time.Since(began) > soonEnded {
-				wait = restartWait
+				wait = n.pause
 			}
 			due = nil
 			if n.settle(end, err) {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -64,9 +66,9 @@ func (l slowLog) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func switchedNode(t *testing.T, log io.Writer) (*node, *switched) {
+func switchedNode(t *testing.T, log io.Writer, pause time.Duration) (*node, *switched) {
 	p := &switched{}
-	n := &node{Node: Node{Name: "n"}, log: slog.New(slog.NewTextHandler(log, nil)), provisioner: p,
+	n := &node{Node: Node{Name: "n"}, log: slog.New(slog.NewTextHandler(log, nil)), provisioner: p, pause: pause,
 		quit: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if err := n.start(t.Context(), false); err != nil {
 		t.Fatal(err)
@@ -83,7 +85,7 @@ func TestOnRightAfterCut(t *testing.T) {
 		"cut": (*node).cut,
 		"off": func(n *node) error { return n.powerOff(time.Minute) },
 	} {
-		n, p := switchedNode(t, slowLog{100 * time.Millisecond})
+		n, p := switchedNode(t, slowLog{100 * time.Millisecond}, restartWait)
 		if err := end(n); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -96,18 +98,45 @@ func TestOnRightAfterCut(t *testing.T) {
 	}
 }
 
+// Who is asked to turn on a node that runs, and is about to end it, says so: the cluster
+// that somebody makes right after its removal was begun, and given up, would be none.
+func TestOnWhileItStops(t *testing.T) {
+	t.Parallel()
+	n, _ := switchedNode(t, io.Discard, restartWait)
+	h := &hostProcess{nodes: []*node{n}, stop: make(chan struct{})}
+	on := func() *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		h.control().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/nodes/n/on", nil))
+		return w
+	}
+	if w := on(); w.Code != http.StatusOK {
+		t.Errorf("a node that runs: %d %s", w.Code, w.Body)
+	}
+	w := httptest.NewRecorder()
+	h.control().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/stop?budget=0s", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("stop: %d %s", w.Code, w.Body)
+	}
+	if w := on(); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), errStopping.Error()) {
+		t.Errorf("one that is about to end: %d %s", w.Code, w.Body)
+	}
+	if s := n.status().State; s != stateRunning {
+		t.Errorf("the node is %q already", s)
+	}
+}
+
 // Turning a node on that runs does nothing, also not to what comes later: a node that
 // reboots starts again.
 func TestRebootAfterOn(t *testing.T) {
 	t.Parallel()
-	n, p := switchedNode(t, io.Discard)
+	n, p := switchedNode(t, io.Discard, restartWait)
 	if err := n.turnOn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	first, _ := p.last()
 	first.finish(EndReboot)
 	eventually.That(t, 10*restartWait, "the node has started again", func() error {
-		if _, runs := p.last(); runs != 2 {
+		if _, runs := p.last(); runs != 2 || n.status().State != stateRunning {
 			return errors.New("it is " + n.status().State)
 		}
 		return nil
@@ -121,10 +150,10 @@ func TestRebootAfterOn(t *testing.T) {
 // off until it is turned on.
 func TestOffBetweenStarts(t *testing.T) {
 	t.Parallel()
-	n, p := switchedNode(t, io.Discard)
+	n, p := switchedNode(t, io.Discard, time.Hour)
 	first, _ := p.last()
 	first.finish(EndDied)
-	eventually.That(t, restartWait, "the node waits", func() error {
+	eventually.That(t, 10*time.Second, "the node waits", func() error {
 		if s := n.status(); s.State != stateWaiting {
 			return errors.New("it is " + s.State)
 		}

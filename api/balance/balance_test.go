@@ -235,8 +235,10 @@ func TestNobodyIsReady(t *testing.T) {
 // A connection waits for somebody who is ready, if that is wanted, but not for ever.
 func TestHold(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Options{Hold: func() time.Duration { return time.Minute }}, Upstream{Name: "one"})
+	r := newRig(t, Options{Hold: func() time.Duration { return time.Minute }})
+	r.serve("one")
 	r.set("one", true)
+	r.Set([]Upstream{{Name: "one"}}) // who is found ill, from the first question on
 	answer := make(chan string, 1)
 	go func() {
 		resp, err := r.get("/")

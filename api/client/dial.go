@@ -6,13 +6,16 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -150,7 +153,7 @@ func (c *Client) Refusal(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return err
+		return unlessClosed(err)
 	}
 	defer conn.Close()
 	end, _ := ctx.Deadline()
@@ -160,7 +163,21 @@ func (c *Client) Refusal(ctx context.Context) error {
 	if _, err = conn.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
 	}
+	return unlessClosed(err)
+}
+
+// unlessClosed is nil for a connection that was closed without a word.
+func unlessClosed(err error) error {
+	if Closed(err) {
+		return nil
+	}
 	return err
+}
+
+// Closed tells whether the other end has closed a connection and said nothing, as one does
+// that goes down, and as what stands before a node does that is off.
+func Closed(err error) bool {
+	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
 }
 
 // Close ends the connection. Calls under way go on.

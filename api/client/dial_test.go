@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -15,8 +16,10 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client/hangup"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/boot/eventually"
 )
 
 func TestAddress(t *testing.T) {
@@ -98,7 +101,7 @@ func ask(t *testing.T, c *Context, node string) (*Client, string, error) {
 		t.Fatal(err)
 	}
 	t.Cleanup(client.Close)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(10*time.Second))
 	defer cancel()
 	m, err := client.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{}))
 	if err != nil {
@@ -126,15 +129,38 @@ func TestRefusal(t *testing.T) {
 	if err == nil {
 		t.Fatal("another cluster's certificate was taken")
 	}
-	if err := client.Refusal(t.Context()); err == nil || !strings.Contains(err.Error(), "tls: unknown certificate authority") {
-		t.Errorf("got %v", err)
-	}
+	eventually.That(t, time.Minute, "the node to say why, in the little time that it is given", func() error {
+		if err := client.Refusal(t.Context()); err == nil || !strings.Contains(err.Error(), "tls: unknown certificate authority") {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
 	good, _, err := ask(t, listen(t, nil), "10.5.0.2")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := good.Refusal(t.Context()); err != nil {
 		t.Errorf("a node that has nothing against us: %v", err)
+	}
+}
+
+// A node that goes down has nothing against us either.
+func TestNoRefusalFromANodeThatCloses(t *testing.T) {
+	address, stop, err := hangup.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	c := listen(t, nil)
+	c.Via["10.5.0.2"] = address
+	client, _, err := ask(t, c, "10.5.0.2")
+	if err == nil || !Closed(err) {
+		t.Errorf("asked: %v", err)
+	}
+	for range 2 {
+		if err := client.Refusal(t.Context()); err != nil {
+			t.Errorf("refused: %v", err)
+		}
 	}
 }
 

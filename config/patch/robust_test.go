@@ -4,50 +4,18 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/hostile"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// maxApplyTime is for the worst documents and patches of tree.MaxSize, in the
-// processor's time: one second, with room for the race detector.
-const maxApplyTime = 15 * time.Second
-
-// cpuTime is what the tests have taken of the processor so far: a machine that
-// is busy with something else makes nothing slow.
-func cpuTime(t *testing.T) time.Duration {
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
-// filled repeats a unit between a head and a tail up to the largest document.
-func filled(head, unit, tail string) string {
-	return head + strings.Repeat(unit, (tree.MaxSize-len(head)-len(tail))/len(unit)) + tail
-}
-
 func TestHostilePatches(t *testing.T) {
-	many := func(line func(int) string) string {
-		var b strings.Builder
-		for i := 0; b.Len() < tree.MaxSize-100; i++ {
-			b.WriteString(line(i))
-		}
-		return b.String()
-	}
 	operations := func(n int, op string) string {
 		return "[" + strings.TrimSuffix(strings.Repeat(op+",", n), ",") + "]"
-	}
-	var lol strings.Builder
-	lol.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x]\n")
-	for i := range 20 {
-		fmt.Fprintf(&lol, "a%d: &a%d [%s*a%d]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 8), i)
 	}
 	times := func(n int, line func(int) string) string {
 		var b strings.Builder
@@ -64,14 +32,14 @@ func TestHostilePatches(t *testing.T) {
 		return "machine:\n  files:\n" + times(18_000, func(i int) string { return fmt.Sprintf("    - {path: /f%d, content: %d}\n", i, v) })
 	}
 	for name, tt := range map[string]struct{ doc, patch string }{
-		"alias bomb in the document":   {lol.String(), "machine: {type: worker}"},
-		"alias bomb in the patch":      {"a: 1\n", lol.String()},
+		"alias bomb in the document":   {hostile.Aliases(), "machine: {type: worker}"},
+		"alias bomb in the patch":      {"a: 1\n", hostile.Aliases()},
 		"alias to itself":              {"machine: &a\n  network: *a\n", "machine: {type: worker}"},
-		"deep document":                {filled("machine: ", "[", "\n"), "machine: 1"},
-		"deep blocks":                  {deep(700), "a: {a: {a: {a: 1}}}"},
+		"deep document":                {hostile.Filled("machine: ", "[", "\n"), "machine: 1"},
+		"deep blocks":                  {hostile.Deep(700), "a: {a: {a: {a: 1}}}"},
 		"deep lists":                   {"a: " + strings.Repeat("[", 9000) + strings.Repeat("]", 9000), `[{"op": "add", "path": "/b", "value": 1}]`},
 		"deep patch":                   {"a: 1\n", "b: " + strings.Repeat("{a: ", 5000) + "1" + strings.Repeat("}", 5000)},
-		"many keys":                    {many(func(i int) string { return fmt.Sprintf("k%06d: 1\n", i) }), `[{"op": "replace", "path": "/k000005", "value": 2}]`},
+		"many keys":                    {hostile.Many(func(i int) string { return fmt.Sprintf("k%06d: 1\n", i) }), `[{"op": "replace", "path": "/k000005", "value": 2}]`},
 		"most keys merged":             {keys(1), keys(2)},
 		"most keys stepped on":         {keys(1), `[{"op": "remove", "path": "/machine/env/k000007"}]`},
 		"most keys go":                 {keys(1), strings.ReplaceAll(keys(3), ": 3", ": null")},
@@ -81,35 +49,24 @@ func TestHostilePatches(t *testing.T) {
 		"most operations":              {"a: [1]\n", operations(maxSteps, `{"op": "add", "path": "/a/0", "value": 1}`)},
 		"the last of them fails":       {"a: [1]\n", strings.TrimSuffix(operations(maxSteps-1, `{"op": "add", "path": "/a/0", "value": 1}`), "]") + `,{"op": "remove", "path": "/b"}]`},
 		"copies of copies":             {"a: {b: 1}\n", operations(200, `{"op": "copy", "from": "/a", "path": "/a/x"}`)},
-		"copies of something large":    {filled("a: ", "x", "\n"), operations(1000, `{"op": "copy", "from": "/a", "path": "/b"}`)},
-		"quotes":                       {"a: 1\n", filled("b: \"", `\u0001`, "\"\n")},
-		"lines":                        {"a: 1\n", filled("b: |\n", "  x\n", "")},
-		"comments":                     {filled("", "# c\n", "a: 1\n"), "a: 2"},
-		"a document of a megabyte":     {filled("a: ", "x", "\n"), `{"b": "` + strings.Repeat("y", 1000) + `"}`},
-		"a key of a megabyte in JSON":  {"a: 1\n", filled(`[{"op": "add", "path": "/`, "x", `", "value": 1}]`)},
-		"a path of a megabyte in JSON": {"a: 1\n", filled(`[{"op": "add", "path": "`, "/x", `", "value": 1}]`)},
+		"copies of something large":    {hostile.Filled("a: ", "x", "\n"), operations(1000, `{"op": "copy", "from": "/a", "path": "/b"}`)},
+		"quotes":                       {"a: 1\n", hostile.Filled("b: \"", `\u0001`, "\"\n")},
+		"lines":                        {"a: 1\n", hostile.Filled("b: |\n", "  x\n", "")},
+		"comments":                     {hostile.Filled("", "# c\n", "a: 1\n"), "a: 2"},
+		"a document of a megabyte":     {hostile.Filled("a: ", "x", "\n"), `{"b": "` + strings.Repeat("y", 1000) + `"}`},
+		"a key of a megabyte in JSON":  {"a: 1\n", hostile.Filled(`[{"op": "add", "path": "/`, "x", `", "value": 1}]`)},
+		"a path of a megabyte in JSON": {"a: 1\n", hostile.Filled(`[{"op": "add", "path": "`, "/x", `", "value": 1}]`)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			start := cpuTime(t)
-			out, err := Apply([]byte(tt.doc), []byte(tt.patch))
-			took := cpuTime(t) - start
-			t.Logf("%d and %d bytes became %d in %s: %.80v", len(tt.doc), len(tt.patch), len(out), took, err)
-			if took > maxApplyTime {
-				t.Errorf("took %s", took)
-			}
+			var out []byte
+			var err error
+			cost := hostile.Bounded(t, func() { out, err = Apply([]byte(tt.doc), []byte(tt.patch)) })
+			t.Logf("%d and %d bytes became %d for %.1f: %.80v", len(tt.doc), len(tt.patch), len(out), cost, err)
 			if err != nil && len(err.Error()) > 16<<10 {
 				t.Errorf("the error has %d bytes", len(err.Error()))
 			}
 		})
 	}
-}
-
-func deep(levels int) string {
-	var b strings.Builder
-	for i := range levels {
-		b.WriteString(strings.Repeat("  ", i) + "a:\n")
-	}
-	return b.String()
 }
 
 // FuzzPatch: what comes out is a document, and an error changes nothing.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/keeper"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -76,7 +77,7 @@ const (
 	// experimental is an EtherType for local experiments (IEEE 802).
 	experimental = 0x88b5
 	// silence is after how long nothing comes any more.
-	silence = time.Second
+	silence = 3 * time.Second
 )
 
 func (e end) send(to string, text string) {
@@ -169,7 +170,7 @@ func TestWireClosesAtOnce(t *testing.T) {
 		}
 		closing = time.Now()
 	})
-	if took := time.Since(closing); took > 10*time.Second {
+	if took := time.Since(closing); took > eventually.Scale(10*time.Second) {
 		t.Errorf("closed after %s", took)
 	}
 }

@@ -66,7 +66,7 @@ func FuzzMessages(f *testing.F) {
 		res := httptest.NewRecorder()
 		began := time.Now()
 		server.handler.ServeHTTP(res, req)
-		if took := time.Since(began); took > eventually.Scale(3*time.Second) {
+		if took := time.Since(began); took > eventually.Scale(30*time.Second) { // a hang, not a wait
 			t.Errorf("%s took %s", m.Procedure, took)
 		}
 		if _, err := io.Copy(io.Discard, res.Body); err != nil {

@@ -172,7 +172,7 @@ func TestRequestsAreBounded(t *testing.T) {
 func TestAnIdleSenderAndAnIdleReaderAreEnded(t *testing.T) {
 	r := newRig(t)
 	r.serve()
-	r.server.patience = patience{body: 50 * time.Millisecond, write: 200 * time.Millisecond}
+	r.server.patience = patience{body: 50 * time.Millisecond, write: eventually.Scale(2 * time.Second)}
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("http2=%t", http2), func(t *testing.T) {
 			// A body that never comes, and one of which only something does.

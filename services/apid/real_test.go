@@ -4,8 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -73,7 +73,13 @@ func realNode(t testing.TB, socket string) (*resource.Store, *logs.Logs) {
 			t.Error(err)
 		}
 	})
-	eventually.That(t, 10*time.Second, "PID 1's side to listen", func() error { _, err := os.Stat(socket); return err })
+	eventually.That(t, 10*time.Second, "PID 1's side to listen", func() error {
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
 	return store, l
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/dag"
@@ -72,7 +73,7 @@ func newRig(t *testing.T, typ config.MachineType, servers ...string) *rig {
 	crt, key, err := ca.Issue(pki.Leaf{CN: "system:node:n1", Orgs: []string{"system:nodes"}, Client: true, Now: time.Now()})
 	must(t, err)
 	dir := t.TempDir()
-	r.o = Options{Store: r.store, address: freeAddress(t), file: filepath.Join(dir, listFile), kubeletClient: filepath.Join(dir, "kubelet.pem"), dial: r.dial}
+	r.o = Options{Store: r.store, address: freeport.Find(t).String(), file: filepath.Join(dir, listFile), kubeletClient: filepath.Join(dir, "kubelet.pem"), dial: r.dial}
 	r.at = r.o.address
 	must(t, os.WriteFile(r.o.kubeletClient, append(crt, key...), 0o600))
 	for _, name := range servers {
@@ -86,13 +87,6 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // serve is an API server, with a certificate that has no address in it.
@@ -242,7 +236,7 @@ func (r *rig) knows(want map[string]string) {
 // answers is who passes a client on, or why nobody does.
 func (r *rig) answers() error {
 	roots := (&Options{Store: r.store}).trust()
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: roots, DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: roots, DisableKeepAlives: true}, Timeout: eventually.Scale(30 * time.Second)}
 	resp, err := client.Get("https://" + r.at + "/readyz")
 	if err != nil {
 		return err

@@ -32,6 +32,9 @@ import (
 	"github.com/garboard-os/garboard/services/secrets"
 )
 
+// patience is for what a controller does: mostly it writes files, and syncs each.
+const patience = 30 * time.Second
+
 // kubelet is what the controllers ask about the pods.
 type kubelet struct {
 	mu   sync.Mutex // guards the following
@@ -125,7 +128,7 @@ func (f *fixture) file(program string) string {
 // is in the file within 100 ms, with the version of its resource.
 func TestStaticPodFiles(t *testing.T) {
 	f := start(t, testConfig(t))
-	eventually.That(t, 5*time.Second, "secrets and configurations", func() error {
+	eventually.That(t, patience, "secrets and configurations", func() error {
 		if _, err := secrets.Statuses.Get(f.store, secrets.KubernetesID); err != nil {
 			return err
 		}
@@ -137,7 +140,7 @@ func TestStaticPodFiles(t *testing.T) {
 	}
 	f.etcd(true)
 	for _, program := range programs {
-		eventually.That(t, 5*time.Second, "file of "+program, func() error { _, err := os.Stat(f.file(program)); return err })
+		eventually.That(t, patience, "file of "+program, func() error { _, err := os.Stat(f.file(program)); return err })
 	}
 	put(t, os.WriteFile(f.path("manifests", "mine.yaml"), nil, 0o600))
 	put(t, os.WriteFile(f.path("manifests", "garboard-kube-gone.yaml"), nil, 0o600))
@@ -164,7 +167,7 @@ func TestStaticPodFiles(t *testing.T) {
 	if after, err := os.Stat(f.file(apiServer)); err != nil || !after.ModTime().Equal(before.ModTime()) {
 		t.Errorf("the file of another program was written too: %v", err)
 	}
-	eventually.That(t, 5*time.Second, "stale file to be removed", func() error {
+	eventually.That(t, patience, "stale file to be removed", func() error {
 		if _, err := os.Stat(f.path("manifests", "garboard-kube-gone.yaml")); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("it is there: %v", err)
 		}
@@ -182,7 +185,7 @@ func TestStaticPodFiles(t *testing.T) {
 func TestStaticPodFinalizer(t *testing.T) {
 	f := start(t, testConfig(t))
 	f.etcd(true)
-	eventually.That(t, 5*time.Second, "finalizer", func() error {
+	eventually.That(t, patience, "finalizer", func() error {
 		o, err := StaticPods.Get(f.store, apiServer)
 		if err == nil && !slices.Equal(o.Finalizers, []string{`k8s.StaticPodStatus("kube-apiserver")`}) {
 			err = fmt.Errorf("finalizers %q", o.Finalizers)
@@ -190,7 +193,7 @@ func TestStaticPodFinalizer(t *testing.T) {
 		return err
 	})
 	put(t, StaticPods.Delete(f.store.As("k8s.ControlPlaneStaticPodController"), apiServer))
-	eventually.That(t, 5*time.Second, "pod to go after its file", func() error {
+	eventually.That(t, patience, "pod to go after its file", func() error {
 		if _, err := StaticPods.Get(f.store, apiServer); !errors.Is(err, resource.ErrNotFound) {
 			return fmt.Errorf("the resource is there: %v", err)
 		}
@@ -240,7 +243,7 @@ func TestStaticPodStatus(t *testing.T) {
 // S-280: said until the kubelet can ask the apiserver whether we may.
 func TestStaticPodStatusRefused(t *testing.T) {
 	f := start(t, testConfig(t))
-	eventually.That(t, 5*time.Second, "secrets", func() error { _, err := secrets.Kubernetes.Get(f.store, secrets.KubernetesID); return err })
+	eventually.That(t, patience, "secrets", func() error { _, err := secrets.Kubernetes.Get(f.store, secrets.KubernetesID); return err })
 	f.kubelet.answer(http.StatusInternalServerError, "Authorization error (user=apiserver-kubelet-client, verb=get, resource=nodes, subresource=proxy)")
 	controller := &KubeletStaticPodController{kubeletURL: f.kubeletURL}
 	_, err := controller.refresh(t.Context(), view{f.store.As("test"), testLog(t)})
@@ -261,7 +264,7 @@ func (v view) Log() *slog.Logger { return v.log }
 // S-260
 func TestBootstrapStatus(t *testing.T) {
 	f := start(t, testConfig(t))
-	eventually.That(t, 5*time.Second, "bootstrap status", func() error {
+	eventually.That(t, patience, "bootstrap status", func() error {
 		o, err := BootstrapStatuses.Get(f.store, "control-plane")
 		if err != nil {
 			return err

@@ -5,6 +5,7 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -76,11 +77,15 @@ func (n *realNode) checkDrain(admin, worker *kubernetes.Client) {
 		if name != "elsewhere" {
 			continue
 		}
-		if err := worker.Evict(ctx, elsewhere); !kubernetes.IsForbidden(err) {
-			n.t.Errorf("eviction of a pod on another node: %v", err)
-		}
+		// An API server that hasn't heard of a new pod says that there is none.
+		eventually.That(n.t, 15*time.Second, "eviction of a pod on another node is refused", func() error {
+			if err := worker.Evict(ctx, elsewhere); !kubernetes.IsForbidden(err) {
+				return fmt.Errorf("it says %v", err)
+			}
+			return nil
+		})
 	}
-	ctx, cancel := context.WithTimeout(ctx, eventually.Scale(3*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, eventually.Scale(15*time.Second))
 	defer cancel()
 	err := kubernetes.Drain{Client: worker, Node: "w", Say: n.t.Logf}.Run(ctx)
 	var left *kubernetes.Left
@@ -95,7 +100,7 @@ func (n *realNode) checkLeaves(admin, worker *kubernetes.Client) {
 	ctx := n.t.Context()
 	_, err := admin.Merge(ctx, kubernetes.NodeRef("w"), kubernetes.Object{"spec": object{"taints": list{object{"key": "quarantine", "effect": "NoExecute"}}}})
 	put(n.t, err)
-	brief, cancel := context.WithTimeout(ctx, eventually.Scale(5*time.Second))
+	brief, cancel := context.WithTimeout(ctx, eventually.Scale(15*time.Second))
 	defer cancel()
 	if err := worker.AskToLeave(brief, "w", "reset-1"); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
 		n.t.Errorf("a node with a taint of others leaves: %v", err)

@@ -30,7 +30,7 @@ func TestRenewalLeavesPodsAlone(t *testing.T) {
 	f.run()
 	f.etcd(true)
 	pods := map[string][]byte{}
-	eventually.That(t, 5*time.Second, "static pods", func() (err error) {
+	eventually.That(t, patience, "static pods", func() (err error) {
 		for _, program := range programs {
 			if pods[program], err = os.ReadFile(f.file(program)); err != nil {
 				return err
@@ -44,7 +44,7 @@ func TestRenewalLeavesPodsAlone(t *testing.T) {
 
 	later.Store(int64(pki.LeafValidity - pki.RenewBefore + time.Hour))
 	put(t, clock.Statuses.Put(f.store.As("test"), "node", clock.Status{Synced: true}))
-	eventually.That(t, 5*time.Second, "the apiserver's certificate to be renewed", func() error {
+	eventually.That(t, patience, "the apiserver's certificate to be renewed", func() error {
 		data, err := os.ReadFile(certificate)
 		if err == nil && bytes.Equal(data, first) {
 			err = errors.New("still the first one")
@@ -54,7 +54,7 @@ func TestRenewalLeavesPodsAlone(t *testing.T) {
 	// What follows comes after anything that the renewal would have caused.
 	image := c.Cluster.Scheduler.Image + "-next"
 	f.configure(func(c *config.Config) { c.Cluster.Scheduler.Image = image })
-	eventually.That(t, 5*time.Second, "the scheduler's new image", func() error {
+	eventually.That(t, patience, "the scheduler's new image", func() error {
 		data, err := os.ReadFile(f.file(scheduler))
 		if err == nil && !bytes.Contains(data, []byte(image)) {
 			err = errors.New("still the old one")
@@ -73,7 +73,7 @@ func TestRenewalLeavesPodsAlone(t *testing.T) {
 
 	next := authority(t, pki.NewKubernetesCA)
 	f.configure(func(c *config.Config) { c.Cluster.CA = next })
-	eventually.That(t, 5*time.Second, "pods that are started anew for the new authority", func() error {
+	eventually.That(t, patience, "pods that are started anew for the new authority", func() error {
 		for program, before := range pods {
 			if data, err := os.ReadFile(f.file(program)); err != nil || bytes.Equal(data, before) {
 				return errors.Join(err, errors.New(program+" is as before"))

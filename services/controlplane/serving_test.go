@@ -235,7 +235,7 @@ func TestServingApproval(t *testing.T) {
 	defer cancel()
 	approved := func(name string) {
 		t.Helper()
-		eventually.That(t, 5*time.Second, name+" is approved", func() error {
+		eventually.That(t, patience, name+" is approved", func() error {
 			if !s.approved(name) {
 				return errors.New("not yet")
 			}

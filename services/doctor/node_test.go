@@ -35,7 +35,7 @@ import (
 const nodeName = "n1"
 
 // patience of a test for what the controllers and services of its node do.
-const patience = 5 * time.Second
+const patience = 30 * time.Second
 
 var nodeAddress = netip.MustParseAddr("10.5.0.2")
 

@@ -169,7 +169,7 @@ func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []see
 // askEtcd finds a member of this cluster's etcd: it shows a certificate of its
 // authority.
 func (e *Etcd) askEtcd(ctx context.Context, host netip.Addr) []seen {
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout) // its client tries one that is off again and again
 	defer cancel()
 	c, err := e.dial(ctx, []string{clientURL(host)})
 	if err != nil {
@@ -189,14 +189,13 @@ func (e *Etcd) askEtcd(ctx context.Context, host netip.Addr) []seen {
 }
 
 // askMachine asks another control plane what it knows of its own beginning, which is
-// before its etcd answers.
+// before its etcd answers. One that is off must not hold others up; one that takes the
+// connection may be slow, and begin the cluster at this very moment.
 func (e *Etcd) askMachine(ctx context.Context, host netip.Addr, peer *tls.Config) []seen {
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-	defer cancel()
 	config := peer.Clone()
 	config.ServerName = host.String()
 	client := &http.Client{Transport: &http.Transport{
-		TLSClientConfig: config, DisableKeepAlives: true, MaxResponseHeaderBytes: maxPeerAnswer,
+		DialContext: (&net.Dialer{Timeout: statusTimeout}).DialContext, TLSClientConfig: config, DisableKeepAlives: true, MaxResponseHeaderBytes: maxPeerAnswer,
 	}}
 	address := net.JoinHostPort(host.String(), strconv.Itoa(api.Port))
 	// Not the service's client, which brings all of its methods: 400 KB of PID 1.

@@ -138,6 +138,8 @@ type MemberStatus struct {
 	Err error // why it said nothing
 }
 
+// statuses asks each member where it says that it is. Who answers there may be another one:
+// what a removed one left, or a learner that has since come in its place. It isn't counted.
 func statuses(ctx context.Context, c *clientv3.Client, members []*pb.Member) []MemberStatus {
 	all := make([]MemberStatus, len(members))
 	var wg sync.WaitGroup
@@ -148,6 +150,9 @@ func statuses(ctx context.Context, c *clientv3.Client, members []*pb.Member) []M
 				sctx, cancel := context.WithTimeout(ctx, statusTimeout)
 				got, err := c.Status(sctx, u)
 				cancel()
+				if err == nil && got.Header.GetMemberId() != m.ID {
+					err = fmt.Errorf("member %s answers in its place at %s", HexID(got.Header.GetMemberId()), u)
+				}
 				if all[i].Err = err; err == nil {
 					all[i].StatusResponse = got
 					return

@@ -165,7 +165,7 @@ func (n *realNode) serves() {
 	must(n.rig.t, err)
 	defer c.Close()
 	eventually.That(n.rig.t, 30*time.Second, n.name+" to serve", func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), eventually.Scale(5*time.Second))
 		defer cancel()
 		if _, err := c.Put(ctx, "by/"+n.name, "x"); err != nil {
 			return err

@@ -191,7 +191,7 @@ func TestWaitDoesNotHangOnADaemon(t *testing.T) {
 	var out bytes.Buffer
 	cmd := helper("grandchild", "leave")
 	cmd.Stdout = &out
-	cmd.WaitDelay = 10 * time.Millisecond
+	cmd.WaitDelay = eventually.Scale(time.Second)
 	c, err := New().Start(cmd)
 	if err != nil {
 		t.Fatal(err)

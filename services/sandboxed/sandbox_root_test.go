@@ -23,7 +23,7 @@ import (
 
 const (
 	testUID  = 50
-	patience = 4 * time.Second
+	patience = 20 * time.Second
 )
 
 // bench is one service in a graph of its own.

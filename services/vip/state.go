@@ -126,6 +126,7 @@ type state struct {
 	why       string
 	probing   time.Time // since when; zero: it doesn't probe
 	probed    time.Time
+	probes    int       // while it probes, that many questions were asked
 	pause     time.Time // until when
 	stranger  string    // MAC address of the machine that has the address; "": none
 	defended  time.Time
@@ -250,9 +251,6 @@ func (s *state) decide(now time.Time) orders {
 		s.holder(now, &o)
 	}
 	s.checker = nil
-	if !s.probing.IsZero() {
-		o.again = probeEvery
-	}
 	s.lookAfter(now, &o)
 	interval := lookEvery
 	if !s.probing.IsZero() {
@@ -261,6 +259,10 @@ func (s *state) decide(now time.Time) orders {
 	looking := !s.probing.IsZero() || s.away || s.hold && (o.doubt || s.present(now, s.changed) != nil)
 	if looking && now.Sub(s.probed) >= interval {
 		s.probed, o.probe = now, true
+		s.probes++
+	}
+	if !s.probing.IsZero() { // what comes meanwhile makes it look sooner, and no later
+		o.again = min(o.again, max(probeEvery-now.Sub(s.probed), time.Millisecond))
 	}
 	return o
 }
@@ -334,7 +336,7 @@ func (s *state) seek(now time.Time) {
 		return
 	}
 	if s.probing.IsZero() {
-		s.probing, s.probed = now, time.Time{}
+		s.probing, s.probed, s.probes = now, time.Time{}, 0
 	}
 	r := s.present(now, s.probing)
 	switch {
@@ -345,7 +347,9 @@ func (s *state) seek(now time.Time) {
 	case r != nil && !elected:
 		s.probing, s.away = time.Time{}, false
 		s.set(now, false, fmt.Sprintf("%s holds it", r.name))
-	case now.Sub(s.probing) >= probeTime:
+	// A process that stood still between its first question and now has heard nothing,
+	// whatever was said.
+	case now.Sub(s.probing) >= probeTime && s.probes >= int(probeTime/probeEvery) && now.Sub(s.probed) >= probeEvery:
 		s.probing, s.stranger = time.Time{}, ""
 		why := "elected in etcd"
 		if !elected {

@@ -110,6 +110,29 @@ func holding(t *testing.T) *world {
 	return w
 }
 
+// A process that stands still after its first question has heard no answer, however long
+// that was: it asks as often as any other one before it takes the address.
+func TestStandingStillIsNotListening(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for w.probed == 0 {
+		w.pass(100 * time.Millisecond)
+	}
+	w.now = w.now.Add(2 * probeTime)
+	w.step(false)
+	w.want(false, "")
+	w.now = w.now.Add(probeEvery / 4) // something comes: the next question isn't put off
+	w.step(false)
+	if again := w.last.again; again != probeEvery*3/4 {
+		t.Errorf("it looks again after %s", again)
+	}
+	w.pass(probeTime)
+	w.want(true, "elected")
+	if w.probed != 3 {
+		t.Errorf("it asked %d times, want 3", w.probed)
+	}
+}
+
 func TestTheElectedOneTakesIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -63,11 +64,28 @@ func fuzz(ctx context.Context, root string, out io.Writer, each time.Duration) e
 		return err
 	}
 	for _, target := range targets {
-		if err := goRun(ctx, root, out, "test", "-run=^$", "-fuzz=^"+target.name+"$", "-fuzztime="+each.String(), target.folder); err != nil {
+		var said bytes.Buffer
+		err := goRun(ctx, root, io.MultiWriter(out, &said), "test", "-run=^$", "-fuzz=^"+target.name+"$", "-fuzztime="+each.String(), target.folder)
+		if err != nil && ctx.Err() == nil && onlyTimeIsUp(said.String()) {
+			fmt.Fprintf(out, "%s has failed with nothing but the end of its time, which is a race in Go (golang.org/issue/75804)\n", target.name)
+			err = nil
+		}
+		if err != nil {
 			return fmt.Errorf("%s in %s: %w", target.name, target.folder, err)
 		}
 	}
 	return nil
+}
+
+// failures are what go test says of targets that failed, each with what it says of it.
+var failures = regexp.MustCompile(`(?m)^ *--- FAIL: .*\n((?: {4,}.*\n)*)`)
+
+// onlyTimeIsUp reports whether a target failed only because -fuzztime ended while Go's
+// coordinator looked, which takes that for an error now and then before Go 1.27. What
+// fails by itself has an input that is written down.
+func onlyTimeIsUp(said string) bool {
+	all := failures.FindAllStringSubmatch(said, -1)
+	return len(all) == 1 && strings.TrimSpace(all[0][1]) == context.DeadlineExceeded.Error() && !strings.Contains(said, "Failing input")
 }
 
 func fuzzCommand() *cobra.Command {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
@@ -50,13 +51,15 @@ func TestLongPhaseRunsWhereItFits(t *testing.T) {
 func TestPhasesInAll(t *testing.T) {
 	nothing := func(context.Context, string, io.Writer) error { return nil }
 	all := []phase{{name: "lint", run: nothing}, {name: "unit", run: nothing}, {name: "long", run: nothing, apart: true}}
-	var out strings.Builder
-	if err := runPhases(t.Context(), all, ".", &out, "", 0); err != nil {
-		t.Fatal(err)
-	}
-	if want := "== all 2: passed in 0s; where everything is built, it may take 25m0s\n"; !strings.HasSuffix(out.String(), want) {
-		t.Errorf("it says\n%s, not at the end %s", out.String(), want)
-	}
+	synctest.Test(t, func(t *testing.T) { // whose time stands still
+		var out strings.Builder
+		if err := runPhases(t.Context(), all, ".", &out, "", 0); err != nil {
+			t.Fatal(err)
+		}
+		if want := "== all 2: passed in 0s; where everything is built, it may take 25m0s\n"; !strings.HasSuffix(out.String(), want) {
+			t.Errorf("it says\n%s, not at the end %s", out.String(), want)
+		}
+	})
 }
 
 // A phase that hangs fails before its time is over; one that fails by itself says nothing
@@ -71,10 +74,12 @@ func TestPhaseThatHangs(t *testing.T) {
 		"long (after 0s): it broke":  {time.Hour, func(context.Context) error { return broken }},
 	} {
 		all := []phase{{name: "long", apart: true, run: func(ctx context.Context, _ string, _ io.Writer) error { return test.run(ctx) }}}
-		err := runPhases(t.Context(), all, ".", io.Discard, "long", test.within)
-		if err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			err := runPhases(t.Context(), all, ".", io.Discard, "long", test.within)
+			if err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		})
 	}
 }
 

@@ -33,6 +33,8 @@ const modesHelp = `
              'gbctl config confirm' says to keep it (--try): for changes that may
              cut you off
 
+Of several nodes, one that reboots is waited for until it is back and well; before it
+is, nothing is done to the next. A change that takes a reboot is tried on one at a time.
 --dry-run shows what would change, and what each field takes.`
 
 var modes = map[string]apiv1.ApplyMode{
@@ -125,6 +127,58 @@ func (c configChange) tryTimeout() *durationpb.Duration {
 	return durationpb.New(c.try)
 }
 
+// onEach changes the nodes one after another. One that reboots is out of its cluster until
+// it is back: by then the cluster could do without another one, and not before.
+func (c configChange) onEach(ctx context.Context, change func(context.Context, *client.Client) (*apiv1.ApplyConfigResponse, error)) error {
+	nodes, err := c.app.targets(ctx)
+	if err != nil {
+		return err
+	}
+	wait := len(nodes) > 1 && !c.dryRun && !c.app.insecure // a machine without a configuration is in no cluster
+	held := ""
+	return c.app.oneByOne(ctx, func(ctx context.Context, n *client.Client) error {
+		if held != "" {
+			return &exitError{codeRefused, fmt.Errorf("nothing was done: %s", held)}
+		}
+		before := ""
+		if wait {
+			s, err := c.app.probe(ctx, n.Name)
+			if err != nil {
+				return err
+			}
+			before = s.BootId
+		}
+		start := time.Now()
+		m, err := change(ctx, n)
+		if wait && maybeDone(err) {
+			held = n.Name + " comes before it, and may reboot: what became of the change there isn't known"
+		}
+		if err != nil || m == nil {
+			return err
+		}
+		if err := c.report(n.Name, m); err != nil || !m.Reboot || !wait {
+			return err
+		}
+		if c.mode == apiv1.ApplyMode_APPLY_MODE_TRY {
+			held = fmt.Sprintf("%s reboots to try it; confirm it there before it is tried here", n.Name)
+			return nil
+		}
+		if err := c.app.isBack(ctx, n.Name, before, func(context.Context) error { return nil }); err != nil {
+			held = n.Name + " comes before it, and isn't back"
+			return err
+		}
+		fmt.Fprintf(c.app.err, "%s: is back and well after %s\n", n.Name, span(time.Since(start)))
+		return nil
+	})
+}
+
+// maybeDone tells whether a request may have done what it asked for, and the answer is
+// lost, as where the node is quicker in going down.
+func maybeDone(err error) bool {
+	var request *connect.Error
+	return errors.As(err, &request) && !connect.IsWireError(err) || exitCode(err) == codeUnreachable
+}
+
 const applyLong = `Give nodes a configuration from a file ('-' reads it from standard input).
 
 A node that has none yet is in maintenance mode: --insecure talks to it, and
@@ -159,17 +213,14 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
+			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				n, err := a.believed(ctx, n)
 				if err != nil {
-					return err
+					return nil, err
 				}
 				defer n.Close()
 				m, err := change.apply(ctx, n, document, "")
-				if err != nil {
-					return inFile(file, err)
-				}
-				return change.report(n.Name, m)
+				return m, inFile(file, err)
 			})
 		},
 	}

@@ -17,6 +17,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/api/client/hangup"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
@@ -29,12 +30,14 @@ import (
 //	10.5.0.2  a control plane
 //	10.5.0.3  a worker
 //	10.5.0.4  is in maintenance mode
+//	10.5.0.7  goes down: it closes each connection
 //	10.5.0.8  belongs to another cluster
 //	10.5.0.9  is off: its port is closed
 const (
 	nodeControlPlane = "10.5.0.2"
 	nodeWorker       = "10.5.0.3"
 	nodeMaintenance  = "10.5.0.4"
+	nodeGoesDown     = "10.5.0.7"
 	nodeStranger     = "10.5.0.8"
 	nodeOff          = "10.5.0.9"
 )
@@ -79,6 +82,11 @@ func setup(env *testscript.Env) error {
 	if via[nodeOff], err = closedPort(); err != nil {
 		return err
 	}
+	var stop func()
+	if via[nodeGoesDown], stop, err = hangup.Listen(); err != nil {
+		return err
+	}
+	env.Defer(stop)
 	for name, leaf := range map[string]pki.Leaf{
 		"home":    {CN: "admin", Orgs: []string{string(api.Admin)}},
 		"reader":  {CN: "eve", Orgs: []string{string(api.Reader)}},

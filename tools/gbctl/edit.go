@@ -17,6 +17,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 )
@@ -45,7 +46,7 @@ func (a *app) editCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
+			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				return a.editNode(ctx, n, change)
 			})
 		},
@@ -86,17 +87,19 @@ func (d *draft) changed(shown []byte) bool {
 // kept says where the draft is.
 func (d *draft) kept(err error) error { return &keptError{err, d.path} }
 
-func (a *app) editNode(ctx context.Context, n *client.Client, change configChange) error {
+// editNode has the configuration of a node edited, and applies it. Without an answer
+// nothing was changed.
+func (a *app) editNode(ctx context.Context, n *client.Client, change configChange) (*apiv1.ApplyConfigResponse, error) {
 	current, err := a.current(ctx, n)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if current.Staged {
 		fmt.Fprintf(a.err, "%s: note: another configuration waits for the next reboot; it isn't what is edited now\n", n.Name)
 	}
 	d, err := newDraft(n.Name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	text, problems := current.Document, ""
 	for {
@@ -104,33 +107,33 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 		edited, err := d.edit(ctx, a, shown)
 		if err != nil && bytes.Equal(text, current.Document) && !d.changed(shown) {
 			d.discard() // nobody has typed anything
-			return err
+			return nil, err
 		}
 		if err != nil {
-			return d.kept(err)
+			return nil, d.kept(err)
 		}
 		typed := withoutProblems(edited)
 		switch {
 		case len(bytes.TrimSpace(typed)) == 0, bytes.Equal(typed, current.Document):
 			fmt.Fprintf(a.out, "mc at the node %s is unchanged: nothing was applied\n", n.Name)
 			d.discard()
-			return nil
+			return nil, nil
 		case problems != "" && bytes.Equal(typed, text):
-			return d.kept(&exitError{codeRefused, errors.New("the configuration still has problems: nothing was applied")})
+			return nil, d.kept(&exitError{codeRefused, errors.New("the configuration still has problems: nothing was applied")})
 		}
 		text = typed
 		m, err := change.apply(ctx, n, text, current.Digest)
 		if err == nil {
 			d.discard()
-			return change.report(n.Name, m)
+			return m, nil
 		}
 		switch connect.CodeOf(err) {
 		case connect.CodeInvalidArgument, connect.CodeFailedPrecondition:
 			problems = asComments(n.Name, err)
 		case connect.CodeAborted:
-			return d.kept(errors.New("the node has another configuration by now, somebody else has changed it: edit again, and take your changes over"))
+			return nil, d.kept(errors.New("the node has another configuration by now, somebody else has changed it: edit again, and take your changes over"))
 		default:
-			return d.kept(a.explain(n.Name, err))
+			return nil, d.kept(a.explain(n.Name, err))
 		}
 	}
 }

@@ -171,6 +171,8 @@ func (a *app) explainNetwork(node string, err error) error {
 		return unreachable("no answer from %s: is the machine on, and is its port let through?", address)
 	case strings.Contains(err.Error(), "does not look like a TLS handshake"):
 		return unreachable("what listens at %s doesn't speak TLS: it isn't the machine API", address)
+	case (broken(err) || op != nil && op.Op == "dial") && client.Closed(err): // in other words each time, depending on the moment
+		return unreachable("closes the connection: it goes down, or restarts its API; try again")
 	case op != nil && op.Op == "dial":
 		return unreachable("connect to %s: %w", address, op.Err)
 	case broken(err):

@@ -124,16 +124,12 @@ func (a *app) rollbackCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
+			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				ctx, done := a.request(ctx, n.Name)
 				defer done()
-				m, err := message(n.Config.Rollback(ctx, connect.NewRequest(&apiv1.RollbackConfigRequest{
+				return message(n.Config.Rollback(ctx, connect.NewRequest(&apiv1.RollbackConfigRequest{
 					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
 				})))
-				if err != nil {
-					return err
-				}
-				return change.report(n.Name, m)
 			})
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -72,7 +73,12 @@ func (s *configService) Apply(_ context.Context, r *connect.Request[apiv1.ApplyC
 	if len(problems) > 0 {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%s", strings.Join(problems, "\n")))
 	}
-	return s.take(text, r.Msg.Mode, r.Msg.DryRun, r.Msg.TryTimeout.AsDuration())
+	lost := s.node.mood == "lost" // goes down before its answer is out
+	m, err := s.take(text, r.Msg.Mode, r.Msg.DryRun, r.Msg.TryTimeout.AsDuration())
+	if lost {
+		panic(http.ErrAbortHandler)
+	}
+	return m, err
 }
 
 func (s *configService) take(text string, mode apiv1.ApplyMode, dry bool, try time.Duration) (*connect.Response[apiv1.ApplyConfigResponse], error) {
@@ -104,6 +110,9 @@ func (s *configService) take(text string, mode apiv1.ApplyMode, dry bool, try ti
 	}
 	if strings.Contains(text, "keySlot") {
 		m.Warnings = []string{"config:3:5: keySlot is called slot"}
+	}
+	if m.Reboot && !dry {
+		s.node.mood = "rebooting"
 	}
 	if !dry && m.Mode != apiv1.ApplyMode_APPLY_MODE_ON_REBOOT {
 		s.text = text

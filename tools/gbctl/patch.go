@@ -50,12 +50,8 @@ func (a *app) patchCommand() *cobra.Command {
 					}
 				}
 			}
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
-				m, err := a.patchNode(ctx, n, change, texts)
-				if err != nil {
-					return err
-				}
-				return change.report(n.Name, m)
+			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+				return a.patchNode(ctx, n, change, texts)
 			})
 		},
 	}

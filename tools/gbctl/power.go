@@ -108,8 +108,18 @@ func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error 
 	if !f.wait {
 		return nil
 	}
-	if err := a.until(ctx, restartBudget, func(ctx context.Context) error {
-		s, err := a.probe(ctx, n.Name)
+	if err := a.isBack(ctx, n.Name, before, func(ctx context.Context) error { return a.isOver(ctx, n.Name, id) }); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "%s: is back and well after %s\n", n.Name, span(time.Since(start)))
+	return nil
+}
+
+// isBack waits until a node has another boot than before, is well, and the last look
+// finds nothing to wait for either.
+func (a *app) isBack(ctx context.Context, node, before string, last func(context.Context) error) error {
+	return a.until(ctx, node, restartBudget, func(ctx context.Context) error {
+		s, err := a.probe(ctx, node)
 		switch {
 		case err != nil:
 			return err
@@ -118,12 +128,8 @@ func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error 
 		case sick(s) != "":
 			return errors.New(sick(s))
 		}
-		return a.isOver(ctx, n.Name, id)
-	}); err != nil {
-		return err
-	}
-	fmt.Fprintf(a.out, "%s: is back and well after %s\n", n.Name, span(time.Since(start)))
-	return nil
+		return last(ctx)
+	})
 }
 
 // isOver is nil once an operation has ended on a node that has restarted.
@@ -188,7 +194,7 @@ func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) erro
 
 // isOff waits until a node doesn't answer any more.
 func (a *app) isOff(ctx context.Context, node string) error {
-	if err := a.until(ctx, stopBudget, func(ctx context.Context) error {
+	if err := a.until(ctx, node, stopBudget, func(ctx context.Context) error {
 		if _, err := a.probe(ctx, node); exitCode(err) == codeUnreachable {
 			return nil
 		} else if err != nil {
@@ -254,9 +260,9 @@ func (a *app) probe(ctx context.Context, node string) (s *apiv1.NodeStatusRespon
 	return s, err
 }
 
-// until repeats a look until it finds nothing to wait for. Each new reason goes
+// until repeats a look at a node until it finds nothing to wait for. Each new reason goes
 // to a person on standard error.
-func (a *app) until(ctx context.Context, budget time.Duration, look func(context.Context) error) error {
+func (a *app) until(ctx context.Context, node string, budget time.Duration, look func(context.Context) error) error {
 	deadline := time.Now().Add(budget)
 	var tell retrying
 	for {
@@ -270,7 +276,7 @@ func (a *app) until(ctx context.Context, budget time.Duration, look func(context
 		if time.Now().After(deadline) {
 			return fmt.Errorf("not within %s: %w", budget, err)
 		}
-		tell.say(a.err, err)
+		tell.say(a.err, fmt.Errorf("%s: %w", node, err))
 		if err := pause(ctx, poll); err != nil {
 			return err
 		}

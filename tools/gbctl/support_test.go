@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
 )
 
@@ -223,7 +224,7 @@ func TestSupport(t *testing.T) {
 		s.jwt, "http://bob:hunter2@proxy:3128", "client-key-data: " + b64(s.rsa), "after"}, "\n")
 	leak := &leaky{text: text}
 	a := liveNodes(t, map[string]http.Handler{"10.5.0.2": leak.handler(), "10.5.0.3": leak.handler(), "10.5.0.9": nil})
-	a.timeout = 2 * time.Second
+	a.timeout = eventually.Scale(5 * time.Second)
 	path := filepath.Join(t.TempDir(), "b.zip")
 	err := (&bundle{app: a, path: path, lines: 10}).make(t.Context())
 	if exitCode(err) != codeSome || !strings.Contains(err.Error(), "10.5.0.9: ") {
@@ -302,7 +303,7 @@ func TestSupportGivesUp(t *testing.T) {
 		<-r.Context().Done()
 	})
 	a := liveNodes(t, map[string]http.Handler{"10.5.0.2": silent})
-	a.timeout = time.Second // enough for the first answer on a busy machine
+	a.timeout = eventually.Scale(2 * time.Second) // enough for the first answer on a busy machine
 	path := filepath.Join(t.TempDir(), "b.zip")
 	start := time.Now()
 	if err := (&bundle{app: a, path: path, lines: 10}).make(t.Context()); err != nil {

@@ -26,7 +26,7 @@ defaults below. A node keeps its document at ` + "`/system/state/config.yaml`" +
 - **Secrets.** Fields of a type that is secret never show in logs, in the difference that ` + "`--dry-run`" + ` prints, or in a support bundle. Neither do contents of files that only root may read, nor passwords in URLs.
 - **Changing it.** ` + "`gbctl apply-config -f FILE`, `gbctl edit mc` and `gbctl patch mc -p PATCH`" + ` change a running node. The column *change* says what that takes: **live** is at once, **restarts** names the service
   that starts anew (pods keep running), and **reboot** waits for the next boot: ` + "`--immediate`" + ` refuses such a change, ` + "`--on-reboot`" + ` keeps it until then. ` + "`--dry-run`" + ` shows it all beforehand, and with ` + "`--mode=try`" + `
-  the node goes back by itself unless one confirms.
+  the node goes back by itself unless one confirms. Of several nodes, one that reboots for it is waited for until it is back and well, before the next one is changed.
 - **Patches** are JSON patches (RFC 6902, a list of operations), or a piece of configuration to merge. When merging, mappings merge, ` + "`key: null`" + ` deletes, and lists are replaced, except that entries of the lists
   marked *by …* below merge with the entry of the same key. ` + "`$patch: delete`" + ` in an entry deletes it, ` + "`$patch: replace`" + ` takes it as it is. Comments and order of the document stay.
 - **In an editor**, ` + "`gbctl schema`" + ` prints a JSON schema; it is [config/schema/v1alpha1.json](../config/schema/v1alpha1.json), too.

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
@@ -31,6 +32,9 @@ const (
 	// tried is how long a change is tried: the least that there is.
 	tried = 10 * time.Second
 )
+
+// trying is tried on this machine: within it a node boots, and is looked at.
+func trying() time.Duration { return eventually.Scale(tried).Round(time.Second) }
 
 // answers waits for the machine API.
 func answers(c *story.Cluster) {
@@ -135,9 +139,9 @@ func tryReboot(t *testing.T, c *story.Cluster) {
 			return err
 		}
 	}
-	c.Gbctl("patch", "mc", "--try", "--timeout", tried.String(), "-p", "machine: {type: controlplane}")
+	c.Gbctl("patch", "mc", "--try", "--timeout", trying().String(), "-p", "machine: {type: controlplane}")
 	c.Eventually(upBudget, "the node has rebooted into what is tried", has("controlplane"))
-	c.Eventually(tried+upBudget, "the node has rebooted into what was before", has("init"))
+	c.Eventually(trying()+upBudget, "the node has rebooted into what was before", has("init"))
 	up(c)
 }
 
@@ -146,7 +150,7 @@ func tryNetwork(t *testing.T, c *story.Cluster) {
 	node := c.Nodes[0]
 	before := c.Gbctl("get", "mc", "-o", "yaml")
 	patch := `[{"op": "replace", "path": "/machine/network/interfaces/0/cidr", "value": "10.5.0.77/24"}]`
-	if out := c.Gbctl("patch", "mc", "--try", "--timeout", tried.String(), "-p", patch); !strings.Contains(out, "confirm") {
+	if out := c.Gbctl("patch", "mc", "--try", "--timeout", trying().String(), "-p", patch); !strings.Contains(out, "confirm") {
 		t.Errorf("trying said %q", out)
 	}
 	c.Eventually(apiBudget, "the node can't be reached at "+node.Address.String(), func() error {
@@ -155,7 +159,7 @@ func tryNetwork(t *testing.T, c *story.Cluster) {
 		}
 		return nil
 	})
-	c.Eventually(tried+apiBudget, "the node is back", func() error {
+	c.Eventually(trying()+apiBudget, "the node is back", func() error {
 		_, err := c.TryGbctl("version")
 		return err
 	})

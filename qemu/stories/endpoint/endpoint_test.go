@@ -34,6 +34,8 @@ const (
 	podBudget = 30 * time.Second
 	// bootBudget is for a worker to boot, and its kubelet to tell that it lives.
 	bootBudget = 60 * time.Second
+	// answerBudget is for an API server to answer that has just changed its etcd.
+	answerBudget = 30 * time.Second
 	// watched is how long renewals are looked at. A kubelet renews its lease every ten
 	// seconds, and is taken for lost after fifty.
 	watched  = 60 * time.Second
@@ -162,9 +164,13 @@ func reboot(c *story.Cluster, worker qemu.Node) {
 }
 
 // renewed is when the worker's lease was renewed last.
-func renewed(c *story.Cluster, worker string) string {
+func renewed(c *story.Cluster, worker string) (at string) {
 	c.T().Helper()
-	return c.Kubectl("get", "lease", "-n", "kube-node-lease", worker, "-o", "jsonpath={.spec.renewTime}")
+	c.Eventually(answerBudget, "Kubernetes tells of the worker's lease", func() (err error) {
+		at, err = c.Try("get", "lease", "-n", "kube-node-lease", worker, "-o", "jsonpath={.spec.renewTime}")
+		return err
+	})
+	return at
 }
 
 // renewals looks at the worker's lease for a while, and returns the longest time
@@ -189,7 +195,12 @@ func renewals(t *testing.T, c *story.Cluster, worker string) time.Duration {
 			last = at
 			return nil
 		})
-		if ready := c.Kubectl("get", "node", worker, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`); ready != "True" {
+		var ready string
+		c.Eventually(answerBudget, "Kubernetes tells of the worker", func() (err error) {
+			ready, err = c.Try("get", "node", worker, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
+			return err
+		})
+		if ready != "True" {
 			t.Fatalf("the worker's Ready is %q", ready)
 		}
 	}

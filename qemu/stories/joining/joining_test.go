@@ -153,6 +153,8 @@ func taints(c *story.Cluster, n qemu.Node) string {
 func renews(t *testing.T, c *story.Cluster, worker, first, second qemu.Node) {
 	last := c.Nodes[slices.IndexFunc(c.Nodes[:3], func(n qemu.Node) bool { return n.Name != first.Name && n.Name != second.Name })]
 	before := signatures(c, last, worker)
+	// The first one's end may have kept the others from telling of themselves, for a while.
+	c.Eventually(registerBudget, "the worker knows both that are left", func() error { return c.KnowsServers(worker, second, last) })
 	if err := c.Cut(t.Context(), second.Name); err != nil {
 		t.Fatal(err)
 	}

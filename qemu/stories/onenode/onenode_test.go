@@ -25,7 +25,13 @@ func TestMain(m *testing.M) { story.Main(m) }
 
 const (
 	podsBudget    = 20 * time.Second // for two pods whose image is there
-	serviceBudget = 10 * time.Second // for kube-proxy and DNS to know of them
+	serviceBudget = 60 * time.Second // for kube-proxy and DNS to know of them, and after a power cut for all to run at all: until then the API tells of before
+
+	// getBudget is for one request between pods: a question to DNS that is lost is repeated
+	// after five seconds (resolv.conf(5)).
+	getBudget = 12 * time.Second
+	// noBudget is for a request that isn't to be answered.
+	noBudget = 5 * time.Second
 
 	// powerOffBudget is a promise: whatever runs, a machine that is asked to power
 	// off has done so within it.
@@ -145,7 +151,11 @@ func ready(c *story.Cluster) error {
 
 // get is an HTTP request by the client pod.
 func get(c *story.Cluster, url, path string) (string, error) {
-	return c.Try("exec", "client", "--", "/usr/local/bin/kubectl", "--server="+url, "--request-timeout=5s", "get", "--raw", path)
+	return getWithin(c, eventually.Scale(getBudget), url, path)
+}
+
+func getWithin(c *story.Cluster, budget time.Duration, url, path string) (string, error) {
+	return c.Try("exec", "client", "--", "/usr/local/bin/kubectl", "--server="+url, "--request-timeout="+budget.Round(time.Second).String(), "get", "--raw", path)
 }
 
 // works: both pods answer through the service's name, and logs and exec too.
@@ -191,9 +201,10 @@ func inside(t *testing.T, c *story.Cluster) {
 	}
 	ip := c.Kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
 	for _, name := range []string{"web.default.svc.cluster.local", ip} {
-		if _, err := get(c, "http://"+name, "/pod/name"); err != nil {
-			t.Error(err)
-		}
+		c.Eventually(serviceBudget, "it answers as "+name, func() error {
+			_, err := get(c, "http://"+name, "/pod/name")
+			return err
+		})
 	}
 }
 
@@ -223,7 +234,7 @@ func unreachable(t *testing.T, c *story.Cluster) {
 	var all sync.WaitGroup
 	for _, url := range outside {
 		all.Go(func() {
-			if out, err := get(c, url, "/"); err == nil {
+			if out, err := getWithin(c, noBudget, url, "/"); err == nil {
 				t.Errorf("%s answers %q", url, out)
 			}
 		})

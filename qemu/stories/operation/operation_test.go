@@ -181,6 +181,10 @@ func quorum(t *testing.T, c *story.Cluster, away, asked qemu.Node, id string) {
 			third = n
 		}
 	}
+	found, err := c.Etcd(c.Network(), third).Get(t.Context(), lockKey)
+	if err != nil || len(found.Kvs) != 1 || !strings.Contains(string(found.Kvs[0].Value), id) {
+		t.Errorf("the lock isn't %s's: %v, %v", id, found, err)
+	}
 	counted := []string{"stop etcd member " + asked.Name + " (", "the cluster would lose its quorum", "without this one 1 do (" + third.Name + " (", "no answer from " + away.Name + " ("}
 	for _, what := range []string{"reboot", "shutdown"} {
 		ask := func(args ...string) (string, error) {
@@ -205,10 +209,6 @@ func quorum(t *testing.T, c *story.Cluster, away, asked qemu.Node, id string) {
 		}
 		return hasAll(err.Error(), append(counted, "the node would reboot for this", "--on-reboot"))
 	})
-	found, err := c.Etcd(c.Network(), third).Get(t.Context(), lockKey)
-	if err != nil || len(found.Kvs) != 1 || !strings.Contains(string(found.Kvs[0].Value), id) {
-		t.Errorf("the lock isn't %s's: %v, %v", id, found, err)
-	}
 }
 
 func hasAll(text string, parts []string) error {

@@ -164,7 +164,7 @@ func held(t *testing.T, c *story.Cluster) {
 		t.Fatal(err)
 	}
 	before := restarts(t, c, name)
-	out := c.Patient(goBudget+backBudget).Gbctl("-n", n.Address.String(), "reboot", "--drain-timeout", "6s", "--wait")
+	out := c.Patient(goBudget+backBudget).Gbctl("-n", n.Address.String(), "reboot", "--drain-timeout", eventually.Scale(6*time.Second).Round(time.Second).String(), "--wait")
 	for _, part := range []string{"✓ cordon", "default/held-", "disruption budget hold", "- drain skipped", "is back and well"} {
 		if !strings.Contains(out, part) {
 			t.Errorf("gbctl doesn't say %q:\n%s", part, out)

@@ -107,7 +107,7 @@ func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) 
 // overthrown may not have heard of it: the highest term counts.
 func (c *Cluster) Term(client *clientv3.Client) (leader qemu.Node, term uint64, err error) {
 	for _, n := range c.ControlPlanes() {
-		ctx, cancel := context.WithTimeout(c.t.Context(), callBudget)
+		ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(callBudget)))
 		s, one := client.Status(ctx, etcdURL(n))
 		cancel()
 		if one == nil && s.Leader == s.Header.MemberId && s.RaftTerm > term {

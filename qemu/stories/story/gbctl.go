@@ -3,8 +3,10 @@
 package story
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -66,6 +68,41 @@ func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (stri
 func UserGbctl(t testing.TB, budget time.Duration, args ...string) (string, error) {
 	t.Helper()
 	return runGbctl(t, nil, budget, "", nil, args...)
+}
+
+// InterruptedGbctl is UserGbctl with Ctrl-C as soon as it has printed a line. The output
+// is all that it printed, and the exit code is the one that it ended with.
+func InterruptedGbctl(t testing.TB, budget time.Duration, line string, args ...string) (output string, exitCode int) {
+	t.Helper()
+	program, err := gbctl()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(budget))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for lines := bufio.NewScanner(pipe); lines.Scan(); {
+		fmt.Fprintln(&all, lines.Text())
+		if lines.Text() == line {
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Errorf("interrupt gbctl: %v", err)
+			}
+		}
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		t.Errorf("gbctl %s: %v", strings.Join(args, " "), err)
+	}
+	return all.String(), cmd.ProcessState.ExitCode()
 }
 
 // Gbctl runs gbctl for what asks no node, where nothing may go wrong.

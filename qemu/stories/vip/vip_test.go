@@ -38,6 +38,8 @@ const (
 	leadBudget = 20 * time.Second
 	// askBudget is for one question to etcd.
 	askBudget = 5 * time.Second
+	// lookBudget is for a look at the addresses, which fails while they change.
+	lookBudget = 5 * time.Second
 	// freeBudget is for the address to be nobody's while it is handed over in order: who
 	// is next listens for 300 ms.
 	freeBudget = time.Second
@@ -64,10 +66,11 @@ func (c *tale) in(t *testing.T) *tale {
 // holders are the nodes that have the address, as this machine's kernel sees it.
 func (c *tale) holders() []qemu.Node {
 	c.t.Helper()
-	all, err := c.Holders(c.shared)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	var all []qemu.Node
+	c.Eventually(lookBudget, "the addresses of the nodes can be read", func() (err error) { // they change meanwhile
+		all, err = c.Holders(c.shared)
+		return err
+	})
 	return all
 }
 

@@ -28,7 +28,10 @@ const (
 	// lostBudget is for Kubernetes to take a node that says nothing for lost: 50 s
 	// (node-monitor-grace-period).
 	lostBudget = 75 * time.Second
-	backBudget = 30 * time.Second
+	// backBudget is for the kubelet of one that was taken for lost to say otherwise. It
+	// hears of that from its watch of the Node, which it makes again after up to a minute
+	// (defaultBackoffMax and its jitter in client-go's reflector), and looks every ten seconds.
+	backBudget = 90 * time.Second
 )
 
 // pods are a web server on each node, which tells its name, and a client on each.

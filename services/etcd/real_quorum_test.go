@@ -1,0 +1,48 @@
+//go:build story
+
+package etcd
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/garboard-os/garboard/config"
+)
+
+// Who answers at a member's address under another ID isn't that member: it may be what a
+// removed one left, or the learner that has come in its place, and makes no quorum.
+func TestRealAnotherMemberAnswersInItsPlace(t *testing.T) {
+	t.Parallel()
+	_, node := realRig(t)
+	a := node("a", config.Init)
+	ctx := t.Context()
+	a.start()
+	a.serves()
+	c, err := a.dial(ctx, []string{clientURL(a.addr)})
+	must(t, err)
+	defer c.Close()
+	own, ok, err := a.identity()
+	if err != nil || !ok {
+		t.Fatalf("its identity: %v, %v", ok, err)
+	}
+	itself := &pb.Member{ID: own.member, Name: "a", ClientURLs: []string{clientURL(a.addr)}}
+	former := &pb.Member{ID: own.member + 1, Name: "former", ClientURLs: itself.ClientURLs}
+	all := statuses(ctx, c, []*pb.Member{itself, former})
+	if all[0].Err != nil || all[0].Version == "" {
+		t.Errorf("itself: %+v", all[0])
+	}
+	if want := "member " + HexID(own.member) + " answers in its place at "; all[1].Err == nil || !strings.Contains(all[1].Err.Error(), want) || all[1].Version != "" {
+		t.Errorf("the former one: %+v, want %q", all[1], want)
+	}
+	// Two vote, and one of them answers twice: none may go.
+	voters := []*pb.Member{itself, former}
+	if err := mayRemove(voters, itself, answering(ctx, c, voters)); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from former") {
+		t.Errorf("removed, counting on one that doesn't answer: %v", err)
+	}
+	if err := mayRemove(voters, former, answering(ctx, c, voters)); err != nil {
+		t.Errorf("the one that is gone can't be removed: %v", err)
+	}
+}

@@ -139,8 +139,15 @@ func TestVouches(t *testing.T) {
 		f.must(err)
 		w, said := f.listen(address)
 		check := func() { f.must(w.send(question(f.mac, l.Attrs().HardwareAddr, address))) }
-		check()
-		hears(t, said, vouches, "it vouches for itself")
+		eventually.That(t, 10*time.Second, "it vouches for itself", func() error {
+			check() // each time: one that was busy for long is in doubt for a moment
+			for len(said) > 0 {
+				if h := <-said; h.said == vouches {
+					return nil
+				}
+			}
+			return errors.New("it says nothing, or something else")
+		})
 		r.says(nil)
 		r.status(10*time.Second, "it is in doubt", func(s Status) bool { return s.Holder && !s.Known })
 		for len(said) > 0 {

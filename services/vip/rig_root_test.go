@@ -62,12 +62,16 @@ func cable(t *testing.T, near string) *far {
 	f.must(netlink.LinkSetUp(veth))
 	f.put(netip.MustParsePrefix("10.5.0.9/24"))
 	f.put(netip.MustParsePrefix("fd00::9/64"))
+	// Until a link knows of its carrier, its kernel drops what it sends, and says nothing.
 	eventually.That(t, 5*time.Second, "the cable has a carrier at both ends", func() error {
 		l, err := netlink.LinkByName(near)
-		if err == nil && l.Attrs().OperState != netlink.OperUp {
-			err = fmt.Errorf("it is %s", l.Attrs().OperState)
+		if err != nil {
+			return err
 		}
-		return err
+		if here, there := l.Attrs().OperState, f.link().Attrs().OperState; here != netlink.OperUp || there != netlink.OperUp {
+			return fmt.Errorf("here it is %s, there %s", here, there)
+		}
+		return nil
 	})
 	return f
 }

@@ -4,40 +4,38 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/google/go-cmp/cmp"
 )
 
-func TestLongPhaseRunsWhereItFits(t *testing.T) {
+func TestPhaseApartRunsIfAskedFor(t *testing.T) {
+	t.Parallel()
+	few := leftOut{"TestTales", "TestSagas"}
 	for _, test := range []struct {
 		name, only string
-		within     time.Duration
+		err        error
 		ran, said  string
 	}{
-		{"plain", "", 0, "short", "short: passed"},
-		{"too little time", "long", 29 * time.Minute, "", "long: LEFT OUT for lack of time, and so not tested: tales. It may take 30m0s, and there are 29m0s."},
-		{"no time", "long", -time.Minute, "", "and there are 0s."},
-		{"time enough", "long", 30 * time.Minute, "long", "long: passed"},
-		{"asked for", "long", 0, "long", "long: passed"},
+		{"plain", "", nil, "short", "== short: passed in 0s\n"},
+		{"asked for", "long", nil, "long", "== long: passed in 0s\n"},
+		{"not all", "long", few, "long", "== long: what there was time for passed in 0s. LEFT OUT for lack of time, and so not tested: TestTales, TestSagas\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			var ran []string
 			note := func(name string) func(context.Context, string, io.Writer) error {
-				return func(context.Context, string, io.Writer) error { ran = append(ran, name); return nil }
+				return func(context.Context, string, io.Writer) error { ran = append(ran, name); return test.err }
 			}
-			all := []phase{{name: "short", run: note("short")}, {name: "long", what: "tales", run: note("long"), apart: true, needs: 30 * time.Minute}}
+			all := []phase{{name: "short", run: note("short")}, {name: "long", what: "tales", run: note("long"), apart: true}}
 			var out strings.Builder
-			if err := runPhases(t.Context(), all, ".", &out, test.only, test.within); err != nil {
+			if err := runPhases(t.Context(), all, ".", &out, test.only, time.Minute); err != nil {
 				t.Fatal(err)
 			}
-			if got := strings.Join(ran, " "); got != test.ran || !strings.Contains(out.String(), test.said) {
+			if got := strings.Join(ran, " "); got != test.ran || !strings.HasSuffix(out.String(), test.said) {
 				t.Errorf("ran %q and said:\n%s", got, out.String())
 			}
 		})
@@ -129,42 +127,4 @@ func (h *hears) Write(p []byte) (int, error) {
 		h.then()
 	}
 	return h.Builder.Write(p)
-}
-
-func TestStoryFolders(t *testing.T) {
-	root := t.TempDir()
-	const a, b = "\nfunc TestA(t *testing.T) {}\n", "\nfunc TestB(t *testing.T) {}\n"
-	for path, text := range map[string]string{
-		"b/b_test.go": longTag + "package b\n// " + machineWord + a, "a/one_test.go": longTag + "package a" + a, "a/two_test.go": longTag + "package a" + b,
-		"c/c_test.go": "//go:build story\npackage c" + a, "d/d.go": longTag + a,
-		"e/one_test.go": "package e" + b, "e/two_test.go": "//go:build story\nvar _ = " + machineWord + a,
-		"f/f_test.go": "package f", "c/module/go.mod": "module m", "c/module/m_test.go": "//go:build story\npackage m" + a,
-		"g/g_test.go": "//go:build story\npackage g" + a, "g/machine_test.go": longTag + "package g\n// " + machineWord + b,
-		"services/i/i_test.go": "package i" + a, "services/i/real_test.go": "//go:build story\npackage i" + b, "services/j/j_test.go": "package j" + a,
-		"h/h_test.go": longTag + "package h" + a, "h/main_test.go": "//go:build story\nfunc TestMain(m *testing.M) { }",
-	} {
-		if !strings.HasPrefix(path, "services/") {
-			path = filepath.Join("qemu", "stories", path)
-		}
-		path = filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := storyFolders(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []storyFolder{
-		{path: "./qemu/stories/a", long: []string{"TestA", "TestB"}}, {path: "./qemu/stories/b", long: []string{"TestA"}},
-		{path: "./qemu/stories/c", short: []string{"TestA"}}, {path: "./qemu/stories/e", short: []string{"TestA"}, machines: true},
-		{path: "./qemu/stories/g", short: []string{"TestA"}, long: []string{"TestB"}}, {path: "./qemu/stories/h", long: []string{"TestA"}},
-		{path: "./services/i", short: []string{"TestB"}},
-	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(storyFolder{})); diff != "" {
-		t.Error(diff)
-	}
 }

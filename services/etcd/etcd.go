@@ -26,6 +26,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/oci"
@@ -96,7 +97,7 @@ type Etcd struct {
 	beginning atomic.Int32 // looks whether it may begin a cluster that go on right now
 	going     atomic.Bool  // it is decided how the member begins: etcd starts, or runs
 	ready     atomic.Bool  // it was healthy when it was looked at last
-	// suspect: the last run ended by itself. The others know why, perhaps.
+	// suspect: the last run ended by itself, killed by nobody. The others know why, perhaps.
 	suspect atomic.Bool
 	// well is when this run was healthy last, or else began.
 	well atomic.Pointer[time.Time]
@@ -152,13 +153,13 @@ func (e *Etcd) Service() dag.Service {
 
 // run is the container, and beside it what makes a voting member of a learner, and
 // what looks after a member that isn't well.
-func (e *Etcd) run(outer context.Context, h *dag.Handle) error {
+func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	now := time.Now()
 	e.well.Store(&now)
 	e.whose.Store(nil)
 	defer func() {
 		e.publish(false)
-		e.suspect.Store(outer.Err() == nil)
+		e.suspect.Store(outer.Err() == nil && !killed(err))
 		e.going.Store(false)
 	}()
 	ctx, cancel := context.WithCancelCause(outer)
@@ -173,7 +174,7 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) error {
 	}
 	beside(func(ctx context.Context) error { return e.promote(ctx, h.Event) })
 	beside(e.watch)
-	err := e.runner.Run(ctx, h)
+	err = e.runner.Run(ctx, h)
 	why := context.Cause(ctx)
 	cancel(nil)
 	wg.Wait()
@@ -181,6 +182,13 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) error {
 		return why
 	}
 	return err
+}
+
+// killed: etcd had no say in its end. One that its cluster has removed ends by itself, so
+// nobody need be asked, which takes examineTimeout where nobody else is.
+func killed(err error) bool {
+	var exit *containerd.ExitError
+	return errors.As(err, &exit) && exit.Status == 128+uint32(syscall.SIGKILL)
 }
 
 // runUtility runs etcdutl from etcd's own image.

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/balancer"
+	"github.com/garboard-os/garboard/services/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes"
 )
 
@@ -357,6 +359,25 @@ func TestExaminedBehindASilentEndpoint(t *testing.T) {
 }
 
 // Who asks in vain at the endpoint remembers the others, not itself.
+// One that was killed begins again at once, and one that ended by itself asks why.
+func TestKilledIsNoReasonToAsk(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		err  error
+		want bool
+	}{
+		{fmt.Errorf("run: %w", &containerd.ExitError{ID: "etcd", Status: 137}), true},
+		{&containerd.ExitError{ID: "etcd", Status: 1}, false},
+		{&containerd.ExitError{ID: "etcd"}, false},
+		{errRemoved, false},
+		{nil, false},
+	} {
+		if got := killed(test.err); got != test.want {
+			t.Errorf("%v: %t, want %t", test.err, got, test.want)
+		}
+	}
+}
+
 func TestRemembered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -15,7 +15,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -54,6 +56,7 @@ func TestMachines(t *testing.T) {
 
 	// Both wait, and say for what.
 	controlPlane, worker := c.Nodes[0], c.Nodes[1]
+	yields(t, worker)
 	says(c, controlPlane, "Waiting for bootstrap, or for a control plane to join at https://10.5.0.1:6443")
 	m.Reached("the control plane waits")
 	says(c, worker, "no control plane signs a certificate for the machine API")
@@ -95,6 +98,7 @@ func TestMachines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	yields(t, worker)
 	m.Reached("both were reset")
 	c.Eventually(againBudget, "the API answers again", func() error {
 		_, err := c.Try("get", "--raw", "/readyz")
@@ -107,6 +111,41 @@ func TestMachines(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, identity(c)); diff != "" {
 		t.Errorf("what was there before the reset (-before +after):\n%s", diff)
+	}
+}
+
+// yields leaves the processors to other nodes when they have use for them: where two are
+// emulated on two processors, a worker that only waits took as much as the control plane,
+// whose API then came after ten minutes instead of three.
+func yields(t *testing.T, n qemu.Node) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	threads := 0
+	for _, path := range all {
+		// One that has ended meanwhile has none.
+		if data, _ := os.ReadFile(path); !bytes.HasPrefix(data, []byte("qemu-system")) || !bytes.Contains(data, []byte("\x00machines/"+n.Name+"\x00")) {
+			continue
+		}
+		tasks, err := filepath.Glob(filepath.Join(filepath.Dir(path), "task", "[0-9]*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, task := range tasks {
+			id, err := strconv.Atoi(filepath.Base(task))
+			if err == nil {
+				err = syscall.Setpriority(syscall.PRIO_PROCESS, id, 19)
+			}
+			if err != nil && !errors.Is(err, syscall.ESRCH) {
+				t.Fatalf("thread %s: %v", task, err)
+			}
+			threads++
+		}
+	}
+	if threads < 2 {
+		t.Fatalf("%d threads of %s's QEMU were found", threads, n.Name)
 	}
 }
 

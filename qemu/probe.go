@@ -78,9 +78,15 @@ func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) e
 	case errors.As(err, &exit) && exit.ExitCode() == probePassed:
 		return nil
 	case err != nil:
-		return fmt.Errorf("%s: %w: %s", Program, err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("%s: %w: %s", Program, err, oneLine(string(out)))
 	}
 	return fmt.Errorf("a guest of %d bytes ended without a word", len(probeCode))
+}
+
+// oneLine is what a program said on several: a KVM that lacks what it promises has an error
+// and a failed assertion.
+func oneLine(said string) string {
+	return strings.Join(strings.FieldsFunc(strings.TrimSpace(said), func(r rune) bool { return r == '\n' }), "; ")
 }
 
 // probeROM is firmware with nothing in it but the guest. The processor starts at

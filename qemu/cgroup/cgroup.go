@@ -29,8 +29,9 @@ const Parent = "/garboard"
 
 const (
 	// busyBudget is how long a cgroup may stay busy after its processes were
-	// killed: the kernel takes them out only when they have really ended.
-	busyBudget = 5 * time.Second
+	// killed: the kernel takes them out only when they have really ended, and one that
+	// waits for a slow disk ends when it has been written.
+	busyBudget = time.Minute
 	busyPoll   = 10 * time.Millisecond
 )
 
@@ -143,10 +144,24 @@ func removeTree(dir string, end time.Time) error {
 			return nil
 		}
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
-			return fmt.Errorf("remove cgroup %s: %w", dir, err)
+			return fmt.Errorf("remove cgroup %s: %w%s", dir, err, remaining(dir))
 		}
 		time.Sleep(busyPoll)
 	}
+}
+
+// remaining names the processes that keep a cgroup busy.
+func remaining(dir string) string {
+	pids, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	var all []string
+	for _, pid := range strings.Fields(string(pids)) {
+		name, _ := os.ReadFile("/proc/" + pid + "/comm")
+		all = append(all, strings.TrimSpace(string(name))+" (PID "+pid+")")
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return "; processes in it that haven't ended: " + strings.Join(all, ", ")
 }
 
 // Limits are what a cgroup may take of the machine; 0 is all of it.

@@ -9,12 +9,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/dag"
 	"github.com/garboard-os/garboard/services/machine"
@@ -291,10 +293,17 @@ func (r *Runner) remove(ctx context.Context, cl *client.Client) error {
 	}
 	task, err := container.Task(ctx, nil)
 	if err == nil {
-		if _, err := task.Delete(ctx, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
-			return err
-		}
-	} else if !errdefs.IsNotFound(err) {
+		_, err = task.Delete(ctx, client.WithProcessKill)
+	}
+	if errdefs.IsNotFound(err) {
+		// Where removing the task took longer than the one who asked could wait, as with a
+		// slow disk, its shim has done it since, and containerd still holds the shim: no
+		// task of this name can be looked up, and none created, until that is deleted
+		// (https://github.com/containerd/containerd/issues/11392).
+		_, err = cl.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: r.ID})
+		err = errgrpc.ToNative(err)
+	}
+	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
 	err = container.Delete(ctx, client.WithSnapshotCleanup)

@@ -93,6 +93,7 @@ func TestKilledServicesComeBack(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a task that is half removed", func(t *testing.T) { halfRemoved(t, c.In(t)) })
 }
 
 func available(c *story.Cluster, want int) error {

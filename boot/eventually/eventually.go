@@ -6,6 +6,9 @@
 package eventually
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +21,10 @@ const (
 	// A loop of so many rounds takes about reference on one idle 3 GHz core.
 	rounds    = 20_000_000
 	reference = 20 * time.Millisecond
+	// So many writes, each on the disk before the next, take less than writing where a
+	// write takes what etcd calls too slow (https://etcd.io/docs/v3.6/faq: 10 ms).
+	writes  = 8
+	writing = writes * 10 * time.Millisecond
 	// slowest bounds the scale, so that a machine that stood still for a moment
 	// doesn't turn a minute into an hour.
 	slowest = 8
@@ -30,8 +37,9 @@ var (
 )
 
 // Slowdown is how many times slower than an idle, current machine this one was found to
-// be at worst: 1 to 8. It is measured when it is first asked for, and again by That
-// before it gives up, because tests share their machine with others that come and go.
+// be at worst, its processor or the disk of its temporary files: 1 to 8. It is measured
+// when it is first asked for, and again by That and Context before they give up, because
+// tests share their machine with others that come and go.
 func Slowdown() float64 {
 	measuring.Lock()
 	defer measuring.Unlock()
@@ -49,7 +57,9 @@ func again() {
 	found = max(found, now)
 }
 
-func measure() float64 {
+func measure() float64 { return min(max(processor(), disk(), 1), slowest) }
+
+func processor() float64 {
 	start := time.Now()
 	x := uint64(88172645463325252)
 	for range rounds { // xorshift64, Marsaglia 2003: nothing to optimise away
@@ -60,7 +70,27 @@ func measure() float64 {
 	if x == 0 {
 		panic("xorshift64 never is zero")
 	}
-	return min(max(float64(time.Since(start))/float64(reference), 1), slowest)
+	return float64(time.Since(start)) / float64(reference)
+}
+
+// disk is 0 where there is none to write to: whatever needs it says so better.
+func disk() float64 {
+	f, err := os.CreateTemp("", "eventually-")
+	if err != nil {
+		return 0
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	start := time.Now()
+	for range writes {
+		if _, err := f.Write(make([]byte, 4096)); err != nil {
+			return 0
+		}
+		if err := f.Sync(); err != nil || time.Since(start) > slowest*writing {
+			break
+		}
+	}
+	return float64(time.Since(start)) / float64(writing)
 }
 
 // Scale is d on this machine.
@@ -86,4 +116,25 @@ func That(t testing.TB, deadline time.Duration, name string, check func() error)
 		}
 		time.Sleep(wait)
 	}
+}
+
+// Context ends when the scaled time is over.
+func Context(parent context.Context, deadline time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(parent)
+	start := time.Now()
+	go func() {
+		for {
+			left := Scale(deadline) - time.Since(start)
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(left):
+			}
+			if again(); time.Since(start) > Scale(deadline) {
+				cancel(fmt.Errorf("not within %s: %w", Scale(deadline), context.DeadlineExceeded))
+				return
+			}
+		}
+	}()
+	return ctx, func() { cancel(context.Canceled) }
 }

@@ -1,6 +1,7 @@
 package eventually
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -27,5 +28,22 @@ func TestSlowdownIsBounded(t *testing.T) {
 	}
 	if Scale(time.Second) < time.Second {
 		t.Fatal("a deadline was made shorter")
+	}
+}
+
+func TestContextEnds(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := Context(t.Context(), time.Millisecond)
+	defer cancel()
+	<-ctx.Done()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
+		t.Errorf("it ended by %v", cause)
+	}
+	// The twin: somebody else ends it.
+	ctx, cancel = Context(t.Context(), time.Hour)
+	cancel()
+	<-ctx.Done()
+	if cause := context.Cause(ctx); errors.Is(cause, context.DeadlineExceeded) {
+		t.Errorf("it ended by %v", cause)
 	}
 }

@@ -189,5 +189,5 @@ func bootTests(ctx context.Context, root string, out io.Writer, atOnce int, pack
 		return err
 	}
 	args := append([]string{"test", "-v", "-count=1", fmt.Sprintf("-p=%d", atOnce), "-timeout=" + storyTimeout.String(), tags, "-run=^(" + strings.Join(tests, "|") + ")$"}, packages...)
-	return goRun(ctx, root, out, args...)
+	return goRun(ctx, root, &reasons{to: out}, args...)
 }

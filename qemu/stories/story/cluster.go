@@ -143,7 +143,7 @@ func (c *Cluster) Eventually(budget time.Duration, name string, check func() err
 func (c *Cluster) Ready(m *Mark) {
 	c.t.Helper()
 	budget := ReadyBudget + time.Duration(len(c.Nodes)-1)*furtherBudget
-	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(budget)))
+	ctx, cancel := eventually.Context(c.t.Context(), c.Scale(budget))
 	defer cancel()
 	if err := c.WaitReady(ctx, func(s qemu.Milestone) { m.Reached(s.What) }, nil); err != nil {
 		c.t.Fatal(err)
@@ -228,7 +228,7 @@ func (c *Cluster) Try(args ...string) (string, error) { return c.TryWith("", arg
 
 // TryWith gives kubectl something to read.
 func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(askBudget)))
+	ctx, cancel := eventually.Context(c.t.Context(), c.Scale(askBudget))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.kubectl, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
@@ -270,10 +270,12 @@ func (c *Cluster) NodesReady(nodes ...qemu.Node) error {
 	return nil
 }
 
-// Apply hands manifests to the cluster.
+// Apply hands manifests to the cluster. Like a person it tries again: a member of etcd that
+// has just joined may be the next leader.
 func (c *Cluster) Apply(manifests string) {
 	c.t.Helper()
-	if _, err := c.TryWith(manifests, "apply", "-f", "-"); err != nil {
-		c.t.Fatal(err)
-	}
+	c.Eventually(askBudget, "the manifests are applied", func() error {
+		_, err := c.TryWith(manifests, "apply", "-f", "-")
+		return err
+	})
 }

@@ -3,7 +3,6 @@
 package story
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -107,7 +106,7 @@ func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) 
 // overthrown may not have heard of it: the highest term counts.
 func (c *Cluster) Term(client *clientv3.Client) (leader qemu.Node, term uint64, err error) {
 	for _, n := range c.ControlPlanes() {
-		ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(c.Scale(callBudget)))
+		ctx, cancel := eventually.Context(c.t.Context(), c.Scale(callBudget))
 		s, one := client.Status(ctx, etcdURL(n))
 		cancel()
 		if one == nil && s.Leader == s.Header.MemberId && s.RaftTerm > term {
@@ -124,7 +123,7 @@ func (c *Cluster) Term(client *clientv3.Client) (leader qemu.Node, term uint64, 
 // InSync is nil if the members on these nodes vote, no others do, and all have the same
 // data.
 func (c *Cluster) InSync(client *clientv3.Client, nodes ...qemu.Node) error {
-	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(callBudget))
+	ctx, cancel := eventually.Context(c.t.Context(), callBudget)
 	defer cancel()
 	members, err := client.MemberList(ctx)
 	if err != nil {

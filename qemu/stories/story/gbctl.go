@@ -5,7 +5,6 @@ package story
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -78,7 +77,7 @@ func InterruptedGbctl(t testing.TB, budget time.Duration, line string, args ...s
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(budget))
+	ctx, cancel := eventually.Context(t.Context(), budget)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	pipe, err := cmd.StdoutPipe()
@@ -120,7 +119,7 @@ func runGbctl(t testing.TB, inside *keeper.Keeper, budget time.Duration, stdin s
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(budget))
+	ctx, cancel := eventually.Context(t.Context(), budget)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), env...)

@@ -24,11 +24,13 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu/stories/story"
-	"github.com/garboard-os/garboard/services/containerd"
 )
 
 const (
 	service = "kubelet"
+	// socket and namespace are containerd's, for the services of a node.
+	socket    = "/run/garboard/containerd.sock"
+	namespace = "system"
 	// patience is less than the shim stands still.
 	patience = time.Second
 )
@@ -39,7 +41,7 @@ func halfRemoved(t *testing.T, c *story.Cluster) {
 	address := c.Nodes[0].Address.String()
 	c.Gbctl("-n", address, "service", service, "stop")
 	cl := connect(t, c)
-	ctx := namespaces.WithNamespace(t.Context(), containerd.Namespace)
+	ctx := namespaces.WithNamespace(t.Context(), namespace)
 	container := ended(t, ctx, cl)
 
 	shim := shimOf(t, c)
@@ -75,7 +77,7 @@ func connect(t *testing.T, c *story.Cluster) *client.Client {
 	if err != nil || len(pids) != 1 {
 		t.Fatalf("there are %d processes containerd, not one: %v, %v", len(pids), pids, err)
 	}
-	cl, err := client.New("/proc/" + strconv.Itoa(pids[0]) + "/root" + containerd.Socket)
+	cl, err := client.New("/proc/" + strconv.Itoa(pids[0]) + "/root" + socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,11 @@ import (
 // budget, and its data is removed.
 const leaveTimeout = time.Minute
 
+// settleTimeout is how long others may know no leader, or be silent, before a member gives
+// up to leave. Its own leadership may just have gone to another one, and those that haven't
+// heard of it don't count: on busy machines that takes seconds.
+const settleTimeout = 15 * time.Second
+
 // parting is what the cluster says of the member that is to leave it, or to be away.
 type parting struct {
 	client *clientv3.Client // nil: there is nothing to leave
@@ -35,6 +40,31 @@ func (p *parting) mayLeave(ctx context.Context) error {
 		return nil
 	}
 	return mayRemove(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
+}
+
+// settle is mayLeave for one that is on its way: it counts again until the others have
+// settled.
+func (p *parting) settle(ctx context.Context) error {
+	end := time.Now().Add(settleTimeout)
+	for {
+		err := p.mayLeave(ctx)
+		if !errors.Is(err, ErrQuorum) || time.Now().After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(promoteRetry):
+		}
+	}
+}
+
+// remove takes the member out of the cluster.
+func (p *parting) remove(ctx context.Context) error {
+	if err := p.settle(ctx); err != nil {
+		return err
+	}
+	return takeOut(ctx, p.client, p.own)
 }
 
 // MayLeave says whether this node's member could leave now. It is nil where it
@@ -81,7 +111,7 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 	if p.client == nil {
 		return "", nil
 	}
-	if err := p.mayLeave(ctx); err != nil {
+	if err := p.settle(ctx); err != nil {
 		return "", err
 	}
 	if p.own != nil {
@@ -109,7 +139,7 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 		// An error may be the answer that the member itself, once removed, didn't live to
 		// give. If nobody else knows either, the journal stays, and what is true is found
 		// out at the next start, or when asked again.
-		if err := remove(ctx, p.client, p.found.Members, p.own); err != nil && !e.removed(ctx, p) {
+		if err := p.remove(ctx); err != nil && !e.removed(ctx, p) {
 			return "", fmt.Errorf("leave etcd: %w", err)
 		}
 	}

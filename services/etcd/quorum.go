@@ -34,6 +34,11 @@ func remove(ctx context.Context, c *clientv3.Client, members []*pb.Member, m *pb
 	if err := mayRemove(members, m, answering(ctx, c, members)); err != nil {
 		return err
 	}
+	return takeOut(ctx, c, m)
+}
+
+// takeOut removes a member when it has been seen that the others can do without it.
+func takeOut(ctx context.Context, c *clientv3.Client, m *pb.Member) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	for {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -374,6 +375,20 @@ func TestRealOperate(t *testing.T) {
 	}
 	must(t, c.exec())
 	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx) })
+	// Where a is silent for a moment, c waits for it; for good is above.
+	leaves, err := c.part(ctx, list)
+	must(t, err)
+	defer leaves.close()
+	must(t, a.cmd.Process.Signal(syscall.SIGSTOP))
+	settled := make(chan error, 1)
+	go func() { settled <- leaves.settle(ctx) }()
+	if err := leaves.mayLeave(ctx); !errors.Is(err, ErrQuorum) { // settle, which began before, was refused too
+		t.Errorf("a stands still, and c may leave: %v", err)
+	}
+	must(t, a.cmd.Process.Signal(syscall.SIGCONT))
+	if err := <-settled; err != nil {
+		t.Errorf("a was silent for a moment: %v", err)
+	}
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
 	if _, err := c.Leave(ctx); err != nil {
 		t.Error(err)

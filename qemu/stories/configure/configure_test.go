@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -269,58 +268,69 @@ func staged(t *testing.T, c *story.Cluster) {
 const cuts = 6
 
 // The power goes while configurations are applied: what the node comes back with
-// is always one that was applied, or was being applied, whole.
+// is the last that was acknowledged, or the one that was being applied, whole.
 func cut(t *testing.T, c *story.Cluster) {
-	number := 0
+	const file = "/etc/number"
+	content := func(n int) string { return fmt.Sprintf("%d\n", n) }
+	apply := func(text string) error {
+		_, err := c.TryGbctl("patch", "mc", "--immediate", "-p", fmt.Sprintf("machine: {files: [{path: %s, content: %q}]}", file, text))
+		return err
+	}
+	held, number := content(0), 1
+	if err := apply(held); err != nil {
+		t.Fatal(err)
+	}
 	for range cuts {
+		// acknowledged is what the last apply that succeeded wrote; tried is what the
+		// one wrote that the cut may have met.
+		type outcome struct {
+			acknowledged, tried string
+			err                 error
+		}
 		stop := make(chan struct{})
-		finished := make(chan int, 1)
-		applied := number
+		finished := make(chan outcome, 1)
 		go func() {
-			n := applied
-			for ; ; n++ {
+			o := outcome{acknowledged: held, tried: held}
+			defer func() { finished <- o }()
+			for ; ; number++ {
 				select {
 				case <-stop:
-					finished <- n
 					return
 				default:
 				}
-				if _, err := c.TryGbctl("patch", "mc", "--immediate", "-p", fmt.Sprintf(`machine: {files: [{path: /etc/number, content: "%d\n"}]}`, n)); err != nil {
-					finished <- n
+				o.tried = content(number)
+				if o.err = apply(o.tried); o.err != nil {
+					number++
 					return
 				}
+				o.acknowledged = o.tried
 			}
 		}()
 		// Anywhere within a handful of applies.
 		select {
 		case <-time.After(time.Duration(rand.IntN(1500)) * time.Millisecond):
+		case o := <-finished:
+			t.Fatalf("applying %q failed before the power cut: %v", o.tried, o.err)
 		case <-t.Context().Done():
 		}
 		if err := c.Cut(t.Context(), c.Node()); err != nil {
 			t.Fatal(err)
 		}
 		close(stop)
-		last := <-finished
+		o := <-finished
 		if err := c.On(t.Context(), c.Node()); err != nil {
 			t.Fatal(err)
 		}
 		answers(c)
 		var got string
 		c.Eventually(apiBudget, "the file is laid", func() (err error) {
-			got, err = c.TryGbctl("read", "/etc/number")
-			if last == 0 { // nothing was applied yet
-				return nil
-			}
+			got, err = c.TryGbctl("read", file)
 			return err
 		})
-		want := []string{fmt.Sprintf("%d\n", last-1), fmt.Sprintf("%d\n", last)}
-		if last == 0 {
-			want = append(want, "")
+		if got != o.acknowledged && got != o.tried {
+			t.Fatalf("after the power cut the number is %q, want %q, which was acknowledged, or %q, which was being applied", got, o.acknowledged, o.tried)
 		}
-		if !slices.Contains(want, got) {
-			t.Fatalf("after the power cut the number is %q, want one of %q", got, want)
-		}
-		t.Logf("power cut at number %d: the node came back with %q", last, got)
-		number = last + 1
+		t.Logf("power cut at %q after %q: the node came back with %q", o.tried, o.acknowledged, got)
+		held = got
 	}
 }

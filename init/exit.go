@@ -65,8 +65,9 @@ const (
 	killBudget    = 2 * time.Second  // SIGKILL takes effect at once, except in a hanging system call
 	unmountBudget = 4 * time.Second
 	syncBudget    = 3 * time.Second
+	consoleBudget = 1 * time.Second // for a console with a slow reader, in a container
 
-	shutdownBudget = recordBudget + serviceBudget + termBudget + killBudget + unmountBudget + syncBudget
+	shutdownBudget = recordBudget + serviceBudget + termBudget + killBudget + unmountBudget + syncBudget + consoleBudget
 
 	// eraseBudget is for a node that is being reset, beyond the promise: half a GiB of
 	// zeros on a slow USB disk, or a host's million files. The next boot does the rest.
@@ -132,6 +133,7 @@ func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
 		p.do(ph)
 	}
 	p.logs.Say("%s now, after %s", r.intent, time.Since(start).Round(time.Millisecond))
+	p.logs.Flush(consoleBudget)
 	if p.dog != nil {
 		p.dog.release(r.intent)
 	}
@@ -269,6 +271,7 @@ func giveUp(console *logs.Logs, err error) {
 	next, delay := afterFailure(boot.ParseCmdline(string(line)))
 	console.Say("this machine can't boot: %v; what follows: %s in %s", err, next, delay)
 	time.Sleep(delay)
+	console.Flush(consoleBudget)
 	unix.Sync()
 	console.Say("%s: %v", next, leaveFor(boot.Machine)(next))
 	for {

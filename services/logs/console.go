@@ -2,6 +2,7 @@ package logs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -48,6 +49,7 @@ func newConsole(w io.Writer) *console {
 }
 
 func (c *console) say(level slog.Level, text string) {
+	text = oneLine(text)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
@@ -60,20 +62,28 @@ func (c *console) say(level slog.Level, text string) {
 		return
 	}
 	if c.dropped > 0 {
-		c.write(slog.LevelWarn, fmt.Sprintf("%d lines not shown here: too many at once (the services' logs have them)", c.dropped))
-		c.dropped = 0
+		missing := fmt.Sprintf("%d lines not shown here: too many at once, or too slow a reader (the services' logs have them)", c.dropped)
+		if c.show(slog.LevelWarn, missing) == nil {
+			c.keep(slog.LevelWarn, missing)
+			c.dropped = 0
+		}
 	}
 	c.tokens--
-	c.write(level, text)
+	c.keep(level, text)
+	if c.dropped > 0 || c.show(level, text) != nil {
+		c.dropped++
+	}
 }
 
-// write splits text into records and hands each to the writer. The console has
-// nobody to report an error to.
-func (c *console) write(level slog.Level, text string) {
-	text = oneLine(text)
+// keep holds on to a line where nobody else does.
+func (c *console) keep(level slog.Level, text string) {
 	if c.remember != nil {
 		c.remember(level, text)
 	}
+}
+
+// show splits text into records and hands each to the writer.
+func (c *console) show(level slog.Level, text string) error {
 	for text != "" {
 		part := text
 		if len(part) > maxConsoleLine {
@@ -83,10 +93,11 @@ func (c *console) write(level slog.Level, text string) {
 		line := []byte(consolePrefix + part + "\n")
 		if w, ok := c.w.(leveled); ok {
 			w.WriteLevel(level, line)
-		} else {
-			c.w.Write(line)
+		} else if _, err := c.w.Write(line); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // runeBoundary is the largest cut <= n that doesn't split a character.
@@ -149,16 +160,67 @@ func priority(level slog.Level) int {
 	return 7
 }
 
+// plainQueue is how many lines may wait for the reader of a plain console, of
+// maxConsoleLine each: 1 MB at the very worst.
+const plainQueue = 1024
+
 // Plain is the console of a node in a container: the same lines as the kernel
-// would show, with the time since start in front.
-func Plain(w io.Writer) io.Writer { return &plain{w: w, start: time.Now()} }
+// would show, with the time since start in front. Standard output is a file or a
+// pipe there, so that its disk, or whoever reads it, may stall. Nobody who says
+// something waits for that: one goroutine writes, as long as the program lives,
+// and what doesn't fit into its queue is counted. See Logs.Flush.
+func Plain(w io.Writer) io.Writer {
+	return &plain{w: w, start: time.Now(), queue: make(chan plainItem, plainQueue)}
+}
 
 type plain struct {
 	w     io.Writer
 	start time.Time
+	begin sync.Once // of the goroutine
+	queue chan plainItem
 }
 
+// plainItem is a line, or the question whether all before it are written.
+type plainItem struct {
+	line  []byte
+	shown chan struct{}
+}
+
+var errPlainFull = errors.New("the reader of the console is too slow")
+
 func (p *plain) Write(line []byte) (int, error) {
-	_, err := fmt.Fprintf(p.w, "[%12.6f] %s", time.Since(p.start).Seconds(), line)
-	return len(line), err
+	p.begin.Do(func() { go p.run() })
+	select {
+	case p.queue <- plainItem{line: fmt.Appendf(nil, "[%12.6f] %s", time.Since(p.start).Seconds(), line)}:
+		return len(line), nil
+	default:
+		return 0, errPlainFull
+	}
+}
+
+// run has nobody to report an error to.
+func (p *plain) run() {
+	for item := range p.queue {
+		if item.shown != nil {
+			close(item.shown)
+			continue
+		}
+		_, _ = p.w.Write(item.line)
+	}
+}
+
+func (p *plain) flush(limit time.Duration) {
+	p.begin.Do(func() { go p.run() })
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	shown := make(chan struct{})
+	select {
+	case p.queue <- plainItem{shown: shown}:
+	case <-timer.C:
+		return
+	}
+	select {
+	case <-shown:
+	case <-timer.C:
+	}
 }

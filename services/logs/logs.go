@@ -6,7 +6,7 @@
 // and lines that ask for it) also goes there as `[garboard] <service>: message`.
 //
 // Whoever writes a line never waits for a disk: files are written by one
-// goroutine behind a bounded queue. What doesn't fit, or fails to be written, is
+// goroutine behind a bounded queue, and so is a console that isn't the kernel's. What doesn't fit, or fails to be written, is
 // counted, said once on the console, and noted in the file when writing works
 // again; the ring in memory has it in any case.
 package logs
@@ -89,6 +89,15 @@ func (l *Logs) Quiet(id string) *slog.Logger {
 // Say writes one line to the console only.
 func (l *Logs) Say(format string, args ...any) {
 	l.console.say(LevelNotice, fmt.Sprintf(format, args...))
+}
+
+// Flush waits until the console has all that was said before, at most for so long.
+// The kernel has it at once; a plain console may be behind, and what it hasn't
+// written when the program ends is lost.
+func (l *Logs) Flush(limit time.Duration) {
+	if p, ok := l.console.w.(*plain); ok {
+		p.flush(limit)
+	}
 }
 
 // Tail returns the last lines of a log, oldest first, from memory. lines <= 0

@@ -337,6 +337,57 @@ func TestStalledDiskDoesNotBlockWriters(t *testing.T) {
 	l.Release()
 }
 
+// stalled is a console whose reader reads nothing until it is let.
+type stalled struct {
+	screen
+	free chan struct{}
+}
+
+func (s *stalled) Write(p []byte) (int, error) {
+	<-s.free
+	return s.screen.Write(p)
+}
+
+// A console that nobody reads must not stop those who say something, and what it
+// couldn't take is counted once it can again.
+func TestStalledConsoleDoesNotBlockSpeakers(t *testing.T) {
+	const more = 100
+	s := &stalled{screen: screen{t: t}, free: make(chan struct{})}
+	l := New(Plain(s))
+	now := time.Unix(0, 0)
+	l.console.now = func() time.Time { now = now.Add(time.Second); return now } // nothing is too fast
+	for i := range 1 + plainQueue + more {
+		l.Say("line %d", i) // ends only if it doesn't block
+	}
+	l.Flush(time.Millisecond) // the same
+	if got := l.Tail(ConsoleID, 1)[0]; !strings.HasSuffix(got, fmt.Sprintf("line %d", plainQueue+more)) {
+		t.Errorf("memory ends with %q", got)
+	}
+	close(s.free)
+	l.Flush(eventually.Scale(5 * time.Second))
+	l.Say("up")
+	l.Flush(eventually.Scale(5 * time.Second))
+	shown, missing := 0, 0
+	for line := range strings.Lines(s.String()) {
+		_, text, _ := strings.Cut(line, consolePrefix)
+		var n int
+		if _, err := fmt.Sscanf(text, "line %d\n", &n); err == nil {
+			if n != shown {
+				t.Fatalf("line %d is shown as number %d", n, shown)
+			}
+			shown++
+		} else if _, err := fmt.Sscanf(text, "%d lines not shown here", &n); err == nil {
+			missing += n
+		}
+	}
+	if shown < plainQueue || missing == 0 || shown+missing != 1+plainQueue+more {
+		t.Errorf("%d lines are shown and %d missed, of %d", shown, missing, 1+plainQueue+more)
+	}
+	if !strings.HasSuffix(s.String(), "] [garboard] up\n") {
+		t.Errorf("the console ends with %q", s.String()[max(0, len(s.String())-100):])
+	}
+}
+
 func TestPersistTwiceFails(t *testing.T) {
 	l := New(nil)
 	dir := t.TempDir()
@@ -426,12 +477,16 @@ func TestTheConsoleIsALogWhereTheKernelKeepsNone(t *testing.T) {
 	l := New(Plain(&b))
 	l.Say("up")
 	l.Logger("x").Warn("odd")
+	l.Flush(eventually.Scale(5 * time.Second))
 	var got []string
 	for _, line := range l.Tail(ConsoleID, 0) {
 		got = append(got, line[len(timeLayout):])
 	}
 	if d := cmp.Diff([]string{"  up", "  warning: x: odd"}, got); d != "" {
 		t.Error(d)
+	}
+	if said := b.String(); !strings.Contains(said, "] [garboard] up\n[") || !strings.HasSuffix(said, "] [garboard] x: odd\n") {
+		t.Errorf("the console shows %q", said)
 	}
 	kernel := New(&Kmsg{w: &b})
 	kernel.Say("up")

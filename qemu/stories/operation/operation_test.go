@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
@@ -186,10 +187,16 @@ func quorum(t *testing.T, c *story.Cluster, away, asked qemu.Node, id string) {
 			third = n
 		}
 	}
-	found, err := c.Etcd(c.Network(), third).Get(t.Context(), lockKey)
-	if err != nil || len(found.Kvs) != 1 || !strings.Contains(string(found.Kvs[0].Value), id) {
-		t.Errorf("the lock isn't %s's: %v, %v", id, found, err)
-	}
+	etcd := c.Etcd(c.Network(), third)
+	c.Eventually(stepBudget, "etcd tells of the lock", func() error { // the one that is away may have led
+		ctx, cancel := eventually.Context(t.Context(), stepBudget/3)
+		defer cancel()
+		found, err := etcd.Get(ctx, lockKey)
+		if err == nil && (len(found.Kvs) != 1 || !strings.Contains(string(found.Kvs[0].Value), id)) {
+			t.Fatalf("the lock isn't %s's: %v", id, found)
+		}
+		return err
+	})
 	counted := []string{"stop etcd member " + asked.Name + " (", "the cluster would lose its quorum", "without this one 1 do (" + third.Name + " (", "no answer from " + away.Name + " ("}
 	for _, what := range []string{"reboot", "shutdown"} {
 		ask := func(args ...string) (string, error) {

@@ -31,7 +31,7 @@ const (
 	// socket and namespace are containerd's, for the services of a node.
 	socket    = "/run/garboard/containerd.sock"
 	namespace = "system"
-	// patience is less than the shim stands still.
+	// patience is for how long the first one waits who asks a shim that stands still.
 	patience = time.Second
 )
 
@@ -44,21 +44,11 @@ func halfRemoved(t *testing.T, c *story.Cluster) {
 	ctx := namespaces.WithNamespace(t.Context(), namespace)
 	container := ended(t, ctx, cl)
 
-	shim := shimOf(t, c)
-	signal(t, shim, syscall.SIGSTOP)
-	brief, cancel := context.WithTimeout(ctx, eventually.Scale(patience))
-	defer cancel()
-	_, err := cl.TaskService().Delete(brief, &tasks.DeleteTaskRequest{ContainerID: service})
-	signal(t, shim, syscall.SIGCONT)
-	// Who says so first, containerd or the connection to it, is open.
-	if err == nil || !strings.Contains(strings.ToLower(err.Error()), "deadline") {
-		t.Fatalf("a shim that stands still removes its task: %v", err)
-	}
+	shim, wait := shimOf(t, c), eventually.Scale(patience)
 	c.Eventually(recoverBudget, "the shim removes its task", func() error {
-		if _, err := container.Task(ctx, nil); !errdefs.IsNotFound(err) {
-			return fmt.Errorf("looked up: %w", errors.Join(err, errors.New("it is there")))
-		}
-		return nil
+		askInVain(t, ctx, cl, shim, wait)
+		defer func() { wait *= 2 }()
+		return gone(ctx, container, wait)
 	})
 	// The twin: this is what has to be mended.
 	if _, err := container.NewTask(ctx, cio.NullIO); !errdefs.IsAlreadyExists(err) {
@@ -68,6 +58,34 @@ func halfRemoved(t *testing.T, c *story.Cluster) {
 	offset := len(c.Text())
 	c.Gbctl("-n", address, "service", service, "start")
 	c.Says(recoverBudget, offset, service+": Running (up): Health check successful")
+}
+
+// askInVain has a shim that stands still remove its task, and waits for as long as given.
+func askInVain(t *testing.T, ctx context.Context, cl *client.Client, shim int, wait time.Duration) {
+	t.Helper()
+	signal(t, shim, syscall.SIGSTOP)
+	defer signal(t, shim, syscall.SIGCONT)
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	_, err := cl.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: service})
+	// Who says so first, containerd or the connection to it, is open.
+	if err == nil || !strings.Contains(strings.ToLower(err.Error()), "deadline") {
+		t.Fatalf("a shim that stands still removes its task: %v", err)
+	}
+}
+
+// gone gives the shim, once it goes on, the time that it gives itself: it was told how
+// long is waited for it, and where that isn't enough the task stays as it was.
+func gone(ctx context.Context, container client.Container, wait time.Duration) error {
+	for start := time.Now(); ; time.Sleep(wait / 50) {
+		_, err := container.Task(ctx, nil)
+		if errdefs.IsNotFound(err) {
+			return nil
+		}
+		if time.Since(start) > wait {
+			return fmt.Errorf("looked up for %s: %w", wait, errors.Join(err, errors.New("it is there")))
+		}
+	}
 }
 
 // connect reaches the node's containerd through the file system of its process.

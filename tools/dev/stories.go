@@ -62,7 +62,7 @@ var longOnes = []longStory{
 	{"TestTheLeaderIsFrozen", "./services/vip", 2 * time.Minute},
 	{"TestAYearAhead", "./qemu/stories/clock", 8 * time.Minute},
 	{"TestAYearBehind", "./qemu/stories/clock", 8 * time.Minute},
-	{"TestMachines", "./qemu/stories/machines", 15 * time.Minute},
+	{"TestMachines", "./qemu/stories/machines", 17 * time.Minute},
 	{"TestOneNodeInQEMU", "./qemu/stories/onenode", 15 * time.Minute},
 	{"TestFullEphemeralInQEMU", "./qemu/stories/full", 10 * time.Minute},
 }

@@ -6,9 +6,10 @@
 // and lines that ask for it) also goes there as `[garboard] <service>: message`.
 //
 // Whoever writes a line never waits for a disk: files are written by one
-// goroutine behind a bounded queue, and so is a console that isn't the kernel's. What doesn't fit, or fails to be written, is
-// counted, said once on the console, and noted in the file when writing works
-// again; the ring in memory has it in any case.
+// goroutine behind a bounded queue, and so is a console that isn't the kernel's.
+// What doesn't fit, or fails to be written, is counted, said once on the console,
+// and noted in the file when writing works again; the ring in memory has it in any
+// case.
 package logs
 
 import (

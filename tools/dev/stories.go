@@ -56,12 +56,12 @@ const fastest = 0.75
 // longOnes are in the order in which they are run: where time ends, it is for those that
 // are last.
 var longOnes = []longStory{
-	{"TestPartition", "./qemu/stories/partition", 2 * time.Minute},
-	{"TestAllNodesAtOnce", "./qemu/stories/reboot", 2 * time.Minute},
-	{"TestAdoptKubeadm", "./qemu/stories/adopt", 2 * time.Minute},
-	{"TestTheLeaderIsFrozen", "./services/vip", 2 * time.Minute},
-	{"TestAYearAhead", "./qemu/stories/clock", 3 * time.Minute},
-	{"TestAYearBehind", "./qemu/stories/clock", 3 * time.Minute},
+	{"TestPartition", "./qemu/stories/partition", 125 * time.Second},
+	{"TestAllNodesAtOnce", "./qemu/stories/reboot", 140 * time.Second},
+	{"TestAdoptKubeadm", "./qemu/stories/adopt", 120 * time.Second},
+	{"TestTheLeaderIsFrozen", "./services/vip", 140 * time.Second},
+	{"TestAYearAhead", "./qemu/stories/clock", 95 * time.Second},
+	{"TestAYearBehind", "./qemu/stories/clock", 95 * time.Second},
 	{"TestMachines", "./qemu/stories/machines", 17 * time.Minute},
 	{"TestOneNodeInQEMU", "./qemu/stories/onenode", 15 * time.Minute},
 	{"TestFullEphemeralInQEMU", "./qemu/stories/full", 10 * time.Minute},

@@ -61,7 +61,8 @@ type Machine struct {
 	// Env is the environment of everything that fetches over the network on
 	// the node, such as http_proxy, https_proxy, no_proxy.
 	Env map[string]string `yaml:"env"`
-	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count.
+	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count. The ports of
+	// the node's own servers stay in net.ipv4.ip_local_reserved_ports, beside those given.
 	Sysctls              map[string]string    `yaml:"sysctls"`
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
 }

@@ -29,6 +29,7 @@ var settings = []setting{
 	{"net/ipv4/conf/default/rp_filter", "0", "the same, for links to come"},
 	{"net/ipv6/conf/all/forwarding", "1", "pods send through the node"},
 	{"net/ipv4/ping_group_range", "0 2147483647", "ping from pods without privileges"},
+	{"net/ipv4/ip_local_reserved_ports", ownPorts, "a connection from one of them would keep its server from listening for as long as it lasts"},
 	{"net/core/somaxconn", "32768", "servers in pods with many clients"},
 	{"net/ipv4/neigh/default/gc_thresh1", "1024", "a cluster has more neighbours than a home network"},
 	{"net/ipv4/neigh/default/gc_thresh2", "4096", "the same"},
@@ -53,6 +54,12 @@ var settings = []setting{
 	{"fs/protected_symlinks", "1", "the same"},
 	{"user/max_user_namespaces", "15000", "pods with user namespaces"},
 }
+
+// ownPorts are where the node's servers listen: etcd, the API server, the balancer, the
+// network of pods, the kubelet and its neighbours, ports of services, apid and trustd. The
+// last two are among those that the kernel gives to connections (ip_local_port_range in
+// ip(7)), all of them are where somebody widens that range.
+const ownPorts = "2379-2381,6443,7445,8472,10248-10259,30000-32767,50000-50001"
 
 // applySettings writes the table's rows below dir (/proc/sys). A kernel may lack
 // one; skipped is told of each that couldn't be set.

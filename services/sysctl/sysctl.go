@@ -34,6 +34,10 @@ const (
 	lookEvery = 30 * time.Second
 	// maxValue is what the kernel takes at most in one write: a page.
 	maxValue = 4096
+	// reservedPorts are what the kernel doesn't give to connections. What init has
+	// reserved for the node's own servers stays so beside what is configured: apid
+	// couldn't listen while a connection has its port.
+	reservedPorts = "net/ipv4/ip_local_reserved_ports"
 )
 
 // Status is one parameter of the configuration; its ID is the name there.
@@ -193,6 +197,12 @@ func (c *Controller) reconcile(path string, p *parameter, value string, log *slo
 		return fmt.Sprintf("the value has %d bytes, and the kernel takes %d", len(value), maxValue)
 	}
 	now, err := c.read(path)
+	if err == nil && p.wrote == "" {
+		p.before, p.known = now, true
+	}
+	if path == reservedPorts {
+		value = strings.Trim(p.before+","+value, ",")
+	}
 	switch {
 	case errors.Is(err, fs.ErrPermission): // it can only be written, and to do so each time would be an act
 		if p.wrote == value {
@@ -202,7 +212,6 @@ func (c *Controller) reconcile(path string, p *parameter, value string, log *slo
 		p.after = ""
 		return why(err)
 	case p.wrote == "":
-		p.before, p.known = now, true
 	case p.wrote == value && p.after == now:
 		return ""
 	case p.after != now && p.after != "":

@@ -17,15 +17,22 @@ func TestWhyAStoryFailedIsRepeated(t *testing.T) {
 === RUN   TestReset/part
     reset_test.go:91: not within 1m0s: the pods are ready: 3 of 4 are
         available
+=== RUN   TestReset/well
+    reset_test.go:94: 2 of 3
+=== NAME  TestReset
+    reset_test.go:99:    12.0s  it went on
     cluster.go:86: the console of reset-1 ends with:
         [    0.1] [garboard] udevd: up
 `
 	const after = `--- FAIL: TestReset (89.97s)
     --- FAIL: TestReset/part (1.00s)
+    --- PASS: TestReset/well (1.00s)
 FAIL
 `
-	const repeated = `What it said before these consoles:
+	const repeated = `What TestReset said before these consoles:
     reset_test.go:88:     0.6s  power is on
+    reset_test.go:99:    12.0s  it went on
+What TestReset/part said before these consoles:
     reset_test.go:91: not within 1m0s: the pods are ready: 3 of 4 are
 `
 	short := strings.Replace(before, "the console of", "the log of", 1)

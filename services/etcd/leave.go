@@ -15,10 +15,10 @@ import (
 // budget, and its data is removed.
 const leaveTimeout = time.Minute
 
-// settleTimeout is how long others may know no leader, or be silent, before a member gives
-// up to leave. Its own leadership may just have gone to another one, and those that haven't
-// heard of it don't count: on busy machines that takes seconds.
-const settleTimeout = 15 * time.Second
+// SettleTimeout is how long others may know no leader, or be silent, before a node that is
+// on its way gives up. A leader may just have gone, and those that haven't heard of the next
+// one don't count: on busy machines that takes seconds.
+const SettleTimeout = 15 * time.Second
 
 // parting is what the cluster says of the member that is to leave it, or to be away.
 type parting struct {
@@ -42,13 +42,20 @@ func (p *parting) mayLeave(ctx context.Context) error {
 	return mayRemove(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
 }
 
-// settle is mayLeave for one that is on its way: it counts again until the others have
-// settled.
-func (p *parting) settle(ctx context.Context) error {
-	end := time.Now().Add(settleTimeout)
+// mayStop counts the members that answer while this one doesn't.
+func (p *parting) mayStop(ctx context.Context) error {
+	if p.own == nil {
+		return nil
+	}
+	return mayStop(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
+}
+
+// settle counts again until the others have settled, or patience is over.
+func settle(ctx context.Context, patience time.Duration, count func(context.Context) error) error {
+	end := time.Now().Add(patience)
 	for {
-		err := p.mayLeave(ctx)
-		if !errors.Is(err, ErrQuorum) || time.Now().After(end) {
+		err := count(ctx)
+		if !errors.Is(err, ErrQuorum) || !time.Now().Before(end) {
 			return err
 		}
 		select {
@@ -61,7 +68,7 @@ func (p *parting) settle(ctx context.Context) error {
 
 // remove takes the member out of the cluster.
 func (p *parting) remove(ctx context.Context) error {
-	if err := p.settle(ctx); err != nil {
+	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
 		return err
 	}
 	return takeOut(ctx, p.client, p.own)
@@ -70,32 +77,31 @@ func (p *parting) remove(ctx context.Context) error {
 // MayLeave says whether this node's member could leave now. It is nil where it
 // could, and where there is none that the cluster would miss: nothing was begun, or
 // it has left. A Refusal (with ErrQuorum or ErrLast) names the members that were
-// counted; any other error says why they can't be. It changes nothing, and takes half
-// a minute at most. On a worker it refuses.
-func (e *Etcd) MayLeave(ctx context.Context) error {
+// counted; any other error says why they can't be. Before it refuses for the quorum it
+// counts again until patience is over: 0 for who plans, SettleTimeout for who is on its
+// way. It changes nothing, and takes half a minute at most besides. On a worker it
+// refuses.
+func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
 	p, err := e.part(ctx, list)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return p.mayLeave(ctx)
+	return settle(ctx, patience, p.mayLeave)
 }
 
 // MayStop says whether this node could go and come back, as a member all the while. A
 // Refusal with ErrQuorum names the members that were counted, also where the quorum is
 // lost already; any other error says why they can't be. It is nil where the cluster
-// would miss nothing. It changes nothing, and takes half a minute at most. On a worker
-// it refuses.
-func (e *Etcd) MayStop(ctx context.Context) error {
+// would miss nothing. It changes nothing, and takes half a minute at most, besides the
+// patience that it has as MayLeave. On a worker it refuses.
+func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
 	p, err := e.part(ctx, known)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	if p.own == nil {
-		return nil
-	}
-	return mayStop(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
+	return settle(ctx, patience, p.mayStop)
 }
 
 // Leave takes this node's member out of the cluster, stops the service and removes
@@ -111,7 +117,7 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 	if p.client == nil {
 		return "", nil
 	}
-	if err := p.settle(ctx); err != nil {
+	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
 		return "", err
 	}
 	if p.own != nil {

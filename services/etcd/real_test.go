@@ -256,7 +256,7 @@ func TestRealOperate(t *testing.T) {
 	if _, err := a.Leave(ctx); !errors.Is(err, ErrLast) {
 		t.Errorf("the last member leaves: %v", err)
 	}
-	must(t, a.MayStop(ctx))
+	must(t, a.MayStop(ctx, 0))
 	r.knows(0, a.addr)
 	b.start()
 	b.serves()
@@ -315,11 +315,11 @@ func TestRealOperate(t *testing.T) {
 	if name, err := c.Leave(ctx); err != nil || name != "" {
 		t.Errorf("leaving again: %q, %v", name, err)
 	}
-	must(t, c.MayLeave(ctx))
+	must(t, c.MayLeave(ctx, 0))
 	c.start()
 	c.serves()
-	must(t, c.MayLeave(ctx))
-	must(t, c.MayStop(ctx))
+	must(t, c.MayLeave(ctx, 0))
+	must(t, c.MayStop(ctx, 0))
 
 	// b is gone: it can be removed, and c then can't.
 	_, members, err := a.Members(ctx)
@@ -332,10 +332,10 @@ func TestRealOperate(t *testing.T) {
 	if _, err := a.RemoveMember(ctx, ids["c"]); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
 		t.Errorf("removing a living one of three with another dead: %v", err)
 	}
-	if err := c.MayLeave(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
+	if err := c.MayLeave(ctx, 0); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from b ("+ids["b"]+")") {
 		t.Errorf("c may leave: %v", err)
 	}
-	if err := c.MayStop(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "1 do (a ("+ids["a"]+")); no answer from b ("+ids["b"]+")") {
+	if err := c.MayStop(ctx, 0); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "1 do (a ("+ids["a"]+")); no answer from b ("+ids["b"]+")") {
 		t.Errorf("c may stop: %v", err)
 	}
 	if _, err := a.RemoveMember(ctx, ids["a"]); !errors.As(err, new(Refusal)) {
@@ -370,18 +370,18 @@ func TestRealOperate(t *testing.T) {
 		t.Errorf("leaving without an answer of the other half: %q, %v", name, err)
 	}
 	// Nor is a to go then: it names who is away, with nobody to ask but itself.
-	if err := a.MayStop(ctx); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from c ("+HexID(own.member)+")") {
+	if err := a.MayStop(ctx, 0); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from c ("+HexID(own.member)+")") {
 		t.Errorf("a may stop: %v", err)
 	}
 	must(t, c.exec())
-	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx) })
+	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx, 0) })
 	// Where a is silent for a moment, c waits for it; for good is above.
 	leaves, err := c.part(ctx, list)
 	must(t, err)
 	defer leaves.close()
 	must(t, a.cmd.Process.Signal(syscall.SIGSTOP))
 	settled := make(chan error, 1)
-	go func() { settled <- leaves.settle(ctx) }()
+	go func() { settled <- settle(ctx, SettleTimeout, leaves.mayLeave) }()
 	if err := leaves.mayLeave(ctx); !errors.Is(err, ErrQuorum) { // settle, which began before, was refused too
 		t.Errorf("a stands still, and c may leave: %v", err)
 	}

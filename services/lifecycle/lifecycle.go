@@ -51,8 +51,11 @@ const (
 	// MaxDrainTimeout is for pods with hours of grace.
 	MaxDrainTimeout = 24 * time.Hour
 
-	// lookTimeout bounds the question whether others can stand in for this node.
+	// lookTimeout bounds the question whether others can stand in for this node, and
+	// lookBudget how often it is asked: a node mustn't go without a drain because an API
+	// server was about to be replaced.
 	lookTimeout = 10 * time.Second
+	lookBudget  = 20 * time.Second
 	// countTimeout bounds the question whether etcd can do without this node: it may have
 	// to look for others to ask. One that is forced only hears what is known soon.
 	countTimeout  = 40 * time.Second
@@ -79,8 +82,8 @@ const (
 
 // Etcd is the part of etcd.Etcd that is asked before a member goes, and left.
 type Etcd interface {
-	MayStop(ctx context.Context) error
-	MayLeave(ctx context.Context) error
+	MayStop(ctx context.Context, patience time.Duration) error
+	MayLeave(ctx context.Context, patience time.Duration) error
 	Leave(ctx context.Context) (name string, err error)
 	// Settled returns when no Leave is under way.
 	Settled(ctx context.Context) error
@@ -194,10 +197,27 @@ func (o Options) admin() bool {
 // alone says why there is nobody to take this node's pods; "" where somebody can. A
 // worker, which may see no other node, is never alone as long as Kubernetes answers.
 func (o Options) alone(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, lookBudget)
+	defer cancel()
+	for {
+		why, err := o.lookAround(ctx)
+		if err == nil {
+			return why
+		}
+		select {
+		case <-ctx.Done():
+			return "Kubernetes can't be asked: " + err.Error()
+		case <-time.After(changeRetry):
+		}
+	}
+}
+
+// lookAround is one try of alone.
+func (o Options) lookAround(ctx context.Context) (why string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	why := "no other node is Ready and takes pods"
-	err := o.node(func(c *kubernetes.Client, name string) error {
+	why = "no other node is Ready and takes pods"
+	err = o.node(func(c *kubernetes.Client, name string) error {
 		if !o.admin() {
 			why = ""
 			_, err := c.Get(ctx, kubernetes.NodeRef(name))
@@ -214,10 +234,7 @@ func (o Options) alone(ctx context.Context) string {
 		}
 		return nil
 	})
-	if err != nil {
-		why = "Kubernetes can't be asked: " + err.Error()
-	}
-	return why
+	return why, err
 }
 
 // cordon and drain are how a node is emptied. Pods that nobody would make anew

@@ -191,9 +191,9 @@ func (r *rig) done() []string {
 
 type member struct{ r *rig }
 
-func (m member) MayLeave(context.Context) error { return m.r.may }
+func (m member) MayLeave(context.Context, time.Duration) error { return m.r.may }
 
-func (m member) MayStop(context.Context) error {
+func (m member) MayStop(context.Context, time.Duration) error {
 	m.r.mu.Lock()
 	defer m.r.mu.Unlock()
 	return m.r.stop

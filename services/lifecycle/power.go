@@ -54,7 +54,7 @@ func (o Options) planPower(ctx context.Context, r operation.Request, name string
 		return p, err
 	}
 	if !r.Resuming {
-		warning, err := o.mayStop(ctx, name, args.Force)
+		warning, err := o.mayStop(ctx, name, args.Force, 0)
 		if err != nil {
 			return p, err
 		}
@@ -96,9 +96,9 @@ func (o Options) planPower(ctx context.Context, r operation.Request, name string
 // have taken hours.
 func (o Options) quorum(name string) operation.Step {
 	return operation.Step{
-		ID: "quorum", What: "see that etcd keeps its quorum without this node", Deadline: countTimeout + time.Second,
+		ID: "quorum", What: "see that etcd keeps its quorum without this node", Deadline: countTimeout + etcd.SettleTimeout + time.Second,
 		Run: func(ctx context.Context, _ *operation.Progress) error {
-			warning, err := o.mayStop(ctx, name, false)
+			warning, err := o.mayStop(ctx, name, false, etcd.SettleTimeout)
 			if err == nil && warning != "" {
 				return operation.Skip("%s", warning)
 			}
@@ -112,7 +112,7 @@ func (o Options) quorum(name string) operation.Step {
 func (o Options) MayReboot(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err := o.mayStop(bounded, Reboot, false)
+	_, err := o.mayStop(bounded, Reboot, false, 0)
 	if err == nil && ctx.Err() != nil {
 		err = ctx.Err() // who was called off has seen nothing
 	}
@@ -122,17 +122,17 @@ func (o Options) MayReboot(ctx context.Context) error {
 // mayStop refuses what would cost etcd its quorum, unless it is forced. Where members
 // can't be counted, neither this node's own answers nor any other: nobody's quorum
 // counts on it then, and a restart may be the remedy.
-func (o Options) mayStop(ctx context.Context, name string, force bool) (warning string, err error) {
+func (o Options) mayStop(ctx context.Context, name string, force bool, patience time.Duration) (warning string, err error) {
 	if !o.controlPlane() {
 		return "", nil
 	}
-	timeout := countTimeout
+	timeout := countTimeout + patience
 	if force {
 		timeout = forcedTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	switch err = o.Etcd.MayStop(ctx); {
+	switch err = o.Etcd.MayStop(ctx, patience); {
 	case err == nil:
 		return "", nil
 	case !errors.Is(err, etcd.ErrQuorum):

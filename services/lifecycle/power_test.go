@@ -75,6 +75,31 @@ func TestRebootAlone(t *testing.T) {
 	}
 }
 
+// Kubernetes that doesn't answer for a moment is asked again: the node isn't left full of
+// pods for it.
+func TestRebootAsksAgain(t *testing.T) {
+	for _, silent := range []time.Duration{0, lookTimeout + time.Second, lookBudget + time.Second} {
+		t.Run(silent.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.on()
+				defer r.off()
+				set := func(down bool) {
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					r.down = down
+				}
+				set(silent > 0)
+				time.AfterFunc(silent, func() { set(false) })
+				r.run(Reboot, PowerArguments{}.Encode())
+				if drained := slices.Contains(r.done(), "cordon"); drained != (silent < lookBudget) {
+					t.Errorf("drained %v, with Kubernetes silent for %s: %v", drained, silent, r.done())
+				}
+			})
+		})
+	}
+}
+
 // errStop is what etcd says of a node that its cluster can't do without.
 var errStop = fmt.Errorf("stop etcd member n1 (1): %w: without this one 1 do (n2 (2)); no answer from n3 (3)", etcd.ErrQuorum)
 
@@ -289,7 +314,7 @@ func TestShutdownStaysOne(t *testing.T) {
 // silent is an etcd that never answers.
 type silent struct{ member }
 
-func (silent) MayStop(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+func (silent) MayStop(ctx context.Context, _ time.Duration) error { <-ctx.Done(); return ctx.Err() }
 
 // Who changes the configuration of a node whose etcd is silent hears of it before they
 // give up; who has gone has agreed to nothing.

@@ -96,7 +96,7 @@ func (o Options) planReset(ctx context.Context, r operation.Request) (p operatio
 func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout time.Duration, warnings *[]string) ([]operation.Step, error) {
 	member := o.controlPlane()
 	if member && !r.Resuming {
-		if err := o.mayLeave(ctx); err != nil {
+		if err := o.mayLeave(ctx, 0); err != nil {
 			return nil, err
 		}
 	}
@@ -110,7 +110,7 @@ func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout 
 			Run: func(ctx context.Context, _ *operation.Progress) error {
 				// The last moment to see that it was asked in vain.
 				if member {
-					if err := o.mayLeave(ctx); err != nil {
+					if err := o.mayLeave(ctx, etcd.SettleTimeout); err != nil {
 						return err
 					}
 				}
@@ -165,8 +165,8 @@ func (o Options) controlPlane() bool {
 	return err == nil && cfg.Machine.Type.ControlPlane()
 }
 
-func (o Options) mayLeave(ctx context.Context) error {
-	if err := o.Etcd.MayLeave(ctx); err != nil {
+func (o Options) mayLeave(ctx context.Context, patience time.Duration) error {
+	if err := o.Etcd.MayLeave(ctx, patience); err != nil {
 		return graceless(err)
 	}
 	return nil

@@ -8,9 +8,12 @@ import (
 )
 
 const (
-	// lockTimeout bounds one try: a cluster with a quorum answers within a second.
-	lockTimeout = 10 * time.Second
-	// lockRetry is between two tries of an operation that goes on after a restart. It
+	// lockTimeout bounds one try: a cluster with a quorum answers within a second. One that
+	// elects, or waits for a disk, does a little later: an operation that begins tries again
+	// for lockPatience before it goes without.
+	lockTimeout  = 10 * time.Second
+	lockPatience = 20 * time.Second
+	// lockRetry is between two tries. An operation that goes on after a restart
 	// gives up on a lock that doesn't answer after lockSilence, which is longer than a
 	// control plane takes to start, and on one that another node has after lockHeld.
 	lockRetry   = 2 * time.Second
@@ -57,19 +60,34 @@ func (e *HeldError) Error() string { return e.Holder.String() }
 
 // take takes the lock for an operation that begins. without is why it has none.
 func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, err error) {
-	bounded, cancel := context.WithTimeout(ctx, lockTimeout)
+	patience, cancel := context.WithTimeout(ctx, lockPatience)
 	defer cancel()
-	t, err = r.o.Lock.Take(bounded, h)
-	var held *HeldError
-	switch {
-	case errors.As(err, &held):
-		return nil, "", refuse("%s: %w: one of them at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
-	case err != nil && ctx.Err() != nil:
-		return nil, "", calledOff(h.Name, ctx.Err())
-	case err != nil:
-		return nil, err.Error(), nil
+	for {
+		t, err = r.tryLock(patience, h)
+		var held *HeldError
+		switch {
+		case err == nil:
+			return t, "", nil
+		case errors.As(err, &held):
+			return nil, "", refuse("%s: %w: one of them at a time; wait for its end (gbctl -n %s operation attach %s)", h.Name, held, held.Holder.Node, held.Holder.ID)
+		case ctx.Err() != nil:
+			return nil, "", calledOff(h.Name, ctx.Err())
+		}
+		select {
+		case <-patience.Done():
+			if ctx.Err() != nil {
+				return nil, "", calledOff(h.Name, ctx.Err())
+			}
+			return nil, err.Error(), nil
+		case <-time.After(lockRetry):
+		}
 	}
-	return t, "", nil
+}
+
+func (r *Runner) tryLock(ctx context.Context, h Holder) (Taken, error) {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	return r.o.Lock.Take(ctx, h)
 }
 
 // unlocked is the warning of an operation that runs without the lock.
@@ -82,9 +100,7 @@ func unlocked(why string) string {
 func (r *Runner) retake(ctx context.Context, h Holder, say func(string)) Taken {
 	began := time.Now()
 	for told := ""; ; {
-		tctx, cancel := context.WithTimeout(ctx, lockTimeout)
-		t, err := r.o.Lock.Take(tctx, h)
-		cancel()
+		t, err := r.tryLock(ctx, h)
 		if err == nil {
 			return t
 		}

@@ -109,6 +109,48 @@ func TestLockOfTheCluster(t *testing.T) {
 	})
 }
 
+// A lock that can't be had for a moment, as etcd elects, is asked for again; who has it
+// then is in the way all the same.
+func TestLockThatComesLate(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		silent time.Duration
+		holder *Holder
+		locked bool
+	}{
+		"soon":              {silent: lockPatience / 2, locked: true},
+		"too late":          {silent: 2 * lockPatience},
+		"and another's":     {silent: lockPatience / 2, holder: &Holder{Node: "cp-2", ID: "reset-b"}},
+		"of who asks first": {locked: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				k := &lock{}
+				if tt.silent > 0 {
+					k.broken = errors.New("no leader")
+					time.AfterFunc(tt.silent, func() { k.set(tt.holder, nil) })
+				}
+				n.lock = k
+				n.definitions = []Definition{planned("reboot", n.noting("work"))}
+				n.boot()
+				defer n.halt()
+				if tt.holder != nil {
+					n.refused(Ask{Name: "reboot"}, "node cp-2")
+					return
+				}
+				o, err := n.r.Get(n.start("reboot"))
+				if err != nil || tt.locked == (len(o.Warnings) > 0) {
+					t.Errorf("%q, %v", o.Warnings, err)
+				}
+				synctest.Wait()
+				n.want(o.ID, Done, Done)
+				n.expect("work")
+			})
+		})
+	}
+}
+
 // Who is called off while it looks around has seen nothing, and does nothing: what it
 // couldn't ask isn't a reason to go without others, or without the lock.
 func TestCalledOffBeforeItBegins(t *testing.T) {

@@ -19,8 +19,9 @@ import (
 const (
 	// maxRunning bounds operations that run at the same time.
 	maxRunning = 8
-	// planTimeout bounds a look at what there is to be done.
-	planTimeout = time.Minute
+	// planTimeout bounds a look at what there is to be done. With lockPatience it is less
+	// than the two minutes that clients wait for an operation to begin.
+	planTimeout = 80 * time.Second
 	// stopBudget is what steps get to end when the node stops.
 	stopBudget = 6 * time.Second
 	// idSize in bytes tells the operations of one name apart.

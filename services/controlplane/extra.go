@@ -18,7 +18,10 @@ const (
 	// fetchTimeout bounds one download; maxManifest its size. The largest manifests
 	// around, of operators with their definitions, are a few MB.
 	fetchTimeout = time.Minute
-	maxManifest  = 32 << 20
+	// fetchAgain is the pause after one that failed. It doesn't grow: the pod network may
+	// be what is fetched, and the node waits for it.
+	fetchAgain  = 10 * time.Second
+	maxManifest = 32 << 20
 )
 
 // extraManifests are the manifests from URLs (S-265): of a custom CNI, and extra ones.
@@ -44,7 +47,13 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 			return err
 		}
 	}
-	return errors.Join(append(problems, prune(v, extraManifests, wanted))...)
+	if err := prune(v, extraManifests, wanted); err != nil {
+		return err
+	}
+	if len(problems) > 0 {
+		return resource.RetryIn(errors.Join(problems...), fetchAgain)
+	}
+	return nil
 }
 
 func extraURLs(c *config.Cluster) []config.URL {

@@ -68,31 +68,43 @@ func TestServiceFailingBetweenTries(t *testing.T) {
 
 func TestServiceRestarting(t *testing.T) {
 	t.Parallel()
-	end := make(chan struct{})
-	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
-		services["containerd"].Run = func(ctx context.Context, h *dag.Handle) error {
-			h.Started("Started process containerd (PID 7)")
-			select {
-			case <-end:
-				return errors.New("containerd ended by itself: signal: killed")
-			case <-ctx.Done():
-				return nil
+	for name, passes := range map[string]func(*node){
+		"for a time": func(n *node) { n.later(flapping) },
+		// By hand, or with another configuration.
+		"until it is started anew": func(n *node) {
+			n.must(n.graph.Stop(n.t.Context(), "containerd"))
+			n.must(n.graph.Start(n.t.Context(), "containerd"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			end := make(chan struct{})
+			n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+				services["containerd"].Run = func(ctx context.Context, h *dag.Handle) error {
+					h.Started("Started process containerd (PID 7)")
+					select {
+					case <-end:
+						return errors.New("containerd ended by itself: signal: killed")
+					case <-ctx.Done():
+						return nil
+					}
+				}
+			})
+			for range flaps {
+				end <- struct{}{}
+				_ = n.graph.Start(t.Context(), "containerd") // ends the pause; there may be none yet
 			}
-		}
-	})
-	for range flaps {
-		end <- struct{}{}
-		_ = n.graph.Start(t.Context(), "containerd") // ends the pause; there may be none yet
+			eventually.That(t, 4*patience, "containerd is back", func() error {
+				if st, _ := n.graph.Status("containerd"); !st.Up || st.Restarts < flaps {
+					return errors.New(st.Message)
+				}
+				return nil
+			})
+			n.finds("service-restarting", warning, "containerd", "3 times", "signal: killed")
+			passes(n)
+			n.healthy()
+		})
 	}
-	eventually.That(t, 4*patience, "containerd is back", func() error {
-		if st, _ := n.graph.Status("containerd"); !st.Up || st.Restarts < flaps {
-			return errors.New(st.Message)
-		}
-		return nil
-	})
-	n.finds("service-restarting", warning, "containerd", "3 times", "signal: killed")
-	n.later(flapping)
-	n.healthy()
 }
 
 func TestServiceStopped(t *testing.T) {

@@ -131,6 +131,9 @@ func (svc service) asStatus() string {
 func (s *snapshot) failures(svc service, d time.Duration) []dag.Event {
 	var out []dag.Event
 	for _, e := range svc.events {
+		if e.State == dag.Finished { // it was stopped, and begins anew
+			out = nil
+		}
 		if e.State == dag.Failed && s.sinceBoot-e.SinceBoot <= d {
 			out = append(out, e)
 		}

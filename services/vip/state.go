@@ -288,6 +288,8 @@ func (s *state) lookAfter(now time.Time, o *orders) {
 	o.lookAfter = true
 	switch {
 	case o.doubt: // where the holder's member led etcd, until another one does
+		// Nor can a holder be vouched for that etcd doesn't answer either.
+		s.unvouched = min(s.unvouched, unvouchedGone-unansweredGone)
 	case s.unanswered >= most:
 		o.evict = "doesn't answer"
 	case s.vouched && s.unvouched >= unvouchedGone:

@@ -406,7 +406,7 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 			t.Error("without etcd's word the holder is put out")
 		}
 		w.etcd = true
-		w.pass(1500 * time.Millisecond)
+		w.pass(2500 * time.Millisecond)
 		if w.evicted == 0 {
 			t.Errorf("led %v: the holder's lease is waited for", led)
 		}
@@ -418,6 +418,19 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 		if w.evicted > 0 {
 			t.Errorf("led %v: it was back, and is put out", led)
 		}
+	}
+	// Where etcd answers nobody, nobody can be vouched for.
+	silent := newWorld(t)
+	silent.holder, silent.next, silent.answers, silent.vouches = "peer", true, true, true
+	silent.pass(time.Minute)
+	silent.vouches, silent.etcd = false, false
+	silent.pass(time.Minute)
+	silent.etcd = true
+	silent.pass(500 * time.Millisecond)
+	silent.vouches = true
+	silent.pass(time.Minute)
+	if silent.evicted > 0 {
+		t.Error("the holder is put out for what it couldn't say while etcd was silent")
 	}
 	old := newWorld(t)
 	old.holder, old.next, old.answers = "peer", true, true

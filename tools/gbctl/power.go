@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,8 @@ const (
 	stopBudget = 5 * time.Minute
 	// probeTimeout bounds one look at a node that may be gone.
 	probeTimeout = 3 * time.Second
+	// offProbes in a row without an answer are a node that is off.
+	offProbes = 2
 	// planTimeout is longer than a node takes to ask the cluster what speaks against it.
 	planTimeout = 2 * time.Minute
 	// drainTimeout is what nodes themselves give pods to end.
@@ -85,7 +88,9 @@ Stop waiting with Ctrl-C.`,
 func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error {
 	before := ""
 	if f.wait && !f.dryRun {
-		s, err := a.probe(ctx, n.Name)
+		rctx, done := a.request(ctx, n.Name)
+		s, err := status(rctx, n)
+		done()
 		if err != nil {
 			return err
 		}
@@ -192,15 +197,19 @@ func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) erro
 	return a.isOff(ctx, n.Name)
 }
 
-// isOff waits until a node doesn't answer any more.
+// isOff waits until a node doesn't answer any more: a busy one may miss a probe.
 func (a *app) isOff(ctx context.Context, node string) error {
+	missed := 0
 	if err := a.until(ctx, node, stopBudget, func(ctx context.Context) error {
-		if _, err := a.probe(ctx, node); exitCode(err) == codeUnreachable {
-			return nil
-		} else if err != nil {
-			return err
+		_, err := a.probe(ctx, node)
+		if exitCode(err) != codeUnreachable {
+			missed = 0
+			return cmp.Or(err, errors.New("still answers"))
 		}
-		return errors.New("still answers")
+		if missed++; missed < offProbes {
+			return errors.New("doesn't answer")
+		}
+		return nil
 	}); err != nil {
 		return err
 	}

@@ -153,15 +153,15 @@ func (p *pid1Process) says(t *testing.T, within time.Duration, text string) {
 
 func (p *pid1Process) endsWith(t *testing.T, within time.Duration, want string) {
 	t.Helper()
-	timer := time.NewTimer(eventually.Scale(within))
-	defer timer.Stop()
+	ctx, cancel := eventually.Context(t.Context(), within)
+	defer cancel()
 	select {
 	case <-p.ended:
 		if got := p.ProcessState.String(); got != want {
 			t.Errorf("PID 1 ended with %q, want %q", got, want)
 		}
-	case <-timer.C:
-		t.Fatalf("PID 1 lives after %s", within)
+	case <-ctx.Done():
+		t.Fatalf("PID 1 lives: %v", context.Cause(ctx))
 	}
 }
 

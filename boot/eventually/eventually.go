@@ -2,7 +2,8 @@
 //
 // Deadlines are written for an idle machine at native speed and scaled here, in
 // one place: by how slow this machine is found to be, and by the caller's own
-// factor for guests under software emulation.
+// factor for guests under software emulation. Time that the machine lost meanwhile,
+// because it stood still or gave its processors to others, doesn't count (see Lost).
 package eventually
 
 import (
@@ -45,6 +46,7 @@ func Slowdown() float64 {
 	defer measuring.Unlock()
 	if found == 0 {
 		found = measure()
+		go watch() // to the end of the process: there is no moment at which no test waits
 	}
 	return found
 }
@@ -105,17 +107,34 @@ func That(t testing.TB, deadline time.Duration, name string, check func() error)
 	t.Helper()
 	start := time.Now()
 	for wait := pollFirst; ; wait = min(wait*2, pollMax) {
+		late := over(start, deadline)
 		err := check()
 		if err == nil {
 			return
 		}
-		if time.Since(start) > Scale(deadline) {
-			if again(); time.Since(start) > Scale(deadline) {
-				t.Fatalf("not within %s: %s: %v", Scale(deadline), name, err)
-			}
+		if late {
+			t.Fatalf("not within %s: %s: %v", Scale(deadline), name, err)
 		}
 		time.Sleep(wait)
 	}
+}
+
+// Took says what was wrong with something that took from start to end: that this is
+// longer than the scaled limit, without what the machine lost.
+func Took(start, end time.Time, limit time.Duration) error {
+	if took := end.Sub(start) - Lost(start, end); took > Scale(limit) {
+		return fmt.Errorf("it took %s, and %s are allowed", took.Round(time.Millisecond), Scale(limit))
+	}
+	return nil
+}
+
+// over tells whether the time is up, and measures again before it says so.
+func over(start time.Time, deadline time.Duration) bool {
+	if Took(start, time.Now(), deadline) == nil {
+		return false
+	}
+	again()
+	return Took(start, time.Now(), deadline) != nil
 }
 
 // Context ends when the scaled time is over.
@@ -124,13 +143,14 @@ func Context(parent context.Context, deadline time.Duration) (context.Context, c
 	start := time.Now()
 	go func() {
 		for {
-			left := Scale(deadline) - time.Since(start)
+			now := time.Now()
+			left := Scale(deadline) + Lost(start, now) - now.Sub(start)
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(left):
+			case <-time.After(max(left, pollFirst)):
 			}
-			if again(); time.Since(start) > Scale(deadline) {
+			if over(start, deadline) {
 				cancel(fmt.Errorf("not within %s: %w", Scale(deadline), context.DeadlineExceeded))
 				return
 			}

@@ -235,8 +235,8 @@ func TestTheNodeStopsWhateverIsOpen(t *testing.T) {
 	defer conn.Close()
 	began := time.Now()
 	must(t, r.stop())
-	if took := time.Since(began); took > stopBudget+eventually.Scale(2*time.Second) {
-		t.Errorf("stopping took %s", took)
+	if err := eventually.Took(began, time.Now(), stopBudget+2*time.Second); err != nil {
+		t.Errorf("stopping: %v", err)
 	}
 	for _, stream := range streams {
 		if stream.Receive() {

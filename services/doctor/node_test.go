@@ -310,8 +310,8 @@ func (n *node) diagnose() []*garboardv1.Finding {
 	n.t.Helper()
 	began := time.Now()
 	found, checked := n.doctor().Diagnose(n.t.Context())
-	if took := time.Since(began); took > eventually.Scale(budget) {
-		n.t.Errorf("the diagnosis took %s", took)
+	if err := eventually.Took(began, time.Now(), budget); err != nil {
+		n.t.Errorf("the diagnosis: %v", err)
 	}
 	if len(checked) == 0 {
 		n.t.Error("nothing was checked")
@@ -360,12 +360,14 @@ func (n *node) healthy() {
 // lacks expects that the condition doesn't hold.
 func (n *node) lacks(ids ...string) {
 	n.t.Helper()
-	all := n.diagnose()
-	for _, f := range all {
-		if slices.Contains(ids, f.Id) {
-			n.t.Errorf("found:\n%s", show(f))
+	eventually.That(n.t, patience, fmt.Sprintf("no finding %q", ids), func() error {
+		for _, f := range n.diagnose() {
+			if slices.Contains(ids, f.Id) {
+				return fmt.Errorf("found:\n%s", show(f))
+			}
 		}
-	}
+		return nil
+	})
 }
 
 func show(f *garboardv1.Finding) string {

@@ -149,7 +149,8 @@ func TestRealRecover(t *testing.T) {
 	if _, err := c.read(); err != nil {
 		t.Error(err)
 	}
-	soon, cancel := context.WithTimeout(ctx, eventually.Scale(5*time.Second))
+	// It looks twice for others, who don't answer, for 3 s each.
+	soon, cancel := eventually.Context(ctx, 10*time.Second)
 	defer cancel()
 	if _, err := c.Recover(soon, snapshotOf(content), bytes.NewReader(content)); err == nil || !strings.Contains(err.Error(), "as soon as service etcd may run") {
 		t.Errorf("nothing runs: %v", err)

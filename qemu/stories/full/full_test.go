@@ -32,8 +32,8 @@ const (
 	tellBudget = 60 * time.Second
 	// writeBudget is for a write to be done where there is room: one that takes longer fails.
 	writeBudget = 10 * time.Second
-	// backBudget is for services that were tried ever more slowly, 30 s at most.
-	backBudget = 90 * time.Second
+	// backBudget is for services that were tried ever more slowly, every two minutes at last.
+	backBudget = 150 * time.Second
 	// bulk is what one write takes: etcd has no use for room that it has already.
 	bulk = 256 << 10
 )
@@ -83,7 +83,12 @@ func full(t *testing.T, name, provisioner string, options ...story.Option) *stor
 		return nil
 	})
 	m.Reached("etcd takes no writes any more")
-	tells(c, "disk-full", unix.ENOSPC.Error())
+	c.Eventually(tellBudget, "the doctor has it from a service", func() error {
+		if err := says(c, "disk-full", unix.ENOSPC.Error()); err != nil {
+			return errors.Join(err, f.fill(), refuses(c)) // a write may have failed for want of time alone
+		}
+		return nil
+	})
 	m.Reached("the doctor has it from a service")
 	// It was written where there is no room, and kept in memory.
 	c.Eventually(tellBudget, "etcd says that the disk is full", func() error {
@@ -99,8 +104,7 @@ func full(t *testing.T, name, provisioner string, options ...story.Option) *stor
 	f.release()
 	m.Reached("the pod ends, and there is room again")
 	c.Eventually(backBudget, "Kubernetes takes writes", func() error {
-		_, err := c.Try("create", "configmap", "again")
-		return err
+		return c.TryWrite("create", "configmap", "again")
 	})
 	m.Reached("Kubernetes takes writes")
 	c.Kubectl("get", "configmap", "written")
@@ -150,16 +154,18 @@ func refuses(c *story.Cluster) error {
 
 // tells waits for the doctor to name what is wrong, with these words.
 func tells(c *story.Cluster, id, words string) {
-	c.Eventually(tellBudget, "the doctor tells of "+id+" with "+words, func() error {
-		out, err := c.TryGbctl("doctor")
-		if err == nil {
-			return fmt.Errorf("it finds nothing: %s", out)
-		}
-		if !strings.Contains(out, id) || !strings.Contains(out, words) {
-			return fmt.Errorf("it says: %s", out)
-		}
-		return nil
-	})
+	c.Eventually(tellBudget, "the doctor tells of "+id+" with "+words, func() error { return says(c, id, words) })
+}
+
+func says(c *story.Cluster, id, words string) error {
+	out, err := c.TryGbctl("doctor")
+	if err == nil {
+		return fmt.Errorf("it finds nothing: %s", out)
+	}
+	if !strings.Contains(out, id) || !strings.Contains(out, words) {
+		return fmt.Errorf("it says: %s", out)
+	}
+	return nil
 }
 
 // usable: the node's own API answers, and takes a change, for that is on STATE.

@@ -177,8 +177,10 @@ func renews(t *testing.T, c *story.Cluster, worker, first, second qemu.Node) {
 		_, err := c.TryGbctl("-n", worker.Address.String(), "version")
 		return err
 	})
-	if n := signatures(c, last, worker); n != before+1 {
-		t.Errorf("%s has signed %d times, and had %d times", last.Name, n, before)
+	// More than once where the worker didn't wait for the first answer.
+	signed := signatures(c, last, worker)
+	if signed <= before {
+		t.Errorf("%s has signed %d times, and had %d times", last.Name, signed, before)
 	}
 	// The negative twin: nobody is asked for what isn't due.
 	reboot(t, c, worker, func() error { return nil })
@@ -186,8 +188,8 @@ func renews(t *testing.T, c *story.Cluster, worker, first, second qemu.Node) {
 		_, err := c.TryGbctl("-n", worker.Address.String(), "version")
 		return err
 	})
-	if n := signatures(c, last, worker); n != before+1 || !bytes.Equal(read(t, kept).Crt, now.Crt) {
-		t.Errorf("%s has signed %d times, and had %d times", last.Name, n, before+1)
+	if n := signatures(c, last, worker); n != signed || !bytes.Equal(read(t, kept).Crt, now.Crt) {
+		t.Errorf("%s has signed %d times, and had %d times", last.Name, n, signed)
 	}
 }
 

@@ -34,6 +34,7 @@ func TestLeaderIsLostUnderLoad(t *testing.T) {
 	m := story.Marks(t)
 	c := story.New(t, "leader", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
 	c.Ready(m)
+	c.Complete()
 	inside := c.Network()
 	etcd := c.Etcd(inside, c.Nodes...)
 	// copies are what each member has, and what each API server says.

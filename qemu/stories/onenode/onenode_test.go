@@ -276,10 +276,10 @@ func powersOff(t *testing.T, c *story.Cluster) {
 	if err := c.Off(t.Context(), c.Node()); err != nil {
 		t.Fatal(err)
 	}
-	took := time.Since(start)
-	t.Logf("%7.1fs  from the power button to power off", took.Seconds())
-	if limit := eventually.Scale(c.Scale(powerOffBudget)); took > limit {
-		t.Errorf("it took %s, the promise is %s", took, limit)
+	end := time.Now()
+	t.Logf("%7.1fs  from the power button to power off", end.Sub(start).Seconds())
+	if err := eventually.Took(start, end, c.Scale(powerOffBudget)); err != nil {
+		t.Error(err)
 	}
 	status, err := c.Status(t.Context())
 	if err != nil {
@@ -288,7 +288,8 @@ func powersOff(t *testing.T, c *story.Cluster) {
 	if status[0].State != "off" {
 		t.Errorf("the node is %q", status[0].State)
 	}
-	if text := c.Text(); !strings.Contains(text, "power off now") {
+	// A container's console is a file of its host, which PID 1 doesn't wait for.
+	if text := c.Text(); c.Provisioner == qemu.QEMU && !strings.Contains(text, "power off now") {
 		t.Error("the console doesn't say that the machine powers off")
 	}
 }

@@ -28,6 +28,8 @@ const (
 	// againBudget is for etcd, and then the API server, to start on a node that runs. A
 	// kubelet that is let wait for answers of API servers that aren't there took 140 s.
 	againBudget = 30 * time.Second
+	// restoreBudget is for one command, the longest that there is.
+	restoreBudget = 90 * time.Second
 	// joinBudget is for two nodes to boot, to pull their images again, to join and to
 	// be promoted.
 	joinBudget = 90 * time.Second
@@ -94,7 +96,9 @@ func TestRecoverFromSnapshot(t *testing.T) {
 	})
 	t.Run("the snapshot begins a new cluster", func(t *testing.T) {
 		c := c.In(t)
-		out, err := node("bootstrap", "--recover-from", snapshot)
+		// The service may have just begun to look for the others again, for longer than one
+		// command has.
+		out, err := c.Patient(restoreBudget).TryGbctl("-n", last.Address.String(), "bootstrap", "--recover-from", snapshot)
 		if err != nil || !strings.Contains(out, "a new cluster begins") {
 			t.Fatalf("%v: %s", err, out)
 		}

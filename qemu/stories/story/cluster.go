@@ -33,6 +33,8 @@ const (
 
 	consoleTail = 60 // lines of each console in the message of a failed test
 	askBudget   = 30 * time.Second
+	// completeBudget is for further members to vote, one after the other, and to serve.
+	completeBudget = 60 * time.Second
 )
 
 // Cluster is a cluster that ends with its test.
@@ -241,14 +243,66 @@ func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// Kubectl is Try where nothing may go wrong.
-func (c *Cluster) Kubectl(args ...string) string {
+// passing are the words of a cluster that has no time for an answer: its etcd elects or waits
+// for a disk, an API server is replaced. What was asked for may be done all the same.
+var passing = regexp.MustCompile(`etcdserver: |request timed out|deadline exceeded|[Tt]imeout|connection (refused|reset)|EOF|server is currently unable`)
+
+// Kubectl is Try where nothing may go wrong. Like a person it tries again where there was no
+// answer.
+func (c *Cluster) Kubectl(args ...string) (out string) {
 	c.t.Helper()
-	out, err := c.Try(args...)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	tried := false
+	c.Eventually(askBudget, "kubectl "+args[0], func() (err error) {
+		out, err = c.Try(args...)
+		if tried && done(args[0], err) {
+			return nil
+		}
+		if err != nil && !passing.MatchString(err.Error()) {
+			c.t.Fatal(err)
+		}
+		tried = true
+		return err
+	})
 	return out
+}
+
+// TryWrite is Try for a check that is repeated: an earlier try may have done it.
+func (c *Cluster) TryWrite(args ...string) error {
+	_, err := c.Try(args...)
+	if done(args[0], err) {
+		return nil
+	}
+	return err
+}
+
+// done is whether the error says that what was asked for is so.
+func done(verb string, err error) bool {
+	return err != nil && (verb == "create" && strings.Contains(err.Error(), "AlreadyExists") ||
+		verb == "delete" && strings.Contains(err.Error(), "NotFound"))
+}
+
+// Complete waits until all control planes vote in etcd, and their API servers serve: some do
+// long after the cluster is Ready.
+func (c *Cluster) Complete() {
+	c.t.Helper()
+	all := c.ControlPlanes()
+	c.Eventually(completeBudget, "all control planes vote and serve", func() error {
+		out, err := c.TryGbctl("-n", all[0].Address.String(), "etcd", "members")
+		if err == nil && strings.Count(out, " yes ") != len(all) {
+			err = fmt.Errorf("members are\n%s", out)
+		}
+		if err != nil {
+			return err
+		}
+		// Where each API server that is ready puts itself.
+		out, err = c.Try("get", "endpointslice", "kubernetes", "-o", "jsonpath={.endpoints[*].addresses[*]}")
+		for _, n := range all {
+			if err == nil && !slices.Contains(strings.Fields(out), n.Address.String()) {
+				err = fmt.Errorf("API servers are at %s", out)
+			}
+		}
+		return err
+	})
 }
 
 // NodesReady is nil if these nodes, and no others, are Kubernetes' and Ready.

@@ -200,8 +200,8 @@ func (c *tale) handsOver(killed time.Duration) (late error) {
 	if !taken.Before(ended) {
 		late = errors.New("no other node had the address before its holder ended")
 	}
-	if free > eventually.Scale(freeBudget) || free > killed/2 {
-		late = errors.Join(late, fmt.Errorf("the address was nobody's for %s", free))
+	if err := eventually.Took(released, taken, freeBudget); err != nil || free > killed/2 {
+		late = errors.Join(late, fmt.Errorf("the address was nobody's for %s: %w", free, err))
 	}
 	c.answers(is)
 	c.must(c.On(c.t.Context(), was.Name))

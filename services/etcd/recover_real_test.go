@@ -149,10 +149,23 @@ func TestRealRecover(t *testing.T) {
 	if _, err := c.read(); err != nil {
 		t.Error(err)
 	}
-	// It looks twice for others, who don't answer, for 3 s each.
-	soon, cancel := eventually.Context(ctx, 10*time.Second)
+	asked, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if _, err := c.Recover(soon, snapshotOf(content), bytes.NewReader(content)); err == nil || !strings.Contains(err.Error(), "as soon as service etcd may run") {
+	answer := make(chan error, 1)
+	go func() {
+		_, err := c.Recover(asked, snapshotOf(content), bytes.NewReader(content))
+		answer <- err
+	}()
+	// It looks twice for others, who don't answer, for 3 s each.
+	eventually.That(t, 20*time.Second, "the order is in the journal", func() error {
+		r, err := c.read()
+		if err == nil && r.Phase != recovering {
+			err = fmt.Errorf("its phase is %q", r.Phase)
+		}
+		return err
+	})
+	cancel()
+	if err := <-answer; err == nil || !strings.Contains(err.Error(), "as soon as service etcd may run") {
 		t.Errorf("nothing runs: %v", err)
 	}
 	must(t, os.MkdirAll(c.recoveryPath("data/member/snap"), 0o700))

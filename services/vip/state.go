@@ -47,6 +47,9 @@ const (
 	// leaves to a holder that gives no sign of life; but where etcd's leader was frozen
 	// with it, the next leader begins all leases anew.
 	unvouchedGone = 16
+	// unvouchedAfter is how many of them must come after etcd was silent: until then it
+	// had nothing to vouch with.
+	unvouchedAfter = 2
 
 	// The least time between two announcements: that are due to one who asks (who is in
 	// doubt, or about to take the address), that are due to another holder, and that are
@@ -289,7 +292,7 @@ func (s *state) lookAfter(now time.Time, o *orders) {
 	switch {
 	case o.doubt: // where the holder's member led etcd, until another one does
 		// Nor can a holder be vouched for that etcd doesn't answer either.
-		s.unvouched = min(s.unvouched, unvouchedGone-unansweredGone)
+		s.unvouched = min(s.unvouched, unvouchedGone-unvouchedAfter)
 	case s.unanswered >= most:
 		o.evict = "doesn't answer"
 	case s.vouched && s.unvouched >= unvouchedGone:

@@ -406,7 +406,7 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 			t.Error("without etcd's word the holder is put out")
 		}
 		w.etcd = true
-		w.pass(2500 * time.Millisecond)
+		w.pass(1500 * time.Millisecond)
 		if w.evicted == 0 {
 			t.Errorf("led %v: the holder's lease is waited for", led)
 		}

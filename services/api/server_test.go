@@ -235,8 +235,8 @@ func TestTheNodeStopsWhateverIsOpen(t *testing.T) {
 	defer conn.Close()
 	began := time.Now()
 	must(t, r.stop())
-	if err := eventually.Took(began, time.Now(), stopBudget+2*time.Second); err != nil {
-		t.Errorf("stopping: %v", err)
+	if err := eventually.Took(began.Add(stopBudget), time.Now(), 2*time.Second); err != nil {
+		t.Errorf("stopping, after %s: %v", stopBudget, err)
 	}
 	for _, stream := range streams {
 		if stream.Receive() {

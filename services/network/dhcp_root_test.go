@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -172,9 +173,19 @@ func TestNoDHCPAnswerThenOne(t *testing.T) {
 	s := p.shortServer("far0", "10.8.3.1", "10.8.3.77", 60)
 	s.set(func(s *shortServer) { s.dumb = true })
 	n := startNode(t, config.Network{})
+	// The fourth try ends after 13.5 to 16.5 s of this machine's time.
+	silence, began := regexp.MustCompile(`\[garboard\] networkd: no DHCP answer on eth0 for (\d+s);`), time.Now()
 	eventually.That(t, 30*time.Second, "the console says that there is no answer", func() error {
 		text := n.console.String()
-		for _, part := range []string{"[garboard] networkd: no DHCP answer on eth0 for ", "; asking again at least every 1m4s. ", "machine.network.interfaces"} {
+		said := silence.FindStringSubmatch(text)
+		if said == nil {
+			return fmt.Errorf("console: %q", text)
+		}
+		lasted, err := time.ParseDuration(said[1])
+		if lost := eventually.Lost(began, time.Now()); err != nil || lasted < 10*time.Second || lasted-lost >= 20*time.Second {
+			t.Fatalf("it says so after %s, %s of them lost: %v", said[1], lost, err)
+		}
+		for _, part := range []string{"; asking again at least every 1m4s. ", "machine.network.interfaces"} {
 			if !strings.Contains(text, part) {
 				return fmt.Errorf("console: %q", text)
 			}

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/qemu"
@@ -36,6 +37,9 @@ const (
 	// answerBudget is for a worker to boot, to get its certificate, from the second or
 	// third control plane that it asks, and to serve.
 	answerBudget = 30 * time.Second
+	// answerLost is how long the machine must have stood still for an answer of a control
+	// plane to come too late: the worker waits for 10 s.
+	answerLost = 5 * time.Second
 	// silence is how long a worker without a certificate is watched.
 	silence = 15 * time.Second
 	// left is of a certificate's year when the worker comes back: it is to be renewed.
@@ -177,9 +181,9 @@ func renews(t *testing.T, c *story.Cluster, worker, first, second qemu.Node) {
 		_, err := c.TryGbctl("-n", worker.Address.String(), "version")
 		return err
 	})
-	// More than once where the worker didn't wait for the first answer.
-	signed := signatures(c, last, worker)
-	if signed <= before {
+	// Once more where the machine stood still, and the worker didn't wait for the first answer.
+	signed, again := signatures(c, last, worker), eventually.Lost(began, time.Now()) >= answerLost
+	if signed != before+1 && !(again && signed == before+2) {
 		t.Errorf("%s has signed %d times, and had %d times", last.Name, signed, before)
 	}
 	// The negative twin: nobody is asked for what isn't due.

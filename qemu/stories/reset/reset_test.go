@@ -266,8 +266,9 @@ func goes(t *testing.T, c *story.Cluster, n qemu.Node, members int) {
 	t.Log(out)
 	c.Eventually(goBudget, "it is off", func() error { return off(t, c, n.Name) })
 	gone(t, c, n, members)
-	if p := watch(); eventually.Took(p.From, p.From.Add(p.Took), missing) != nil {
-		t.Errorf("the API doesn't answer: %v", eventually.Took(p.From, p.From.Add(p.Took), missing))
+	p := watch()
+	if err := eventually.Took(p.From, p.From.Add(p.Took), missing); err != nil {
+		t.Errorf("the API doesn't answer: %v", err)
 	}
 	c.Eventually(podsBudget, "the pods are elsewhere", func() error { return available(c, "web", "4") })
 

@@ -40,7 +40,8 @@ var (
 // Slowdown is how many times slower than an idle, current machine this one was found to
 // be at worst, its processor or the disk of its temporary files: 1 to 8. It is measured
 // when it is first asked for, and again by That and Context before they give up, because
-// tests share their machine with others that come and go.
+// tests share their machine with others that come and go. It isn't for bubbles of
+// testing/synctest: what watches the machine from then on never ends.
 func Slowdown() float64 {
 	measuring.Lock()
 	defer measuring.Unlock()

@@ -52,8 +52,8 @@ const (
 	MaxDrainTimeout = 24 * time.Hour
 
 	// lookTimeout bounds the question whether others can stand in for this node, and
-	// lookBudget how often it is asked: a node mustn't go without a drain because an API
-	// server was about to be replaced.
+	// lookBudget how long it is asked again: a node mustn't go without a drain because an
+	// API server was about to be replaced.
 	lookTimeout = 10 * time.Second
 	lookBudget  = 20 * time.Second
 	// countTimeout bounds the question whether etcd can do without this node: it may have

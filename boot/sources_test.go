@@ -11,6 +11,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 )
 
@@ -161,11 +162,10 @@ func TestFetchEnds(t *testing.T) {
 	if _, err := fetch(t.Context(), server.Client(), noWait, server.URL); !errors.Is(err, errTooLarge) {
 		t.Errorf("too large: %v", err)
 	}
-	server.Close()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("power off")
 	stop := func(context.Context, time.Duration) error { cancel(reason); return wait(ctx, time.Hour) }
-	if _, err := fetch(ctx, http.DefaultClient, stop, server.URL); !errors.Is(err, reason) || !strings.Contains(err.Error(), "connection refused") {
+	if _, err := fetch(ctx, http.DefaultClient, stop, "http://"+freeport.Find(t).String()); !errors.Is(err, reason) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("cancelled: %v", err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 )
 
 // rig is a balancer before API servers, each with a switch.
@@ -42,11 +43,11 @@ func newRig(t *testing.T, o Options, upstreams ...Upstream) *rig {
 	o.Dial, o.TLS, o.Log = r.dial, func() *tls.Config { return r.trust }, slog.New(slog.DiscardHandler)
 	r.Balancer = New(o)
 	t.Cleanup(r.Close)
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	r.at = freeport.Find(t).String()
+	l, err := net.Listen("tcp4", r.at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.at = l.Addr().String()
 	r.Serve(l)
 	r.Set(upstreams)
 	return r

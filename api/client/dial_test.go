@@ -20,6 +20,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 )
 
 func TestAddress(t *testing.T) {
@@ -197,12 +198,7 @@ func TestAnswering(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
-	c := &Context{Via: map[string]string{"up": l.Addr().String(), "off": closed.Addr().String()}}
+	c := &Context{Via: map[string]string{"up": l.Addr().String(), "off": freeport.Find(t).String()}}
 	for _, tc := range []struct {
 		endpoints []string
 		want      string

@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/garboard-os/garboard/boot/freeport"
 )
 
 // S-238: a service that answers is healthy; one that doesn't is told with the
@@ -17,6 +19,7 @@ func TestS238HTTPCheck(t *testing.T) {
 		w.WriteHeader(status)
 		_, _ = w.Write([]byte("[-]serializable_read failed" + strings.Repeat("x", 10*answerLimit)))
 	}))
+	defer server.Close()
 	check := HTTPCheck(server.URL + "/readyz")
 	if err := check(context.Background()); err != nil {
 		t.Errorf("200: %v", err)
@@ -29,7 +32,7 @@ func TestS238HTTPCheck(t *testing.T) {
 	if err != nil && len(err.Error()) > 2*answerLimit {
 		t.Errorf("the whole answer of %d bytes is in the error", len(err.Error()))
 	}
-	server.Close()
+	check = HTTPCheck("http://" + freeport.Find(t).String() + "/readyz")
 	if err := check(context.Background()); err == nil || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("closed: %v", err)
 	}

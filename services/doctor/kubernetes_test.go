@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/controlplane"
@@ -303,12 +304,8 @@ func TestEndpointNotKubernetes(t *testing.T) {
 // Guide: what is control plane endpoint?
 func TestEndpointNotAnswering(t *testing.T) {
 	t.Parallel()
-	refused, err := net.Listen("tcp", "127.0.0.2:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := "https://" + refused.Addr().String()
-	refused.Close()
+	// Its port is only kept at 127.0.0.1, and nobody else listens at 127.0.0.2.
+	url := fmt.Sprintf("https://127.0.0.2:%d", freeport.Find(t).Port())
 	n := start(t, config.Worker, withEndpoint(url))
 	n.finds("endpoint-not-answering", failure, "connection refused", "This node is 10.5.0.2")
 	n.lacks("endpoint-not-kubernetes", "endpoint-other-cluster")

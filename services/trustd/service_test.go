@@ -18,6 +18,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/dag"
@@ -39,17 +40,13 @@ type node struct {
 
 func newNode(t *testing.T, cfg *config.Config) *node {
 	t.Helper()
-	probe, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &node{t: t, store: resource.NewStore(), b: &bench{dir: filepath.Join(t.TempDir(), "trustd"), address: probe.Addr().String(), log: new(logBuffer)}}
-	probe.Close()
+	n := &node{t: t, store: resource.NewStore(), b: &bench{dir: filepath.Join(t.TempDir(), "trustd"), address: freeport.Find(t).String(), log: new(logBuffer)}}
 	n.b.peer.Store(&worker)
 	l := logs.New(nil)
 	service := Service(Options{Store: n.store, Logs: l, Processes: process.New(), dir: n.b.dir, uid: os.Getuid(), address: n.b.address, process: n.run})
 	service.Health.Period = 100 * time.Millisecond
 	task := func(context.Context, *dag.Handle) error { return nil }
+	var err error
 	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service,
 		dag.Service{ID: "networkd", Run: task, Restart: dag.RestartNever}, dag.Service{ID: "timed", Run: task, Restart: dag.RestartNever})
 	if err != nil {

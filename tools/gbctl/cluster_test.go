@@ -20,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/api/client/hangup"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -79,9 +80,12 @@ func setup(env *testscript.Env) error {
 		}
 		c.nodes[n.name] = n
 	}
-	if via[nodeOff], err = closedPort(); err != nil {
+	off, release, err := freeport.Keep()
+	if err != nil {
 		return err
 	}
+	env.Defer(release)
+	via[nodeOff] = off.String()
 	var stop func()
 	if via[nodeGoesDown], stop, err = hangup.Listen(); err != nil {
 		return err
@@ -117,14 +121,6 @@ func (c *cluster) addContext(name string, authority pki.CA, leaf pki.Leaf, via m
 		CA: encode(c.ca.Cert), Crt: encode(crt), Key: encode(key),
 	}
 	return nil
-}
-
-func closedPort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
 }
 
 // serve answers as the node until the script has ended.

@@ -32,6 +32,10 @@ var mayImport = map[string][]string{
 	"tools":    {"config", "api", "boot", "kernel", "image", "qemu"},
 }
 
+// forTests are what the tests of every room may use: waiting, and ports, are each one
+// thing with one place.
+var forTests = []string{module + "/boot/eventually", module + "/boot/freeport"}
+
 // bannedFromPID1 are modules that cost more than they bring in the one program
 // that every node runs, by the prefix of their packages.
 var bannedFromPID1 = map[string]string{
@@ -123,8 +127,7 @@ func TestRoomsImportOnlyWhatTheDesignAllows(t *testing.T) {
 		}
 		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 			to := room(imported)
-			// Waiting in tests is one thing with one place, for every room.
-			if to == "" || to == from || imported == module+"/boot/eventually" {
+			if to == "" || to == from || slices.Contains(forTests, imported) {
 				continue
 			}
 			if !slices.Contains(allowed, to) {

@@ -146,11 +146,16 @@ func TestKilledWhileOperating(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	// In the order in which they began. Who is killed before it says so leaves one that it
+	// hasn't told of, and the next finds that before it begins another.
 	var begun []string
 	ended := map[string]string{}
 	note := func(line string) {
 		word, rest, _ := strings.Cut(line, " ")
 		id, state, _ := strings.Cut(rest, " ")
+		if !slices.Contains(begun, id) {
+			begun = append(begun, id)
+		}
 		switch word {
 		case "found":
 			if before, over := ended[id]; over && before != state {
@@ -159,7 +164,6 @@ func TestKilledWhileOperating(t *testing.T) {
 				ended[id] = state // nobody may have heard of it at its end
 			}
 		case "begun":
-			begun = append(begun, id)
 		case "ended":
 			ended[id] = state
 		default:
@@ -171,9 +175,17 @@ func TestKilledWhileOperating(t *testing.T) {
 			note(line)
 		}
 	}
+	var found []string
 	lines := runAndKill(t, dir, "begun")
-	for _, id := range begun[max(len(begun)-keptFinished+2, 0):] {
-		if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "found "+id+" ") }) {
+	for _, line := range lines {
+		if what, ok := strings.CutPrefix(line, "found "); ok {
+			id, _, _ := strings.Cut(what, " ")
+			found = append(found, id)
+			note(line)
+		}
+	}
+	for _, id := range begun[max(len(begun)-keptFinished, 0):] {
+		if !slices.Contains(found, id) {
 			t.Errorf("%s has begun, and is lost", id)
 		}
 	}

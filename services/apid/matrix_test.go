@@ -228,7 +228,7 @@ func TestMatrixCertificates(t *testing.T) {
 // refusedAs: an HTTP client may see the end of the connection before the alert that
 // says why.
 func refusedAs(err error, code connect.Code, text string) bool {
-	for _, early := range []string{"connection reset", "broken pipe", "client conn could not be established", "use of closed network connection"} {
+	for _, early := range []string{"connection reset", "broken pipe", "client conn could not be established", "client conn is closed", "use of closed network connection"} {
 		if strings.Contains(err.Error(), early) {
 			return code == connect.CodeUnavailable
 		}

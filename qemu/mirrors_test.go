@@ -3,10 +3,12 @@ package qemu
 import (
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -39,7 +41,12 @@ func TestMirrorProxy(t *testing.T) {
 		fmt.Fprintf(w, "blob %s %q", r.Header.Get("Range"), r.Header.Get("Cookie"))
 	}))
 	defer elsewhere.Close()
-	cache := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	at := freeport.Find(t)
+	l, err := net.Listen("tcp4", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/cache/v2/a/blobs/b" && r.URL.RawQuery == "ns=docker.io" {
 			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
 			return
@@ -48,12 +55,11 @@ func TestMirrorProxy(t *testing.T) {
 		w.Header().Set("Set-Cookie", "a=b")
 		http.NotFound(w, r)
 	}))
+	cache.Listener.Close()
+	cache.Listener = l
+	cache.Start()
 	defer cache.Close()
-	var port int
-	if _, err := fmt.Sscanf(cache.URL, "http://127.0.0.1:%d", &port); err != nil {
-		t.Fatal(err)
-	}
-	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", port)}.proxy(testPlan(QEMU), slog.New(slog.DiscardHandler))
+	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", at.Port())}.proxy(testPlan(QEMU), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -127,8 +127,8 @@ func (r *rig) only(want ...string) {
 	})
 }
 
-// held are connections that go on until somebody ends them, by server.
-func (r *rig) held(count int) map[string]<-chan error {
+// held are connections that go on until somebody ends them, by server: these have some.
+func (r *rig) held(count int, servers ...string) map[string]<-chan error {
 	r.t.Helper()
 	all := map[string]<-chan error{}
 	for range count {
@@ -147,6 +147,11 @@ func (r *rig) held(count int) map[string]<-chan error {
 			_, err := io.ReadAll(resp.Body)
 			ended <- err
 		}()
+	}
+	for _, name := range servers {
+		if all[name] == nil {
+			r.t.Fatalf("none is with %s: %v", name, all)
+		}
 	}
 	return all
 }
@@ -182,7 +187,7 @@ func TestS222ReadyServersInTurn(t *testing.T) {
 	r.only("one", "two")
 	r.set("three", false)
 	r.only("one", "two", "three")
-	held := r.held(3)
+	held := r.held(3, "one", "two", "three")
 	r.set("two", true)
 	if err := <-held["two"]; err == nil {
 		t.Error("a connection to a server that isn't ready ended as if all were well")
@@ -222,10 +227,7 @@ func TestNobodyIsReady(t *testing.T) {
 		}
 		return nil
 	})
-	held := r.held(1)
-	if held["one"] == nil {
-		t.Fatalf("it isn't with the first: %v", held)
-	}
+	held := r.held(1, "one")
 	r.set("two", false)
 	if err := <-held["one"]; err == nil {
 		t.Error("a connection to a server that isn't ready ended as if all were well")
@@ -308,7 +310,7 @@ func TestListChanges(t *testing.T) {
 		}
 	}}, Upstream{Name: "one"}, Upstream{Name: "two"})
 	r.only("one", "two")
-	held := r.held(2)
+	held := r.held(2, "one")
 	r.Set([]Upstream{{Name: "two"}})
 	<-changes
 	r.only("two")
@@ -356,7 +358,7 @@ func TestLimitAndClose(t *testing.T) {
 	r := newRig(t, Options{Max: 2}, Upstream{Name: "one"})
 	r.only("one")
 	r.connected(0)
-	held := r.held(2)
+	held := r.held(2, "one")
 	if resp, err := r.get("/"); err == nil {
 		resp.Body.Close()
 		t.Error("a third connection was taken")

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/vishvananda/netlink"
 )
 
@@ -37,7 +38,8 @@ func TestNamespaceIsApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := k.Listen("127.0.0.1:5000")
+	at := freeport.Find(t).String() // nobody else's out here, either
+	l, err := k.Listen(at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +53,7 @@ func TestNamespaceIsApart(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	conn, err := k.Dial(t.Context(), "127.0.0.1:5000")
+	conn, err := k.Dial(t.Context(), at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +63,7 @@ func TestNamespaceIsApart(t *testing.T) {
 	// The same address out here is another's. Many goroutines, so that a thread
 	// that came back from inside would be met.
 	for range 4 * runtime.GOMAXPROCS(0) {
-		if conn, err := net.Dial("tcp", "127.0.0.1:5000"); err == nil {
+		if conn, err := net.Dial("tcp", at); err == nil {
 			conn.Close()
 			t.Fatal("reached the inside without entering")
 		}
@@ -71,7 +73,7 @@ func TestNamespaceIsApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Listen("127.0.0.1:5000"); !errors.Is(err, syscall.EADDRINUSE) {
+	if _, err := second.Listen(at); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("listen where the first one does: %v", err)
 	}
 	if err := second.Close(); err != nil {
@@ -81,7 +83,7 @@ func TestNamespaceIsApart(t *testing.T) {
 		t.Errorf("enter what is no namespace: %v", err)
 	}
 	l.Close()
-	if _, err := k.Dial(t.Context(), "127.0.0.1:5000"); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := k.Dial(t.Context(), at); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("dial after close: %v", err)
 	}
 	if err := k.Close(); err != nil {

@@ -98,7 +98,7 @@ func withoutUses(file, line string) string {
 // moving settings change by themselves: counters, random numbers, and what the
 // kernel adapts. (proc_sys(5), Documentation/admin-guide/sysctl)
 var moving = regexp.MustCompile(`/(random/(uuid|entropy_avail|boot_id)|fs/(file-nr|inode-nr|inode-state|dentry-state|aio-nr|quota/.*)|` +
-	`kernel/(ns_last_pid|pty/nr|sched_domain/.*|random/.*|keys/.*|perf_.*)|net/netfilter/nf_conntrack_count|` +
+	`kernel/(ns_last_pid|hung_task_detect_count|pty/nr|sched_domain/.*|random/.*|keys/.*|perf_.*)|net/netfilter/nf_conntrack_count|` +
 	`net/ipv4/neigh/.*|debug/.*|sunrpc/.*)$`)
 
 // settings are all below /proc/sys that can be read.

@@ -71,6 +71,12 @@ func (f *following) want(lines ...string) {
 func TestS250LogsOfServices(t *testing.T) {
 	r := newRig(t).serve()
 	r.up("containerd")
+	eventually.That(t, 10*time.Second, "the log of its start, which is written after the state has changed", func() error {
+		if lines := r.opts.Logs.Tail("containerd", 1); len(lines) == 0 || !strings.Contains(lines[0], "Started task containerd") {
+			return fmt.Errorf("the last is %q", lines)
+		}
+		return nil
+	})
 	w := r.opts.Logs.Writer("containerd")
 	fmt.Fprint(w, "one\ntwo\xff\nthree\n")
 	all := r.opts.Logs.Tail("containerd", 0)

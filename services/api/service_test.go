@@ -151,8 +151,9 @@ func TestServicesAreStartedAndStopped(t *testing.T) {
 
 func TestEventsAreToldOnce(t *testing.T) {
 	r := newRig(t).serve()
-	r.up("kubelet")
-	r.up("networkd")
+	for _, id := range []string{"kubelet", "networkd", "apid"} { // all, and those that they need
+		r.up(id)
+	}
 	client := garboardv1connect.NewServiceServiceClient(r.as(operator), host)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

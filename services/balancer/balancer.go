@@ -172,7 +172,8 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			b.Set(set)
 		}
 		all := b.Upstreams()
-		if err := errors.Join(o.publish(all), door.set(o.hold() > 0 || slices.ContainsFunc(all, open))); err != nil {
+		// The door first: who is told that a server is ready may come at once.
+		if err := errors.Join(door.set(o.hold() > 0 || slices.ContainsFunc(all, open)), o.publish(all)); err != nil {
 			return err
 		}
 		select {

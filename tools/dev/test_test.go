@@ -31,13 +31,15 @@ func TestPhaseApartRunsIfAskedFor(t *testing.T) {
 				return func(context.Context, string, io.Writer) error { ran = append(ran, name); return test.err }
 			}
 			all := []phase{{name: "short", run: note("short")}, {name: "long", what: "tales", run: note("long"), apart: true}}
-			var out strings.Builder
-			if err := runPhases(t.Context(), all, ".", &out, test.only, time.Minute); err != nil {
-				t.Fatal(err)
-			}
-			if got := strings.Join(ran, " "); got != test.ran || !strings.HasSuffix(out.String(), test.said) {
-				t.Errorf("ran %q and said:\n%s", got, out.String())
-			}
+			synctest.Test(t, func(t *testing.T) { // whose time stands still
+				var out strings.Builder
+				if err := runPhases(t.Context(), all, ".", &out, test.only, time.Minute); err != nil {
+					t.Fatal(err)
+				}
+				if got := strings.Join(ran, " "); got != test.ran || !strings.HasSuffix(out.String(), test.said) {
+					t.Errorf("ran %q and said:\n%s", got, out.String())
+				}
+			})
 		})
 	}
 	if err := runPhases(t.Context(), nil, ".", io.Discard, "tall", 0); err == nil {

@@ -11,7 +11,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build test test-long unit stories fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build test test-long unit kernel stories fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -22,7 +22,7 @@ help: ## this list
 
 $(DEV):
 	@command -v go >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl and put it on PATH"; exit 1; }
-	@mkdir -p out && go build -o $(DEV) ./tools/dev
+	@mkdir -p out && go build -trimpath -o $(DEV) ./tools/dev
 
 $(GBCTL):
 	@mkdir -p out && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(GBCTL) ./tools/gbctl
@@ -47,16 +47,19 @@ chart: $(DEV) ## the last boot as a chart (text; SVG in the cluster's directory)
 build: $(DEV) ## build kernel, image and components into the cache
 	@$(DEV) build
 
-test: $(DEV) ## everything: linters, unit tests with -race, machine and cluster tests
+test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters
 	@$(DEV) test
 
 test-long: $(DEV) ## the stories that take many minutes
-	@$(DEV) test --only long $(if $(WITHIN),--within $(WITHIN))
+	@$(DEV) test --only long
 
 unit: $(DEV) ## only the unit tests, with -race
 	@$(DEV) test --only unit
 
-stories: $(DEV) ## only the tests that boot machines and clusters
+kernel: $(DEV) ## only the tests in a kernel of their own (User Mode Linux)
+	@$(DEV) test --only kernel
+
+stories: $(DEV) ## only the tests that boot nodes and clusters
 	@$(DEV) test --only stories
 
 fuzz: $(DEV) ## fuzz every target for a minute

@@ -65,7 +65,7 @@ func fuzz(ctx context.Context, root string, out io.Writer, each time.Duration) e
 	}
 	for _, target := range targets {
 		var said bytes.Buffer
-		err := goRun(ctx, root, io.MultiWriter(out, &said), "test", "-run=^$", "-fuzz=^"+target.name+"$", "-fuzztime="+each.String(), target.folder)
+		err := goRun(ctx, root, io.MultiWriter(out, &said), "test", "-trimpath", "-run=^$", "-fuzz=^"+target.name+"$", "-fuzztime="+each.String(), target.folder)
 		if err != nil && ctx.Err() == nil && onlyTimeIsUp(said.String()) {
 			fmt.Fprintf(out, "%s has failed with nothing but the end of its time, which is a race in Go (golang.org/issue/75804)\n", target.name)
 			err = nil

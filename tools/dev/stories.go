@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,119 +17,43 @@ import (
 	"github.com/garboard-os/garboard/tools/devcluster"
 )
 
-// stories runs those with containers at native speed, which mostly wait, some at once,
-// and then those with machines, where emulation takes all processors.
-func stories(ctx context.Context, root string, out io.Writer) error {
-	all, err := storyFolders(root)
-	if err != nil {
-		return err
-	}
-	var containers, machines, tests []string
-	for _, f := range all {
-		tests = append(tests, f.short...)
-		switch {
-		case len(f.short) == 0:
-		case f.machines:
-			machines = append(machines, f.path)
-		default:
-			containers = append(containers, f.path)
-		}
-	}
-	slices.Reverse(containers) // the real tests of etcd take longest: they mustn't begin when all else ends
-	if err := bootTests(ctx, root, out, containersAtOnce, containers, tests, "-tags=story"); err != nil {
-		return err
-	}
-	return bootTests(ctx, root, out, 1, machines, tests, "-tags=story")
-}
-
-// A longStory is a test that only longStories runs.
-type longStory struct {
-	name, folder string
-	// takes is its time on the slowest machine that was measured: two processors, no KVM,
-	// nothing beside it. Twice that, at the pace so far, has to be left for it to begin.
-	takes time.Duration
-}
-
-// fastest bounds what is made of the first stories' pace: the next may be slower.
-const fastest = 0.75
-
-// longOnes are in the order in which they are run: where time ends, it is for those that
-// are last.
-var longOnes = []longStory{
-	{"TestPartition", "./qemu/stories/partition", 125 * time.Second},
-	{"TestAllNodesAtOnce", "./qemu/stories/reboot", 140 * time.Second},
-	{"TestAdoptKubeadm", "./qemu/stories/adopt", 120 * time.Second},
-	{"TestTheLeaderIsFrozen", "./services/vip", 140 * time.Second},
-	{"TestAYearAhead", "./qemu/stories/clock", 95 * time.Second},
-	{"TestAYearBehind", "./qemu/stories/clock", 95 * time.Second},
-	{"TestMachines", "./qemu/stories/machines", 17 * time.Minute},
-	{"TestOneNodeInQEMU", "./qemu/stories/onenode", 15 * time.Minute},
-	{"TestFullEphemeralInQEMU", "./qemu/stories/full", 10 * time.Minute},
-}
-
-// longStories are told one by one: most boot machines.
-func longStories(ctx context.Context, root string, out io.Writer) error {
-	return fitting(ctx, longOnes, out, func(s longStory) error {
-		return bootTests(ctx, root, out, 1, []string{s.folder}, []string{s.name}, "-tags=story,long")
-	})
-}
-
-// fitting runs those that fit into the time of ctx, and returns the others as leftOut. What
-// has begun and isn't done at the end of that time fails: it hangs.
-func fitting(ctx context.Context, all []longStory, out io.Writer, run func(longStory) error) error {
-	var left leftOut
-	var took, takes time.Duration
-	for _, s := range all {
-		pace := 1.0
-		if takes > 0 {
-			pace = max(float64(took)/float64(takes), fastest)
-		}
-		needs := time.Duration(2 * pace * float64(s.takes)).Round(time.Second)
-		if end, ok := ctx.Deadline(); ok && time.Until(end) < needs {
-			fmt.Fprintf(out, "%s is left out: %s may be needed, and there are %s\n", s.name, needs, max(time.Until(end), 0).Round(time.Second))
-			left = append(left, s.name)
-			continue
-		}
-		begin := time.Now()
-		if err := run(s); err != nil {
-			return fmt.Errorf("%s in %s: %w", s.name, s.folder, err)
-		}
-		took, takes = took+time.Since(begin), takes+s.takes
-	}
-	if left != nil {
-		return left
-	}
-	return nil
-}
-
 const (
-	// storyTimeout bounds all tests that boot machines, on two slow cores.
-	storyTimeout = 50 * time.Minute
-	// storyTag begins the first line of all tests that boot nodes.
-	storyTag = "//go:build story"
-	// longTag is the first line of the tests that only longStories runs.
-	longTag = "//go:build story && long\n"
-	// machineWord is in the files of tests that boot machines.
-	machineWord = "qemu.QEMU"
-	// containersAtOnce is how many stories with containers run at the same time. They mostly wait.
+	// storyTimeout bounds the tests of one package that boot nodes, on two slow cores.
+	storyTimeout = 20 * time.Minute
+	// longTimeout bounds those of one package that are long.
+	longTimeout = 50 * time.Minute
+	// containersAtOnce is how many packages whose nodes are containers are tested at the
+	// same time. They mostly wait.
 	containersAtOnce = 2
+	// machineWord is in the files of tests that boot virtual machines.
+	machineWord = "qemu.QEMU"
 )
 
-// storyRoots are where such tests are: those of a service run what it needs without a node.
-var storyRoots = []string{"qemu/stories", "services"}
+// The build tags of tests that boot something, as the first line of their file has them.
+const (
+	storyTag  = "story"
+	longTag   = "story && long"
+	kernelTag = "kernel"
+)
 
-// A storyFolder is a package with tests that boot nodes, or real parts of one.
-type storyFolder struct {
-	path        string
-	short, long []string // names of its tests
-	machines    bool     // whether short ones boot machines
+// A bootTest is a test that boots nodes, real parts of one, or a kernel.
+type bootTest struct {
+	name, folder, tag string
+	machine           bool // whether its nodes are virtual machines
 }
 
-var testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+// bootRoots are where such tests are: those of a service run what it needs without a node.
+var bootRoots = []string{"qemu/stories", "services"}
 
-// storyFolders finds them all, in order.
-func storyFolders(root string) ([]storyFolder, error) {
-	folders := map[string]storyFolder{}
+var (
+	buildTag     = regexp.MustCompile(`^//go:build ([\w &]+)\n`)
+	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+)
+
+// bootTests finds them all, in the order of their folders.
+func bootTests(root string) ([]bootTest, error) {
+	var all []bootTest
+	folders := map[string]string{} // by tag and test: tests are chosen by their names
 	look := func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -144,50 +68,119 @@ func storyFolders(root string) ([]storyFolder, error) {
 			return nil
 		}
 		text, err := os.ReadFile(path)
-		if err != nil || !strings.HasPrefix(string(text), storyTag) {
+		if err != nil {
 			return err
 		}
-		folder, err := filepath.Rel(root, filepath.Dir(path))
-		f := folders[folder]
-		f.path = "./" + folder
-		tests := testFunction.FindAllStringSubmatch(string(text), -1)
-		switch long := strings.HasPrefix(string(text), longTag); {
-		case long:
-			for _, name := range tests {
-				f.long = append(f.long, name[1])
-			}
-		case len(tests) > 0:
-			for _, name := range tests {
-				f.short = append(f.short, name[1])
-			}
-			f.machines = f.machines || strings.Contains(string(text), machineWord)
+		tag := buildTag.FindSubmatch(text)
+		if tag == nil {
+			return nil
 		}
-		folders[folder] = f
+		folder, err := filepath.Rel(root, filepath.Dir(path))
+		for _, m := range testFunction.FindAllSubmatch(text, -1) {
+			test := bootTest{string(m[1]), "./" + folder, string(tag[1]), strings.Contains(string(text), machineWord)}
+			if other := folders[test.tag+" "+test.name]; other != "" {
+				return fmt.Errorf("%s is a test of %s and of %s: give one another name", test.name, other, test.folder)
+			}
+			folders[test.tag+" "+test.name] = test.folder
+			all = append(all, test)
+		}
 		return err
 	}
-	for _, dir := range storyRoots {
+	for _, dir := range bootRoots {
 		if err := filepath.WalkDir(filepath.Join(root, dir), look); err != nil {
 			return nil, err
 		}
 	}
-	return slices.SortedFunc(maps.Values(folders), func(a, b storyFolder) int { return strings.Compare(a.path, b.path) }), nil
+	slices.SortStableFunc(all, func(a, b bootTest) int { return strings.Compare(a.folder, b.folder) })
+	return all, nil
 }
 
-// bootTests builds everything first, so that a test's time is the test's. It runs tests by
-// name: the unit tests beside them have been run.
-func bootTests(ctx context.Context, root string, out io.Writer, atOnce int, packages, tests []string, tags string) error {
-	if len(packages) == 0 {
-		return nil
+func stories(ctx context.Context, s *suite) (result, error) {
+	return booted(ctx, s, storyTag, "-tags=story", storyTimeout)
+}
+
+func longStories(ctx context.Context, s *suite) (result, error) {
+	return booted(ctx, s, longTag, "-tags=story,long", longTimeout)
+}
+
+// booted runs the tests with containers at native speed, which mostly wait, some at once, and
+// then those with machines, where emulation takes all processors.
+func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Duration) (result, error) {
+	all, err := bootTests(s.root)
+	if err != nil {
+		return result{}, err
 	}
+	if err := buildAll(ctx, s.root, s.out); err != nil {
+		return result{}, err
+	}
+	var both result
+	for _, part := range []struct {
+		machine bool
+		atOnce  int
+	}{{false, containersAtOnce}, {true, 1}} {
+		names, folders := chosen(all, func(t bootTest) bool { return t.tag == tag && t.machine == part.machine })
+		slices.Reverse(folders) // the real tests of etcd take longest: they begin first
+		test := goTest{dir: s.root, verbose: true, args: []string{
+			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), tags,
+		}}
+		r, err := test.run(ctx, s.out, names, folders...)
+		both.add(r)
+		if err != nil {
+			return both, err
+		}
+	}
+	return both, nil
+}
+
+// chosen are the names and the folders of some tests.
+func chosen(all []bootTest, want func(bootTest) bool) (names, folders []string) {
+	for _, t := range all {
+		if want(t) {
+			names = append(names, t.name)
+			folders = append(folders, t.folder)
+		}
+	}
+	return names, slices.Compact(folders)
+}
+
+// buildAll builds everything first, so that a test's time is the test's.
+func buildAll(ctx context.Context, root string, out io.Writer) error {
 	made, err := devcluster.Build(ctx, root, out, image.Build)
 	if err != nil {
 		return err
 	}
-	// Tests of a single room start the programs themselves.
+	// Tests of a single service start the programs themselves.
 	programs := made.Components["etcd"] + string(os.PathListSeparator) + made.Components["kubernetes"]
-	if err := os.Setenv("GARBOARD_COMPONENTS", programs); err != nil {
-		return err
+	return os.Setenv("GARBOARD_COMPONENTS", programs)
+}
+
+// kernelTests runs each package in a guest of its own: this program starts it (go test -exec).
+// go test reuses results only where that command is the same, so it has the same place for all
+// checkouts, and the sum of the program's content.
+func kernelTests(ctx context.Context, s *suite) (result, error) {
+	all, err := bootTests(s.root)
+	if err != nil {
+		return result{}, err
 	}
-	args := append([]string{"test", "-v", "-count=1", fmt.Sprintf("-p=%d", atOnce), "-timeout=" + storyTimeout.String(), tags, "-run=^(" + strings.Join(tests, "|") + ")$"}, packages...)
-	return goRun(ctx, root, &reasons{to: out}, args...)
+	own, err := os.Executable()
+	if err != nil {
+		return result{}, fmt.Errorf("find this program: %w", err)
+	}
+	program, err := os.ReadFile(own)
+	if err != nil {
+		return result{}, err
+	}
+	place := s.copied + ".program"
+	if err := os.Remove(place); err != nil && !os.IsNotExist(err) {
+		return result{}, err
+	}
+	if err := os.Symlink(own, place); err != nil {
+		return result{}, err
+	}
+	names, folders := chosen(all, func(t bootTest) bool { return t.tag == kernelTag })
+	test := goTest{dir: s.copied, args: []string{
+		"-p=1", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(),
+		fmt.Sprintf("-exec=%s uml --program=%x", place, sha256.Sum256(program)),
+	}}
+	return test.run(ctx, s.out, names, folders...)
 }

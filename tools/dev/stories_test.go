@@ -1,34 +1,18 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestStoryFolders(t *testing.T) {
-	root := t.TempDir()
-	const a, b = "\nfunc TestA(t *testing.T) {}\n", "\nfunc TestB(t *testing.T) {}\n"
-	for path, text := range map[string]string{
-		"b/b_test.go": longTag + "package b\n// " + machineWord + a, "a/one_test.go": longTag + "package a" + a, "a/two_test.go": longTag + "package a" + b,
-		"c/c_test.go": "//go:build story\npackage c" + a, "d/d.go": longTag + a,
-		"e/one_test.go": "package e" + b, "e/two_test.go": "//go:build story\nvar _ = " + machineWord + a,
-		"f/f_test.go": "package f", "c/module/go.mod": "module m", "c/module/m_test.go": "//go:build story\npackage m" + a,
-		"g/g_test.go": "//go:build story\npackage g" + a, "g/machine_test.go": longTag + "package g\n// " + machineWord + b,
-		"services/i/i_test.go": "package i" + a, "services/i/real_test.go": "//go:build story\npackage i" + b, "services/j/j_test.go": "package j" + a,
-		"h/h_test.go": longTag + "package h" + a, "h/main_test.go": "//go:build story\nfunc TestMain(m *testing.M) { }",
-	} {
-		if !strings.HasPrefix(path, "services/") {
-			path = filepath.Join("qemu", "stories", path)
-		}
+// lay writes files below a directory.
+func lay(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	for path, text := range files {
 		path = filepath.Join(root, path)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -37,107 +21,66 @@ func TestStoryFolders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := storyFolders(root)
+}
+
+func TestBootTests(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	const tag = "//go:build "
+	const a, b, c = "\nfunc TestA(t *testing.T) {}\n", "\nfunc TestB(t *testing.T) {}\n", "\nfunc TestC(t *testing.T) {}\n"
+	lay(t, root, map[string]string{
+		"qemu/stories/b/b_test.go":        tag + "story && long\npackage b\n// " + machineWord + a,
+		"qemu/stories/a/one_test.go":      tag + "story\npackage a" + a + b,
+		"qemu/stories/a/two_test.go":      tag + "story\npackage a\nvar _ = " + machineWord + c,
+		"qemu/stories/d/d.go":             tag + "story\n" + a,
+		"qemu/stories/c/module/go.mod":    "module m",
+		"qemu/stories/c/module/m_test.go": tag + "story\npackage m" + a,
+		"qemu/stories/f/f_test.go":        "package f" + a,
+		"qemu/stories/h/main_test.go":     tag + "story\nfunc TestMain(m *testing.M) { }",
+		"services/i/i_test.go":            "package i" + a,
+		"services/i/i_kernel_test.go":     tag + "kernel\npackage i" + a,
+	})
+	got, err := bootTests(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []storyFolder{
-		{path: "./qemu/stories/a", long: []string{"TestA", "TestB"}}, {path: "./qemu/stories/b", long: []string{"TestA"}},
-		{path: "./qemu/stories/c", short: []string{"TestA"}}, {path: "./qemu/stories/e", short: []string{"TestA"}, machines: true},
-		{path: "./qemu/stories/g", short: []string{"TestA"}, long: []string{"TestB"}}, {path: "./qemu/stories/h", long: []string{"TestA"}},
-		{path: "./services/i", short: []string{"TestB"}},
+	want := []bootTest{
+		{"TestA", "./qemu/stories/a", storyTag, false}, {"TestB", "./qemu/stories/a", storyTag, false}, {"TestC", "./qemu/stories/a", storyTag, true},
+		{"TestA", "./qemu/stories/b", longTag, true}, {"TestA", "./services/i", kernelTag, false},
 	}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(storyFolder{})); diff != "" {
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(bootTest{})); diff != "" {
 		t.Error(diff)
+	}
+
+	// Tests are chosen by their names, so no two have the same.
+	lay(t, root, map[string]string{"services/j/j_test.go": tag + "story\npackage j" + b})
+	if _, err := bootTests(root); err == nil || !strings.Contains(err.Error(), "TestB is a test of ./qemu/stories/a and of ./services/j") {
+		t.Errorf("two tests with one name: %v", err)
 	}
 }
 
-func TestLongStoriesAreAllListed(t *testing.T) {
+// A tag that bootTests doesn't know would be run by no phase.
+func TestAllBootTestsAreRun(t *testing.T) {
 	t.Parallel()
 	root, err := repository()
 	if err != nil {
 		t.Fatal(err)
 	}
-	folders, err := storyFolders(root)
+	all, err := bootTests(root)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, got := map[string]string{}, map[string]string{}
-	for _, f := range folders {
-		for _, name := range f.long {
-			want[name] = f.path
+	count := map[string]int{}
+	for _, test := range all {
+		count[test.tag]++
+	}
+	for _, tag := range []string{storyTag, longTag, kernelTag} {
+		if count[tag] == 0 {
+			t.Errorf("no test has the tag %q", tag)
 		}
+		delete(count, tag)
 	}
-	for _, s := range longOnes {
-		got[s.name] = s.folder
-	}
-	if len(want) == 0 || len(got) != len(longOnes) {
-		t.Errorf("%d are found, and %d of %d listed have names of their own", len(want), len(got), len(longOnes))
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("what begins with %s and what longOnes lists (-files +list):\n%s", strings.TrimSpace(longTag), diff)
-	}
-}
-
-// What doesn't fit is left out and named, also where the machine is slower than the one
-// that was measured; what fits and yet doesn't end fails.
-func TestLongStoriesThatFit(t *testing.T) {
-	t.Parallel()
-	all := []longStory{{"TestA", "a", time.Minute}, {"TestB", "b", 10 * time.Minute}, {"TestC", "c", 2 * time.Minute}}
-	broken := errors.New("it broke")
-	for _, test := range []struct {
-		name   string
-		within time.Duration // 0: without a limit
-		took   map[string]time.Duration
-		err    error
-		ran    string
-		want   error
-	}{
-		{"no limit", 0, map[string]time.Duration{"TestA": time.Hour}, nil, "TestA TestB TestC", nil},
-		{"time enough", time.Hour, nil, nil, "TestA TestB TestC", nil},
-		{"no time", 1, nil, nil, "", leftOut{"TestA", "TestB", "TestC"}},
-		{"the long one doesn't fit", 20 * time.Minute, nil, nil, "TestA TestC", leftOut{"TestB"}},
-		{"a slow machine", time.Hour, map[string]time.Duration{"TestA": 3 * time.Minute}, nil, "TestA TestC", leftOut{"TestB"}},
-		{"a fast machine", 16 * time.Minute, map[string]time.Duration{"TestA": 30 * time.Second}, nil, "TestA TestB TestC", nil},
-		{"fast at first", 14 * time.Minute, map[string]time.Duration{"TestA": time.Second}, nil, "TestA TestC", leftOut{"TestB"}},
-		{"it hangs", time.Hour, map[string]time.Duration{"TestB": 2 * time.Hour}, nil, "TestA TestB", context.DeadlineExceeded},
-		{"it fails", time.Hour, nil, broken, "TestA", broken},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ctx := t.Context()
-				if test.within != 0 {
-					var cancel context.CancelFunc
-					ctx, cancel = context.WithTimeout(ctx, test.within)
-					defer cancel()
-				}
-				var ran []string
-				err := fitting(ctx, all, io.Discard, func(s longStory) error {
-					ran = append(ran, s.name)
-					takes := s.takes
-					if given, ok := test.took[s.name]; ok {
-						takes = given
-					}
-					select {
-					case <-time.After(takes):
-						return test.err
-					case <-ctx.Done():
-						return ctx.Err()
-					}
-				})
-				if got := strings.Join(ran, " "); got != test.ran {
-					t.Errorf("it ran %q, not %q", got, test.ran)
-				}
-				var left leftOut
-				if errors.As(err, &left) {
-					if diff := cmp.Diff(test.want, error(left)); diff != "" {
-						t.Error(diff)
-					}
-				} else if !errors.Is(err, test.want) {
-					t.Errorf("%v, not %v", err, test.want)
-				}
-			})
-		})
+	if len(count) > 0 {
+		t.Errorf("no phase runs the tests with the tags %v", count)
 	}
 }

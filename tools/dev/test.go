@@ -21,154 +21,206 @@ const (
 	packagesAtOnce = 4
 	// unitTimeout bounds the tests of one package: the longest take two minutes on a
 	// machine that has nothing else to do, and these share theirs.
-	unitTimeout = 40 * time.Minute
-	// testBudget is what the tests may take where all that they boot is built, without
-	// those that run only if they are asked for.
-	testBudget = 25 * time.Minute
-	// lastWords is the part of a limit, one in so many, that is kept for tests that don't
-	// end in time to say where they are and to end. Half a minute is given to that.
-	lastWords = 60
+	unitTimeout = 15 * time.Minute
+	// testBudget is what make test may take where all that it boots is built.
+	testBudget = 20 * time.Minute
 )
 
 // A phase is one part of the tests.
 type phase struct {
 	name string
 	what string
-	run  func(ctx context.Context, root string, out io.Writer) error
+	run  func(ctx context.Context, s *suite) (result, error)
 	// apart: only if it is asked for.
 	apart bool
 }
 
-// leftOut names the tests of a phase for which there was no time.
-type leftOut []string
-
-func (l leftOut) Error() string {
-	return "LEFT OUT for lack of time, and so not tested: " + strings.Join(l, ", ")
+// A suite is what the phases of one run share.
+type suite struct {
+	root   string // the checkout
+	copied string // its sources, at the place that is the same for all checkouts
+	out    io.Writer
+	result
+	ran []string
 }
 
 var phases = []phase{
 	{name: "lint", what: "gofmt, go vet, staticcheck", run: lint},
-	{name: "unit", what: "unit tests and tests in network namespaces, with -race", run: unit},
-	{name: "fuzz", what: "each fuzz target for a few seconds", run: func(ctx context.Context, root string, out io.Writer) error {
-		return fuzz(ctx, root, out, fuzzBriefly)
+	{name: "unit", what: "unit tests, and tests in namespaces of their own, with -race", run: unit},
+	{name: "kernel", what: "tests in a kernel of their own (User Mode Linux)", run: kernelTests},
+	{name: "fuzz", what: "each fuzz target for a few seconds", run: func(ctx context.Context, s *suite) (result, error) {
+		return result{}, fuzz(ctx, s.root, s.out, fuzzBriefly)
 	}},
-	{name: "stories", what: "machines and clusters, booted for real", run: stories},
+	{name: "stories", what: "nodes and clusters, booted for real", run: stories},
 	{name: "long", what: "the stories that take many minutes", run: longStories, apart: true},
 }
 
 func testCommand() *cobra.Command {
 	var only string
-	var within time.Duration
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Run the tests",
-		Args:  cobra.NoArgs,
+		Long: `Run the tests: all phases but "long", or one.
+
+A test that fails is run once more, alone, at the end of its phase. If it passes
+then, the run goes on, and its last lines name the test as FLAKY.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
 			root, err := repository()
 			if err != nil {
 				return err
 			}
-			if within <= 0 && cmd.Flags().Changed("within") {
-				within = 1 // none left isn't no limit
-			}
 			if err := setup(ctx, out, true); err != nil {
 				return err
 			}
-			return runPhases(ctx, phases, root, out, only, within)
+			sources, err := copySources(ctx, out, root)
+			if err != nil {
+				return err
+			}
+			defer sources.close()
+			return runPhases(ctx, phases, &suite{root: root, copied: sources.dir, out: out}, only)
 		},
 	}
-	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, fuzz, stories or long")
-	cmd.Flags().DurationVar(&within, "within", 0, "with --only long: run those that fit into this time, name the others, and let what is not done at its end fail")
+	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz, stories or long")
 	return cmd
 }
 
-// runPhases runs them in order and stops at the first that fails: later ones
-// take long and stand on the earlier.
-func runPhases(ctx context.Context, all []phase, root string, out io.Writer, only string, within time.Duration) error {
+// runPhases runs them in order and stops at the first that fails: later ones take long and
+// stand on the earlier.
+func runPhases(ctx context.Context, all []phase, s *suite, only string) error {
 	begin := time.Now()
-	if within > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, within-within/lastWords)
-		defer cancel()
-	}
-	known, ran := false, 0
+	var not []string
 	for _, p := range all {
 		if only != p.name && (only != "" || p.apart) {
+			not = append(not, p.name)
 			continue
 		}
-		known = true
-		fmt.Fprintf(out, "== %s: %s\n", p.name, p.what)
-		start := time.Now()
-		err := p.run(ctx, root, out)
-		took := time.Since(start).Round(time.Second)
-		var left leftOut
-		if errors.As(err, &left) {
-			fmt.Fprintf(out, "== %s: what there was time for passed in %s. %v\n", p.name, took, left)
-			continue
+		if err := s.phase(ctx, p); err != nil {
+			s.last(fmt.Sprintf("FAILED in %s after %s", p.name, since(begin)), append(not, p.name))
+			return fmt.Errorf("%s: %w", p.name, err)
 		}
-		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return fmt.Errorf("%s: not done within %s, and ended: what hung or was slow is above: %w", p.name, within, err)
-		}
-		if err != nil {
-			return fmt.Errorf("%s (after %s): %w", p.name, took, err)
-		}
-		ran++
-		fmt.Fprintf(out, "== %s: passed in %s\n", p.name, took)
 	}
-	if !known {
+	if s.ran == nil {
 		return fmt.Errorf("--only %s: no such phase", only)
 	}
-	if ran > 1 {
-		fmt.Fprintf(out, "== all %d: passed in %s; where everything is built, it may take %s\n", ran, time.Since(begin).Round(time.Second), testBudget)
+	verdict := "passed in " + since(begin)
+	if only == "" {
+		verdict += fmt.Sprintf(" (where everything is built, it may take %s)", testBudget)
 	}
+	s.last(verdict, not)
 	return nil
 }
 
-func lint(ctx context.Context, root string, out io.Writer) error {
+func since(begin time.Time) string { return time.Since(begin).Round(time.Second).String() }
+
+func (s *suite) phase(ctx context.Context, p phase) error {
+	fmt.Fprintf(s.out, "== %s: %s\n", p.name, p.what)
+	begin := time.Now()
+	r, err := p.run(ctx, s)
+	if err == nil && len(r.failures) > 0 {
+		err = r.again(ctx, s.out)
+	}
+	s.add(r)
+	if err != nil {
+		return err
+	}
+	s.ran = append(s.ran, p.name)
+	fmt.Fprintf(s.out, "== %s: passed in %s", p.name, since(begin))
+	if r.packages > 0 {
+		fmt.Fprintf(s.out, ": %d packages, %d of them cached: nothing that they depend on has changed since they passed", r.packages, r.cached)
+	}
+	fmt.Fprintln(s.out)
+	return nil
+}
+
+// last prints the last lines of a run: what failed by luck, and what ran at all.
+func (s *suite) last(verdict string, not []string) {
+	if s.passed+len(s.failures) > 0 {
+		fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, len(s.failures), s.skipped)
+	}
+	for _, f := range s.flaky {
+		fmt.Fprintf(s.out, "FLAKY: %s (first failure: %s)\n", f, f.reason)
+	}
+	ran := strings.Join(s.ran, ", ")
+	if ran == "" {
+		ran = "nothing"
+	}
+	fmt.Fprintf(s.out, "== %s; ran: %s", verdict, ran)
+	if len(not) > 0 {
+		fmt.Fprintf(s.out, "; not run to the end: %s", strings.Join(not, ", "))
+	}
+	fmt.Fprintf(s.out, "; booted: %s\n", s.machines())
+}
+
+func lint(ctx context.Context, s *suite) (result, error) {
 	gofmt := exec.CommandContext(ctx, "gofmt", "-l", ".")
-	gofmt.Dir = root
+	gofmt.Dir = s.copied
 	unformatted, err := gofmt.Output()
 	if err != nil {
-		return fmt.Errorf("gofmt: %w", err)
+		return result{}, fmt.Errorf("gofmt: %w", err)
 	}
 	if len(unformatted) > 0 {
-		return errors.New("not formatted, run gofmt -w on: " + strings.Join(strings.Fields(string(unformatted)), " "))
+		return result{}, errors.New("not formatted, run gofmt -w on: " + strings.Join(strings.Fields(string(unformatted)), " "))
 	}
-	if err := goRun(ctx, root, out, "vet", "-tags=story,long", "./..."); err != nil {
-		return err
-	}
-	if err := goRun(ctx, root, out, "tool", "staticcheck", "-tags=story,long", "./..."); err != nil {
-		return err
+	if err := lintModule(ctx, s, "."); err != nil {
+		return result{}, err
 	}
 	for _, module := range modules {
-		if err := lintModule(ctx, root, module, out); err != nil {
-			return fmt.Errorf("%s: %w", module, err)
+		if err := lintModule(ctx, s, module); err != nil {
+			return result{}, fmt.Errorf("%s: %w", module, err)
 		}
 	}
-	return nil
+	return result{}, nil
 }
 
 // modules are modules of their own, which ./... leaves out, with code of ours.
 var modules = []string{"qemu/stories/clients/clientgo", "qemu/stories/onenode/nfsserver"}
 
-// lintModule checks a module with the tools of this one, which it doesn't know.
-func lintModule(ctx context.Context, root, module string, out io.Writer) error {
-	dir := filepath.Join(root, module)
-	if err := goRun(ctx, dir, out, "vet", "-tags=story", "./..."); err != nil {
+// lintModule checks a module with the tools of the main one, which others don't know. Both
+// tools keep what they found, by content.
+func lintModule(ctx context.Context, s *suite, module string) error {
+	dir := filepath.Join(s.copied, module)
+	const tags = "-tags=story,long,kernel"
+	list := exec.CommandContext(ctx, "go", "list", tags, "./...")
+	list.Dir = dir
+	packages, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w", err)
+	}
+	vetted, err := vet(ctx, dir, s.out, tags)
+	if err != nil {
 		return err
 	}
 	find := exec.CommandContext(ctx, "go", "tool", "-n", "staticcheck")
-	find.Dir = root
+	find.Dir = s.copied
 	program, err := find.Output()
 	if err != nil {
 		return fmt.Errorf("find staticcheck: %w", err)
 	}
-	return run(ctx, dir, out, strings.TrimSpace(string(program)), "-tags=story", "./...")
+	if err := run(ctx, dir, s.out, strings.TrimSpace(string(program)), tags, "./..."); err != nil {
+		return err
+	}
+	fmt.Fprintf(s.out, "%d packages are clean; go vet looked at %d of them anew, and has the others in its cache, as staticcheck has\n", strings.Count(string(packages), "\n"), vetted)
+	return nil
 }
 
-func unit(ctx context.Context, root string, out io.Writer) error {
-	return goRun(ctx, root, out, "test", "-race", fmt.Sprintf("-p=%d", packagesAtOnce), "-timeout="+unitTimeout.String(), "./...")
+// vet returns how many packages it looked at anew: for each, go vet -x prints a command.
+func vet(ctx context.Context, dir string, out io.Writer, tags string) (int, error) {
+	fmt.Fprintf(out, "+ go vet %s ./...\n", tags)
+	cmd := exec.CommandContext(ctx, "go", "vet", "-x", tags, "./...")
+	cmd.Dir = dir
+	text, err := cmd.CombinedOutput()
+	if err != nil && ctx.Err() == nil {
+		// Once more without the commands, for a person to read.
+		return 0, errors.Join(goRun(ctx, dir, out, "vet", tags, "./..."), err)
+	}
+	return strings.Count(string(text), "/vet.cfg\n"), err
+}
+
+func unit(ctx context.Context, s *suite) (result, error) {
+	test := goTest{dir: s.copied, args: []string{"-race", fmt.Sprintf("-p=%d", packagesAtOnce), "-timeout=" + unitTimeout.String()}}
+	return test.run(ctx, s.out, nil, "./...")
 }
 
 func goRun(ctx context.Context, dir string, out io.Writer, args ...string) error {
@@ -181,7 +233,7 @@ func run(ctx context.Context, dir string, out io.Writer, program string, args ..
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
-	cmd.Cancel = func() error { return interrupt(ctx, cmd.Process) }
+	cmd.Cancel = func() error { return interrupt(cmd.Process) }
 	cmd.WaitDelay = 30 * time.Second
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s %s: %w", name, args[0], err)
@@ -190,19 +242,14 @@ func run(ctx context.Context, dir string, out io.Writer, program string, args ..
 }
 
 // interrupt ends a program and what it has started: the go command waits for its tests and
-// hands no signal on. Where time has run out, they say what they were doing: a Go
-// program that gets SIGQUIT prints its stacks. The host processes of clusters see their
-// test end, and take down what it booted.
-func interrupt(ctx context.Context, p *os.Process) error {
-	signal := syscall.SIGINT
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		signal = syscall.SIGQUIT
-	}
+// hands no signal on. The host processes of clusters see their test end, and take down what
+// it booted.
+func interrupt(p *os.Process) error {
 	below, err := children(p.Pid)
 	for _, pid := range below {
-		if gone := syscall.Kill(pid, signal); !errors.Is(gone, syscall.ESRCH) {
+		if gone := syscall.Kill(pid, syscall.SIGINT); !errors.Is(gone, syscall.ESRCH) {
 			err = errors.Join(err, gone)
 		}
 	}
-	return errors.Join(err, p.Signal(signal))
+	return errors.Join(err, p.Signal(syscall.SIGINT))
 }

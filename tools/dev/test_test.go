@@ -12,109 +12,63 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 )
 
-func TestPhaseApartRunsIfAskedFor(t *testing.T) {
+// The last line says what ran, what did not, and what was booted.
+func TestPhases(t *testing.T) {
 	t.Parallel()
-	few := leftOut{"TestTales", "TestSagas"}
+	broken := errors.New("it broke")
 	for _, test := range []struct {
 		name, only string
 		err        error
-		ran, said  string
+		ran, last  string
 	}{
-		{"plain", "", nil, "short", "== short: passed in 0s\n"},
-		{"asked for", "long", nil, "long", "== long: passed in 0s\n"},
-		{"not all", "long", few, "long", "== long: what there was time for passed in 0s. LEFT OUT for lack of time, and so not tested: TestTales, TestSagas\n"},
+		{"all", "", nil, "lint unit", "== passed in 0s (where everything is built, it may take 20m0s); ran: lint, unit; not run to the end: long; booted: container 2 times, qemu 1 times\n"},
+		{"asked for", "long", nil, "long", "== passed in 0s; ran: long; not run to the end: lint, unit; booted: container 1 times\n"},
+		{"the first fails", "", broken, "lint", "== FAILED in lint after 0s; ran: nothing; not run to the end: lint; booted: container 1 times\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			var ran []string
-			note := func(name string) func(context.Context, string, io.Writer) error {
-				return func(context.Context, string, io.Writer) error { ran = append(ran, name); return test.err }
+			note := func(name string, r result) func(context.Context, *suite) (result, error) {
+				return func(context.Context, *suite) (result, error) { ran = append(ran, name); return r, test.err }
 			}
-			all := []phase{{name: "short", run: note("short")}, {name: "long", what: "tales", run: note("long"), apart: true}}
+			one := result{booted: map[string]int{"container": 1}}
+			all := []phase{
+				{name: "lint", run: note("lint", one)},
+				{name: "unit", run: note("unit", result{booted: map[string]int{"container": 1, "qemu": 1}})},
+				{name: "long", run: note("long", one), apart: true},
+			}
 			synctest.Test(t, func(t *testing.T) { // whose time stands still
 				var out strings.Builder
-				if err := runPhases(t.Context(), all, ".", &out, test.only, time.Minute); err != nil {
-					t.Fatal(err)
+				if err := runPhases(t.Context(), all, &suite{out: &out}, test.only); !errors.Is(err, test.err) {
+					t.Errorf("error %v, want %v", err, test.err)
 				}
-				if got := strings.Join(ran, " "); got != test.ran || !strings.HasSuffix(out.String(), test.said) {
-					t.Errorf("ran %q and said:\n%s", got, out.String())
+				if got := strings.Join(ran, " "); got != test.ran || !strings.HasSuffix(out.String(), test.last) {
+					t.Errorf("ran %q and printed:\n%s", got, out.String())
 				}
 			})
 		})
 	}
-	if err := runPhases(t.Context(), nil, ".", io.Discard, "tall", 0); err == nil {
-		t.Error("a phase that isn't known is run")
+	if err := runPhases(t.Context(), nil, &suite{out: io.Discard}, "tall"); err == nil {
+		t.Error("a phase that does not exist is run")
 	}
 }
 
-// The sum of what ran is said last; what is apart isn't in it.
-func TestPhasesInAll(t *testing.T) {
-	nothing := func(context.Context, string, io.Writer) error { return nil }
-	all := []phase{{name: "lint", run: nothing}, {name: "unit", run: nothing}, {name: "long", run: nothing, apart: true}}
-	synctest.Test(t, func(t *testing.T) { // whose time stands still
-		var out strings.Builder
-		if err := runPhases(t.Context(), all, ".", &out, "", 0); err != nil {
-			t.Fatal(err)
-		}
-		if want := "== all 2: passed in 0s; where everything is built, it may take 25m0s\n"; !strings.HasSuffix(out.String(), want) {
-			t.Errorf("it says\n%s, not at the end %s", out.String(), want)
-		}
-	})
-}
-
-// A phase that hangs fails before its time is over; one that fails by itself says nothing
-// of time.
-func TestPhaseThatHangs(t *testing.T) {
-	broken := errors.New("it broke")
-	for want, test := range map[string]struct {
-		within time.Duration
-		run    func(context.Context) error
-	}{
-		"long: not done within 60ms": {60 * time.Millisecond, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }},
-		"long (after 0s): it broke":  {time.Hour, func(context.Context) error { return broken }},
-	} {
-		all := []phase{{name: "long", apart: true, run: func(ctx context.Context, _ string, _ io.Writer) error { return test.run(ctx) }}}
-		synctest.Test(t, func(t *testing.T) {
-			err := runPhases(t.Context(), all, ".", io.Discard, "long", test.within)
-			if err == nil || !strings.HasPrefix(err.Error(), want) {
-				t.Errorf("%v, want %q", err, want)
-			}
-		})
+// The go command waits for its tests, whatever signal it gets: so they get it, too.
+func TestWhatHangsIsInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out := &hears{word: "hangs\n", then: cancel}
+	start := time.Now()
+	// A parent that waits, and its child that prints what ends it.
+	child := `trap "echo INT; exit 1" INT; echo hangs; while :; do sleep 0.05; done`
+	err := run(ctx, ".", out, "sh", "-c", `trap : INT; sh -c '`+child+`'; exit 1`)
+	if err == nil || !strings.Contains(out.String(), "INT\n") {
+		t.Errorf("%v; it printed %q", err, out.String())
 	}
-}
-
-// The go command waits for its tests, whatever it is told: so they are told, too.
-func TestWhatHangsIsEnded(t *testing.T) {
-	for _, test := range []struct{ name, said string }{{"time has run out", "QUIT"}, {"interrupted", "INT"}} {
-		t.Run(test.name, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			if test.said == "QUIT" {
-				ctx = late{ctx}
-			}
-			out := &hears{word: "hangs\n", then: cancel}
-			start := time.Now()
-			// A parent that waits, and its child that says what ends it.
-			child := `trap "echo QUIT; exit 1" QUIT; trap "echo INT; exit 1" INT; echo hangs; while :; do sleep 0.05; done`
-			err := run(ctx, ".", out, "sh", "-c", `trap : QUIT INT; sh -c '`+child+`'; exit 1`)
-			if err == nil || !strings.Contains(out.String(), test.said+"\n") {
-				t.Errorf("%v; it said %q", err, out.String())
-			}
-			if took := time.Since(start); took > eventually.Scale(10*time.Second) {
-				t.Errorf("it took %s: the child was left to itself", took)
-			}
-		})
+	if took := time.Since(start); took > eventually.Scale(10*time.Second) {
+		t.Errorf("it took %s: the child got no signal", took)
 	}
-}
-
-// late is a context that ends because its time is over.
-type late struct{ context.Context }
-
-func (c late) Err() error {
-	if c.Context.Err() == nil {
-		return nil
-	}
-	return context.DeadlineExceeded
 }
 
 // hears is a writer that does something at a word.

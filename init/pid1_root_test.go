@@ -257,14 +257,20 @@ func stubborn(p *pid1, ctx context.Context) error {
 }
 
 func TestPowersOffWithin30SecondsWhateverAServiceDoes(t *testing.T) {
+	pace := eventually.Measure()
 	p := startPID1(t, "stubborn")
 	p.says(t, 10*time.Second, "ready")
 	start := time.Now()
 	p.Process.Signal(syscall.SIGTERM)
 	p.says(t, 5*time.Second, "power off because=SIGTERM")
 	p.Process.Signal(syscall.SIGINT) // impatience doesn't start it over
-	p.endsWith(t, 30*time.Second, "exit status 0")
-	t.Logf("off after %s", time.Since(start).Round(time.Millisecond))
+	const promise = 30 * time.Second
+	p.endsWith(t, promise, "exit status 0")
+	end := time.Now()
+	t.Logf("off after %s", end.Sub(start).Round(time.Millisecond))
+	if err := pace.Kept(start, end, promise); err != nil {
+		t.Errorf("off: %v", err)
+	}
 	for _, want := range []string{"stop services: ", "is on its way out already", "end processes: 2 are left: "} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("console doesn't say %q", want)

@@ -112,6 +112,7 @@ func idleKernel(t *testing.T) Boot {
 // cluster that is made again afterwards.
 func surviveKills(t *testing.T, w wish, kills int, made func(*Cluster)) {
 	t.Helper()
+	pace := eventually.Measure()
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	before := snapshot.Take(t, w.Name)
 	t.Cleanup(func() {
@@ -148,7 +149,7 @@ func surviveKills(t *testing.T, w wish, kills int, made func(*Cluster)) {
 		if err := Down(t.Context(), w.Name); err != nil {
 			t.Fatalf("%s: removed: %v", what, err)
 		}
-		if err := eventually.Took(start, time.Now(), downPromise); err != nil {
+		if err := pace.Kept(start, time.Now(), downPromise); err != nil {
 			t.Errorf("%s: removed: %v", what, err)
 		}
 		eventually.That(t, downPromise, "nothing is left behind", func() error {

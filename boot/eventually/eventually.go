@@ -4,6 +4,9 @@
 // one place: by how slow this machine is found to be, and by the caller's own
 // factor for guests under software emulation. Time that the machine lost meanwhile,
 // because it stood still or gave its processors to others, doesn't count (see Lost).
+//
+// Such deadlines only end what hangs: the product's own use of the machine counts as the
+// machine's slowness. A time that is promised to users is measured by a Pace.
 package eventually
 
 import (
@@ -121,7 +124,8 @@ func That(t testing.TB, deadline time.Duration, name string, check func() error)
 }
 
 // Took says what was wrong with something that took from start to end: that this is
-// longer than the scaled limit, without what the machine lost.
+// longer than the scaled limit, without what the machine lost. It isn't for promises to
+// users: see Pace.
 func Took(start, end time.Time, limit time.Duration) error {
 	if took := end.Sub(start) - Lost(start, end); took > Scale(limit) {
 		return fmt.Errorf("it took %s, and %s are allowed", took.Round(time.Millisecond), Scale(limit))

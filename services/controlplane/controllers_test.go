@@ -35,6 +35,10 @@ import (
 // patience is for what a controller does: mostly it writes files, and syncs each.
 const patience = 30 * time.Second
 
+// patches are odd in number, so that one of them takes the median time: the machine has
+// blips as long as what is measured.
+const patches = 3
+
 // kubelet is what the controllers ask about the pods.
 type kubelet struct {
 	mu   sync.Mutex // guards the following
@@ -124,9 +128,31 @@ func (f *fixture) file(program string) string {
 	return f.path("manifests", "garboard-"+program+".yaml")
 }
 
+// contains returns when a file first had the text. It looks all the while: the pauses of
+// eventually.That are as long as what is measured.
+func contains(t *testing.T, path, want string) time.Time {
+	t.Helper()
+	ctx, cancel := eventually.Context(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		text, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(text), want) {
+			return time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%q isn't in %s: %v (%v)", want, path, context.Cause(ctx), err)
+		case <-tick.C:
+		}
+	}
+}
+
 // S-039, S-216, S-268: nothing before etcd is up; then a change of the configuration
 // is in the file within 100 ms, with the version of its resource.
 func TestStaticPodFiles(t *testing.T) {
+	pace := eventually.Measure()
 	f := start(t, testConfig(t))
 	eventually.That(t, patience, "secrets and configurations", func() error {
 		if _, err := secrets.Statuses.Get(f.store, secrets.KubernetesID); err != nil {
@@ -148,20 +174,24 @@ func TestStaticPodFiles(t *testing.T) {
 	before, err := os.Stat(f.file(apiServer))
 	put(t, err)
 
-	f.configure(func(c *config.Config) { c.Cluster.Scheduler.Image = "registry.k8s.io/kube-scheduler:v1.35.4" })
-	const budget = 100 * time.Millisecond // design: configuration patch → static pod file on disk
-	eventually.That(t, budget, "change to be on disk", func() error {
-		text, err := os.ReadFile(f.file(scheduler))
-		if err == nil && !strings.Contains(string(text), "kube-scheduler:v1.35.4") {
-			err = errors.New("still the old image")
-		}
-		return err
-	})
+	const promise = 100 * time.Millisecond // design: configuration patch → static pod file on disk
+	var took [patches]time.Duration
+	for i := range took {
+		image := fmt.Sprintf("registry.k8s.io/kube-scheduler:v1.35.%d", i+1)
+		changed := time.Now()
+		f.configure(func(c *config.Config) { c.Cluster.Scheduler.Image = image })
+		took[i] = contains(t, f.file(scheduler), image).Sub(changed)
+	}
+	t.Logf("patches were on disk after %s; the machine was %.1f times slower than an idle one", took, pace)
+	slices.Sort(took[:])
+	if err := pace.Kept(time.Time{}, time.Time{}.Add(took[patches/2]), promise); err != nil {
+		t.Errorf("until a patch was on disk: %v", err)
+	}
 	o, err := Configs.Get(f.store, scheduler)
 	put(t, err)
 	text, err := os.ReadFile(f.file(scheduler))
 	put(t, err)
-	if want := `garboard.dev/config-version: "` + strconv.FormatUint(o.Version, 10) + `"`; o.Version != 2 || !strings.Contains(string(text), want) {
+	if want := `garboard.dev/config-version: "` + strconv.FormatUint(o.Version, 10) + `"`; o.Version != 1+patches || !strings.Contains(string(text), want) {
 		t.Errorf("version %d, file without %s:\n%s", o.Version, want, text)
 	}
 	if after, err := os.Stat(f.file(apiServer)); err != nil || !after.ModTime().Equal(before.ModTime()) {

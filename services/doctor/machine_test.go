@@ -131,7 +131,7 @@ func TestLookUnanswered(t *testing.T) {
 	for range 2 {
 		began := time.Now()
 		found, _ := d.Diagnose(t.Context())
-		if err := eventually.Took(began, time.Now(), budget); err != nil {
+		if err := pace().Kept(began, time.Now(), budget); err != nil {
 			t.Error(err)
 		}
 		if len(found) != 1 || found[0].Id != "look-unanswered" || !strings.Contains(found[0].Evidence[0], "free space") {

@@ -1,47 +1,24 @@
 package files
 
 import (
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/tools/testing/isolate"
 	"golang.org/x/sys/unix"
 )
 
-// isolated marks the process that already has a mount namespace of its own.
-const isolated = "GARBOARD_TEST_ISOLATED"
-
 // TestMain runs the tests, as root, once more in a mount namespace of their own.
-func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 || os.Getenv(isolated) != "" {
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), isolated+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		os.Exit(exit.ExitCode())
-	case err != nil:
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func TestMain(m *testing.M) { isolate.Main(m, syscall.CLONE_NEWNS) }
 
 // /etc as on a node: an overlay over the image's, which stays as it is under it.
 func TestImageUnderTheOverlay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mounts an overlay over /etc in a namespace of its own")
 	}
-	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	upper := t.TempDir()
 	must(t, unix.Mount("tmpfs", upper, "tmpfs", 0, ""))
 	t.Cleanup(func() { unix.Unmount(upper, unix.MNT_DETACH) })

@@ -1,10 +1,7 @@
 package sysctl
 
 import (
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,31 +9,12 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/tools/testing/isolate"
 )
-
-// isolated marks the process that already has a network namespace of its own.
-const isolated = "GARBOARD_TEST_ISOLATED"
 
 // TestMain runs the tests, as root, once more in a network namespace of their
 // own: its parameters are the ones that may be changed.
-func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 || os.Getenv(isolated) != "" {
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), isolated+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		os.Exit(exit.ExitCode())
-	case err != nil:
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func TestMain(m *testing.M) { isolate.Main(m, syscall.CLONE_NEWNET) }
 
 // The kernel itself: values that it rounds, refuses, doesn't know, and gives back.
 func TestKernel(t *testing.T) {

@@ -32,9 +32,13 @@ var mayImport = map[string][]string{
 	"tools":    {"config", "api", "boot", "kernel", "image", "qemu"},
 }
 
-// forTests are what the tests of every room may use: waiting, and ports, are each one
-// thing with one place.
-var forTests = []string{module + "/boot/eventually", module + "/boot/freeport"}
+// forTests are what the tests of every room may use: waiting, ports and namespaces are
+// each one thing with one place.
+var forTests = []string{
+	module + "/boot/eventually", module + "/boot/freeport",
+	module + "/tools/testing/isolate",
+	module + "/tools/testing/uml",
+}
 
 // bannedFromPID1 are modules that cost more than they bring in the one program
 // that every node runs, by the prefix of their packages.

@@ -97,7 +97,7 @@ func clusterID(t *testing.T, words, said string) string {
 // the cluster begins on the other; it joins; and a second beginning is refused, by the
 // one that began, by the other, and by both when they are told at the same time.
 func TestBootstrapTwice(t *testing.T) {
-	c := story.New(t, "twice", qemu.Container, controlPlane, func(o *qemu.Options) { o.ControlPlanes = 2 })
+	c := story.New(t, "twice", qemu.Container, controlPlane, story.Nodes(2, 0))
 	first, second := c.Nodes[0].Address.String(), c.Nodes[1].Address.String()
 	for _, node := range []string{first, second} {
 		c.Eventually(waitBudget, node+" waits", func() error {

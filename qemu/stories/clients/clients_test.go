@@ -34,11 +34,7 @@ const (
 
 func TestClients(t *testing.T) {
 	program := clientgo(t)
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "clients", qemu.Container, func(o *qemu.Options) { o.Workers = 2 })
-	m.Reached("power is on")
-	c.Ready(m)
+	c, m := story.Ready(t, "clients", qemu.Container, story.Nodes(1, 2))
 	network := c.Network()
 
 	t.Run("client-go", func(t *testing.T) { runs(t, c.In(t), network, program) })

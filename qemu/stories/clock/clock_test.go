@@ -39,9 +39,9 @@ const (
 )
 
 // wrong makes a cluster of one machine with such a clock, which knows of a time server.
-func wrong(t *testing.T, name string, offset time.Duration) *story.Cluster {
+func wrong(t *testing.T, name string, offset time.Duration) (*story.Cluster, *story.Mark) {
 	t.Helper()
-	return story.New(t, name, qemu.QEMU, func(o *qemu.Options) {
+	return story.Start(t, name, qemu.QEMU, func(o *qemu.Options) {
 		o.ClockOffset = offset
 		o.Patches = [][]byte{[]byte(`{"machine":{"time":{"disabled":false,"servers":["` + timeServer + `"]}}}`)}
 	})
@@ -108,11 +108,8 @@ func votes(c *story.Cluster) error {
 }
 
 func TestAYearAhead(t *testing.T) {
-	story.Built(t, qemu.QEMU)
-	m := story.Marks(t)
-	c := wrong(t, "ahead", year)
+	c, m := wrong(t, "ahead", year)
 	serve(t, c.Network())
-	m.Reached("power is on, and the clock a year ahead")
 	t.Log(c.Says(sayBudget, 0, "timed: Running (up): synchronised with "+timeServer, "the clock was off by -8").Text)
 	c.Eventually(syncBudget, "the time is the time server's", func() error { return right(c) })
 	c.Eventually(etcdBudget, "etcd votes", func() error { return votes(c) })
@@ -120,11 +117,8 @@ func TestAYearAhead(t *testing.T) {
 }
 
 func TestAYearBehind(t *testing.T) {
-	story.Built(t, qemu.QEMU)
-	m := story.Marks(t)
-	c := wrong(t, "behind", -year)
+	c, m := wrong(t, "behind", -year)
 	inside := c.Network()
-	m.Reached("power is on, and the clock a year behind")
 	t.Log(c.Says(sayBudget, 0, "timed: the clock was at", "and is put to").Text)
 	t.Log(c.Says(sayBudget, 0, "timed: time isn't synchronised after", "machine.time.servers").Text)
 	c.Eventually(etcdBudget, "etcd votes", func() error { return votes(c) })

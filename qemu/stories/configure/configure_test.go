@@ -52,8 +52,7 @@ func up(c *story.Cluster) {
 }
 
 func TestConfigureInContainer(t *testing.T) {
-	c := story.New(t, "configure", qemu.Container)
-	m := story.Marks(t)
+	c, m := story.Start(t, "configure", qemu.Container)
 	answers(c)
 	m.Reached("the machine API answers")
 	up(c)

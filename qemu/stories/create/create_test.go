@@ -69,6 +69,7 @@ users:
 // A user has files and clusters of their own.
 type user struct {
 	t                                *testing.T
+	pace                             eventually.Pace
 	home, kubeconfig, garboardconfig string
 	kubectl                          string
 }
@@ -78,7 +79,7 @@ func newUser(t *testing.T, cluster string) *user {
 	story.Home(t)
 	dir := t.TempDir()
 	u := &user{
-		t: t, home: os.Getenv("GARBOARD_HOME"), kubectl: made.Kubectl(),
+		t: t, pace: story.Pace(t), home: os.Getenv("GARBOARD_HOME"), kubectl: made.Kubectl(),
 		kubeconfig: filepath.Join(dir, "kubeconfig"), garboardconfig: filepath.Join(dir, "garboardconfig"),
 	}
 	t.Setenv("KUBECONFIG", u.kubeconfig)
@@ -144,7 +145,7 @@ func (u *user) destroy(cluster, current string) {
 	}
 	end := time.Now()
 	u.t.Logf("destroyed in %.1fs", end.Sub(start).Seconds())
-	if err := eventually.Took(start, end, destroyPromise); err != nil {
+	if err := u.pace.Kept(start, end, destroyPromise); err != nil {
 		u.t.Errorf("destroy: %v", err)
 	}
 	left := snapshot.Take(u.t, cluster)
@@ -239,6 +240,7 @@ func TestS331CreateShowDestroy(t *testing.T) {
 	out := u.gbctl(createBudget, "cluster", "create", "--provisioner", "container", "--name", name, "--controlplanes", "1", "--workers", "1",
 		"--cidr", "10.9.0.0/24", "--registry-mirror", "*=http://10.9.0.1:"+at.Port(),
 		"--config-patch", "{machine: {kubelet: {nodeLabels: {story: create}}}}", "--config-patch-worker", "{machine: {kubelet: {nodeLabels: {only: worker}}}}")
+	t.Attr(story.Booted, qemu.Container)
 	t.Logf("created in %.1fs:\n%s", time.Since(start).Seconds(), out)
 
 	// What exit code 0 promises is asked for once, not waited for.
@@ -384,6 +386,8 @@ func TestClusterThatDoesNotServeInTime(t *testing.T) {
 	u.untouched("work")
 	if out := u.gbctl(askBudget, "cluster", "show", "--name", name); !strings.Contains(out, "running") {
 		t.Errorf("show:\n%s", out)
+	} else {
+		t.Attr(story.Booted, qemu.Container)
 	}
 	// As the message says.
 	c, err := qemu.Open(name)

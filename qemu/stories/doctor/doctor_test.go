@@ -102,8 +102,7 @@ func well(c *story.Cluster) {
 
 // The guide's conditions on one node, one after the other, each mended again.
 func TestDoctor(t *testing.T) {
-	c := story.New(t, "doctor", qemu.Container)
-	c.Ready(story.Marks(t))
+	c, _ := story.Ready(t, "doctor", qemu.Container)
 	well(c)
 	began := time.Now()
 	if out := c.Gbctl("doctor"); !strings.Contains(out, "nothing is wrong") {
@@ -176,8 +175,7 @@ func TestWaitsForBootstrap(t *testing.T) {
 func TestOldEtcdData(t *testing.T) {
 	home := story.Home(t)
 	kept := filepath.Join(t.TempDir(), "etcd")
-	old := story.New(t, "doctor-old", qemu.Container, home)
-	old.Ready(story.Marks(t))
+	old, _ := story.Ready(t, "doctor-old", qemu.Container, home)
 	if err := old.Cut(t.Context(), old.Node()); err != nil {
 		t.Fatal(err)
 	}

@@ -60,11 +60,7 @@ spec:
 
 // S-222
 func TestEndpointGone(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "endpoint", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Workers = 3, 1 })
-	m.Reached("power is on")
-	c.Ready(m)
+	c, m := story.Ready(t, "endpoint", qemu.Container, story.Nodes(3, 1))
 	worker := c.Nodes[3]
 	c.Apply(strings.ReplaceAll(pods, "IMAGE", config.DefaultAPIServerImage))
 	running := func(count int) func() error {

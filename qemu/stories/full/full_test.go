@@ -61,11 +61,7 @@ func TestFullEphemeralInContainer(t *testing.T) {
 
 // full is the story, whatever the node is.
 func full(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {
-	story.Built(t, provisioner)
-	m := story.Marks(t)
-	c := story.New(t, name, provisioner, append(options, story.WithImage(t, fillerImage, "filler"))...)
-	m.Reached("power is on")
-	c.Ready(m)
+	c, m := story.Ready(t, name, provisioner, append(options, story.WithImage(t, fillerImage, "filler"))...)
 	c.Kubectl("create", "configmap", "written")
 
 	f := newFiller(t, c)

@@ -32,11 +32,7 @@ const (
 
 // S-211, S-215, S-219, S-224
 func TestThreeControlPlanes(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "grow", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
-	m.Reached("power is on")
-	c.Ready(m)
+	c, m := story.Ready(t, "grow", qemu.Container, story.Nodes(3, 0))
 	first, last := c.Nodes[0].Address.String(), c.Nodes[2]
 	voting := func() error {
 		out, err := c.TryGbctl("-n", first, "etcd", "status")

@@ -47,10 +47,7 @@ const (
 )
 
 func TestWorkerAndItsPeers(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "joining", qemu.Container, func(o *qemu.Options) {
-		o.ControlPlanes, o.Workers = 3, 1
+	c, m := story.Start(t, "joining", qemu.Container, story.Nodes(3, 1), func(o *qemu.Options) {
 		o.WorkerPatches = [][]byte{[]byte(`{"machine": {"kubelet": {"nodeTaints": {"example.org/dock": "dry:NoSchedule"}}}}`)}
 	})
 	m.Reached("power is on")

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
@@ -41,9 +40,7 @@ spec:
 `
 
 func TestKilledServicesComeBack(t *testing.T) {
-	story.Built(t, qemu.Container)
-	c := story.New(t, "kill", qemu.Container)
-	c.Ready(story.Marks(t))
+	c, _ := story.Ready(t, "kill", qemu.Container)
 	c.Apply(workload)
 	pods := 1
 	c.Eventually(recoverBudget, "the pod runs", func() error { return available(c, pods) })
@@ -65,7 +62,7 @@ func TestKilledServicesComeBack(t *testing.T) {
 					t.Logf("  +%.3fs %s", (line.At - failed.At).Seconds(), line.Text)
 				}
 			}
-			if err := eventually.Took(start, end, backBudget); err != nil {
+			if err := c.Promised(start, end, backBudget); err != nil {
 				t.Errorf("%s is back: %v", service, err)
 			}
 

@@ -30,10 +30,7 @@ type readers = map[string]func(context.Context) (map[string]string, error)
 
 // S-220: three tolerate the loss of one.
 func TestLeaderIsLostUnderLoad(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "leader", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
-	c.Ready(m)
+	c, m := story.Ready(t, "leader", qemu.Container, story.Nodes(3, 0))
 	c.Complete()
 	inside := c.Network()
 	etcd := c.Etcd(inside, c.Nodes...)

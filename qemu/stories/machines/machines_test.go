@@ -38,13 +38,10 @@ const (
 
 // S-212, S-330, S-331, S-333.
 func TestMachines(t *testing.T) {
-	story.Built(t, qemu.QEMU)
 	var said strings.Builder
-	m := story.Marks(t)
-	c := story.New(t, "machines", qemu.QEMU, func(o *qemu.Options) {
+	c, m := story.Start(t, "machines", qemu.QEMU, func(o *qemu.Options) {
 		o.Workers, o.MemoryMiB, o.Out, o.Prepare = 1, memoryMiB, &said, waits
 	})
-	m.Reached("power is on")
 	_, steps, _ := strings.Cut(said.String(), "\n") // after the choice, which names this machine
 	want := []string{
 		"validating CIDR and reserving IPs", "generating PKI and tokens", fmt.Sprintf("creating state directory in %q", c.Dir()),

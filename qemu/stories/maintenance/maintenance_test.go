@@ -26,9 +26,7 @@ var fingerprint = regexp.MustCompile(`[0-9A-F]{2}(:[0-9A-F]{2}){31}`)
 
 // S-015, S-184.
 func TestMaintenanceInQEMU(t *testing.T) {
-	story.Built(t, qemu.QEMU)
-	m := story.Marks(t)
-	c := story.New(t, "maintenance", qemu.QEMU, func(o *qemu.Options) { o.Unconfigured = true })
+	c, m := story.Start(t, "maintenance", qemu.QEMU, func(o *qemu.Options) { o.Unconfigured = true })
 	line := c.Says(bootBudget, 0, "maintenance mode", "SHA-256")
 	m.Reached("maintenance mode")
 	print := fingerprint.FindString(line.Text)

@@ -101,9 +101,7 @@ spec: {planks: 12}
 // S-218, S-265: a pod network and more from URLs, and inline.
 func TestManifestsFromElsewhere(t *testing.T) {
 	network := ownNetwork(t)
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := cluster(t, "manifests", map[string]any{
+	c, m := cluster(t, "manifests", map[string]any{
 		"network":         map[string]any{"cni": map[string]any{"name": "custom", "urls": []string{"http://" + here + "/cni.yaml"}}},
 		"inlineManifests": []any{map[string]any{"name": "story", "contents": strings.TrimSpace(inline)}},
 		"extraManifests":  []string{"http://" + here + "/extra.yaml"},
@@ -144,9 +142,7 @@ func TestManifestsFromElsewhere(t *testing.T) {
 // With cni: none the node waits for a person, who is told so.
 func TestNoNetwork(t *testing.T) {
 	network := ownNetwork(t)
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := cluster(t, "none", map[string]any{"network": map[string]any{"cni": map[string]any{"name": "none"}}})
+	c, m := cluster(t, "none", map[string]any{"network": map[string]any{"cni": map[string]any{"name": "none"}}})
 	notReady(c)
 	doctor(c, "cluster.network.cni.name is none")
 	if _, err := c.Try("get", "daemonset", "-n", "kube-system", "kube-flannel"); err == nil {
@@ -159,13 +155,13 @@ func TestNoNetwork(t *testing.T) {
 }
 
 // cluster is of one node, with this in its configuration.
-func cluster(t *testing.T, name string, patch map[string]any) *story.Cluster {
+func cluster(t *testing.T, name string, patch map[string]any) (*story.Cluster, *story.Mark) {
 	t.Helper()
 	text, err := yaml.Marshal(map[string]any{"cluster": patch})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return story.New(t, name, qemu.Container, story.WithImage(t, cniImage, "cni"), func(o *qemu.Options) {
+	return story.Start(t, name, qemu.Container, story.WithImage(t, cniImage, "cni"), func(o *qemu.Options) {
 		o.Network = netip.MustParsePrefix("10.5.0.0/24")
 		o.Patches = [][]byte{text}
 	})

@@ -44,10 +44,9 @@ func TestImagesFromAMirror(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := story.New(t, "mirror", qemu.Container, func(o *qemu.Options) {
+	story.Ready(t, "mirror", qemu.Container, func(o *qemu.Options) {
 		o.Mirrors = map[string][]string{"*": {fmt.Sprintf("http://10.5.0.1:%s/cache/", at.Port())}}
 	})
-	c.Ready(story.Marks(t))
 	mu.Lock()
 	defer mu.Unlock()
 	for _, image := range config.DefaultImages() {

@@ -88,11 +88,7 @@ func TestOneNodeInContainer(t *testing.T) {
 }
 
 func oneNode(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {
-	story.Built(t, provisioner)
-	m := story.Marks(t)
-	c := story.New(t, name, provisioner, options...)
-	m.Reached("power is on")
-	c.Ready(m)
+	c, m := story.Ready(t, name, provisioner, options...)
 	c.Apply(strings.ReplaceAll(web, "IMAGE", config.DefaultAPIServerImage))
 	c.Eventually(podsBudget, "the pods run and are ready", func() error { return ready(c) })
 	m.Reached("pods are ready")
@@ -278,7 +274,7 @@ func powersOff(t *testing.T, c *story.Cluster) {
 	}
 	end := time.Now()
 	t.Logf("%7.1fs  from the power button to power off", end.Sub(start).Seconds())
-	if err := eventually.Took(start, end, c.Scale(powerOffBudget)); err != nil {
+	if err := c.Promised(start, end, powerOffBudget); err != nil {
 		t.Error(err)
 	}
 	status, err := c.Status(t.Context())

@@ -52,14 +52,9 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: held}}}
 // it survives its client and a restart, streams its progress, and keeps others
 // from doing the same at the same time.
 func TestOperationThatIsCutShort(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "operation", qemu.Container, func(o *qemu.Options) {
-		o.ControlPlanes = 3
+	c, m := story.Ready(t, "operation", qemu.Container, story.Nodes(3, 0), func(o *qemu.Options) {
 		o.ControlPlanePatches = [][]byte{[]byte("cluster: {allowSchedulingOnControlPlanes: true}")}
 	})
-	m.Reached("power is on")
-	c.Ready(m)
 	c.Complete()
 	c.Apply(strings.ReplaceAll(held, "IMAGE", config.DefaultAPIServerImage))
 	var name, pod string

@@ -62,10 +62,7 @@ func (p *part) in(t *testing.T, what string) *part {
 
 // S-220: two of three are a quorum, and one isn't.
 func TestPartition(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "partition", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
-	c.Ready(m)
+	c, m := story.Ready(t, "partition", qemu.Container, story.Nodes(3, 0))
 	p := &part{Cluster: c, t: t, inside: c.Network(), servers: map[string]*story.Server{}}
 	p.etcd = c.Etcd(p.inside, c.Nodes...)
 	var members []*clientv3.Client

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
@@ -56,10 +55,7 @@ var kept = []string{
 }
 
 func TestAllNodesAtOnce(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "reboot", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Workers = 3, 1 })
-	c.Ready(m)
+	c, m := story.Ready(t, "reboot", qemu.Container, story.Nodes(3, 1))
 	c.Apply(workload)
 	c.Eventually(podsBudget, "the pods run", func() error { return available(c) })
 	etcd := c.Etcd(c.Network(), c.ControlPlanes()...)
@@ -82,7 +78,7 @@ func TestAllNodesAtOnce(t *testing.T) {
 			start := time.Now()
 			all(t, c, way.off)
 			m.Reached("all are off")
-			if err := eventually.Took(start, time.Now(), offBudget); err != nil {
+			if err := c.Promised(start, time.Now(), offBudget); err != nil {
 				t.Errorf("all are off: %v", err)
 			}
 			// The twin: now nobody answers.

@@ -36,9 +36,7 @@ const (
 )
 
 func TestRecoverFromSnapshot(t *testing.T) {
-	m := story.Marks(t)
-	c := story.New(t, "recover", qemu.Container, func(o *qemu.Options) { o.ControlPlanes = 3 })
-	c.Ready(m)
+	c, m := story.Ready(t, "recover", qemu.Container, story.Nodes(3, 0))
 	last := c.Nodes[0]
 	node := func(args ...string) (string, error) {
 		return c.TryGbctl(append([]string{"-n", last.Address.String()}, args...)...)

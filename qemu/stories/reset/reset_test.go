@@ -79,14 +79,9 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: held}}}
 `
 
 func TestClusterShrinks(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "reset", qemu.Container, func(o *qemu.Options) {
-		o.ControlPlanes, o.Workers = 3, 1
+	c, m := story.Ready(t, "reset", qemu.Container, story.Nodes(3, 1), func(o *qemu.Options) {
 		o.ControlPlanePatches = [][]byte{[]byte("cluster: {allowSchedulingOnControlPlanes: true}")}
 	})
-	m.Reached("power is on")
-	c.Ready(m)
 	c.Complete()
 	c.Apply(strings.ReplaceAll(pods, "IMAGE", config.DefaultAPIServerImage))
 	c.Eventually(podsBudget, "the pods are ready", func() error { return available(c, "web", "4") })

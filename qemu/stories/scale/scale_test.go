@@ -32,10 +32,7 @@ const (
 // S-214, S-219: nodes join by being turned on, and leave by being told to; the first is
 // a member as the others are.
 func TestOneThreeFiveThree(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "scale", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Later = 5, 4 })
-	c.Ready(m)
+	c, m := story.Ready(t, "scale", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Later = 5, 4 })
 	inside := c.Network()
 	etcd := c.Etcd(inside, c.Nodes...)
 	w := c.Write(story.KubernetesStore(c.Endpoint()))

@@ -25,9 +25,7 @@ const tellBudget = 60 * time.Second
 var kept = []string{"etcd", "etcd.owner"}
 
 func TestS225StaleData(t *testing.T) {
-	m := story.Marks(t)
-	old := story.New(t, "stale-old", qemu.Container)
-	old.Ready(m)
+	old, m := story.Ready(t, "stale-old", qemu.Container)
 	old.Kubectl("create", "configmap", "old")
 	must(t, old.Cut(t.Context(), old.Node()))
 	disk := t.TempDir()

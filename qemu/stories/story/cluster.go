@@ -46,16 +46,42 @@ type Cluster struct {
 	patience time.Duration
 	inside   *keeper.Keeper // where gbctl runs; nil: on this machine
 	options  qemu.Options
+	pace     eventually.Pace // from before the first cluster of the test
 }
 
 // Option changes how a cluster is made.
 type Option func(*qemu.Options)
+
+// Nodes are how many there are of each type; without it there is one control plane.
+func Nodes(controlPlanes, workers int) Option {
+	return func(o *qemu.Options) { o.ControlPlanes, o.Workers = controlPlanes, workers }
+}
 
 // Home is a directory for several clusters of one test.
 func Home(t *testing.T) Option {
 	t.Helper()
 	t.Setenv(homeVar, t.TempDir())
 	return func(*qemu.Options) {}
+}
+
+// Ready is Start, and waits until the cluster is Ready.
+func Ready(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
+	t.Helper()
+	c, m := Start(t, name, provisioner, options...)
+	c.Ready(m)
+	return c, m
+}
+
+// Start is New, with what counts how long all took: without what was there before the
+// cluster.
+func Start(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
+	t.Helper()
+	Built(t, provisioner)
+	Pace(t)
+	m := Marks(t)
+	c := New(t, name, provisioner, options...)
+	m.Reached("power is on")
+	return c, m
 }
 
 // New brings a cluster up: its nodes have started when it returns. name is short
@@ -81,7 +107,7 @@ func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 
 func up(t *testing.T, o qemu.Options, made *image.Artifacts) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, kubectl: made.Kubectl(), options: o}
+	c := &Cluster{t: t, kubectl: made.Kubectl(), options: o, pace: Pace(t)}
 	t.Cleanup(func() {
 		if t.Failed() && c.Cluster != nil {
 			for _, n := range c.Nodes {
@@ -91,6 +117,7 @@ func up(t *testing.T, o qemu.Options, made *image.Artifacts) *Cluster {
 		c.Down()
 	})
 	c.Up()
+	t.Attr(Booted, o.Provisioner)
 	return c
 }
 
@@ -132,6 +159,12 @@ func (c *Cluster) Scale(d time.Duration) time.Duration {
 		return d * emulation
 	}
 	return d
+}
+
+// Promised is nil if what took from start to end took no longer than users are promised,
+// at the pace that this machine had before the test's first cluster.
+func (c *Cluster) Promised(start, end time.Time, promise time.Duration) error {
+	return c.pace.Kept(start, end, c.Scale(promise))
 }
 
 // Eventually waits until check returns nil; the budget is for native speed.

@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
 	"golang.org/x/sys/unix"
@@ -34,6 +35,9 @@ const (
 	homeVar = "GARBOARD_HOME" // qemu.Home
 	// ownerVar tells a host process which test it belongs to.
 	ownerVar = "GARBOARD_STORY_PID"
+	// Booted is the attribute of a test whose cluster has come up; its value is the
+	// provisioner. Who runs the tests can count what was really booted.
+	Booted = "booted"
 )
 
 // Main is TestMain of a story: the test binary is also the program that a cluster
@@ -122,6 +126,17 @@ func Built(t testing.TB, provisioner string) *image.Artifacts {
 		t.Fatalf("build what the story boots: %v", err)
 	}
 	return a
+}
+
+// paces are of type func() eventually.Pace, by test.
+var paces sync.Map
+
+// Pace is measured when the test first asks for it, which is before its first cluster: that
+// one may slow down the next one.
+func Pace(t testing.TB) eventually.Pace {
+	test, _, _ := strings.Cut(t.Name(), "/")
+	measured, _ := paces.LoadOrStore(test, sync.OnceValue(eventually.Measure))
+	return measured.(func() eventually.Pace)()
 }
 
 func repository() (string, error) {

@@ -110,6 +110,32 @@ func (c *tale) one(budget time.Duration, but ...string) qemu.Node {
 	return holder
 }
 
+// moves is one after what took the address from its holder, in the time that is promised.
+func (c *tale) moves(began time.Time, but ...string) qemu.Node {
+	c.t.Helper()
+	is := c.one(moveBudget, but...)
+	if err := c.Promised(began, time.Now(), moveBudget); err != nil {
+		c.t.Errorf("until %s had the address and served at it: %v", is.Name, err)
+	}
+	return is
+}
+
+// leaves waits until a node doesn't have the address any more, in the time that is promised.
+func (c *tale) leaves(was qemu.Node, began time.Time, promise time.Duration) {
+	c.t.Helper()
+	c.Eventually(promise, was.Name+" leaves the address to another one", func() error {
+		if c.has(was) {
+			return errors.New("it has it")
+		}
+		return nil
+	})
+	end := time.Now()
+	c.t.Logf("%s has left the address after %s", was.Name, end.Sub(began).Round(time.Millisecond))
+	if err := c.Promised(began, end, promise); err != nil {
+		c.t.Errorf("until %s had left the address: %v", was.Name, err)
+	}
+}
+
 // candidates waits until all nodes could have the address.
 func (c *tale) candidates(budget time.Duration, of qemu.Node) {
 	c.t.Helper()
@@ -126,16 +152,12 @@ func (c *tale) candidates(budget time.Duration, of qemu.Node) {
 // share brings three control planes up that share an address, and could all have it.
 func share(t *testing.T, name string) *tale {
 	t.Helper()
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	cluster := story.New(t, name, qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.SharedAddress = 3, true })
-	m.Reached("power is on")
+	cluster, m := story.Ready(t, name, qemu.Container, story.Nodes(3, 0), func(o *qemu.Options) { o.SharedAddress = true })
 	c := &tale{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
 	c.etcd = c.Etcd(c.inside, c.Nodes...)
 	for _, n := range c.Nodes {
 		c.member[n.Name] = c.Etcd(c.inside, n)
 	}
-	c.Ready(m)
 	holder := c.one(joinBudget)
 	c.candidates(joinBudget, holder)
 	m.Reached("three control planes share the address")
@@ -161,7 +183,7 @@ func (c *tale) killed() time.Duration {
 	seen := c.watch()
 	began := time.Now()
 	c.must(c.Cut(c.t.Context(), was.Name))
-	is := c.one(moveBudget)
+	is := c.moves(began)
 	if is.Name == was.Name {
 		c.t.Fatalf("%s has the address, and no power", was.Name)
 	}
@@ -200,7 +222,7 @@ func (c *tale) handsOver(killed time.Duration) (late error) {
 	if !taken.Before(ended) {
 		late = errors.New("no other node had the address before its holder ended")
 	}
-	if err := eventually.Took(released, taken, freeBudget); err != nil || free > killed/2 {
+	if err := c.Promised(released, taken, freeBudget); err != nil || free > killed/2 {
 		late = errors.Join(late, fmt.Errorf("the address was nobody's for %s: %w", free, err))
 	}
 	c.answers(is)
@@ -282,21 +304,15 @@ func (c *tale) frozen(leads bool) (ended bool) {
 	was := c.one(moveBudget)
 	c.leads(was, leads)
 	seen := c.watch()
+	began := time.Now()
 	c.must(c.Freeze(c.t.Context(), was.Name))
-	is := c.one(moveBudget, was.Name) // its kernel still has it
+	is := c.moves(began, was.Name) // its kernel still has it
 	if !c.has(was) {
 		c.t.Error("the frozen node has let the address go: nothing was tried")
 	}
 	before := c.leases(is)
 	c.must(c.Thaw(c.t.Context(), was.Name))
-	began := time.Now()
-	c.Eventually(leaveBudget, "the thawed node leaves the address to the other", func() error {
-		if c.has(was) {
-			return errors.New("it has it")
-		}
-		return nil
-	})
-	c.t.Logf("it has left the address after %s", time.Since(began).Round(time.Millisecond))
+	c.leaves(was, time.Now(), leaveBudget)
 	c.candidates(joinBudget, is)
 	seen.moved(was, is)
 	after := c.leases(is)
@@ -308,14 +324,10 @@ func (c *tale) frozen(leads bool) (ended bool) {
 func (c *tale) cutOff() {
 	was := c.one(moveBudget)
 	seen := c.watch()
+	began := time.Now()
 	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{Off: true}))
-	is := c.one(moveBudget, was.Name)
-	c.Eventually(cutBudget, "the one that is cut off gives the address up", func() error {
-		if c.has(was) {
-			return errors.New("it has it")
-		}
-		return nil
-	})
+	is := c.moves(began, was.Name)
+	c.leaves(was, began, cutBudget)
 	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{}))
 	c.candidates(joinBudget, is)
 	seen.moved(was, is)

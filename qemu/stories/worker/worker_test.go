@@ -82,11 +82,7 @@ spec:
 
 // S-211, S-219, S-221
 func TestWorkerJoins(t *testing.T) {
-	story.Built(t, qemu.Container)
-	m := story.Marks(t)
-	c := story.New(t, "worker", qemu.Container, func(o *qemu.Options) { o.Workers = 1 })
-	m.Reached("power is on")
-	c.Ready(m)
+	c, m := story.Ready(t, "worker", qemu.Container, story.Nodes(1, 1))
 	control, worker := c.Nodes[0], c.Nodes[1]
 	c.Apply(strings.ReplaceAll(pods, "IMAGE", config.DefaultAPIServerImage))
 	var web map[string]pod

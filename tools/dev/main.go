@@ -29,6 +29,7 @@ func main() {
 		upCommand(), downCommand(), consoleCommand(), kubectlCommand(), chartCommand(),
 		hostCommand(),
 	)
+	root.AddCommand(umlCommands()...)
 	err := root.ExecuteContext(ctx)
 	stop()
 	if err == nil {

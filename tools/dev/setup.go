@@ -17,11 +17,12 @@ import (
 
 // testPackages are what only the tests need: real peers for real protocols.
 var testPackages = map[string]string{
-	"chrony":       "a real time server for the tests of timed (takes the place of systemd-timesyncd)",
-	"dnsmasq-base": "a real DHCP server for the tests of networkd",
-	"e2fsprogs":    "disks with somebody's file system on them, for the tests of disks",
-	"iproute2":     "links and namespaces in network tests",
-	"xfsprogs":     "file systems for the tests of disks",
+	"chrony":          "a real time server for the tests of timed (takes the place of systemd-timesyncd)",
+	"dnsmasq-base":    "a real DHCP server for the tests of networkd",
+	"e2fsprogs":       "disks with somebody's file system on them, for the tests of disks",
+	"iproute2":        "links and namespaces in network tests",
+	"user-mode-linux": "kernels of their own for tests of disks and links",
+	"xfsprogs":        "file systems for the tests of disks",
 }
 
 func setupCommand() *cobra.Command {

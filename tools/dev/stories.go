@@ -155,32 +155,42 @@ func buildAll(ctx context.Context, root string, out io.Writer) error {
 }
 
 // kernelTests runs each package in a guest of its own: this program starts it (go test -exec).
-// go test reuses results only where that command is the same, so it has the same place for all
-// checkouts, and the sum of the program's content.
 func kernelTests(ctx context.Context, s *suite) (result, error) {
 	all, err := bootTests(s.root)
 	if err != nil {
 		return result{}, err
 	}
-	own, err := os.Executable()
+	program, err := nameProgram(s.copied)
 	if err != nil {
-		return result{}, fmt.Errorf("find this program: %w", err)
-	}
-	program, err := os.ReadFile(own)
-	if err != nil {
-		return result{}, err
-	}
-	place := s.copied + ".program"
-	if err := os.Remove(place); err != nil && !os.IsNotExist(err) {
-		return result{}, err
-	}
-	if err := os.Symlink(own, place); err != nil {
-		return result{}, err
+		return result{}, fmt.Errorf("name this program: %w", err)
 	}
 	names, folders := chosen(all, func(t bootTest) bool { return t.tag == kernelTag })
 	test := goTest{dir: s.copied, args: []string{
-		"-p=1", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(),
-		fmt.Sprintf("-exec=%s uml --program=%x", place, sha256.Sum256(program)),
+		"-p=1", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(), "-exec=" + program + " uml",
 	}}
 	return test.run(ctx, s.out, names, folders...)
+}
+
+// nameProgram gives this program a name that is the same for all checkouts, and another one
+// where its content is another: go test compares the name when it reuses a result.
+func nameProgram(copied string) (string, error) {
+	own, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	content, err := os.ReadFile(own)
+	if err != nil {
+		return "", err
+	}
+	former, err := filepath.Glob(copied + ".program-*")
+	if err != nil {
+		return "", err
+	}
+	for _, name := range former {
+		if err := os.Remove(name); err != nil {
+			return "", err
+		}
+	}
+	name := fmt.Sprintf("%s.program-%x", copied, sha256.Sum256(content))
+	return name, os.Symlink(own, name)
 }

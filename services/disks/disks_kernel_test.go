@@ -1,3 +1,5 @@
+//go:build kernel
+
 package disks
 
 import (
@@ -22,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/process"
 	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/tools/testing/uml"
 	"golang.org/x/sys/unix"
 )
 
@@ -37,9 +40,6 @@ type loop struct {
 
 func newLoop(t *testing.T, size int64) *loop {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes loop devices")
-	}
 	l := &loop{t: t, file: filepath.Join(t.TempDir(), "disk.img")}
 	if err := os.WriteFile(l.file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -145,6 +145,7 @@ var errPowerCut = errors.New("power cut")
 // bootMachine is a machine that sees these disks only.
 func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	t.Helper()
+	uml.Booted(t)
 	m := &machineUnderTest{t: t, store: resource.NewStore(), console: &syncBuffer{}, dir: t.TempDir()}
 	for _, dir := range []string{"state", "var", "plugins"} {
 		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o755); err != nil {

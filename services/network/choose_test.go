@@ -9,6 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
+
 func TestChoose(t *testing.T) {
 	state := func(metric uint32, addresses ...string) linkState {
 		s := linkState{}

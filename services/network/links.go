@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,7 +83,9 @@ func expand(links []config.Link) (plans []config.Link, virtuals []virtual, membe
 			virtuals = append(virtuals, virtual{name: l.Name, wireguard: l.WireGuard})
 		}
 		for _, v := range l.VLANs {
-			p := config.Link{Name: vlanName(l.Name, v.ID), MTU: v.MTU, DHCP: v.DHCP, Routes: v.Routes}
+			// Linux gives a new VLAN the MTU that its parent has at that moment, which comes
+			// before the parent's own is set.
+			p := config.Link{Name: vlanName(l.Name, v.ID), MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Routes: v.Routes}
 			if v.CIDR.IsValid() {
 				p.Addresses = []netip.Prefix{v.CIDR}
 			}
@@ -157,11 +160,24 @@ func (o *owner) unmake(name string) error {
 	if err != nil && !errors.Is(err, unix.ENODEV) && !errors.As(err, &missing) {
 		return fmt.Errorf("remove %s: %w", name, err)
 	}
-	// Not to be used any more until the kernel tells of another.
+	o.drop(l)
+	// The kernel removes the VLANs of a link with it.
+	for _, other := range o.links {
+		if other.Type() == "vlan" && other.Attrs().ParentIndex == l.Attrs().Index {
+			o.drop(other)
+		}
+	}
+	return nil
+}
+
+// drop forgets a link that was removed: it isn't to be used any more, and news of it that
+// are under way are older than that.
+func (o *owner) drop(l netlink.Link) {
+	name := l.Attrs().Name
+	o.gone[l.Attrs().Index] = true
 	delete(o.links, name)
 	delete(o.applied, name)
 	delete(o.keyed, name)
-	return nil
 }
 
 func (o *owner) make(ctx context.Context, v virtual) error {
@@ -198,8 +214,10 @@ func (o *owner) add(v virtual) error {
 		parent = l.Attrs().Index
 	}
 	err := netlink.LinkAdd(o.o.link(v, parent))
-	if _, ours := o.made[v.name]; ours && errors.Is(err, unix.EEXIST) {
-		return nil // made a moment ago: the news is on its way
+	if errors.Is(err, unix.EEXIST) {
+		// Made a moment ago, by us, or by the module for bonds, which the kernel has loaded
+		// for this one: the news is on its way, and then it is seen whose it is.
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("make the %s %s: %w", v.kind(), v.name, err)

@@ -36,9 +36,6 @@ func TestS145Proxy(t *testing.T) {
 
 // S-146: what was appended to the bundle counts from the next request on.
 func TestS146Outbound(t *testing.T) {
-	if os.Geteuid() == 0 {
-		linkUp(t, "lo") // of the namespace that TestMain has made
-	}
 	s := httptest.NewTLSServer(http.NotFoundHandler())
 	defer s.Close()
 	bundle := filepath.Join(t.TempDir(), "bundle")

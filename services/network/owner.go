@@ -50,6 +50,7 @@ type owner struct {
 	virtuals   []virtual
 	members    map[string]string // of bonds: the bond's name
 	links      map[string]netlink.Link
+	gone       map[int]bool // by index: links that we have removed, until the kernel tells it
 	clients    map[string]*runningClient
 	leases     map[string]*lease
 	changed    chan leaseChange
@@ -64,6 +65,7 @@ type owner struct {
 	since     time.Time // since when
 	told      bool      // whether a missing link was told at the console
 	settled   bool      // all that is waited for was there once
+	bare      bool      // it was told that the node has no address
 	hostname  string    // from DHCP or a MAC address: stays once chosen
 	// announced is the configured name, for the goroutines of the clients: a server
 	// hears of a new one when the lease is extended.
@@ -92,6 +94,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		h:       h,
 		log:     h.Log,
 		links:   map[string]netlink.Link{},
+		gone:    map[int]bool{},
 		clients: map[string]*runningClient{},
 		leases:  map[string]*lease{},
 		changed: make(chan leaseChange),
@@ -177,11 +180,15 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 		return false
 	}
 	a := u.Attrs()
+	if o.gone[a.Index] && u.Header.Type != unix.RTM_DELLINK {
+		return false // older than the removal: nothing can be done with that link
+	}
 	maps.DeleteFunc(o.links, func(name string, l netlink.Link) bool {
 		return l.Attrs().Index == a.Index && name != a.Name // renamed
 	})
 	_, managed := planFor(o.plans, a.Name, o.o.physical(u.Link))
 	if u.Header.Type == unix.RTM_DELLINK {
+		delete(o.gone, a.Index)
 		delete(o.links, a.Name)
 		delete(o.applied, a.Name)
 		return managed
@@ -197,7 +204,10 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	if old.Attrs().Flags&net.FlagUp == 0 && a.Flags&net.FlagUp != 0 {
 		delete(o.applied, a.Name) // going down had taken routes along
 	}
-	changed := old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link)
+	// A bond's new member is up before it is one, and a link that was taken out again
+	// meanwhile can leave only then.
+	changed := old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link) ||
+		old.Attrs().MasterIndex != a.MasterIndex
 	// A cable that was out for a moment may show only as news without a change.
 	back := carrier(u.Link) && (!carrier(old) || !changed && o.leases[a.Name] == nil)
 	if c := o.clients[a.Name]; c != nil && back {
@@ -375,6 +385,7 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 					return nil
 				}
 				clear(o.links)
+				clear(o.gone)
 				var err error
 				if links, err = subscribe(ctx); err != nil {
 					return err

@@ -46,9 +46,13 @@ func (o *owner) tell(addr NodeAddress, chosen bool) error {
 	}
 	if !chosen {
 		// The last address stays published: those that use it can't do without.
-		o.log.Warn("the node has no address at the moment")
+		if !o.bare {
+			o.bare = true
+			o.log.Warn("the node has no address at the moment")
+		}
 		return errors.Join(errs...)
 	}
+	o.bare = false
 	if o.pinned.IsValid() && o.pinned != addr.Primary {
 		o.log.Warn(fmt.Sprintf("the node's address changes from %s to %s: %s", o.pinned, addr.Primary, addr.Why))
 		o.pinSaved = false

@@ -1,3 +1,5 @@
+//go:build kernel
+
 package network
 
 import (
@@ -23,17 +25,11 @@ import (
 	"github.com/garboard-os/garboard/services/logs"
 	"github.com/garboard-os/garboard/services/machine"
 	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/tools/testing/uml"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-}
 
 // peer is another machine: a network namespace.
 type peer struct {
@@ -43,6 +39,7 @@ type peer struct {
 
 func newPeer(t *testing.T) *peer {
 	t.Helper()
+	uml.Booted(t)
 	p := &peer{t: t}
 	inThread(t, func() {
 		var err error
@@ -94,6 +91,16 @@ func linkUp(t *testing.T, name string) {
 // wire joins the node's link to a link of the peer with this address.
 func (p *peer) wire(node, there, cidr string) {
 	p.t.Helper()
+	p.cable(node, there)
+	p.do(func() {
+		p.address(there, cidr)
+		linkUp(p.t, there)
+	})
+}
+
+// cable joins the node's link to a link of the peer, which is down.
+func (p *peer) cable(node, there string) {
+	p.t.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: node}, PeerName: there}
 	if err := netlink.LinkAdd(veth); err != nil {
 		p.t.Fatalf("add link %s: %v", node, err)
@@ -106,22 +113,20 @@ func (p *peer) wire(node, there, cidr string) {
 	if err != nil {
 		p.t.Fatalf("move link %s: %v", there, err)
 	}
-	p.do(func() {
-		addr, err := netlink.ParseAddr(cidr)
-		if err != nil {
-			p.t.Errorf("%v", err)
-			return
+}
+
+// address is for do.
+func (p *peer) address(link, cidr string) {
+	addr, err := netlink.ParseAddr(cidr)
+	if err == nil {
+		var l netlink.Link
+		if l, err = netlink.LinkByName(link); err == nil {
+			err = netlink.AddrAdd(l, addr)
 		}
-		end, err := netlink.LinkByName(there)
-		if err == nil {
-			err = netlink.AddrAdd(end, addr)
-		}
-		if err != nil {
-			p.t.Errorf("add %s to %s: %v", cidr, there, err)
-			return
-		}
-		linkUp(p.t, there)
-	})
+	}
+	if err != nil {
+		p.t.Errorf("add %s to %s: %v", cidr, link, err)
+	}
 }
 
 // dnsmasq serves DHCP on the peer until the test ends or stop is called.
@@ -160,23 +165,6 @@ type node struct {
 	pin     string
 	change  func(*Options) // of what run gives networkd
 	stop    func()
-}
-
-type syncBuffer struct {
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 func startNode(t *testing.T, cfg config.Network) *node {
@@ -278,19 +266,23 @@ func (n *node) address() NodeAddress {
 // addresses are the IPv4 ones that the kernel has on the link.
 func addresses(t *testing.T, link string) []string {
 	t.Helper()
+	out, err := addressesOf(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func addressesOf(link string) (out []string, err error) {
 	l, err := netlink.LinkByName(link)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	list, err := netlink.AddrList(l, netlink.FAMILY_V4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
 	for _, a := range list {
 		out = append(out, a.IPNet.String())
 	}
-	return out
+	return out, err
 }
 
 // routes are the IPv4 ones of the link that the kernel didn't make by itself.
@@ -322,12 +314,8 @@ func same(t *testing.T, what string, got []string, want ...string) {
 	}
 }
 
-func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
-func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
-
 // S-090: static address with default route and MTU; two cards, one ignored.
 func TestS090StaticAndIgnored(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.5.0.1/24")
 	p.wire("eth1", "far1", "10.6.0.1/24")
@@ -367,7 +355,6 @@ func TestS090StaticAndIgnored(t *testing.T) {
 // Two default routes of one metric, and one from DHCP: the kernel would keep only
 // the last. The link that comes first wins. IPv6 beside it.
 func TestDefaultRoutesOfSeveralLinks(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.13.0.1/24")
 	p.wire("eth1", "far1", "10.13.1.1/24")
@@ -397,7 +384,6 @@ func TestDefaultRoutesOfSeveralLinks(t *testing.T) {
 
 // The links of pods are nobody's cards, also not when a bridge tells of them.
 func TestPodLinksAreLeftAlone(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	var mu sync.Mutex
 	cards := map[string]bool{}
@@ -456,7 +442,6 @@ func (n *node) names(hostname, hostsLine, resolv string) {
 
 // S-094: a link that nobody configured gets DHCP, from a server that isn't ours.
 func TestS094UnconfiguredLinkUsesDHCP(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.7.0.1/24")
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.7.0.50,10.7.0.60,2m",

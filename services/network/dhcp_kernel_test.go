@@ -1,3 +1,5 @@
+//go:build kernel
+
 package network
 
 import (
@@ -91,7 +93,6 @@ func (s *shortServer) set(f func(*shortServer)) {
 // A lease of six seconds is renewed, by unicast from its own address and
 // without a server identifier (RFC 2131 §4.3.2), and goes when the server dies.
 func TestRenewalAndExpiryOnTheWire(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.0.1/24")
 	s := p.shortServer("far0", "10.8.0.1", "10.8.0.77", 6)
@@ -131,7 +132,6 @@ func TestRenewalAndExpiryOnTheWire(t *testing.T) {
 
 // A server that answers broadcasts only, and calls itself 0.0.0.0.
 func TestServerThatCallsItselfZero(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.1.1/24")
 	s := p.shortServer("far0", "0.0.0.0", "10.8.1.77", 6)
@@ -148,7 +148,6 @@ func TestServerThatCallsItselfZero(t *testing.T) {
 
 // The address changes with a renewal: the old one goes, the new one is published.
 func TestChangedLease(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.2.1/24")
 	s := p.shortServer("far0", "10.8.2.1", "10.8.2.77", 6)
@@ -167,7 +166,6 @@ func TestChangedLease(t *testing.T) {
 // No DHCP answer: one clear line at the console, and the node comes up as soon
 // as a server does.
 func TestNoDHCPAnswerThenOne(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.3.1/24")
 	s := p.shortServer("far0", "10.8.3.1", "10.8.3.77", 60)
@@ -218,7 +216,6 @@ func TestNoDHCPAnswerThenOne(t *testing.T) {
 // Two cards by DHCP: both default routes are there, the first card's wins, and
 // the node's address is the first card's, whoever answered first.
 func TestTwoDHCPLinks(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.9.0.1/24")
 	p.wire("eth1", "far1", "10.9.1.1/24")
@@ -234,7 +231,6 @@ func TestTwoDHCPLinks(t *testing.T) {
 
 // The node's address is the one of earlier boots for as long as it has it.
 func TestNodeAddressIsPinned(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.10.0.1/24")
 	dir := t.TempDir()
@@ -265,7 +261,6 @@ func TestNodeAddressIsPinned(t *testing.T) {
 
 // A changed configuration is applied while running.
 func TestLiveChange(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.11.0.1/24")
 	entry := config.Interface{Name: "eth0", CIDR: prefix("10.11.0.2/24"), Routes: []config.Route{
@@ -299,7 +294,6 @@ func TestLiveChange(t *testing.T) {
 
 // A link that comes later, and one that goes and comes back.
 func TestLinkComesAndGoes(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.12.0.2/24"), Routes: []config.Route{
 		{Network: prefix("0.0.0.0/0"), Gateway: addr("10.99.0.1")}, // not on the link's own network

@@ -1,3 +1,5 @@
+//go:build kernel
+
 package network
 
 import (
@@ -16,7 +18,6 @@ import (
 // this one changes the node's own, whether those are static or DHCP's, and is never the
 // one that the node is known by.
 func TestS119TheSharedAddressStays(t *testing.T) {
-	needRoot(t)
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.19.0.1/24")
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.19.0.50,10.19.0.60,2m")
@@ -52,7 +53,6 @@ func TestS119TheSharedAddressStays(t *testing.T) {
 
 // The same with IPv6.
 func TestS119TheSharedIPv6AddressStays(t *testing.T) {
-	needRoot(t)
 	newPeer(t).wire("eth0", "far0", "10.19.1.1/24")
 	shared := addr("2001:db8::fe")
 	vip := &config.VIP{IP: shared}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,13 +92,16 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 func runPhases(ctx context.Context, all []phase, s *suite, only string) error {
 	begin := time.Now()
 	var not []string
-	for _, p := range all {
+	for i, p := range all {
 		if only != p.name && (only != "" || p.apart) {
 			not = append(not, p.name)
 			continue
 		}
 		if err := s.phase(ctx, p); err != nil {
-			s.last(fmt.Sprintf("FAILED in %s after %s", p.name, since(begin)), append(not, p.name))
+			for _, later := range all[i+1:] {
+				not = append(not, later.name)
+			}
+			s.last(fmt.Sprintf("FAILED in %s after %s", p.name, since(begin)), not)
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
@@ -142,15 +146,8 @@ func (s *suite) last(verdict string, not []string) {
 	for _, f := range s.flaky {
 		fmt.Fprintf(s.out, "FLAKY: %s (first failure: %s)\n", f, f.reason)
 	}
-	ran := strings.Join(s.ran, ", ")
-	if ran == "" {
-		ran = "nothing"
-	}
-	fmt.Fprintf(s.out, "== %s; ran: %s", verdict, ran)
-	if len(not) > 0 {
-		fmt.Fprintf(s.out, "; not run to the end: %s", strings.Join(not, ", "))
-	}
-	fmt.Fprintf(s.out, "; booted: %s\n", s.machines())
+	list := func(names []string) string { return cmp.Or(strings.Join(names, ", "), "nothing") }
+	fmt.Fprintf(s.out, "== %s; complete: %s; not run: %s; booted: %s\n", verdict, list(s.ran), list(not), s.machines())
 }
 
 func lint(ctx context.Context, s *suite) (result, error) {

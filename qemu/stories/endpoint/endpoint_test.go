@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package endpoint is the story of a cluster whose endpoint goes away after its nodes
 // have joined, and with it the control plane that a worker talked to. The worker goes

@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 package full
 

@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package manifests is the story of a cluster that is made of more than what Garboard
 // brings: a pod network of the owner's choice, from a URL or by hand, and objects of the

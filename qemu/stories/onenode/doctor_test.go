@@ -1,9 +1,6 @@
 //go:build story
 
-// Package doctor is the story of a node that people break in the ways that the
-// troubleshooting guide knows, and of what gbctl doctor then says: what is broken,
-// by its name, with the reason and the evidence; and nothing once it is mended.
-package doctor
+package onenode
 
 import (
 	"bytes"
@@ -20,8 +17,6 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
 )
-
-func TestMain(m *testing.M) { story.Main(m) }
 
 const (
 	// tellBudget is for a fault to show: an API server that is replaced may take its
@@ -102,7 +97,7 @@ func well(c *story.Cluster) {
 
 // The guide's conditions on one node, one after the other, each mended again.
 func TestDoctor(t *testing.T) {
-	c, _ := story.Ready(t, "doctor", qemu.Container)
+	c, _ := story.Shared(t, name, qemu.Container)
 	well(c)
 	began := time.Now()
 	if out := c.Gbctl("doctor"); !strings.Contains(out, "nothing is wrong") {

@@ -1,9 +1,6 @@
 //go:build story
 
-// Package kill is the story of a node whose services are killed, one after the
-// other: each comes back by itself, what it carried goes on, and the console says
-// what happened.
-package kill
+package onenode
 
 import (
 	"fmt"
@@ -15,8 +12,6 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/stories/story"
 )
-
-func TestMain(m *testing.M) { story.Main(m) }
 
 const (
 	// backBudget is a promise: a service that was killed is up again within it.
@@ -39,8 +34,10 @@ spec:
       containers: [{name: work, image: ` + config.DefaultPauseImage + `}]
 `
 
+// Services are killed, one after the other: each comes back by itself, what it carried goes
+// on, and the console says what happened.
 func TestKilledServicesComeBack(t *testing.T) {
-	c, _ := story.Ready(t, "kill", qemu.Container)
+	c, _ := story.Shared(t, name, qemu.Container)
 	c.Apply(workload)
 	pods := 1
 	c.Eventually(recoverBudget, "the pod runs", func() error { return available(c, pods) })
@@ -91,6 +88,7 @@ func TestKilledServicesComeBack(t *testing.T) {
 		})
 	}
 	t.Run("a task that is half removed", func(t *testing.T) { halfRemoved(t, c.In(t)) })
+	c.Kubectl("delete", "deployment", "work", "--cascade=foreground")
 }
 
 func available(c *story.Cluster, want int) error {

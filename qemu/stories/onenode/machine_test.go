@@ -10,8 +10,9 @@ import (
 )
 
 func TestOneNodeInQEMU(t *testing.T) {
-	c := oneNode(t, "one-qemu", qemu.QEMU)
-	m := story.Marks(t)
+	c, m := story.Ready(t, "one-qemu", qemu.QEMU)
+	oneNode(t, c, m)
+	m = story.Marks(t)
 	folder := t.TempDir()
 	kill := serveNFS(t, c, folder)
 	t.Run("NFS", func(t *testing.T) { shares(t, c.In(t), folder) })

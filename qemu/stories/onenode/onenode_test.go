@@ -1,9 +1,10 @@
 //go:build story
 
-// Package onenode is the main story: one node becomes a Kubernetes cluster that
-// runs pods, loses its power, and is the same cluster again. It is told twice, by
-// the same code: in a container and, among the long stories, in an emulated machine,
-// neither of which reaches anything outside.
+// Package onenode has the stories of one node. It becomes a Kubernetes cluster that runs
+// pods, loses its power, and is the same cluster again, in a container and, among the long
+// stories, in an emulated machine, neither of which reaches anything outside. Before that
+// its services are killed, and it is broken in the ways that the troubleshooting guide
+// knows: gbctl doctor then says what is broken, with the reason and the evidence.
 package onenode
 
 import (
@@ -82,13 +83,17 @@ spec:
     command: [/usr/local/bin/kubectl, proxy, --port=8001]
 `
 
+// name is that of the cluster that the tests share.
+const name = "one"
+
+// It ends with a node that is off, so it is the last that shares.
 func TestOneNodeInContainer(t *testing.T) {
-	c := oneNode(t, "one-container", qemu.Container)
+	c, m := story.Shared(t, name, qemu.Container)
+	oneNode(t, c, m)
 	t.Run("power off", func(t *testing.T) { powersOff(t, c.In(t)) })
 }
 
-func oneNode(t *testing.T, name, provisioner string, options ...story.Option) *story.Cluster {
-	c, m := story.Ready(t, name, provisioner, options...)
+func oneNode(t *testing.T, c *story.Cluster, m *story.Mark) {
 	c.Apply(strings.ReplaceAll(web, "IMAGE", config.DefaultAPIServerImage))
 	c.Eventually(podsBudget, "the pods run and are ready", func() error { return ready(c) })
 	m.Reached("pods are ready")
@@ -123,7 +128,6 @@ func oneNode(t *testing.T, name, provisioner string, options ...story.Option) *s
 	if len(before) > 0 {
 		t.Errorf("lost in the power cut: %v", before)
 	}
-	return c
 }
 
 // pods are the names of the web pods.

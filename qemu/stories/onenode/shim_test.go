@@ -1,6 +1,6 @@
 //go:build story
 
-package kill
+package onenode
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package reset is the story of a cluster that shrinks, from three control planes and a
 // worker to the one that must stay: nodes are rebooted and reset, and nobody who uses

@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package scale is the story of a cluster that grows and shrinks while it is written to:
 // one control plane, three, five, and three again, without the one that began it.

@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package stale is the story of a machine that was part of another cluster: its disk
 // still has that one's etcd data, under the same address (S-225).

@@ -92,6 +92,10 @@ func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 	if os.Getenv(homeVar) == "" {
 		Home(t)
 	}
+	return up(t, newOptions(made, name, provisioner, options), made)
+}
+
+func newOptions(made *image.Artifacts, name, provisioner string, changes []Option) qemu.Options {
 	o := qemu.Options{
 		Name:        name,
 		Provisioner: provisioner,
@@ -99,26 +103,33 @@ func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 		Images:      made.Layout,
 		Self:        []string{os.Args[0]},
 	}
-	for _, change := range options {
+	for _, change := range changes {
 		change(&o)
 	}
-	return up(t, o, made)
+	return o
 }
 
 func up(t *testing.T, o qemu.Options, made *image.Artifacts) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, kubectl: made.Kubectl(), options: o, pace: Pace(t)}
 	t.Cleanup(func() {
-		if t.Failed() && c.Cluster != nil {
-			for _, n := range c.Nodes {
-				t.Logf("the console of %s ends with:\n%s", n.Name, c.tail(n.Name))
-			}
-		}
+		c.consoles()
 		c.Down()
 	})
 	c.Up()
 	t.Attr(Booted, o.Provisioner)
 	return c
+}
+
+// consoles prints the ends of all nodes' consoles if the test failed.
+func (c *Cluster) consoles() {
+	c.t.Helper()
+	if !c.t.Failed() || c.Cluster == nil {
+		return
+	}
+	for _, n := range c.Nodes {
+		c.t.Logf("the console of %s ends with:\n%s", n.Name, c.tail(n.Name))
+	}
 }
 
 // Up brings the cluster up; New has done it once.

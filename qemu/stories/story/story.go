@@ -51,7 +51,12 @@ func Main(m *testing.M) {
 	}
 	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
 	os.Unsetenv(homeVar) // the user's clusters are none of ours
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := endShared(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
 }
 
 func callback(f func(context.Context) error) int {

@@ -1,9 +1,10 @@
 //go:build story
 
-// Package grow is the story of three control planes: two join the first one's etcd
-// by themselves, the loss of the leader costs no write, and a node that comes back
-// with an empty disk takes the place of what it was.
-package grow
+// Package threenodes has the stories of three control planes. Two join the first one's etcd
+// by themselves, the loss of the leader costs no write, and a node that comes back with an
+// empty disk takes the place of what it was. Where two are lost for good, the third begins
+// a new cluster with a snapshot.
+package threenodes
 
 import (
 	"errors"
@@ -21,6 +22,9 @@ import (
 
 func TestMain(m *testing.M) { story.Main(m) }
 
+// name is that of the cluster that the tests share.
+const name = "three"
+
 const (
 	// joinBudget is for a node to boot, to join and to be promoted.
 	joinBudget = 60 * time.Second
@@ -32,7 +36,7 @@ const (
 
 // S-211, S-215, S-219, S-224
 func TestThreeControlPlanes(t *testing.T) {
-	c, m := story.Ready(t, "grow", qemu.Container, story.Nodes(3, 0))
+	c, m := story.Shared(t, name, qemu.Container, story.Nodes(3, 0))
 	first, last := c.Nodes[0].Address.String(), c.Nodes[2]
 	voting := func() error {
 		out, err := c.TryGbctl("-n", first, "etcd", "status")

@@ -1,9 +1,6 @@
 //go:build story
 
-// Package leader is the story of a cluster that loses the leader of its etcd while it
-// is written to: by power cut, and by a crash. Whatever it had acknowledged is there
-// afterwards, on every member, and it takes writes again soon.
-package leader
+package threenodes
 
 import (
 	"context"
@@ -16,8 +13,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-func TestMain(m *testing.M) { story.Main(m) }
-
 const (
 	// writeBudget is for etcd to elect another leader, which takes it two seconds, and
 	// for the load balancer to let the dead one's clients go, which takes it nine.
@@ -28,9 +23,11 @@ const (
 
 type readers = map[string]func(context.Context) (map[string]string, error)
 
-// S-220: three tolerate the loss of one.
+// S-220: three tolerate the loss of one. They lose the leader of their etcd while they are
+// written to: by power cut, and by a crash. Whatever was acknowledged is there afterwards,
+// on every member, and writes are taken again soon.
 func TestLeaderIsLostUnderLoad(t *testing.T) {
-	c, m := story.Ready(t, "leader", qemu.Container, story.Nodes(3, 0))
+	c, m := story.Shared(t, name, qemu.Container, story.Nodes(3, 0))
 	c.Complete()
 	inside := c.Network()
 	etcd := c.Etcd(inside, c.Nodes...)

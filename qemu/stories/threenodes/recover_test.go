@@ -1,9 +1,6 @@
-//go:build story
+//go:build story && long
 
-// Package recover is the story of a cluster that has lost two of three control planes
-// for good: the third begins a new one with a snapshot, and the others come in again
-// with empty disks.
-package recover
+package threenodes
 
 import (
 	"errors"
@@ -18,8 +15,6 @@ import (
 	"github.com/garboard-os/garboard/qemu/stories/story"
 )
 
-func TestMain(m *testing.M) { story.Main(m) }
-
 const (
 	// noticeBudget is for etcd to miss its leader, and for the doctor to ask it.
 	noticeBudget = 30 * time.Second
@@ -30,18 +25,20 @@ const (
 	againBudget = 30 * time.Second
 	// restoreBudget is for one command, the longest that there is.
 	restoreBudget = 90 * time.Second
-	// joinBudget is for two nodes to boot, to pull their images again, to join and to
+	// rejoinBudget is for two nodes to boot, to pull their images again, to join and to
 	// be promoted.
-	joinBudget = 90 * time.Second
+	rejoinBudget = 90 * time.Second
 )
 
+// A cluster has lost two of three control planes for good: the third begins a new one with a
+// snapshot, and the others come in again with empty disks.
 func TestRecoverFromSnapshot(t *testing.T) {
-	c, m := story.Ready(t, "recover", qemu.Container, story.Nodes(3, 0))
+	c, m := story.Shared(t, name, qemu.Container, story.Nodes(3, 0))
 	last := c.Nodes[0]
 	node := func(args ...string) (string, error) {
 		return c.TryGbctl(append([]string{"-n", last.Address.String()}, args...)...)
 	}
-	c.Eventually(joinBudget, "three members vote", voters(c, last, 3))
+	c.Eventually(rejoinBudget, "three members vote", voters(c, last, 3))
 	c.Kubectl("create", "configmap", "before")
 	snapshot := filepath.Join(t.TempDir(), "etcd.db")
 	c.Gbctl("-n", last.Address.String(), "etcd", "snapshot", snapshot)
@@ -119,7 +116,7 @@ func TestRecoverFromSnapshot(t *testing.T) {
 		for _, lost := range c.Nodes[1:] {
 			must(t, c.On(t.Context(), lost.Name))
 		}
-		c.Eventually(joinBudget, "three members vote", voters(c, last, 3))
+		c.Eventually(rejoinBudget, "three members vote", voters(c, last, 3))
 		m.Reached("three members vote")
 		c.Ready(m)
 		c.Kubectl("get", "configmap", "before", "again")

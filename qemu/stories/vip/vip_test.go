@@ -1,4 +1,4 @@
-//go:build story
+//go:build story && long
 
 // Package vip is the story of the address that three control planes share: whoever
 // has it may lose its power, its time or its network, and another one has it; when

@@ -166,7 +166,7 @@ func kernelTests(ctx context.Context, s *suite) (result, error) {
 	}
 	names, folders := chosen(all, func(t bootTest) bool { return t.tag == kernelTag })
 	test := goTest{dir: s.copied, args: []string{
-		"-p=1", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(), "-exec=" + program + " uml",
+		"-p=2", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(), "-exec=" + program + " uml",
 	}}
 	return test.run(ctx, s.out, names, folders...)
 }

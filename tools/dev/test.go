@@ -132,7 +132,7 @@ func (s *suite) phase(ctx context.Context, p phase) error {
 	s.ran = append(s.ran, p.name)
 	fmt.Fprintf(s.out, "== %s: passed in %s", p.name, since(begin))
 	if r.packages > 0 {
-		fmt.Fprintf(s.out, ": %d packages, %d of them cached: nothing that they depend on has changed since they passed", r.packages, r.cached)
+		fmt.Fprintf(s.out, ": %d packages, of which %d are unchanged since they passed (cached)", r.packages, r.cached)
 	}
 	fmt.Fprintln(s.out)
 	return nil

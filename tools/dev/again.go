@@ -22,7 +22,7 @@ func (r *result) again(ctx context.Context, out io.Writer) error {
 	}
 	r.failures = nil
 	for _, f := range failures {
-		if f.unbuilt {
+		if f.noLuck {
 			r.failures = append(r.failures, f)
 			continue
 		}
@@ -40,7 +40,7 @@ func (r *result) again(ctx context.Context, out io.Writer) error {
 		r.flaky = append(r.flaky, f)
 	}
 	if len(r.failures) > 0 {
-		return fmt.Errorf("%d failed, and failed again alone:%s", len(r.failures), lines(r.failures))
+		return fmt.Errorf("%d failed, also when they ran again alone:%s", len(r.failures), lines(r.failures))
 	}
 	return nil
 }

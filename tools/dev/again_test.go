@@ -49,6 +49,13 @@ func TestBroken(t *testing.T) { t.Error("never works") }
 import "testing"
 func TestUnbuilt(t *testing.T) { undefined() }
 `,
+	// What package testing prints where the race detector finds something, without the C compiler that it needs.
+	"races/races_test.go": `package races
+import "testing"
+func TestRaces(t *testing.T) {
+	t.Error("race detected during execution of test")
+}
+`,
 }
 
 func lucky(t *testing.T, packages ...string) (*suite, *strings.Builder, phase) {
@@ -80,7 +87,7 @@ func TestSecondChance(t *testing.T) {
 	if diff := cmp.Diff(want, lines[len(lines)-4:len(lines)-1]); diff != "" {
 		t.Errorf("last lines (-want +got):\n%s", diff)
 	}
-	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "== passed in ") || !strings.HasSuffix(last, "; booted: container 1 times") {
+	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "== make test: passed in ") || !strings.HasSuffix(last, "; booted: container 1") {
 		t.Errorf("the last line is %s", last)
 	}
 	// The first failure is there as a whole; what passes is quiet; what had not begun when
@@ -102,23 +109,23 @@ func TestSecondChance(t *testing.T) {
 	}
 }
 
-// What fails twice fails, and so does what the compiler refuses.
+// What fails twice fails, and so does what the compiler refuses or the race detector finds.
 func TestBrokenTwice(t *testing.T) {
 	t.Parallel()
-	s, out, p := lucky(t, "./good", "./flaky", "./broken", "./unbuilt")
+	s, out, p := lucky(t, "./good", "./flaky", "./broken", "./unbuilt", "./races")
 	err := runPhases(t.Context(), []phase{p}, s, "")
 	if err == nil {
 		t.Fatalf("it passed:\n%s", out)
 	}
-	for _, want := range []string{"unit: 2 failed, and failed again alone:", "\n  broken.TestBroken: broken_test.go:3: never works", "\n  unbuilt: "} {
+	for _, want := range []string{"unit: 3 failed, also when they ran again alone:", "\n  broken.TestBroken: broken_test.go:3: never works", "\n  unbuilt: ", "\n  races.TestRaces: "} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v\nwithout %q", err, want)
 		}
 	}
-	if strings.Contains(err.Error(), "flaky") || !strings.Contains(out.String(), "\nFLAKY: flaky.TestFlaky") || !strings.Contains(out.String(), "\n== FAILED in unit after ") {
+	if strings.Contains(err.Error(), "flaky") || !strings.Contains(out.String(), "\nFLAKY: flaky.TestFlaky") || !strings.Contains(out.String(), "\n== make test: FAILED in unit after ") {
 		t.Errorf("error %v; it printed\n%s", err, out)
 	}
-	if strings.Contains(out.String(), "== again, alone: unbuilt") || !strings.Contains(out.String(), "undefined: undefined") {
+	if strings.Contains(out.String(), "== again, alone: unbuilt") || strings.Contains(out.String(), "== again, alone: races") || !strings.Contains(out.String(), "undefined: undefined") {
 		t.Errorf("it printed\n%s", out)
 	}
 }

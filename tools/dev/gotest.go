@@ -41,7 +41,7 @@ type failure struct {
 	pkg, test string // test is "" for a whole package
 	run       string // the tests of a whole package that were to run: a regular expression, or ""
 	reason    string // one line
-	unbuilt   bool   // the compiler's errors are no luck
+	noLuck    bool   // not to be run again: the compiler refuses it, or it has a data race
 }
 
 func (f failure) String() string {
@@ -166,7 +166,7 @@ func (r *reader) testEnds(e event) {
 	case "skip":
 		r.skipped++
 	case "fail":
-		r.failures = append(r.failures, failure{in: r.call, pkg: e.Package, test: e.Test, reason: reason(p.text.String())})
+		r.failures = append(r.failures, failure{in: r.call, pkg: e.Package, test: e.Test, reason: reason(p.text.String()), noLuck: raced.MatchString(p.text.String())})
 	}
 	if r.call.verbose || e.Action == "fail" {
 		r.print(withReasons(p.text.String()))
@@ -226,13 +226,18 @@ func (r *reader) packageFails(e event, own string) {
 	// The whole package counts once more: which tests were still to come is not known.
 	r.passed, r.skipped = r.passed-passed, r.skipped-skipped
 	r.failures = slices.DeleteFunc(r.failures, func(f failure) bool { return f.pkg == e.Package })
-	f := failure{in: r.call, pkg: e.Package, run: r.names, reason: reason(text), unbuilt: e.FailedBuild != ""}
+	f := failure{in: r.call, pkg: e.Package, run: r.names, reason: reason(text), noLuck: e.FailedBuild != "" || raced.MatchString(text)}
 	if len(open) > 0 {
 		slices.Sort(open)
 		f.reason = strings.Join(open, ", ") + " did not end: " + f.reason
 	}
 	r.failures = append(r.failures, f)
 }
+
+// raced is in the output of a test with a data race: of package testing, and of the race
+// detector where the test did not end. The race is there, also when the next run does not
+// meet it.
+var raced = regexp.MustCompile(`race detected during execution of test|WARNING: DATA RACE`)
 
 // tells is a line of a test that tells where it comes from; panics have none.
 var tells = regexp.MustCompile(`(?m)^(?: {4,}\w+\.go:\d+: .*|panic: .*|WARNING: DATA RACE|signal: .*|exit status .*)$`)
@@ -273,11 +278,11 @@ func (r *result) add(other result) {
 	}
 }
 
-// machines says what was booted, how often.
+// machines says what was booted, and how often.
 func (r result) machines() string {
 	var each []string
 	for _, how := range slices.Sorted(maps.Keys(r.booted)) {
-		each = append(each, fmt.Sprintf("%s %d times", how, r.booted[how]))
+		each = append(each, fmt.Sprintf("%s %d", how, r.booted[how]))
 	}
 	if each == nil {
 		return "nothing"

@@ -91,6 +91,7 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 // stand on the earlier.
 func runPhases(ctx context.Context, all []phase, s *suite, only string) error {
 	begin := time.Now()
+	command := cmp.Or(map[string]string{"": "make test", "long": "make test-long"}[only], "make "+only)
 	var not []string
 	for i, p := range all {
 		if only != p.name && (only != "" || p.apart) {
@@ -101,14 +102,14 @@ func runPhases(ctx context.Context, all []phase, s *suite, only string) error {
 			for _, later := range all[i+1:] {
 				not = append(not, later.name)
 			}
-			s.last(fmt.Sprintf("FAILED in %s after %s", p.name, since(begin)), not)
+			s.last(fmt.Sprintf("%s: FAILED in %s after %s", command, p.name, since(begin)), not)
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	if s.ran == nil {
 		return fmt.Errorf("--only %s: no such phase", only)
 	}
-	verdict := "passed in " + since(begin)
+	verdict := command + ": passed in " + since(begin)
 	if only == "" {
 		verdict += fmt.Sprintf(" (where everything is built, it may take %s)", testBudget)
 	}

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/garboard-os/garboard/services/udev"
+	"github.com/garboard-os/garboard/services/system/udev"
 )
 
 const (

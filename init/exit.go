@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/logs"
+	"github.com/garboard-os/garboard/services/core/logs"
 )
 
 // intent is how the machine is to end.

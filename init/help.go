@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/garboard-os/garboard/services/udev"
+	"github.com/garboard-os/garboard/services/system/udev"
 )
 
 // askPowerOff is the argument with which the kernel runs this program when the

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/logs"
-	"github.com/garboard-os/garboard/services/process"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
 )
 
 // screen is a console that a test reads.

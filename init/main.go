@@ -22,8 +22,8 @@ import (
 	"slices"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/apid"
-	"github.com/garboard-os/garboard/services/trustd"
+	"github.com/garboard-os/garboard/services/front/apid"
+	"github.com/garboard-os/garboard/services/front/trustd"
 )
 
 // containerFlag is the one way in which PID 1 learns that it isn't on a machine

@@ -20,9 +20,9 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services"
-	"github.com/garboard-os/garboard/services/dag"
-	"github.com/garboard-os/garboard/services/logs"
-	"github.com/garboard-os/garboard/services/process"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
 )
 
 // roleEnv makes this test binary play a part: PID 1 of a PID namespace with one

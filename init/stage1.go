@@ -11,8 +11,8 @@ import (
 	"github.com/u-root/u-root/pkg/mount/loop"
 	"golang.org/x/sys/unix"
 
-	"github.com/garboard-os/garboard/services/logs"
-	"github.com/garboard-os/garboard/services/udev"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/system/udev"
 )
 
 const (

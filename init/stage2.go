@@ -14,8 +14,8 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services"
-	"github.com/garboard-os/garboard/services/logs"
-	"github.com/garboard-os/garboard/services/process"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
 )
 
 const (

@@ -21,14 +21,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Exit codes of the sandbox program (services/sandbox/node.go).
+// Exit codes of the sandbox program (services/front/sandbox/cmd/sandbox/node.go).
 const (
 	sandboxReboot = 10
 	sandboxDied   = 11
 	sandboxKilled = 12
 )
 
-// sandboxSpec is what the sandbox program reads (services/sandbox/spec.go).
+// sandboxSpec is what the sandbox program reads (services/front/sandbox/cmd/sandbox/spec.go).
 type sandboxSpec struct {
 	ID        string        `json:"id"`
 	Hostname  string        `json:"hostname"`

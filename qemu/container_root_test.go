@@ -60,7 +60,7 @@ func artefacts(t *testing.T) Options {
 		}
 		goBuild(t, filepath.Join(root, "sbin/init"), []string{"CGO_ENABLED=0"}, "./testdata/init")
 		goBuild(t, filepath.Join(dir, "sandbox"), []string{"CGO_ENABLED=1"},
-			"-tags", "netgo osusergo seccomp", "-ldflags", "-s -w -linkmode external -extldflags=-static", "../services/sandbox")
+			"-tags", "netgo osusergo seccomp", "-ldflags", "-s -w -linkmode external -extldflags=-static", "../services/front/sandbox/cmd/sandbox")
 		image := filepath.Join(dir, "root.sqsh")
 		if text, err := exec.Command("mksquashfs", root, image, "-quiet", "-no-progress").CombinedOutput(); err != nil {
 			t.Fatalf("mksquashfs: %v\n%s", err, text)

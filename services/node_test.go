@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/dag"
-	"github.com/garboard-os/garboard/services/logs"
-	"github.com/garboard-os/garboard/services/process"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
 )
 
 // The tables of node.go make a graph without cycles or unknown names, and no two

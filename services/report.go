@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/controlplane"
-	"github.com/garboard-os/garboard/services/dag"
-	"github.com/garboard-os/garboard/services/disks"
-	"github.com/garboard-os/garboard/services/logs"
-	"github.com/garboard-os/garboard/services/resource"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/system/disks"
 )
 
 const (

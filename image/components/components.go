@@ -83,7 +83,7 @@ var All = []Component{
 		Name: "runc", Version: RuncVersion, Dir: "runc", Guess: 20 * time.Second,
 		Files: []string{"runc", "sandbox"},
 		// Both are libcontainer and little else: two programs would be 2.3 MB more to boot.
-		Graft: []string{"services/sandbox"},
+		Graft: []string{"services/front/sandbox/cmd/sandbox"},
 		Programs: []Program{{
 			File: "runc", Package: "github.com/opencontainers/runc", Links: []string{"sandbox"}, Static: true,
 			Tags: []string{"netgo", "osusergo", "seccomp", "urfave_cli_no_docs"},

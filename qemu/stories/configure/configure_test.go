@@ -263,7 +263,7 @@ func staged(t *testing.T, c *story.Cluster) {
 }
 
 // cuts are enough to meet several points of an apply in one run of the story; the
-// thousand are in the tests of services/machine.
+// thousand are in the tests of services/system/machine.
 const cuts = 6
 
 // The power goes while configurations are applied: what the node comes back with

@@ -170,7 +170,7 @@ func cluster(t *testing.T, name string, patch map[string]any) (*story.Cluster, *
 // ownNetwork is flannel as Garboard renders it, with what else a node needs.
 func ownNetwork(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join("..", "..", "..", "services", "controlplane", "testdata", "manifests", "05-flannel.yaml")
+	path := filepath.Join("..", "..", "..", "services", "kubernetes", "controlplane", "testdata", "manifests", "05-flannel.yaml")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

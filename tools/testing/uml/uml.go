@@ -4,7 +4,7 @@
 //
 // It is made for go test:
 //
-//	go test -exec "$PWD/out/dev uml" -tags=kernel ./services/disks
+//	go test -exec "$PWD/out/dev uml" -tags=kernel ./services/system/disks
 //
 // The guest's root is the host's file system, read-only, so that the test finds its package,
 // and every tool that the host has. Temporary directories are the guest's own, in memory.

@@ -1,0 +1,169 @@
+// Package operation runs what changes a node for good, in steps: reboot, shutdown,
+// reset.
+//
+// An operation runs on the node that was asked, whether the one who asked stays or
+// not. Its plan is a list of steps, which can be shown before it runs. Each step is
+// idempotent and has a deadline. A journal on STATE is written before and after
+// each step, so that the node goes on after a restart where it was; what was undone
+// halfway is undone to the end. Steps tell what they do, and may ask questions. The
+// package knows no operation by name.
+//
+//	         ┌───── Step.Run, one after another ─────┐
+//	Start ─▶ running ──────────────────────────────▶ done
+//	            │ abort, or a step fails,
+//	            │ before the point of no return
+//	            ├─▶ undoing: Step.Undo, in reverse ─▶ aborted, failed
+//	            └─ a step fails after it ───────────▶ failed
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+const (
+	// maxSteps, maxText and maxArguments bound a journal. No operation has more than
+	// two dozen steps; a text is a line or two for a person.
+	maxSteps     = 64
+	maxText      = 1 << 10
+	maxArguments = 64 << 10
+
+	// maxAttempts is how often the same step may be begun: what ends the node each
+	// time must not keep it from coming up for ever.
+	maxAttempts = 5
+)
+
+// Definition is a kind of operation.
+type Definition struct {
+	// Name in lower case: reset.
+	Name string
+	// Exclusive operations disrupt the node. They run one at a time on it, and where
+	// Options.Lock says so, one at a time in the cluster.
+	Exclusive bool
+	// Role is the least one that may answer and abort; "" is os:admin.
+	Role string
+	// WithoutJournal: it goes on where the journal can't be written, for what is the
+	// way out of a broken STATE. After a restart nobody knows of it then.
+	WithoutJournal bool
+	// Plan says what would be done, or refuses with the reason. It changes nothing.
+	Plan func(ctx context.Context, r Request) (Plan, error)
+}
+
+// Request is what an operation was asked for.
+type Request struct {
+	// Arguments are for the definition alone to understand. They are kept in the
+	// journal, and hold no secrets.
+	Arguments []byte
+	// By is who asked.
+	By string
+	// ID of the operation; "" for a dry run.
+	ID string
+	// Resuming: it began before the node restarted. Preconditions don't count any
+	// more, and little of the node is up. The plan has all steps that it might have
+	// had at its beginning; those of the journal are run.
+	Resuming bool
+}
+
+// Plan is what an operation does.
+type Plan struct {
+	Steps []Step
+	// Warnings are for the one who asked, before and after it begins.
+	Warnings []string
+	// Unlocked is why it doesn't wait for others in the cluster; "" takes
+	// Options.Lock.
+	Unlocked string
+}
+
+// Step is a part of a plan.
+type Step struct {
+	ID   string // unique in the plan: drain
+	What string // evict the pods of this node
+	// Deadline bounds Run, and Undo; the time that a question waits for its answer
+	// doesn't count. Never 0.
+	Deadline time.Duration
+	// Optional: if it fails or isn't done in time, it is skipped, with the reason.
+	Optional bool
+	// PointOfNoReturn: from its beginning on, the operation can't be aborted, and
+	// nothing is undone if it fails.
+	PointOfNoReturn bool
+	// EndsNode: Run restarts the node or powers it off, and returns at once. The step
+	// counts as done before it is run, and the steps after it are for the next boot.
+	EndsNode bool
+	// Hold is how long the lock of the cluster stays taken after a step that ends the
+	// node, unless the operation goes on and takes it again; 0 releases it.
+	Hold time.Duration
+	// WipesJournal: STATE is gone once it is done; nothing is written down after it.
+	WipesJournal bool
+	// Run does it. It may be called again after a restart, and after it was done.
+	Run func(ctx context.Context, p *Progress) error
+	// Undo takes back what Run did, or had begun to do. Optional.
+	Undo func(ctx context.Context, p *Progress) error
+}
+
+// Refusal is why something isn't done: it isn't possible, or not now.
+type Refusal struct{ error }
+
+// Unwrap lets a caller tell the reasons apart.
+func (r Refusal) Unwrap() error { return r.error }
+
+func refuse(format string, args ...any) error { return Refusal{fmt.Errorf(format, args...)} }
+
+// ErrNotFound is what a caller asks for that isn't there.
+var ErrNotFound = errors.New("no such operation")
+
+// skipped is a step's word that there is nothing for it to do.
+type skipped struct{ why string }
+
+func (s skipped) Error() string { return s.why }
+
+// Skip as the error of Run says that the step isn't needed. The operation goes on.
+func Skip(format string, args ...any) error { return skipped{fmt.Sprintf(format, args...)} }
+
+// Options are what the operations of a node stand on.
+type Options struct {
+	Store       *resource.Store
+	Definitions []Definition
+	Log         *slog.Logger
+	// Say writes a line to the console; nil: nowhere.
+	Say func(format string, args ...any)
+	// Dir is where the journals are, on STATE.
+	Dir string
+	// Lock keeps disruptive operations of several nodes apart; nil: nothing does.
+	Lock Lock
+
+	writeFile func(path string, data []byte, mode os.FileMode) error // tests fill STATE up
+}
+
+var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+func (d Definition) validate() error {
+	if !nameForm.MatchString(d.Name) || d.Plan == nil {
+		return fmt.Errorf("operation %q: its name must be like %s, and it needs a plan", d.Name, nameForm)
+	}
+	return nil
+}
+
+// validate finds what the program has done wrong; plans don't come from outside.
+func (p Plan) validate() error {
+	if len(p.Steps) == 0 || len(p.Steps) > maxSteps {
+		return fmt.Errorf("a plan has 1 to %d steps, and not %d", maxSteps, len(p.Steps))
+	}
+	seen := map[string]bool{}
+	for _, s := range p.Steps {
+		switch {
+		case !nameForm.MatchString(s.ID) || seen[s.ID]:
+			return fmt.Errorf("step %q: its ID must be unique, and like %s", s.ID, nameForm)
+		case s.Run == nil || s.What == "" || s.Deadline <= 0:
+			return fmt.Errorf("step %q needs a description, a deadline and something to run", s.ID)
+		}
+		seen[s.ID] = true
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package operation
+
+import (
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// ID owns the resources, and is the log.
+const ID = "operations"
+
+// Spec is an operation in a few words.
+type Spec struct {
+	Name     string    `yaml:"name"`
+	State    State     `yaml:"state"`
+	Step     string    `yaml:"step,omitempty"` // the one that runs
+	By       string    `yaml:"by"`
+	Began    time.Time `yaml:"began"`
+	Ended    time.Time `yaml:"ended,omitempty"`
+	Question string    `yaml:"question,omitempty"` // that it waits for an answer to
+	Error    string    `yaml:"error,omitempty"`
+}
+
+// Operations are those that run, and the last ones that ran.
+var Operations = resource.Define[Spec](resource.Definition{
+	Type:      "Operations.runtime.garboard.dev",
+	Kind:      "Operation",
+	Aliases:   []string{"op", "ops"},
+	Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "STATE", Value: func(s any) string { return string(s.(Spec).State) }},
+		{Name: "STEP", Value: func(s any) string { return s.(Spec).Step }},
+		{Name: "BEGAN", Value: func(s any) string { return s.(Spec).Began.UTC().Format(time.RFC3339) }},
+		{Name: "QUESTION", Value: func(s any) string { return s.(Spec).Question }},
+		{Name: "ERROR", Value: func(s any) string { return s.(Spec).Error }},
+	},
+})
+
+// publish puts how the operation stands where everybody can see it; the caller
+// holds mu.
+func (l *live) publish() {
+	o := l.status()
+	spec := Spec{Name: o.Name, State: o.State, By: o.By, Began: o.Began, Ended: o.Ended, Error: o.Error}
+	if s := o.Current(); s != nil {
+		spec.Step = s.ID
+	}
+	if o.Question != nil {
+		spec.Question = o.Question.Text
+	}
+	// The store refuses only a type that was never defined.
+	_ = Operations.Put(l.r.o.Store.As(ID), l.id, spec)
+}

@@ -1,0 +1,499 @@
+package operation
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+)
+
+const (
+	// maxRunning bounds operations that run at the same time.
+	maxRunning = 8
+	// planTimeout bounds a look at what there is to be done. With lockPatience it is less
+	// than the two minutes that clients wait for an operation to begin.
+	planTimeout = 80 * time.Second
+	// stopBudget is what steps get to end when the node stops.
+	stopBudget = 6 * time.Second
+	// idSize in bytes tells the operations of one name apart.
+	idSize = 5
+)
+
+// Runner runs the operations of a node. Make one with New; its methods may be called
+// from any goroutine.
+type Runner struct {
+	o           Options
+	definitions map[string]Definition
+	files       journals
+	ctx         context.Context // ends with Run
+	stop        context.CancelFunc
+	// beginning is held by the one operation that is planned and begun.
+	beginning chan struct{}
+	running   sync.WaitGroup
+
+	// mu guards all following fields.
+	mu         sync.Mutex
+	opened     bool // STATE is there
+	read       bool // and so is what its journals say
+	leaving    bool // nothing is begun any more
+	operations map[string]*live
+}
+
+// New makes a runner; nothing runs yet. An error is a defect of the definitions.
+func New(o Options) (*Runner, error) {
+	if o.Say == nil {
+		o.Say = func(string, ...any) {}
+	}
+	if o.writeFile == nil {
+		o.writeFile = boot.WriteFile
+	}
+	r := &Runner{
+		o: o, definitions: map[string]Definition{}, files: journals{o.Dir, o.Log, o.writeFile},
+		beginning: make(chan struct{}, 1), operations: map[string]*live{},
+	}
+	for _, d := range o.Definitions {
+		if err := d.validate(); err != nil {
+			return nil, err
+		}
+		if _, twice := r.definitions[d.Name]; twice {
+			return nil, fmt.Errorf("operation %q is there twice", d.Name)
+		}
+		r.definitions[d.Name] = d
+	}
+	r.ctx, r.stop = context.WithCancel(context.Background())
+	return r, nil
+}
+
+// Run lets operations run until ctx ends. Those that run then go on after the next
+// boot. An error names what didn't stop in time.
+func (r *Runner) Run(ctx context.Context) error {
+	<-ctx.Done()
+	r.mu.Lock()
+	r.leaving = true
+	r.mu.Unlock()
+	r.stop()
+	ended := make(chan struct{})
+	go func() { r.running.Wait(); close(ended) }()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(stopBudget):
+	}
+	var left []string
+	for _, l := range r.all() {
+		if !l.over() {
+			left = append(left, l.id)
+		}
+	}
+	return fmt.Errorf("stop operations: not within %s: %s", stopBudget, strings.Join(left, ", "))
+}
+
+// Open is told that STATE is mounted, each time that it is. What the journals say is
+// gone on with. It returns at once: no journal keeps the node from anything.
+func (r *Runner) Open() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.opened || r.leaving {
+		return
+	}
+	r.opened = true
+	mine := false
+	select {
+	case r.beginning <- struct{}{}: // nothing new begins before what goes on
+		mine = true
+	default:
+	}
+	r.running.Go(func() {
+		if !mine {
+			select {
+			case r.beginning <- struct{}{}:
+			case <-r.ctx.Done():
+				return
+			}
+		}
+		defer func() { <-r.beginning }()
+		for _, rec := range r.files.read() {
+			r.resume(rec)
+		}
+		r.forget()
+		r.mu.Lock()
+		r.read = true
+		r.mu.Unlock()
+	})
+}
+
+func (r *Runner) journalled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.opened
+}
+
+// Ask is what is asked of Start.
+type Ask struct {
+	Name      string
+	Arguments []byte
+	By        string // who asks
+	DryRun    bool
+}
+
+// Start plans an operation and begins it. With DryRun it is planned only: what is
+// returned then has no ID, and is pending. The error is a Refusal where something
+// speaks against it.
+func (r *Runner) Start(ctx context.Context, a Ask) (Operation, error) {
+	def, known := r.definitions[a.Name]
+	switch {
+	case !known:
+		return Operation{}, fmt.Errorf("operation %q: %w", a.Name, ErrNotFound)
+	case len(a.Arguments) > maxArguments:
+		return Operation{}, refuse("%s: its arguments have %d bytes, and may have %d", a.Name, len(a.Arguments), maxArguments)
+	}
+	select {
+	case r.beginning <- struct{}{}:
+		defer func() { <-r.beginning }()
+	case <-ctx.Done():
+		return Operation{}, fmt.Errorf("%s: wait for another operation to begin: %w", a.Name, ctx.Err())
+	}
+	if err := r.room(def); err != nil {
+		return Operation{}, err
+	}
+	request := Request{Arguments: a.Arguments, By: bounded(a.By)}
+	if !a.DryRun {
+		request.ID = newID(a.Name)
+	}
+	p, err := r.plan(ctx, def, request)
+	if err != nil {
+		return Operation{}, err
+	}
+	if a.DryRun {
+		p.Warnings = append(p.Warnings, r.look(ctx, def, p)...)
+		return newRecord(request, def, p).Operation, nil
+	}
+	return r.begin(ctx, def, request, p)
+}
+
+func newID(name string) string {
+	var b [idSize]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the program instead
+	return name + "-" + strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
+}
+
+// room refuses what can't run beside what runs.
+func (r *Runner) room(def Definition) error {
+	count := 0
+	for _, l := range r.all() {
+		if l.over() {
+			continue
+		}
+		count++
+		if rec := l.record(); def.Exclusive && l.def.Exclusive {
+			return refuse("%s: this node is running %s (%s) since %s: wait for its end, or abort it (gbctl operation attach %s, gbctl operation abort %s)",
+				def.Name, rec.Name, l.id, rec.Began.UTC().Format(time.RFC3339), l.id, l.id)
+		}
+	}
+	if count >= maxRunning {
+		return refuse("%s: %d operations run on this node already (gbctl operation list)", def.Name, count)
+	}
+	return nil
+}
+
+// plan asks the definition, and bounds it. A panic of it is an error.
+func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p Plan, err error) {
+	ctx, cancel := context.WithTimeout(ctx, planTimeout)
+	defer cancel()
+	err = dag.Guard(r.o.Log, func() (err error) {
+		p, err = def.Plan(ctx, request)
+		return err
+	})
+	// What began before a restart asks nobody any more, and is to come to its end.
+	if called := ctx.Err(); called != nil && !request.Resuming {
+		return Plan{}, calledOff(def.Name, called)
+	}
+	if err != nil {
+		return Plan{}, Refusal{fmt.Errorf("%s: %w", def.Name, err)}
+	}
+	if err := p.validate(); err != nil {
+		return Plan{}, fmt.Errorf("a defect of operation %s: %w", def.Name, err)
+	}
+	return p, nil
+}
+
+// calledOff is the error of who had no time to look around: what it couldn't ask, others
+// and the lock, would count as not there.
+func calledOff(name string, err error) error {
+	return fmt.Errorf("%s: it hasn't begun, and nothing is done: it couldn't look around to the end: %w", name, err)
+}
+
+// look is what the lock would say now, for a dry run.
+func (r *Runner) look(ctx context.Context, def Definition, p Plan) []string {
+	if r.o.Lock == nil || !def.Exclusive {
+		return nil
+	}
+	if p.Unlocked != "" {
+		return []string{unlocked(p.Unlocked)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	switch holder, err := r.o.Lock.Look(ctx); {
+	case err != nil:
+		return []string{unlocked(err.Error())}
+	case holder != nil:
+		return []string{"it would be refused now: " + holder.String()}
+	}
+	return nil
+}
+
+// newRecord is an operation that hasn't begun.
+func newRecord(request Request, def Definition, p Plan) *record {
+	rec := &record{
+		Format:    format,
+		Operation: Operation{ID: request.ID, Name: def.Name, By: request.By, State: Pending, Role: def.Role},
+		Arguments: request.Arguments,
+		Boots:     1,
+	}
+	for _, s := range p.Steps {
+		rec.Steps = append(rec.Steps, Status{
+			ID: s.ID, What: bounded(s.What), State: Pending, Deadline: s.Deadline, Optional: s.Optional, PointOfNoReturn: s.PointOfNoReturn,
+		})
+	}
+	for _, w := range p.Warnings[:min(len(p.Warnings), maxWarnings)] {
+		rec.Warnings = append(rec.Warnings, bounded(w))
+	}
+	return rec
+}
+
+// begin takes the lock, writes the first journal of an operation, and lets it run.
+func (r *Runner) begin(ctx context.Context, def Definition, request Request, p Plan) (Operation, error) {
+	began := time.Now()
+	var lock Taken
+	without := p.Unlocked
+	if r.o.Lock != nil && def.Exclusive && without == "" {
+		var err error
+		if lock, without, err = r.take(ctx, Holder{Name: def.Name, ID: request.ID, Since: began}); err != nil {
+			return Operation{}, err
+		}
+	}
+	if without != "" {
+		p.Warnings = append(p.Warnings, unlocked(without))
+	}
+	rec := newRecord(request, def, p)
+	rec.State, rec.Began, rec.Unlocked = Running, began, lock == nil
+	l := newLive(r, rec)
+	l.lock = lock
+	if called := ctx.Err(); called != nil {
+		l.release(0)
+		return Operation{}, calledOff(def.Name, called)
+	}
+	err := l.commit(func(*record) ([]Event, error) {
+		events := []Event{{Kind: Changed, State: Running, Text: "asked by " + rec.By}}
+		for _, w := range rec.Warnings {
+			events = append(events, Event{Kind: Said, Text: "warning: " + w})
+		}
+		return events, nil
+	}, nil)
+	if err != nil {
+		l.release(0)
+		return Operation{}, err
+	}
+	begun := l.record().clone().Operation
+	if err := r.launch(l, p.Steps); err != nil {
+		l.release(0)
+		r.drop(l)
+		return Operation{}, err
+	}
+	return begun, nil
+}
+
+// errLeaving is why nothing is begun any more.
+var errLeaving = errors.New("the node stops")
+
+// launch lets an operation run in a goroutine of its own.
+func (r *Runner) launch(l *live, steps []Step) error {
+	l.steps = make(map[string]Step, len(steps))
+	for _, s := range steps {
+		l.steps[s.ID] = s
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.leaving {
+		return Refusal{errLeaving}
+	}
+	r.operations[l.id] = l
+	r.running.Go(func() {
+		// A panic here must not end the machine; it is in the log.
+		_ = dag.Guard(r.o.Log, func() error { l.run(r.ctx); return nil })
+		close(l.ended)
+		r.forget()
+	})
+	return nil
+}
+
+// resume goes on with what a journal says.
+func (r *Runner) resume(rec *record) {
+	rec.Boots++
+	l := newLive(r, rec)
+	if rec.Finished() {
+		close(l.ended)
+		r.mu.Lock()
+		r.operations[l.id] = l
+		r.mu.Unlock()
+		l.mu.Lock()
+		l.publish()
+		l.mu.Unlock()
+		return
+	}
+	def, known := r.definitions[rec.Name]
+	err := fmt.Errorf("this release knows no operation %q", rec.Name)
+	if known {
+		err = r.room(def)
+	}
+	var p Plan
+	if err == nil {
+		p, err = r.plan(r.ctx, def, Request{Arguments: rec.Arguments, By: rec.By, ID: rec.ID, Resuming: true})
+	}
+	if err == nil {
+		l.force(func(*record) ([]Event, error) {
+			return []Event{{Kind: Said, Text: "goes on after a restart of the node"}}, nil
+		})
+		err = r.launch(l, p.Steps)
+	}
+	if err == nil || errors.Is(err, errLeaving) || r.ctx.Err() != nil {
+		return // the journal is there for the next boot
+	}
+	l.end(Failed, fmt.Sprintf("can't go on after a restart: %v", err))
+	close(l.ended)
+	r.mu.Lock()
+	r.operations[l.id] = l
+	r.mu.Unlock()
+}
+
+// forget keeps the last finished operations.
+func (r *Runner) forget() {
+	r.mu.Lock()
+	var finished []*live
+	for _, l := range r.operations {
+		if l.over() && l.record().Finished() {
+			finished = append(finished, l)
+		}
+	}
+	oldest(finished)
+	gone := finished[:max(len(finished)-keptFinished, 0)]
+	for _, l := range gone {
+		delete(r.operations, l.id)
+	}
+	r.mu.Unlock()
+	for _, l := range gone {
+		r.drop(l)
+	}
+}
+
+// drop removes what is left of an operation.
+func (r *Runner) drop(l *live) {
+	r.files.remove(l.id + journalSuffix)
+	_ = Operations.Delete(r.o.Store.As(ID), l.id) // it is ours
+}
+
+// oldest sorts by beginning.
+func oldest(all []*live) {
+	slices.SortFunc(all, func(a, b *live) int {
+		x, y := a.record(), b.record()
+		if c := x.Began.Compare(y.Began); c != 0 {
+			return c
+		}
+		return strings.Compare(a.id, b.id)
+	})
+}
+
+func (r *Runner) all() []*live {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]*live, 0, len(r.operations))
+	for _, l := range r.operations {
+		all = append(all, l)
+	}
+	oldest(all)
+	return all
+}
+
+func (r *Runner) find(id string) (*live, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l := r.operations[id]; l != nil {
+		return l, nil
+	}
+	if !r.read {
+		return nil, fmt.Errorf("operation %q: %w", bounded(id), errUnread)
+	}
+	return nil, fmt.Errorf("operation %q: %w on this node (any more)", bounded(id), ErrNotFound)
+}
+
+// errUnread is why nothing is known of an operation yet.
+var errUnread = errors.New("the node has just started, and hasn't read the journals of its operations yet: STATE isn't mounted")
+
+// List returns all operations that the node knows, oldest first. Beside an error they
+// are those of this boot.
+func (r *Runner) List() ([]Operation, error) {
+	r.mu.Lock()
+	read := r.read
+	r.mu.Unlock()
+	var all []Operation
+	for _, l := range r.all() {
+		l.mu.Lock()
+		all = append(all, l.status())
+		l.mu.Unlock()
+	}
+	if !read {
+		return all, errUnread
+	}
+	return all, nil
+}
+
+// Get returns one operation.
+func (r *Runner) Get(id string) (Operation, error) {
+	l, err := r.find(id)
+	if err != nil {
+		return Operation{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.status(), nil
+}
+
+// Abort ends an operation that nothing is done of yet that can't be undone, and has
+// what was done undone.
+func (r *Runner) Abort(id, by string) error {
+	l, err := r.find(id)
+	if err != nil {
+		return err
+	}
+	return l.abort(by)
+}
+
+// say is a line of an operation for the log and the console.
+func (r *Runner) say(id string, e Event) {
+	line := id
+	if e.Step != "" {
+		line += " " + e.Step
+	}
+	switch e.Kind {
+	case Changed:
+		line += ": " + string(e.State)
+	case Asks:
+		line += ": waits for an answer (gbctl operation answer " + id + ")"
+	case Answered:
+		line += ": has its answer"
+	}
+	if e.Text != "" {
+		line += ": " + e.Text
+	}
+	r.o.Log.LogAttrs(context.Background(), slog.LevelInfo, line)
+	r.o.Say("%s", line)
+}

@@ -1,0 +1,237 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"slices"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// maxDocument is what the contract says that a document may have.
+const maxDocument = 1 << 20
+
+// configService is the node's configuration, as machine.Applier keeps it.
+type configService struct{ opts Options }
+
+func newConfigService(o Options) *configService { return &configService{opts: o} }
+
+func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetConfigRequest]) (*connect.Response[apiv1.GetConfigResponse], error) {
+	situation := s.opts.Config.Situation()
+	version := req.Msg.GetVersion()
+	text, err := s.opts.Config.Text(version)
+	if err != nil {
+		if version != 0 && !errors.Is(err, machine.ErrNoConfig) {
+			return nil, connect.NewError(connect.CodeNotFound, err)
+		}
+		return nil, applyError(err)
+	}
+	sum := sha256.Sum256(text)
+	res := &apiv1.GetConfigResponse{Digest: hex.EncodeToString(sum[:]), Version: version, Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
+	if version == 0 {
+		res.Version = situation.Version
+	}
+	if res.Redacted = req.Msg.GetRedact() || !callOf(ctx).admin(); res.Redacted {
+		if text, err = config.Redact(text); err != nil {
+			return nil, connect.NewError(connect.CodeInternal, err)
+		}
+	}
+	res.Document = text
+	return connect.NewResponse(res), nil
+}
+
+func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.ApplyConfigRequest]) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+	switch size := len(req.Msg.GetDocument()); {
+	case size == 0:
+		return nil, failed(connect.CodeInvalidArgument, "the document is empty")
+	case size > maxDocument:
+		return nil, failed(connect.CodeInvalidArgument, "the document has %d bytes; a configuration has at most %d", size, maxDocument)
+	}
+	who := callOf(ctx)
+	r, err := applyRequest(req.Msg.GetMode(), req.Msg.GetTryTimeout(), req.Msg.GetDryRun(), who.String())
+	if err != nil {
+		return nil, err
+	}
+	r.Text, r.Base = req.Msg.GetDocument(), req.Msg.GetBase()
+	// The guard has looked before the document came: of two strangers at once, the
+	// second must find that the node has a configuration.
+	r.First = who.maintenance
+	return s.change(ctx, r, s.opts.Config.Apply)
+}
+
+// change applies what a request says. A reboot for it is as good a reason as any other to
+// look whether the cluster can do without the node.
+func (s *configService) change(ctx context.Context, r machine.Request, apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+	if !r.DryRun && !r.First {
+		planned := r
+		planned.DryRun = true
+		result, err := apply(ctx, planned)
+		if err != nil {
+			return nil, applyError(err)
+		}
+		if result.Rebooting {
+			if err := s.opts.MayReboot(ctx); err != nil {
+				return nil, failed(connect.CodeFailedPrecondition, "the node would reboot for this: %w. With --on-reboot it takes effect with the next one", err)
+			}
+		}
+	}
+	result, err := apply(ctx, r)
+	if err != nil {
+		return nil, applyError(err)
+	}
+	return applied(result), nil
+}
+
+func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1.RollbackConfigRequest]) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+	r, err := applyRequest(req.Msg.GetMode(), req.Msg.GetTryTimeout(), req.Msg.GetDryRun(), callOf(ctx).String())
+	if err != nil {
+		return nil, err
+	}
+	if version := req.Msg.GetVersion(); version != 0 {
+		history, err := s.opts.Config.History()
+		if err != nil {
+			return nil, applyError(err)
+		}
+		if !slices.ContainsFunc(history, func(e machine.Entry) bool { return e.Version == version }) {
+			return nil, failed(connect.CodeNotFound, "version %d isn't in the history; see gbctl config history", version)
+		}
+	}
+	return s.change(ctx, r, func(ctx context.Context, r machine.Request) (machine.Result, error) {
+		return s.opts.Config.Rollback(ctx, req.Msg.GetVersion(), r)
+	})
+}
+
+func (s *configService) Confirm(ctx context.Context, _ *connect.Request[apiv1.ConfirmConfigRequest]) (*connect.Response[apiv1.ConfirmConfigResponse], error) {
+	if err := s.opts.Config.Confirm(ctx, callOf(ctx).String()); err != nil {
+		return nil, applyError(err)
+	}
+	return connect.NewResponse(&apiv1.ConfirmConfigResponse{}), nil
+}
+
+func (s *configService) History(_ context.Context, _ *connect.Request[apiv1.ConfigHistoryRequest]) (*connect.Response[apiv1.ConfigHistoryResponse], error) {
+	history, err := s.opts.Config.History()
+	if err != nil {
+		return nil, applyError(err)
+	}
+	res := &apiv1.ConfigHistoryResponse{}
+	for _, e := range history {
+		res.Versions = append(res.Versions, &apiv1.ConfigVersion{
+			Version: e.Version, Time: timestamp(e.Time), By: readable(e.By), Mode: modeNumber(e.Mode),
+			Digest: e.Digest, Summary: readable(e.Summary), Current: e.Current,
+		})
+	}
+	return connect.NewResponse(res), nil
+}
+
+// modes are those of the contract in the words of package machine.
+var modes = map[apiv1.ApplyMode]machine.Mode{
+	apiv1.ApplyMode_APPLY_MODE_AUTO:      machine.Auto,
+	apiv1.ApplyMode_APPLY_MODE_IMMEDIATE: machine.Immediate,
+	apiv1.ApplyMode_APPLY_MODE_ON_REBOOT: machine.OnReboot,
+	apiv1.ApplyMode_APPLY_MODE_REBOOT:    machine.Reboot,
+	apiv1.ApplyMode_APPLY_MODE_TRY:       machine.Try,
+}
+
+func modeNumber(mode machine.Mode) apiv1.ApplyMode {
+	if mode == machine.Undone {
+		return apiv1.ApplyMode_APPLY_MODE_UNDONE
+	}
+	for number, m := range modes {
+		if m == mode {
+			return number
+		}
+	}
+	return apiv1.ApplyMode_APPLY_MODE_AUTO
+}
+
+// applyRequest is what Apply and Rollback have in common.
+func applyRequest(mode apiv1.ApplyMode, try *durationpb.Duration, dry bool, by string) (machine.Request, error) {
+	r := machine.Request{DryRun: dry, By: by}
+	var known bool
+	if r.Mode, known = modes[mode]; !known {
+		return r, failed(connect.CodeInvalidArgument, "mode %d isn't one; there are auto, immediate, on-reboot, reboot and try", mode)
+	}
+	if try == nil {
+		return r, nil
+	}
+	if err := try.CheckValid(); err != nil {
+		return r, failed(connect.CodeInvalidArgument, "the time to try: %w", err)
+	}
+	r.TryTimeout = try.AsDuration()
+	switch {
+	case r.Mode != machine.Try:
+		return r, failed(connect.CodeInvalidArgument, "a time to try is for mode try, not for mode %s", r.Mode)
+	case r.TryTimeout < machine.MinTryTimeout || r.TryTimeout > machine.MaxTryTimeout:
+		return r, failed(connect.CodeInvalidArgument, "a try of %s: from %s to %s is possible", r.TryTimeout, machine.MinTryTimeout, machine.MaxTryTimeout)
+	}
+	return r, nil
+}
+
+func applied(r machine.Result) *connect.Response[apiv1.ApplyConfigResponse] {
+	res := &apiv1.ApplyConfigResponse{
+		Mode: modeNumber(r.Mode), Reboot: r.Rebooting, Restarts: r.Restarted, Version: r.Version, TryUntil: timestamp(r.Deadline),
+	}
+	for _, c := range r.Changes {
+		res.Changes = append(res.Changes, &apiv1.ConfigChange{
+			Path: readable(c.Path), Kind: string(c.Op), Old: readable(c.Old), New: readable(c.New), Effect: string(c.Effect), Note: readable(c.Note),
+		})
+	}
+	for _, w := range r.Warnings {
+		res.Warnings = append(res.Warnings, readable(w.String()))
+	}
+	return connect.NewResponse(res)
+}
+
+// applyError is what the caller is told, by what a client decides on. The texts
+// say what to do next already.
+func applyError(err error) error {
+	var problems config.Problems
+	var reboot *machine.NeedsReboot
+	var path *fs.PathError
+	var number syscall.Errno
+	code := connect.CodeFailedPrecondition
+	switch {
+	case errors.As(err, &problems):
+		code = connect.CodeInvalidArgument
+	case errors.As(err, &reboot), errors.Is(err, machine.ErrNothingToConfirm):
+	case errors.Is(err, machine.ErrNoConfig):
+		return failed(code, "%w: give it one with gbctl apply-config", err)
+	case errors.Is(err, machine.ErrConfigured):
+		return failed(code, "%w: come with a client certificate of its cluster, without --insecure", err)
+	case errors.Is(err, machine.ErrStale):
+		code = connect.CodeAborted
+	case errors.Is(err, machine.ErrBusy):
+		code = connect.CodeUnavailable
+	case errors.As(err, &path), errors.As(err, &number):
+		code = connect.CodeInternal
+	}
+	return connect.NewError(code, err)
+}
+
+// timestamp of a time that may not be.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// readable is text that protobuf takes: a string field that isn't UTF-8 would
+// cost the whole message.
+func readable(text string) string {
+	if utf8.ValidString(text) {
+		return text
+	}
+	return string([]rune(text))
+}

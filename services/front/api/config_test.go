@@ -1,0 +1,245 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// document is a configuration of a control plane, and its text.
+func document(t testing.TB) (*config.Config, []byte) {
+	t.Helper()
+	c, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.2:6443", Hostname: "n1"})
+	must(t, err)
+	text, err := c.Encode()
+	must(t, err)
+	c, _, err = config.Load("test", text)
+	must(t, err)
+	return c, text
+}
+
+func TestGetConfigShowsSecretsToAdministratorsOnly(t *testing.T) {
+	r := newRig(t)
+	c, text := document(t)
+	try := time.Unix(5000, 0)
+	r.applier.texts = map[uint64][]byte{0: text, 3: text}
+	r.applier.situation = machine.Situation{Version: 3, Staged: true, Try: try}
+	r.serve()
+	for _, test := range []struct {
+		name     string
+		headers  map[string]string
+		req      *apiv1.GetConfigRequest
+		redacted bool
+	}{
+		{"admin", admin, &apiv1.GetConfigRequest{}, false},
+		{"admin, an old one", admin, &apiv1.GetConfigRequest{Version: 3}, false},
+		{"admin who asks for it", admin, &apiv1.GetConfigRequest{Redact: true}, true},
+		{"operator", operator, &apiv1.GetConfigRequest{}, true},
+		{"reader", reader, &apiv1.GetConfigRequest{Version: 3}, true},
+		{"pretended administrator", identity("os:admins", " OS:ADMIN", "os:reader"), &apiv1.GetConfigRequest{}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			res, err := ask(t, garboardv1connect.NewConfigServiceClient(r.as(test.headers), host).Get, test.req)
+			must(t, err)
+			if shown := strings.Contains(string(res.GetDocument()), string(c.Machine.Token)); shown == test.redacted || res.GetRedacted() != test.redacted {
+				t.Errorf("token shown: %t, redacted: %t", shown, res.GetRedacted())
+			}
+			if res.GetVersion() != 3 || !res.GetStaged() || !res.GetTryUntil().AsTime().Equal(try) || len(res.GetDigest()) != 64 {
+				t.Errorf("got %v", res)
+			}
+		})
+	}
+	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
+	_, err := ask(t, client.Get, &apiv1.GetConfigRequest{Version: 9})
+	wantCode(t, err, connect.CodeNotFound, "version 9 isn't in the history")
+	delete(r.applier.texts, 0)
+	_, err = ask(t, client.Get, &apiv1.GetConfigRequest{})
+	wantCode(t, err, connect.CodeFailedPrecondition, "gbctl apply-config")
+}
+
+func TestApplyAsksForWhatTheCallerMeans(t *testing.T) {
+	r := newRig(t)
+	deadline := time.Unix(6000, 0)
+	r.applier.result = machine.Result{
+		Changes:  []config.Change{{Path: "machine.network.hostname", Op: config.Changed, Old: "a", New: "b", Effect: config.Live, Note: "n"}},
+		Warnings: []config.Warning{{Problem: config.Problem{What: "odd"}}},
+		Mode:     machine.Try, Rebooting: true, Restarted: []string{"kubelet"}, Deadline: deadline, Version: 7,
+	}
+	r.serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
+	res, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{
+		Document: []byte("version: v1alpha1"), Mode: apiv1.ApplyMode_APPLY_MODE_TRY, TryTimeout: durationpb.New(20 * time.Second), DryRun: true, Base: "abc",
+	})
+	must(t, err)
+	want := &apiv1.ApplyConfigResponse{
+		Changes:  []*apiv1.ConfigChange{{Path: "machine.network.hostname", Kind: "changed", Old: "a", New: "b", Effect: "live", Note: "n"}},
+		Warnings: []string{config.Warning{Problem: config.Problem{What: "odd"}}.String()},
+		Mode:     apiv1.ApplyMode_APPLY_MODE_TRY, Reboot: true, Restarts: []string{"kubelet"}, TryUntil: timestamppb.New(deadline), Version: 7,
+	}
+	if diff := cmp.Diff(want, res, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	for i := range 5 {
+		_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), Mode: apiv1.ApplyMode(i)})
+		must(t, err)
+	}
+	var modes []machine.Mode
+	for _, request := range r.applier.done() {
+		modes = append(modes, request.Mode)
+	}
+	if diff := cmp.Diff([]machine.Mode{machine.Auto, machine.Immediate, machine.OnReboot, machine.Reboot, machine.Try}, modes); diff != "" {
+		t.Error(diff)
+	}
+	first := machine.Request{Text: []byte("version: v1alpha1"), Mode: machine.Try, TryTimeout: 20 * time.Second, DryRun: true, By: "jane", Base: "abc"}
+	if diff := cmp.Diff(first, r.applier.requests[0]); diff != "" {
+		t.Error(diff)
+	}
+	for name, bad := range map[string]*apiv1.ApplyConfigRequest{
+		"empty":       {},
+		"no mode":     {Document: []byte("x"), Mode: 17},
+		"short try":   {Document: []byte("x"), Mode: apiv1.ApplyMode_APPLY_MODE_TRY, TryTimeout: durationpb.New(time.Second)},
+		"long try":    {Document: []byte("x"), Mode: apiv1.ApplyMode_APPLY_MODE_TRY, TryTimeout: durationpb.New(2 * time.Hour)},
+		"odd try":     {Document: []byte("x"), Mode: apiv1.ApplyMode_APPLY_MODE_TRY, TryTimeout: &durationpb.Duration{Seconds: 1 << 62}},
+		"try for now": {Document: []byte("x"), TryTimeout: durationpb.New(time.Minute)},
+	} {
+		if _, err := ask(t, client.Apply, bad); connect.CodeOf(err) != connect.CodeInvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := len(r.applier.done()); n != 5 {
+		t.Errorf("%d requests came through", n)
+	}
+}
+
+// A reboot for a configuration is asked what any other reboot is.
+func TestApplyThatMayNotReboot(t *testing.T) {
+	r := newRig(t)
+	r.opts.MayReboot = func(context.Context) error { return errors.New("the cluster would lose its quorum") }
+	r.applier.texts = map[uint64][]byte{1: nil}
+	r.applier.result = machine.Result{Mode: machine.Reboot, Rebooting: true}
+	r.serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
+	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
+	wantCode(t, err, connect.CodeFailedPrecondition, "the node would reboot for this: the cluster would lose its quorum", "--on-reboot")
+	_, err = ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 1})
+	wantCode(t, err, connect.CodeFailedPrecondition, "the cluster would lose its quorum")
+	if all := r.applier.done(); len(all) != 0 {
+		t.Errorf("applied: %+v", all)
+	}
+	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), DryRun: true})
+	must(t, err)
+	// What takes no reboot is nobody else's business.
+	r.applier.result = machine.Result{Mode: machine.OnReboot}
+	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
+	must(t, err)
+	if all := r.applier.done(); len(all) != 1 {
+		t.Errorf("applied: %+v", all)
+	}
+}
+
+func TestErrorsOfApplyAreWhatAClientDecidesOn(t *testing.T) {
+	r := newRig(t).serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
+	for _, test := range []struct {
+		err  error
+		code connect.Code
+	}{
+		{config.Problems{{What: "unknown key"}}, connect.CodeInvalidArgument},
+		{&machine.NeedsReboot{Paths: []string{"machine.install.disk"}}, connect.CodeFailedPrecondition},
+		{machine.ErrNothingToConfirm, connect.CodeFailedPrecondition},
+		{machine.ErrNoConfig, connect.CodeFailedPrecondition},
+		{machine.ErrStale, connect.CodeAborted},
+		{machine.ErrBusy, connect.CodeUnavailable},
+		{&fs.PathError{Op: "write", Path: "x", Err: errors.New("no space")}, connect.CodeInternal},
+		{errors.New("persist is false"), connect.CodeFailedPrecondition},
+	} {
+		r.applier.err = fmt.Errorf("apply configuration: %w", test.err)
+		_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
+		wantCode(t, err, test.code, test.err.Error())
+		_, err = ask(t, client.Rollback, &apiv1.RollbackConfigRequest{})
+		wantCode(t, err, test.code)
+		_, err = ask(t, client.Confirm, &apiv1.ConfirmConfigRequest{})
+		wantCode(t, err, test.code)
+	}
+}
+
+func TestHistoryAndRollback(t *testing.T) {
+	r := newRig(t)
+	r.applier.texts = map[uint64][]byte{1: nil, 2: nil}
+	r.serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
+	res, err := ask(t, client.History, &apiv1.ConfigHistoryRequest{})
+	must(t, err)
+	if v := res.GetVersions(); len(v) != 2 || v[0].GetVersion() != 2 || v[0].GetMode() != apiv1.ApplyMode_APPLY_MODE_TRY || v[0].GetBy() != "joe" {
+		t.Errorf("history: %v", res)
+	}
+	back, err := ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 1, Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE})
+	must(t, err)
+	if done := r.applier.done(); back.GetVersion() != 1 || len(done) != 1 || done[0].Mode != machine.Immediate {
+		t.Errorf("rolled back to %v by %+v", back, r.applier.requests)
+	}
+	_, err = ask(t, client.Rollback, &apiv1.RollbackConfigRequest{Version: 5})
+	wantCode(t, err, connect.CodeNotFound, "version 5")
+	_, err = ask(t, client.Confirm, &apiv1.ConfirmConfigRequest{})
+	must(t, err)
+	if diff := cmp.Diff([]string{"jane"}, r.applier.confirmed); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestAStrangerConfiguresANodeOnce has many try at once.
+func TestAStrangerConfiguresANodeOnce(t *testing.T) {
+	r := newRig(t)
+	stages := r.opts.Store.As(machine.ID)
+	must(t, machine.Stages.Put(stages, machine.StageID, machine.Maintenance))
+	r.serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(stranger), host)
+	_, err := ask(t, client.Get, &apiv1.GetConfigRequest{})
+	wantCode(t, err, connect.CodeFailedPrecondition, "maintenance mode")
+
+	var wg sync.WaitGroup
+	errs := make(chan error, 20)
+	for range cap(errs) {
+		wg.Go(func() {
+			_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("mine")})
+			errs <- err
+		})
+	}
+	wg.Wait()
+	close(errs)
+	taken := 0
+	for err := range errs {
+		if err == nil {
+			taken++
+			continue
+		}
+		wantCode(t, err, connect.CodeFailedPrecondition, "has a configuration")
+	}
+	if taken != 1 || len(r.applier.requests) != 1 {
+		t.Errorf("%d were taken, %d asked for", taken, len(r.applier.requests))
+	}
+	if !r.applier.requests[0].First {
+		t.Error("a stranger's configuration isn't for a node without one only")
+	}
+	if by := r.applier.requests[0].By; by != "maintenance mode, from 10.5.0.9:41000" {
+		t.Errorf("by %q", by)
+	}
+	must(t, machine.Stages.Delete(stages, machine.StageID))
+	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("mine")})
+	wantCode(t, err, connect.CodeUnavailable, "still looking")
+}

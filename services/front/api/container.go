@@ -1,0 +1,128 @@
+package api
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// containerdPatience is for a containerd that hangs: the API must not.
+const containerdPatience = 10 * time.Second
+
+// containerd is a client in one of the two namespaces.
+func (s *nodeService) containerd(ctx context.Context, kubernetes bool) (_ *client.Client, namespace string, _ context.Context, _ context.CancelFunc, err error) {
+	namespace = containerd.Namespace
+	if kubernetes {
+		namespace = containerd.PodNamespace
+	}
+	if s.opts.Containerd == nil {
+		return nil, "", nil, nil, failed(connect.CodeUnavailable, "containerd isn't part of this node")
+	}
+	cl, err := s.opts.Containerd.Client()
+	if err != nil {
+		return nil, "", nil, nil, failed(connect.CodeUnavailable, "containerd doesn't answer: %w; see gbctl service containerd", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, containerdPatience)
+	return cl, namespace, namespaces.WithNamespace(ctx, namespace), cancel, nil
+}
+
+// Containers lists pods with their containers below them (S-252), or the
+// system's containers.
+func (s *nodeService) Containers(ctx context.Context, req *connect.Request[apiv1.ContainersRequest]) (*connect.Response[apiv1.ContainersResponse], error) {
+	cl, namespace, ctx, cancel, err := s.containerd(ctx, req.Msg.GetKubernetes())
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	found, err := cl.Containers(ctx)
+	if err != nil {
+		return nil, failed(connect.CodeUnavailable, "list containers: %w", err)
+	}
+	var all []containerOf
+	for _, c := range found {
+		info, err := c.Info(ctx, client.WithoutRefreshedMetadata)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		running, pid := false, uint32(0)
+		if task, err := c.Task(ctx, nil); err == nil {
+			status, err := task.Status(ctx)
+			running, pid = err == nil && status.Status == client.Running, task.Pid()
+		}
+		all = append(all, describeContainer(namespace, info.ID, info.Image, info.Labels, running, pid))
+	}
+	slices.SortFunc(all, func(a, b containerOf) int {
+		return cmp.Or(cmp.Compare(a.pod, b.pod), cmp.Compare(a.uid, b.uid), cmp.Compare(a.order, b.order), cmp.Compare(a.msg.GetId(), b.msg.GetId()))
+	})
+	res := &apiv1.ContainersResponse{}
+	for _, c := range all {
+		res.Containers = append(res.Containers, c.msg)
+	}
+	return connect.NewResponse(res), nil
+}
+
+// containerOf is a container with what it is sorted by.
+type containerOf struct {
+	pod, uid string
+	order    int // a pod's sandbox comes before its containers
+	msg      *apiv1.Container
+}
+
+// describeContainer names a container as Kubernetes' users know it.
+func describeContainer(namespace, id, image string, labels map[string]string, running bool, pid uint32) containerOf {
+	c := containerOf{msg: &apiv1.Container{Namespace: namespace, Id: id, Image: image, Pid: pid}}
+	if !running {
+		c.msg.Pid = 0
+	}
+	pod := labels[containerd.LabelPodNamespace] + "/" + labels[containerd.LabelPod]
+	switch {
+	case labels[containerd.LabelPod] == "":
+		c.msg.Status = state(running, "CONTAINER_RUNNING", "CONTAINER_EXITED")
+	case labels[containerd.LabelKind] == containerd.KindSandbox:
+		c.pod, c.uid = pod, labels[containerd.LabelPodUID]
+		c.msg.Id, c.msg.Status = pod, state(running, "SANDBOX_READY", "SANDBOX_NOTREADY")
+	default:
+		c.pod, c.uid, c.order = pod, labels[containerd.LabelPodUID], 1
+		c.msg.Id, c.msg.InPod = pod+":"+labels[containerd.LabelContainer], true
+		c.msg.Status = state(running, "CONTAINER_RUNNING", "CONTAINER_EXITED")
+	}
+	return c
+}
+
+func state(running bool, yes, no string) string {
+	if running {
+		return yes
+	}
+	return no
+}
+
+// Images lists what containerd has.
+func (s *nodeService) Images(ctx context.Context, req *connect.Request[apiv1.ImagesRequest]) (*connect.Response[apiv1.ImagesResponse], error) {
+	cl, namespace, ctx, cancel, err := s.containerd(ctx, req.Msg.GetKubernetes())
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	found, err := cl.ListImages(ctx)
+	if err != nil {
+		return nil, failed(connect.CodeUnavailable, "list images: %w", err)
+	}
+	res := &apiv1.ImagesResponse{}
+	for _, image := range found {
+		size, _ := image.Size(ctx) // what isn't whole has none
+		res.Images = append(res.Images, &apiv1.ContainerImage{
+			Namespace: namespace, Name: image.Name(), Digest: image.Target().Digest.String(), Size: uint64(max(size, 0)),
+			Created: timestamppb.New(image.Metadata().CreatedAt),
+		})
+	}
+	slices.SortFunc(res.Images, func(a, b *apiv1.ContainerImage) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	return connect.NewResponse(res), nil
+}

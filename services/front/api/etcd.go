@@ -1,0 +1,220 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// etcdService is this node's member of etcd.
+type etcdService struct{ member *etcd.Etcd }
+
+func newEtcdService(o Options) *etcdService { return &etcdService{o.Etcd} }
+
+// etcdError tells apart what the caller can do something about. A deadline is
+// etcd's mostly: it has no quorum.
+func etcdError(err error) error {
+	var refusal etcd.Refusal
+	text := errors.New(readable(err.Error()))
+	switch {
+	case errors.As(err, &refusal):
+		return connect.NewError(connect.CodeFailedPrecondition, text)
+	case errors.Is(err, etcd.ErrNoMember):
+		return connect.NewError(connect.CodeNotFound, text)
+	case errors.Is(err, context.DeadlineExceeded):
+		return failed(connect.CodeUnavailable, "%w: etcd doesn't run here, or has no quorum; see `gbctl etcd status`", text)
+	}
+	return connect.NewError(connect.CodeUnavailable, text)
+}
+
+func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.BootstrapRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
+	begun, err := s.member.Bootstrap(ctx, req.Msg.GetControlPlanes())
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	return connect.NewResponse(bootstrapped(begun, "the cluster begins on this node", "the cluster has begun on this node already: nothing is to be done")), nil
+}
+
+// bootstrapped tells the cluster's ID as well: who asks again sees that it is the same
+// cluster.
+func bootstrapped(begun etcd.Begun, now, already string) *apiv1.BootstrapResponse {
+	said := now
+	if begun.Already {
+		said = already
+	}
+	said += "; cluster ID " + begun.Token
+	if begun.Cluster != "" {
+		said += ", in etcd " + begun.Cluster
+	}
+	return &apiv1.BootstrapResponse{Message: said, Already: begun.Already, Token: begun.Token}
+}
+
+func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
+	if !stream.Receive() {
+		return nil, orInvalid(stream.Err(), "recover: nothing was sent")
+	}
+	first := stream.Msg()
+	if len(first.GetSha256()) != sha256.Size {
+		return nil, failed(connect.CodeInvalidArgument, "recover: sha256 has %d bytes, not %d", len(first.GetSha256()), sha256.Size)
+	}
+	begun, err := s.member.Recover(ctx, etcd.Snapshot{
+		Size: first.GetSize(), SHA256: [sha256.Size]byte(first.GetSha256()), Raw: first.GetSkipHashCheck(), Told: first.GetControlPlanes(),
+	}, &received{stream: stream, rest: first.GetData()})
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	return connect.NewResponse(bootstrapped(begun, "the snapshot is restored: a new cluster begins on this node",
+		"the cluster has begun on this node from this snapshot already: nothing is to be done")), nil
+}
+
+func orInvalid(err error, instead string) error {
+	if err != nil {
+		return err
+	}
+	return failed(connect.CodeInvalidArgument, "%s", instead)
+}
+
+// received is what a stream brings, as a reader.
+type received struct {
+	stream *connect.ClientStream[apiv1.RecoverRequest]
+	rest   []byte
+}
+
+func (r *received) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if !r.stream.Receive() {
+			if err := r.stream.Err(); err != nil {
+				return 0, err
+			}
+			return 0, io.EOF
+		}
+		r.rest = r.stream.Msg().GetData()
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+func (s *etcdService) Beginning(context.Context, *connect.Request[apiv1.BeginningRequest]) (*connect.Response[apiv1.BeginningResponse], error) {
+	m, err := s.member.Beginning()
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	return connect.NewResponse(m), nil
+}
+
+func etcdMember(m *pb.Member) *apiv1.EtcdMember {
+	return &apiv1.EtcdMember{
+		Id: etcd.HexID(m.ID), Name: readable(m.Name), PeerUrls: m.PeerURLs, ClientUrls: m.ClientURLs, Learner: m.IsLearner,
+	}
+}
+
+func (s *etcdService) Members(ctx context.Context, _ *connect.Request[apiv1.EtcdMembersRequest]) (*connect.Response[apiv1.EtcdMembersResponse], error) {
+	cluster, members, err := s.member.Members(ctx)
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	res := &apiv1.EtcdMembersResponse{ClusterId: cluster}
+	for _, m := range members {
+		res.Members = append(res.Members, etcdMember(m))
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *etcdService) Status(ctx context.Context, _ *connect.Request[apiv1.EtcdStatusRequest]) (*connect.Response[apiv1.EtcdStatusResponse], error) {
+	statuses, err := s.member.Status(ctx)
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	res := &apiv1.EtcdStatusResponse{}
+	for _, st := range statuses {
+		m := &apiv1.EtcdMemberStatus{Member: etcdMember(st.Member)}
+		res.Members = append(res.Members, m)
+		if st.Err != nil {
+			m.Error = readable(st.Err.Error())
+			continue
+		}
+		m.Version, m.Leader = readable(st.Version), st.Leader == st.Member.ID
+		m.Size, m.SizeInUse = uint64(st.DbSize), uint64(st.DbSizeInUse)
+		m.RaftTerm, m.RaftIndex, m.AppliedIndex = st.RaftTerm, st.RaftIndex, st.RaftAppliedIndex
+		for _, problem := range st.Errors {
+			m.Problems = append(m.Problems, readable(problem))
+		}
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *etcdService) Snapshot(ctx context.Context, _ *connect.Request[apiv1.EtcdSnapshotRequest], stream *connect.ServerStream[apiv1.FileChunk]) error {
+	out := &chunks{stream: stream, buf: make([]byte, 0, fileChunk)}
+	if err := s.member.Snapshot(ctx, out); err != nil {
+		return etcdError(err)
+	}
+	return out.flush()
+}
+
+func (s *etcdService) Defragment(ctx context.Context, _ *connect.Request[apiv1.EtcdDefragmentRequest]) (*connect.Response[apiv1.EtcdDefragmentResponse], error) {
+	before, after, err := s.member.Defragment(ctx)
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	return connect.NewResponse(&apiv1.EtcdDefragmentResponse{SizeBefore: uint64(before), SizeAfter: uint64(after)}), nil
+}
+
+func (s *etcdService) Alarms(ctx context.Context, _ *connect.Request[apiv1.EtcdAlarmsRequest]) (*connect.Response[apiv1.EtcdAlarmsResponse], error) {
+	return s.alarms(ctx, false)
+}
+
+func (s *etcdService) DisarmAlarms(ctx context.Context, _ *connect.Request[apiv1.EtcdDisarmAlarmsRequest]) (*connect.Response[apiv1.EtcdAlarmsResponse], error) {
+	return s.alarms(ctx, true)
+}
+
+func (s *etcdService) alarms(ctx context.Context, disarm bool) (*connect.Response[apiv1.EtcdAlarmsResponse], error) {
+	found, err := s.member.Alarms(ctx, disarm)
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	res := &apiv1.EtcdAlarmsResponse{}
+	for _, a := range found {
+		res.Alarms = append(res.Alarms, &apiv1.EtcdAlarm{Member: etcd.HexID(a.MemberID), Alarm: a.Alarm.String()})
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *etcdService) ForfeitLeadership(ctx context.Context, _ *connect.Request[apiv1.EtcdForfeitLeadershipRequest]) (*connect.Response[apiv1.EtcdForfeitLeadershipResponse], error) {
+	leader, was, err := s.member.ForfeitLeadership(ctx)
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	said := fmt.Sprintf("etcd member %s leads now", leader)
+	if !was {
+		said = fmt.Sprintf("this node's member doesn't lead: %s does", leader)
+	}
+	return connect.NewResponse(&apiv1.EtcdForfeitLeadershipResponse{Message: readable(said)}), nil
+}
+
+func (s *etcdService) RemoveMember(ctx context.Context, req *connect.Request[apiv1.EtcdRemoveMemberRequest]) (*connect.Response[apiv1.EtcdRemoveMemberResponse], error) {
+	name, err := s.member.RemoveMember(ctx, readable(req.Msg.GetId()))
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	return connect.NewResponse(&apiv1.EtcdRemoveMemberResponse{Message: readable(fmt.Sprintf("etcd member %s is removed", name))}), nil
+}
+
+func (s *etcdService) Leave(ctx context.Context, _ *connect.Request[apiv1.EtcdLeaveRequest]) (*connect.Response[apiv1.EtcdLeaveResponse], error) {
+	name, err := s.member.Leave(ctx)
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	said := "this node has no member of etcd that could leave"
+	if name != "" {
+		said = fmt.Sprintf("etcd member %s has left, its data is removed, and service etcd is stopped; it joins again when it is started", name)
+	}
+	return connect.NewResponse(&apiv1.EtcdLeaveResponse{Message: readable(said)}), nil
+}

@@ -1,0 +1,54 @@
+package api
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+func (s *nodeService) Reboot(ctx context.Context, req *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
+	o, err := s.operate(ctx, lifecycle.Reboot, powerArguments(req.Msg), req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.RebootResponse{Operation: o}), err
+}
+
+func (s *nodeService) Shutdown(ctx context.Context, req *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
+	o, err := s.operate(ctx, lifecycle.Shutdown, powerArguments(req.Msg), req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.ShutdownResponse{Operation: o}), err
+}
+
+// powerArguments are those of a reboot or a shutdown.
+func powerArguments(m interface {
+	GetForce() bool
+	GetKeepPods() bool
+	GetDrainTimeout() *durationpb.Duration
+}) []byte {
+	return lifecycle.PowerArguments{Force: m.GetForce(), KeepPods: m.GetKeepPods(), DrainTimeout: m.GetDrainTimeout().AsDuration()}.Encode()
+}
+
+func (s *nodeService) Reset(ctx context.Context, req *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {
+	m := req.Msg
+	// The journal has them as they are now: names may change with a restart.
+	users, err := s.opts.UserDisks(m.GetUserDisksToWipe())
+	if err != nil {
+		return nil, failed(connect.CodeFailedPrecondition, "reset: --user-disks-to-wipe: %w", err)
+	}
+	arguments := lifecycle.ResetArguments{
+		Force: m.GetForce(), Reboot: m.GetReboot(), Wipe: m.GetSystemLabelsToWipe(), DrainTimeout: m.GetDrainTimeout().AsDuration(),
+		Disks: users,
+	}
+	o, err := s.operate(ctx, lifecycle.Reset, arguments.Encode(), m.GetDryRun())
+	return connect.NewResponse(&apiv1.ResetResponse{Operation: o}), err
+}
+
+// operate begins an operation, or only shows its plan.
+func (s *nodeService) operate(ctx context.Context, name string, arguments []byte, dryRun bool) (*apiv1.Operation, error) {
+	o, err := s.opts.Operations.Start(ctx, operation.Ask{Name: name, Arguments: arguments, By: asked(ctx), DryRun: dryRun})
+	if err != nil {
+		return nil, operationError(err)
+	}
+	return operationMessage(o), nil
+}

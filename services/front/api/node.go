@@ -1,0 +1,224 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/system/clock"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	lastExitFile = "last-exit" // in boot.StateDir, written by PID 1 on its way out
+	maxLastExit  = 4 << 10     // bytes of it
+)
+
+// nodeService is the node itself.
+type nodeService struct {
+	opts Options
+	root string // what paths are below; tests have their own
+	boot string // tells this boot of a container from others; "" on a machine, whose kernel does
+	// hanging are the paths of file systems that don't answer.
+	hanging sync.Map
+}
+
+func newNodeService(o Options) *nodeService {
+	s := &nodeService{opts: o, root: "/"}
+	if o.Mode == boot.Container {
+		s.boot = rand.Text()
+	}
+	return s
+}
+
+// bootID is another one after each restart.
+func (s *nodeService) bootID() string {
+	if s.boot != "" {
+		return s.boot
+	}
+	return s.text("/proc/sys/kernel/random/boot_id")
+}
+
+// path is where something of the node is.
+func (s *nodeService) path(name string) string { return filepath.Join(s.root, name) }
+
+func (s *nodeService) proc() (procfs.FS, error) {
+	fs, err := procfs.NewFS(s.path("proc"))
+	if err != nil {
+		return fs, connect.NewError(connect.CodeInternal, err)
+	}
+	return fs, nil
+}
+
+func (s *nodeService) Version(context.Context, *connect.Request[apiv1.VersionRequest]) (*connect.Response[apiv1.VersionResponse], error) {
+	return connect.NewResponse(&apiv1.VersionResponse{
+		Version: boot.Version, Platform: runtime.GOOS + "/" + runtime.GOARCH, GoVersion: runtime.Version(),
+		Kernel: kernelRelease(), Mode: s.opts.Mode.String(), Hostname: s.hostname(),
+	}), nil
+}
+
+// kernelRelease is as uname(2) has it; "" never happens.
+func kernelRelease() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// hostname is the kernel's until the node knows its own.
+func (s *nodeService) hostname() string {
+	if o, err := network.Hostnames.Get(s.opts.Store, network.HostnameID); err == nil {
+		return o.Spec
+	}
+	name, _ := os.Hostname()
+	return name
+}
+
+func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRequest]) (*connect.Response[apiv1.NodeStatusResponse], error) {
+	res := &apiv1.NodeStatusResponse{
+		Hostname: s.hostname(), Version: boot.Version, Uptime: durationpb.New(s.opts.Since()), Cpus: uint32(runtime.NumCPU()),
+		LastExit: readable(s.text(filepath.Join(boot.StateDir, lastExitFile))), BootId: s.bootID(),
+	}
+	if stage, err := machine.Stages.Get(s.opts.Store, machine.StageID); err == nil {
+		res.Stage = string(stage.Spec)
+	}
+	if c, err := machine.Config(s.opts.Store); err == nil {
+		res.MachineType, res.Cluster, res.Endpoint = string(c.Machine.Type), c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String()
+	}
+	if a, err := network.Addresses.Get(s.opts.Store, network.AddressID); err == nil {
+		res.Addresses = append(res.Addresses, a.Spec.Primary.String())
+		for _, prefix := range a.Spec.All {
+			if prefix.Addr() != a.Spec.Primary {
+				res.Addresses = append(res.Addresses, prefix.Addr().String())
+			}
+		}
+	}
+	fs, err := s.proc()
+	if err != nil {
+		return nil, err
+	}
+	if load, err := fs.LoadAvg(); err == nil {
+		res.Load1, res.Load5, res.Load15 = load.Load1, load.Load5, load.Load15
+	}
+	if m, err := fs.Meminfo(); err == nil {
+		res.MemoryTotal, res.MemoryAvailable = number(m.MemTotalBytes), number(m.MemAvailableBytes)
+	}
+	var st unix.Statfs_t
+	if unix.Statfs(s.path(boot.EphemeralDir), &st) == nil {
+		res.EphemeralTotal, res.EphemeralAvailable = st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
+	}
+	var waiting []string
+	for _, status := range s.opts.Graph.Statuses() {
+		res.Services++
+		if status.Up {
+			res.ServicesUp++
+		} else {
+			waiting = append(waiting, status.ID+": "+status.Message)
+		}
+	}
+	res.WaitingFor = readable(strings.Join(waiting, "; "))
+	return connect.NewResponse(res), nil
+}
+
+// text is the content of a small file, "" where there is none.
+func (s *nodeService) text(name string) string {
+	f, err := os.Open(s.path(name))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	data := make([]byte, maxLastExit)
+	n, _ := f.Read(data)
+	return strings.TrimSpace(string(data[:n]))
+}
+
+func number(n *uint64) uint64 {
+	if n == nil {
+		return 0
+	}
+	return *n
+}
+
+func (s *nodeService) Time(context.Context, *connect.Request[apiv1.TimeRequest]) (*connect.Response[apiv1.TimeResponse], error) {
+	res := &apiv1.TimeResponse{Now: timestamppb.Now()}
+	o, err := clock.Statuses.Get(s.opts.Store, clock.StatusID)
+	if err != nil {
+		res.Message = `service "timed" hasn't looked at the clock yet`
+		return connect.NewResponse(res), nil
+	}
+	res.Synced, res.Server, res.Message = o.Spec.Synced, o.Spec.Server, readable(o.Spec.Message)
+	res.Offset, res.Error = durationpb.New(o.Spec.Offset), durationpb.New(o.Spec.MaxError)
+	if res.Server == "" {
+		res.Server = string(o.Spec.Source)
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *nodeService) Disks(ctx context.Context, _ *connect.Request[apiv1.DisksRequest]) (*connect.Response[apiv1.DisksResponse], error) {
+	disks, err := s.opts.Disks(ctx)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return connect.NewResponse(&apiv1.DisksResponse{Disks: disks}), nil
+}
+
+func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.BootChartRequest]) (*connect.Response[apiv1.BootChartResponse], error) {
+	chart := dag.NewChart(s.opts.Graph.BootEvents())
+	var out bytes.Buffer
+	draw := chart.Text
+	if req.Msg.GetSvg() {
+		draw = chart.SVG
+	}
+	if err := draw(&out); err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return connect.NewResponse(&apiv1.BootChartResponse{Chart: out.Bytes()}), nil
+}
+
+// Kubeconfig is there also before Kubernetes is (S-223).
+func (s *nodeService) Kubeconfig(context.Context, *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+	c, err := machine.Config(s.opts.Store)
+	if err != nil {
+		return nil, applyError(machine.ErrNoConfig)
+	}
+	if !c.Machine.Type.ControlPlane() || len(c.Cluster.CA.Key) == 0 {
+		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold the cluster's authority: ask a control plane", c.Machine.Type)
+	}
+	data, expires, err := config.AdminKubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), time.Now())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return connect.NewResponse(&apiv1.KubeconfigResponse{Kubeconfig: data, Expires: timestamppb.New(expires)}), nil
+}
+
+func (s *nodeService) Diagnose(ctx context.Context, _ *connect.Request[apiv1.DiagnoseRequest]) (*connect.Response[apiv1.DiagnoseResponse], error) {
+	findings, checked := s.opts.Diagnose(ctx)
+	if err := ctx.Err(); err != nil {
+		return nil, connect.NewError(connect.CodeDeadlineExceeded, err)
+	}
+	return connect.NewResponse(&apiv1.DiagnoseResponse{Findings: findings, Checked: checked}), nil
+}
+
+// asked is why the node ends, for its console and its next boot.
+func asked(ctx context.Context) string {
+	who := callOf(ctx)
+	return fmt.Sprintf("%s over the machine API, from %s", who, who.remote)
+}

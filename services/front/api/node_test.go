@@ -1,0 +1,122 @@
+package api
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+)
+
+// own is a nodeService of this machine.
+func own() *nodeService { return newNodeService(Options{}) }
+
+func TestProcessesHaveOurselves(t *testing.T) {
+	t.Parallel()
+	res, err := own().Processes(t.Context(), connect.NewRequest(&apiv1.ProcessesRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := slices.IndexFunc(res.Msg.GetProcesses(), func(p *apiv1.Process) bool { return int(p.GetPid()) == os.Getpid() })
+	if self < 0 {
+		t.Fatalf("not among %d processes", len(res.Msg.GetProcesses()))
+	}
+	p := res.Msg.GetProcesses()[self]
+	if int(p.GetPpid()) != os.Getppid() || p.GetResidentMemory() < 1<<20 || p.GetThreads() == 0 || !strings.Contains(p.GetArgs(), filepath.Base(os.Args[0])) {
+		t.Errorf("%v", p)
+	}
+}
+
+func TestMemoryIsInBytes(t *testing.T) {
+	t.Parallel()
+	res, err := own().Memory(t.Context(), connect.NewRequest(&apiv1.MemoryRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	total, free := res.Msg.GetMeminfo()["MemTotal"], res.Msg.GetMeminfo()["MemAvailable"]
+	if total < 64<<20 || free == 0 || free > total || res.Msg.GetPid1Pss() < 1<<20 {
+		t.Errorf("total %d, available %d, own %d", total, free, res.Msg.GetPid1Pss())
+	}
+}
+
+func TestMountsHaveTheRoot(t *testing.T) {
+	t.Parallel()
+	s := own()
+	res, err := s.Mounts(t.Context(), connect.NewRequest(&apiv1.MountsRequest{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := slices.IndexFunc(res.Msg.GetMounts(), func(m *apiv1.Mount) bool { return m.GetTarget() == "/" })
+	if root < 0 || res.Msg.GetMounts()[root].GetSize() == 0 {
+		t.Errorf("mounts: %v", res.Msg.GetMounts())
+	}
+	// One that hangs isn't asked again, and isn't waited for.
+	s.hanging.Store("/", true)
+	if _, ok := s.space(t.Context(), "/"); ok {
+		t.Error("a file system that hangs was asked again")
+	}
+}
+
+func TestNetstatFindsAListener(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, only := range []bool{false, true} {
+		res, err := own().Netstat(t.Context(), connect.NewRequest(&apiv1.NetstatRequest{ListeningOnly: only}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, s := range res.Msg.GetSockets() {
+			if only && s.GetProtocol() == "tcp" && s.GetState() != tcpListen {
+				t.Errorf("not listening: %v", s)
+			}
+			if s.GetLocal() == l.Addr().String() && s.GetState() == tcpListen {
+				found = true
+				if int(s.GetPid()) != os.Getpid() || s.GetRemote() != "0.0.0.0:*" {
+					t.Errorf("%v", s)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("listening only %v: %s isn't there", only, l.Addr())
+		}
+	}
+}
+
+// S-252: a pod, then its containers.
+func TestS252Containers(t *testing.T) {
+	t.Parallel()
+	pod := map[string]string{containerd.LabelPodNamespace: "kube-system", containerd.LabelPod: "kube-apiserver-n1", containerd.LabelPodUID: "u1"}
+	sandbox := map[string]string{containerd.LabelKind: containerd.KindSandbox}
+	inside := map[string]string{containerd.LabelKind: "container", containerd.LabelContainer: "kube-apiserver"}
+	for k, v := range pod {
+		sandbox[k], inside[k] = v, v
+	}
+	for _, tt := range []struct {
+		labels  map[string]string
+		running bool
+		id      string
+		status  string
+		inPod   bool
+	}{
+		{sandbox, true, "kube-system/kube-apiserver-n1", "SANDBOX_READY", false},
+		{sandbox, false, "kube-system/kube-apiserver-n1", "SANDBOX_NOTREADY", false},
+		{inside, true, "kube-system/kube-apiserver-n1:kube-apiserver", "CONTAINER_RUNNING", true},
+		{inside, false, "kube-system/kube-apiserver-n1:kube-apiserver", "CONTAINER_EXITED", true},
+		{nil, true, "etcd", "CONTAINER_RUNNING", false},
+	} {
+		c := describeContainer(containerd.PodNamespace, "etcd", "image", tt.labels, tt.running, 42)
+		if c.msg.GetId() != tt.id || c.msg.GetStatus() != tt.status || c.msg.GetInPod() != tt.inPod || (c.msg.GetPid() == 42) != tt.running {
+			t.Errorf("%v, running %v: %v", tt.labels, tt.running, c.msg)
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package api
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// operationService is the operations of this node, whatever they are.
+type operationService struct{ runner *operation.Runner }
+
+func newOperationService(o Options) *operationService { return &operationService{o.Operations} }
+
+// operationError tells apart what the caller can do something about.
+func operationError(err error) error {
+	var refusal operation.Refusal
+	text := errors.New(readable(err.Error()))
+	switch {
+	case errors.As(err, &refusal):
+		return connect.NewError(connect.CodeFailedPrecondition, text)
+	case errors.Is(err, operation.ErrNotFound):
+		return connect.NewError(connect.CodeNotFound, text)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	}
+	return connect.NewError(connect.CodeUnavailable, text)
+}
+
+func (s *operationService) List(context.Context, *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
+	all, err := s.runner.List()
+	if err != nil && len(all) == 0 {
+		return nil, operationError(err)
+	}
+	res := &apiv1.ListOperationsResponse{}
+	for _, o := range all {
+		res.Operations = append(res.Operations, operationMessage(o))
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1.WatchOperationRequest], stream *connect.ServerStream[apiv1.OperationUpdate]) error {
+	err := s.runner.Watch(ctx, req.Msg.GetId(), req.Msg.GetAfter(), func(u operation.Update) error {
+		m := &apiv1.OperationUpdate{Operation: operationMessage(u.Operation), Lost: u.Lost}
+		for _, e := range u.Events {
+			m.Events = append(m.Events, &apiv1.OperationEvent{
+				Cursor: e.Cursor, Time: timestamppb.New(e.Time), Kind: operationEventKinds[e.Kind],
+				Step: e.Step, State: string(e.State), Text: readable(e.Text),
+			})
+		}
+		return stream.Send(m)
+	})
+	if sent := new(connect.Error); err == nil || errors.As(err, &sent) {
+		return err // sent: the stream's own
+	}
+	return operationError(err)
+}
+
+func (s *operationService) Answer(ctx context.Context, req *connect.Request[apiv1.AnswerOperationRequest]) (*connect.Response[apiv1.AnswerOperationResponse], error) {
+	if err := s.permit(ctx, "answer", req.Msg.GetId()); err != nil {
+		return nil, err
+	}
+	if err := s.runner.Answer(req.Msg.GetId(), req.Msg.GetQuestion(), req.Msg.GetAnswer(), asked(ctx)); err != nil {
+		return nil, operationError(err)
+	}
+	return connect.NewResponse(&apiv1.AnswerOperationResponse{}), nil
+}
+
+func (s *operationService) Abort(ctx context.Context, req *connect.Request[apiv1.AbortOperationRequest]) (*connect.Response[apiv1.AbortOperationResponse], error) {
+	id := req.Msg.GetId()
+	if err := s.permit(ctx, "abort", id); err != nil {
+		return nil, err
+	}
+	if err := s.runner.Abort(id, asked(ctx)); err != nil {
+		return nil, operationError(err)
+	}
+	return connect.NewResponse(&apiv1.AbortOperationResponse{Message: readable(id) + " is aborted; what it did is undone where that is possible: gbctl operation attach " + readable(id)}), nil
+}
+
+// permit refuses who may not do the operation itself.
+func (s *operationService) permit(ctx context.Context, verb, id string) error {
+	o, err := s.runner.Get(id)
+	if err != nil {
+		return operationError(err)
+	}
+	role := contract.Role(cmp.Or(o.Role, string(contract.Admin)))
+	if who := callOf(ctx); !contract.Allowed(contract.Method{Role: role}, who.roles) {
+		return failed(connect.CodePermissionDenied, "%s %s: this takes role %s; the certificate of %q has %s", verb, o.ID, role, who.peer, listed(who.roles))
+	}
+	return nil
+}
+
+var operationEventKinds = map[operation.EventKind]apiv1.OperationEvent_Kind{
+	operation.Said:     apiv1.OperationEvent_KIND_SAID,
+	operation.Changed:  apiv1.OperationEvent_KIND_CHANGED,
+	operation.Asks:     apiv1.OperationEvent_KIND_ASKS,
+	operation.Answered: apiv1.OperationEvent_KIND_ANSWERED,
+}
+
+var operationStates = map[operation.State]apiv1.Operation_State{
+	operation.Pending: apiv1.Operation_STATE_PENDING,
+	operation.Running: apiv1.Operation_STATE_RUNNING,
+	operation.Undoing: apiv1.Operation_STATE_UNDOING,
+	operation.Done:    apiv1.Operation_STATE_DONE,
+	operation.Failed:  apiv1.Operation_STATE_FAILED,
+	operation.Aborted: apiv1.Operation_STATE_ABORTED,
+}
+
+var stepStates = map[operation.State]apiv1.OperationStep_State{
+	operation.Pending: apiv1.OperationStep_STATE_PENDING,
+	operation.Running: apiv1.OperationStep_STATE_RUNNING,
+	operation.Undoing: apiv1.OperationStep_STATE_UNDOING,
+	operation.Done:    apiv1.OperationStep_STATE_DONE,
+	operation.Skipped: apiv1.OperationStep_STATE_SKIPPED,
+	operation.Failed:  apiv1.OperationStep_STATE_FAILED,
+	operation.Undone:  apiv1.OperationStep_STATE_UNDONE,
+}
+
+func operationMessage(o operation.Operation) *apiv1.Operation {
+	m := &apiv1.Operation{
+		Id: o.ID, Name: o.Name, State: operationStates[o.State], By: readable(o.By), Began: timestamp(o.Began), Ended: timestamp(o.Ended),
+		Error: readable(o.Error), Role: cmp.Or(o.Role, string(contract.Admin)),
+	}
+	for _, w := range o.Warnings {
+		m.Warnings = append(m.Warnings, readable(w))
+	}
+	for _, s := range o.Steps {
+		m.Steps = append(m.Steps, &apiv1.OperationStep{
+			Id: s.ID, What: readable(s.What), State: stepStates[s.State], Reason: readable(s.Reason), Deadline: durationpb.New(s.Deadline),
+			Optional: s.Optional, PointOfNoReturn: s.PointOfNoReturn, Began: timestamp(s.Began), Ended: timestamp(s.Ended),
+		})
+	}
+	if q := o.Question; q != nil {
+		m.Question = &apiv1.OperationQuestion{
+			Id: q.ID, Step: q.Step, Text: readable(q.Text), Options: q.Options, Default: q.Default,
+			Since: timestamp(q.Since), Timeout: durationpb.New(q.Timeout),
+		}
+	}
+	return m
+}

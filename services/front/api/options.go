@@ -1,0 +1,59 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// Options are what the API stands on: all that it can read or change.
+type Options struct {
+	Mode       boot.Mode
+	Store      *resource.Store
+	Graph      *dag.Graph
+	Runtime    *resource.Runtime
+	Logs       *logs.Logs
+	Config     Applier
+	Containerd *containerd.Containerd
+	Etcd       *etcd.Etcd
+	Operations *operation.Runner
+	// MayReboot says why the node must stay; nil if it needn't.
+	MayReboot func(ctx context.Context) error
+	Processes *process.Table
+	// Diagnose says what is wrong with the node, and what was looked at.
+	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
+	// Since is the time since boot.
+	Since func() time.Duration
+	Disks func(ctx context.Context) ([]*apiv1.Disk, error)
+	// UserDisks are the disks of these names, if a reset may wipe them.
+	UserDisks func(names []string) ([]disks.UserDisk, error)
+
+	// Socket is where to listen; "" is boot.MachineSocket.
+	Socket string
+	// PodLogs is where the kubelet keeps the logs of containers; "" is
+	// defaultPodLogs.
+	PodLogs string
+	// Kmsg is the kernel's log; "" is defaultKmsg.
+	Kmsg string
+}
+
+// Applier is the part of machine.Applier that the API needs.
+type Applier interface {
+	Apply(ctx context.Context, r machine.Request) (machine.Result, error)
+	Confirm(ctx context.Context, by string) error
+	Rollback(ctx context.Context, version uint64, r machine.Request) (machine.Result, error)
+	History() ([]machine.Entry, error)
+	Text(version uint64) ([]byte, error)
+	Situation() machine.Situation
+}

@@ -1,0 +1,223 @@
+package api
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"gopkg.in/yaml.v3"
+)
+
+const (
+	// specIndent is what S-007 asks for.
+	specIndent = 4
+	// hidden stands for what isn't shown, as the types of package config have it.
+	hidden = "(secret)"
+)
+
+// maxShown bounds how many objects' texts are kept; a control plane has about
+// fifty, of two hundred kilobytes in all. Those of objects that are gone go when
+// it is reached.
+const maxShown = 512
+
+// shown keeps what was made of objects for their readers: two hundred at once ask
+// for the same, and making it takes longer than sending it.
+type shown struct {
+	mu      sync.Mutex // guards objects
+	objects map[resourceName]*shownObject
+}
+
+type resourceName struct{ typ, namespace, id string }
+
+// shownObject is made of a spec once.
+type shownObject struct {
+	spec    any
+	once    sync.Once
+	text    string
+	columns []string
+	err     error
+}
+
+// of is an object as its readers see it: YAML, and the columns of a table.
+func (s *shown) of(d resource.Definition, o resource.Object[any]) (text string, columns []string, err error) {
+	c := s.object(o)
+	c.once.Do(func() {
+		c.err = fmt.Errorf("show %s %s/%s: a defect of the node: it is in the log %q", o.Type, o.Namespace, o.ID, LogID) // should this panic
+		for _, column := range d.Columns {
+			value := ""
+			if column.From == "" {
+				value = cell(column, o.Spec)
+			}
+			c.columns = append(c.columns, value)
+		}
+		c.text, c.err = specYAML(o)
+	})
+	return c.text, c.columns, c.err
+}
+
+// cell is a column's value as its readers see it.
+func cell(c resource.Column, spec any) string {
+	value := readable(c.Value(spec))
+	if privateKey(value) {
+		return hidden
+	}
+	return value
+}
+
+// object is what is kept for an object, or is going to be. Specs don't change in
+// place, so comparing one with itself is quick.
+func (s *shown) object(o resource.Object[any]) *shownObject {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := resourceName{o.Type, o.Namespace, o.ID}
+	if c := s.objects[name]; c != nil && reflect.DeepEqual(c.spec, o.Spec) {
+		return c
+	}
+	if s.objects == nil || len(s.objects) >= maxShown {
+		s.objects = make(map[resourceName]*shownObject)
+	}
+	c := &shownObject{spec: o.Spec}
+	s.objects[name] = c
+	return c
+}
+
+// specYAML is an object's spec as readers of the API get it. Secrets hide
+// themselves by their types; two kinds of them have none, and are looked for
+// here: those of Kubernetes objects, and private keys in any text.
+func specYAML(o resource.Object[any]) (string, error) {
+	node, err := specNode(o.Spec)
+	if err != nil {
+		return "", fmt.Errorf("show %s %s/%s: %w", o.Type, o.Namespace, o.ID, err)
+	}
+	hide(node)
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(specIndent)
+	if err := enc.Encode(node); err != nil {
+		return "", fmt.Errorf("show %s %s/%s: %w", o.Type, o.Namespace, o.ID, err)
+	}
+	return b.String(), nil
+}
+
+func specNode(spec any) (*yaml.Node, error) {
+	node := new(yaml.Node)
+	if c, ok := spec.(*config.Config); ok && c != nil {
+		// As the document has it: without all the fields that aren't set.
+		text, err := c.Encode()
+		if err != nil {
+			return nil, err
+		}
+		if text, err = config.Redact(text); err != nil {
+			return nil, err
+		}
+		if err := yaml.Unmarshal(text, node); err != nil {
+			return nil, err
+		}
+		uncomment(node)
+		return node, nil
+	}
+	return node, node.Encode(spec)
+}
+
+// uncomment: what stands in a document for whoever edits it.
+func uncomment(n *yaml.Node) {
+	n.HeadComment, n.LineComment, n.FootComment = "", "", ""
+	for _, inner := range n.Content {
+		uncomment(inner)
+	}
+}
+
+// hide replaces what is secret by its place or by its look.
+func hide(n *yaml.Node) {
+	if n.Kind == yaml.ScalarNode && privateKey(n.Value) {
+		n.SetString(hidden)
+	}
+	if n.Kind == yaml.MappingNode && value(n, "kind") == "Secret" {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if key := n.Content[i].Value; key == "data" || key == "stringData" {
+				hideScalars(n.Content[i+1])
+			}
+		}
+	}
+	for _, inner := range n.Content {
+		hide(inner)
+	}
+}
+
+// value is the scalar of a key in a mapping.
+func value(n *yaml.Node, key string) string {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1].Value
+		}
+	}
+	return ""
+}
+
+// hideScalars hides the values of a mapping; its keys say what there is.
+func hideScalars(n *yaml.Node) {
+	switch n.Kind {
+	case yaml.MappingNode:
+		for i := 1; i < len(n.Content); i += 2 {
+			hideScalars(n.Content[i])
+		}
+	case yaml.SequenceNode:
+		for _, inner := range n.Content {
+			hideScalars(inner)
+		}
+	case yaml.ScalarNode:
+		n.SetString(hidden)
+	}
+}
+
+const (
+	pemBegin = "-----BEGIN "
+	pemKey   = "PRIVATE KEY-----"
+	// base64Begin is how base64 of PEM begins.
+	base64Begin = "LS0tLS1CRUdJTi"
+)
+
+// privateKey tells whether there is one in a text, as PEM or as base64 of it.
+func privateKey(text string) bool {
+	if strings.Contains(text, pemBegin) && strings.Contains(text, pemKey) {
+		return true
+	}
+	for {
+		i := strings.Index(text, base64Begin)
+		if i < 0 {
+			return false
+		}
+		text = text[i:]
+		end := strings.IndexFunc(text, func(r rune) bool { return base64Rune(r) == 0 })
+		if end < 0 {
+			end = len(text)
+		}
+		// What was decoded up to an error counts: words may follow the PEM.
+		decoded, _ := base64.RawStdEncoding.DecodeString(strings.Map(func(r rune) rune {
+			if r == base64Rune(r) {
+				return r
+			}
+			return -1 // a blank: tools wrap lines
+		}, text[:end]))
+		if bytes.Contains(decoded, []byte(pemKey)) {
+			return true
+		}
+		text = text[end:]
+	}
+}
+
+// base64Rune is r if it belongs to base64, '_' for a blank, else 0.
+func base64Rune(r rune) rune {
+	switch {
+	case 'A' <= r && r <= 'Z', 'a' <= r && r <= 'z', '0' <= r && r <= '9', r == '+', r == '/':
+		return r
+	case r == ' ', r == '\t', r == '\n', r == '\r':
+		return '_'
+	}
+	return 0
+}

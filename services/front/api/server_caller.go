@@ -1,0 +1,125 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// maxName bounds what a header says about the caller: names in certificates are
+// at most 64 characters (RFC 5280, ub-common-name), and there are five roles.
+const maxName = 512
+
+// caller is who calls, as the gate says.
+type caller struct {
+	peer        string // "" in maintenance mode: unknown
+	roles       []string
+	remote      string
+	maintenance bool
+}
+
+// call is one call under way.
+type call struct {
+	caller
+	audited bool
+}
+
+type callKey struct{}
+
+// callOf is the call that ctx belongs to. One that nobody made may nothing.
+func callOf(ctx context.Context) *call {
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		return c
+	}
+	return new(call)
+}
+
+// admin tells whether secrets may be shown.
+func (c caller) admin() bool {
+	return !c.maintenance && slices.Contains(c.roles, string(contract.Admin))
+}
+
+// String is for the history of the configuration and for the log.
+func (c caller) String() string {
+	if c.maintenance {
+		return "maintenance mode, from " + c.remote
+	}
+	return c.peer
+}
+
+// identify reads the gate's headers. Whoever comes without them didn't come
+// through the gate.
+func identify(h http.Header) (caller, error) {
+	var c caller
+	for _, header := range []struct {
+		name string
+		to   *string
+	}{{contract.HeaderPeer, &c.peer}, {contract.HeaderRemote, &c.remote}} {
+		values := h.Values(header.name)
+		if len(values) > 1 || len(values) == 1 && (len(values[0]) > maxName || !utf8.ValidString(values[0])) {
+			return caller{}, failed(connect.CodeUnauthenticated, "header %s is there twice, too long or no text: only the gate (apid) may call here", header.name)
+		}
+		*header.to = h.Get(header.name)
+	}
+	for _, line := range h.Values(contract.HeaderRoles) {
+		if len(line) > maxName {
+			return caller{}, failed(connect.CodeUnauthenticated, "header %s is too long: only the gate (apid) may call here", contract.HeaderRoles)
+		}
+		for role := range strings.SplitSeq(line, ",") {
+			if role = strings.TrimSpace(role); role != "" {
+				c.roles = append(c.roles, role)
+			}
+		}
+	}
+	mode := h.Values(contract.HeaderMode)
+	switch {
+	case c.remote == "" || len(mode) != 1:
+	case mode[0] == contract.ModeMaintenance:
+		c.maintenance, c.peer, c.roles = true, "", nil
+		return c, nil
+	case mode[0] == contract.ModeNormal && c.peer != "":
+		return c, nil
+	}
+	return caller{}, failed(connect.CodeUnauthenticated, "nobody says who calls: the machine API is reached through the gate (apid) on port %d only", contract.Port)
+}
+
+// permit is the same decision that the gate has made, made again where it
+// counts.
+func (s *Server) permit(who caller, m contract.Method, known bool) error {
+	switch {
+	case !known:
+		return failed(connect.CodeUnimplemented, "this node has no such method: gbctl and the node may be of different versions (gbctl version)")
+	case who.maintenance && !m.Maintenance:
+		return failed(connect.CodeFailedPrecondition, "the node is in maintenance mode, in which %s isn't possible: give it a configuration first (gbctl apply-config --insecure)", m.Procedure)
+	case who.maintenance:
+		return inMaintenance(s.opts)
+	case !contract.Allowed(m, who.roles):
+		return failed(connect.CodePermissionDenied, "%s needs role %s; the certificate of %q has %s", m.Procedure, m.Role, who.peer, listed(who.roles))
+	}
+	return nil
+}
+
+// inMaintenance is an error unless the node has no configuration.
+func inMaintenance(o Options) error {
+	stage, err := machine.Stages.Get(o.Store, machine.StageID)
+	switch {
+	case err != nil:
+		return failed(connect.CodeUnavailable, "the node is still looking for its configuration: try again in a moment")
+	case stage.Spec != machine.Maintenance:
+		return failed(connect.CodeFailedPrecondition, "the node has a configuration: come with a client certificate of its cluster, without --insecure")
+	}
+	return nil
+}
+
+func listed(roles []string) string {
+	if len(roles) == 0 {
+		return "none"
+	}
+	return strings.Join(roles, ", ")
+}

@@ -1,0 +1,60 @@
+// Package apid is the gate of the machine API, and PID 1's side of it.
+//
+// The gate is the only program of a node that strangers talk to before anything
+// is known about them. So it is a process of its own, in a sandbox (Main). It
+// ends TLS, finds out who calls, looks up who may call that method, and hands
+// what is allowed to PID 1 over a socket. All that it knows lies in a directory
+// that PID 1 writes (Service) and that it looks at every second: so certificates
+// are renewed, authorities replaced, and maintenance mode left, without a restart.
+//
+//	client ──mTLS 1.3──▶ gate ──h2c, machine.sock──▶ PID 1
+//	                      ▲ mode, certificate, authorities
+//	                      └── /run/garboard/apid ◀── Service, in PID 1
+//
+// Nothing in the gate grows without limit: connections, calls, headers, bodies,
+// and what is buffered for a reader that is slow. What is not declared is denied.
+package apid
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/front/connlimit"
+)
+
+const (
+	// ID of the service.
+	ID = "apid"
+	// Command is the argument with which PID 1's program becomes the gate.
+	Command = "apid"
+	// UID is the user and the group of the gate.
+	UID = 50
+)
+
+// goMemory is from where on Go collects more often, in bytes: with 200 clients a
+// third of it is garbage otherwise. Beyond it the gate goes on, only slower.
+const goMemory = 30 << 20
+
+// Main is the gate's process. It returns the exit status.
+func Main() int {
+	return runAt(boot.APIDir, boot.MachineSocket, net.JoinHostPort("", strconv.Itoa(api.Port)))
+}
+
+func runAt(dir, socket, address string) int {
+	return connlimit.Process(goMemory, func(ctx context.Context, log *slog.Logger) error {
+		g, err := newGate(dir, socket, log)
+		if err != nil {
+			return err
+		}
+		defer g.backend.CloseIdleConnections()
+		return g.server().Listen(ctx, address)
+	})
+}
+
+// errClosed is why nobody may come in while the node is between its modes.
+var errClosed = errors.New("the node has a configuration, but no certificate for its API yet")

@@ -1,0 +1,267 @@
+package apid
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/services/front/connlimit"
+	"github.com/garboard-os/garboard/services/front/statefile"
+)
+
+const (
+	// maxConns bounds all connections: with HTTP/2 a client needs one.
+	maxConns = 400
+	// maxFresh bounds those that haven't said yet who they are; two hundred clients
+	// may come at once.
+	maxFresh = 256
+	// maxBody is the largest request: a configuration of 1 MiB, in base64 as JSON
+	// has it, and what is around it.
+	maxBody = 2 << 20
+	// maxCalls bounds what runs at once, for all callers together. Two hundred
+	// clients have one call each; some have a few.
+	maxCalls = 384
+	// unaryTimeout ends a call that PID 1 doesn't answer: applying a configuration
+	// restarts services, which takes the longest.
+	unaryTimeout = 5 * time.Minute
+	// machineHost is what PID 1 is called in requests to it: it goes by no name.
+	machineHost = "machine"
+)
+
+// gate is the handler behind TLS.
+type gate struct {
+	told    statefile.Watcher // the housekeeper's
+	log     *slog.Logger
+	state   atomic.Pointer[state]
+	calls   atomic.Int32
+	errors  *connect.ErrorWriter
+	proxy   *httputil.ReverseProxy
+	backend *http.Transport
+	open    connlimit.Conns
+	piece   time.Duration    // readTimeout; a field for tests
+	now     func() time.Time // a node's clock may be wrong; a field for tests
+}
+
+// newGate is a gate that goes by what is in dir and hands on to socket.
+func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
+	g := &gate{
+		told: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
+		backend: newBackend(socket), open: connlimit.Conns{Max: maxConns, Fresh: maxFresh}, piece: readTimeout, now: time.Now,
+	}
+	g.proxy = g.newProxy()
+	if err := g.told.Next(g.refresh); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// call is one request that goes through.
+type call struct {
+	who    caller
+	mode   string
+	remote string
+}
+
+type callKey struct{}
+
+func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if g.calls.Add(1) > maxCalls {
+		g.calls.Add(-1)
+		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the node answers %d calls already, and takes no more; try again later", maxCalls))
+		return
+	}
+	defer g.calls.Add(-1)
+	c, m, err := g.decide(r)
+	if err != nil {
+		g.fail(w, r, connect.CodeOf(err), errors.Unwrap(err))
+		return
+	}
+	most := int64(maxBody)
+	if m.Upload > 0 {
+		most = m.Upload
+	}
+	if r.ContentLength > most {
+		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has %d bytes, of at most %d", r.ContentLength, most))
+		return
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, most)
+	if m.Upload > 0 {
+		r.Body = newUpload(w, r.Body, g.piece)
+	}
+	ctx := context.WithValue(r.Context(), callKey{}, c)
+	if !m.Streaming {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, unaryTimeout)
+		defer cancel()
+	}
+	g.proxy.ServeHTTP(newSteady(w), r.WithContext(ctx))
+}
+
+// decide says who calls, and whether the call may go on. Its errors are connect's.
+func (g *gate) decide(r *http.Request) (call, api.Method, error) {
+	s := g.state.Load()
+	c := call{mode: s.mode, remote: r.RemoteAddr}
+	if s.mode == modeClosed {
+		return c, api.Method{}, connect.NewError(connect.CodeUnavailable, errClosed)
+	}
+	who, err := g.caller(s, r)
+	if err != nil {
+		return c, api.Method{}, g.refuse(r, who, connect.CodeUnauthenticated, err)
+	}
+	c.who = who
+	m, known := lookup(r)
+	switch {
+	case s.mode == api.ModeMaintenance && known && m.Maintenance:
+		return c, m, nil
+	case s.mode == api.ModeMaintenance:
+		return c, m, g.refuse(r, who, connect.CodePermissionDenied,
+			fmt.Errorf("%s isn't there in maintenance mode: the node has no configuration yet; apply one first", printablePath(r)))
+	case !known:
+		return c, m, g.refuse(r, who, connect.CodePermissionDenied,
+			fmt.Errorf("nobody may call %s %s", printable(r.Method), printablePath(r)))
+	case !api.Allowed(m, who.roles):
+		has := "none"
+		if len(who.roles) > 0 {
+			has = strings.Join(who.roles, ", ")
+		}
+		return c, m, g.refuse(r, who, connect.CodePermissionDenied,
+			fmt.Errorf("%s needs the role %s; client certificate %q has %s", m.Procedure, m.Role, who.name, has))
+	}
+	return c, m, nil
+}
+
+func (g *gate) refuse(r *http.Request, who caller, code connect.Code, why error) error {
+	g.log.Warn("refused", "who", who.name, "from", r.RemoteAddr, "method", printablePath(r), "why", why.Error())
+	return connect.NewError(code, why)
+}
+
+// caller is who is at the other end, by the authorities of now: a connection may
+// be older than they are.
+func (g *gate) caller(s *state, r *http.Request) (caller, error) {
+	who, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates)
+	if err != nil {
+		return caller{}, err
+	}
+	return who, who.current(g.now())
+}
+
+// lookup finds the method that a request is for. The path that is looked at here
+// is the one that is handed on, and PID 1 must not read it as another one.
+func lookup(r *http.Request) (api.Method, bool) {
+	p := r.URL.Path
+	if path.Clean(p) != p || strings.ContainsFunc(p, func(c rune) bool { return c < ' ' || c > '~' }) {
+		return api.Method{}, false
+	}
+	m, known := api.Lookup(p)
+	logs := strings.HasPrefix(p, api.LogsPath)
+	switch {
+	case !known,
+		logs && r.Method != http.MethodGet,
+		r.Method != http.MethodGet && r.Method != http.MethodPost:
+		return api.Method{}, false
+	}
+	return m, true
+}
+
+func printablePath(r *http.Request) string {
+	const most = 128 // the longest procedure has half of that
+	p := r.URL.EscapedPath()
+	return p[:min(len(p), most)]
+}
+
+// fail answers in the protocol of the caller.
+func (g *gate) fail(w http.ResponseWriter, r *http.Request, code connect.Code, err error) {
+	// An error here means that the caller is gone.
+	_ = g.errors.Write(w, r, connect.NewError(code, err))
+}
+
+// passed are the headers that are handed on. PID 1 reads no others, so that none
+// can say there what this gate alone says.
+var passed = []string{
+	"Accept", "Accept-Encoding", "Content-Type", "Content-Encoding", "User-Agent",
+	"Connect-Protocol-Version", "Connect-Timeout-Ms", "Connect-Content-Encoding", "Connect-Accept-Encoding",
+	"Grpc-Timeout", "Grpc-Encoding", "Grpc-Accept-Encoding",
+}
+
+func (g *gate) newProxy() *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Rewrite:       rewrite,
+		Transport:     g.backend,
+		FlushInterval: -1, // streams are to arrive as they come
+		ErrorHandler:  g.proxyError,
+		ErrorLog:      log.New(connlimit.Writer{Log: g.log}, "", 0),
+		BufferPool:    newBuffers(),
+	}
+}
+
+// rewrite makes the request to PID 1.
+func rewrite(p *httputil.ProxyRequest) {
+	in, out := p.In, p.Out
+	c, _ := in.Context().Value(callKey{}).(call)
+	out.URL = &url.URL{Scheme: "http", Host: machineHost, Path: in.URL.Path, RawQuery: out.URL.RawQuery}
+	out.Host = machineHost
+	out.Trailer = nil
+	out.Header = make(http.Header, len(passed))
+	for _, name := range passed {
+		if values := in.Header[name]; len(values) > 0 {
+			out.Header[name] = values
+		}
+	}
+	if strings.Contains(in.Header.Get("Te"), "trailers") {
+		out.Header.Set("Te", "trailers") // gRPC insists
+	}
+	out.Header.Set(api.HeaderMode, c.mode)
+	out.Header.Set(api.HeaderPeer, c.who.name)
+	out.Header.Set(api.HeaderRoles, strings.Join(c.who.roles, ","))
+	out.Header.Set(api.HeaderRemote, c.remote)
+}
+
+// proxyError is for a request that got no answer.
+func (g *gate) proxyError(w http.ResponseWriter, r *http.Request, err error) {
+	var tooLarge *http.MaxBytesError
+	var dial *net.OpError
+	switch {
+	case errors.As(err, &tooLarge):
+		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", tooLarge.Limit))
+	case errors.Is(err, context.DeadlineExceeded):
+		g.fail(w, r, connect.CodeDeadlineExceeded, fmt.Errorf("the node didn't answer within %s", unaryTimeout))
+	case errors.Is(err, context.Canceled):
+		g.fail(w, r, connect.CodeCanceled, errors.New("the caller is gone"))
+	case errors.As(err, &dial) && dial.Op == "dial":
+		g.log.Warn("the node's own side of the API doesn't answer", "err", err.Error())
+		g.fail(w, r, connect.CodeUnavailable, errors.New("the node's API isn't there now: it starts or stops; try again"))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		g.fail(w, r, connect.CodeDeadlineExceeded, fmt.Errorf("the rest of the request didn't come: nothing in %s", g.piece))
+	default:
+		g.log.Warn("hand on a call", "method", printablePath(r), "err", err.Error())
+		g.fail(w, r, connect.CodeUnavailable, errors.New("the node gave no answer to this call; try again"))
+	}
+}
+
+// buffers are what answers go through. ReverseProxy's own have 32 KiB.
+type buffers struct{ pool sync.Pool }
+
+const bufferSize = 8 << 10
+
+func newBuffers() *buffers {
+	return &buffers{sync.Pool{New: func() any { return new([bufferSize]byte) }}}
+}
+
+func (b *buffers) Get() []byte { return b.pool.Get().(*[bufferSize]byte)[:] }
+
+func (b *buffers) Put(p []byte) { b.pool.Put((*[bufferSize]byte)(p)) }

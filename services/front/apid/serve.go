@@ -1,0 +1,98 @@
+package apid
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/garboard-os/garboard/services/front/connlimit"
+)
+
+const (
+	// readTimeout is for a whole request: 2 MiB over a slow line.
+	readTimeout = time.Minute
+	// idleTimeout is how long a connection without calls stays: a person at a
+	// dashboard doesn't notice that it was made anew.
+	idleTimeout = 2 * time.Minute
+
+	maxHeader = 16 << 10 // a message in a URL included
+	// maxStreams is for each connection: gbctl and its dashboard have a dozen.
+	maxStreams = 64
+	// streamWindow bounds what PID 1 may send ahead of a reader that is slow. It is
+	// per call, so that none waits for another: times maxCalls it is 12 MiB.
+	streamWindow = 32 << 10
+
+	// backendIdle lets go of the connection to PID 1, which costs both memory.
+	backendIdle = 30 * time.Second
+	dialTimeout = 5 * time.Second
+)
+
+// server is the gate behind its listener.
+func (g *gate) server() *connlimit.Server {
+	return &connlimit.Server{
+		Handler: g, Log: g.log, Conns: &g.open, TLS: g.config,
+		Read: readTimeout, Idle: idleTimeout, Stall: stallTimeout,
+		MaxHeader: maxHeader, MaxStreams: maxStreams,
+		Tick: g.keepHouse,
+	}
+}
+
+func (g *gate) config() (*tls.Config, error) {
+	if s := g.state.Load(); s.tls != nil {
+		return s.tls, nil
+	}
+	return nil, errClosed
+}
+
+// newBackend is the way to PID 1.
+func newBackend(socket string) *http.Transport {
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	dialer := net.Dialer{Timeout: dialTimeout}
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", socket)
+		},
+		Protocols:              &protocols,
+		DisableCompression:     true, // what is compressed is so by the caller's wish
+		IdleConnTimeout:        backendIdle,
+		MaxResponseHeaderBytes: maxHeader,
+		HTTP2: &http.HTTP2Config{
+			MaxReceiveBufferPerStream: streamWindow,
+			MaxDecoderHeaderTableSize: connlimit.HPACKTable,
+			MaxEncoderHeaderTableSize: connlimit.HPACKTable,
+		},
+	}
+}
+
+// refresh takes in what PID 1 has written.
+func (g *gate) refresh() error {
+	k, err := read(g.told.Dir)
+	if err != nil {
+		return err
+	}
+	s, err := newState(k)
+	if err != nil {
+		return err
+	}
+	g.state.Store(s)
+	g.log.Info("ready", "mode", s.mode)
+	return nil
+}
+
+// keepHouse looks for what is new, and ends connections of those who may no longer
+// come in.
+func (g *gate) keepHouse() {
+	g.told.Poll(g.log, g.refresh)
+	s, now := g.state.Load(), g.now()
+	g.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
+		who, err := s.recall(c, chain)
+		if err == nil {
+			err = who.current(now)
+		}
+		return err == nil && s.mode != modeClosed
+	})
+}

@@ -1,0 +1,234 @@
+package apid
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/front/sandbox"
+	"github.com/garboard-os/garboard/services/front/statefile"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// processStop is what the gate gets to end its calls, serviceStop what that and
+	// removing the sandbox take.
+	processStop = 5 * time.Second
+	serviceStop = processStop + 2*time.Second
+	// socketPoll is how often it is looked whether PID 1 listens yet: it does within
+	// a second of its start.
+	socketPoll = 50 * time.Millisecond
+)
+
+// Options are what PID 1's side stands on.
+type Options struct {
+	Store     *resource.Store
+	Logs      *logs.Logs
+	Processes *process.Table
+	Cmdline   boot.Cmdline
+
+	// What tests have in another way.
+	dir     string                                         // "": boot.APIDir
+	socket  string                                         // "": boot.MachineSocket
+	uid     int                                            // 0: UID
+	address string                                         // "": the gate's on this node
+	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
+}
+
+// Service is apid in the graph. It depends on little, so that a node can be asked
+// what is wrong, and be given another configuration, whatever else fails.
+func Service(o Options) dag.Service {
+	s := newKeeper(o)
+	return dag.Service{
+		ID:         ID,
+		Kind:       dag.Process,
+		DependsOn:  []string{"udevd"},
+		Needs:      []dag.Condition{looked(s.Store), certificate{s.Store}, listening(s.socket)},
+		Prepare:    s.told.Prepare,
+		Run:        func(ctx context.Context, h *dag.Handle) error { return s.told.Run(ctx, h, s.process) },
+		Health:     &dag.Health{Check: s.healthy},
+		Restart:    dag.RestartAlways,
+		StopBudget: serviceStop,
+	}
+}
+
+// keeper tells the gate what it goes by.
+type keeper struct {
+	Options
+	told statefile.Publisher[facts]
+	// mu guards all following fields.
+	mu   sync.Mutex
+	self self   // once maintenance mode was entered
+	said string // on the console
+}
+
+func newKeeper(o Options) *keeper {
+	if o.dir == "" {
+		o.dir = boot.APIDir
+	}
+	if o.socket == "" {
+		o.socket = boot.MachineSocket
+	}
+	if o.uid == 0 {
+		o.uid = UID
+	}
+	if o.address == "" {
+		o.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(api.Port))
+	}
+	if o.process == nil {
+		o.process = sandbox.Runner{
+			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
+			Args:       []string{sandbox.Program, Command},
+			Binds:      []sandbox.Bind{{Source: o.dir}, {Source: filepath.Dir(o.socket)}},
+			StopBudget: processStop,
+		}.Run
+	}
+	k := &keeper{Options: o}
+	k.told = statefile.Publisher[facts]{
+		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type()},
+		Know: func() (statefile.State[facts], error) {
+			known, err := k.know()
+			return known.briefing(), err
+		},
+	}
+	return k
+}
+
+// looked is the condition that the node knows whether it has a configuration.
+func looked(store *resource.Store) dag.Condition {
+	return machine.Stages.When(store, machine.StageID, "the configuration to be looked for", nil)
+}
+
+// certificate is the condition that there is something to serve with, which in
+// maintenance mode there always is.
+type certificate struct{ store *resource.Store }
+
+func (certificate) String() string { return "certificate of the machine API to be made" }
+
+// Wait implements dag.Condition.
+func (c certificate) Wait(ctx context.Context) error {
+	if err := looked(c.store).Wait(ctx); err != nil {
+		return err
+	}
+	stage, err := machine.Stages.Get(c.store, machine.StageID)
+	if err != nil || stage.Spec == machine.Maintenance {
+		return err
+	}
+	return secrets.API.When(c.store, secrets.APIID, c.String(), nil).Wait(ctx)
+}
+
+// listening is the condition that PID 1 has its end of the API open: the socket is
+// shown in the sandbox, which takes that it is there.
+type listening string
+
+func (l listening) String() string { return fmt.Sprintf("file %q to exist", string(l)) }
+
+// Wait implements dag.Condition.
+func (l listening) Wait(ctx context.Context) error {
+	for {
+		if _, err := os.Stat(string(l)); err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(socketPoll):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// know puts together what the gate is to go by now.
+func (k *keeper) know() (knowledge, error) {
+	stage, err := machine.Stages.Get(k.Store, machine.StageID)
+	if err != nil {
+		return knowledge{}, err
+	}
+	if stage.Spec == machine.Maintenance {
+		return k.maintenance()
+	}
+	o, err := secrets.API.Get(k.Store, secrets.APIID)
+	switch {
+	case errors.Is(err, resource.ErrNotFound):
+		// Maintenance mode is over either way: a configured node must not take a
+		// configuration from anybody who comes along.
+		return knowledge{mode: modeClosed}, nil
+	case err != nil:
+		return knowledge{}, err
+	}
+	return knowledge{mode: api.ModeNormal, bundle: o.Spec.CA, cert: o.Spec.Serving.Crt, key: o.Spec.Serving.Key}, nil
+}
+
+func (k *keeper) maintenance() (knowledge, error) {
+	pinned := ""
+	if text, given := k.Cmdline.Get(paramPinned); given {
+		var err error
+		if pinned, err = parsePinned(text); err != nil {
+			return knowledge{}, err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.self.cert == nil {
+		made, err := newSelf(time.Now())
+		if err != nil {
+			return knowledge{}, err
+		}
+		k.self = made
+	}
+	return knowledge{mode: api.ModeMaintenance, pinnedCA: pinned, cert: k.self.cert, key: k.self.key}, nil
+}
+
+// healthy is a TLS handshake: the gate is there, and has taken in the certificate
+// that it was last given.
+func (k *keeper) healthy(ctx context.Context) error {
+	want := heard(k.told.Written())
+	if want.mode == modeClosed {
+		return errClosed
+	}
+	if err := k.told.Shown(ctx, k.address, want.cert); err != nil {
+		return err
+	}
+	k.tell(want.mode)
+	return nil
+}
+
+// tell says at the console how a node without a configuration is reached, once it
+// can be.
+func (k *keeper) tell(mode string) {
+	if mode != api.ModeMaintenance {
+		return
+	}
+	o, err := network.Addresses.Get(k.Store, network.AddressID)
+	if err != nil || !o.Spec.Primary.IsValid() {
+		return // the next check looks again
+	}
+	k.mu.Lock()
+	text := invitation(o.Spec.Primary, k.self.fingerprint)
+	news := text != k.said
+	k.said = text
+	k.mu.Unlock()
+	if news {
+		k.Logs.Logger(ID).Info(text, logs.Console)
+	}
+}
+
+func invitation(addr netip.Addr, fingerprint string) string {
+	at := netip.AddrPortFrom(addr, api.Port)
+	return fmt.Sprintf("maintenance mode: API at https://%s, certificate SHA-256 %s; apply a configuration with: gbctl apply-config --insecure --fingerprint %s -n %s -f FILE",
+		at, fingerprint, fingerprint, addr)
+}

@@ -1,0 +1,235 @@
+package apid
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/front/statefile"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+// node is a graph with apid in it, whose gate is a process of this program.
+type node struct {
+	store   *resource.Store
+	graph   *dag.Graph
+	console *syncBuffer
+	b       *bench
+	pids    chan int
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
+
+func newNode(t *testing.T, cmdline string) *node {
+	t.Helper()
+	dir := t.TempDir()
+	n := &node{store: resource.NewStore(), console: new(syncBuffer), pids: make(chan int, 8)}
+	n.b = &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), address: freeport.Find(t).String()}
+	table := process.New()
+	l := logs.New(logs.Plain(n.console))
+	run := func(ctx context.Context, h *dag.Handle) error {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), gateVariable+"="+strings.Join([]string{n.b.dir, n.b.socket, n.b.address}, " "))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		out := l.Writer(ID)
+		defer out.Close()
+		cmd.Stderr = out
+		child, err := table.Start(cmd)
+		if err != nil {
+			return err
+		}
+		n.pids <- child.Pid()
+		h.Started("Started")
+		select {
+		case <-child.Done():
+			return child.Wait()
+		case <-ctx.Done():
+			return child.Stop(processStop)
+		}
+	}
+	service := Service(Options{
+		Store: n.store, Logs: l, Processes: table, Cmdline: boot.ParseCmdline(cmdline),
+		dir: n.b.dir, socket: n.b.socket, uid: os.Getuid(), address: n.b.address, process: run,
+	})
+	service.Health.Period = 200 * time.Millisecond
+	task := func(ctx context.Context, _ *dag.Handle) error { return nil }
+	var err error
+	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service, dag.Service{ID: "udevd", Run: task, Restart: dag.RestartNever})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.graph.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func put[S any](t *testing.T, n *node, k *resource.Kind[S], id string, spec S) {
+	t.Helper()
+	if err := k.Put(n.store.As("test"), id, spec); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) wait(t *testing.T, what string, ok func(dag.Status) bool) {
+	t.Helper()
+	eventually.That(t, 20*time.Second, what, func() error {
+		s, _ := n.graph.Status(ID)
+		if !ok(s) {
+			return fmt.Errorf("%s %s %q %q", s.State, s.Health, s.Message, s.Waiting)
+		}
+		return nil
+	})
+}
+
+// A node's gate from its first breath: it waits, serves maintenance mode, tells how
+// to reach it, takes in the node's own certificate, and the next one, all in one
+// process.
+func TestServiceThroughItsLife(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	n.wait(t, "apid to wait", func(s dag.Status) bool {
+		return s.Waiting == fmt.Sprintf("certificate of the machine API to be made, file %q to exist, the configuration to be looked for", n.b.socket)
+	})
+	n.b.backend = newRecorder(t, n.b.socket, everything())
+	put(t, n, machine.Stages, machine.StageID, machine.Maintenance)
+	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
+	version, _ := api.Lookup("/garboard.v1.NodeService/Version")
+	if err := ask(t.Context(), n.b.client(t, nil, true), n.b.url(""), version); err != nil {
+		t.Fatal(err)
+	}
+	put(t, n, network.Addresses, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr("10.0.2.15")})
+	cert, err := os.ReadFile(filepath.Join(n.b.dir, certName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	print := api.ShownFingerprint(parse(t, cert).Raw)
+	want := "maintenance mode: API at https://10.0.2.15:50000, certificate SHA-256 " + print +
+		"; apply a configuration with: gbctl apply-config --insecure --fingerprint " + print + " -n 10.0.2.15 -f FILE\n"
+	eventually.That(t, 20*time.Second, "the console to say it", func() error {
+		if text := n.console.String(); strings.Count(text, want) != 1 {
+			return fmt.Errorf("%q", text)
+		}
+		return nil
+	})
+
+	// It has a configuration, and no certificate yet: closed to all.
+	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	n.wait(t, "apid to be closed", func(s dag.Status) bool { return !s.Up })
+	eventually.That(t, 10*time.Second, "strangers to be refused by a node with a configuration", func() error {
+		if err := ask(t.Context(), n.b.client(t, nil, true), n.b.url(""), version); err == nil {
+			return errors.New("one was served")
+		}
+		return nil
+	})
+
+	ca, next := newCA(t), newCA(t)
+	for _, ca := range []pki.CA{ca, next} {
+		put(t, n, secrets.API, secrets.APIID, apiSecrets(t, ca))
+		n.wait(t, "apid to take the certificate", func(s dag.Status) bool { return s.Up })
+		eventually.That(t, 10*time.Second, "an administrator to be let in", func() error {
+			return ask(t.Context(), n.b.client(t, admin(t, ca), true), n.b.url(""), version)
+		})
+	}
+	// (The one that replaced it was taken in before, and with it this.)
+	if err := ask(t.Context(), n.b.client(t, admin(t, ca), true), n.b.url(""), version); err == nil {
+		t.Error("the authority that was replaced is still trusted")
+	}
+	if len(n.pids) != 1 {
+		t.Errorf("the gate was started %d times", len(n.pids))
+	}
+}
+
+// It dies, and comes back with what it knew; nobody else can read that.
+func TestServiceComesBack(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	newRecorder(t, n.b.socket, everything())
+	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, newCA(t)))
+	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
+	first := <-n.pids
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if second := <-n.pids; second == first {
+		t.Error("the same process")
+	}
+	n.wait(t, "apid to be up again", func(s dag.Status) bool { return s.Up })
+	for _, name := range []string{statefile.StateName, certName, keyName, bundleName} {
+		info, err := os.Stat(filepath.Join(n.b.dir, name))
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+}
+
+func apiSecrets(t *testing.T, ca pki.CA) secrets.APISpec {
+	k := normal(t, ca)
+	return secrets.APISpec{CA: k.bundle, Serving: config.CertKey{Crt: k.cert, Key: k.key}}
+}
+
+// A typing mistake in the pin doesn't open the node to everybody.
+func TestServiceBadPin(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, paramPinned+"=abc")
+	newRecorder(t, n.b.socket, everything())
+	put(t, n, machine.Stages, machine.StageID, machine.Maintenance)
+	n.wait(t, "apid to fail", func(s dag.Status) bool {
+		return s.State == dag.Failed && strings.Contains(s.Message, "kernel parameter garboard.maintenance.ca: fingerprint \"abc\" must be SHA-256")
+	})
+}
+
+// A configured node, a worker for one, waits for its certificate.
+func TestServiceWaitsForItsCertificate(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "")
+	newRecorder(t, n.b.socket, everything())
+	put(t, n, machine.Stages, machine.StageID, machine.Configured)
+	n.wait(t, "apid to wait", func(s dag.Status) bool { return s.Waiting == "certificate of the machine API to be made" })
+	put(t, n, secrets.API, secrets.APIID, apiSecrets(t, newCA(t)))
+	n.wait(t, "apid to be up", func(s dag.Status) bool { return s.Up })
+}

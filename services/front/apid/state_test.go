@@ -1,0 +1,78 @@
+package apid
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/front/statefile"
+)
+
+// Whatever is wrong with what is written, the gate goes by what it had.
+func TestBadStateIsNotTaken(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	good := normal(t, ca)
+	b := newBench(t, good, everything())
+	was := b.gate.state.Load()
+	for name, k := range map[string]knowledge{
+		"no authority":   {mode: api.ModeNormal, cert: good.cert, key: good.key},
+		"half a pair":    {mode: api.ModeNormal, bundle: good.bundle, cert: good.cert},
+		"another's key":  {mode: api.ModeNormal, bundle: good.bundle, cert: good.cert, key: normal(t, ca).key},
+		"no such mode":   {mode: "open", bundle: good.bundle, cert: good.cert, key: good.key},
+		"not an object":  {mode: api.ModeNormal, bundle: []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), cert: good.cert, key: good.key},
+		"much too large": {mode: api.ModeNormal, bundle: append(good.bundle, make([]byte, statefile.MaxFile)...), cert: good.cert, key: good.key},
+	} {
+		dir := t.TempDir()
+		if err := k.briefing().Write(dir, os.Getuid()); err != nil {
+			t.Fatal(err)
+		}
+		g := &gate{told: statefile.Watcher{Dir: dir}, log: discard}
+		g.state.Store(was)
+		if err := g.told.Next(g.refresh); err == nil || g.state.Load() != was {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Half a change is never taken for a whole one, in whichever order it is seen.
+func TestHalfAChange(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	first, second := normal(t, newCA(t)), normal(t, newCA(t))
+	if err := first.briefing().Write(dir, os.Getuid()); err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range second.briefing().Files {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := read(dir); err == nil || !strings.Contains(err.Error(), "not those that it was written for") {
+			t.Errorf("after %s: %v", name, err)
+		}
+	}
+	if err := second.briefing().Write(dir, os.Getuid()); err != nil {
+		t.Fatal(err)
+	}
+	if k, err := read(dir); err != nil || !k.briefing().Equal(second.briefing()) {
+		t.Errorf("%+v, %v", k, err)
+	}
+}
+
+// What is told of a certificate can't say more than it does.
+func TestNewCaller(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	cert, _, err := ca.Issue(pki.Leaf{CN: "eve\r\nGarboard-Roles: os:admin" + strings.Repeat("ä", 100), Orgs: []string{"os:reader", "os:reader,os:admin"}, Client: true, Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	who := newCaller(parse(t, cert))
+	if who.name != "eve??Garboard-Roles: os:admin"+strings.Repeat("?", maxName-29) || len(who.roles) != 1 || who.roles[0] != "os:reader" {
+		t.Errorf("%+v", who)
+	}
+}

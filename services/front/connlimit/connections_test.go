@@ -1,0 +1,73 @@
+package connlimit
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"testing"
+)
+
+// conn is a connection from somewhere.
+type conn struct {
+	net.Conn
+	from   string
+	closed bool
+}
+
+func (c *conn) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(c.from), 40000))
+}
+
+func (c *conn) Close() error { c.closed = true; return nil }
+
+// come is a connection from somewhere that is in use, if it was taken in.
+func come(l *Conns, from string) (*conn, bool) {
+	c := &conn{from: from}
+	own := l.add(c)
+	if own == nil {
+		return c, false
+	}
+	l.changed(own, http.StateActive)
+	return c, true
+}
+
+// All places are in use: a host that has many of them makes place for one that has few,
+// and not the other way round.
+func TestOneHostDoesntKeepOthersOut(t *testing.T) {
+	t.Parallel()
+	l := &Conns{Max: 8, Fresh: 4}
+	var crowd []*conn
+	for range 6 {
+		c, _ := come(l, "192.0.2.66")
+		crowd = append(crowd, c)
+	}
+	first, _ := come(l, "192.0.2.20")
+	second, _ := come(l, "2001:db8::1")
+	if c, ok := come(l, "192.0.2.66"); ok || c.closed {
+		t.Error("the crowd grows")
+	}
+	for i := range 4 { // until all but the crowd's last two have gone to others
+		if _, ok := come(l, fmt.Sprintf("192.0.2.%d", 21+i)); !ok {
+			t.Errorf("%d: there is no place", i)
+		}
+	}
+	for i, c := range crowd {
+		if c.closed != (i < 4) {
+			t.Errorf("connection %d of the crowd: closed %v", i, c.closed)
+		}
+	}
+	if first.closed || second.closed || l.Len() != 8 {
+		t.Errorf("closed %v, %v; %d are open", first.closed, second.closed, l.Len())
+	}
+	// Where it is a single connection more, it is nobody's turn to go.
+	if _, ok := come(l, "192.0.2.20"); ok {
+		t.Error("a second one of a host took the place of one of two")
+	}
+	if _, ok := come(l, "192.0.2.30"); !ok || !crowd[4].closed {
+		t.Error("a first one didn't take the place of one of two")
+	}
+	if _, ok := come(l, "192.0.2.31"); ok {
+		t.Error("everybody has one, and one of them had to go")
+	}
+}

@@ -1,0 +1,199 @@
+// Package sandboxed runs a service of the node as a process in a sandbox, for
+// programs that strangers talk to: apid and trustd.
+//
+// The sandbox is made by another program, /usr/bin/sandbox, as that takes cgo. It
+// leaves once the sandbox stands, and the service becomes PID 1's own child: it
+// costs no more memory than the service itself, and its end is seen as any child's
+// is. The two programs' protocol is drawn above runService there.
+//
+// What a sandbox gives is in that program's tables: an own mount, PID, IPC, UTS,
+// cgroup and (where possible) user namespace, the node's network; a read-only root
+// with nothing in it but what Runner.Binds shows, /proc of its own processes only,
+// /tmp, /dev/null and /dev/urandom; no capability, no new privileges, a list of
+// system calls; a cgroup with ceilings; a user of its own.
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
+)
+
+const (
+	// Program is PID 1's own, which is also the sandboxed services': it is told by
+	// its first argument which of them it is.
+	Program = "/sbin/init"
+
+	sandboxProgram = "/usr/bin/sandbox"
+	workDir        = boot.RunDir + "/sandbox"
+	cgroupParent   = "/system" // beside etcd and the kubelet
+
+	// DefaultMemoryMax is for a Go server of few clients: it idles at 10 MiB, and
+	// 200 clients at once take 40.
+	DefaultMemoryMax = 64 << 20
+	// tasksMax bounds threads: a Go server has a dozen, and one for each file
+	// operation that a disk holds up.
+	tasksMax = 64
+	// oomScoreAdj makes the kernel end pods first, and the service before what the
+	// node can't be without (kubelet, containerd at -999).
+	oomScoreAdj = -900
+
+	// makeBudget is what making a sandbox may take: 0.2 s on an idle machine, and
+	// this program runs while everything starts, under emulation too.
+	makeBudget = 60 * time.Second
+	// drainBudget is how long output is read on after the end of the service. All
+	// processes that could write have ended by then.
+	drainBudget = time.Second
+	// defaultStopBudget is for servers that end their calls on SIGTERM.
+	defaultStopBudget = 5 * time.Second
+)
+
+// A Bind shows a file or a directory of the node inside the sandbox.
+type Bind struct {
+	Source string
+	// Target is the place inside; "" is the same as outside.
+	Target string
+	// Writable is for the rare directory that a service writes to: its sandbox is
+	// read-only otherwise. A socket can be connected to either way.
+	Writable bool
+}
+
+// Runner runs one service. Run is for dag.Service.
+type Runner struct {
+	Processes *process.Table
+	Logs      *logs.Logs
+	// ID is the service's, and the name of its log and of its cgroup.
+	ID string
+	// Args is the command line. The program, its first word, is shown inside under
+	// the same path, and what it needs (it is static) it has in itself.
+	Args []string
+	Env  []string
+	// UID is the user and the group that it runs as (image/rootfs knows them by
+	// name): what it is to read must be readable by them.
+	UID   int
+	Binds []Bind
+	// MemoryMax is the ceiling in bytes, beyond which the kernel kills the service;
+	// 0: DefaultMemoryMax. The Go runtime is told of it, and collects more often as
+	// it comes near.
+	MemoryMax int64
+	// StopBudget is the time between SIGTERM and SIGKILL; 0: five seconds. The
+	// dag.Service needs a second more.
+	StopBudget time.Duration
+
+	// What tests have elsewhere.
+	sandbox string // "": sandboxProgram
+	work    string // "": workDir/ID
+	parent  string // of the cgroup; "": cgroupParent
+}
+
+// Run makes the sandbox, runs the service in it and returns when that has ended or,
+// after ctx has, has been stopped. Whatever an earlier run has left is removed
+// first, and nothing is left after.
+func (r Runner) Run(ctx context.Context, h *dag.Handle) error {
+	r.setDefaults()
+	group := cgroup(filepath.Join(r.parent, r.ID))
+	if err := group.remove(ctx); err != nil {
+		return fmt.Errorf("remove what the last %s left: %w", r.ID, err)
+	}
+	output, err := r.openOutput()
+	if err != nil {
+		return err
+	}
+	defer output.drain()
+	child, err := r.make(ctx, h, output.write)
+	// The service's end of the pipe is its own now.
+	output.write.Close()
+	defer func() {
+		// Not ctx: it has ended when the service was asked to stop.
+		if err := group.remove(context.WithoutCancel(ctx)); err != nil {
+			h.Log.Warn("remove cgroup", "err", err)
+		}
+	}()
+	if err != nil {
+		return fmt.Errorf("make the sandbox of %s: %w", r.ID, err)
+	}
+	h.Started(fmt.Sprintf("Started process %s (PID %d) in a sandbox", r.ID, child.Pid()))
+	select {
+	case <-child.Done():
+		return r.why(group, child.Wait())
+	case <-ctx.Done():
+	}
+	_ = child.Stop(r.StopBudget) // it was asked to end: its status is no news
+	return nil
+}
+
+func (r *Runner) setDefaults() {
+	if r.MemoryMax == 0 {
+		r.MemoryMax = DefaultMemoryMax
+	}
+	if r.StopBudget == 0 {
+		r.StopBudget = defaultStopBudget
+	}
+	if r.sandbox == "" {
+		r.sandbox = sandboxProgram
+	}
+	if r.work == "" {
+		r.work = filepath.Join(workDir, r.ID)
+	}
+	if r.parent == "" {
+		r.parent = cgroupParent
+	}
+}
+
+// why puts the end of a service that should have gone on into words.
+func (r Runner) why(group cgroup, end error) error {
+	switch killed, err := group.outOfMemory(); {
+	case err != nil:
+		return fmt.Errorf("%s ended by itself: %w (and whether for want of memory is unknown: %w)", r.ID, orClean(end), err)
+	case killed && end != nil:
+		return fmt.Errorf("%s hit its memory ceiling of %d MiB, and the kernel killed it: %w", r.ID, r.MemoryMax>>20, end)
+	}
+	return fmt.Errorf("%s ended by itself: %w", r.ID, orClean(end))
+}
+
+// orClean makes an exit with status 0, which no daemon should do by itself,
+// readable.
+func orClean(err error) error {
+	if err == nil {
+		return errors.New("exit status 0")
+	}
+	return err
+}
+
+// output is the pipe from the service, which writes to it without PID 1's help, to
+// its log.
+type output struct {
+	read, write *os.File
+	done        chan struct{}
+}
+
+func (r Runner) openOutput() (*output, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("pipe for the output of %s: %w", r.ID, err)
+	}
+	o := &output{read: read, write: write, done: make(chan struct{})}
+	go func() {
+		defer close(o.done)
+		log := r.Logs.Writer(r.ID)
+		defer log.Close()
+		_, _ = io.Copy(log, o.read) // its end, or drain's deadline
+	}()
+	return o, nil
+}
+
+// drain waits until all that was written is in the log.
+func (o *output) drain() {
+	_ = o.read.SetReadDeadline(time.Now().Add(drainBudget)) // pipes have deadlines
+	<-o.done
+	o.read.Close()
+}

@@ -1,0 +1,216 @@
+package trustd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/front/statefile"
+)
+
+const token = "abcdef.0123456789abcdef"
+
+var (
+	worker       = netip.MustParseAddr("192.0.2.20")
+	controlPlane = netip.MustParseAddr("192.0.2.2")
+)
+
+// logBuffer is what trustd has said.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// elsewhere is a listener to which everybody comes from another address than that of
+// this machine.
+type elsewhere struct {
+	net.Listener
+	peer *atomic.Pointer[netip.Addr]
+}
+
+type from struct {
+	net.Conn
+	peer netip.Addr
+}
+
+func (e elsewhere) Accept() (net.Conn, error) {
+	c, err := e.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return from{c, *e.peer.Load()}, nil
+}
+
+func (f from) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(f.peer, 40000))
+}
+
+// bench is a trustd in this process.
+type bench struct {
+	dir     string
+	ca      pki.CA
+	server  *server
+	log     *logBuffer
+	address string
+	peer    atomic.Pointer[netip.Addr] // of those who come
+}
+
+func newCA(t testing.TB) pki.CA {
+	t.Helper()
+	ca, err := pki.NewMachineCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+// told is what PID 1 of a control plane tells.
+func told(t testing.TB, ca pki.CA, token string) statefile.State[facts] {
+	t.Helper()
+	cert, key, err := ca.Issue(pki.Leaf{CN: "cp-1", DNS: []string{"cp-1", "localhost", "cluster.example.org"}, IPs: []netip.Addr{controlPlane, netip.MustParseAddr("127.0.0.1")}, Server: true, Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := sha256.Sum256([]byte(token))
+	return statefile.State[facts]{
+		Facts: facts{
+			Token:   hex.EncodeToString(hash[:]),
+			Taken:   []string{"cp-1", "localhost", "cluster.example.org", controlPlane.String(), "127.0.0.1"},
+			Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		},
+		Files: map[string][]byte{caName: ca.Cert, caKeyName: ca.Key, certName: cert, certKeyName: key},
+	}
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	b := &bench{dir: t.TempDir(), ca: newCA(t), log: new(logBuffer)}
+	b.peer.Store(&worker)
+	b.tell(t, told(t, b.ca, token))
+	var err error
+	if b.server, err = newServer(b.dir, slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.address = listener.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.server.listener().Serve(ctx, elsewhere{listener, &b.peer}) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func (b *bench) tell(t testing.TB, told statefile.State[facts]) {
+	t.Helper()
+	if err := told.Write(b.dir, os.Getuid()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// client makes one connection for each call: the address is the connection's.
+func (b *bench) client(t testing.TB) *http.Client {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(b.ca.Cert)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+func (b *bench) sign(t testing.TB, token string, request []byte, options ...connect.ClientOption) ([]byte, error) {
+	t.Helper()
+	client := garboardv1connect.NewTrustServiceClient(b.client(t), "https://"+b.address, options...)
+	answer, err := client.Sign(t.Context(), connect.NewRequest(&apiv1.SignRequest{Token: token, Request: request}))
+	if err != nil {
+		return nil, err
+	}
+	return answer.Msg.GetCertificate(), nil
+}
+
+// from makes the next connections come from addr.
+func (b *bench) from(addr string) {
+	peer := netip.MustParseAddr(addr)
+	b.peer.Store(&peer)
+}
+
+// leaf is what a node that means well asks for.
+func leaf() pki.Leaf {
+	return pki.Leaf{CN: "worker-1", DNS: []string{"worker-1", "localhost"}, IPs: append([]netip.Addr{worker}, loopback...)}
+}
+
+func request(t testing.TB, alg pki.Algorithm, leaf pki.Leaf) []byte {
+	t.Helper()
+	key, err := pki.NewKey(alg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := pki.NewRequest(key, leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func parse(t testing.TB, text []byte) *x509.Certificate {
+	t.Helper()
+	cert, err := pki.ParseCert(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+// wantRefused checks an error's code and text.
+func wantRefused(t testing.TB, err error, code connect.Code, texts ...string) {
+	t.Helper()
+	if connect.CodeOf(err) != code || err == nil {
+		t.Errorf("%v, want %s", err, code)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%v, want %s in it", err, text)
+		}
+	}
+}
+
+func numbered(i int) string { return fmt.Sprintf("198.51.%d.%d", i/250, i%250+1) }

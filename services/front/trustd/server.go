@@ -1,0 +1,212 @@
+package trustd
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/front/connlimit"
+	"github.com/garboard-os/garboard/services/front/statefile"
+)
+
+const (
+	// maxConns and maxFresh bound connections: a node has one, for a moment.
+	maxConns = 200
+	maxFresh = 128
+	// maxCalls bounds what is looked at at once: a call takes a millisecond.
+	maxCalls = 64
+	// maxBody is the largest message: a token, and a request.
+	maxBody = 8 << 10
+	// maxHeader is ample for what a client library says of itself.
+	maxHeader = 8 << 10
+	// maxStreams is for each connection.
+	maxStreams = 4
+	// callTimeout is for a whole request, its answer, and for what follows it: all of
+	// it fits into one segment of TCP.
+	callTimeout = 10 * time.Second
+	// refusedTimeout is for the rest of a request that nobody reads: it comes with the
+	// header, or in the next segment. It holds a connection for as long.
+	refusedTimeout = time.Second
+)
+
+// Files of trustd's briefing.
+const (
+	caName      = "ca.crt"
+	caKeyName   = "ca.key"
+	certName    = "server.crt"
+	certKeyName = "server.key"
+)
+
+// server signs.
+type server struct {
+	told   statefile.Watcher // the housekeeper's
+	log    *slog.Logger
+	state  atomic.Pointer[state]
+	conns  connlimit.Conns
+	calls  atomic.Int32
+	limits limits
+	errors *connect.ErrorWriter
+	now    func() time.Time
+}
+
+// state is what the server goes by. It never changes: another one takes its place.
+type state struct {
+	token  [sha256.Size]byte // hash
+	policy policy
+	ca     pki.CA
+	tls    *tls.Config
+}
+
+func newState(b statefile.State[facts]) (*state, error) {
+	s := &state{policy: newPolicy(b.Facts), ca: pki.CA{Cert: b.Files[caName], Key: b.Files[caKeyName]}}
+	switch hash, err := hex.DecodeString(b.Facts.Token); {
+	case err != nil || len(hash) != len(s.token):
+		return nil, errors.New("the token's hash isn't one")
+	default:
+		copy(s.token[:], hash)
+	}
+	if _, key, err := s.ca.Parse(); err != nil || key == nil {
+		return nil, fmt.Errorf("authority of the machine API: %w", cmp.Or(err, errNoKey))
+	}
+	cert, err := tls.X509KeyPair(b.Files[certName], b.Files[certKeyName])
+	if err != nil {
+		return nil, fmt.Errorf("certificate of trustd: %w", err)
+	}
+	s.tls = &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"},
+		SessionTicketsDisabled: true, // nobody comes twice
+	}
+	return s, nil
+}
+
+func newServer(dir string, log *slog.Logger) (*server, error) {
+	s := &server{
+		told: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log),
+		conns: connlimit.Conns{Max: maxConns, Fresh: maxFresh}, errors: connect.NewErrorWriter(), now: time.Now,
+	}
+	return s, s.told.Next(s.refresh)
+}
+
+func (s *server) refresh() error {
+	b, err := statefile.Read[facts](s.told.Dir, caName, caKeyName, certName, certKeyName)
+	if err != nil {
+		return err
+	}
+	next, err := newState(b)
+	if err != nil {
+		return err
+	}
+	s.state.Store(next)
+	s.log.Info("ready")
+	return nil
+}
+
+func (s *server) listener() *connlimit.Server {
+	mux := http.NewServeMux()
+	mux.Handle(garboardv1connect.NewTrustServiceHandler(s, connect.WithReadMaxBytes(maxBody)))
+	return &connlimit.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.bounded(mux, w, r) }),
+		Log:     s.log, Conns: &s.conns, TLS: func() (*tls.Config, error) { return s.state.Load().tls, nil },
+		Read: callTimeout, Idle: callTimeout, Stall: callTimeout,
+		MaxHeader: maxHeader, MaxStreams: maxStreams,
+		Tick: func() { s.told.Poll(s.log, s.refresh) },
+	}
+}
+
+// bounded lets a call in. The limit of its address comes first, and then its body, which
+// may come slowly, before it has one of the places that all share. So who sends slowly
+// has connections, as many as their address may ask, and keeps nobody out.
+func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Request) {
+	peer, err := peerOf(r.RemoteAddr)
+	if err != nil {
+		s.turnAway(w, r, s.refuse(connect.CodeInternal, r.RemoteAddr, err))
+		return
+	}
+	if wait, ok := s.limits.take(peer, s.now()); !ok {
+		s.turnAway(w, r, s.refuse(connect.CodeResourceExhausted, peer.String(), fmt.Errorf("%s asks too often; try again in %s", peer, wait.Round(time.Second))))
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		s.turnAway(w, r, notWhole(err))
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	defer s.calls.Add(-1)
+	if s.calls.Add(1) > maxCalls {
+		s.turnAway(w, r, connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls at once; try again later")))
+		return
+	}
+	// An error means that there is no such deadline: HTTP/2 has Stall.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(callTimeout))
+	next.ServeHTTP(w, r)
+}
+
+func notWhole(err error) error {
+	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", tooLarge.Limit))
+	}
+	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request didn't come whole: %w", err))
+}
+
+// turnAway answers a call; if its body hasn't been read, that needn't come any more.
+func (s *server) turnAway(w http.ResponseWriter, r *http.Request, why error) {
+	// Errors here mean that the caller is gone.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTimeout))
+	_ = s.errors.Write(w, r, why)
+}
+
+// peerOf is the address of a caller, by what net/http calls it.
+func peerOf(remote string) (netip.Addr, error) {
+	from, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return netip.Addr{}, errNoPeer
+	}
+	return from.Addr().Unmap().WithZone(""), nil
+}
+
+// Sign implements garboardv1connect.TrustServiceHandler.
+func (s *server) Sign(_ context.Context, r *connect.Request[apiv1.SignRequest]) (*connect.Response[apiv1.SignResponse], error) {
+	peer, err := peerOf(r.Peer().Addr)
+	if err != nil {
+		return nil, s.refuse(connect.CodeInternal, r.Peer().Addr, err)
+	}
+	by := s.state.Load()
+	// Hashes have one length, so that comparing them tells nothing of the token.
+	if hash := sha256.Sum256([]byte(r.Msg.GetToken())); subtle.ConstantTimeCompare(hash[:], by.token[:]) != 1 {
+		return nil, s.refuse(connect.CodeUnauthenticated, peer.String(), errors.New("the token isn't machine.token of this control plane"))
+	}
+	public, leaf, err := by.policy.judge(r.Msg.GetRequest(), peer)
+	if err != nil {
+		return nil, s.refuse(connect.CodePermissionDenied, peer.String(), err)
+	}
+	leaf.Now = s.now()
+	cert, err := by.ca.Sign(public, leaf)
+	if err != nil {
+		return nil, s.refuse(connect.CodeInternal, peer.String(), err)
+	}
+	s.log.Info("signed", "name", leaf.CN, "for", peer.String())
+	return connect.NewResponse(&apiv1.SignResponse{Certificate: cert}), nil
+}
+
+func (s *server) refuse(code connect.Code, from string, why error) error {
+	s.log.Warn("refused", "from", from, "why", why.Error())
+	return connect.NewError(code, why)
+}

@@ -1,0 +1,140 @@
+package trustd
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/front/sandbox"
+	"github.com/garboard-os/garboard/services/front/statefile"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// processStop is what trustd gets to end its calls, serviceStop what that and
+	// removing the sandbox take.
+	processStop = 5 * time.Second
+	serviceStop = processStop + 2*time.Second
+)
+
+// Options are what PID 1's side stands on.
+type Options struct {
+	Store     *resource.Store
+	Logs      *logs.Logs
+	Processes *process.Table
+
+	// What tests have in another way.
+	dir     string                                         // "": boot.TrustDir
+	uid     int                                            // 0: UID
+	address string                                         // "": trustd's on this node
+	process func(ctx context.Context, h *dag.Handle) error // nil: the sandbox
+}
+
+// Service is trustd in the graph. It waits for the clock: what it signs has dates.
+func Service(o Options) dag.Service {
+	if o.dir == "" {
+		o.dir = boot.TrustDir
+	}
+	if o.uid == 0 {
+		o.uid = UID
+	}
+	if o.address == "" {
+		o.address = net.JoinHostPort("127.0.0.1", strconv.Itoa(api.TrustPort))
+	}
+	if o.process == nil {
+		o.process = sandbox.Runner{
+			Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid,
+			Args:       []string{sandbox.Program, Command},
+			Binds:      []sandbox.Bind{{Source: o.dir}},
+			StopBudget: processStop,
+		}.Run
+	}
+	told := &statefile.Publisher[facts]{
+		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid,
+		Inputs: []string{machine.Configs.Type(), secrets.API.Type()}, Know: o.know,
+	}
+	return dag.Service{
+		ID:        ID,
+		Kind:      dag.Process,
+		DependsOn: []string{"networkd", "timed"},
+		Needs:     []dag.Condition{certificate{o}},
+		Skip:      o.skip,
+		Prepare:   told.Prepare,
+		Run:       func(ctx context.Context, h *dag.Handle) error { return told.Run(ctx, h, o.process) },
+		Health: &dag.Health{Check: func(ctx context.Context) error {
+			return told.Shown(ctx, o.address, told.Written().Files[certName])
+		}},
+		Restart:    dag.RestartAlways,
+		StopBudget: serviceStop,
+	}
+}
+
+func (o Options) skip() string {
+	cfg, err := machine.Config(o.Store)
+	if err != nil || cfg.Machine.Type.ControlPlane() {
+		return ""
+	}
+	return "trustd runs on control planes only"
+}
+
+// certificate waits for the one that trustd serves with. A worker's is not for that:
+// there it holds as soon as the configuration says so, and the service is skipped.
+type certificate struct{ o Options }
+
+func (certificate) String() string { return "certificate of trustd to be made" }
+
+// Wait implements dag.Condition.
+func (c certificate) Wait(ctx context.Context) error {
+	known := machine.Configs.When(c.o.Store, machine.ConfigID, "a configuration", func(*config.Config) bool { return true })
+	if err := known.Wait(ctx); err != nil {
+		return err
+	}
+	if c.o.skip() != "" {
+		return nil
+	}
+	return secrets.API.When(c.o.Store, secrets.APIID, c.String(), nil).Wait(ctx)
+}
+
+// know puts together what trustd is to go by now. It serves with the certificate of
+// the machine API, and all names in that are taken: they are this node's, and those
+// that all control planes share.
+func (o Options) know() (b statefile.State[facts], err error) {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return b, err
+	}
+	own, err := secrets.API.Get(o.Store, secrets.APIID)
+	if err != nil {
+		return b, err
+	}
+	cert, err := pki.ParseCert(own.Spec.Serving.Crt)
+	if err != nil {
+		return b, err
+	}
+	taken := slices.Clone(cert.DNSNames)
+	for _, ip := range cert.IPAddresses {
+		taken = append(taken, ip.String())
+	}
+	token := sha256.Sum256([]byte(cfg.Machine.Token))
+	network := cfg.Cluster.Network
+	return statefile.State[facts]{
+		Facts: facts{Token: hex.EncodeToString(token[:]), Taken: taken, Subnets: slices.Concat(network.PodSubnets, network.ServiceSubnets)},
+		Files: map[string][]byte{
+			caName: cfg.Machine.CA.Crt, caKeyName: cfg.Machine.CA.Key,
+			certName: own.Spec.Serving.Crt, certKeyName: own.Spec.Serving.Key,
+		},
+	}, nil
+}

@@ -1,0 +1,236 @@
+package trustd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// node is a graph with trustd in it, which runs in this process.
+type node struct {
+	t       *testing.T
+	store   *resource.Store
+	graph   *dag.Graph
+	b       *bench // of the one that runs, for asking it
+	started atomic.Int32
+}
+
+func newNode(t *testing.T, cfg *config.Config) *node {
+	t.Helper()
+	n := &node{t: t, store: resource.NewStore(), b: &bench{dir: filepath.Join(t.TempDir(), "trustd"), address: freeport.Find(t).String(), log: new(logBuffer)}}
+	n.b.peer.Store(&worker)
+	l := logs.New(nil)
+	service := Service(Options{Store: n.store, Logs: l, Processes: process.New(), dir: n.b.dir, uid: os.Getuid(), address: n.b.address, process: n.run})
+	service.Health.Period = 100 * time.Millisecond
+	task := func(context.Context, *dag.Handle) error { return nil }
+	var err error
+	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service,
+		dag.Service{ID: "networkd", Run: task, Restart: dag.RestartNever}, dag.Service{ID: "timed", Run: task, Restart: dag.RestartNever})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.configure(cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.graph.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// run is the process of trustd.
+func (n *node) run(ctx context.Context, h *dag.Handle) error {
+	s, err := newServer(n.b.dir, slog.New(slog.NewTextHandler(n.b.log, nil)))
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", n.b.address)
+	if err != nil {
+		return err
+	}
+	n.started.Add(1)
+	h.Started("Started")
+	return s.listener().Serve(ctx, elsewhere{listener, &n.b.peer})
+}
+
+func (n *node) configure(cfg *config.Config) {
+	n.t.Helper()
+	if err := machine.Configs.Put(n.store.As("test"), machine.ConfigID, cfg); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// certify is what secrets.APIController does on a control plane.
+func (n *node) certify(ca pki.CA) {
+	n.t.Helper()
+	files := told(n.t, ca, token).Files
+	spec := secrets.APISpec{CA: ca.Cert, Serving: config.CertKey{Crt: files[certName], Key: files[certKeyName]}}
+	if err := secrets.API.Put(n.store.As("test"), secrets.APIID, spec); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) wait(what string, ok func(dag.Status) bool) {
+	n.t.Helper()
+	eventually.That(n.t, 20*time.Second, what, func() error {
+		s, _ := n.graph.Status(ID)
+		if !ok(s) {
+			return fmt.Errorf("%s %s %q %q", s.State, s.Health, s.Message, s.Waiting)
+		}
+		return nil
+	})
+}
+
+func configuration(typ config.MachineType, ca pki.CA) *config.Config {
+	c := &config.Config{}
+	c.Machine.Type, c.Machine.Token = typ, token
+	c.Machine.CA = config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	c.Cluster.Network.PodSubnets = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	return c
+}
+
+// S-097, Q-09: on a control plane it waits for its certificate, serves, and takes
+// another token and another authority without a restart.
+func TestS097ServiceThroughItsLife(t *testing.T) {
+	t.Parallel()
+	ca, next := newCA(t), newCA(t)
+	cfg := configuration(config.ControlPlane, ca)
+	n := newNode(t, cfg)
+	n.wait("trustd to wait", func(s dag.Status) bool { return s.Waiting == "certificate of trustd to be made" })
+	n.certify(ca)
+	n.b.ca = ca
+	up := func(s dag.Status) bool { return s.Up }
+	n.wait("trustd to be up", up)
+	good := request(t, pki.Ed25519, leaf())
+	if _, err := n.b.sign(t, token, good); err != nil {
+		t.Error(err)
+	}
+	n.b.from(controlPlane.String())
+	_, err := n.b.sign(t, token, good)
+	wantRefused(t, err, connect.CodePermissionDenied, "of the control planes")
+	n.b.from("10.244.1.1")
+	_, err = n.b.sign(t, token, good)
+	wantRefused(t, err, connect.CodePermissionDenied, "of pods")
+	n.b.from("192.0.2.20")
+
+	other := *cfg
+	other.Machine.Token = "zzzzzz.0123456789abcdef"
+	n.configure(&other)
+	eventually.That(t, 20*time.Second, "the former token to be refused", func() error {
+		n.another(&n.b.peer)
+		if _, err := n.b.sign(t, token, n.good()); connect.CodeOf(err) != connect.CodeUnauthenticated {
+			return fmt.Errorf("%w", errors.Join(err, errors.New("not yet")))
+		}
+		return nil
+	})
+
+	last := other
+	last.Machine.CA = config.CertKey{Crt: next.Cert, Key: next.Key}
+	n.configure(&last)
+	n.certify(next)
+	n.b.ca = next
+	eventually.That(t, 20*time.Second, "the next authority", func() error {
+		n.another(&n.b.peer)
+		crt, err := n.b.sign(t, string(last.Machine.Token), n.good())
+		if err != nil {
+			return err
+		}
+		return parse(t, crt).CheckSignatureFrom(parse(t, next.Cert))
+	})
+	n.wait("trustd to be up", up)
+	if started := n.started.Load(); started != 1 {
+		t.Errorf("it was started %d times", started)
+	}
+	entries, err := os.ReadDir(n.b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(n.b.dir, e.Name()))
+		if err != nil || strings.Contains(string(text), token) {
+			t.Errorf("%s holds the token: %v", e.Name(), err)
+		}
+		if info, err := e.Info(); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", e.Name(), info.Mode(), err)
+		}
+	}
+}
+
+// another makes the next connections come from an address that hasn't asked often.
+func (n *node) another(peer *atomic.Pointer[netip.Addr]) {
+	next := peer.Load().Next()
+	peer.Store(&next)
+}
+
+func (n *node) good() []byte {
+	l := leaf()
+	l.IPs = append([]netip.Addr{*n.b.peer.Load()}, loopback...)
+	return request(n.t, pki.Ed25519, l)
+}
+
+func TestWorkersHaveNoTrustd(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, configuration(config.Worker, newCA(t)))
+	n.wait("trustd to be skipped", func(s dag.Status) bool {
+		return s.State == dag.Skipped && s.Message == "trustd runs on control planes only"
+	})
+}
+
+// Whatever is wrong with what is written, it goes by what it had.
+func TestBadBriefingIsNotTaken(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	was := b.server.state.Load()
+	for name, change := range map[string]func(map[string][]byte, *facts){
+		"no key of the authority":      func(f map[string][]byte, _ *facts) { f[caKeyName] = nil },
+		"another authority's key":      func(f map[string][]byte, _ *facts) { f[caKeyName] = newCA(t).Key },
+		"no authority":                 func(f map[string][]byte, _ *facts) { f[caName] = nil },
+		"not an authority's":           func(f map[string][]byte, _ *facts) { f[caName], f[caKeyName] = f[certName], f[certKeyName] },
+		"half a pair":                  func(f map[string][]byte, _ *facts) { f[certKeyName] = nil },
+		"no token":                     func(_ map[string][]byte, f *facts) { f.Token = "" },
+		"a token that isn't a SHA-256": func(_ map[string][]byte, f *facts) { f.Token = "00" },
+	} {
+		next := told(t, b.ca, token)
+		change(next.Files, &next.Facts)
+		dir := t.TempDir()
+		if err := next.Write(dir, os.Getuid()); err != nil {
+			t.Fatal(err)
+		}
+		s := &server{log: slog.New(slog.DiscardHandler)}
+		s.told.Dir = dir
+		s.state.Store(was)
+		if err := s.told.Next(s.refresh); err == nil || s.state.Load() != was {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if !slices.Equal(was.ca.Key, b.ca.Key) {
+		t.Error("another key")
+	}
+}

@@ -1,0 +1,300 @@
+// Package balancer is the node's own load balancer of the Kubernetes API.
+//
+// The kubelet, the control plane's programs, kube-proxy, the pod network and PID 1
+// itself all talk to 127.0.0.1:7445, and from there to an API server that is ready: the
+// node's own on a control plane, else one of the cluster's in turn, and last the
+// cluster's endpoint. So the endpoint is needed to join a cluster, and by people, but
+// not for a node that has joined; and a control plane that dies is felt for seconds.
+//
+//	kubelet, … ─► 127.0.0.1:7445 ─► own API server, the others, the endpoint
+//	EndpointSlice default/kubernetes ─► list of API servers ─► STATE
+//
+// Kubernetes itself says where its API servers are. What it said last is kept on STATE:
+// after a reboot the endpoint may be gone.
+//
+// While a node is to join, clients are held for a moment; later, when nobody serves,
+// they are refused at once: the kubelet may be what has to start the API server.
+//
+// TLS goes from the client to the API server, who is who is decided there as ever.
+// Whoever may use the node's network may connect, and is nobody by that.
+package balancer
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/api/balance"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// ID of the service.
+	ID = "balancer"
+
+	// Address is where it listens, and URL what clients are told. IPv4 loopback is on
+	// every node, also where all other addresses are IPv6.
+	Address = "127.0.0.1:7445"
+	URL     = "https://" + Address
+	// ServerName is what clients expect in the certificate, which may be another
+	// installer's, without loopback's address in it.
+	ServerName = balance.ServerName
+
+	// period is how often each API server is asked whether it is ready. A thousand nodes
+	// that ask each of three cost each of those 500 small answers a second.
+	period = 2 * time.Second
+	// hold is less than the ten seconds that Kubernetes' clients give a TLS handshake.
+	// While a cluster starts, a kubelet that is to join would come back ever later: it was
+	// Ready 13 to 31 s after the API server. One that has joined isn't held: it may be
+	// what has to start the API server, and waits for its answers meanwhile.
+	hold = 8 * time.Second
+	// maxConnections: the node's own clients have a dozen or two. Each takes a few
+	// descriptors of PID 1.
+	maxConnections = 512
+	stopBudget     = 5 * time.Second
+)
+
+// Where an API server is known from, and with it its rank.
+const (
+	FromNode       = "node"       // it is this node's own
+	FromKubernetes = "kubernetes" // EndpointSlice default/kubernetes
+	FromConfig     = "config"     // cluster.controlPlane.endpoint
+)
+
+var ranks = []string{FromNode, FromKubernetes, FromConfig}
+
+// APIServer is one of those that connections are passed on to.
+type APIServer struct {
+	Ready bool `yaml:"ready"`
+	// Since is when that began; zero: it wasn't asked yet.
+	Since time.Time `yaml:"since"`
+	// From says who told of it: node, kubernetes or config.
+	From   string `yaml:"from"`
+	Reason string `yaml:"reason,omitempty"` // why it isn't ready
+}
+
+// APIServers are the API servers that this node knows, by host and port.
+var APIServers = resource.Define[APIServer](resource.Definition{
+	Type: "APIServers.kubernetes.garboard.dev", Kind: "APIServer", Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "READY", Value: func(spec any) string { return strconv.FormatBool(spec.(APIServer).Ready) }},
+		{Name: "SINCE", Value: func(spec any) string {
+			if since := spec.(APIServer).Since; !since.IsZero() {
+				return since.UTC().Format(time.RFC3339)
+			}
+			return ""
+		}},
+		{Name: "FROM", Value: func(spec any) string { return spec.(APIServer).From }},
+	},
+})
+
+// Options are what the service stands on.
+type Options struct {
+	Store *resource.Store
+
+	// What tests have in another way.
+	address       string // "": Address
+	file          string // "": on STATE
+	kubeletClient string // "": boot.KubeletClient
+	dial          func(ctx context.Context, address string) (net.Conn, error)
+}
+
+// Service is the balancer in the graph. STATE is there once disks is up.
+func Service(o Options) dag.Service {
+	if o.address == "" {
+		o.address = Address
+	}
+	if o.file == "" {
+		o.file = filepath.Join(boot.StateDir, listFile)
+	}
+	if o.kubeletClient == "" {
+		o.kubeletClient = boot.KubeletClient
+	}
+	if o.dial == nil {
+		o.dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{Timeout: balance.DialBudget}).DialContext(ctx, "tcp", address)
+		}
+	}
+	return dag.Service{
+		ID:         ID,
+		DependsOn:  []string{"disks", network.ID},
+		Run:        o.run,
+		Restart:    dag.RestartAlways,
+		StopBudget: stopBudget,
+	}
+}
+
+func (o Options) run(ctx context.Context, h *dag.Handle) error {
+	changed := make(chan struct{}, 1)
+	mark := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: o.hold, Max: maxConnections, Changed: mark, Log: h.Log})
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() { _ = o.publish(nil) }() // what isn't asked any more isn't known
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer b.Close()
+	defer cancel()
+	k := &known{o: o, log: h.Log, mark: mark}
+	k.recall()
+	door := door{o: o, b: b}
+	if err := door.set(true); err != nil { // also to see that the port is free
+		return err
+	}
+	h.Started("passes connections to " + o.address + " on to the Kubernetes API")
+	wg.Go(func() { k.follow(ctx) })
+	configs, addresses := o.Store.Watch(ctx, machine.Configs.Type()), o.Store.Watch(ctx, network.Addresses.Type())
+	var set []balance.Upstream
+	for {
+		if next, err := o.upstreams(k.list()); err != nil {
+			h.Log.Warn(err.Error())
+		} else if !slices.Equal(next, set) {
+			set = next
+			b.Set(set)
+		}
+		all := b.Upstreams()
+		// The door first: who is told that a server is ready may come at once.
+		if err := errors.Join(door.set(o.hold() > 0 || slices.ContainsFunc(all, open)), o.publish(all)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configs:
+		case <-addresses:
+		case <-changed:
+		}
+	}
+}
+
+// hold is for a node that has not joined.
+func (o Options) hold() time.Duration {
+	if _, err := os.Stat(o.kubeletClient); err == nil {
+		return 0
+	}
+	return hold
+}
+
+// open is whether a connection to it would get anywhere. A first check takes milliseconds.
+func open(s balance.Status) bool { return s.Reachable }
+
+// door is where clients come in. It is shut while no API server takes connections (a
+// load balancer may, and end them, as long as nobody is behind it), so that clients are
+// refused as they would be by the API server itself: a connection that is
+// taken and then ended they try ten times over, a second each, and a kubelet that has
+// to start the API server does nothing else meanwhile.
+type door struct {
+	o Options
+	b *balance.Balancer
+	l net.Listener // nil: it is shut
+}
+
+func (d *door) set(open bool) error {
+	switch {
+	case open == (d.l != nil):
+	case open:
+		l, err := net.Listen("tcp4", d.o.address)
+		if err != nil {
+			return fmt.Errorf("listen for the node's clients of the Kubernetes API: %w; a program or pod with the node's network may have the port", err)
+		}
+		d.l = l
+		d.b.Serve(l)
+	default:
+		d.b.End(d.l)
+		d.l = nil
+	}
+	return nil
+}
+
+// trust is by what an API server is believed: the cluster's authority, which may be
+// replaced, and a name that only API servers have.
+func (o Options) trust() *tls.Config {
+	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: ServerName, RootCAs: x509.NewCertPool()}
+	if cfg, err := machine.Config(o.Store); err == nil {
+		t.RootCAs.AppendCertsFromPEM(cfg.Cluster.CA.Crt)
+	}
+	return t
+}
+
+// upstreams puts together whom there is to pass connections on to.
+func (o Options) upstreams(known []netip.AddrPort) ([]balance.Upstream, error) {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	own := map[netip.Addr]bool{}
+	if a, err := network.Addresses.Get(o.Store, network.AddressID); err == nil {
+		own[a.Spec.Primary.Unmap()] = true
+	}
+	seen := map[string]bool{}
+	var all []balance.Upstream
+	add := func(name, from string) {
+		if !seen[name] {
+			seen[name] = true
+			all = append(all, balance.Upstream{Name: name, Rank: slices.Index(ranks, from)})
+		}
+	}
+	if cfg.Machine.Type.ControlPlane() {
+		add(net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Cluster.ControlPlane.LocalAPIServerPort)), FromNode)
+	}
+	for _, at := range known {
+		if !own[at.Addr()] || !cfg.Machine.Type.ControlPlane() {
+			add(at.String(), FromKubernetes)
+		}
+	}
+	add(endpoint(cfg), FromConfig)
+	return all, nil
+}
+
+// endpoint is the host and the port of the cluster's endpoint.
+func endpoint(c *config.Config) string {
+	u := c.Cluster.ControlPlane.Endpoint
+	port := u.Port()
+	if port == "" {
+		port = "443"
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// publish tells what is known of the API servers.
+func (o Options) publish(all []balance.Status) error {
+	w := o.Store.As(ID)
+	names := map[string]bool{}
+	for _, s := range all {
+		names[s.Name] = true
+		spec := APIServer{Ready: s.Ready, Since: s.Since, From: ranks[s.Rank]}
+		if s.Err != nil {
+			spec.Reason = s.Err.Error()
+		}
+		if err := APIServers.Put(w, s.Name, spec); err != nil {
+			return err
+		}
+	}
+	for _, old := range APIServers.List(o.Store) {
+		if !names[old.ID] {
+			if err := APIServers.Delete(w, old.ID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+package containerd
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+// dockerHub is where images of docker.io come from: credentials are asked for by
+// this name.
+const dockerHub = "registry-1.docker.io"
+
+// hostFile is a file in the directory of one registry (containerd
+// docs/hosts.md).
+type hostFile struct {
+	path string // below hostsDir
+	data []byte
+	perm fs.FileMode
+}
+
+// hostFiles are the settings of all registries that have some: mirrors, own
+// authorities, client certificates. A registry's directory is named after it;
+// '*' is "_default". The registry's host is dropped from the reference, the path
+// asked of each endpoint as it is (acceptance S-126, S-127).
+func hostFiles(r config.Registries) []hostFile {
+	registries := slices.Collect(maps.Keys(r.Mirrors))
+	for host, c := range r.Config {
+		if c.TLS != nil && !slices.Contains(registries, host) {
+			registries = append(registries, host)
+		}
+	}
+	slices.Sort(registries)
+	var out []hostFile
+	for _, registry := range registries {
+		dir := registry
+		if registry == "*" {
+			dir = "_default"
+		}
+		// The registry's own settings come first in the file: they belong to no table.
+		text, files := tlsSettings(r, dir, registry)
+		for _, endpoint := range r.Mirrors[registry].Endpoints {
+			u := endpoint.URL
+			// An endpoint's own path replaces /v2 in containerd's view, so it has to
+			// carry the API's root itself.
+			path := strings.TrimRight(u.Path, "/")
+			if !strings.HasSuffix(path, "/v2") {
+				path += "/v2"
+			}
+			u.Path = path
+			more, its := tlsSettings(r, dir, u.Host)
+			text += fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n  override_path = true\n", u.String()) + more
+			files = append(files, its...)
+		}
+		out = append(out, hostFile{path: filepath.Join(dir, "hosts.toml"), data: []byte(text), perm: 0o644})
+		out = append(out, files...)
+	}
+	return out
+}
+
+// tlsSettings are the lines, and the files that they name, for one host.
+func tlsSettings(r config.Registries, dir, host string) (lines string, files []hostFile) {
+	settings, ok := r.Config[host]
+	if !ok {
+		settings = r.Config["*"]
+	}
+	t := settings.TLS
+	if t == nil {
+		return "", nil
+	}
+	name := strings.NewReplacer(":", "_", "*", "_all", "[", "", "]", "").Replace(host)
+	file := func(suffix string, data []byte, perm fs.FileMode) string {
+		files = append(files, hostFile{path: filepath.Join(dir, name+suffix), data: data, perm: perm})
+		return name + suffix
+	}
+	if len(t.CA) > 0 {
+		lines += fmt.Sprintf("ca = %q\n", file(".ca.pem", t.CA, 0o644))
+	}
+	if len(t.ClientIdentity.Crt) > 0 {
+		crt := file(".client.pem", t.ClientIdentity.Crt, 0o644)
+		key := file(".client-key.pem", t.ClientIdentity.Key, 0o600)
+		lines += fmt.Sprintf("client = [[%q, %q]]\n", crt, key)
+	}
+	if t.InsecureSkipVerify {
+		lines += "skip_verify = true\n"
+	}
+	return lines, files
+}
+
+// writeHosts replaces the settings of all registries.
+func writeHosts(dir string, r config.Registries) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	for _, f := range hostFiles(r) {
+		path := filepath.Join(dir, f.path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := boot.WriteFile(path, f.data, f.perm); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// logins are the credentials in the form of the CRI.
+func logins(r config.Registries) table {
+	out := table{}
+	for host := range r.Config {
+		user, secret, ok := login(r, host)
+		if !ok {
+			continue
+		}
+		auth := table{"username": user, "password": secret}
+		if user == "" {
+			auth = table{"identitytoken": secret}
+		}
+		out[host] = table{"auth": auth}
+		if host == "docker.io" {
+			out[dockerHub] = out[host]
+		}
+	}
+	return out
+}
+
+// login is how the node shows who it is to a host: user and password, or "" and
+// an identity token.
+func login(r config.Registries, host string) (user, secret string, ok bool) {
+	settings, known := r.Config[host]
+	if !known && host == dockerHub {
+		settings = r.Config["docker.io"]
+	}
+	a := settings.Auth
+	switch {
+	case a == nil:
+		return "", "", false
+	case a.Username != "":
+		return a.Username, string(a.Password), true
+	case a.IdentityToken != "":
+		return "", string(a.IdentityToken), true
+	}
+	both, err := base64.StdEncoding.DecodeString(string(a.Auth))
+	if err != nil {
+		return "", "", false // checks refuse it
+	}
+	user, secret, ok = strings.Cut(string(both), ":")
+	return user, secret, ok
+}
+
+// origin is how the system's own pulls reach a registry: by the mirrors and with
+// the settings that the CRI uses too (one hosts directory for both), the proxies
+// and the authorities of the moment (acceptance S-130, S-145, S-146).
+type origin struct {
+	hostsDir string
+	bundle   string
+	machine  config.Machine
+}
+
+// resolver is made for one pull; done closes its connections.
+func (o origin) resolver(ctx context.Context) (r remotes.Resolver, done func()) {
+	var clients []*http.Client
+	options := dockerconfig.HostOptions{
+		HostDir: dockerconfig.HostDirFromRoot(o.hostsDir),
+		Credentials: func(host string) (string, string, error) {
+			user, secret, _ := login(o.machine.Registries, host)
+			return user, secret, nil
+		},
+		UpdateClient: func(c *http.Client) error {
+			if err := o.update(c); err != nil {
+				return err
+			}
+			clients = append(clients, c)
+			return nil
+		},
+	}
+	hosts := dockerconfig.ConfigureHosts(ctx, options)
+	return docker.NewResolver(docker.ResolverOptions{Hosts: hosts}), func() {
+		for _, c := range clients {
+			c.CloseIdleConnections()
+		}
+	}
+}
+
+// update gives a client our proxies and authorities. Go would read both once per
+// process. The authorities of one host's own settings, which the client may have
+// already, go on with that client only.
+func (o origin) update(c *http.Client) error {
+	old, ok := c.Transport.(*http.Transport)
+	if !ok {
+		return fmt.Errorf("unexpected transport %T of a registry's client", c.Transport)
+	}
+	pool, err := network.Authorities(o.bundle, old.TLSClientConfig.RootCAs)
+	if err != nil {
+		return err
+	}
+	t := old.Clone()
+	t.TLSClientConfig.RootCAs = pool
+	t.Proxy = network.Proxy(o.machine.Env)
+	c.Transport = t
+	return nil
+}

@@ -1,0 +1,314 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	snapshotter = "overlayfs"
+	fifoDir     = boot.RunDir + "/fifo"
+
+	// cleanupTimeout bounds what is done after a container has ended: removing
+	// task, container and snapshot is a few metadata writes.
+	cleanupTimeout = 10 * time.Second
+	// reattachPoll is how often a Runner looks whether a restarted containerd
+	// answers again.
+	reattachPoll = 200 * time.Millisecond
+)
+
+// Runner runs one OCI image as a service of the node: Prepare pulls it, Run
+// keeps one task of it and ends with it.
+type Runner struct {
+	Containerd *Containerd
+	ID         string
+	// Image is the reference to run, read at each start.
+	Image func() (string, error)
+	// Spec is the container's OCI runtime specification, on top of the image's
+	// own configuration, made at each start.
+	Spec func(ctx context.Context) ([]oci.SpecOpts, error)
+	// StopBudget is the time between SIGTERM and SIGKILL.
+	StopBudget time.Duration
+}
+
+// Prepare makes the image present and unpacked.
+func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
+	ref, err := r.Image()
+	if err != nil {
+		return err
+	}
+	_, err = r.image(ctx, ref, h.Event)
+	return err
+}
+
+// Pull fetches ref into the given containerd namespace unless it is there.
+func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(string)) (client.Image, error) {
+	cl, err := c.Client()
+	if err != nil {
+		return nil, err
+	}
+	ctx = namespaces.WithNamespace(ctx, namespace)
+	img, err := cl.GetImage(ctx, ref)
+	switch {
+	case errdefs.IsNotFound(err):
+		cfg, err := machine.Config(c.Store)
+		if err != nil {
+			return nil, err
+		}
+		tell("Pulling image " + ref)
+		from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
+		defer done()
+		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
+			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(from))
+		if err != nil {
+			return nil, pullError(ref, err)
+		}
+		return img, nil
+	case err != nil:
+		return nil, fmt.Errorf("look up image %s: %w", ref, err)
+	}
+	// A power cut can leave an image whose layers aren't all unpacked.
+	unpacked, err := img.IsUnpacked(ctx, snapshotter)
+	if err != nil {
+		return nil, fmt.Errorf("look up snapshots of image %s: %w", ref, err)
+	}
+	if !unpacked {
+		if err := img.Unpack(ctx, snapshotter, c.unpackOptions()...); err != nil {
+			return nil, pullError(ref, err)
+		}
+	}
+	return img, nil
+}
+
+// unpackOptions make each layer durable before containerd notes that it is there:
+// otherwise a power cut within the kernel's write-back time (half a minute) leaves
+// an image that counts as unpacked and has empty files.
+func (c *Containerd) unpackOptions() []client.UnpackOpt {
+	return []client.UnpackOpt{client.WithUnpackApplyOpts(diff.WithSyncFs(syncLayers(c.Mode)))}
+}
+
+// syncLayers is false in a container: its file system is the host's, which it
+// would make sync all that the host has in memory.
+func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
+
+// pullError says what a person can do about it. containerd's errors come over
+// gRPC, as text: of a full disk there is only the message of ENOSPC.
+func pullError(ref string, err error) error {
+	if !strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
+		return fmt.Errorf("pull image %s (mirrors are in machine.registries.mirrors): %w", ref, err)
+	}
+	size := "its"
+	var fs syscall.Statfs_t
+	if syscall.Statfs(boot.EphemeralDir, &fs) == nil {
+		size = fmt.Sprintf("its %d MiB", int64(fs.Blocks)*fs.Bsize>>20)
+	}
+	return fmt.Errorf("the disk is full: %s (EPHEMERAL) has no room in %s for image %s; remove what fills it, or give the machine a larger disk", boot.EphemeralDir, size, ref)
+}
+
+func (r *Runner) image(ctx context.Context, ref string, tell func(string)) (client.Image, error) {
+	return r.Containerd.Pull(ctx, Namespace, ref, tell)
+}
+
+// Run is the service's run function.
+func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
+	out := r.Containerd.Logs.Writer(r.ID)
+	defer out.Close()
+	return r.with(ctx, out, h.Event, func(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+		h.Started(fmt.Sprintf("Started task %s (PID %d) for container %s", r.ID, task.Pid(), r.ID))
+		return r.supervise(ctx, cl, task, exited)
+	})
+}
+
+// with makes the container anew and starts its task, does something, and removes both.
+func (r *Runner) with(ctx context.Context, out io.Writer, tell func(string), do func(context.Context, *client.Client, client.Task, <-chan client.ExitStatus) error) error {
+	cl, err := r.Containerd.Client()
+	if err != nil {
+		return err
+	}
+	ctx = namespaces.WithNamespace(ctx, Namespace)
+	if err := r.remove(ctx, cl); err != nil {
+		return fmt.Errorf("remove the old container %s: %w", r.ID, err)
+	}
+	container, err := r.create(ctx, cl, tell)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		if err := r.remove(cctx, cl); err != nil { // the next run does it first
+			r.Containerd.Logs.Logger(ID).Warn("remove container", "container", r.ID, "err", err)
+		}
+	}()
+	if err := os.MkdirAll(fifoDir, 0o700); err != nil {
+		return err
+	}
+	task, err := container.NewTask(ctx, cio.NewCreator(cio.WithStreams(nil, out, out), cio.WithFIFODir(fifoDir)))
+	if err != nil {
+		return fmt.Errorf("create task of container %s: %w", r.ID, err)
+	}
+	exited, err := task.Wait(context.WithoutCancel(ctx))
+	if err != nil {
+		return fmt.Errorf("wait for container %s: %w", r.ID, err)
+	}
+	if err := task.Start(ctx); err != nil {
+		return fmt.Errorf("start container %s: %w", r.ID, err)
+	}
+	return do(ctx, cl, task, exited)
+}
+
+func (r *Runner) create(ctx context.Context, cl *client.Client, tell func(string)) (client.Container, error) {
+	ref, err := r.Image()
+	if err != nil {
+		return nil, err
+	}
+	img, err := r.image(ctx, ref, tell)
+	if err != nil {
+		return nil, err
+	}
+	opts, err := r.Spec(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("specification of container %s: %w", r.ID, err)
+	}
+	container, err := cl.NewContainer(ctx, r.ID,
+		client.WithImage(img),
+		client.WithSnapshotter(snapshotter),
+		client.WithNewSnapshot(r.ID, img),
+		client.WithNewSpec(append([]oci.SpecOpts{oci.WithImageConfig(img)}, opts...)...),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("create container %s: %w", r.ID, err)
+	}
+	return container, nil
+}
+
+// supervise returns when the task has ended, with an *ExitError, or has been stopped
+// because ctx ended. An answer that never came because containerd died is not an exit: the
+// shim and the task live on, so it asks the next containerd.
+func (r *Runner) supervise(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return r.stop(ctx, task, exited)
+		case status := <-exited:
+			if status.Error() == nil {
+				return &ExitError{r.ID, status.ExitCode()}
+			}
+		}
+		var gone error
+		if task, exited, gone = r.reattach(ctx, cl); gone != nil {
+			return gone
+		}
+	}
+}
+
+// reattach finds the running task again once containerd answers.
+func (r *Runner) reattach(ctx context.Context, cl *client.Client) (client.Task, <-chan client.ExitStatus, error) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		case <-time.After(reattachPoll):
+		}
+		if r.Containerd.healthy(ctx) != nil {
+			continue
+		}
+		container, err := cl.LoadContainer(ctx, r.ID)
+		if errdefs.IsNotFound(err) {
+			return nil, nil, fmt.Errorf("container %s is gone after a restart of containerd", r.ID)
+		} else if err != nil {
+			continue
+		}
+		task, err := container.Task(ctx, nil)
+		if errdefs.IsNotFound(err) {
+			return nil, nil, fmt.Errorf("container %s ended while containerd was down", r.ID)
+		} else if err != nil {
+			continue
+		}
+		exited, err := task.Wait(context.WithoutCancel(ctx))
+		if err != nil {
+			continue
+		}
+		return task, exited, nil
+	}
+}
+
+func (r *Runner) stop(ctx context.Context, task client.Task, exited <-chan client.ExitStatus) error {
+	// Each question has its own limit: a containerd that hangs must not hold up a
+	// shutdown.
+	sctx := context.WithoutCancel(ctx)
+	tctx, cancelTerm := context.WithTimeout(sctx, cleanupTimeout)
+	defer cancelTerm()
+	if err := task.Kill(tctx, syscall.SIGTERM); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("stop container %s: %w", r.ID, err)
+	}
+	select {
+	case <-exited:
+		return nil
+	case <-time.After(r.StopBudget):
+	}
+	kctx, cancel := context.WithTimeout(sctx, cleanupTimeout)
+	defer cancel()
+	if err := task.Kill(kctx, syscall.SIGKILL, client.WithKillAll); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("kill container %s: %w", r.ID, err)
+	}
+	select {
+	case <-exited:
+		return nil
+	case <-kctx.Done():
+		return fmt.Errorf("container %s survived SIGKILL for %s", r.ID, cleanupTimeout)
+	}
+}
+
+// remove deletes what a former run of the container left: task, container and
+// snapshot. Nothing there is no error.
+func (r *Runner) remove(ctx context.Context, cl *client.Client) error {
+	container, err := cl.LoadContainer(ctx, r.ID)
+	if errdefs.IsNotFound(err) {
+		// A run that was cut off between snapshot and container leaves the former.
+		err := cl.SnapshotService(snapshotter).Remove(ctx, r.ID)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+		return nil
+	} else if err != nil {
+		return err
+	}
+	task, err := container.Task(ctx, nil)
+	if err == nil {
+		_, err = task.Delete(ctx, client.WithProcessKill)
+	}
+	if errdefs.IsNotFound(err) {
+		// Where removing the task took longer than the one who asked could wait, as with a
+		// slow disk, its shim has done it since, and containerd still holds the shim: no
+		// task of this name can be looked up, and none created, until that is deleted
+		// (https://github.com/containerd/containerd/issues/11392).
+		_, err = cl.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: r.ID})
+		err = errgrpc.ToNative(err)
+	}
+	if err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	err = container.Delete(ctx, client.WithSnapshotCleanup)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+const (
+	// applyMutex, in etcd, lets one control plane at a time make what is missing.
+	applyMutex = "/garboard.dev/manifests"
+	// applyTTL: a node that dies while it holds the mutex lets go of it after that many
+	// seconds.
+	applyTTL = 30
+	// applyBudget bounds one attempt, most of which is waiting for the mutex.
+	applyBudget = 2 * time.Minute
+	etcdTimeout = 10 * time.Second
+	// letGo is for etcd to hear that a node which was called off doesn't want the mutex
+	// any more: others would wait for applyTTL.
+	letGo = 2 * time.Second
+
+	// readyWait is how long one attempt waits for the apiserver before it says that it
+	// failed; readyPoll how often it asks. The first start takes some seconds, a minute
+	// under emulation: so the log stays short, and the pauses after failures don't add
+	// to it.
+	readyWait = 20 * time.Second
+	readyPoll = 250 * time.Millisecond
+)
+
+// ManifestApplyController makes the objects of the manifests that are missing. It
+// never changes or removes one (S-218): once made, they belong to the cluster's
+// owner.
+type ManifestApplyController struct{}
+
+// Name implements resource.Controller.
+func (*ManifestApplyController) Name() string { return "k8s.ManifestApplyController" }
+
+// Inputs implements resource.Controller.
+func (*ManifestApplyController) Inputs() []resource.Input {
+	return []resource.Input{
+		{Type: Manifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()},
+		{Type: secrets.Kubernetes.Type()}, {Type: secrets.Etcd.Type()},
+	}
+}
+
+// Outputs implements resource.Controller.
+func (*ManifestApplyController) Outputs() []string { return nil }
+
+// Reconcile implements resource.Controller.
+func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	status, err := BootstrapStatuses.Get(v, "control-plane")
+	if err != nil || status.Spec.SelfHosted {
+		return 0, ignoreNotFound(err)
+	}
+	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	etcdKeys, err := secrets.Etcd.Get(v, secrets.EtcdID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	etcd, ready := etcdReady(v)
+	if !ready {
+		return 0, nil
+	}
+	objects := wantedObjects(v)
+	client, err := adminClient(keys.Spec)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, applyBudget)
+	defer cancel()
+	waitReady(ctx, client)
+	// A look first: almost always nothing is missing, and then no mutex is needed.
+	missing, err := missingObjects(ctx, client, objects)
+	if err != nil || len(missing) == 0 {
+		return 0, err
+	}
+	return 0, withMutex(ctx, etcd.Endpoint, etcdKeys.Spec, func(ctx context.Context) error {
+		return create(ctx, v, client, missing)
+	})
+}
+
+// wantedObjects are the objects of all manifests, in order.
+func wantedObjects(r resource.Reader) []kubeclient.Object {
+	var objects []kubeclient.Object
+	for _, o := range inOrder(Manifests.List(r)) {
+		objects = append(objects, o.Spec...)
+	}
+	return objects
+}
+
+// waitReady gives the apiserver a moment to come up. What is wrong with it, the first
+// request says.
+func waitReady(ctx context.Context, client *kubeclient.Client) {
+	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	defer cancel()
+	for client.Ready(ctx) != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(readyPoll):
+		}
+	}
+}
+
+// missingObjects keeps those that have to be made. Kinds that aren't known yet may be
+// defined by an object before them in the same list; those are missing too.
+func missingObjects(ctx context.Context, client *kubeclient.Client, objects []kubeclient.Object) ([]kubeclient.Object, error) {
+	var missing []kubeclient.Object
+	for _, o := range objects {
+		yes, err := client.Missing(ctx, o)
+		if kubeclient.IsNotFound(err) {
+			yes, err = true, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if yes {
+			missing = append(missing, o)
+		}
+	}
+	return missing, nil
+}
+
+// create goes on after an object that can't be made, so that one bad extra manifest
+// doesn't keep the rest of the cluster from starting.
+func create(ctx context.Context, v resource.View, client *kubeclient.Client, missing []kubeclient.Object) error {
+	var problems []error
+	for _, o := range missing {
+		created, err := client.CreateIfMissing(ctx, o)
+		if created {
+			v.Log().Info("created " + o.String()) // S-281
+		}
+		if err != nil {
+			problems = append(problems, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// adminClient talks to this node's own apiserver, or while that isn't ready to another
+// one, with every right.
+func adminClient(s secrets.KubernetesSpec) (*kubeclient.Client, error) {
+	return kubeclient.New(kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.CA.Crt, Cert: s.Admin.Crt, Key: s.Admin.Key})
+}
+
+// withMutex runs do while this node holds the mutex of the cluster (S-217).
+func withMutex(ctx context.Context, endpoint string, keys secrets.EtcdSpec, do func(ctx context.Context) error) (err error) {
+	// What lets go of the mutex outlives ctx, though not for long.
+	own, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(letGo, end) })()
+	client, err := etcdClient(own, endpoint, keys)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	session, err := concurrency.NewSession(client, concurrency.WithTTL(applyTTL), concurrency.WithContext(own))
+	if err != nil {
+		return fmt.Errorf("etcd session at %s: %w", endpoint, err)
+	}
+	defer session.Close() // lets go of the mutex as well
+	mutex := concurrency.NewMutex(session, applyMutex)
+	if err := mutex.Lock(ctx); err != nil {
+		return fmt.Errorf("lock etcd mutex %s: %w", applyMutex, err)
+	}
+	// Whoever lost the session lost the mutex, and must stop.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-session.Done():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return do(ctx)
+}
+
+func etcdClient(ctx context.Context, endpoint string, keys secrets.EtcdSpec) (*clientv3.Client, error) {
+	pair, err := tls.X509KeyPair(keys.ClientCert, keys.ClientKey)
+	if err != nil {
+		return nil, fmt.Errorf("etcd client certificate: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(keys.CA)
+	client, err := clientv3.New(clientv3.Config{
+		Context:     ctx,
+		Endpoints:   []string{endpoint},
+		DialTimeout: etcdTimeout,
+		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
+		Logger:      zap.NewNop(), // errors are returned
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd %s: %w", endpoint, err)
+	}
+	return client, nil
+}

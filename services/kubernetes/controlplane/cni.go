@@ -1,0 +1,122 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	cniFile = "10-flannel.conflist"
+	cniMode = 0o644
+	// cniDataDir is where host-local keeps which addresses are taken. In /run: after a
+	// power cut no pod is left that has one.
+	cniDataDir = "/run/cni"
+	// cniLater: flannel rewrites its file when the node's subnet or MTU changes, which
+	// is a matter of days.
+	cniLater = 30 * time.Second
+)
+
+// CNIConfigController tells containerd how to connect pods, on every node, from the
+// subnet that flannel got for it. The node is Ready once the file is there, so it is
+// written when flannel works, not before.
+type CNIConfigController struct{ confDir, subnetFile string }
+
+// Name implements resource.Controller.
+func (*CNIConfigController) Name() string { return "k8s.CNIConfigController" }
+
+// Inputs implements resource.Controller.
+func (*CNIConfigController) Inputs() []resource.Input {
+	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}}
+}
+
+// Outputs implements resource.Controller.
+func (*CNIConfigController) Outputs() []string { return nil }
+
+// Reconcile implements resource.Controller.
+func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	o, err := machine.Configs.Get(v, machine.ConfigID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	if o.Spec.Cluster.Network.CNI.Name != config.CNIFlannel {
+		return 0, nil
+	}
+	text, err := os.ReadFile(c.subnetFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return soon, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read flannel's subnet: %w", err)
+	}
+	conf, err := cniConfig(string(text))
+	if err != nil {
+		return 0, fmt.Errorf("flannel's %s: %w", c.subnetFile, err)
+	}
+	if err := os.MkdirAll(c.confDir, dirMode); err != nil {
+		return 0, fmt.Errorf("write CNI configuration: %w", err)
+	}
+	path := filepath.Join(c.confDir, cniFile)
+	wrote, err := writeChanged(path, conf, cniMode)
+	if wrote && err == nil {
+		v.Log().Info(fmt.Sprintf("writing CNI configuration %q", path))
+	}
+	return cniLater, err
+}
+
+// cniConfig makes the configuration from the lines KEY=VALUE of flannel's file. The
+// bridge doesn't masquerade: flannel does, for what leaves the pods' network only.
+func cniConfig(env string) ([]byte, error) {
+	values := map[string]string{}
+	for line := range strings.Lines(env) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			values[key] = value
+		}
+	}
+	mtu, err := strconv.Atoi(values["FLANNEL_MTU"])
+	if err != nil {
+		return nil, fmt.Errorf("FLANNEL_MTU: %w", err)
+	}
+	var ranges, routes list
+	for _, family := range []string{"FLANNEL_", "FLANNEL_IPV6_"} {
+		if values[family+"SUBNET"] == "" {
+			continue
+		}
+		subnet, err := netip.ParsePrefix(values[family+"SUBNET"])
+		if err != nil {
+			return nil, fmt.Errorf("%sSUBNET: %w", family, err)
+		}
+		whole, err := netip.ParsePrefix(values[family+"NETWORK"])
+		if err != nil {
+			return nil, fmt.Errorf("%sNETWORK: %w", family, err)
+		}
+		ranges = append(ranges, list{object{"subnet": subnet.Masked().String()}})
+		routes = append(routes, object{"dst": whole.Masked().String()})
+	}
+	if len(ranges) == 0 {
+		return nil, errors.New("no subnet in it")
+	}
+	return json.MarshalIndent(object{
+		"cniVersion": "1.0.0",
+		"name":       "cbr0",
+		"plugins": list{
+			object{
+				"type": "bridge", "bridge": "cni0", "mtu": mtu, "isDefaultGateway": true, "hairpinMode": true, "ipMasq": false,
+				"ipam": object{"type": "host-local", "ranges": ranges, "routes": routes, "dataDir": cniDataDir},
+			},
+			object{"type": "portmap", "capabilities": object{"portMappings": true}, "backend": "nftables", "snat": true},
+		},
+	}, "", "  ")
+}

@@ -1,0 +1,163 @@
+package controlplane
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// ProgramConfig is what the machine configuration says about one program of the
+// control plane: APIServerConfig, ControllerManagerConfig or SchedulerConfig.
+type ProgramConfig interface{ program() string }
+
+// Configs are the programs' configurations, by their names (S-267). Their version
+// is on the pod as annotation garboard.dev/config-version (S-268), so that one can
+// tell when a change has arrived.
+var Configs = resource.Define[ProgramConfig](resource.Definition{
+	Type: "KubernetesControlPlaneConfigs.config.garboard.dev", Kind: "KubernetesControlPlaneConfig", Aliases: []string{"kcpc"}, Namespace: configNamespace,
+})
+
+// Volume is a path of the node in the pod.
+type Volume struct {
+	HostPath  string `yaml:"hostPath"`
+	MountPath string `yaml:"mountPath"`
+	ReadOnly  bool   `yaml:"readonly"`
+}
+
+// APIServerConfig is kube-apiserver's.
+type APIServerConfig struct {
+	Image                string            `yaml:"image"`
+	CloudProvider        string            `yaml:"cloudProvider"`
+	ControlPlaneEndpoint string            `yaml:"controlPlaneEndpoint"`
+	EtcdServers          []string          `yaml:"etcdServers"`
+	LocalPort            int               `yaml:"localPort"`
+	ServiceCIDR          string            `yaml:"serviceCIDR"`
+	ExtraArgs            map[string]string `yaml:"extraArgs"`
+	ExtraVolumes         []Volume          `yaml:"extraVolumes"`
+}
+
+// ControllerManagerConfig is kube-controller-manager's.
+type ControllerManagerConfig struct {
+	Image         string            `yaml:"image"`
+	CloudProvider string            `yaml:"cloudProvider"`
+	PodCIDR       string            `yaml:"podCIDR"`
+	ServiceCIDR   string            `yaml:"serviceCIDR"`
+	ExtraArgs     map[string]string `yaml:"extraArgs"`
+	ExtraVolumes  []Volume          `yaml:"extraVolumes"`
+}
+
+// SchedulerConfig is kube-scheduler's.
+type SchedulerConfig struct {
+	Image        string            `yaml:"image"`
+	ExtraArgs    map[string]string `yaml:"extraArgs"`
+	ExtraVolumes []Volume          `yaml:"extraVolumes"`
+}
+
+func (APIServerConfig) program() string         { return apiServer }
+func (ControllerManagerConfig) program() string { return controllerManager }
+func (SchedulerConfig) program() string         { return scheduler }
+
+// localEtcd: each apiserver talks to the member on its own node.
+const localEtcd = "https://127.0.0.1:2379"
+
+// ConfigController takes the programs' configurations out of the machine's.
+type ConfigController struct{}
+
+// Name implements resource.Controller.
+func (*ConfigController) Name() string { return "config.KubernetesControlPlaneController" }
+
+// Inputs implements resource.Controller.
+func (*ConfigController) Inputs() []resource.Input {
+	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}}
+}
+
+// Outputs implements resource.Controller.
+func (*ConfigController) Outputs() []string { return []string{Configs.Type()} }
+
+// Reconcile implements resource.Controller.
+func (*ConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	c, err := controlPlaneConfig(v)
+	if err != nil || c == nil {
+		return 0, err
+	}
+	for _, spec := range programConfigs(&c.Cluster) {
+		if err := Configs.Put(v, spec.program(), spec); err != nil {
+			return 0, err
+		}
+	}
+	return 0, nil
+}
+
+func programConfigs(c *config.Cluster) []ProgramConfig {
+	return []ProgramConfig{
+		APIServerConfig{
+			Image:                c.APIServer.Image,
+			ControlPlaneEndpoint: c.ControlPlane.Endpoint.String(),
+			EtcdServers:          []string{localEtcd},
+			LocalPort:            c.ControlPlane.LocalAPIServerPort,
+			ServiceCIDR:          joinPrefixes(c.Network.ServiceSubnets),
+			ExtraArgs:            maps.Clone(c.APIServer.ExtraArgs),
+			ExtraVolumes:         volumes(c.APIServer.ExtraVolumes),
+		},
+		ControllerManagerConfig{
+			Image:        c.ControllerManager.Image,
+			PodCIDR:      joinPrefixes(c.Network.PodSubnets),
+			ServiceCIDR:  joinPrefixes(c.Network.ServiceSubnets),
+			ExtraArgs:    maps.Clone(c.ControllerManager.ExtraArgs),
+			ExtraVolumes: volumes(c.ControllerManager.ExtraVolumes),
+		},
+		SchedulerConfig{
+			Image:        c.Scheduler.Image,
+			ExtraArgs:    maps.Clone(c.Scheduler.ExtraArgs),
+			ExtraVolumes: volumes(c.Scheduler.ExtraVolumes),
+		},
+	}
+}
+
+func volumes(from []config.Volume) []Volume {
+	to := make([]Volume, 0, len(from))
+	for _, v := range from {
+		to = append(to, Volume(v))
+	}
+	return to
+}
+
+func joinPrefixes(prefixes []netip.Prefix) string {
+	text := make([]string, 0, len(prefixes))
+	for _, p := range prefixes {
+		text = append(text, p.String())
+	}
+	return strings.Join(text, ",")
+}
+
+// controlPlaneConfig is the machine configuration, or nil where there is none yet
+// or the node is a worker.
+func controlPlaneConfig(r resource.Reader) (*config.Config, error) {
+	o, err := machine.Configs.Get(r, machine.ConfigID)
+	if err != nil {
+		return nil, ignoreNotFound(err)
+	}
+	if !o.Spec.Machine.Type.ControlPlane() {
+		return nil, nil
+	}
+	return o.Spec, nil
+}
+
+// arguments is a command line: the program, and its flags in the order of their
+// names, so that the same flags are always the same pod. Extra ones win.
+func arguments(program string, flags, extra map[string]string) []any {
+	flags = maps.Clone(flags)
+	maps.Copy(flags, extra)
+	command := []any{program}
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		command = append(command, "--"+name+"="+flags[name])
+	}
+	return command
+}

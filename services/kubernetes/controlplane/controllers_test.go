@@ -1,0 +1,362 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// patience is for what a controller does: mostly it writes files, and syncs each.
+const patience = 30 * time.Second
+
+// patches are odd in number, so that one of them takes the median time: the machine has
+// blips as long as what is measured.
+const patches = 3
+
+// kubelet is what the controllers ask about the pods.
+type kubelet struct {
+	mu   sync.Mutex // guards the following
+	code int
+	body string
+}
+
+func (k *kubelet) answer(code int, body string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.code, k.body = code, body
+}
+
+func (k *kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != secrets.KubeletClientUser || r.URL.Path != "/pods" {
+		http.Error(w, "not you, not that", http.StatusForbidden)
+		return
+	}
+	w.WriteHeader(k.code)
+	fmt.Fprint(w, k.body)
+}
+
+// fixture is the controllers on a node whose programs never start.
+type fixture struct {
+	t       *testing.T
+	dir     string
+	config  *config.Config
+	store   *resource.Store
+	kubelet *kubelet
+
+	kubeletURL string
+	now        func() time.Time // nil: time.Now
+}
+
+// start runs all controllers until the test ends.
+func start(t *testing.T, c *config.Config) *fixture {
+	t.Helper()
+	f := &fixture{t: t, dir: t.TempDir(), config: c, store: testStore(t, c), kubelet: &kubelet{code: http.StatusInternalServerError, body: "Authorization error (user=x)"}}
+	crt, key, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "system:node:n1", DNS: []string{"n1"}, Server: true, Now: time.Now()})
+	put(t, err)
+	pair, err := tls.X509KeyPair(crt, key)
+	put(t, err)
+	clients := x509.NewCertPool()
+	clients.AppendCertsFromPEM(c.Cluster.CA.Crt)
+	server := httptest.NewUnstartedServer(f.kubelet)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: clients}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	f.kubeletURL = server.URL
+	f.run()
+	return f
+}
+
+func (f *fixture) run() {
+	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
+		Logs: logs.New(testWriter{f.t}), ManifestsDir: f.path("manifests"), FilesDir: f.path("files"), SecretsDir: f.path("secrets"),
+		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
+	})...)
+	rt, err := resource.NewRuntime(f.store, testLog(f.t), controllers...)
+	put(f.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = rt.Run(ctx) }()
+	f.t.Cleanup(func() { cancel(); <-done })
+}
+
+func (f *fixture) path(parts ...string) string {
+	return filepath.Join(append([]string{f.dir}, parts...)...)
+}
+
+func (f *fixture) etcd(ready bool) {
+	f.t.Helper()
+	put(f.t, EtcdStatuses.Put(f.store.As("test"), EtcdID, EtcdStatus{Ready: ready, Endpoint: "https://127.0.0.1:1"}))
+}
+
+func (f *fixture) configure(change func(*config.Config)) {
+	f.t.Helper()
+	next := *f.config
+	change(&next)
+	f.config = &next
+	put(f.t, machine.Configs.Put(f.store.As("test"), machine.ConfigID, &next))
+}
+
+func (f *fixture) file(program string) string {
+	return f.path("manifests", "garboard-"+program+".yaml")
+}
+
+// contains returns when a file first had the text. It looks all the while: the pauses of
+// eventually.That are as long as what is measured.
+func contains(t *testing.T, path, want string) time.Time {
+	t.Helper()
+	ctx, cancel := eventually.Context(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		text, err := os.ReadFile(path)
+		if err == nil && strings.Contains(string(text), want) {
+			return time.Now()
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%q isn't in %s: %v (%v)", want, path, context.Cause(ctx), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// S-039, S-216, S-268: nothing before etcd is up; then a change of the configuration
+// is in the file within 100 ms, with the version of its resource.
+func TestStaticPodFiles(t *testing.T) {
+	pace := eventually.Measure()
+	f := start(t, testConfig(t))
+	eventually.That(t, patience, "secrets and configurations", func() error {
+		if _, err := secrets.Statuses.Get(f.store, secrets.KubernetesID); err != nil {
+			return err
+		}
+		_, err := Configs.Get(f.store, scheduler)
+		return err
+	})
+	if found := StaticPods.List(f.store); len(found) > 0 {
+		t.Errorf("static pods before etcd is up: %v", found)
+	}
+	f.etcd(true)
+	for _, program := range programs {
+		eventually.That(t, patience, "file of "+program, func() error { _, err := os.Stat(f.file(program)); return err })
+	}
+	put(t, os.WriteFile(f.path("manifests", "mine.yaml"), nil, 0o600))
+	put(t, os.WriteFile(f.path("manifests", "garboard-kube-gone.yaml"), nil, 0o600))
+	f.etcd(false) // etcd that restarts takes no pod away
+	before, err := os.Stat(f.file(apiServer))
+	put(t, err)
+
+	const promise = 100 * time.Millisecond // design: configuration patch → static pod file on disk
+	var took [patches]time.Duration
+	for i := range took {
+		image := fmt.Sprintf("registry.k8s.io/kube-scheduler:v1.35.%d", i+1)
+		changed := time.Now()
+		f.configure(func(c *config.Config) { c.Cluster.Scheduler.Image = image })
+		took[i] = contains(t, f.file(scheduler), image).Sub(changed)
+	}
+	t.Logf("patches were on disk after %s; the machine was %.1f times slower than an idle one", took, pace)
+	slices.Sort(took[:])
+	if err := pace.Kept(time.Time{}, time.Time{}.Add(took[patches/2]), promise); err != nil {
+		t.Errorf("until a patch was on disk: %v", err)
+	}
+	o, err := Configs.Get(f.store, scheduler)
+	put(t, err)
+	text, err := os.ReadFile(f.file(scheduler))
+	put(t, err)
+	if want := `garboard.dev/config-version: "` + strconv.FormatUint(o.Version, 10) + `"`; o.Version != 1+patches || !strings.Contains(string(text), want) {
+		t.Errorf("version %d, file without %s:\n%s", o.Version, want, text)
+	}
+	if after, err := os.Stat(f.file(apiServer)); err != nil || !after.ModTime().Equal(before.ModTime()) {
+		t.Errorf("the file of another program was written too: %v", err)
+	}
+	eventually.That(t, patience, "stale file to be removed", func() error {
+		if _, err := os.Stat(f.path("manifests", "garboard-kube-gone.yaml")); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("it is there: %v", err)
+		}
+		return nil
+	})
+	if _, err := os.Stat(f.path("manifests", "mine.yaml")); err != nil {
+		t.Errorf("somebody else's static pod: %v", err)
+	}
+	if _, err := os.Stat(f.path("files", apiServer, "admission.yaml")); err != nil { // Q-16
+		t.Error(err)
+	}
+}
+
+// S-261: the resource stays until its file is gone.
+func TestStaticPodFinalizer(t *testing.T) {
+	f := start(t, testConfig(t))
+	f.etcd(true)
+	eventually.That(t, patience, "finalizer", func() error {
+		o, err := StaticPods.Get(f.store, apiServer)
+		if err == nil && !slices.Equal(o.Finalizers, []string{`k8s.StaticPodStatus("kube-apiserver")`}) {
+			err = fmt.Errorf("finalizers %q", o.Finalizers)
+		}
+		return err
+	})
+	put(t, StaticPods.Delete(f.store.As("k8s.ControlPlaneStaticPodController"), apiServer))
+	eventually.That(t, patience, "pod to go after its file", func() error {
+		if _, err := StaticPods.Get(f.store, apiServer); !errors.Is(err, resource.ErrNotFound) {
+			return fmt.Errorf("the resource is there: %v", err)
+		}
+		if _, err := os.Stat(f.file(apiServer)); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("the file is there: %v", err)
+		}
+		return nil
+	})
+}
+
+// S-263: ids, the column READY, and what isn't ours.
+func TestStaticPodStatus(t *testing.T) {
+	f := start(t, testConfig(t))
+	f.etcd(true)
+	pod := func(name, app, source, ready string) kubeclient.Object {
+		return kubeclient.Object{
+			"metadata": object{"name": name, "namespace": kubeSystem, "labels": object{"k8s-app": app}, "annotations": object{"kubernetes.io/config.source": source}},
+			"status":   object{"phase": "Running", "conditions": list{object{"type": "Ready", "status": ready}}},
+		}
+	}
+	say := func(pods ...kubeclient.Object) {
+		text, err := json.Marshal(object{"kind": "PodList", "items": pods})
+		put(t, err)
+		f.kubelet.answer(http.StatusOK, string(text))
+	}
+	await := func(want ...string) {
+		t.Helper()
+		eventually.That(t, 20*time.Second, "statuses "+strings.Join(want, ", "), func() error {
+			var got []string
+			for _, o := range StaticPodStatuses.List(f.store) {
+				row := StaticPodStatuses.Definition().Row(resource.Object[any]{Meta: o.Meta, Spec: o.Spec})
+				got = append(got, row[0]+" "+row[1]+" "+row[2]+" "+row[4])
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				return errors.New(diff)
+			}
+			return nil
+		})
+	}
+	say(pod("kube-apiserver-n1", apiServer, "file", "True"), pod("kube-scheduler-n1", scheduler, "file", "False"),
+		pod("kube-apiserver-fake", apiServer, "api", "True"), pod("mine-n1", "mine", "file", "True"))
+	await("controlplane StaticPodStatus kube-system/kube-apiserver-n1 True", "controlplane StaticPodStatus kube-system/kube-scheduler-n1 False")
+	say(pod("kube-scheduler-n1", scheduler, "file", "True"))
+	await("controlplane StaticPodStatus kube-system/kube-scheduler-n1 True")
+}
+
+// S-280: said until the kubelet can ask the apiserver whether we may.
+func TestStaticPodStatusRefused(t *testing.T) {
+	f := start(t, testConfig(t))
+	eventually.That(t, patience, "secrets", func() error { _, err := secrets.Kubernetes.Get(f.store, secrets.KubernetesID); return err })
+	f.kubelet.answer(http.StatusInternalServerError, "Authorization error (user=apiserver-kubelet-client, verb=get, resource=nodes, subresource=proxy)")
+	controller := &KubeletStaticPodController{kubeletURL: f.kubeletURL}
+	_, err := controller.refresh(t.Context(), view{f.store.As("test"), testLog(t)})
+	want := `error fetching pod status: an error on the server ("Authorization error (user=apiserver-kubelet-client, verb=get, resource=nodes, subresource=proxy)") has prevented the request from succeeding`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v\nwant %s", err, want)
+	}
+}
+
+// view is a controller's, without its limits.
+type view struct {
+	resource.Writer
+	log *slog.Logger
+}
+
+func (v view) Log() *slog.Logger { return v.log }
+
+// S-260
+func TestBootstrapStatus(t *testing.T) {
+	f := start(t, testConfig(t))
+	eventually.That(t, patience, "bootstrap status", func() error {
+		o, err := BootstrapStatuses.Get(f.store, "control-plane")
+		if err != nil {
+			return err
+		}
+		d := BootstrapStatuses.Definition()
+		if diff := cmp.Diff([]string{"runtime", "BootstrapStatus", "control-plane", "1", "false"}, d.Row(resource.Object[any]{Meta: o.Meta, Spec: o.Spec})); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
+	})
+}
+
+// S-264, S-265: namespaces and ids, and what is no longer in the list goes.
+func TestManifestResources(t *testing.T) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/calico.yaml" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprint(w, "apiVersion: v1\nkind: Namespace\nmetadata: {name: calico}\n")
+	}))
+	defer web.Close()
+	url := func(path string) config.URL { u, err := config.ParseURL(web.URL + path); put(t, err); return u }
+	c := testConfig(t)
+	c.Cluster.Network.CNI = config.CNI{Name: config.CNICustom, URLs: []config.URL{url("/calico.yaml")}}
+	c.Cluster.ExtraManifests = []config.URL{url("/missing.yaml")}
+	f := start(t, c)
+	await := func(want ...string) {
+		t.Helper()
+		eventually.That(t, 10*time.Second, "manifests", func() error {
+			var got []string
+			for _, o := range Manifests.List(f.store) {
+				if o.Namespace == "extras" || strings.HasPrefix(o.ID, "05-") {
+					got = append(got, o.Namespace+" "+o.ID)
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				return errors.New(diff)
+			}
+			return nil
+		})
+	}
+	await("extras 05-" + web.URL + "/calico.yaml") // the missing one doesn't stand in its way
+	f.configure(func(c *config.Config) {
+		c.Cluster.Network.CNI = testConfig(t).Cluster.Network.CNI
+		c.Cluster.ExtraManifests = nil
+	})
+	await("controlplane 05-flannel")
+}
+
+// A worker runs none of it, except its part of the pods' network.
+func TestWorker(t *testing.T) {
+	c := testConfig(t)
+	c.Machine.Type = config.Worker
+	f := start(t, c)
+	env := "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.3.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+	put(t, os.WriteFile(f.path("subnet.env"), []byte(env), 0o600))
+	eventually.That(t, 10*time.Second, "CNI configuration", func() error {
+		_, err := os.Stat(f.path("cni", cniFile))
+		return err
+	})
+	if got := len(StaticPods.List(f.store)) + len(Manifests.List(f.store)) + len(Configs.List(f.store)); got != 0 {
+		t.Errorf("%d control plane resources on a worker", got)
+	}
+}

@@ -1,0 +1,144 @@
+// Package controlplane runs Kubernetes' control plane as static pods, and gives a
+// new cluster what it needs first.
+//
+// The machine configuration is the one source. Controllers turn it into files that
+// the kubelet watches, and keep the files so:
+//
+//	MachineConfigs ─→ KubernetesControlPlaneConfigs ─┐
+//	SecretsStatuses (content hash), EtcdStatuses ────┴→ StaticPods ─→ /etc/kubernetes/manifests ─→ kubelet
+//	                                                                  StaticPodStatuses ←───────────┘
+//	MachineConfigs ─→ Manifests ─→ API server: what is missing is made, nothing is ever changed
+//	                  ManifestDrifts ←───┘ what differs there
+//
+// It takes no part in scheduling or in anything that Kubernetes does by itself.
+package controlplane
+
+import (
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// Namespaces of the resources here.
+const (
+	namespace       = "controlplane"
+	configNamespace = "config"
+	extrasNamespace = "extras"
+	kubeSystem      = "kube-system" // where Kubernetes itself lives in the cluster
+)
+
+// Programs of the control plane, which are also the names of their pods and of
+// their configurations.
+const (
+	apiServer         = "kube-apiserver"
+	controllerManager = "kube-controller-manager"
+	scheduler         = "kube-scheduler"
+)
+
+var programs = []string{apiServer, controllerManager, scheduler}
+
+// StaticPods are the pods that the kubelet runs from files (S-261): the spec is
+// the pod.
+var StaticPods = resource.Define[kubeclient.Object](resource.Definition{
+	Type: "StaticPods.kubernetes.garboard.dev", Kind: "StaticPod", Namespace: namespace,
+})
+
+// StaticPodStatuses are what the kubelet says about them (S-263); the ID is
+// namespace/name.
+var StaticPodStatuses = resource.Define[PodStatus](resource.Definition{
+	Type: "StaticPodStatuses.kubernetes.garboard.dev", Kind: "StaticPodStatus", Namespace: namespace,
+	Columns: []resource.Column{{Name: "READY", Value: func(spec any) string {
+		if spec.(PodStatus).Ready() {
+			return "True"
+		}
+		return "False"
+	}}},
+})
+
+// PodStatus is a pod's status as the kubelet has it.
+type PodStatus kubeclient.Object
+
+// Ready is the pod's own condition.
+func (s PodStatus) Ready() bool {
+	return kubeclient.Object{"status": map[string]any(s)}.Condition("Ready")
+}
+
+// BootstrapStatus says how the control plane runs.
+type BootstrapStatus struct {
+	// SelfHosted: as pods of the cluster itself, as older systems had it.
+	SelfHosted bool `yaml:"selfHosted"`
+}
+
+// BootstrapStatuses has the one object "control-plane" (S-260).
+var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
+	Type: "BootstrapStatuses.v1alpha1.garboard.dev", Kind: "BootstrapStatus", Aliases: []string{"bs"}, Namespace: "runtime",
+	Columns: []resource.Column{{Name: "SELF HOSTED", Value: func(spec any) string {
+		if spec.(BootstrapStatus).SelfHosted {
+			return "true"
+		}
+		return "false"
+	}}},
+})
+
+// Options are what the controllers stand on. Paths are for tests: "" is a node's.
+type Options struct {
+	Logs *logs.Logs
+
+	ManifestsDir string // boot.ManifestsDir
+	FilesDir     string // configuration files of the programs that hold no secret
+	SecretsDir   string // boot.SecretsDir
+	CNIConfDir   string // boot.CNIConfDir
+	SubnetFile   string // flannel's
+	KubeletURL   string
+}
+
+const (
+	filesDir   = "/etc/kubernetes"
+	subnetFile = "/run/flannel/subnet.env"
+	kubeletURL = "https://127.0.0.1:10250"
+)
+
+// Controllers are the controllers of this package.
+func Controllers(o Options) []resource.Controller {
+	for _, option := range []struct {
+		to    *string
+		value string
+	}{
+		{&o.ManifestsDir, boot.ManifestsDir}, {&o.FilesDir, filesDir}, {&o.SecretsDir, boot.SecretsDir},
+		{&o.CNIConfDir, boot.CNIConfDir}, {&o.SubnetFile, subnetFile}, {&o.KubeletURL, kubeletURL},
+	} {
+		if *option.to == "" {
+			*option.to = option.value
+		}
+	}
+	return []resource.Controller{
+		&BootstrapStatusController{},
+		&ConfigController{},
+		&StaticPodController{filesDir: o.FilesDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")},
+		&KubeletStaticPodController{manifestsDir: o.ManifestsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL},
+		&ManifestController{},
+		&ManifestApplyController{},
+		&ManifestDriftController{},
+		&NodeLabelController{say: o.Logs.Say, kubeletClient: boot.KubeletClient},
+		&ServingApprovalController{},
+		&NodeLeaveController{},
+		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},
+	}
+}
+
+// soon is when to look again for something that will come by itself within
+// seconds: short enough not to be felt in the start of a cluster.
+const soon = 250 * time.Millisecond
+
+// ignoreNotFound is for what somebody else will publish: the change wakes us.
+func ignoreNotFound(err error) error {
+	if errors.Is(err, resource.ErrNotFound) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,261 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+const (
+	// driftPeriod is how old what is shown may be. A look costs a read of each object,
+	// about thirty, and little else while nothing changes.
+	driftPeriod = time.Minute
+	// driftAgain is when to look again where the apiserver is down.
+	driftAgain = 5 * time.Second
+	// driftBudget bounds one look.
+	driftBudget = time.Minute
+	// maxDriftFields are told of one object; who changed that much knows it.
+	maxDriftFields = 20
+
+	driftType = "ManifestDrifts.kubernetes.garboard.dev"
+)
+
+// ManifestDrift is how the cluster's objects differ from a manifest. Nothing is
+// done about it: once made, they belong to the cluster's owner (S-218).
+type ManifestDrift struct {
+	Objects []ObjectDrift `yaml:"objects"` // only those that differ
+}
+
+// ObjectDrift is how one object differs.
+type ObjectDrift struct {
+	Object  string   `yaml:"object"` // /v1/ConfigMap/coredns
+	Missing bool     `yaml:"missing,omitempty"`
+	Fields  []string `yaml:"fields,omitempty"` // paths that have another value than in the manifest: data.Corefile
+}
+
+// String is the drift as a column of a table.
+func (d ManifestDrift) String() string {
+	if len(d.Objects) == 0 {
+		return "none"
+	}
+	var parts []string
+	for _, o := range d.Objects {
+		what := strings.Join(o.Fields, ",")
+		if o.Missing {
+			what = "missing"
+		}
+		parts = append(parts, o.Object+": "+what)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// ManifestDrifts have the namespaces and IDs of the manifests that they belong to.
+var ManifestDrifts = resource.Define[ManifestDrift](resource.Definition{
+	Type: driftType, Kind: "ManifestDrift", Namespace: namespace,
+	Columns: []resource.Column{{Name: "DRIFT", Value: func(spec any) string { return spec.(ManifestDrift).String() }}},
+})
+
+// ManifestDriftController compares the cluster's objects with the manifests that
+// they were made from. The API server says what the manifest would change, so that
+// defaults and other spellings of a value are no difference.
+type ManifestDriftController struct {
+	compared map[string]comparison // by the object's path
+	client   *kubeclient.Client    // kept, for what it has learnt of the API
+	made     uint64                // version of the secrets that client was made of
+}
+
+// comparison is kept until one of both sides changes.
+type comparison struct {
+	wanted  kubeclient.Object
+	version string
+	fields  []string
+}
+
+// Name implements resource.Controller.
+func (*ManifestDriftController) Name() string { return "k8s.ManifestDriftController" }
+
+// Inputs implements resource.Controller.
+func (*ManifestDriftController) Inputs() []resource.Input {
+	return []resource.Input{
+		{Type: Manifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()}, {Type: secrets.Kubernetes.Type()},
+	}
+}
+
+// Outputs implements resource.Controller.
+func (*ManifestDriftController) Outputs() []string { return []string{ManifestDrifts.Type()} }
+
+// Reconcile implements resource.Controller.
+func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	manifests := inOrder(Manifests.List(v))
+	if err := forgetDrift(v, manifests); err != nil {
+		return 0, err
+	}
+	status, err := BootstrapStatuses.Get(v, "control-plane")
+	if err != nil || status.Spec.SelfHosted {
+		return 0, ignoreNotFound(err)
+	}
+	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	if _, ready := etcdReady(v); !ready {
+		return 0, nil
+	}
+	if c.client == nil || c.made != keys.Version {
+		client, err := adminClient(keys.Spec)
+		if err != nil {
+			return 0, err
+		}
+		c.client, c.made = client, keys.Version
+	}
+	defer c.client.Close() // its connections: the next look is a while away
+	ctx, cancel := context.WithTimeout(ctx, driftBudget)
+	defer cancel()
+	if c.client.Ready(ctx) != nil {
+		return driftAgain, nil // others say that the apiserver is down
+	}
+	compared := make(map[string]comparison)
+	var problems []error
+	for _, m := range manifests {
+		drift, err := c.look(ctx, m.Spec, compared)
+		if err == nil {
+			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
+		}
+		if err != nil {
+			problems = append(problems, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	c.compared = compared
+	return driftPeriod, errors.Join(problems...)
+}
+
+// look compares the objects of one manifest.
+func (c *ManifestDriftController) look(ctx context.Context, wanted []kubeclient.Object, compared map[string]comparison) (ManifestDrift, error) {
+	drift := ManifestDrift{Objects: []ObjectDrift{}}
+	for _, o := range wanted {
+		d, err := c.compare(ctx, o, compared)
+		if err != nil {
+			return drift, err
+		}
+		if d.Missing || len(d.Fields) > 0 {
+			drift.Objects = append(drift.Objects, d)
+		}
+	}
+	return drift, nil
+}
+
+// forgetDrift removes what is known of manifests that are gone.
+func forgetDrift(v resource.View, manifests []resource.Object[[]kubeclient.Object]) error {
+	for _, namespace := range []string{namespace, extrasNamespace} {
+		wanted := map[string]bool{}
+		for _, m := range manifests {
+			wanted[m.ID] = wanted[m.ID] || m.Namespace == namespace
+		}
+		if err := prune(v, ManifestDrifts.In(namespace), wanted); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare looks at one object, and asks what the manifest would change only if
+// either is another than last time.
+func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient.Object, compared map[string]comparison) (ObjectDrift, error) {
+	d := ObjectDrift{Object: wanted.String()}
+	ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
+	there, err := c.client.Get(ctx, ref)
+	if kubeclient.IsNotFound(err) {
+		d.Missing = true
+		return d, nil
+	}
+	if err != nil {
+		return d, err
+	}
+	// A status that changes with every heartbeat is no news; what people change raises
+	// the generation, where the kind has one.
+	version := there.ResourceVersion()
+	if generation := there.At("metadata", "generation"); generation != nil {
+		version = fmt.Sprint("generation ", generation, there.At("metadata", "labels"), there.At("metadata", "annotations"))
+	}
+	key := wanted.Namespace() + wanted.String()
+	last, known := c.compared[key]
+	if !known || last.version != version || !reflect.DeepEqual(last.wanted, wanted) {
+		last = comparison{wanted: wanted, version: version}
+		var refused *kubeclient.StatusError
+		preview, err := c.client.Preview(ctx, wanted)
+		switch {
+		case err == nil:
+			last.fields = differences(owned(there), owned(preview))
+		case errors.As(err, &refused) && (refused.Code == http.StatusUnprocessableEntity || refused.Code == http.StatusBadRequest):
+			last.fields = []string{"(" + err.Error() + ")"} // a field that can't change any more, mostly
+		default:
+			return d, err
+		}
+	}
+	compared[key] = last
+	d.Fields = last.fields
+	return d, nil
+}
+
+// owned is an object without what the API server keeps there itself.
+func owned(o kubeclient.Object) map[string]any {
+	kept := maps.Clone(map[string]any(o))
+	delete(kept, "status")
+	if metadata, ok := kept["metadata"].(map[string]any); ok {
+		metadata = maps.Clone(metadata)
+		for _, field := range []string{"managedFields", "resourceVersion", "generation", "creationTimestamp"} {
+			delete(metadata, field)
+		}
+		kept["metadata"] = metadata
+	}
+	return kept
+}
+
+// differences are the paths at which two objects differ, in order, at most
+// maxDriftFields of them.
+func differences(a, b any) []string {
+	var paths []string
+	var walk func(path string, a, b any)
+	walk = func(path string, a, b any) {
+		if len(paths) >= maxDriftFields {
+			return
+		}
+		if am, ok := a.(map[string]any); ok {
+			if bm, ok := b.(map[string]any); ok {
+				keys := slices.AppendSeq(slices.Collect(maps.Keys(am)), maps.Keys(bm))
+				slices.Sort(keys)
+				for _, key := range slices.Compact(keys) {
+					walk(strings.TrimPrefix(path+"."+key, "."), am[key], bm[key])
+				}
+				return
+			}
+		}
+		if al, ok := a.([]any); ok {
+			if bl, ok := b.([]any); ok && len(al) == len(bl) {
+				for i := range al {
+					walk(path+"["+strconv.Itoa(i)+"]", al[i], bl[i])
+				}
+				return
+			}
+		}
+		if !reflect.DeepEqual(a, b) {
+			paths = append(paths, path)
+		}
+	}
+	walk("", a, b)
+	return paths
+}

@@ -1,0 +1,91 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// fetchTimeout bounds one download; maxManifest its size. The largest manifests
+	// around, of operators with their definitions, are a few MB.
+	fetchTimeout = time.Minute
+	// fetchAgain is the pause after one that failed. It doesn't grow: the pod network may
+	// be what is fetched, and the node waits for it.
+	fetchAgain  = 10 * time.Second
+	maxManifest = 32 << 20
+)
+
+// extraManifests are the manifests from URLs (S-265): of a custom CNI, and extra ones.
+var extraManifests = Manifests.In("extras")
+
+// fetchExtras publishes them. Each is downloaded once for each boot and change of the
+// list: what a cluster is made of doesn't change under its feet.
+func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
+	wanted := map[string]bool{}
+	var problems []error
+	for _, u := range extraURLs(&c.Cluster) {
+		id := "05-" + u.String()
+		wanted[id] = true
+		if _, err := extraManifests.Get(v, id); err == nil {
+			continue
+		}
+		objects, err := fetchManifest(ctx, c.Machine.Env, u)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		if err := extraManifests.Put(v, id, objects); err != nil {
+			return err
+		}
+	}
+	if err := prune(v, extraManifests, wanted); err != nil {
+		return err
+	}
+	if len(problems) > 0 {
+		return resource.RetryIn(errors.Join(problems...), fetchAgain)
+	}
+	return nil
+}
+
+func extraURLs(c *config.Cluster) []config.URL {
+	var urls []config.URL
+	if c.Network.CNI.Name == config.CNICustom {
+		urls = append(urls, c.Network.CNI.URLs...)
+	}
+	return append(urls, c.ExtraManifests...)
+}
+
+func fetchManifest(ctx context.Context, env map[string]string, u config.URL) ([]kubeclient.Object, error) {
+	transport, err := network.Outbound(env) // S-145, S-146
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", u, err)
+	}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Timeout: fetchTimeout, Transport: transport}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", u, err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("manifest: %w", err) // names the URL
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("manifest %s: the server answered %s", u, resp.Status)
+	}
+	objects, err := decodeManifest(io.LimitReader(resp.Body, maxManifest))
+	if err != nil {
+		return nil, fmt.Errorf("manifest %s: %w", u, err)
+	}
+	return objects, nil
+}

@@ -1,0 +1,271 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// manifestPrefix starts the names of the files that are ours; a user's own static
+	// pods may lie beside them.
+	manifestPrefix = "garboard-"
+	manifestMode   = 0o600
+	fileMode       = 0o600 // the programs' configuration files; they run as root
+	dirMode        = 0o755
+
+	// How often the kubelet is asked about the pods: they come up within seconds, and
+	// then rarely change.
+	statusSoon   = time.Second
+	statusLater  = 10 * time.Second
+	statusBudget = 5 * time.Second
+)
+
+// files are the programs' configuration files that hold no secret and are the same
+// everywhere.
+//
+//go:embed files
+var files embed.FS
+
+// KubeletStaticPodController gives the pods to the kubelet and asks it how they do.
+type KubeletStaticPodController struct {
+	manifestsDir, filesDir, kubeletURL string
+
+	// client is kept for its connection: a handshake for each look at the pods would be
+	// most of what an idle node computes.
+	client     *kubeclient.Client
+	clientWith kubeclient.Options // what it was made with
+	retry      time.Duration      // the pause after the last failure to look; 0 after success
+	told       string             // that failure, "" after success
+}
+
+// Name implements resource.Controller.
+func (*KubeletStaticPodController) Name() string { return "k8s.KubeletStaticPodController" }
+
+// Inputs implements resource.Controller.
+func (*KubeletStaticPodController) Inputs() []resource.Input {
+	return []resource.Input{{Type: StaticPods.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}}
+}
+
+// Outputs implements resource.Controller.
+func (*KubeletStaticPodController) Outputs() []string { return []string{StaticPodStatuses.Type()} }
+
+// Reconcile implements resource.Controller. The files come first: they don't wait
+// for a kubelet that can't answer yet.
+func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	pods := StaticPods.List(v)
+	if len(pods) == 0 {
+		// Either the node is no control plane, or nothing is known yet: a file of the
+		// boot before, if /etc kept it, must not be taken away and brought back.
+		return 0, nil
+	}
+	if err := c.writeFiles(); err != nil {
+		return 0, err
+	}
+	wanted, wroteAny := map[string]bool{}, false
+	for _, pod := range pods {
+		if pod.Phase == resource.PhaseTearingDown {
+			continue
+		}
+		if err := StaticPods.AddFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
+			return 0, err
+		}
+		name := manifestPrefix + pod.ID + ".yaml"
+		wanted[name] = true
+		wrote, err := c.writePod(v, filepath.Join(c.manifestsDir, name), pod.Spec)
+		if err != nil {
+			return 0, err
+		}
+		wroteAny = wroteAny || wrote
+	}
+	if err := c.removeStale(v, wanted); err != nil {
+		return 0, err
+	}
+	for _, pod := range pods {
+		if pod.Phase == resource.PhaseTearingDown { // its file is gone
+			if err := StaticPods.RemoveFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
+				return 0, err
+			}
+		}
+	}
+	if wroteAny {
+		return statusSoon, nil // the kubelet has only just seen it, and another pod may follow
+	}
+	ready, err := c.refresh(ctx, v)
+	if err != nil {
+		// As the runtime says it of controllers that fail (S-280), but without its pause: a
+		// change of the configuration must not wait for a kubelet that can't answer yet.
+		// As there, only what is new goes to the console.
+		level := slog.LevelWarn
+		if err.Error() == c.told {
+			level = slog.LevelInfo
+		}
+		c.told = err.Error()
+		v.Log().Log(ctx, level, fmt.Sprintf("controller failed: error refreshing pod status: %v", err))
+		c.retry = min(max(2*c.retry, statusSoon), statusLater)
+		return c.retry, nil
+	}
+	if c.told != "" {
+		v.Log().Info("pod status refreshed") // or the failure would be the last word
+	}
+	c.retry, c.told = 0, ""
+	if ready {
+		return statusLater, nil
+	}
+	return statusSoon, nil
+}
+
+// finalizer keeps a static pod's resource until its file is gone (S-261).
+func finalizer(pod string) string { return fmt.Sprintf("k8s.StaticPodStatus(%q)", pod) }
+
+// writeFiles lays out what is embedded.
+func (c *KubeletStaticPodController) writeFiles() error {
+	return fs.WalkDir(files, "files", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(c.filesDir, strings.TrimPrefix(path, "files"))
+		if entry.IsDir() {
+			return os.MkdirAll(to, dirMode)
+		}
+		data, err := files.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		_, err = writeChanged(to, data, fileMode)
+		return err
+	})
+}
+
+func (c *KubeletStaticPodController) writePod(v resource.View, path string, pod kubeclient.Object) (bool, error) {
+	data, err := yaml.Marshal(pod)
+	if err != nil {
+		return false, fmt.Errorf("encode static pod %s: %w", pod.Name(), err)
+	}
+	if err := os.MkdirAll(c.manifestsDir, dirMode); err != nil {
+		return false, fmt.Errorf("write static pod %s: %w", pod.Name(), err)
+	}
+	wrote, err := writeChanged(path, data, manifestMode)
+	if wrote && err == nil {
+		v.Log().Info(fmt.Sprintf("writing static pod %q", path)) // S-278
+	}
+	return wrote, err
+}
+
+// writeChanged leaves a file alone that already says so: the kubelet takes any write
+// for a change.
+func writeChanged(path string, data []byte, mode fs.FileMode) (wrote bool, err error) {
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
+		return false, nil
+	}
+	return true, boot.WriteFile(path, data, mode)
+}
+
+func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[string]bool) error {
+	entries, err := os.ReadDir(c.manifestsDir)
+	if err != nil {
+		return fmt.Errorf("look for stale static pods: %w", err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), manifestPrefix) || wanted[e.Name()] {
+			continue
+		}
+		path := filepath.Join(c.manifestsDir, e.Name())
+		v.Log().Info(fmt.Sprintf("removing static pod %q", path))
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove stale static pod: %w", err)
+		}
+	}
+	return nil
+}
+
+// kubelet is a client of this node's kubelet. By loopback, but the certificate must be
+// the kubelet's all the same: any process with the host's network may listen on that
+// port before the kubelet does.
+func (c *KubeletStaticPodController) kubelet(v resource.View) (*kubeclient.Client, error) {
+	o, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	if err != nil {
+		return nil, err
+	}
+	hostname, err := network.Hostnames.Get(v, network.HostnameID)
+	if err != nil {
+		return nil, err
+	}
+	with := kubeclient.Options{
+		Server: c.kubeletURL, ServerName: hostname.Spec, CA: o.Spec.CA.Crt, Cert: o.Spec.KubeletClient.Crt, Key: o.Spec.KubeletClient.Key,
+	}
+	if c.client != nil && reflect.DeepEqual(with, c.clientWith) {
+		return c.client, nil
+	}
+	client, err := kubeclient.New(with)
+	if err != nil {
+		return nil, err
+	}
+	if c.client != nil {
+		c.client.Close()
+	}
+	c.client, c.clientWith = client, with
+	return client, nil
+}
+
+// refresh asks the kubelet, and says whether all pods are ready.
+func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.View) (bool, error) {
+	client, err := c.kubelet(v)
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusBudget)
+	defer cancel()
+	answer, err := client.Raw(ctx, "/pods")
+	if err != nil {
+		return false, fmt.Errorf("error fetching pod status: %w", err)
+	}
+	return publishStatuses(v, answer)
+}
+
+// publishStatuses keeps the statuses of the control plane's pods, of those that the
+// kubelet has from files.
+func publishStatuses(v resource.View, answer kubeclient.Object) (ready bool, err error) {
+	seen, readyCount := map[string]bool{}, 0
+	for _, pod := range answer.Items() {
+		meta, _ := pod.At("metadata", "annotations").(map[string]any)
+		if meta["kubernetes.io/config.source"] != "file" || pod.Namespace() != kubeSystem || !slices.Contains(programs, pod.Text("metadata", "labels", "k8s-app")) {
+			continue
+		}
+		id := pod.Namespace() + "/" + pod.Name()
+		seen[id] = true
+		status, _ := pod["status"].(map[string]any)
+		if PodStatus(status).Ready() {
+			readyCount++
+		}
+		if err := StaticPodStatuses.Put(v, id, status); err != nil {
+			return false, err
+		}
+	}
+	for _, o := range StaticPodStatuses.List(v) {
+		if !seen[o.ID] {
+			if err := StaticPodStatuses.Delete(v, o.ID); err != nil {
+				return false, err
+			}
+		}
+	}
+	return readyCount == len(programs), nil
+}

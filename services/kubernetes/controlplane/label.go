@@ -1,0 +1,238 @@
+package controlplane
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	labelTask = "labelNodeAsControlPlane"
+	// labelBudget bounds one attempt; the next one follows.
+	labelBudget = 15 * time.Second
+	// labelLater is when a worker looks again whether its kubelet has joined.
+	labelLater = time.Second
+
+	// On the node is noted which of its labels and taints are there by the
+	// configuration, so that they go when they leave it: keys, separated by commas; of
+	// a taint with an equals sign and its effect.
+	labelsAnnotation = "garboard.dev/labels"
+	taintsAnnotation = "garboard.dev/taints"
+)
+
+// NodeLabelController keeps the node's labels and taints as the configuration wants
+// them. The kubelet registers the node with them; later changes of the configuration
+// are made here, and so is the label of a control plane (S-221), which the
+// NodeRestriction plugin forbids to the kubelet.
+//
+// A control plane makes them as the cluster's administrator, a worker as its own
+// kubelet, which may set the labels that the configuration may have, but no taints.
+type NodeLabelController struct {
+	say           func(format string, args ...any) // to the console
+	kubeletClient string
+	told          bool // the start of the task was said
+}
+
+// Name implements resource.Controller.
+func (*NodeLabelController) Name() string { return "k8s.NodeLabelController" }
+
+// Inputs implements resource.Controller.
+func (*NodeLabelController) Inputs() []resource.Input {
+	return []resource.Input{
+		{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
+	}
+}
+
+// Outputs implements resource.Controller.
+func (*NodeLabelController) Outputs() []string { return nil }
+
+// Reconcile implements resource.Controller.
+func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	o, err := machine.Configs.Get(v, machine.ConfigID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	cfg, later := o.Spec, soon
+	hostname, err := network.Hostnames.Get(v, network.HostnameID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	client, err := c.client(v, cfg)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	if !cfg.Machine.Type.ControlPlane() {
+		later = labelLater
+	}
+	if client == nil {
+		return later, nil
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(ctx, labelBudget)
+	defer cancel()
+	if err := client.Ready(ctx); err != nil {
+		return later, nil // others say that the apiserver is down; this task waits for it
+	}
+	if !c.told && cfg.Machine.Type.ControlPlane() {
+		c.told = true
+		c.say("task %s (1/1): starting", labelTask) // S-255
+	}
+	ref := kubeclient.Ref{APIVersion: "v1", Kind: "Node", Name: hostname.Spec}
+	node, err := client.Get(ctx, ref)
+	if kubeclient.IsNotFound(err) {
+		return later, nil // the kubelet hasn't registered it yet
+	}
+	if err != nil {
+		c.say("retrying error: %v", err)
+		return 0, err
+	}
+	patch := nodePatch(cfg, node)
+	if patch == nil {
+		return 0, nil
+	}
+	if _, err := client.Merge(ctx, ref, patch); err != nil {
+		c.say("retrying error: %v", err)
+		return 0, err
+	}
+	if cfg.Machine.Type.ControlPlane() {
+		c.say("task %s (1/1): done", labelTask)
+	}
+	v.Log().Info("labels and taints of the node are those of the configuration")
+	return 0, nil
+}
+
+// client is nil while a worker's kubelet hasn't joined.
+func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kubeclient.Client, error) {
+	if !cfg.Machine.Type.ControlPlane() {
+		if _, err := os.Stat(c.kubeletClient); err != nil {
+			return nil, nil
+		}
+		return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.CA.Crt, CertFile: c.kubeletClient})
+	}
+	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	if err != nil {
+		return nil, err
+	}
+	return adminClient(keys.Spec)
+}
+
+// nodePatch is what has to change on the node; nil if nothing.
+func nodePatch(c *config.Config, node kubeclient.Object) kubeclient.Object {
+	labels, annotations := labelChanges(c, node)
+	meta := object{}
+	patch := kubeclient.Object{}
+	if c.Machine.Type.ControlPlane() {
+		if taints, changed := taintsOf(c, node); changed {
+			patch["spec"] = object{"taints": taints}
+			// A merge patch replaces the whole list: not if somebody changed it meanwhile.
+			meta["resourceVersion"] = node.ResourceVersion()
+		}
+		var keys []string
+		for key, t := range c.Machine.Kubelet.NodeTaints {
+			keys = append(keys, key+"="+t.Effect)
+		}
+		note(annotations, node, taintsAnnotation, keys)
+	}
+	if len(labels) > 0 {
+		meta["labels"] = labels
+	}
+	if len(annotations) > 0 {
+		meta["annotations"] = annotations
+	}
+	if len(meta) > 0 {
+		patch["metadata"] = meta
+	}
+	if len(patch) == 0 {
+		return nil
+	}
+	return patch
+}
+
+// labelChanges are the labels to set, and as nil those to take off, with the note of
+// those that are the configuration's.
+func labelChanges(c *config.Config, node kubeclient.Object) (labels, annotations object) {
+	labels, annotations = object{}, object{}
+	have, _ := node.At("metadata", "labels").(map[string]any)
+	wanted := maps.Clone(c.Machine.Kubelet.NodeLabels)
+	for _, key := range noted(node, labelsAnnotation) {
+		if _, still := wanted[key]; !still && have[key] != nil {
+			labels[key] = nil
+		}
+	}
+	note(annotations, node, labelsAnnotation, slices.Collect(maps.Keys(wanted)))
+	if c.Machine.Type.ControlPlane() {
+		if wanted == nil {
+			wanted = map[string]string{}
+		}
+		wanted[config.ControlPlaneRole] = ""
+	}
+	for key, value := range wanted {
+		if have[key] != value {
+			labels[key] = value
+		}
+	}
+	return labels, annotations
+}
+
+// taintsOf are the node's taints as they are to be: others' stay as they are.
+func taintsOf(c *config.Config, node kubeclient.Object) (taints list, changed bool) {
+	wanted := c.Taints()
+	ours := noted(node, taintsAnnotation)
+	ours = append(ours, config.ControlPlaneRole+"=NoSchedule")
+	have, _ := node.At("spec", "taints").([]any)
+	taints = list{}
+	for _, t := range have {
+		taint, _ := t.(map[string]any)
+		key, _ := taint["key"].(string)
+		effect, _ := taint["effect"].(string)
+		value, _ := taint["value"].(string)
+		want, is := wanted[key]
+		switch {
+		case is && want.Effect == effect && want.Value == value:
+			delete(wanted, key)
+			taints = append(taints, t)
+		case is && want.Effect == effect, slices.Contains(ours, key+"="+effect):
+			changed = true // comes below, or not any more
+		default:
+			taints = append(taints, t)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
+		taint := object{"key": key, "effect": wanted[key].Effect}
+		if value := wanted[key].Value; value != "" {
+			taint["value"] = value
+		}
+		taints, changed = append(taints, taint), true
+	}
+	return taints, changed
+}
+
+// noted is what an annotation of the node lists.
+func noted(node kubeclient.Object, annotation string) []string {
+	annotations, _ := node.At("metadata", "annotations").(map[string]any)
+	text, _ := annotations[annotation].(string)
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+}
+
+// note adds the annotation to the changes, if it isn't as it should be.
+func note(changes object, node kubeclient.Object, annotation string, keys []string) {
+	slices.Sort(keys)
+	switch {
+	case slices.Equal(keys, noted(node, annotation)):
+	case len(keys) == 0:
+		changes[annotation] = nil
+	default:
+		changes[annotation] = strings.Join(keys, ",")
+	}
+}

@@ -1,0 +1,116 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+const (
+	// leaveWatch is how long one watch of the nodes goes on, and leaveRetry the pause
+	// while no API server is there.
+	leaveWatch = 5 * time.Minute
+	leaveRetry = 5 * time.Second
+
+	// systemTaint is how the taints begin that Kubernetes itself makes and ends.
+	systemTaint = "node.kubernetes.io/"
+	// restrictedLabel is how labels begin that a kubelet mustn't give its node
+	// (NodeRestriction).
+	restrictedLabel = "node-restriction.kubernetes.io/"
+)
+
+// NodeLeaveController deletes the Nodes of workers that are being reset, and ask for
+// it. Kubernetes lets no kubelet delete its own: it could register again without the
+// taints that keep certain pods away from it, and get these pods. So a node is deleted
+// only if it has none of these, and nothing is gained by asking; else its administrator
+// has to delete it.
+type NodeLeaveController struct{ refused map[string]string }
+
+// Name implements resource.Controller.
+func (*NodeLeaveController) Name() string { return "k8s.NodeLeaveController" }
+
+// Inputs implements resource.Controller.
+func (*NodeLeaveController) Inputs() []resource.Input {
+	return []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}}
+}
+
+// Outputs implements resource.Controller.
+func (*NodeLeaveController) Outputs() []string { return nil }
+
+// Reconcile implements resource.Controller. It stays in the watch, as
+// ServingApprovalController does.
+func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	client, err := adminClient(keys.Spec)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	if client.Ready(ctx) != nil {
+		return leaveRetry, nil // others say that the apiserver is down
+	}
+	list, err := client.List(ctx, allNodes, kubeclient.Selection{})
+	if err != nil {
+		return 0, err
+	}
+	seen := map[string]string{}
+	for _, node := range list.Items() {
+		if !leaving(node) {
+			continue
+		}
+		if why := mayLeave(node); why != "" {
+			if seen[node.Name()] = why; c.refused[node.Name()] != why {
+				v.Log().Warn(fmt.Sprintf("node %s is being reset, but isn't deleted: %s; `kubectl delete node %s` deletes it", node.Name(), why, node.Name()))
+			}
+			continue
+		}
+		if err := client.Delete(ctx, kubeclient.NodeRef(node.Name())); err != nil {
+			return 0, err
+		}
+		v.Log().Info(fmt.Sprintf("node %s is being reset: deleted", node.Name()))
+	}
+	c.refused = seen
+	err = client.Watch(ctx, allNodes, kubeclient.Selection{}, list.ResourceVersion(), leaveWatch, func(e kubeclient.Event) error {
+		if e.Type == kubeclient.Deleted || !leaving(e.Object) {
+			return nil
+		}
+		if why := mayLeave(e.Object); why == "" || why != seen[e.Object.Name()] {
+			return errAsked
+		}
+		return nil
+	})
+	if err == nil || errors.Is(err, errAsked) {
+		return soon, nil
+	}
+	return leaveRetry, nil // a stream that broke: the list above says if it's more
+}
+
+// leaving: the node asks to be deleted.
+func leaving(node kubeclient.Object) bool {
+	return node.Text("metadata", "annotations", kubeclient.Leaving) != ""
+}
+
+// mayLeave says what a node would lose that was given to it by others.
+func mayLeave(node kubeclient.Object) (why string) {
+	for _, taint := range node.List("spec", "taints") {
+		if key := taint.Text("key"); !strings.HasPrefix(key, systemTaint) {
+			return fmt.Sprintf("it has the taint %q", key)
+		}
+	}
+	labels, _ := node.At("metadata", "labels").(map[string]any)
+	for key := range labels {
+		if strings.HasPrefix(key, restrictedLabel) {
+			return fmt.Sprintf("it has the label %q", key)
+		}
+	}
+	return ""
+}

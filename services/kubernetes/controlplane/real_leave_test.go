@@ -1,0 +1,127 @@
+//go:build story
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// S-180, S-181: a real API server lets a kubelet do to its own node and pods what a
+// reset needs, and no more; a control plane deletes the node.
+func TestRealWorkerLeaves(t *testing.T) {
+	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
+	n.prepare()
+	n.runControllers()
+	n.startEtcd()
+	for _, program := range []string{apiServer, controllerManager} {
+		n.startProgram(program)
+	}
+	admin, worker, ctx := n.admin(), n.kubelet("w"), t.Context()
+	for _, name := range []string{"w", "other"} {
+		_, err := admin.Create(ctx, kubeclient.Object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": name}})
+		put(t, err)
+	}
+	did, err := worker.Cordon(ctx, "w", "reset-1")
+	if !did || err != nil {
+		t.Fatalf("cordon: %v, %v", did, err)
+	}
+	if _, err := worker.Cordon(ctx, "other", "reset-1"); !kubeclient.IsForbidden(err) {
+		t.Errorf("cordon of another node: %v", err)
+	}
+	n.checkDrain(admin, worker)
+	if did, err := worker.Uncordon(ctx, "w", "reset-1"); !did || err != nil {
+		t.Errorf("uncordon: %v, %v", did, err)
+	}
+	if err := worker.Delete(ctx, kubeclient.NodeRef("w")); !kubeclient.IsForbidden(err) {
+		t.Errorf("a kubelet deletes its own node: %v", err)
+	}
+	n.checkLeaves(admin, worker)
+}
+
+// kubelet is a client with the certificate of a worker's kubelet.
+func (n *realNode) kubelet(name string) *kubeclient.Client {
+	n.t.Helper()
+	crt, key, err := n.config.Cluster.CA.CA().Issue(pki.Leaf{CN: nodeUser + name, Orgs: []string{nodeGroup}, Client: true, Validity: time.Hour, Now: time.Now()})
+	put(n.t, err)
+	c, err := kubeclient.New(kubeclient.Options{
+		Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Cert: crt, Key: key,
+	})
+	put(n.t, err)
+	n.t.Cleanup(c.Close)
+	return c
+}
+
+// checkDrain: a kubelet evicts the pods of its own node, and no others. No kubelet is
+// here to end them.
+func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
+	n.t.Helper()
+	ctx := n.t.Context()
+	var elsewhere kubeclient.Object
+	for name, node := range map[string]string{"mine": "w", "elsewhere": "other"} {
+		eventually.That(n.t, 30*time.Second, "a pod to be made", func() (err error) { // its service account must be there first
+			elsewhere, err = admin.Create(ctx, kubeclient.Object{
+				"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name, "namespace": "default"},
+				"spec": object{"nodeName": node, "containers": list{object{"name": "c", "image": "none"}}},
+			})
+			return err
+		})
+		if name != "elsewhere" {
+			continue
+		}
+		// An API server that hasn't heard of a new pod says that there is none.
+		eventually.That(n.t, 15*time.Second, "eviction of a pod on another node is refused", func() error {
+			if err := worker.Evict(ctx, elsewhere); !kubeclient.IsForbidden(err) {
+				return fmt.Errorf("it says %v", err)
+			}
+			return nil
+		})
+	}
+	ctx, cancel := context.WithTimeout(ctx, eventually.Scale(15*time.Second))
+	defer cancel()
+	err := kubeclient.Drain{Client: worker, Node: "w", Say: n.t.Logf}.Run(ctx)
+	var left *kubeclient.Left
+	if !errors.As(err, &left) || len(left.Pods) != 1 || left.Pods[0] != "default/mine (is ending)" {
+		n.t.Errorf("drained: %v", err)
+	}
+}
+
+// checkLeaves: what would be gained by leaving keeps the node; else it is deleted.
+func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
+	n.t.Helper()
+	ctx := n.t.Context()
+	_, err := admin.Merge(ctx, kubeclient.NodeRef("w"), kubeclient.Object{"spec": object{"taints": list{object{"key": "quarantine", "effect": "NoExecute"}}}})
+	put(n.t, err)
+	brief, cancel := context.WithTimeout(ctx, eventually.Scale(15*time.Second))
+	defer cancel()
+	if err := worker.AskToLeave(brief, "w", "reset-1"); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
+		n.t.Errorf("a node with a taint of others leaves: %v", err)
+	}
+	// It takes that back, or it would be deleted some day, when the taint is gone.
+	put(n.t, worker.Stay(ctx, "w", "reset-2"))
+	if node, err := admin.Get(ctx, kubeclient.NodeRef("w")); err != nil || node.Text("metadata", "annotations", kubeclient.Leaving) != "reset-1" {
+		n.t.Errorf("another takes it back: %v, %v", node, err)
+	}
+	put(n.t, worker.Stay(ctx, "w", "reset-1"))
+	if node, err := admin.Get(ctx, kubeclient.NodeRef("w")); err != nil || node.Text("metadata", "annotations", kubeclient.Leaving) != "" {
+		n.t.Errorf("it is still asked to leave: %v, %v", node, err)
+	}
+	_, err = admin.Merge(ctx, kubeclient.NodeRef("w"), kubeclient.Object{"spec": object{"taints": nil}})
+	put(n.t, err)
+	patient, cancel := context.WithTimeout(ctx, eventually.Scale(30*time.Second))
+	defer cancel()
+	if err := worker.AskToLeave(patient, "w", "reset-1"); err != nil {
+		n.t.Error(err)
+	}
+	if _, err := admin.Get(ctx, kubeclient.NodeRef("other")); err != nil {
+		n.t.Errorf("the other node: %v", err)
+	}
+}

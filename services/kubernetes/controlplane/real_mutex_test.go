@@ -1,0 +1,143 @@
+//go:build story
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+// queueBudget is for etcd to have a place in the queue, or to give the turn on.
+const queueBudget = 20 * time.Second
+
+// S-217: of several control planes one at a time makes what is missing. Who waits has
+// its turn when the one before is done, or has lost its session; who can't wait any
+// longer keeps nobody from it.
+func TestRealMutex(t *testing.T) {
+	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
+	n.prepare()
+	n.runControllers()
+	n.startEtcd()
+	keys, err := secrets.Etcd.Get(n.store, secrets.EtcdID)
+	put(t, err)
+	etcd, err := etcdClient(t.Context(), n.etcdURL, keys.Spec)
+	put(t, err)
+	t.Cleanup(func() { etcd.Close() })
+	q := &queue{n: n, keys: keys.Spec, etcd: etcd, inside: make(chan turn)}
+
+	first := q.join(t.Context())
+	one := q.entered()
+	second := q.join(t.Context())
+	q.has(2)
+	hurried, cancel := context.WithCancel(t.Context())
+	third := q.join(hurried)
+	q.has(3)
+	// Those that wait are not inside.
+	select {
+	case <-q.inside:
+		t.Fatal("two hold the mutex")
+	default:
+	}
+	gaveUp := time.Now()
+	cancel()
+	if err := <-third; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), applyMutex) {
+		t.Errorf("who gave up waiting: %v", err)
+	}
+	q.has(2)
+	if took := time.Since(gaveUp); took > applyTTL*time.Second/2 {
+		t.Errorf("who gave up waiting was in the way for %s more", took)
+	}
+	one.end <- nil
+	put(t, <-first)
+
+	two := q.entered()
+	fourth := q.join(t.Context())
+	q.has(2)
+	// etcd ends the session of the holder, as of one that was away too long.
+	_, err = etcd.Revoke(t.Context(), q.places()[0])
+	put(t, err)
+	four := q.entered()
+	select {
+	case <-two.ctx.Done():
+	case <-time.After(eventually.Scale(queueBudget)):
+		t.Error("who lost the mutex goes on")
+	}
+	two.end <- two.ctx.Err()
+	if err := <-second; !errors.Is(err, context.Canceled) {
+		t.Errorf("who lost the mutex: %v", err)
+	}
+	mine := errors.New("it can't be made")
+	four.end <- mine
+	if err := <-fourth; !errors.Is(err, mine) {
+		t.Errorf("who was inside last: %v, want %v", err, mine)
+	}
+	q.has(0)
+}
+
+// queue is the mutex as etcd has it: a key for each that wants it.
+type queue struct {
+	n      *realNode
+	keys   secrets.EtcdSpec
+	etcd   *clientv3.Client
+	inside chan turn // who has the mutex now
+}
+
+// turn is one that is inside, until it is told with what to end.
+type turn struct {
+	ctx context.Context
+	end chan error
+}
+
+// join is a control plane that wants the mutex.
+func (q *queue) join(ctx context.Context) (ended chan error) {
+	ended = make(chan error, 1)
+	go func() {
+		ended <- withMutex(ctx, q.n.etcdURL, q.keys, func(ctx context.Context) error {
+			mine := turn{ctx, make(chan error)}
+			q.inside <- mine
+			return <-mine.end
+		})
+	}()
+	return ended
+}
+
+func (q *queue) entered() turn {
+	q.n.t.Helper()
+	select {
+	case in := <-q.inside:
+		return in
+	case <-time.After(eventually.Scale(queueBudget)):
+		q.n.t.Fatal("nobody has the mutex")
+		return turn{}
+	}
+}
+
+// places are the sessions of those in the queue, in the order of asking.
+func (q *queue) places() (all []clientv3.LeaseID) {
+	q.n.t.Helper()
+	found, err := q.etcd.Get(q.n.t.Context(), applyMutex+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	put(q.n.t, err)
+	for _, kv := range found.Kvs {
+		all = append(all, clientv3.LeaseID(kv.Lease))
+	}
+	return all
+}
+
+func (q *queue) has(want int) {
+	q.n.t.Helper()
+	eventually.That(q.n.t, queueBudget, fmt.Sprintf("%d to want the mutex", want), func() error {
+		if all := q.places(); len(all) != want {
+			return fmt.Errorf("there are %d", len(all))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,96 @@
+//go:build story
+
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/clock"
+)
+
+// Real etcd and a real control plane go on with certificates that are renewed under
+// their feet. Only the clock that issues them is moved: the first ones are made 280
+// days ago, so that they are due now, and good for the programs' own clocks.
+func TestRealRenewal(t *testing.T) {
+	const age = 280 * 24 * time.Hour
+	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
+	began := time.Now()
+	for to, name := range map[*config.CertKey]func(time.Time) (pki.CA, error){
+		&n.config.Cluster.CA: pki.NewKubernetesCA, &n.config.Cluster.AggregatorCA: pki.NewAggregatorCA, &n.config.Cluster.Etcd.CA: pki.NewEtcdCA,
+	} {
+		ca, err := name(began.Add(-age))
+		put(t, err)
+		*to = config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	}
+	n.prepare()
+	var late atomic.Int64
+	late.Store(int64(age))
+	n.now = func() time.Time { return time.Now().Add(-time.Duration(late.Load())) }
+	n.runControllers()
+	n.startEtcd()
+	for _, program := range programs {
+		n.startProgram(program)
+	}
+	client := n.admin()
+	n.checkManifests(client)
+	before := map[string][]byte{}
+	for _, program := range programs {
+		data, err := os.ReadFile(n.path("manifests", "garboard-"+program+".yaml"))
+		put(t, err)
+		before[program] = data
+	}
+	servers := map[string]string{"etcd": strings.TrimPrefix(n.etcdURL, "https://"), "apiserver": n.config.Cluster.ControlPlane.Endpoint.Host}
+	for name, address := range servers {
+		if until := n.served(address); !until.Before(began.Add(pki.RenewBefore)) {
+			t.Fatalf("%s already serves a certificate that is good until %s", name, until)
+		}
+	}
+
+	late.Store(0)
+	put(t, clock.Statuses.Put(n.store.As("test"), "node", clock.Status{Synced: true}))
+	for name, address := range servers {
+		eventually.That(t, 90*time.Second, "renewed certificate of "+name, func() error { // the apiserver looks each minute at the latest
+			if until := n.served(address); until.Before(began.Add(pki.LeafValidity - time.Hour)) {
+				return fmt.Errorf("it is good until %s", until)
+			}
+			return nil
+		})
+	}
+	put(t, client.Ready(context.Background()))
+	n.checkBootstrap(n.admin()) // the controller manager and etcd are still the apiserver's
+	for program, data := range before {
+		if now, err := os.ReadFile(n.path("manifests", "garboard-"+program+".yaml")); err != nil || !bytes.Equal(now, data) {
+			t.Errorf("the static pod %s changed: %v", program, err)
+		}
+	}
+}
+
+// served is the end of the certificate that is shown at address.
+func (n *realNode) served(address string) time.Time {
+	n.t.Helper()
+	o, err := secrets.Etcd.Get(n.store, secrets.EtcdID)
+	put(n.t, err)
+	pair, err := tls.X509KeyPair(o.Spec.ClientCert, o.Spec.ClientKey)
+	put(n.t, err)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(n.config.Cluster.CA.Crt)
+	roots.AppendCertsFromPEM(n.config.Cluster.Etcd.CA.Crt)
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 10 * time.Second}, "tcp", address, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}})
+	put(n.t, err)
+	defer conn.Close()
+	return conn.ConnectionState().PeerCertificates[0].NotAfter
+}

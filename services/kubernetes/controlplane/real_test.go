@@ -1,0 +1,321 @@
+//go:build story
+
+package controlplane
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/boot/freeport"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+// componentsVar is a list like PATH of the folders with etcd and the control plane's
+// programs. `make stories` sets it once they are built.
+const componentsVar = "GARBOARD_COMPONENTS"
+
+// realNode is a control plane without a kubelet: the test starts what is in the
+// static pods' files.
+type realNode struct {
+	t       *testing.T
+	dir     string
+	config  *config.Config
+	store   *resource.Store
+	etcdURL string
+	now     func() time.Time // of the secrets; nil: time.Now
+}
+
+// S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control plane
+// accept what is rendered, and a joining kubelet gets its certificate.
+func TestRealControlPlane(t *testing.T) {
+	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
+	n.prepare()
+	n.runControllers()
+	if entries, _ := os.ReadDir(n.path("manifests")); len(entries) > 0 {
+		t.Fatalf("static pods before etcd is up: %v", entries)
+	}
+	n.startEtcd()
+	for _, program := range programs {
+		n.startProgram(program)
+	}
+	client := n.admin()
+	n.checkManifests(client)
+	n.checkDrift("none", "11-core-dns")
+	n.checkBootstrap(client)
+	n.checkCreateOnly(client)
+	n.checkLabel(client)
+	n.checkHealthEndpoints()
+	n.checkEncryption(client)
+}
+
+func (n *realNode) path(parts ...string) string {
+	return filepath.Join(append([]string{n.dir}, parts...)...)
+}
+
+// prepare moves every port that would be a node's own to a free one on loopback.
+func (n *realNode) prepare() {
+	c := &n.config.Cluster
+	port := int(freeport.Find(n.t).Port())
+	endpoint, err := config.ParseURL("https://127.0.0.1:" + strconv.Itoa(port))
+	put(n.t, err)
+	c.ControlPlane = config.ControlPlaneSet{Endpoint: endpoint, LocalAPIServerPort: port}
+	n.etcdURL = "https://" + freeport.Find(n.t).String()
+	c.APIServer.ExtraArgs = map[string]string{"bind-address": "127.0.0.1", "etcd-servers": n.etcdURL}
+	c.ControllerManager.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port())), "flex-volume-plugin-dir": n.path("flex")}
+	c.Scheduler.ExtraArgs = map[string]string{"secure-port": strconv.Itoa(int(freeport.Find(n.t).Port()))}
+	n.store = testStore(n.t, n.config)
+}
+
+func (n *realNode) runControllers() {
+	controllers := append(
+		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now, Balancer: n.config.Cluster.ControlPlane.Endpoint.String()}),
+		Controllers(Options{
+			Logs: logs.New(testWriter{n.t}), ManifestsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
+			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
+		})...)
+	rt, err := resource.NewRuntime(n.store, testLog(n.t), controllers...)
+	put(n.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = rt.Run(ctx) }()
+	n.t.Cleanup(func() { cancel(); <-done })
+}
+
+func (n *realNode) startEtcd() {
+	eventually.That(n.t, 10*time.Second, "etcd's certificates", func() error {
+		_, err := secrets.Statuses.Get(n.store, secrets.EtcdID)
+		return err
+	})
+	file := func(name string) string { return n.path("secrets", secrets.EtcdID, name) }
+	peer := "http://" + freeport.Find(n.t).String()
+	n.start("etcd", "--data-dir="+n.path("etcd"), "--listen-client-urls="+n.etcdURL, "--advertise-client-urls="+n.etcdURL,
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--unsafe-no-fsync",
+		"--client-cert-auth", "--trusted-ca-file="+file("ca.crt"), "--cert-file="+file("server.crt"), "--key-file="+file("server.key"))
+	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL}))
+}
+
+// startProgram runs the command of a static pod's file.
+func (n *realNode) startProgram(name string) {
+	var pod map[string]any // the decoder would make nested maps Objects too
+	eventually.That(n.t, 10*time.Second, "static pod "+name, func() error {
+		data, err := os.ReadFile(n.path("manifests", "garboard-"+name+".yaml"))
+		if err != nil {
+			return err
+		}
+		return yaml.Unmarshal(data, &pod)
+	})
+	var command []string
+	for _, arg := range kubeclient.Object(pod).List("spec", "containers")[0]["command"].([]any) {
+		command = append(command, arg.(string))
+	}
+	n.start(command[0], command[1:]...)
+}
+
+// program finds one that was built.
+func (n *realNode) program(name string) string {
+	n.t.Helper()
+	for _, dir := range filepath.SplitList(os.Getenv(componentsVar)) {
+		if path := filepath.Join(dir, name); executable(path) {
+			return path
+		}
+	}
+	n.t.Fatalf("no %s in %s=%q: `make stories` builds the components and sets it", name, componentsVar, os.Getenv(componentsVar))
+	return ""
+}
+
+func executable(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o100 != 0
+}
+
+// start runs a program until the test ends; what it said is shown if the test fails.
+func (n *realNode) start(name string, args ...string) {
+	output, err := os.Create(n.path(name + ".log"))
+	put(n.t, err)
+	cmd := exec.Command(n.program(name), args...)
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	put(n.t, cmd.Start())
+	n.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		output.Close()
+		if n.t.Failed() {
+			said, _ := os.ReadFile(output.Name())
+			n.t.Logf("%s said:\n%s", name, said[max(0, len(said)-8000):])
+		}
+	})
+}
+
+func (n *realNode) admin() *kubeclient.Client {
+	o, err := secrets.Kubernetes.Get(n.store, secrets.KubernetesID)
+	put(n.t, err)
+	client, err := adminClient(o.Spec)
+	put(n.t, err)
+	n.t.Cleanup(client.Close)
+	eventually.That(n.t, 90*time.Second, "apiserver to be ready", func() error { return client.Ready(context.Background()) })
+	return client
+}
+
+func (n *realNode) checkManifests(client *kubeclient.Client) {
+	n.t.Helper()
+	for _, o := range wantedObjects(n.store) {
+		eventually.That(n.t, 60*time.Second, o.String()+" to be made", func() error {
+			missing, err := client.Missing(n.t.Context(), o)
+			if err == nil && missing {
+				err = errors.New("still missing")
+			}
+			return err
+		})
+	}
+}
+
+// checkCreateOnly: what a person changed stays, what is gone comes back (S-218).
+func (n *realNode) checkCreateOnly(client *kubeclient.Client) {
+	n.t.Helper()
+	ctx := n.t.Context()
+	changed := kubeclient.Ref{APIVersion: "v1", Kind: "ConfigMap", Namespace: kubeSystem, Name: "coredns"}
+	gone := kubeclient.Ref{APIVersion: "v1", Kind: "Service", Namespace: kubeSystem, Name: "kube-dns"}
+	_, err := client.Merge(ctx, changed, kubeclient.Object{"data": object{"Corefile": "mine"}})
+	put(n.t, err)
+	put(n.t, client.Delete(ctx, gone))
+	for _, ready := range []bool{false, true} {
+		put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: ready, Endpoint: n.etcdURL}))
+	}
+	eventually.That(n.t, 30*time.Second, "the deleted Service to come back", func() error {
+		_, err := client.Get(ctx, gone)
+		return err
+	})
+	if o, err := client.Get(ctx, changed); err != nil || o.Text("data", "Corefile") != "mine" {
+		n.t.Errorf("the changed ConfigMap is %v, %v", o["data"], err)
+	}
+	n.checkDrift("/v1/ConfigMap/coredns: data.Corefile", "11-core-dns")
+}
+
+// checkDrift: a manifest whose objects somebody changed says so, and no other does.
+func (n *realNode) checkDrift(want, id string) {
+	n.t.Helper()
+	// The controller looks again when something changes, and now and then.
+	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL, MemberID: want}))
+	eventually.That(n.t, 60*time.Second, "the drift of "+id+" to be "+want, func() error {
+		for _, m := range Manifests.List(n.store) {
+			d, err := ManifestDrifts.In(m.Namespace).Get(n.store, m.ID)
+			expected := "none"
+			if m.ID == id {
+				expected = want
+			}
+			if err != nil || d.Spec.String() != expected {
+				return fmt.Errorf("%s: %s, %v", m.ID, d.Spec, err)
+			}
+		}
+		return nil
+	})
+}
+
+// checkBootstrap asks for a certificate as a joining kubelet does.
+func (n *realNode) checkBootstrap(client *kubeclient.Client) {
+	n.t.Helper()
+	kubelet, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Token: testToken})
+	put(n.t, err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	put(n.t, err)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:n2", Organization: []string{"system:nodes"}},
+	}, key)
+	put(n.t, err)
+	csr := kubeclient.Object{
+		"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": object{"name": "n2"},
+		"spec": object{
+			"request":    base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})),
+			"signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+			"usages":     list{"digital signature", "client auth"},
+		},
+	}
+	if _, err := kubelet.Create(n.t.Context(), csr); err != nil {
+		n.t.Fatalf("a bootstrap token can't ask for a certificate: %v", err)
+	}
+	ref := kubeclient.Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: "n2"}
+	eventually.That(n.t, 60*time.Second, "kubelet's certificate to be approved and issued", func() error {
+		o, err := client.Get(n.t.Context(), ref)
+		if err == nil && o.Text("status", "certificate") == "" {
+			err = fmt.Errorf("status is %v", o["status"])
+		}
+		return err
+	})
+}
+
+// checkLabel registers a node as the kubelet would (S-221).
+func (n *realNode) checkLabel(client *kubeclient.Client) {
+	n.t.Helper()
+	node := kubeclient.Object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": "n1"}}
+	_, err := client.Create(n.t.Context(), node)
+	put(n.t, err)
+	eventually.That(n.t, 30*time.Second, "node to be marked as a control plane", func() error {
+		o, err := client.Get(n.t.Context(), kubeclient.Ref{APIVersion: "v1", Kind: "Node", Name: "n1"})
+		if err != nil {
+			return err
+		}
+		labels, _ := o.At("metadata", "labels").(map[string]any)
+		if _, ok := labels[config.ControlPlaneRole]; !ok || !strings.Contains(fmt.Sprint(o.At("spec", "taints")), config.ControlPlaneRole) {
+			return fmt.Errorf("labels %v, taints %v", labels, o.At("spec", "taints"))
+		}
+		return nil
+	})
+}
+
+// checkHealthEndpoints: without a name one gets there, and nowhere else.
+func (n *realNode) checkHealthEndpoints() {
+	n.t.Helper()
+	nobody, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt})
+	put(n.t, err)
+	if err := nobody.Ready(n.t.Context()); err != nil {
+		n.t.Errorf("/readyz without a name: %v", err)
+	}
+	var status *kubeclient.StatusError
+	if _, err := nobody.Raw(n.t.Context(), "/api"); !errors.As(err, &status) || status.Code != 401 {
+		n.t.Errorf("/api without a name: %v, want 401", err)
+	}
+}
+
+// checkEncryption looks for a Secret's content in etcd's files.
+func (n *realNode) checkEncryption(client *kubeclient.Client) {
+	n.t.Helper()
+	const marker = "garboard-plain-text-marker"
+	_, err := client.Apply(n.t.Context(), kubeclient.Object{
+		"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": "probe", "namespace": "default"}, "stringData": object{"k": marker},
+	}, false)
+	put(n.t, err)
+	put(n.t, filepath.WalkDir(n.path("etcd"), func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if strings.Contains(string(data), marker) {
+			n.t.Errorf("%s holds the Secret in plain text", path)
+		}
+		return err
+	}))
+}

@@ -1,0 +1,231 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+const (
+	servingSigner = "kubernetes.io/kubelet-serving"
+	nodeUser      = "system:node:" // and the node's name
+	nodeGroup     = "system:nodes"
+
+	// servingWatch is how long one watch of the requests goes on; a server ends them
+	// after some minutes in any case.
+	servingWatch = 5 * time.Minute
+	// servingAgain is when those are looked at again that couldn't be approved: the node
+	// may be about to tell its address.
+	servingAgain = 10 * time.Second
+	// servingRetry is the pause while no API server is there.
+	servingRetry = time.Second
+)
+
+// servingRequests are the requests for the certificates that kubelets serve with.
+var (
+	servingRequests  = kubeclient.Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+	servingSelection = kubeclient.Selection{Fields: "spec.signerName=" + servingSigner}
+	allNodes         = kubeclient.Ref{APIVersion: "v1", Kind: "Node"}
+)
+
+// ServingApprovalController approves the certificates that the kubelets of workers
+// serve with. Kubernetes signs them, and leaves it to others to say whether a node may
+// have the names that it asks for: without an answer, nobody gets logs from there.
+//
+// It changes nothing for control planes, whose kubelets have theirs from the node.
+type ServingApprovalController struct{ refused map[string]string }
+
+// Name implements resource.Controller.
+func (*ServingApprovalController) Name() string { return "k8s.ServingApprovalController" }
+
+// Inputs implements resource.Controller.
+func (*ServingApprovalController) Inputs() []resource.Input {
+	return []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}}
+}
+
+// Outputs implements resource.Controller.
+func (*ServingApprovalController) Outputs() []string { return nil }
+
+// Reconcile implements resource.Controller. It stays in the watch: an idle cluster
+// costs nothing, and a request is answered at once.
+func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	client, err := adminClient(keys.Spec)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	if client.Ready(ctx) != nil {
+		return servingRetry, nil // others say that the apiserver is down
+	}
+	server, err := pki.ParseCert(keys.Spec.APIServer.Crt)
+	if err != nil {
+		return 0, err
+	}
+	list, err := client.List(ctx, servingRequests, servingSelection)
+	if err != nil {
+		return 0, err
+	}
+	left, seen := false, map[string]string{}
+	for _, request := range list.Items() {
+		if answered(request) {
+			continue
+		}
+		why, err := c.answer(ctx, v, client, server, request)
+		if err != nil {
+			return 0, err
+		}
+		if why != "" {
+			left, seen[request.Name()] = true, why
+		}
+	}
+	c.refused = seen
+	limit := servingWatch
+	if left {
+		limit = servingAgain
+	}
+	err = client.Watch(ctx, servingRequests, servingSelection, list.ResourceVersion(), limit, func(e kubeclient.Event) error {
+		if e.Type == kubeclient.Added && !answered(e.Object) {
+			return errAsked
+		}
+		return nil
+	})
+	if err == nil || errors.Is(err, errAsked) {
+		return soon, nil
+	}
+	return servingRetry, nil // a stream that broke: the list above says if it's more
+}
+
+// errAsked ends a watch: there is something to answer.
+var errAsked = errors.New("a new request")
+
+func answered(request kubeclient.Object) bool {
+	return request.Condition("Approved") || request.Condition("Denied") || request.Condition("Failed")
+}
+
+// answer approves a request, or says why not. It denies none: what doesn't fit now may
+// fit once the node has told of a new address.
+func (c *ServingApprovalController) answer(ctx context.Context, v resource.View, client *kubeclient.Client, server *x509.Certificate, request kubeclient.Object) (why string, err error) {
+	nodes, err := client.List(ctx, allNodes, kubeclient.Selection{})
+	if err != nil {
+		return "", err
+	}
+	if problem := checkServing(request, nodes.Items(), server); problem != nil {
+		why = problem.Error()
+		if c.refused[request.Name()] != why {
+			v.Log().Warn(fmt.Sprintf("request %s of %s for a serving certificate is not approved: %v", request.Name(), request.Text("spec", "username"), problem))
+		}
+		return why, nil
+	}
+	if err := client.ApproveCSR(ctx, request.Name(), "names and addresses are those of the node"); err != nil {
+		return "", err
+	}
+	v.Log().Info(fmt.Sprintf("approved request %s of %s for a serving certificate", request.Name(), request.Text("spec", "username")))
+	return "", nil
+}
+
+// servingUsages are what a kubelet asks for; the second is for RSA keys only.
+var servingUsages = []string{"digital signature", "key encipherment", "server auth"}
+
+// checkServing says what is wrong with a request. A node may have its own name and its
+// own addresses. It is the node itself that tells Kubernetes its addresses, so they
+// count only if they are nobody else's: not of another node, and not among what the API
+// server's certificate is for, or a worker could take its place.
+func checkServing(request kubeclient.Object, nodes []kubeclient.Object, server *x509.Certificate) error {
+	user := request.Text("spec", "username")
+	name, isNode := strings.CutPrefix(user, nodeUser)
+	groups, _ := request.At("spec", "groups").([]any)
+	if !isNode || !slices.Contains(groups, any(nodeGroup)) {
+		return fmt.Errorf("%q isn't a node", user)
+	}
+	csr, err := parseServing(request)
+	if err != nil {
+		return err
+	}
+	if csr.Subject.CommonName != user || !slices.Equal(csr.Subject.Organization, []string{nodeGroup}) {
+		return fmt.Errorf("subject is %q, not the node's", csr.Subject)
+	}
+	own, others := map[string]bool{}, map[string]string{}
+	registered := false
+	for _, n := range nodes {
+		for _, a := range n.List("status", "addresses") {
+			if n.Name() == name {
+				own[a.Text("address")] = true
+			} else {
+				others[a.Text("address")] = n.Name()
+			}
+		}
+		registered = registered || n.Name() == name
+	}
+	if !registered {
+		return fmt.Errorf("there is no node %q", name)
+	}
+	for _, dns := range csr.DNSNames {
+		if dns != name || slices.Contains(server.DNSNames, dns) {
+			return fmt.Errorf("name %q isn't the node's alone", dns)
+		}
+	}
+	for _, ip := range csr.IPAddresses {
+		addr, _ := netip.AddrFromSlice(ip)
+		text := addr.Unmap().String()
+		switch {
+		case !own[text]:
+			return fmt.Errorf("address %s isn't the node's", text)
+		case others[text] != "":
+			return fmt.Errorf("address %s is also that of node %q", text, others[text])
+		case slices.ContainsFunc(server.IPAddresses, ip.Equal):
+			return fmt.Errorf("address %s is the API server's", text)
+		}
+	}
+	return nil
+}
+
+// parseServing reads a request, and checks all that doesn't depend on who it is from.
+func parseServing(request kubeclient.Object) (*x509.CertificateRequest, error) {
+	if signer := request.Text("spec", "signerName"); signer != servingSigner {
+		return nil, fmt.Errorf("it is for signer %q", signer)
+	}
+	usages, _ := request.At("spec", "usages").([]any)
+	for _, u := range usages {
+		if text, _ := u.(string); !slices.Contains(servingUsages, text) {
+			return nil, fmt.Errorf("usage %q isn't for serving", u)
+		}
+	}
+	text, err := base64.StdEncoding.DecodeString(request.Text("spec", "request"))
+	if err != nil {
+		return nil, fmt.Errorf("request: %w", err)
+	}
+	block, rest := pem.Decode(text)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(rest) > 0 {
+		return nil, errors.New("request isn't one PEM block of a certificate request")
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := csr.CheckSignature(); err != nil {
+		return nil, err
+	}
+	if len(csr.EmailAddresses)+len(csr.URIs) > 0 {
+		return nil, errors.New("it asks for e-mail addresses or URIs")
+	}
+	if len(csr.DNSNames)+len(csr.IPAddresses) == 0 {
+		return nil, errors.New("it asks for no name and no address")
+	}
+	return csr, nil
+}

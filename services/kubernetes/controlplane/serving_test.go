@@ -1,0 +1,252 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+// servingRequest is what the kubelet of worker w sends, after a change.
+func servingRequest(t *testing.T, change func(csr *x509.CertificateRequest, spec map[string]any)) kubeclient.Object {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	put(t, err)
+	csr := &x509.CertificateRequest{
+		Subject:  pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes"}},
+		DNSNames: []string{"w"}, IPAddresses: []net.IP{net.ParseIP("10.5.0.3")},
+	}
+	spec := map[string]any{
+		"signerName": "kubernetes.io/kubelet-serving", "username": "system:node:w",
+		"groups": []any{"system:nodes", "system:authenticated"}, "usages": []any{"digital signature", "server auth"},
+	}
+	if change != nil {
+		change(csr, spec)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, csr, key)
+	put(t, err)
+	if spec["request"] == nil {
+		spec["request"] = base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+	}
+	return kubeclient.Object{"metadata": map[string]any{"name": "csr-1"}, "spec": spec}
+}
+
+func TestServingRequests(t *testing.T) {
+	t.Parallel()
+	node := func(name string, addresses ...string) kubeclient.Object {
+		list := []any{map[string]any{"type": "Hostname", "address": name}}
+		for _, a := range addresses {
+			list = append(list, map[string]any{"type": "InternalIP", "address": a})
+		}
+		return kubeclient.Object{"metadata": map[string]any{"name": name}, "status": map[string]any{"addresses": list}}
+	}
+	// w claims addresses of the API server and of another node as its own.
+	nodes := []kubeclient.Object{
+		node("w", "10.5.0.3", "fd00::3", "10.5.0.1", "10.5.0.9"), node("other", "10.5.0.9"), node("kubernetes"),
+	}
+	server := &x509.Certificate{DNSNames: []string{"kubernetes", "cp"}, IPAddresses: []net.IP{net.ParseIP("10.5.0.1"), net.ParseIP("10.96.0.1")}}
+	type csr = x509.CertificateRequest
+	ip := func(text string) func(*csr, map[string]any) {
+		return func(c *csr, _ map[string]any) { c.IPAddresses = append(c.IPAddresses, net.ParseIP(text)) }
+	}
+	set := func(key string, value any) func(*csr, map[string]any) {
+		return func(_ *csr, spec map[string]any) { spec[key] = value }
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(*csr, map[string]any)
+		want   string // "": approved
+	}{
+		{"as a kubelet asks", nil, ""},
+		{"both families", ip("fd00::3"), ""},
+		{"for an RSA key", set("usages", []any{"key encipherment", "digital signature", "server auth"}), ""},
+		{"another's address", ip("10.5.0.7"), "address 10.5.0.7 isn't the node's"},
+		{"the API server's address", ip("10.5.0.1"), "is the API server's"},
+		{"an address that two claim", ip("10.5.0.9"), `also that of node "other"`},
+		{"another's name", func(c *csr, _ map[string]any) { c.DNSNames = []string{"w", "cp"} }, `name "cp"`},
+		{"the API server's name", func(c *csr, spec map[string]any) {
+			c.Subject.CommonName, c.DNSNames, c.IPAddresses = "system:node:kubernetes", []string{"kubernetes"}, nil
+			spec["username"] = "system:node:kubernetes"
+		}, `name "kubernetes" isn't the node's alone`},
+		{"in another's name", func(c *csr, _ map[string]any) { c.Subject.CommonName = "system:node:other" }, "not the node's"},
+		{"with another group", func(c *csr, _ map[string]any) { c.Subject.Organization = []string{"system:masters"} }, "not the node's"},
+		{"by no node", set("username", "eve"), `"eve" isn't a node`},
+		{"by nobody of the group", set("groups", []any{"system:authenticated"}), "isn't a node"},
+		{"by an unknown node", func(c *csr, spec map[string]any) {
+			c.Subject.CommonName, spec["username"] = "system:node:x", "system:node:x"
+		}, `there is no node "x"`},
+		{"as a client too", set("usages", []any{"server auth", "client auth"}), `usage "client auth"`},
+		{"for another signer", set("signerName", "kubernetes.io/kube-apiserver-client"), "for signer"},
+		{"for nothing", func(c *csr, _ map[string]any) { c.DNSNames, c.IPAddresses = nil, nil }, "no name and no address"},
+		{"for a mail address", func(c *csr, _ map[string]any) { c.EmailAddresses = []string{"a@b"} }, "e-mail"},
+		{"not a request", set("request", "AAAA"), "isn't one PEM block"},
+		{"not base64", set("request", "?"), "request: illegal base64"},
+	} {
+		err := checkServing(servingRequest(t, tc.change), nodes, server)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+		}
+	}
+}
+
+// requestServer is an API server that knows requests of kubelets, and the node w.
+type requestServer struct {
+	mu       sync.Mutex // guards all below
+	requests map[string]kubeclient.Object
+	changed  chan struct{} // closed at the next change
+}
+
+func (s *requestServer) ask(name string, request kubeclient.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	request["metadata"] = map[string]any{"name": name}
+	s.requests[name] = request
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *requestServer) approved(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests[name].Condition("Approved")
+}
+
+func (s *requestServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	const path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+	answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
+	group := func(name, version, resource, kind string) map[string]any {
+		return map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": name}, "versions": []any{map[string]any{
+			"version": version, "resources": []any{map[string]any{"resource": resource, "scope": "Cluster", "responseKind": map[string]any{"kind": kind}}},
+		}}}}}
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, path+"/"), "/")
+	switch {
+	case r.URL.Path == "/readyz":
+	case r.URL.Path == "/api":
+		answer(group("", "v1", "nodes", "Node"))
+	case r.URL.Path == "/apis":
+		answer(group("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest"))
+	case r.URL.Path == "/api/v1/nodes":
+		answer(map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "w"}, "status": map[string]any{
+			"addresses": []any{map[string]any{"type": "InternalIP", "address": "10.5.0.3"}},
+		}}}})
+	case r.URL.Query().Get("fieldSelector") != "spec.signerName=kubernetes.io/kubelet-serving" && r.URL.Path == path:
+		http.Error(w, "too much", http.StatusBadRequest)
+	case r.URL.Path == path && r.URL.Query().Get("watch") == "true":
+		s.watch(w, r)
+	case r.URL.Path == path:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		answer(map[string]any{"metadata": map[string]any{"resourceVersion": fmt.Sprint(len(s.requests))}, "items": slices.Collect(maps.Values(s.requests))})
+	case r.Method == http.MethodPut:
+		var o kubeclient.Object
+		_ = json.NewDecoder(r.Body).Decode(&o)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.requests[name] = o
+		answer(o)
+	default:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		answer(s.requests[name])
+	}
+}
+
+// watch tells of the requests beyond those that the client has seen.
+func (s *requestServer) watch(w http.ResponseWriter, r *http.Request) {
+	_ = http.NewResponseController(w).Flush()
+	for {
+		s.mu.Lock()
+		changed, count := s.changed, len(s.requests)
+		last := s.requests[fmt.Sprintf("csr-%d", count)]
+		s.mu.Unlock()
+		if fmt.Sprint(count) > r.URL.Query().Get("resourceVersion") {
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": last})
+			_ = http.NewResponseController(w).Flush()
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+// served is the store of a node whose API server is s.
+func served(t *testing.T, s http.Handler) *resource.Store {
+	t.Helper()
+	c := testConfig(t)
+	crt, serverKey, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "kube-apiserver", DNS: []string{balancer.ServerName}, Server: true, Now: time.Now()})
+	put(t, err)
+	pair, err := tls.X509KeyPair(crt, serverKey)
+	put(t, err)
+	server := httptest.NewUnstartedServer(s)
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	admin, key, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "admin", Client: true, Now: time.Now()})
+	put(t, err)
+	store := testStore(t, c)
+	put(t, secrets.Kubernetes.Put(store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{
+		CA:        c.Cluster.CA,
+		APIServer: config.CertKey{Crt: admin}, Admin: config.CertKey{Crt: admin, Key: key}, Balancer: server.URL,
+	}))
+	return store
+}
+
+// A request is approved at once, whether it was there before or comes while the
+// controller watches; one that isn't the node's own stays as it is.
+func TestServingApproval(t *testing.T) {
+	t.Parallel()
+	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
+	store := served(t, s)
+	s.ask("csr-1", servingRequest(t, nil))
+	rt, err := resource.NewRuntime(store, testLog(t), &ServingApprovalController{})
+	put(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { _ = rt.Run(ctx) })
+	defer done.Wait()
+	defer cancel()
+	approved := func(name string) {
+		t.Helper()
+		eventually.That(t, patience, name+" is approved", func() error {
+			if !s.approved(name) {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	approved("csr-1")
+	s.ask("csr-2", servingRequest(t, func(c *x509.CertificateRequest, _ map[string]any) { c.DNSNames = []string{"kubernetes"} }))
+	s.ask("csr-3", servingRequest(t, nil))
+	approved("csr-3")
+	if s.approved("csr-2") {
+		t.Error("another's name is approved")
+	}
+}

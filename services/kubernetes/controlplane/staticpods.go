@@ -1,0 +1,63 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+// StaticPodController renders the pods, once etcd is up (S-216): an apiserver that
+// starts without it only fails.
+type StaticPodController struct{ filesDir, secretsDir string }
+
+// Name implements resource.Controller.
+func (*StaticPodController) Name() string { return "k8s.ControlPlaneStaticPodController" }
+
+// Inputs implements resource.Controller.
+func (*StaticPodController) Inputs() []resource.Input {
+	return []resource.Input{
+		{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: EtcdStatuses.Type()}, {Type: network.Addresses.Type()},
+		{Type: machine.Configs.Type(), ID: machine.ConfigID},
+	}
+}
+
+// Outputs implements resource.Controller.
+func (*StaticPodController) Outputs() []string { return []string{StaticPods.Type()} }
+
+// Reconcile implements resource.Controller.
+func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	status, err := secrets.Statuses.Get(v, secrets.KubernetesID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	address, err := network.Addresses.Get(v, network.AddressID)
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	// Only at first: etcd that is restarted is no reason to take the pods away.
+	if _, ready := etcdReady(v); !ready && len(StaticPods.List(v)) == 0 {
+		return 0, nil
+	}
+	for _, o := range Configs.List(v) {
+		pod, err := staticPod(podInput{
+			config:         o.Spec,
+			configVersion:  o.Version,
+			secretsVersion: status.Spec.Version,
+			address:        address.Spec.Primary,
+			secretsDir:     c.secretsDir,
+			filesDir:       c.filesDir,
+		})
+		if err != nil {
+			return 0, err
+		}
+		if err := StaticPods.Put(v, o.ID, pod); err != nil {
+			return 0, fmt.Errorf("put static pod %q: %w", o.ID, err)
+		}
+	}
+	return 0, nil
+}

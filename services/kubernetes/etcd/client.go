@@ -1,0 +1,159 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+const (
+	// requestTimeout of one request. etcd gives up a change of members after 7 s: five
+	// for its quorum, and two of its election timeouts.
+	requestTimeout = 10 * time.Second
+	// lookTimeout bounds the question who is there, of an apiserver that may be on a
+	// machine that is gone.
+	lookTimeout = 10 * time.Second
+	// knownTimeout bounds it where this node knows whom else to ask: a machine that is
+	// gone must leave time for that, also where all of it takes examineTimeout at most.
+	knownTimeout = 2 * time.Second
+	// statusTimeout: a member that takes longer to say how it is doesn't count.
+	statusTimeout = 3 * time.Second
+)
+
+// errNobody: no other control plane is in sight.
+var errNobody = errors.New("no other control plane is known to Kubernetes")
+
+// dial makes a client for the members at the URLs. It connects with the first
+// request.
+func (e *Etcd) dial(ctx context.Context, urls []string) (*clientv3.Client, error) {
+	trust, err := e.trust()
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Context:     ctx,
+		Endpoints:   urls,
+		DialTimeout: requestTimeout,
+		TLS:         trust,
+		Logger:      zap.NewNop(), // errors are returned
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd %v: %w", urls, err)
+	}
+	return client, nil
+}
+
+// trust is what a client of the members goes by.
+func (e *Etcd) trust() (*tls.Config, error) {
+	keys, err := secrets.Etcd.Get(e.o.Store, secrets.EtcdID)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(keys.Spec.ClientCert, keys.Spec.ClientKey)
+	if err != nil {
+		return nil, fmt.Errorf("etcd client certificate: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(keys.Spec.CA)
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
+}
+
+// list asks the quorum who the members are.
+func list(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	got, err := c.MemberList(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the members of etcd at %v: %w", c.Endpoints(), err)
+	}
+	return got, nil
+}
+
+// api is a client of the cluster's API server, at the endpoint that all nodes use.
+func (e *Etcd) api() (*kubeclient.Client, error) {
+	keys, err := secrets.Kubernetes.Get(e.o.Store, secrets.KubernetesID)
+	if err != nil {
+		return nil, err
+	}
+	k := keys.Spec
+	return kubeclient.New(kubeclient.Options{Server: k.Endpoint, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
+}
+
+// apiServers is where Kubernetes itself says that its API servers are.
+const apiServers = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes"
+
+// find returns the client URLs of the members on other control planes (S-215): an
+// etcd runs on each node with an API server.
+func (e *Etcd) find(ctx context.Context, me self, patience time.Duration) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	c, err := e.api()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	found, err := c.Raw(ctx, apiServers)
+	if err != nil {
+		return nil, fmt.Errorf("ask Kubernetes for its control planes: %w", err)
+	}
+	if urls := others(found, me); len(urls) > 0 {
+		return urls, nil
+	}
+	return nil, errNobody
+}
+
+// remembered are the URLs by what this node's balancer knows of API servers, maybe from
+// an earlier boot: of use to one that has lost its data while the endpoint is gone.
+func (e *Etcd) remembered(me self) []string {
+	var urls []string
+	for _, s := range balancer.APIServers.List(e.o.Store) {
+		if at, err := netip.ParseAddrPort(s.ID); err == nil && s.Spec.From == balancer.FromKubernetes && at.Addr() != me.addr {
+			urls = append(urls, clientURL(at.Addr()))
+		}
+	}
+	return urls
+}
+
+// others are the URLs of a list of EndpointSlices, but for this node's own.
+func others(found kubeclient.Object, me self) []string {
+	var urls []string
+	for _, slice := range found.Items() {
+		for _, endpoint := range slice.List("endpoints") {
+			addresses, _ := endpoint.At("addresses").([]any)
+			for _, a := range addresses {
+				text, _ := a.(string)
+				if addr, err := netip.ParseAddr(text); err == nil && addr != me.addr {
+					urls = append(urls, clientURL(addr))
+				}
+			}
+		}
+	}
+	slices.Sort(urls)
+	return slices.Compact(urls)
+}
+
+// HexID is an ID as etcd writes it.
+func HexID(id uint64) string { return strconv.FormatUint(id, 16) }
+
+// called is how a member is named for people. One that never ran has told no name.
+func called(m *pb.Member) string {
+	name := m.Name
+	if name == "" {
+		name = "without a name"
+	}
+	return fmt.Sprintf("%s (%s)", name, HexID(m.ID))
+}

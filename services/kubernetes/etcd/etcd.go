@@ -1,0 +1,391 @@
+// Package etcd runs this node's member of the Kubernetes etcd cluster, and is how
+// people operate that cluster.
+//
+// etcd is an OCI image in containerd's system namespace, on control planes only.
+// With data it goes on with what it has, whatever the type says (acceptance S-212,
+// S-224). Without, a cluster is begun on a node of type init, or on the one that was
+// told to by Bootstrap; every other node joins the members that it finds through
+// Kubernetes, as a learner, which doesn't count for the quorum until it has all of
+// the cluster's data and is promoted. What was begun is in a journal on STATE:
+//
+//	(none) ── type init, or Bootstrap ──▶ new ────── healthy ─────▶ member
+//	(none) ── added as a learner ───────▶ joining ── promoted ────▶ member
+//	member ── Leave ────────────────────▶ leaving ── removed ─────▶ joining, when started again
+//	member ── its data is gone ─────────▶ joining, in place of what it was
+//	member ── was removed meanwhile ────▶ joining, without its data
+//	(no data) ── Recover ───────────────▶ recovering ── restored ─▶ new
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sort"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+const (
+	// ID of the service and its container.
+	ID = "etcd"
+	// utilityID is the container of etcdutl.
+	utilityID = "etcdutl"
+
+	secretsDir = boot.SecretsDir + "/" + secrets.EtcdID // written there by package secrets
+	clientPort = 2379                                   // IANA etcd-client
+	peerPort   = 2380                                   // IANA etcd-server
+	// healthURL is plain HTTP on loopback: the probe needs no certificate, and
+	// nothing but health and metrics answers there.
+	healthURL  = "http://127.0.0.1:2381"
+	healthPath = "/readyz"
+
+	healthPeriod  = time.Second
+	healthTimeout = 5 * time.Second
+	// stopBudget lets a leader hand over and the backend sync.
+	stopBudget = 10 * time.Second
+	// autoCompaction keeps five minutes of history, as the apiserver's own
+	// compaction does.
+	autoCompaction = "5m"
+)
+
+// Options are what the service stands on. Paths are for tests: "" is a node's.
+type Options struct {
+	Mode       boot.Mode
+	Store      *resource.Store
+	Containerd *containerd.Containerd
+	Log        *slog.Logger // nil: nobody hears
+	// Stop ends the service until it is started again.
+	Stop func(ctx context.Context) error
+
+	DataDir string // boot.EtcdDataDir
+	Journal string // journalFile
+}
+
+// Etcd is this node's member. Make one with New.
+type Etcd struct {
+	o      Options
+	runner *containerd.Runner
+	// utility runs etcdutl, and returns the last of what it said. A field for tests.
+	utility func(ctx context.Context, args []string) (said string, err error)
+
+	// turn is held by whoever decides what becomes of this member, and writes that
+	// into the journal.
+	turn  chan struct{}
+	begin chan struct{} // ends the pause of one who waits for a cluster
+	// outcome is for whoever waits for a recovery; the turn guards it.
+	outcome   chan error
+	uploading sync.Mutex // held while a snapshot is sent
+
+	id        string       // tells this node from others, and from itself under another address
+	beginning atomic.Int32 // looks whether it may begin a cluster that go on right now
+	going     atomic.Bool  // it is decided how the member begins: etcd starts, or runs
+	ready     atomic.Bool  // it was healthy when it was looked at last
+	// suspect: the last run ended by itself, killed by nobody. The others know why, perhaps.
+	suspect atomic.Bool
+	// well is when this run was healthy last, or else began.
+	well atomic.Pointer[time.Time]
+	// unsettled: the journal's phase is new or joining.
+	unsettled atomic.Pointer[record]
+	// whose data this run of etcd goes on with, once it is there.
+	whose atomic.Pointer[identity]
+}
+
+// New makes this node's member; nothing runs yet.
+func New(o Options) *Etcd {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.DataDir == "" {
+		o.DataDir = boot.EtcdDataDir
+	}
+	if o.Journal == "" {
+		o.Journal = journalFile
+	}
+	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1), id: newToken()}
+	e.runner = &containerd.Runner{
+		Containerd: o.Containerd,
+		ID:         ID,
+		Image:      o.image,
+		Spec:       e.spec,
+		StopBudget: stopBudget,
+	}
+	e.utility = e.runUtility
+	return e
+}
+
+// Service is etcd in the graph.
+func (e *Etcd) Service() dag.Service {
+	return dag.Service{
+		ID:        ID,
+		Kind:      dag.Container,
+		DependsOn: []string{containerd.ID, "networkd", "timed"},
+		Needs:     []dag.Condition{certificates{e.o}},
+		Skip:      e.o.skip,
+		Prepare: func(ctx context.Context, h *dag.Handle) error {
+			if err := e.runner.Prepare(ctx, h); err != nil {
+				return err
+			}
+			return e.prepare(ctx, h.Event, func(m string) { h.Log.Info(m) })
+		},
+		Run:        e.run,
+		Health:     &dag.Health{Check: e.healthy, Period: healthPeriod, Timeout: healthTimeout},
+		Restart:    dag.RestartAlways,
+		StopBudget: stopBudget + 5*time.Second,
+	}
+}
+
+// run is the container, and beside it what makes a voting member of a learner, and
+// what looks after a member that isn't well.
+func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
+	now := time.Now()
+	e.well.Store(&now)
+	e.whose.Store(nil)
+	defer func() {
+		e.publish(false)
+		e.suspect.Store(outer.Err() == nil && !killed(err))
+		e.going.Store(false)
+	}()
+	ctx, cancel := context.WithCancelCause(outer)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	beside := func(f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	beside(func(ctx context.Context) error { return e.promote(ctx, h.Event) })
+	beside(e.watch)
+	err = e.runner.Run(ctx, h)
+	why := context.Cause(ctx)
+	cancel(nil)
+	wg.Wait()
+	if why != nil && !errors.Is(why, context.Canceled) {
+		return why
+	}
+	return err
+}
+
+// killed: etcd had no say in its end. One that its cluster has removed ends by itself, so
+// nobody need be asked, which takes examineTimeout where nobody else is.
+func killed(err error) bool {
+	var exit *containerd.ExitError
+	return errors.As(err, &exit) && exit.Status == 128+uint32(syscall.SIGKILL)
+}
+
+// runUtility runs etcdutl from etcd's own image.
+func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
+	runner := containerd.Runner{
+		Containerd: e.o.Containerd, ID: utilityID, Image: e.o.image, StopBudget: stopBudget,
+		Spec: func(context.Context) ([]oci.SpecOpts, error) {
+			return []oci.SpecOpts{
+				oci.WithProcessArgs(args...),
+				oci.WithCgroup("/system/etcd"),
+				oci.WithRootFSReadonly(),
+				oci.WithMounts([]specs.Mount{bind(e.recoveryDir(), "rw")}),
+			}, nil
+		},
+	}
+	return runner.Once(ctx, ID)
+}
+
+// certificates waits for those of etcd, which a worker never gets: there it
+// holds as soon as the configuration says so, and the service is skipped.
+type certificates struct{ o Options }
+
+func (certificates) String() string { return "etcd certificates to be made" }
+
+func (c certificates) Wait(ctx context.Context) error {
+	known := machine.Configs.When(c.o.Store, machine.ConfigID, "a configuration", func(*config.Config) bool { return true })
+	if err := known.Wait(ctx); err != nil {
+		return err
+	}
+	if c.o.skip() != "" {
+		return nil
+	}
+	return secrets.Statuses.When(c.o.Store, secrets.EtcdID, c.String(), func(secrets.StatusSpec) bool { return true }).Wait(ctx)
+}
+
+func (o Options) skip() string {
+	cfg, err := machine.Config(o.Store)
+	if err != nil || cfg.Machine.Type.ControlPlane() {
+		return ""
+	}
+	return "etcd runs on control planes only"
+}
+
+func (o Options) image() (string, error) {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return "", err
+	}
+	return cfg.Cluster.Etcd.Image, nil
+}
+
+func (e *Etcd) spec(context.Context) ([]oci.SpecOpts, error) {
+	args, err := e.commandLine()
+	if err != nil {
+		return nil, err
+	}
+	return []oci.SpecOpts{
+		oci.WithProcessArgs(args...),
+		oci.WithHostNamespace(specs.NetworkNamespace),
+		oci.WithCgroup("/system/etcd"),
+		oci.WithRootFSReadonly(),
+		oci.WithMounts([]specs.Mount{
+			bind(boot.EtcdDataDir, "rw"),
+			bind(secretsDir, "ro"),
+		}),
+	}, nil
+}
+
+// self is this member as others know it.
+type self struct {
+	name string
+	addr netip.Addr
+}
+
+func (o Options) self() (self, error) {
+	addr, err := network.Addresses.Get(o.Store, "default")
+	if err != nil {
+		return self{}, err
+	}
+	name, err := network.Hostnames.Get(o.Store, "hostname")
+	if err != nil {
+		return self{}, err
+	}
+	return self{name.Spec, addr.Spec.Primary}, nil
+}
+
+func clientURL(addr netip.Addr) string {
+	return "https://" + netip.AddrPortFrom(addr, clientPort).String()
+}
+
+func (s self) peerURL() string { return "https://" + netip.AddrPortFrom(s.addr, peerPort).String() }
+
+func (e *Etcd) commandLine() ([]string, error) {
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return nil, err
+	}
+	me, err := e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	r, err := e.read()
+	if err != nil {
+		return nil, err
+	}
+	return arguments(me, r, cfg.Cluster.Etcd.ExtraArgs), nil
+}
+
+func bind(path, access string) specs.Mount {
+	return specs.Mount{Type: "bind", Source: path, Destination: path, Options: []string{"rbind", access, "nosuid", "nodev", "noexec"}}
+}
+
+// arguments is etcd's command line; extra arguments of the configuration win. What
+// it says of the cluster matters to a member without data only.
+func arguments(me self, r record, extra map[string]string) []string {
+	client, peer := clientURL(me.addr), me.peerURL()
+	flags := map[string]string{
+		"name":                        me.name,
+		"data-dir":                    boot.EtcdDataDir,
+		"listen-client-urls":          fmt.Sprintf("https://127.0.0.1:%d,%s", clientPort, client),
+		"advertise-client-urls":       client,
+		"listen-peer-urls":            peer,
+		"initial-advertise-peer-urls": peer,
+		"initial-cluster":             me.name + "=" + peer,
+		"initial-cluster-state":       "new",
+		"listen-metrics-urls":         healthURL,
+		"auto-compaction-mode":        "periodic",
+		"auto-compaction-retention":   autoCompaction,
+		"client-cert-auth":            "true",
+		"peer-client-cert-auth":       "true",
+		"trusted-ca-file":             secretsDir + "/ca.crt",
+		"cert-file":                   secretsDir + "/server.crt",
+		"key-file":                    secretsDir + "/server.key",
+		"peer-trusted-ca-file":        secretsDir + "/ca.crt",
+		"peer-cert-file":              secretsDir + "/peer.crt",
+		"peer-key-file":               secretsDir + "/peer.key",
+	}
+	if r.Token != "" {
+		flags["initial-cluster-token"] = r.Token
+	}
+	if r.Phase == joining {
+		flags["initial-cluster"], flags["initial-cluster-state"] = r.Initial, "existing"
+	}
+	for k, v := range extra {
+		flags[k] = v
+	}
+	args := make([]string, 0, len(flags))
+	for k, v := range flags {
+		args = append(args, "--"+k+"="+v)
+	}
+	sort.Strings(args)
+	return slices.Insert(args, 0, "etcd")
+}
+
+// healthy asks the member itself, and tells the control plane what it said. A
+// learner is healthy once it is none: it refuses the API server.
+func (e *Etcd) healthy(ctx context.Context) error {
+	err := dag.HTTPCheck(healthURL + healthPath)(ctx)
+	if r := e.unsettled.Load(); err == nil && r != nil {
+		if r.Phase == joining {
+			err = errors.New("it is a learner, and gets the cluster's data")
+		} else {
+			err = e.settle(ctx, *r)
+		}
+	}
+	if err == nil {
+		now := time.Now()
+		e.well.Store(&now)
+		// Nothing depends on it now; the next check tries it again.
+		_ = e.recognise()
+	}
+	e.publish(err == nil)
+	return err
+}
+
+// recognise finds out once in a run whose the data is, and notes that beside it.
+func (e *Etcd) recognise() error {
+	if e.whose.Load() != nil {
+		return nil
+	}
+	id, ok, err := e.identity()
+	if err != nil || !ok {
+		return err
+	}
+	if err := e.own(id); err != nil {
+		return err
+	}
+	e.whose.Store(&id)
+	return nil
+}
+
+func (e *Etcd) publish(ready bool) {
+	e.ready.Store(ready)
+	status := controlplane.EtcdStatus{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
+	if id := e.whose.Load(); id != nil {
+		status.MemberID = HexID(id.member)
+	}
+	// The store refuses only a type that was never defined.
+	_ = controlplane.EtcdStatuses.Put(e.o.Store.As(ID), controlplane.EtcdID, status)
+}

@@ -1,0 +1,117 @@
+package etcd
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// A node that was given the secrets of another cluster than the one at its endpoint
+// would look for it for ever, and all that anybody saw of it were requests that fail.
+// So what is foreign is recognised and named, and nothing joins it.
+
+// remedy ends what is said of secrets that don't fit.
+const remedy = "this node has the secrets of another cluster; configure it with those of this one (gbctl gen config --with-secrets)"
+
+// foreign is the wait of one whose Kubernetes authority isn't the cluster's, nil if
+// that isn't what is wrong.
+func (e *Etcd) foreign(seen error) error {
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return err
+	}
+	endpoint := cfg.Cluster.ControlPlane.Endpoint
+	var status *kubeclient.StatusError
+	switch {
+	case unknownAuthority(seen):
+		return &wait{what: fmt.Sprintf("the right cluster.ca: the API server at %s has a certificate of another authority: %s", endpoint, remedy), seen: seen}
+	case errors.As(seen, &status) && status.Code == http.StatusUnauthorized:
+		return &wait{what: fmt.Sprintf("the right cluster.ca: the API server at %s doesn't know this node's authority: %s", endpoint, remedy), seen: seen}
+	}
+	return nil
+}
+
+func unknownAuthority(err error) bool {
+	var unknown x509.UnknownAuthorityError
+	return errors.As(err, &unknown)
+}
+
+// foreignEtcd looks why members don't answer: etcd's client only says that it has
+// waited.
+func (e *Etcd) foreignEtcd(ctx context.Context, urls []string) error {
+	trust, err := e.trust()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	for _, text := range urls {
+		u, err := url.Parse(text)
+		if err != nil {
+			return err
+		}
+		conn, err := (&tls.Dialer{Config: trust}).DialContext(ctx, "tcp", u.Host)
+		if err == nil {
+			conn.Close()
+		}
+		if unknownAuthority(err) {
+			return &wait{what: fmt.Sprintf("the right cluster.etcd.ca: etcd at %s has a certificate of another authority: %s", text, remedy), seen: err}
+		}
+	}
+	return nil
+}
+
+// jwks is where an API server shows the keys that it checks tokens with.
+const jwks = "/openid/v1/jwks"
+
+// sameTokens returns a wait where the cluster's API servers don't know the key with
+// which this node's would sign the tokens of pods. One that can't be asked doesn't
+// keep a node from joining.
+func (e *Etcd) sameTokens(ctx context.Context) error {
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil || len(cfg.Cluster.ServiceAccount.Key) == 0 {
+		return err
+	}
+	key, err := pki.ParseKey(cfg.Cluster.ServiceAccount.Key)
+	if err != nil {
+		return fmt.Errorf("cluster.serviceAccount.key: %w", err)
+	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return fmt.Errorf("cluster.serviceAccount.key: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	c, err := e.api()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	found, err := c.Raw(ctx, jwks)
+	if err != nil {
+		return nil
+	}
+	// Kubernetes' name of a key.
+	sum := sha256.Sum256(public)
+	name := base64.RawURLEncoding.EncodeToString(sum[:])
+	known := found.List("keys")
+	for _, k := range known {
+		if k.At("kid") == name {
+			return nil
+		}
+	}
+	if len(known) == 0 {
+		return nil
+	}
+	return &wait{what: fmt.Sprintf("the right cluster.serviceAccount.key: the API servers at %s sign the tokens of pods with another: %s", cfg.Cluster.ControlPlane.Endpoint, remedy)}
+}

@@ -1,0 +1,395 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// joinRetry is the pause between two looks for a cluster: an idle API server
+	// doesn't feel a request of each waiting node.
+	joinRetry = 2 * time.Second
+	// promoteRetry is the pause before a change of members is asked for again: a small
+	// cluster's data is with a new one within a second.
+	promoteRetry = 500 * time.Millisecond
+	// initTimeout bounds how long a node of type init looks for a living cluster before
+	// it begins one. Where nobody is at the endpoint yet, that is said at once, but for
+	// an address that nobody has: the kernel waits three seconds for it.
+	initTimeout = 5 * time.Second
+)
+
+// wait is what the member waits for; it is no failure.
+type wait struct {
+	what  string
+	cause error // why it isn't so yet
+	seen  error // for the log only: a cluster that isn't there yet fails in many ways
+}
+
+func (w *wait) Error() string {
+	if w.cause == nil {
+		return w.what
+	}
+	return w.what + ": " + w.cause.Error()
+}
+
+func (w *wait) Unwrap() error { return w.cause }
+
+// teller tells the story of a service.
+type teller func(message string)
+
+// changing tells only what differs from what was told last.
+func (t teller) changing() teller {
+	var last string
+	return func(message string) {
+		if message != last {
+			last = message
+			t(message)
+		}
+	}
+}
+
+// prepare returns once it is clear how the member begins; until then it says what
+// it waits for (S-355).
+func (e *Etcd) prepare(ctx context.Context, tell, log teller) error {
+	// etcd insists on 0700.
+	if err := os.MkdirAll(e.o.DataDir, 0o700); err != nil {
+		return err
+	}
+	if err := os.Chmod(e.o.DataDir, 0o700); err != nil {
+		return err
+	}
+	tell, log = tell.changing(), log.changing()
+	e.going.Store(false)
+	for {
+		err := e.decide(ctx)
+		var w *wait
+		if !errors.As(err, &w) {
+			return err
+		}
+		tell("Waiting for " + w.Error())
+		if w.seen != nil {
+			log(w.seen.Error())
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-e.begin:
+		case <-time.After(joinRetry):
+		}
+	}
+}
+
+// decide settles in the journal how the member begins, or returns a *wait.
+func (e *Etcd) decide(ctx context.Context) error {
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := e.settleBeginning(ctx); err != nil {
+		return err
+	}
+	e.going.Store(true)
+	return nil
+}
+
+// settleBeginning is for the one whose turn it is.
+func (e *Etcd) settleBeginning(ctx context.Context) error {
+	r, err := e.readOrPutAside()
+	if err != nil {
+		return err
+	}
+	if r.Phase == recovering {
+		if err := e.restore(ctx, r); err != nil {
+			return err
+		}
+		return e.settleBeginning(ctx)
+	}
+	if err := e.tidy(); err != nil {
+		return err
+	}
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return err
+	}
+	data, err := e.hasData()
+	if err != nil {
+		return err
+	}
+	switch {
+	case data && (r.Phase == joining || r.Phase == leaving):
+		return e.resume(ctx, r)
+	case data:
+		return e.goOn(ctx, r)
+	case r.Phase == fresh:
+		e.keep(r)
+		return nil
+	case cfg.Machine.Type == config.Init && r.Phase == none:
+		return e.beginByItself(ctx, r)
+	}
+	return e.join(ctx, r)
+}
+
+// goOn is for one with data, unless it is known not to be a member with it.
+func (e *Etcd) goOn(ctx context.Context, r record) error {
+	if err := e.foreignData(r); err != nil {
+		return err
+	}
+	if e.suspect.Load() && r.Phase != fresh {
+		err := e.examine(ctx, r)
+		if errors.Is(err, errRemoved) {
+			return e.again(ctx, r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	e.keep(r)
+	return nil
+}
+
+// beginByItself is for a node of type init at its first start (S-214): one that was
+// installed anew finds its cluster alive, and joins that.
+func (e *Etcd) beginByItself(ctx context.Context, r record) error {
+	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
+	if errors.As(err, new(Refusal)) {
+		joined := e.join(ctx, r)
+		var w *wait
+		if errors.As(joined, &w) {
+			return &wait{what: fmt.Sprintf("%s (of type init, this node begins no second cluster: %v)", w.what, err), cause: w.cause, seen: w.seen}
+		}
+		return joined
+	}
+	if err != nil {
+		return err
+	}
+	return e.write(record{Phase: fresh, Token: newToken()})
+}
+
+// tidy removes what a recovery has left that isn't under way.
+func (e *Etcd) tidy() error {
+	if !e.uploading.TryLock() {
+		return nil
+	}
+	defer e.uploading.Unlock()
+	return os.RemoveAll(e.recoveryDir())
+}
+
+// resume looks at the data of a join, or a leave, that was cut short. Unless the
+// cluster says that this isn't a member, it goes on: should the whole cluster have
+// been down, the others may be waiting for this one.
+func (e *Etcd) resume(ctx context.Context, r record) error {
+	if r.Phase == joining && !e.hasLog() {
+		return e.again(ctx, r)
+	}
+	found, c, err := e.cluster(ctx, r)
+	if err != nil {
+		e.keep(r)
+		return nil
+	}
+	defer c.Close()
+	is := func(m *pb.Member) bool { return HexID(m.ID) == r.Member }
+	if HexID(found.Header.ClusterId) != r.Cluster || !slices.ContainsFunc(found.Members, is) {
+		return e.again(ctx, r)
+	}
+	if r.Phase == leaving {
+		return e.write(record{Phase: member, Token: r.Token, Member: r.Member, Cluster: r.Cluster})
+	}
+	e.keep(r)
+	return nil
+}
+
+// again begins from nothing. The data that it removes is of a member that never
+// voted, or that isn't one any more.
+func (e *Etcd) again(ctx context.Context, r record) error {
+	if err := e.clean(); err != nil {
+		return err
+	}
+	return e.join(ctx, r)
+}
+
+// cluster finds the others and asks them who the members are. The caller closes
+// the client.
+func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListResponse, *clientv3.Client, error) {
+	me, err := e.o.self()
+	if err != nil {
+		return nil, nil, err
+	}
+	patience := lookTimeout
+	if len(r.Peers) > 0 {
+		patience = knownTimeout
+	}
+	urls, err := e.find(ctx, me, patience)
+	if err != nil {
+		if urls = r.Peers; len(urls) == 0 {
+			urls = e.remembered(me)
+		}
+		if len(urls) == 0 {
+			return nil, nil, e.lonely(r, err)
+		}
+	}
+	c, err := e.dial(ctx, urls)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := list(ctx, c)
+	if err != nil {
+		c.Close()
+		if why := e.foreignEtcd(ctx, urls); why != nil {
+			return nil, nil, why
+		}
+		what := fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", "))
+		if data, _ := e.hasData(); r.Phase == member && !data {
+			what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+		}
+		return nil, nil, &wait{what: what, cause: err}
+	}
+	return found, c, nil
+}
+
+// lonely is the wait of one that sees nobody, or only strangers.
+func (e *Etcd) lonely(r record, seen error) error {
+	if why := e.foreign(seen); why != nil {
+		return why
+	}
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("bootstrap, or for a control plane to join at %s", cfg.Cluster.ControlPlane.Endpoint)
+	if r.Phase == member {
+		what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+	}
+	return &wait{what: what, seen: seen}
+}
+
+// join adds this node to the cluster as a learner.
+func (e *Etcd) join(ctx context.Context, r record) error {
+	found, c, err := e.cluster(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	me, err := e.o.self()
+	if err != nil {
+		return err
+	}
+	if err := e.sameTokens(ctx); err != nil {
+		return err
+	}
+	members, own, err := e.makeRoom(ctx, c, found.Members, me)
+	if err != nil {
+		return err
+	}
+	if own == nil {
+		actx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		added, err := c.MemberAddAsLearner(actx, []string{me.peerURL()})
+		if err != nil {
+			return &wait{what: "etcd's members to let this node in", cause: err}
+		}
+		members, own = added.Members, added.Member
+	}
+	r = record{Phase: joining, Member: HexID(own.ID), Cluster: HexID(found.Header.ClusterId)}
+	var initial []string
+	for _, m := range members {
+		name := m.Name
+		if m.ID == own.ID {
+			name = me.name
+		} else {
+			r.Peers = append(r.Peers, m.ClientURLs...)
+		}
+		if name == "" {
+			name = HexID(m.ID) // etcd compares URLs only
+		}
+		for _, u := range m.PeerURLs {
+			initial = append(initial, name+"="+u)
+		}
+	}
+	r.Initial = strings.Join(initial, ",")
+	return e.write(r)
+}
+
+// makeRoom removes what this node was before it lost its data: its member would
+// never come back. One that was added and never ran can be taken as it is: own.
+func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.Member, me self) (rest []*pb.Member, own *pb.Member, err error) {
+	at := slices.IndexFunc(members, func(m *pb.Member) bool { return slices.Contains(m.PeerURLs, me.peerURL()) })
+	if at >= 0 && members[at].IsLearner && members[at].Name == "" {
+		return members, members[at], nil
+	}
+	if at >= 0 {
+		old := members[at]
+		if err := remove(ctx, c, members, old); err != nil {
+			return nil, nil, &wait{what: fmt.Sprintf("the cluster to let go of etcd member %s, which this node was and whose data is gone", called(old)), cause: err}
+		}
+		members = slices.Delete(slices.Clone(members), at, at+1)
+	}
+	// etcd takes one learner at a time.
+	if i := slices.IndexFunc(members, func(m *pb.Member) bool { return m.IsLearner }); i >= 0 {
+		m := members[i]
+		return nil, nil, &wait{what: fmt.Sprintf("etcd member %s at %s to be promoted; should it be gone for good: gbctl etcd remove-member %s",
+			called(m), strings.Join(m.PeerURLs, ", "), HexID(m.ID))}
+	}
+	return members, nil, nil
+}
+
+// promote makes a voting member of a learner once it has the cluster's data. An
+// error means that it isn't a member any more.
+func (e *Etcd) promote(ctx context.Context, tell teller) error {
+	r := e.unsettled.Load()
+	if r == nil || r.Phase != joining {
+		return nil
+	}
+	once := tell.changing()
+	for {
+		err := e.promoteOnce(ctx, *r)
+		switch {
+		case err == nil:
+			tell(fmt.Sprintf("etcd member %s has the cluster's data and votes", r.Member))
+			return nil
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, rpctypes.ErrMemberNotFound):
+			return fmt.Errorf("the cluster has removed etcd member %s while it joined", r.Member)
+		case errors.Is(err, rpctypes.ErrMemberLearnerNotReady):
+			once(fmt.Sprintf("Waiting for etcd member %s, a learner, to have the cluster's data", r.Member))
+		default:
+			once(fmt.Sprintf("Waiting for the cluster to promote etcd member %s, a learner: %v", r.Member, err))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(promoteRetry):
+		}
+	}
+}
+
+func (e *Etcd) promoteOnce(ctx context.Context, r record) error {
+	_, c, err := e.cluster(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	id, err := parseID(r.Member)
+	if err != nil {
+		return err
+	}
+	pctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if _, err := c.MemberPromote(pctx, id); err != nil && !errors.Is(err, rpctypes.ErrMemberNotLearner) {
+		return err
+	}
+	return e.settle(ctx, r)
+}

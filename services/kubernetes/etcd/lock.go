@@ -1,0 +1,230 @@
+package etcd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+)
+
+const (
+	// lockKey is beside what Kubernetes keeps, which is below /registry.
+	lockKey = "/garboard.dev/operation"
+	// lockTTL is how long the lock stays of a node that was lost without a word: it
+	// outlasts an election.
+	lockTTL = time.Minute
+	// lockRetry is the pause before a lock that was lost is taken again.
+	lockRetry = 5 * time.Second
+	// maxHolder bounds what is believed of a holder, in bytes.
+	maxHolder = 4 << 10
+)
+
+// Lock keeps control planes from disrupting the cluster at the same time: one key,
+// with the holder's name, that ends with a lease. Workers need none.
+func (e *Etcd) Lock() operation.Lock { return lock{e} }
+
+type lock struct{ e *Etcd }
+
+// held is the lock in this node's hands.
+type held struct {
+	client *clientv3.Client
+	value  string // the holder
+	log    *slog.Logger
+
+	end     context.CancelFunc // of what keeps it
+	keeping sync.WaitGroup
+
+	// What follows belongs to the one who keeps it, and then to Release.
+	lease    clientv3.LeaseID
+	revision int64 // of the key: another one is another's
+}
+
+// Take implements operation.Lock.
+func (k lock) Take(ctx context.Context, h operation.Holder) (operation.Taken, error) {
+	if k.e.o.skip() != "" {
+		return nil, nil
+	}
+	me, err := k.e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	h.Node = me.name
+	value, err := json.Marshal(h)
+	if err != nil {
+		return nil, err
+	}
+	t := &held{value: string(value), log: k.e.o.Log}
+	life := context.WithoutCancel(ctx) // until Release
+	if t.client, err = k.e.voters(ctx, life); err != nil {
+		return nil, err
+	}
+	if err := t.take(ctx, me.name, lockTTL); err != nil {
+		return nil, errors.Join(err, t.client.Close())
+	}
+	life, t.end = context.WithCancel(life)
+	t.keeping.Go(func() { t.keep(life, me.name) })
+	return t, nil
+}
+
+// Look implements operation.Lock.
+func (k lock) Look(ctx context.Context) (*operation.Holder, error) {
+	if k.e.o.skip() != "" {
+		return nil, nil
+	}
+	me, err := k.e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	c, err := k.e.voters(ctx, ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	found, err := c.Get(ctx, lockKey)
+	if err != nil {
+		return nil, noAnswer(err)
+	}
+	if len(found.Kvs) == 0 {
+		return nil, nil
+	}
+	if h := holder(found.Kvs[0].Value); h.Node != me.name {
+		return &h, nil
+	}
+	return nil, nil
+}
+
+// voters is a client, which lives as long as life, of this node's member and of all
+// others that it knows: an operation may end this node's own. Where that doesn't run,
+// those of the journal tell who the others are.
+func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
+	me, err := e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	r, err := e.read()
+	if err != nil {
+		return nil, err
+	}
+	own := clientURL(me.addr)
+	c, err := e.dial(life, append([]string{own}, r.Peers...))
+	if err != nil {
+		return nil, err
+	}
+	found, err := known(ctx, c)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	urls := []string{own}
+	for _, m := range found.Members {
+		if !m.IsLearner {
+			urls = append(urls, m.ClientURLs...)
+		}
+	}
+	slices.Sort(urls)
+	c.SetEndpoints(slices.Compact(urls)...)
+	return c, nil
+}
+
+// noAnswer says what a deadline means here.
+func noAnswer(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("etcd doesn't answer, or has no quorum: %w", err)
+	}
+	return err
+}
+
+// holder is who is said to have the lock. What can't be read is somebody.
+func holder(value []byte) (h operation.Holder) {
+	if len(value) > maxHolder || json.Unmarshal(value, &h) != nil {
+		return operation.Holder{Node: "unknown", Name: "an operation", ID: "unknown"}
+	}
+	return h
+}
+
+// take takes the lock with a new lease, or again if this node has it.
+func (t *held) take(ctx context.Context, me string, ttl time.Duration) error {
+	granted, err := t.client.Grant(ctx, int64(ttl/time.Second))
+	if err != nil {
+		return noAnswer(err)
+	}
+	put := clientv3.OpPut(lockKey, t.value, clientv3.WithLease(granted.ID))
+	unchanged := clientv3.Compare(clientv3.ModRevision(lockKey), "=", 0) // it isn't there
+	for {
+		got, err := t.client.Txn(ctx).If(unchanged).Then(put).Else(clientv3.OpGet(lockKey)).Commit()
+		if err != nil {
+			return noAnswer(err) // the lease ends by itself
+		}
+		if got.Succeeded {
+			t.lease, t.revision = granted.ID, got.Header.Revision
+			return nil
+		}
+		kvs := got.Responses[0].GetResponseRange().Kvs
+		if len(kvs) == 0 { // it ended in between
+			unchanged = clientv3.Compare(clientv3.ModRevision(lockKey), "=", 0)
+			continue
+		}
+		if h := holder(kvs[0].Value); h.Node != me {
+			_, _ = t.client.Revoke(ctx, granted.ID) // it ends by itself else
+			return &operation.HeldError{Holder: h}
+		}
+		unchanged = clientv3.Compare(clientv3.ModRevision(lockKey), "=", kvs[0].ModRevision)
+	}
+}
+
+// keep keeps the lease alive until ctx ends. One that was lost, in a cluster that
+// stood still, is taken again unless another node was quicker.
+func (t *held) keep(ctx context.Context, me string) {
+	for ctx.Err() == nil {
+		if alive, err := t.client.KeepAlive(ctx, t.lease); err == nil {
+			for range alive { // until it is lost
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lockRetry):
+		}
+		tctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		err := t.take(tctx, me, lockTTL)
+		cancel()
+		if other := new(operation.HeldError); errors.As(err, &other) {
+			t.log.Warn("the lock of the cluster ended while etcd didn't answer, and another node has it now: both run disruptive operations", "holder", other.Holder.String())
+			return
+		}
+	}
+}
+
+// Release implements operation.Taken.
+func (t *held) Release(ctx context.Context, after time.Duration) error {
+	defer t.client.Close()
+	t.end()
+	t.keeping.Wait()
+	mine := clientv3.Compare(clientv3.ModRevision(lockKey), "=", t.revision)
+	if after == 0 {
+		if _, err := t.client.Txn(ctx).If(mine).Then(clientv3.OpDelete(lockKey)).Commit(); err != nil {
+			return noAnswer(err)
+		}
+	} else {
+		longer, err := t.client.Grant(ctx, int64(after/time.Second))
+		if err != nil {
+			return noAnswer(err)
+		}
+		put := clientv3.OpPut(lockKey, t.value, clientv3.WithLease(longer.ID))
+		if _, err := t.client.Txn(ctx).If(mine).Then(put).Commit(); err != nil {
+			return noAnswer(err)
+		}
+	}
+	if _, err := t.client.Revoke(ctx, t.lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return noAnswer(err)
+	}
+	return nil
+}

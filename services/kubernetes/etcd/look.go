@@ -1,0 +1,259 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/garboard-os/garboard/api"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// maxCandidates bounds who is asked: a cluster has seven control planes at most,
+	// and each may be known by a name and by an address.
+	maxCandidates = 16
+	// resolveTimeout bounds the question for the endpoint's addresses: a name server that
+	// is dead must leave time to ask those that are known.
+	resolveTimeout = 2 * time.Second
+	// maxPeerAnswer bounds what another control plane says of itself.
+	maxPeerAnswer = 16 << 10
+	// peerValidity of the certificate that a node asks others with: the clocks of two
+	// nodes may be minutes apart.
+	peerValidity = time.Hour
+)
+
+// seen is something of a cluster that was found, before one is begun here.
+type seen struct {
+	what      string // as a sentence
+	beginning bool   // somebody begins one right now
+	lives     bool   // it has a quorum
+}
+
+// begun: whatever was seen, a cluster has begun elsewhere.
+func (seen) begun() bool { return true }
+
+// living is what is in the way of a recovery: not a cluster that lost its quorum.
+func (s seen) living() bool { return s.lives || s.beginning }
+
+// look asks whoever could know of a cluster: the API server at the endpoint, and
+// etcd and the machine API of the addresses that may be control planes. Those that
+// answer with a certificate of this cluster's authorities count, and no others.
+//
+// What nobody can find out: whether a cluster lives behind a network that is cut off
+// meanwhile, or on control planes that neither the configuration, nor the journal, nor
+// the one who asks knows of, while no API server answers at the endpoint.
+func (e *Etcd) look(ctx context.Context, r record, told []string) ([]seen, error) {
+	cfg, err := machine.Config(e.o.Store)
+	if err != nil {
+		return nil, err
+	}
+	me, err := e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := peerTLS(cfg, me.name)
+	if err != nil {
+		return nil, err
+	}
+	r.Peers = append(slices.Clone(r.Peers), e.remembered(me)...)
+	hosts := e.candidates(ctx, cfg, r, told)
+	found := make([][]seen, 1+2*len(hosts))
+	var wg sync.WaitGroup
+	wg.Go(func() { found[0] = e.askAPIServer(ctx, cfg.Cluster.ControlPlane.Endpoint.String(), me) })
+	for i, host := range hosts {
+		wg.Go(func() { found[1+2*i] = e.askEtcd(ctx, host) })
+		wg.Go(func() { found[2+2*i] = e.askMachine(ctx, host, peer) })
+	}
+	wg.Wait()
+	return slices.Concat(found...), nil
+}
+
+// candidates are the addresses of other nodes that may be control planes: behind the
+// endpoint, in the names of the API server, in the journal, and told.
+func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, told []string) []netip.Addr {
+	own := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback(), netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+	if a, err := network.Addresses.Get(e.o.Store, network.AddressID); err == nil {
+		own = append(own, a.Spec.Primary)
+		for _, p := range a.Spec.All {
+			own = append(own, p.Addr())
+		}
+	}
+	var all []netip.Addr
+	add := func(addrs ...netip.Addr) {
+		for _, a := range addrs {
+			a = a.Unmap().WithZone("")
+			if len(all) < maxCandidates && !slices.Contains(own, a) && !slices.Contains(all, a) {
+				all = append(all, a)
+			}
+		}
+	}
+	for _, text := range r.Peers {
+		if u, err := url.Parse(text); err == nil {
+			add(addresses(u.Hostname())...)
+		}
+	}
+	for _, text := range slices.Concat(told[:min(len(told), maxCandidates)], cfg.Cluster.APIServer.CertSANs, cfg.Machine.CertSANs) {
+		add(addresses(text)...)
+	}
+	host := cfg.Cluster.ControlPlane.Endpoint.Hostname()
+	if addrs := addresses(host); len(addrs) > 0 {
+		add(addrs...)
+	} else {
+		ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+		defer cancel()
+		if addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host); err == nil {
+			add(addrs...)
+		}
+	}
+	return all
+}
+
+// addresses is the address that the text is, with or without a port.
+func addresses(text string) []netip.Addr {
+	if a, err := netip.ParseAddrPort(text); err == nil {
+		return []netip.Addr{a.Addr()}
+	}
+	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return []netip.Addr{a}
+	}
+	return nil
+}
+
+// askAPIServer counts an API server whatever it says: there is, or was until its
+// etcd lost the quorum, a cluster behind it.
+func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []seen {
+	c, err := e.api()
+	if err != nil {
+		return nil
+	}
+	defer c.Close()
+	var status *kubeclient.StatusError
+	// This one is answered without etcd.
+	if _, err := c.Raw(ctx, "/version"); errors.As(err, &status) {
+		return []seen{{what: fmt.Sprintf("an API server of this cluster answers at %s, with %d: the cluster has begun elsewhere; once it is well, this node joins it by itself", endpoint, status.Code)}}
+	} else if unknownAuthority(err) {
+		return []seen{{lives: true, what: fmt.Sprintf("an API server of another cluster answers at %s: %s", endpoint, remedy)}}
+	} else if err != nil {
+		return nil
+	}
+	found, err := c.Raw(ctx, apiServers)
+	switch {
+	case err != nil:
+		return []seen{{what: fmt.Sprintf("an API server of this cluster answers at %s, and can't read from its etcd: the cluster has begun elsewhere; once it is well, this node joins it by itself", endpoint)}}
+	case len(others(found, me)) > 0:
+		return []seen{{lives: true, what: fmt.Sprintf("the cluster lives already, with etcd at %s: this node joins it by itself", strings.Join(others(found, me), ", "))}}
+	}
+	return []seen{{lives: true, what: fmt.Sprintf("an API server of this cluster answers at %s: the cluster has begun already", endpoint)}}
+}
+
+// askEtcd finds a member of this cluster's etcd: it shows a certificate of its
+// authority.
+func (e *Etcd) askEtcd(ctx context.Context, host netip.Addr) []seen {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout) // its client tries one that is off again and again
+	defer cancel()
+	c, err := e.dial(ctx, []string{clientURL(host)})
+	if err != nil {
+		return nil
+	}
+	defer c.Close()
+	status, err := c.Status(ctx, clientURL(host))
+	if err != nil {
+		return nil
+	}
+	s := seen{lives: status.Leader != 0 && !slices.Contains(status.Errors, errNoLeader)}
+	s.what = fmt.Sprintf("etcd of this cluster answers at %s (member %s of cluster %s)", host, HexID(status.Header.MemberId), HexID(status.Header.ClusterId))
+	if !s.lives {
+		s.what += ", without a quorum"
+	}
+	return []seen{s}
+}
+
+// askMachine asks another control plane what it knows of its own beginning, which is
+// before its etcd answers. One that is off must not hold others up; one that takes the
+// connection may be slow, and begin the cluster at this very moment.
+func (e *Etcd) askMachine(ctx context.Context, host netip.Addr, peer *tls.Config) []seen {
+	config := peer.Clone()
+	config.ServerName = host.String()
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: (&net.Dialer{Timeout: statusTimeout}).DialContext, TLSClientConfig: config, DisableKeepAlives: true, MaxResponseHeaderBytes: maxPeerAnswer,
+	}}
+	address := net.JoinHostPort(host.String(), strconv.Itoa(api.Port))
+	// Not the service's client, which brings all of its methods: 400 KB of PID 1.
+	got, err := connect.NewClient[apiv1.BeginningRequest, apiv1.BeginningResponse](
+		client, "https://"+address+garboardv1connect.EtcdServiceBeginningProcedure, connect.WithReadMaxBytes(maxPeerAnswer),
+	).CallUnary(ctx, connect.NewRequest(&apiv1.BeginningRequest{}))
+	if err != nil || got.Msg.GetRun() == e.id {
+		return nil
+	}
+	m := got.Msg
+	who := fmt.Sprintf("control plane %q at %s", m.GetName(), host)
+	switch {
+	case m.GetBeginning():
+		return []seen{{beginning: true, what: who + " begins the cluster, or was told to at this very moment: ask only one node"}}
+	case m.GetMember():
+		return []seen{{lives: m.GetReady(), what: who + " is a member of the cluster already"}}
+	}
+	return nil
+}
+
+// peerTLS is how a control plane shows others that it is one.
+func peerTLS(cfg *config.Config, name string) (*tls.Config, error) {
+	ca := cfg.Machine.CA
+	authority := pki.CA{Cert: ca.Crt, Key: ca.Key}
+	crt, key, err := authority.Issue(pki.Leaf{CN: name, Orgs: []string{string(api.Peer)}, Client: true, Validity: peerValidity, Now: time.Now()})
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(crt, key)
+	if err != nil {
+		return nil, fmt.Errorf("certificate as a peer: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.Crt)
+	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
+}
+
+// Beginning is what other control planes are told. It waits for nothing.
+func (e *Etcd) Beginning() (*apiv1.BeginningResponse, error) {
+	if why := e.o.skip(); why != "" {
+		return nil, refuse("%s", why)
+	}
+	me, err := e.o.self()
+	if err != nil {
+		return nil, err
+	}
+	r, err := e.read()
+	if err != nil {
+		return nil, err
+	}
+	data, err := e.hasData()
+	if err != nil {
+		return nil, err
+	}
+	return &apiv1.BeginningResponse{
+		Run: e.id, Name: me.name,
+		Beginning: e.beginning.Load() > 0 || r.Phase == fresh || r.Phase == recovering,
+		Member:    data && r.Phase == member,
+		Ready:     e.ready.Load(),
+	}, nil
+}

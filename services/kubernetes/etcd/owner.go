@@ -1,0 +1,219 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+const (
+	// watchPeriod is how often a running member is looked at: who the others are
+	// changes by people's hands.
+	watchPeriod = 30 * time.Second
+	// sickFor is how long a member may be without a quorum before others are asked
+	// whether it still is one: an election takes seconds.
+	sickFor = 25 * time.Second
+	// examineTimeout bounds that question: most often nobody answers, and the member
+	// that waits for the answer may be the one that all wait for.
+	examineTimeout = 5 * time.Second
+)
+
+// ForeignData is what the service waits about where it has data of another cluster.
+const ForeignData = "holds data of another etcd cluster"
+
+// errRemoved: the data is of a member that the cluster has no more.
+var errRemoved = errors.New("the cluster has removed this member")
+
+// owner is whose cluster the data was begun for. It lies beside the data and not on
+// STATE, so that data which outlives an installation is told from data which outlives
+// the loss of STATE.
+type owner struct {
+	Cluster   string `json:"cluster"`   // hexadecimal
+	Authority string `json:"authority"` // SHA-256 of etcd's CA certificate
+}
+
+func (e *Etcd) ownerFile() string { return e.o.DataDir + ".owner" }
+
+func (e *Etcd) readOwner() (owner, error) {
+	var o owner
+	data, err := os.ReadFile(e.ownerFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return o, nil
+	}
+	if err != nil {
+		return o, err
+	}
+	if json.Unmarshal(data, &o) != nil {
+		return owner{}, nil // nobody can say, as without it
+	}
+	return o, nil
+}
+
+// own writes down that the data is this cluster's.
+func (e *Etcd) own(id identity) error {
+	authority, err := e.authority()
+	if err != nil {
+		return err
+	}
+	want := owner{Cluster: HexID(id.cluster), Authority: authority}
+	if has, err := e.readOwner(); err != nil || has == want {
+		return err
+	}
+	data, err := json.Marshal(want)
+	if err != nil {
+		return err
+	}
+	return boot.WriteFile(e.ownerFile(), append(data, '\n'), 0o600)
+}
+
+func (e *Etcd) authority() (string, error) {
+	keys, err := secrets.Etcd.Get(e.o.Store, secrets.EtcdID)
+	if err != nil {
+		return "", err
+	}
+	block, _ := pem.Decode(bytes.TrimSpace(keys.Spec.CA))
+	if block == nil {
+		return "", errors.New("etcd's authority: no certificate")
+	}
+	sum := sha256.Sum256(block.Bytes)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// foreignData returns a *wait where the data is known to be another cluster's (S-225).
+// The journal is what this installation did, so it decides; without it, what is beside
+// the data. Where neither says anything, the data counts as this cluster's.
+func (e *Etcd) foreignData(r record) error {
+	id, ok, err := e.identity()
+	if err != nil || !ok {
+		return nil // etcd says what is wrong with it
+	}
+	cluster := HexID(id.cluster)
+	if r.Cluster == cluster {
+		return nil
+	}
+	if r.Cluster != "" {
+		return e.stranger(id, "this node is a member of cluster "+r.Cluster)
+	}
+	has, err := e.readOwner()
+	if err != nil {
+		return err
+	}
+	authority, err := e.authority()
+	if err != nil {
+		return err
+	}
+	if has.Cluster == cluster && has.Authority != authority {
+		return e.stranger(id, "its authority isn't that of cluster.etcd.ca in this node's configuration")
+	}
+	return nil
+}
+
+func (e *Etcd) stranger(id identity, why string) error {
+	return &wait{what: fmt.Sprintf("a decision: %s %s (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To be kept, it needs the configuration that it was begun with",
+		e.o.DataDir, ForeignData, HexID(id.member), HexID(id.cluster), why)}
+}
+
+// examine asks the others about a member that isn't well: errRemoved, or a *wait
+// where they are another cluster. It is nil where nobody knows better.
+func (e *Etcd) examine(ctx context.Context, r record) error {
+	id, ok, err := e.identity()
+	if err != nil || !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, examineTimeout)
+	defer cancel()
+	found, c, err := e.cluster(ctx, r)
+	if err != nil {
+		return nil
+	}
+	defer c.Close()
+	switch {
+	case found.Header.ClusterId != id.cluster:
+		return e.stranger(id, fmt.Sprintf("the control planes at %s are cluster %s", strings.Join(c.Endpoints(), ", "), HexID(found.Header.ClusterId)))
+	case !slices.ContainsFunc(found.Members, func(m *pb.Member) bool { return m.ID == id.member }):
+		return errRemoved
+	}
+	return nil
+}
+
+// watch looks after a running member until ctx ends: while it is well, it notes who
+// the others are; when it isn't, it asks them about it. An error ends the run.
+func (e *Etcd) watch(ctx context.Context) error {
+	ticker := time.NewTicker(watchPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		if err := e.watchOnce(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (e *Etcd) watchOnce(ctx context.Context) error {
+	if e.unsettled.Load() != nil {
+		return nil // it has a story of its own
+	}
+	if e.ready.Load() {
+		// The list is for later, and is asked for again soon.
+		_ = e.notePeers(ctx)
+		return nil
+	}
+	if last := e.well.Load(); last == nil || time.Since(*last) < sickFor {
+		return nil
+	}
+	r, err := e.read()
+	if err != nil {
+		return err
+	}
+	return e.examine(ctx, r)
+}
+
+// notePeers writes into the journal where the others are, if that has changed.
+func (e *Etcd) notePeers(ctx context.Context) error {
+	c, err := e.local(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	found, err := known(ctx, c)
+	if err != nil {
+		return err
+	}
+	var peers []string
+	for _, m := range found.Members {
+		if m.ID != found.Header.MemberId {
+			peers = append(peers, m.ClientURLs...)
+		}
+	}
+	slices.Sort(peers)
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	r, err := e.read()
+	if err != nil || r.Phase != member || slices.Equal(r.Peers, peers) {
+		return err
+	}
+	r.Peers = peers
+	return e.write(r)
+}

@@ -1,0 +1,209 @@
+//go:build story
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+// componentsVar is a list like PATH of the folders with etcd. `make stories` sets
+// it once it is built.
+const componentsVar = "GARBOARD_COMPONENTS"
+
+// realNode is one whose etcd really runs, on a loopback address of its own.
+type realNode struct {
+	*node
+	cmd   *exec.Cmd
+	tells story
+	stop  func() // ends what runs beside etcd
+}
+
+// story is what was told to the user.
+type story struct {
+	mu    sync.Mutex // guards lines
+	lines []string
+}
+
+func (s *story) tell(line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, line)
+}
+
+func (s *story) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = nil
+}
+
+func (s *story) has(part string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.ContainsFunc(s.lines, func(l string) bool { return strings.Contains(l, part) }) {
+		return nil
+	}
+	return fmt.Errorf("nobody said %q: %q", part, s.lines)
+}
+
+// realRig gives its nodes addresses that no other test has.
+func realRig(t *testing.T) (r *rig, node func(name string, machineType config.MachineType) *realNode) {
+	t.Helper()
+	for _, program := range []string{"etcd", "etcdutl"} {
+		if path := component(program); !filepath.IsAbs(path) {
+			t.Fatalf("no %s in %s=%q: `make stories` builds and sets it", program, componentsVar, os.Getenv(componentsVar))
+		}
+	}
+	r = newRig(t)
+	subnet := [4]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256)), 10}
+	return r, func(name string, machineType config.MachineType) *realNode {
+		subnet[3]++
+		n := &realNode{node: r.node(name, machineType, netip.AddrFrom4(subnet))}
+		n.writeKeys()
+		t.Cleanup(n.kill)
+		return n
+	}
+}
+
+func (n *realNode) writeKeys() {
+	t := n.rig.t
+	keys, err := secrets.Etcd.Get(n.o.Store, secrets.EtcdID)
+	must(t, err)
+	must(t, os.WriteFile(n.path("ca.crt"), keys.Spec.CA, 0o600))
+	must(t, os.WriteFile(n.path("tls.crt"), keys.Spec.ServerCert, 0o600))
+	must(t, os.WriteFile(n.path("tls.key"), keys.Spec.ServerKey, 0o600))
+	n.cfg.Cluster.Etcd.ExtraArgs = map[string]string{
+		"data-dir": n.path("data"), "listen-client-urls": clientURL(n.addr), "listen-metrics-urls": "http://" + netip.AddrPortFrom(n.addr, 2381).String(),
+		"trusted-ca-file": n.path("ca.crt"), "cert-file": n.path("tls.crt"), "key-file": n.path("tls.key"),
+		"peer-trusted-ca-file": n.path("ca.crt"), "peer-cert-file": n.path("tls.crt"), "peer-key-file": n.path("tls.key"),
+		"unsafe-no-fsync": "true",
+	}
+}
+
+// start runs the node's etcd from its preparation on.
+func (n *realNode) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	n.stop = func() { cancel(); wg.Wait() }
+	wg.Go(func() {
+		if err := n.prepare(ctx, n.tells.tell, n.tells.tell); err != nil {
+			if ctx.Err() == nil {
+				n.rig.t.Errorf("%s: %v", n.name, err)
+			}
+			return
+		}
+		if err := n.exec(); err != nil {
+			n.rig.t.Error(err)
+			return
+		}
+		if err := n.promote(ctx, n.tells.tell); err != nil {
+			n.tells.tell(err.Error())
+		}
+	})
+}
+
+func (n *realNode) exec() error {
+	args, err := n.commandLine()
+	if err != nil {
+		return err
+	}
+	output, err := os.OpenFile(n.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	n.cmd = exec.Command(component("etcd"), args[1:]...)
+	n.cmd.Stdout, n.cmd.Stderr = output, output
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := n.cmd.Start(); err != nil {
+		return fmt.Errorf("no etcd in %s=%q (`make stories` builds and sets it): %w", componentsVar, os.Getenv(componentsVar), err)
+	}
+	return nil
+}
+
+// kill is a power cut.
+func (n *realNode) kill() {
+	if n.stop != nil {
+		n.stop()
+		n.stop = nil
+	}
+	if n.cmd != nil && n.cmd.Process != nil {
+		_ = n.cmd.Process.Kill()
+		_ = n.cmd.Wait()
+		n.cmd = nil
+	}
+	n.going.Store(false) // as the end of run does
+	if n.rig.t.Failed() {
+		said, _ := os.ReadFile(n.path("log"))
+		n.rig.t.Logf("%s was told %q; etcd said:\n%s", n.name, n.tells.lines, said[max(0, len(said)-4000):])
+	}
+}
+
+// serves waits until the node's own member takes writes, and has ended its
+// beginning.
+func (n *realNode) serves() {
+	n.rig.t.Helper()
+	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	must(n.rig.t, err)
+	defer c.Close()
+	eventually.That(n.rig.t, 30*time.Second, n.name+" to serve", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), eventually.Scale(5*time.Second))
+		defer cancel()
+		if _, err := c.Put(ctx, "by/"+n.name, "x"); err != nil {
+			return err
+		}
+		if r := n.unsettled.Load(); r != nil && r.Phase == fresh {
+			return n.settle(ctx, *r)
+		} else if r != nil {
+			return errors.New(string(r.Phase))
+		}
+		return nil
+	})
+}
+
+func (n *realNode) members() []string {
+	n.rig.t.Helper()
+	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	must(n.rig.t, err)
+	defer c.Close()
+	var found *clientv3.MemberListResponse
+	eventually.That(n.rig.t, 20*time.Second, "members", func() (err error) {
+		found, err = list(context.Background(), c)
+		return err
+	})
+	var all []string
+	for _, m := range found.Members {
+		learner := ""
+		if m.IsLearner {
+			learner = " learner"
+		}
+		all = append(all, m.Name+learner)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (n *realNode) expect(want ...string) {
+	n.rig.t.Helper()
+	if got := n.members(); !slices.Equal(got, want) {
+		n.rig.t.Fatalf("members are %q, want %q", got, want)
+	}
+}

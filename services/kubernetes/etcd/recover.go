@@ -1,0 +1,382 @@
+package etcd
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+)
+
+const (
+	// maxSnapshot is the largest database that etcd is made for, and its sum.
+	maxSnapshot = 8<<30 + sha256.Size
+	// sectorSize: a database is a multiple of it, so a snapshot with its sum isn't.
+	sectorSize = 512
+	// spareRoom is left on the disk beside the snapshot and the data made of it.
+	spareRoom = 256 << 20
+	// uploadTimeout is for the largest snapshot over a line of 20 Mbit/s.
+	uploadTimeout = time.Hour
+	// restoreTimeout is for a copy of the largest database on a slow disk, twice, and
+	// for pulling etcd's image before that.
+	restoreTimeout = 10 * time.Minute
+
+	// revisionBump is how far the new cluster's revisions are beyond those of the
+	// snapshot. Kubernetes' clients have seen some that came after it; what is beyond
+	// them all, and counts as compacted, makes them read everything anew. etcd's
+	// documentation recommends a billion for Kubernetes.
+	revisionBump = 1_000_000_000
+
+	uploadName   = "snapshot.part"
+	snapshotName = "snapshot.db"
+	restoredName = "data"
+
+	// A database begins with a page header of 16 bytes and this number, in the byte
+	// order of the machine: go.etcd.io/bbolt.
+	boltMagic  = 0xED0CDAED
+	boltAt     = 16
+	boltHeader = boltAt + 4
+)
+
+// errRecovering: one at a time.
+var errRecovering = errors.New("a snapshot is being sent to this node already")
+
+// Snapshot is what Recover is to get.
+type Snapshot struct {
+	Size   uint64            // bytes
+	SHA256 [sha256.Size]byte // of all of it
+	// Raw: it is a copy of a member's database, without a sum of its own at its end.
+	Raw bool
+	// Told are control planes that the caller knows of.
+	Told []string
+}
+
+// recoveryDir is on the same file system as the data.
+func (e *Etcd) recoveryDir() string { return e.o.DataDir + ".recovery" }
+
+func (e *Etcd) recoveryPath(name string) string { return filepath.Join(e.recoveryDir(), name) }
+
+// Recover begins a new cluster of one member, this node's, from a snapshot of a
+// cluster that is lost.
+//
+//	upload ─ checked ─▶ snapshot.db ─ journal: recovering ─▶ restored aside ─ renamed ─▶ journal: new ─▶ etcd starts
+//
+// Until the journal says so, nothing has happened. From then on the service finishes
+// it, after a power cut too: from the uploaded file, until the restored directory is
+// in its place, which is one step. Members of the lost cluster are strangers to the
+// new one, whose token and ID are others. Recover returns when it is restored, or
+// can't be; when ctx ends before that, the service goes on.
+func (e *Etcd) Recover(ctx context.Context, s Snapshot, from io.Reader) (Begun, error) {
+	begun, err := e.startRecovery(ctx, s, from)
+	if err != nil {
+		return Begun{}, fmt.Errorf("recover: %w", err)
+	}
+	return begun, nil
+}
+
+func (e *Etcd) startRecovery(ctx context.Context, s Snapshot, from io.Reader) (Begun, error) {
+	if !e.uploading.TryLock() {
+		return Begun{}, refuse("%w", errRecovering)
+	}
+	defer e.uploading.Unlock()
+	if err := s.check(); err != nil {
+		return Begun{}, err
+	}
+	// Before anything is sent, and again when it is here.
+	if r, already, err := e.mayRecover(ctx, s); err != nil || already {
+		return Begun{Token: r.Token, Cluster: r.Cluster, Already: already}, err
+	}
+	if err := e.upload(ctx, s, from); err != nil {
+		return Begun{}, errors.Join(err, os.RemoveAll(e.recoveryPath(uploadName)))
+	}
+	r, outcome, err := e.order(ctx, s)
+	if err != nil {
+		return Begun{}, errors.Join(err, os.RemoveAll(e.recoveryPath(uploadName)))
+	}
+	e.wake()
+	select {
+	case err := <-outcome:
+		return Begun{Token: r.Token}, err
+	case <-ctx.Done():
+		return Begun{}, errors.New("the snapshot is on the node, and is restored as soon as service etcd may run: see `gbctl service etcd`")
+	case <-time.After(restoreTimeout):
+		return Begun{}, fmt.Errorf("the snapshot is on the node, and isn't restored after %s: see `gbctl service etcd`", restoreTimeout)
+	}
+}
+
+func (s Snapshot) check() error {
+	switch {
+	case s.Size > maxSnapshot:
+		return refuse("the snapshot has %d bytes, of at most %d", s.Size, int64(maxSnapshot))
+	case s.Size < boltHeader+sha256.Size:
+		return refuse("the snapshot has only %d bytes: it isn't one of etcd", s.Size)
+	case !s.Raw && s.Size%sectorSize != sha256.Size:
+		return refuse("the snapshot doesn't end with its SHA-256: it is incomplete, or a copy of member/snap/db, which --skip-hash-check takes")
+	}
+	return nil
+}
+
+// mayRecover waits for its turn and looks whether there is anything in the way.
+func (e *Etcd) mayRecover(ctx context.Context, s Snapshot) (record, bool, error) {
+	done, err := e.take(ctx)
+	if err != nil {
+		return record{}, false, fmt.Errorf("wait for a join that is under way: %w", err)
+	}
+	defer done()
+	return e.clear(ctx, s)
+}
+
+// clear is for the one whose turn it is.
+func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, err error) {
+	if why := e.o.skip(); why != "" {
+		return r, false, refuse("%s", why)
+	}
+	if r, err = e.read(); err != nil {
+		return r, false, err
+	}
+	data, err := e.hasData()
+	if err != nil {
+		return r, false, err
+	}
+	switch {
+	case data && r.Snapshot == hex.EncodeToString(s.SHA256[:]) && (r.Phase == fresh || r.Phase == member):
+		return r, true, nil
+	case r.Phase == recovering:
+		return r, false, refuse("this node begins the cluster from a snapshot already: see `gbctl service etcd`")
+	case data:
+		return r, false, refuse("%s isn't empty: %s", e.o.DataDir, resetHint)
+	case e.going.Load():
+		return r, false, refuse("etcd just starts on this node: see `gbctl service etcd`")
+	}
+	return r, false, e.alone(ctx, r, s.Told, lookTimeout, seen.living)
+}
+
+// upload takes the snapshot in, and checks it.
+func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
+	ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
+	defer cancel()
+	if err := os.MkdirAll(e.recoveryDir(), 0o700); err != nil {
+		return err
+	}
+	if err := e.room(s.Size); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(e.recoveryPath(uploadName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	sum := &sums{whole: sha256.New(), body: sha256.New(), left: s.Size - sha256.Size}
+	n, err := io.Copy(io.MultiWriter(file, sum), bounded{ctx, io.LimitReader(from, int64(s.Size)+1)})
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return refuse("the disk is full: %s has no room for the snapshot", filepath.Dir(e.o.DataDir))
+	case err != nil:
+		return fmt.Errorf("receive the snapshot: %w after %d of %d bytes", err, n, s.Size)
+	case uint64(n) != s.Size:
+		return refuse("the snapshot was to have %d bytes, and other than that came: it is sent again from the beginning", s.Size)
+	}
+	if err := sum.check(s); err != nil {
+		return err
+	}
+	return errors.Join(file.Sync(), file.Close())
+}
+
+// room refuses what would fill the disk: the snapshot, and the database made of it.
+func (e *Etcd) room(size uint64) error {
+	var f syscall.Statfs_t
+	if err := syscall.Statfs(e.recoveryDir(), &f); err != nil {
+		return fmt.Errorf("how much room there is in %s: %w", e.recoveryDir(), err)
+	}
+	if free, need := f.Bavail*uint64(f.Bsize), 2*size+spareRoom; free < need {
+		return refuse("the disk is too full: a snapshot of %d MiB needs %d MiB in %s, where %d are free", size>>20, need>>20, filepath.Dir(e.o.DataDir), free>>20)
+	}
+	return nil
+}
+
+// bounded ends a reader with its context.
+type bounded struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (b bounded) Read(p []byte) (int, error) {
+	if err := b.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return b.Reader.Read(p)
+}
+
+// sums looks at a snapshot as it passes: all but the last 32 bytes, and those.
+type sums struct {
+	whole, body hash.Hash
+	left        uint64 // bytes of the body that are to come
+	head, tail  []byte
+}
+
+func (s *sums) Write(p []byte) (int, error) {
+	s.whole.Write(p)
+	if room := boltHeader - len(s.head); room > 0 {
+		s.head = append(s.head, p[:min(room, len(p))]...)
+	}
+	body := p[:min(uint64(len(p)), s.left)]
+	s.body.Write(body)
+	s.left -= uint64(len(body))
+	if rest := p[len(body):]; len(s.tail) <= sha256.Size {
+		s.tail = append(s.tail, rest...)
+	}
+	return len(p), nil
+}
+
+func (s *sums) check(want Snapshot) error {
+	if [sha256.Size]byte(s.whole.Sum(nil)) != want.SHA256 {
+		return refuse("the snapshot isn't the file that was to be sent: its SHA-256 is another one")
+	}
+	if !want.Raw && [sha256.Size]byte(s.body.Sum(nil)) != [sha256.Size]byte(s.tail) {
+		return refuse("the snapshot is damaged: the SHA-256 at its end doesn't fit what is before it")
+	}
+	if binary.NativeEndian.Uint32(s.head[boltAt:]) != boltMagic {
+		return refuse("the snapshot isn't a database of etcd")
+	}
+	return nil
+}
+
+// order writes into the journal what the service is to do.
+func (e *Etcd) order(ctx context.Context, s Snapshot) (record, <-chan error, error) {
+	done, err := e.take(ctx)
+	if err != nil {
+		return record{}, nil, err
+	}
+	defer done()
+	before, _, err := e.clear(ctx, s)
+	if err != nil {
+		return record{}, nil, err
+	}
+	if err := os.Rename(e.recoveryPath(uploadName), e.recoveryPath(snapshotName)); err != nil {
+		return record{}, nil, err
+	}
+	if err := errors.Join(boot.SyncDir(e.recoveryDir()), boot.SyncDir(filepath.Dir(e.recoveryDir()))); err != nil {
+		return record{}, nil, err
+	}
+	r := record{Phase: recovering, Token: newToken(), Snapshot: hex.EncodeToString(s.SHA256[:]), Raw: s.Raw, Peers: before.Peers}
+	outcome := make(chan error, 1)
+	e.outcome = outcome
+	return r, outcome, e.write(r)
+}
+
+// restored tells whoever waits for it.
+func (e *Etcd) restored(err error) {
+	if e.outcome != nil {
+		e.outcome <- err
+		e.outcome = nil
+	}
+}
+
+// restore makes the data directory of the snapshot, whatever it finds of an earlier
+// try. An error that isn't a *wait is the journal's or the disk's.
+func (e *Etcd) restore(ctx context.Context, r record) error {
+	data, err := e.hasData()
+	if err != nil {
+		return err
+	}
+	if !data {
+		err = e.restoreAside(ctx, r)
+		var w *wait
+		if errors.As(err, &w) || ctx.Err() != nil {
+			return err
+		}
+	}
+	if err != nil {
+		// What came of the snapshot is nothing: it waits as it did before.
+		err = fmt.Errorf("restore the snapshot: %w", err)
+		written := errors.Join(e.write(record{Phase: waiting, Peers: r.Peers}), os.RemoveAll(e.recoveryDir()))
+		e.restored(err)
+		return errors.Join(written, &wait{what: "bootstrap, or for a control plane to join", cause: err})
+	}
+	if err := e.write(record{Phase: fresh, Token: r.Token, Snapshot: r.Snapshot}); err != nil {
+		return err
+	}
+	e.restored(nil)
+	return os.RemoveAll(e.recoveryDir())
+}
+
+// restoreAside restores into a directory beside the data's, which it becomes whole or
+// not at all.
+func (e *Etcd) restoreAside(ctx context.Context, r record) error {
+	aside := e.recoveryPath(restoredName)
+	if _, err := os.Stat(e.recoveryPath(snapshotName)); errors.Is(err, fs.ErrNotExist) {
+		return errors.New("it is gone from this node: `gbctl bootstrap --recover-from` sends it again")
+	}
+	if err := os.RemoveAll(aside); err != nil {
+		return err
+	}
+	me, err := e.o.self()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout) // whoever else decides about this member waits
+	defer cancel()
+	said, err := e.utility(ctx, restoreArguments(me, r, e.recoveryPath(snapshotName), aside))
+	var exit *containerd.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return refuse("etcdutl ended with status %d: %s", exit.Status, said)
+	case err != nil:
+		return &wait{what: "the snapshot to be restored", cause: err}
+	}
+	if err := os.Chmod(aside, 0o700); err != nil {
+		return err
+	}
+	if err := syncTree(aside); err != nil {
+		return err
+	}
+	// The kernel replaces an empty directory, which os.Rename refuses to ask for.
+	if err := unix.Rename(aside, e.o.DataDir); err != nil {
+		return fmt.Errorf("rename %s to %s: %w", aside, e.o.DataDir, err)
+	}
+	return boot.SyncDir(filepath.Dir(e.o.DataDir))
+}
+
+func restoreArguments(me self, r record, snapshot, to string) []string {
+	args := []string{
+		"etcdutl", "snapshot", "restore", snapshot, "--data-dir=" + to,
+		"--name=" + me.name, "--initial-advertise-peer-urls=" + me.peerURL(),
+		"--initial-cluster=" + me.name + "=" + me.peerURL(), "--initial-cluster-token=" + r.Token,
+		"--bump-revision=" + strconv.Itoa(revisionBump), "--mark-compacted",
+	}
+	if r.Raw {
+		args = append(args, "--skip-hash-check")
+	}
+	return args
+}
+
+// syncTree makes all that is below dir durable.
+func syncTree(dir string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			return boot.SyncDir(path)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(file.Sync(), file.Close())
+	})
+}

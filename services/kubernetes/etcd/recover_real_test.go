@@ -1,0 +1,265 @@
+//go:build story
+
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+)
+
+// etcdutl runs what the node would run in a container.
+func etcdutl(ctx context.Context, args []string) (string, error) {
+	cmd := exec.CommandContext(ctx, component(args[0]), args[1:]...)
+	said, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = &containerd.ExitError{ID: utilityID, Status: uint32(exit.ExitCode())}
+	}
+	return string(said), err
+}
+
+func component(name string) string {
+	for _, dir := range filepath.SplitList(os.Getenv(componentsVar)) {
+		if path := filepath.Join(dir, name); executable(path) {
+			return path
+		}
+	}
+	return name
+}
+
+func (n *realNode) client() *clientv3.Client {
+	n.rig.t.Helper()
+	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	must(n.rig.t, err)
+	n.rig.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (n *realNode) put(key string) {
+	n.rig.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), eventually.Scale(requestTimeout))
+	defer cancel()
+	_, err := n.client().Put(ctx, key, "x")
+	must(n.rig.t, err)
+}
+
+func (n *realNode) get(key string) *clientv3.GetResponse {
+	n.rig.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), eventually.Scale(requestTimeout))
+	defer cancel()
+	got, err := n.client().Get(ctx, key)
+	must(n.rig.t, err)
+	return got
+}
+
+func (n *realNode) wipe() {
+	n.kill()
+	must(n.rig.t, os.RemoveAll(n.path("data")))
+}
+
+func snapshotOf(content []byte) Snapshot {
+	return Snapshot{Size: uint64(len(content)), SHA256: sha256.Sum256(content)}
+}
+
+// Two of three are lost for good; the third begins a new cluster with a snapshot, and
+// the others come in again with empty disks. What they had is a stranger to it.
+func TestRealRecover(t *testing.T) {
+	t.Parallel()
+	r, node := realRig(t)
+	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
+	ctx := t.Context()
+	a.start()
+	a.serves()
+	r.knows(0, a.addr)
+	for _, n := range []*realNode{b, c} {
+		n.start()
+		n.serves()
+		must(t, n.notePeers(ctx))
+	}
+	a.put("before")
+	var buf bytes.Buffer
+	must(t, a.Snapshot(ctx, &buf))
+	content := buf.Bytes()
+	a.put("after")
+	seenBefore := a.get("after").Header
+
+	refused := func(n *realNode, s Snapshot, content []byte, says string) {
+		t.Helper()
+		before, err := n.read()
+		must(t, err)
+		_, err = n.Recover(ctx, s, bytes.NewReader(content))
+		if !errors.As(err, new(Refusal)) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want a refusal with %q", err, says)
+		}
+		after, err := n.read()
+		must(t, err)
+		if fmt.Sprint(before) != fmt.Sprint(after) {
+			t.Errorf("the journal was %+v, is %+v", before, after)
+		}
+		if left, _ := filepath.Glob(n.recoveryPath("*")); len(left) > 0 {
+			t.Errorf("%q is left", left)
+		}
+	}
+	refused(a, snapshotOf(content), content, "isn't empty")
+	c.wipe()
+	r.down(true)
+	refused(c, snapshotOf(content), content, "etcd of this cluster answers at "+b.addr.String())
+
+	a.kill()
+	b.kill()
+	damaged := bytes.Clone(content)
+	damaged[len(damaged)/2] ^= 1
+	for _, tt := range []struct {
+		name    string
+		s       Snapshot
+		content []byte
+		says    string
+	}{
+		{"a flipped byte", snapshotOf(damaged), damaged, "damaged"},
+		{"a flipped byte on the way", snapshotOf(content), damaged, "another one"},
+		{"too short", snapshotOf(content), content[:len(content)-1], "other than that came"},
+		{"without its sum", snapshotOf(content[:len(content)-sha256.Size]), content[:len(content)-sha256.Size], "doesn't end with its SHA-256"},
+		{"something else", Snapshot{Size: 1024, SHA256: sha256.Sum256(make([]byte, 1024)), Raw: true}, make([]byte, 1024), "isn't a database of etcd"},
+		{"too large", Snapshot{Size: maxSnapshot + 1}, nil, "of at most"},
+	} {
+		t.Run(tt.name, func(t *testing.T) { refused(c, tt.s, tt.content, tt.says) })
+	}
+
+	// The power fails when the file is there, and then when half of it is restored.
+	cut, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := c.Recover(cut, snapshotOf(content), bytes.NewReader(content)); err == nil {
+		t.Error("recovered without time for it")
+	}
+	if _, err := c.read(); err != nil {
+		t.Error(err)
+	}
+	asked, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answer := make(chan error, 1)
+	go func() {
+		_, err := c.Recover(asked, snapshotOf(content), bytes.NewReader(content))
+		answer <- err
+	}()
+	// It looks twice for others, who don't answer, for 3 s each.
+	eventually.That(t, 20*time.Second, "the order is in the journal", func() error {
+		r, err := c.read()
+		if err == nil && r.Phase != recovering {
+			err = fmt.Errorf("its phase is %q", r.Phase)
+		}
+		return err
+	})
+	cancel()
+	if err := <-answer; err == nil || !strings.Contains(err.Error(), "as soon as service etcd may run") {
+		t.Errorf("nothing runs: %v", err)
+	}
+	must(t, os.MkdirAll(c.recoveryPath("data/member/snap"), 0o700))
+	must(t, os.WriteFile(c.recoveryPath("data/member/snap/db"), content[:4096], 0o600))
+	c.utility = etcdutl
+	c.start()
+	c.serves()
+	c.expect("c")
+	if got := c.get("before"); got.Count != 1 || got.Header.Revision <= seenBefore.Revision || got.Header.ClusterId == seenBefore.ClusterId {
+		t.Errorf("before: %+v, was %+v", got, seenBefore)
+	}
+	if got := c.get("after"); got.Count != 0 {
+		t.Errorf("after: %+v", got)
+	}
+	if left, _ := filepath.Glob(c.recoveryPath("*")); len(left) > 0 {
+		t.Errorf("%q is left", left)
+	}
+	if again, err := c.Recover(ctx, snapshotOf(content), bytes.NewReader(content)); err != nil || !again.Already {
+		t.Errorf("again: %+v, %v", again, err)
+	}
+
+	// b comes back with its data, which is another cluster's now.
+	r.knows(0, c.addr)
+	b.tells.forget()
+	b.start()
+	eventually.That(t, 20*time.Second, "b to run", func() error {
+		if said, _ := os.ReadFile(b.path("log")); !bytes.Contains(said, []byte("cluster ID mismatch")) {
+			return errors.New("it hasn't met c yet")
+		}
+		return nil
+	})
+	long := time.Now().Add(-time.Hour)
+	b.well.Store(&long)
+	if err := b.watchOnce(ctx); err == nil || !strings.Contains(err.Error(), ForeignData) || !strings.Contains(err.Error(), clientURL(c.addr)) {
+		t.Errorf("who looks after b says %v", err)
+	}
+	b.kill()
+	b.suspect.Store(true) // as that is how its run ended
+	b.start()
+	eventually.That(t, 20*time.Second, "b to know the data for a stranger's", func() error { return b.tells.has(ForeignData) })
+	c.expect("c")
+	// Its disk is wiped, and so is a's.
+	for _, n := range []*realNode{a, b} {
+		n.wipe()
+		n.start()
+		n.serves()
+	}
+	a.expect("a", "b", "c")
+	if a.get("before").Count != 1 {
+		t.Error("a hasn't what was recovered")
+	}
+}
+
+// A copy of a member's database is taken where that is asked for.
+func TestRealRecoverRaw(t *testing.T) {
+	t.Parallel()
+	_, node := realRig(t)
+	a, b := node("a", config.Init), node("b", config.ControlPlane)
+	ctx := t.Context()
+	a.start()
+	a.serves()
+	a.put("before")
+	_, _, err := a.Defragment(ctx) // and so it is in the file
+	must(t, err)
+	a.kill()
+	content, err := os.ReadFile(a.path("data", "member", "snap", "db"))
+	must(t, err)
+	b.utility = etcdutl
+	b.start()
+	eventually.That(t, 10*time.Second, "b to wait", func() error { return b.tells.has("Waiting for bootstrap") })
+	s := snapshotOf(content)
+	s.Raw = true
+	if begun, err := b.Recover(ctx, s, bytes.NewReader(content)); err != nil || begun.Token == "" {
+		t.Fatalf("%+v, %v", begun, err)
+	}
+	b.serves()
+	if b.get("before").Count != 1 {
+		t.Error("it isn't there")
+	}
+
+	// A tool that fails leaves a node that waits as before, and takes another snapshot.
+	c := node("c", config.ControlPlane)
+	c.utility = func(context.Context, []string) (string, error) {
+		return "no", &containerd.ExitError{ID: utilityID, Status: 1}
+	}
+	b.kill()
+	c.start()
+	if _, err := c.Recover(ctx, s, bytes.NewReader(content)); !errors.As(err, new(Refusal)) || !strings.Contains(err.Error(), "ended with status 1: no") {
+		t.Errorf("a tool that fails: %v", err)
+	}
+	eventually.That(t, 10*time.Second, "c to wait again", func() error {
+		if got, err := c.read(); err != nil || got.Phase != waiting {
+			return fmt.Errorf("%+v, %w", got, err)
+		}
+		return nil
+	})
+}

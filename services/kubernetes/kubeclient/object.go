@@ -1,0 +1,116 @@
+package kubeclient
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+)
+
+// Object is any Kubernetes object as JSON has it: maps, slices, strings, bools
+// and float64. The few fields that every object has get a method; the rest is
+// reached with At.
+type Object map[string]any
+
+// APIVersion is "group/version", or "version" in the core group.
+func (o Object) APIVersion() string { s, _ := o["apiVersion"].(string); return s }
+
+// Kind is "Pod", "ClusterRoleBinding".
+func (o Object) Kind() string { s, _ := o["kind"].(string); return s }
+
+// Name is metadata.name.
+func (o Object) Name() string { return o.Text("metadata", "name") }
+
+// Namespace is metadata.namespace; "" for objects of the cluster.
+func (o Object) Namespace() string { return o.Text("metadata", "namespace") }
+
+// ResourceVersion is metadata.resourceVersion, from which a watch goes on.
+func (o Object) ResourceVersion() string { return o.Text("metadata", "resourceVersion") }
+
+// At walks path through nested maps; nil where one is missing.
+func (o Object) At(path ...string) any {
+	var v any = map[string]any(o)
+	for _, key := range path {
+		m, ok := v.(map[string]any)
+		if !ok {
+			return nil
+		}
+		v = m[key]
+	}
+	return v
+}
+
+// Text is the string at path, or "".
+func (o Object) Text(path ...string) string { s, _ := o.At(path...).(string); return s }
+
+// Items are the elements of a list object.
+func (o Object) Items() []Object { return o.List("items") }
+
+// List is the list of objects at path; elements that aren't objects are left out.
+func (o Object) List(path ...string) []Object {
+	raw, _ := o.At(path...).([]any)
+	items := make([]Object, 0, len(raw))
+	for _, v := range raw {
+		if m, ok := v.(map[string]any); ok {
+			items = append(items, m)
+		}
+	}
+	return items
+}
+
+// Condition says whether status.conditions holds one of that type with status
+// "True".
+func (o Object) Condition(typ string) bool {
+	for _, c := range o.List("status", "conditions") {
+		if c.Text("type") == typ {
+			return c.Text("status") == "True"
+		}
+	}
+	return false
+}
+
+// String names the object as logs do: group/version/Kind/name, where the core
+// group is empty: "/v1/Secret/bootstrap-token-abcdef".
+func (o Object) String() string {
+	gv := o.APIVersion()
+	if !strings.Contains(gv, "/") {
+		gv = "/" + gv
+	}
+	return gv + "/" + o.Kind() + "/" + o.Name()
+}
+
+// MarshalYAML hides what a Secret holds: YAML is for people and for files that
+// people read. What goes to an API server is JSON, and complete.
+func (o Object) MarshalYAML() (any, error) {
+	plain := map[string]any(o)
+	if o.Kind() != "Secret" {
+		return plain, nil
+	}
+	shown := maps.Clone(plain)
+	for _, field := range []string{"data", "stringData"} {
+		values, _ := plain[field].(map[string]any)
+		if values == nil {
+			continue
+		}
+		hidden := make(map[string]any, len(values))
+		for key := range values {
+			hidden[key] = "(secret)"
+		}
+		shown[field] = hidden
+	}
+	return shown, nil
+}
+
+// Plain is v as an Object: what a typed manifest becomes once it went through
+// JSON, so that numbers, maps and slices have the types that an Object has.
+func Plain(v any) (Object, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", v, err)
+	}
+	var o Object
+	if err := json.Unmarshal(data, &o); err != nil {
+		return nil, fmt.Errorf("encode %T as an object: %w", v, err)
+	}
+	return o, nil
+}

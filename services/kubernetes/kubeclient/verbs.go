@@ -1,0 +1,224 @@
+package kubeclient
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+)
+
+// Content types of PATCH.
+const (
+	typeApply = "application/apply-patch+yaml" // JSON is YAML
+	typeMerge = "application/merge-patch+json"
+)
+
+// Ref names an object, or with an empty Name the objects of a kind. An empty
+// Namespace of a kind that lives in one means all of them.
+type Ref struct {
+	APIVersion, Kind, Namespace, Name string
+}
+
+func (r Ref) object() Object {
+	return Object{"apiVersion": r.APIVersion, "kind": r.Kind, "metadata": map[string]any{"name": r.Name}}
+}
+
+func (r Ref) String() string { return r.object().String() }
+
+func (c *Client) pathOf(ctx context.Context, r Ref) (string, error) {
+	m, err := c.Mapping(ctx, r.APIVersion, r.Kind)
+	if err != nil {
+		return "", fmt.Errorf("error creating mapping for object %s: %w", r, err)
+	}
+	return m.path(r.Namespace, r.Name), nil
+}
+
+// Get reads one object.
+func (c *Client) Get(ctx context.Context, r Ref) (Object, error) {
+	path, err := c.pathOf(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var o Object
+	if err := c.do(ctx, request{method: http.MethodGet, path: path}, &o); err != nil {
+		return nil, fmt.Errorf("get %s: %w", r, err)
+	}
+	return o, nil
+}
+
+// Selection narrows a list or a watch; the zero value takes everything.
+type Selection struct {
+	Labels string // "k8s-app=kube-dns"
+	Fields string // "spec.nodeName=n1"
+}
+
+func (s Selection) query() url.Values {
+	q := url.Values{}
+	if s.Labels != "" {
+		q.Set("labelSelector", s.Labels)
+	}
+	if s.Fields != "" {
+		q.Set("fieldSelector", s.Fields)
+	}
+	return q
+}
+
+// List reads the objects of a kind: a list object, see Object.Items.
+func (c *Client) List(ctx context.Context, r Ref, s Selection) (Object, error) {
+	path, err := c.pathOf(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var o Object
+	if err := c.do(ctx, request{method: http.MethodGet, path: path, query: s.query()}, &o); err != nil {
+		return nil, fmt.Errorf("list %s: %w", r, err)
+	}
+	return o, nil
+}
+
+// Create makes a new object; IsAlreadyExists(err) where there is one.
+func (c *Client) Create(ctx context.Context, o Object) (Object, error) {
+	m, err := c.mappingOf(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	var out Object
+	r := request{method: http.MethodPost, path: m.path(o.Namespace(), ""), query: url.Values{"fieldManager": {FieldManager}}, body: o}
+	if err := c.do(ctx, r, &out); err != nil {
+		return nil, fmt.Errorf("create %s: %w", o, err)
+	}
+	return out, nil
+}
+
+// CreateIfMissing leaves an object that exists as it is, and says whether it had
+// to be made.
+func (c *Client) CreateIfMissing(ctx context.Context, o Object) (created bool, err error) {
+	missing, err := c.Missing(ctx, o)
+	if err != nil || !missing {
+		return false, err
+	}
+	if _, err = c.Create(ctx, o); IsAlreadyExists(err) {
+		return false, nil // another control plane node was quicker
+	}
+	return err == nil, err
+}
+
+// Missing says whether there is no object of o's name.
+func (c *Client) Missing(ctx context.Context, o Object) (bool, error) {
+	m, err := c.mappingOf(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	err = c.do(ctx, request{method: http.MethodGet, path: m.path(o.Namespace(), o.Name())}, nil)
+	if IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("get %s: %w", o, err)
+	}
+	return false, nil
+}
+
+// Apply makes the fields of o so (server-side apply), creating the object if it
+// is missing. A field that somebody else owns is an error unless force is set.
+func (c *Client) Apply(ctx context.Context, o Object, force bool) (Object, error) {
+	m, err := c.mappingOf(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	query := url.Values{"fieldManager": {FieldManager}}
+	if force {
+		query.Set("force", "true")
+	}
+	var out Object
+	r := request{method: http.MethodPatch, path: m.path(o.Namespace(), o.Name()), query: query, content: typeApply, body: o}
+	if err := c.do(ctx, r, &out); err != nil {
+		return nil, fmt.Errorf("apply %s: %w", o, err)
+	}
+	return out, nil
+}
+
+// Preview is what Apply with force would make of o. It changes nothing.
+func (c *Client) Preview(ctx context.Context, o Object) (Object, error) {
+	m, err := c.mappingOf(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	query := url.Values{"fieldManager": {FieldManager}, "force": {"true"}, "dryRun": {"All"}}
+	var out Object
+	r := request{method: http.MethodPatch, path: m.path(o.Namespace(), o.Name()), query: query, content: typeApply, body: o}
+	if err := c.do(ctx, r, &out); err != nil {
+		return nil, fmt.Errorf("preview %s: %w", o, err)
+	}
+	return out, nil
+}
+
+// Merge changes an object that exists by a JSON merge patch (RFC 7396).
+func (c *Client) Merge(ctx context.Context, r Ref, patch Object) (Object, error) {
+	path, err := c.pathOf(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var out Object
+	req := request{method: http.MethodPatch, path: path, query: url.Values{"fieldManager": {FieldManager}}, content: typeMerge, body: patch}
+	if err := c.do(ctx, req, &out); err != nil {
+		return nil, fmt.Errorf("patch %s: %w", r, err)
+	}
+	return out, nil
+}
+
+// Delete removes an object and lets what it owns be collected. One that is
+// already gone is no error.
+func (c *Client) Delete(ctx context.Context, r Ref) error {
+	path, err := c.pathOf(ctx, r)
+	if err != nil {
+		return err
+	}
+	body := Object{"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+	err = c.do(ctx, request{method: http.MethodDelete, path: path, body: body}, nil)
+	if err != nil && !IsNotFound(err) {
+		return fmt.Errorf("delete %s: %w", r, err)
+	}
+	return nil
+}
+
+// Evict asks for the end of a pod within the disruption budgets; where they don't allow
+// it now, the error is a *StatusError that names them. One that is gone is no error, nor
+// is another pod of its name that has come meanwhile, on another node perhaps.
+func (c *Client) Evict(ctx context.Context, pod Object) error {
+	path := Mapping{GroupVersion: "v1", Resource: "pods", Namespaced: true}.path(pod.Namespace(), pod.Name()) + "/eviction"
+	body := Object{
+		"apiVersion": "policy/v1", "kind": "Eviction",
+		"metadata":      map[string]any{"namespace": pod.Namespace(), "name": pod.Name()},
+		"deleteOptions": map[string]any{"preconditions": map[string]any{"uid": pod.Text("metadata", "uid")}},
+	}
+	err := c.do(ctx, request{method: http.MethodPost, path: path, body: body}, nil)
+	if err != nil && !IsNotFound(err) && !IsConflict(err) {
+		return fmt.Errorf("evict pod %s/%s: %w", pod.Namespace(), pod.Name(), err)
+	}
+	return nil
+}
+
+// ApproveCSR approves a CertificateSigningRequest; one that already is, stays so.
+func (c *Client) ApproveCSR(ctx context.Context, name, reason string) error {
+	ref := Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: name}
+	csr, err := c.Get(ctx, ref)
+	if err != nil || csr.Condition("Approved") {
+		return err
+	}
+	status, _ := csr["status"].(map[string]any)
+	if status == nil {
+		status = map[string]any{}
+	}
+	conditions, _ := status["conditions"].([]any)
+	status["conditions"] = append(conditions, map[string]any{"type": "Approved", "status": "True", "reason": "GarboardApproved", "message": reason})
+	csr["status"] = status
+	path, err := c.pathOf(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if err := c.do(ctx, request{method: http.MethodPut, path: path + "/approval", body: csr}, nil); err != nil {
+		return fmt.Errorf("approve %s: %w", ref, err)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package kubeclient
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// EventType says what a watch saw.
+type EventType string
+
+const (
+	Added    EventType = "ADDED"
+	Modified EventType = "MODIFIED"
+	Deleted  EventType = "DELETED"
+	// Bookmark only carries a resource version from which a later watch can go on.
+	Bookmark EventType = "BOOKMARK"
+)
+
+// Event is one change that a watch saw.
+type Event struct {
+	Type   EventType
+	Object Object
+}
+
+// watchSlack is what a watch may take over its time before the client hangs up:
+// a server that lost power never ends the stream.
+const watchSlack = 10 * time.Second
+
+// Watch calls each for every change after resourceVersion, until each returns an
+// error, or for at most the given time: then it returns nil, and the caller goes on
+// from the last object's ResourceVersion. IsGone(err) asks for a new List.
+func (c *Client) Watch(ctx context.Context, r Ref, s Selection, resourceVersion string, limit time.Duration, each func(Event) error) error {
+	path, err := c.pathOf(ctx, r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit+watchSlack)
+	defer cancel()
+	query := s.query()
+	query.Set("watch", "true")
+	query.Set("allowWatchBookmarks", "true")
+	query.Set("resourceVersion", resourceVersion)
+	query.Set("timeoutSeconds", strconv.Itoa(int(math.Ceil(limit.Seconds()))))
+	body, err := c.open(ctx, request{method: http.MethodGet, path: path, query: query})
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", r, err)
+	}
+	defer body.Close()
+	stream := json.NewDecoder(body)
+	for {
+		var event struct {
+			Type   EventType       `json:"type"`
+			Object json.RawMessage `json:"object"`
+		}
+		err := stream.Decode(&event)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", r, err)
+		}
+		if event.Type == "ERROR" {
+			return fmt.Errorf("watch %s: %w", r, watchError(event.Object))
+		}
+		var o Object
+		if err := json.Unmarshal(event.Object, &o); err != nil {
+			return fmt.Errorf("watch %s: decode object: %w", r, err)
+		}
+		if err := each(Event{event.Type, o}); err != nil {
+			return err
+		}
+	}
+}
+
+// watchError is a Status that came in a stream: its HTTP code is inside.
+func watchError(raw []byte) error {
+	var status struct {
+		Code int `json:"code"`
+	}
+	if err := json.Unmarshal(raw, &status); err != nil {
+		return err
+	}
+	return statusError(status.Code, raw)
+}

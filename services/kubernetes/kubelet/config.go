@@ -1,0 +1,257 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	"gopkg.in/yaml.v3"
+)
+
+const (
+	configFile          = "/etc/kubernetes/kubelet.yaml"
+	bootstrapKubeconfig = "/etc/kubernetes/bootstrap-kubeconfig"
+	secretsDir          = boot.SecretsDir + "/" + secrets.KubeletID // written there by package secrets
+	caFile              = secretsDir + "/ca.crt"
+	servingCertFile     = secretsDir + "/serving.crt"
+	servingKeyFile      = secretsDir + "/serving.key"
+	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself, or for it
+	clientFile          = boot.KubeletClient
+)
+
+// writeFiles writes what the kubelet reads only at its start.
+func (o Options) writeFiles() error {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return err
+	}
+	s, err := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
+	if err != nil {
+		return err
+	}
+	for _, d := range directories {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return err
+		}
+	}
+	for _, v := range cfg.Machine.Kubelet.ExtraMounts {
+		// What is there, a file or a socket perhaps, stays as it is.
+		if _, err := os.Lstat(v.HostPath); errors.Is(err, fs.ErrNotExist) {
+			if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
+				return fmt.Errorf("machine.kubelet.extraMounts: %w", err)
+			}
+		}
+	}
+	kubeletYAML, err := yaml.Marshal(configuration(o.Mode, cfg))
+	if err != nil {
+		return fmt.Errorf("render %s: %w", configFile, err)
+	}
+	bootstrap, err := yaml.Marshal(kubeconfigFor(cfg, object{"token": string(cfg.Cluster.Token)}))
+	if err != nil {
+		return fmt.Errorf("render %s: %w", bootstrapKubeconfig, err)
+	}
+	files := []struct {
+		path string
+		data []byte
+		perm os.FileMode
+	}{
+		{configFile, kubeletYAML, 0o600},
+		{bootstrapKubeconfig, bootstrap, 0o600},
+	}
+	for _, f := range files {
+		if err := boot.WriteFile(f.path, f.data, f.perm); err != nil {
+			return err
+		}
+	}
+	if len(s.Spec.Client.Crt) == 0 {
+		name, err := network.Hostnames.Get(o.Store, network.HostnameID)
+		if err != nil {
+			return err
+		}
+		if err := forgetOther(name.Spec, clientFile, kubeconfig); err != nil {
+			return err
+		}
+		if _, err := os.Stat(clientFile); errors.Is(err, fs.ErrNotExist) {
+			return nil // the kubelet writes its kubeconfig once it has joined
+		}
+	} else if err := writeClient(s.Spec); err != nil {
+		return err
+	}
+	data, err := yaml.Marshal(kubeconfigFor(cfg, object{"client-certificate": clientFile, "client-key": clientFile}))
+	if err != nil {
+		return fmt.Errorf("render %s: %w", kubeconfig, err)
+	}
+	return boot.WriteFile(kubeconfig, data, 0o600)
+}
+
+// writeClient gives the kubelet its first certificate, in the place and form in
+// which it keeps those that it renews itself. What is there and still good stays.
+func writeClient(s secrets.KubeletSpec) error {
+	if have, err := os.ReadFile(clientFile); err != nil || !stillGood(have, s, time.Now()) {
+		pair := slices.Concat(s.Client.Crt, config.PEM(s.Client.Key))
+		return boot.WriteFile(clientFile, pair, 0o600)
+	}
+	return nil
+}
+
+// stillGood is whether a certificate of an earlier boot is for this node, in this
+// cluster, and valid now.
+func stillGood(have []byte, s secrets.KubeletSpec, now time.Time) bool {
+	old, err := pki.ParseCert(have)
+	if err != nil {
+		return false
+	}
+	fresh, err := pki.ParseCert(s.Client.Crt)
+	if err != nil {
+		return false
+	}
+	ca, err := pki.ParseCert(s.CA)
+	return err == nil && old.CheckSignatureFrom(ca) == nil &&
+		old.Subject.CommonName == fresh.Subject.CommonName && now.After(old.NotBefore) && now.Before(old.NotAfter)
+}
+
+// object is a Kubernetes configuration object in its YAML form.
+type object = map[string]any
+
+// configuration is KubeletConfiguration, kubelet.config.k8s.io/v1beta1.
+func configuration(mode boot.Mode, c *config.Config) object {
+	k := object{
+		"apiVersion":         "kubelet.config.k8s.io/v1beta1",
+		"kind":               "KubeletConfiguration",
+		"staticPodPath":      boot.ManifestsDir,
+		"address":            "0.0.0.0",
+		"healthzBindAddress": "127.0.0.1",
+		"healthzPort":        10248,
+		"authentication": object{
+			"anonymous": object{"enabled": false},
+			"webhook":   object{"enabled": true},
+			"x509":      object{"clientCAFile": caFile},
+		},
+		// The default keeps a refusal for 30 s: the node's own first question about its
+		// static pods comes before the role binding that allows it.
+		"authorization":            object{"mode": "Webhook", "webhook": object{"cacheUnauthorizedTTL": "1s"}},
+		"rotateCertificates":       true,
+		"tlsMinVersion":            "VersionTLS13",
+		"clusterDomain":            c.Cluster.Network.DNSDomain,
+		"clusterDNS":               clusterDNS(c),
+		"resolvConf":               "/etc/resolv.conf",
+		"containerRuntimeEndpoint": "unix://" + containerd.Socket,
+		"cgroupDriver":             "cgroupfs",
+		"cgroupRoot":               "/",
+		"systemCgroups":            "",
+		"volumePluginDir":          boot.KubeletDir + "/volumeplugins",
+		"serializeImagePulls":      false,
+		"logging":                  object{"format": "json"},
+		// Static pods are files that PID 1 writes; inotify tells the kubelet at once,
+		// this is only the fallback.
+		"fileCheckFrequency": "5s",
+		// The default of 5 minutes would show a network that came up late.
+		"nodeStatusReportFrequency": "1m",
+		"nodeStatusUpdateFrequency": "5s",
+	}
+	if taints := registerWithTaints(c); len(taints) > 0 {
+		k["registerWithTaints"] = taints
+	}
+	if c.Machine.Type.ControlPlane() {
+		k["tlsCertFile"], k["tlsPrivateKeyFile"] = servingCertFile, servingKeyFile
+	} else {
+		// Signed by the cluster's CA, and renewed; see ServingApprovalController.
+		k["serverTLSBootstrap"] = true
+	}
+	if mode == boot.Container {
+		// The disk belongs to the host, whose fill level is not this node's doing,
+		// and hosts with cgroup v1 are still about.
+		k["failCgroupV1"] = false
+		k["imageGCHighThresholdPercent"] = 100
+		k["evictionHard"] = object{"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%"}
+		k["failSwapOn"] = false
+	}
+	return k
+}
+
+// registerWithTaints is what keeps pods away from the node from its first moment on.
+func registerWithTaints(c *config.Config) []object {
+	var taints []object
+	all := c.Taints()
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		taint := object{"key": key, "effect": all[key].Effect}
+		if value := all[key].Value; value != "" {
+			taint["value"] = value
+		}
+		taints = append(taints, taint)
+	}
+	return taints
+}
+
+// clusterDNS is in the order of the configuration.
+func clusterDNS(c *config.Config) []string {
+	out := make([]string, 0, len(c.Machine.Kubelet.ClusterDNS))
+	for _, a := range c.Machine.Kubelet.ClusterDNS {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// kubeconfigFor is a kubeconfig for the node's balancer. With the join token
+// it is good only for asking for a certificate (kubernetes.io: TLS
+// bootstrapping).
+func kubeconfigFor(c *config.Config, user object) object {
+	return object{
+		"apiVersion": "v1",
+		"kind":       "Config",
+		"clusters": []object{{"name": c.Cluster.Name, "cluster": object{
+			"server":                balancer.URL,
+			"tls-server-name":       balancer.ServerName,
+			"certificate-authority": caFile,
+		}}},
+		"users":           []object{{"name": "kubelet", "user": user}},
+		"contexts":        []object{{"name": "kubelet", "context": object{"cluster": c.Cluster.Name, "user": "kubelet"}}},
+		"current-context": "kubelet",
+	}
+}
+
+// commandLine is what isn't in the configuration file; extra arguments of the
+// configuration win.
+func commandLine(c *config.Config, hostname string, addr netip.Addr) []string {
+	flags := map[string]string{
+		"config":               configFile,
+		"bootstrap-kubeconfig": bootstrapKubeconfig,
+		"kubeconfig":           kubeconfig,
+		"cert-dir":             boot.KubeletDir + "/pki",
+		"root-dir":             boot.KubeletDir,
+		"hostname-override":    hostname,
+		"node-ip":              addr.String(),
+	}
+	if labels := c.Machine.Kubelet.NodeLabels; len(labels) > 0 {
+		pairs := make([]string, 0, len(labels))
+		for k, v := range labels {
+			pairs = append(pairs, k+"="+v)
+		}
+		sort.Strings(pairs)
+		flags["node-labels"] = strings.Join(pairs, ",")
+	}
+	for k, v := range c.Machine.Kubelet.ExtraArgs {
+		flags[k] = v
+	}
+	args := make([]string, 0, len(flags))
+	for k, v := range flags {
+		args = append(args, "--"+k+"="+v)
+	}
+	sort.Strings(args)
+	return slices.Insert(args, 0, "kubelet")
+}

@@ -1,0 +1,142 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+// credentialsTime is ample for making a few certificates after the node got
+// another name.
+const credentialsTime = 30 * time.Second
+
+// user is what the API server calls the kubelet of a node (kubernetes.io: node
+// authorization).
+func user(hostname string) string { return "system:node:" + hostname }
+
+// awaitIdentity returns once the node's name, address and credentials are those
+// of the configuration that applies now: the kubelet may be started anew because
+// the name has just changed.
+func (o Options) awaitIdentity(ctx context.Context) error {
+	if err := network.Await(ctx, o.Store); err != nil {
+		return err
+	}
+	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, credentialsTime)
+	defer cancel()
+	text := fmt.Sprintf("kubelet credentials for %s to be made", name.Spec)
+	return secrets.Kubelet.When(o.Store, secrets.KubeletID, text, func(s secrets.KubeletSpec) bool {
+		return len(s.Client.Crt) == 0 || nameIn(s.Client.Crt) == user(name.Spec)
+	}).Wait(ctx)
+}
+
+func nameIn(crt []byte) string {
+	cert, err := pki.ParseCert(crt)
+	if err != nil {
+		return ""
+	}
+	return cert.Subject.CommonName
+}
+
+// forgetOther removes the credentials that the kubelet got under another name:
+// with them it may not register this one. It asks for new ones with the token.
+func forgetOther(hostname, client, kubeconfig string) error {
+	have, err := os.ReadFile(client)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if nameIn(have) == user(hostname) {
+		return nil
+	}
+	for _, file := range []string{client, kubeconfig} {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// whileAddressed runs the kubelet for as long as the node keeps the address that
+// it was started with: it doesn't look for another by itself.
+func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Context) error) error {
+	began, err := network.Addresses.Get(s, network.AddressID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	changes := s.Watch(ctx, network.Addresses.Type())
+	wg.Go(func() {
+		for range changes {
+			// An address that is gone for the moment is no reason: pods go on.
+			now, err := network.Addresses.Get(s, network.AddressID)
+			if err == nil && now.Spec.Primary != began.Spec.Primary {
+				cancel(addressChanged{began.Spec.Primary, now.Spec.Primary})
+			}
+		}
+	})
+	err = run(ctx)
+	if why := (addressChanged{}); errors.As(context.Cause(ctx), &why) {
+		return why
+	}
+	return err
+}
+
+// joinedLook is how often one looks whether the kubelet has its certificate.
+const joinedLook = 250 * time.Millisecond
+
+// againOnceJoined runs the kubelet and, if it began without a certificate, once more as
+// soon as it has got one. By then all that it tries backs off: it registers the node up
+// to 7 s later, and what waits for that, storage drivers, another 19 s. Nothing runs
+// on the node yet that it would have to take over.
+func againOnceJoined(ctx context.Context, client string, run func(context.Context) error) error {
+	joined := func() bool { _, err := os.Stat(client); return err == nil }
+	if joined() {
+		return run(ctx)
+	}
+	first, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		look := time.NewTicker(joinedLook)
+		defer look.Stop()
+		for !joined() {
+			select {
+			case <-first.Done():
+				return
+			case <-look.C:
+			}
+		}
+		cancel()
+	})
+	err := run(first)
+	cancel()
+	wg.Wait()
+	if ctx.Err() == nil && joined() {
+		return run(ctx)
+	}
+	return err
+}
+
+type addressChanged struct{ from, to netip.Addr }
+
+func (a addressChanged) Error() string {
+	return fmt.Sprintf("the node's address changed from %s to %s", a.from, a.to)
+}

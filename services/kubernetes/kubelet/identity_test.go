@@ -1,0 +1,167 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// credentials are for a kubelet of this name.
+func credentials(t *testing.T, hostname string) config.CertKey {
+	t.Helper()
+	now := time.Now()
+	ca, err := pki.NewKubernetesCA(now)
+	must(t, err)
+	crt, key, err := ca.Issue(pki.Leaf{CN: user(hostname), Orgs: []string{"system:nodes"}, Client: true, Now: now})
+	must(t, err)
+	return config.CertKey{Crt: crt, Key: key}
+}
+
+// A kubelet that is started because the node was renamed waits for the name, and
+// for credentials under it.
+func TestNewNameIsWaitedFor(t *testing.T) {
+	old, fresh := credentials(t, "old"), credentials(t, "new")
+	synctest.Test(t, func(t *testing.T) {
+		store := resource.NewStore()
+		w := store.As("test")
+		named := func(name string) *config.Config {
+			return &config.Config{Machine: config.Machine{Network: config.Network{Hostname: name}}}
+		}
+		must(t, machine.Configs.Put(w, machine.ConfigID, named("old")))
+		must(t, network.Hostnames.Put(w, network.HostnameID, "old"))
+		must(t, network.Statuses.Put(w, network.ID, network.Status{Config: 1}))
+		must(t, secrets.Kubelet.Put(w, secrets.KubeletID, secrets.KubeletSpec{Client: old}))
+		o := Options{Store: store}
+		must(t, o.awaitIdentity(t.Context()))
+
+		must(t, machine.Configs.Put(w, machine.ConfigID, named("new")))
+		done := make(chan error, 1)
+		go func() { done <- o.awaitIdentity(t.Context()) }()
+		for _, step := range []func() error{
+			func() error { return nil },
+			func() error { return network.Hostnames.Put(w, network.HostnameID, "new") },
+			func() error { return network.Statuses.Put(w, network.ID, network.Status{Config: 2}) },
+		} {
+			must(t, step())
+			synctest.Wait()
+			select {
+			case err := <-done:
+				t.Fatalf("it didn't wait: %v", err)
+			default:
+			}
+		}
+		must(t, secrets.Kubelet.Put(w, secrets.KubeletID, secrets.KubeletSpec{Client: fresh}))
+		must(t, <-done)
+	})
+}
+
+// Credentials of another name, which the API server wouldn't let register this
+// one, are removed; the node's own stay.
+func TestCredentialsOfAnotherNameAreForgotten(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	client, kubeconfig := filepath.Join(dir, "current.pem"), filepath.Join(dir, "kubeconfig")
+	must(t, forgetOther("node-1", client, kubeconfig))
+	pair := credentials(t, "node-1")
+	must(t, os.WriteFile(filepath.Join(dir, "1.pem"), slices.Concat([]byte(pair.Key), pair.Crt), 0o600))
+	must(t, os.Symlink("1.pem", client)) // as the kubelet keeps it
+	must(t, os.WriteFile(kubeconfig, nil, 0o600))
+	must(t, forgetOther("node-1", client, kubeconfig))
+	if _, err := os.Stat(client); err != nil {
+		t.Error(err)
+	}
+	must(t, forgetOther("node-2", client, kubeconfig))
+	for _, file := range []string{client, kubeconfig} {
+		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there (%v)", file, err)
+		}
+	}
+}
+
+// A kubelet that joins is started anew with its certificate; one that has one isn't.
+func TestStartedAnewOnceJoined(t *testing.T) {
+	t.Parallel()
+	client := filepath.Join(t.TempDir(), "current.pem")
+	runs := 0
+	run := func(ctx context.Context) error {
+		if runs++; runs == 1 {
+			must(t, os.WriteFile(client, nil, 0o600))
+			<-ctx.Done() // the kubelet ends when it is told to
+			return nil
+		}
+		return errors.New("its own end")
+	}
+	if err := againOnceJoined(t.Context(), client, run); runs != 2 || err == nil || err.Error() != "its own end" {
+		t.Errorf("%d runs, then %v", runs, err)
+	}
+	if err := againOnceJoined(t.Context(), client, run); runs != 3 || err == nil {
+		t.Errorf("%d runs, then %v", runs, err)
+	}
+	must(t, os.Remove(client))
+	if err := againOnceJoined(t.Context(), client, run); runs != 4 || err == nil {
+		t.Errorf("one that ended by itself: %d runs, then %v", runs, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := againOnceJoined(ctx, client, run); runs != 5 || err == nil {
+		t.Errorf("one that is to stop: %d runs, then %v", runs, err)
+	}
+}
+
+// The kubelet is told its address at its start, so it starts anew with another
+// one; not when the node merely has none for a while.
+func TestNewAddressEndsTheRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := resource.NewStore()
+		w := store.As("test")
+		at := func(addr string) {
+			must(t, network.Addresses.Put(w, network.AddressID, network.NodeAddress{Primary: netip.MustParseAddr(addr)}))
+		}
+		at("10.5.0.2")
+		done := make(chan error, 1)
+		go func() {
+			done <- whileAddressed(t.Context(), store, func(ctx context.Context) error {
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		synctest.Wait()
+		must(t, network.Addresses.Delete(w, network.AddressID))
+		synctest.Wait()
+		at("10.5.0.2")
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatalf("it ended: %v", err)
+		default:
+		}
+		at("10.5.0.3")
+		if err := <-done; err == nil || err.Error() != "the node's address changed from 10.5.0.2 to 10.5.0.3" {
+			t.Error(err)
+		}
+		if err := whileAddressed(t.Context(), store, func(context.Context) error { return errors.New("its own end") }); err == nil || err.Error() != "its own end" {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,226 @@
+// Package kubelet runs the kubelet: an OCI image in containerd's system
+// namespace, with the node's namespaces and the mounts that pods' volumes must
+// reach through.
+//
+// It starts as soon as network and containerd are there, on every node, and
+// keeps trying until the control plane answers (acceptance S-211, S-244). A control
+// plane's has a certificate that the node has made with the cluster's authority; a
+// worker's gets its own from the cluster, with the bootstrap token. It talks to the
+// node's load balancer of the API, and is started anew once it has joined, when the
+// node has another address, and when static pods change before it knows from
+// Kubernetes which pods there should be: it would replace none of them.
+package kubelet
+
+import (
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+const (
+	// ID of the service and its container.
+	ID = "kubelet"
+
+	healthURL     = "http://127.0.0.1:10248/healthz" // acceptance S-243
+	healthPeriod  = time.Second
+	healthTimeout = 5 * time.Second
+	// stopBudget: the kubelet has nothing to save; pods go on without it.
+	stopBudget = 10 * time.Second
+)
+
+// Options are what the service stands on.
+type Options struct {
+	Mode       boot.Mode
+	Store      *resource.Store
+	Containerd *containerd.Containerd
+}
+
+// Service is the kubelet in the graph.
+func Service(o Options) dag.Service {
+	runner := &containerd.Runner{
+		Containerd: o.Containerd,
+		ID:         ID,
+		Image:      o.image,
+		Spec:       o.spec,
+		StopBudget: stopBudget,
+	}
+	return dag.Service{
+		ID:        ID,
+		Kind:      dag.Container,
+		DependsOn: []string{containerd.ID, "networkd", "timed", balancer.ID},
+		Needs: []dag.Condition{
+			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
+		},
+		Prepare: func(ctx context.Context, h *dag.Handle) error {
+			if err := o.awaitIdentity(ctx); err != nil {
+				return err
+			}
+			if err := o.writeFiles(); err != nil {
+				return err
+			}
+			return runner.Prepare(ctx, h)
+		},
+		Run: func(ctx context.Context, h *dag.Handle) error {
+			return whileAddressed(ctx, o.Store, func(ctx context.Context) error {
+				return againOnceJoined(ctx, clientFile, func(ctx context.Context) error {
+					// The kubeconfig that a kubelet writes when it joins lacks the name that it is to
+					// expect of an API server, whose certificate may not have loopback's address.
+					if err := o.writeFiles(); err != nil {
+						return err
+					}
+					ready := func() bool { return apiServerReady(o.Store) }
+					return againForManifests(ctx, boot.ManifestsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
+				})
+			})
+		},
+		Health:     &dag.Health{Check: dag.HTTPCheck(healthURL), Period: healthPeriod, Timeout: healthTimeout},
+		Restart:    dag.RestartAlways,
+		StopBudget: stopBudget + 5*time.Second,
+	}
+}
+
+func (o Options) image() (string, error) {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return "", err
+	}
+	return cfg.Machine.Kubelet.Image, nil
+}
+
+// directories the mounts below need on the node, with their modes.
+var directories = []struct {
+	path string
+	mode os.FileMode
+}{
+	{boot.KubeletDir, 0o700},
+	{boot.KubeletDir + "/pki", 0o700},
+	{boot.LogDir + "/pods", 0o755},
+	{boot.LogDir + "/containers", 0o755},
+	{boot.ManifestsDir, 0o755},
+	{boot.CNIConfDir, 0o755},
+}
+
+// mounts is what the kubelet sees of the node. Those that pods' volumes are
+// mounted under are shared, so that containerd sees them too.
+//
+// Of what pods may write to it sees all: whether a directory of a hostPath volume is
+// there it checks itself, and a part of a volume (subPath) it makes and mounts itself,
+// in its own file system if that doesn't show the node's. What it mounts there itself,
+// and an extra mount that covers a part of it, stays its own.
+var mounts = []specs.Mount{
+	// The node's own, not a fresh one: in a container node, settings of the host
+	// are covered there.
+	{Type: "bind", Source: "/proc", Destination: "/proc", Options: []string{"rbind", "rw", "nosuid", "noexec", "nodev"}},
+	{Type: "bind", Source: "/dev", Destination: "/dev", Options: []string{"rbind", "rshared", "rw", "nosuid"}},
+	{Type: "bind", Source: "/sys", Destination: "/sys", Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: "/run", Destination: "/run", Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: boot.EphemeralDir, Destination: boot.EphemeralDir, Options: []string{"rbind", "rslave", "rw"}},
+	{Type: "bind", Source: boot.KubeletDir, Destination: boot.KubeletDir, Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: boot.ContainerdDir, Destination: boot.ContainerdDir, Options: []string{"rbind", "rshared", "rw"}},
+	{Type: "bind", Source: "/etc/kubernetes", Destination: "/etc/kubernetes", Options: []string{"rbind", "ro"}},
+	{Type: "bind", Source: secretsDir, Destination: secretsDir, Options: []string{"rbind", "ro"}},
+	{Type: "bind", Source: "/etc/machine-id", Destination: "/etc/machine-id", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/os-release", Destination: "/etc/os-release", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/resolv.conf", Destination: "/etc/resolv.conf", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/etc/hosts", Destination: "/etc/hosts", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: boot.CABundle, Destination: "/etc/ssl/certs/ca-certificates.crt", Options: []string{"bind", "ro"}},
+	{Type: "bind", Source: "/usr/lib/modules", Destination: "/lib/modules", Options: []string{"rbind", "ro"}},
+}
+
+// extraMounts are those of the configuration. What is mounted below them later,
+// on the node or by the kubelet, is seen on both sides, as storage drivers want it.
+func extraMounts(c *config.Config) []specs.Mount {
+	var out []specs.Mount
+	for _, v := range c.Machine.Kubelet.ExtraMounts {
+		access := "rw"
+		if v.ReadOnly {
+			access = "ro"
+		}
+		out = append(out, specs.Mount{Type: "bind", Source: v.HostPath, Destination: v.MountPath, Options: []string{"rbind", "rshared", access}})
+	}
+	return out
+}
+
+func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
+	args, err := o.arguments()
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	extra := extraMounts(cfg)
+	return []oci.SpecOpts{
+		oci.WithProcessArgs(args...),
+		oci.WithPrivileged,
+		oci.WithAllDevicesAllowed,
+		oci.WithHostNamespace(specs.NetworkNamespace),
+		oci.WithHostNamespace(specs.PIDNamespace),
+		oci.WithHostNamespace(specs.IPCNamespace),
+		oci.WithHostNamespace(specs.UTSNamespace),
+		oci.WithHostNamespace(specs.CgroupNamespace),
+		oci.WithCgroup("/system/kubelet"),
+		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
+		oci.WithMounts(slices.Concat(mounts, extra)),
+		withSharedMounts,
+		oci.WithMaskedPaths(nil),
+		oci.WithReadonlyPaths(nil),
+	}, nil
+}
+
+// withoutDefaultMounts drops the mounts that a container gets by default and
+// the node's own take the place of.
+func withoutDefaultMounts(destinations ...string) oci.SpecOpts {
+	drop := make(map[string]bool, len(destinations))
+	for _, d := range destinations {
+		drop[d] = true
+	}
+	return func(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
+		kept := s.Mounts[:0]
+		for _, m := range s.Mounts {
+			if !drop[m.Destination] {
+				kept = append(kept, m)
+			}
+		}
+		s.Mounts = kept
+		return nil
+	}
+}
+
+// withSharedMounts keeps the propagation of the mounts above: runc makes all
+// mounts of a container private otherwise.
+func withSharedMounts(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
+	s.Linux.RootfsPropagation = "rshared"
+	return nil
+}
+
+func (o Options) arguments() ([]string, error) {
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	addr, err := network.Addresses.Get(o.Store, network.AddressID)
+	if err != nil {
+		return nil, err
+	}
+	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err != nil {
+		return nil, err
+	}
+	return commandLine(cfg, name.Spec, addr.Spec.Primary), nil
+}

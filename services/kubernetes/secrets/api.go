@@ -1,0 +1,157 @@
+package secrets
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+)
+
+// APISpec is what the machine API is served with. PEM.
+type APISpec struct {
+	CA      config.PEM     `yaml:"ca"` // whose certificates clients show
+	Serving config.CertKey `yaml:"serving"`
+}
+
+// API is the secrets of apid. A worker doesn't hold the authority's key, and so
+// has none that it made itself (S-157).
+var API = resource.Define[APISpec](resource.Definition{
+	Type: "APISecrets.secrets.garboard.dev", Kind: "APISecret", Namespace: namespace,
+})
+
+// APIController makes the machine API's certificate or, on a worker, gets it from a
+// control plane.
+type APIController struct {
+	now  func() time.Time
+	kept keptFile
+	asker
+}
+
+// askAgain is the pause after nobody has signed. It doesn't grow: in a new cluster the
+// control planes and the kubelet, through which they are found, come up within a minute.
+// trustd lets a node ask that often (perAddress in services/front/trustd).
+const askAgain = 5 * time.Second
+
+// Name implements resource.Controller.
+func (*APIController) Name() string { return "secrets.APIController" }
+
+// Inputs implements resource.Controller.
+func (*APIController) Inputs() []resource.Input {
+	return append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()})
+}
+
+// Outputs implements resource.Controller.
+func (*APIController) Outputs() []string { return []string{API.Type()} }
+
+// Reconcile implements resource.Controller.
+func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	n, ok, err := readNode(v)
+	if err != nil || !ok {
+		return 0, err
+	}
+	var have APISpec
+	if o, err := API.Get(v, APIID); err == nil {
+		have = o.Spec
+	}
+	ca := n.config.Machine.CA
+	if len(ca.Crt) == 0 {
+		return 0, missingMachine("ca")
+	}
+	if !n.config.Machine.Type.ControlPlane() {
+		return c.worker(ctx, v, n, have)
+	}
+	if len(ca.Key) == 0 {
+		return 0, missingMachine("ca")
+	}
+	now := c.now()
+	serving, err := keep(have.Serving, ca, n.api(now))
+	if err != nil {
+		return 0, err
+	}
+	return renewal(now, serving.Crt), API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: serving})
+}
+
+// worker keeps the certificate while it is good, and else asks for another one. One
+// that is only to be renewed goes on meanwhile.
+func (c *APIController) worker(ctx context.Context, v resource.View, n node, have APISpec) (time.Duration, error) {
+	ca, now := config.CertKey{Crt: n.config.Machine.CA.Crt}, c.now()
+	want := n.worker(now)
+	if len(have.Serving.Crt) == 0 {
+		// What an earlier boot got serves until there is a better one, also under a name or
+		// an address that the node had then.
+		if have.Serving = c.kept.read(v, ca, now); len(have.Serving.Crt) > 0 {
+			if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
+				return 0, err
+			}
+		}
+	}
+	cert, err := pki.ParseCert(have.Serving.Crt)
+	good := err == nil && signedBy(cert, ca)
+	if good && fits(cert, ca, want) {
+		if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
+			return 0, err
+		}
+		if !c.kept.write(v, have.Serving) {
+			return keepAgain, nil
+		}
+		return renewal(now, have.Serving.Crt), nil
+	}
+	key := have.Serving.Key // certificate and key are two files: see keep
+	if !good {
+		made, err := pki.NewKey(pki.Ed25519)
+		if err != nil {
+			return 0, err
+		}
+		key = made
+	}
+	crt, err := c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), key, want)
+	if err != nil {
+		return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
+	}
+	v.Log().Info("a control plane signed the certificate of the machine API")
+	serving := config.CertKey{Crt: crt, Key: key}
+	if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: serving}); err != nil {
+		return 0, err
+	}
+	if !c.kept.write(v, serving) {
+		return keepAgain, nil
+	}
+	return renewal(now, crt), nil
+}
+
+// stillFits is fits for a certificate that is due, and hasn't expired yet.
+func stillFits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
+	now := want.Now
+	want.Now = cert.NotBefore
+	return now.Before(cert.NotAfter) && fits(cert, ca, want)
+}
+
+// laterWith says when to ask again: there are months for a renewal.
+func laterWith(err error, cert *x509.Certificate, good bool) error {
+	if !good {
+		return resource.RetryIn(err, askAgain)
+	}
+	err = fmt.Errorf("renew the certificate of the machine API, which expires on %s: %w", cert.NotAfter.Format(time.DateOnly), err)
+	return resource.RetryIn(err, lookAgainMin)
+}
+
+// worker has what trustd gives a node: its name, and the address that it is known by
+// and asks from. Further names (machine.certSANs) are for control planes.
+func (n node) worker(now time.Time) pki.Leaf {
+	return pki.Leaf{CN: n.hostname, DNS: []string{n.hostname, "localhost"}, IPs: append([]netip.Addr{n.primary}, loopback...), Server: true, Now: now}
+}
+
+// api has all names under which this node's machine API is reached: as the node,
+// and, on a control plane, as the cluster's endpoint.
+func (n node) api(now time.Time) pki.Leaf {
+	leaf := pki.Leaf{CN: n.hostname, Now: now}
+	addHosts(&leaf, n.config.Machine.CertSANs)
+	n.addEndpoint(&leaf)
+	return n.server(leaf)
+}

@@ -1,0 +1,169 @@
+package secrets
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/garboard-os/garboard/api"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+)
+
+const (
+	// dialTimeout: a control plane is a hop or two away. One that lost its power
+	// doesn't answer at all, and must not hold up the question to the next.
+	dialTimeout = 3 * time.Second
+	// askTimeout bounds all of the question to one control plane: under emulation a
+	// TLS handshake takes a second.
+	askTimeout = 10 * time.Second
+	// maxAnswer is a certificate, and what an error has to say.
+	maxAnswer = 16 << 10
+)
+
+// asker gets a worker's certificate from trustd.
+type asker struct {
+	dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
+}
+
+func dial(ctx context.Context, from netip.Addr, address string) (net.Conn, error) {
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	return d.DialContext(ctx, "tcp", address)
+}
+
+// ask asks one host after the other until one has signed.
+func (a *asker) ask(ctx context.Context, n node, hosts []string, key config.KeyPEM, want pki.Leaf) (config.PEM, error) {
+	request, err := pki.NewRequest(key, want)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	if len(hosts) == 0 {
+		errs = append(errs, errNoneKnown)
+	}
+	if endpoint := n.config.Cluster.ControlPlane.Endpoint.Hostname(); !slices.Contains(hosts, endpoint) {
+		hosts = append(slices.Clone(hosts), endpoint)
+	}
+	for _, host := range hosts {
+		crt, err := a.askOne(ctx, n, host, request)
+		if err == nil {
+			err = checkAnswer(crt, key, n.config.Machine.CA.Crt, want)
+		}
+		if err == nil {
+			return crt, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", host, err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, noneSigned(errs)
+}
+
+var errNoneKnown = errors.New("no control plane is known yet: Kubernetes tells of them once the kubelet has joined")
+
+// controlPlanes are the hosts of the API servers that Kubernetes has told of, those last
+// that aren't ready: trustd may be there all the same. So none sticks to one that died.
+func controlPlanes(servers []resource.Object[balancer.APIServer]) []string {
+	var ready, others []string
+	for _, s := range servers {
+		at, err := netip.ParseAddrPort(s.ID)
+		switch {
+		case err != nil || s.Spec.From != balancer.FromKubernetes:
+		case s.Spec.Ready:
+			ready = append(ready, at.Addr().String())
+		default:
+			others = append(others, at.Addr().String())
+		}
+	}
+	return append(ready, others...)
+}
+
+// noneSigned is why there is no certificate, in one line.
+type noneSigned []error
+
+func (e noneSigned) Error() string {
+	text := "no control plane signs a certificate for the machine API"
+	for i, err := range e {
+		text += []string{": ", "; "}[min(i, 1)] + err.Error()
+	}
+	return text
+}
+
+// Unwrap is for errors.Is and errors.As.
+func (e noneSigned) Unwrap() []error { return e }
+
+// askOne asks one control plane, from the address that the certificate is to be for.
+func (a *asker) askOne(ctx context.Context, n node, host string, request []byte) (config.PEM, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(n.config.Machine.CA.Crt)
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+			defer cancel()
+			return a.dial(ctx, n.primary, address)
+		},
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: host},
+		DisableKeepAlives:      true,
+		MaxResponseHeaderBytes: maxAnswer,
+	}
+	client := garboardv1connect.NewTrustServiceClient(&http.Client{
+		Transport: transport,
+		// The token is for this one server.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}, "https://"+net.JoinHostPort(host, strconv.Itoa(api.TrustPort)), connect.WithReadMaxBytes(maxAnswer))
+	answer, err := client.Sign(ctx, connect.NewRequest(&apiv1.SignRequest{Token: string(n.config.Machine.Token), Request: request}))
+	if connect.CodeOf(err) == connect.CodeUnauthenticated {
+		return nil, errToken
+	}
+	if err != nil {
+		return nil, err
+	}
+	return answer.Msg.GetCertificate(), nil
+}
+
+var errToken = errors.New("it doesn't take this node's token: machine.token must be the same on all nodes of the cluster. " +
+	"Without a certificate this node can't be told another one, so give it a new configuration with the control planes' token; " +
+	"or, if theirs is the wrong one, change that: it takes effect at once")
+
+// checkAnswer makes sure that the answer is a certificate of the cluster, for our key, with
+// what it needs to have.
+func checkAnswer(crt config.PEM, key config.KeyPEM, ca config.PEM, want pki.Leaf) error {
+	cert, err := pki.ParseCert(crt)
+	if err != nil {
+		return err
+	}
+	own, err := pki.ParseKey(key)
+	if err != nil {
+		return err
+	}
+	public, ok := own.Public().(interface{ Equal(crypto.PublicKey) bool })
+	authority := config.CertKey{Crt: ca}
+	switch {
+	case !ok || !public.Equal(cert.PublicKey):
+		return errors.New("it answers with a certificate for another key")
+	case !signedBy(cert, authority):
+		return errors.New("it answers with a certificate of another authority")
+	case !fits(cert, authority, want):
+		return fmt.Errorf("it answers with a certificate that this node can't use: for %s, valid from %s to %s; is the clock right, here and there?",
+			cert.Subject.CommonName, cert.NotBefore.Format(time.RFC3339), cert.NotAfter.Format(time.RFC3339))
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package secrets
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+)
+
+// Who is asked: those that Kubernetes told of, who is ready first.
+func TestControlPlanes(t *testing.T) {
+	t.Parallel()
+	server := func(id, from string, ready bool) resource.Object[balancer.APIServer] {
+		return resource.Object[balancer.APIServer]{Meta: resource.Meta{ID: id}, Spec: balancer.APIServer{From: from, Ready: ready}}
+	}
+	got := controlPlanes([]resource.Object[balancer.APIServer]{
+		server("10.5.0.2:6443", balancer.FromKubernetes, false), server("10.5.0.3:6443", balancer.FromKubernetes, true),
+		server("[2001:db8::2]:6443", balancer.FromKubernetes, true), server("cluster.example.org:6443", balancer.FromConfig, true),
+	})
+	if want := []string{"10.5.0.3", "2001:db8::2", "10.5.0.2"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// What a control plane answers is looked at before it is used.
+func TestCheckAnswer(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	authority, other := ca(t, pki.NewMachineCA), ca(t, pki.NewMachineCA)
+	key, err := pki.NewKey(pki.Ed25519)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := pki.Leaf{CN: "w1", DNS: []string{"w1"}, IPs: []netip.Addr{netip.MustParseAddr("192.0.2.20")}, Server: true, Now: now}
+	public := func(key []byte) any {
+		parsed, err := pki.ParseKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parsed.Public()
+	}
+	sign := func(ca config.CertKey, change func(*pki.Leaf)) config.PEM {
+		leaf := want
+		change(&leaf)
+		crt, err := ca.CA().Sign(public(key), leaf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return crt
+	}
+	strange, _, err := authority.CA().Issue(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		crt  config.PEM
+		want string
+	}{
+		"good":              {sign(authority, func(*pki.Leaf) {}), ""},
+		"nothing":           {nil, "no CERTIFICATE block"},
+		"another key":       {strange, "for another key"},
+		"another authority": {sign(other, func(*pki.Leaf) {}), "of another authority"},
+		"another name":      {sign(authority, func(l *pki.Leaf) { l.CN = "w2" }), "can't use: for w2"},
+		"not the address":   {sign(authority, func(l *pki.Leaf) { l.IPs = nil }), "can't use"},
+		"expired":           {sign(authority, func(l *pki.Leaf) { l.Validity = time.Minute }), "is the clock right"},
+	} {
+		err := checkAnswer(tt.crt, key, authority.Crt, want)
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+// An authority near its own end signs nothing that lives longer: that is taken, as long
+// as it is valid.
+func TestAnswerOfAnAuthorityNearItsEnd(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	ca, err := pki.NewCA(pki.Ed25519, pki.MachineName, now, pki.RenewBefore/2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := pki.Leaf{CN: "w1", DNS: []string{"w1"}, Server: true, Now: now}
+	crt, key, err := ca.Issue(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkAnswer(crt, key, ca.Cert, want); err != nil {
+		t.Error(err)
+	}
+	authority := config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	if kept, err := keep(config.CertKey{Crt: crt, Key: key}, authority, want); err != nil || !bytes.Equal(kept.Crt, crt) {
+		t.Errorf("it is made anew, %v", err)
+	}
+	want.Now = now.Add(pki.RenewBefore / 2)
+	if err := checkAnswer(crt, key, ca.Cert, want); err == nil {
+		t.Error("one that has expired is taken")
+	}
+}
+
+// The question comes from the address that the node is known by: the kernel would
+// choose another one on a machine with several.
+func TestDialFrom(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	from := netip.MustParseAddr("127.0.0.77")
+	conn, err := dial(context.Background(), from, listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	peer, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	if got := peer.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(); got != from {
+		t.Errorf("from %s", got)
+	}
+}
+
+// A worker that nobody signs for says whom it has asked.
+func TestWorkerSaysWhoWasAsked(t *testing.T) {
+	t.Parallel()
+	c := controlPlane(t)
+	c.Machine.Type = config.Worker
+	c.Machine.CA.Key = nil
+	b := newBench(t, c)
+	want := "controller failed: no control plane signs a certificate for the machine API: no control plane is known yet: Kubernetes tells of them once the kubelet has joined; cluster.example.org: "
+	deadline := time.After(eventually.Scale(5 * time.Second))
+	for {
+		select {
+		case line := <-b.said.lines:
+			if strings.Contains(line, want) && strings.Contains(line, "there is no network") {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("never said %q", want)
+		}
+	}
+}

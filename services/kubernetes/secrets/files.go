@@ -1,0 +1,200 @@
+package secrets
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+)
+
+const (
+	fileMode = 0o600 // the programs run as root, without capabilities
+	dirMode  = 0o700
+	// versionSize: half a SHA-256 is more than enough to see that something changed.
+	versionSize = 16
+)
+
+// file is one that a program reads.
+type file struct {
+	data []byte
+	// renewed says that its program reads it again by itself: a new content needs
+	// no restart. These are the leaf certificates and their keys. etcd reads them at
+	// each handshake, the control plane's programs and the kubelet watch them.
+	renewed bool
+}
+
+// leaf is the two files of a pair, NAME.crt and NAME.key.
+func leaf(files map[string]file, name string, pair config.CertKey) {
+	files[name+".crt"], files[name+".key"] = file{pair.Crt, true}, file{pair.Key, true}
+}
+
+// FilesController writes secrets where programs read them: in the secrets folder,
+// one folder for each status (acceptance S-340).
+type FilesController struct{ dir string }
+
+// Name implements resource.Controller.
+func (*FilesController) Name() string { return "secrets.FilesController" }
+
+// Inputs implements resource.Controller.
+func (*FilesController) Inputs() []resource.Input {
+	return []resource.Input{{Type: Kubernetes.Type(), ID: KubernetesID}, {Type: Etcd.Type(), ID: EtcdID}, {Type: Kubelet.Type(), ID: KubeletID}}
+}
+
+// Outputs implements resource.Controller.
+func (*FilesController) Outputs() []string { return []string{Statuses.Type()} }
+
+// Reconcile implements resource.Controller.
+func (c *FilesController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	var errs []error
+	for _, s := range []struct {
+		id    string
+		files func(resource.Reader) (map[string]file, error)
+	}{{KubernetesID, kubernetesFiles}, {EtcdID, etcdFiles}, {KubeletID, kubeletFiles}} {
+		files, err := s.files(v)
+		if err == nil {
+			err = writeAll(filepath.Join(c.dir, s.id), files)
+		}
+		if err == nil {
+			err = Statuses.Put(v, s.id, StatusSpec{Version: version(files)})
+		}
+		errs = append(errs, ignoreNotFound(err))
+	}
+	return 0, errors.Join(errs...)
+}
+
+func etcdFiles(r resource.Reader) (map[string]file, error) {
+	o, err := Etcd.Get(r, EtcdID)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]file{"ca.crt": {data: o.Spec.CA}}
+	leaf(files, "server", config.CertKey{Crt: o.Spec.ServerCert, Key: o.Spec.ServerKey})
+	leaf(files, "peer", config.CertKey{Crt: o.Spec.PeerCert, Key: o.Spec.PeerKey})
+	return files, nil
+}
+
+// kubeletFiles leaves out the kubelet's certificate as a client: that one is only
+// its first, and the kubelet itself keeps and renews it.
+func kubeletFiles(r resource.Reader) (map[string]file, error) {
+	o, err := Kubelet.Get(r, KubeletID)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]file{"ca.crt": {data: o.Spec.CA}}
+	if len(o.Spec.Serving.Crt) > 0 {
+		leaf(files, "serving", o.Spec.Serving)
+	}
+	return files, nil
+}
+
+func kubernetesFiles(r resource.Reader) (map[string]file, error) {
+	o, err := Kubernetes.Get(r, KubernetesID)
+	if err != nil {
+		return nil, err
+	}
+	s := o.Spec
+	encryption, err := encryptionConfig(s.EncryptionKey)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]file{
+		"kube-apiserver/ca.crt":                       {data: s.CA.Crt},
+		"kube-apiserver/etcd-client-ca.crt":           {data: s.EtcdCA},
+		"kube-apiserver/aggregator-ca.crt":            {data: s.AggregatorCA},
+		"kube-apiserver/service-account.pub":          {data: s.ServiceAccount.Crt},
+		"kube-apiserver/service-account.key":          {data: s.ServiceAccount.Key},
+		"kube-apiserver/encryption.yaml":              {data: encryption},
+		"kube-controller-manager/ca.crt":              {data: s.CA.Crt},
+		"kube-controller-manager/ca.key":              {data: s.CA.Key},
+		"kube-controller-manager/service-account.key": {data: s.ServiceAccount.Key},
+	}
+	leaf(files, "kube-apiserver/apiserver", s.APIServer)
+	leaf(files, "kube-apiserver/apiserver-kubelet-client", s.KubeletClient)
+	leaf(files, "kube-apiserver/etcd-client", s.EtcdClient)
+	leaf(files, "kube-apiserver/front-proxy-client", s.FrontProxy)
+	for program, pair := range map[string]config.CertKey{"kube-controller-manager": s.ControllerManager, "kube-scheduler": s.Scheduler} {
+		leaf(files, program+"/client", pair)
+		text, err := kubeconfig(s.Balancer, s.CA.Crt, program)
+		if err != nil {
+			return nil, err
+		}
+		files[program+"/kubeconfig"] = file{data: text}
+	}
+	return files, nil
+}
+
+// kubeconfig is a client configuration that names its certificate's files, which
+// stand beside it: certificates inside of it would never be read again.
+func kubeconfig(server string, ca []byte, user string) ([]byte, error) {
+	const cluster = "local"
+	context := user + "@" + cluster
+	return yaml.Marshal(map[string]any{
+		"apiVersion": "v1",
+		"kind":       "Config",
+		"clusters": []any{map[string]any{"name": cluster, "cluster": map[string]any{
+			"server": server, "tls-server-name": balancer.ServerName, "certificate-authority-data": base64.StdEncoding.EncodeToString(ca),
+		}}},
+		"users":           []any{map[string]any{"name": user, "user": map[string]any{"client-certificate": "client.crt", "client-key": "client.key"}}},
+		"contexts":        []any{map[string]any{"name": context, "context": map[string]any{"cluster": cluster, "user": user}}},
+		"current-context": context,
+	})
+}
+
+// encryptionConfig makes the apiserver encrypt Secrets. The last provider is for
+// reading what was written before there was a key.
+func encryptionConfig(key []byte) ([]byte, error) {
+	providers := []any{map[string]any{"identity": map[string]any{}}}
+	if len(key) > 0 {
+		secretbox := map[string]any{"keys": []any{map[string]any{"name": "key1", "secret": base64.StdEncoding.EncodeToString(key)}}}
+		providers = slices.Insert(providers, 0, any(map[string]any{"secretbox": secretbox}))
+	}
+	return yaml.Marshal(map[string]any{
+		"apiVersion": "apiserver.config.k8s.io/v1",
+		"kind":       "EncryptionConfiguration",
+		"resources":  []any{map[string]any{"resources": []any{"secrets"}, "providers": providers}},
+	})
+}
+
+// writeAll writes what differs. Each file is replaced in one step.
+func writeAll(dir string, files map[string]file) error {
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		full := filepath.Join(dir, path)
+		if err := os.MkdirAll(filepath.Dir(full), dirMode); err != nil {
+			return fmt.Errorf("write secrets: %w", err)
+		}
+		if have, err := os.ReadFile(full); err == nil && bytes.Equal(have, files[path].data) {
+			continue
+		}
+		if err := boot.WriteFile(full, files[path].data, fileMode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// version is a hash of the files that programs read only at their start.
+func version(files map[string]file) string {
+	h := sha256.New()
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		if f := files[path]; !f.renewed {
+			fmt.Fprintf(h, "%s %d\n", path, len(f.data))
+			h.Write(f.data)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:versionSize])
+}

@@ -1,0 +1,192 @@
+package secrets
+
+import (
+	"context"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// Users that the control plane's programs are for the apiserver and the kubelets.
+const (
+	KubeletClientUser = "apiserver-kubelet-client"
+	adminUser         = "admin"
+	adminGroup        = "system:masters" // allowed everything, without a role binding
+	controllerUser    = "system:kube-controller-manager"
+	schedulerUser     = "system:kube-scheduler"
+	frontProxyUser    = "front-proxy-client"
+	etcdClientUser    = "kube-apiserver"
+)
+
+// encryptionInfo tells the key of Secrets in etcd from others that may be made
+// from the cluster's secret one day (HKDF, RFC 5869 3.2).
+const encryptionInfo = "garboard kubernetes encryption at rest"
+
+const encryptionKeySize = 32 // XSalsa20-Poly1305, what Kubernetes calls secretbox
+
+// KubernetesController makes the control plane's certificates.
+type KubernetesController struct {
+	now      func() time.Time
+	balancer string
+}
+
+// Name implements resource.Controller.
+func (*KubernetesController) Name() string { return "secrets.KubernetesController" }
+
+// Inputs implements resource.Controller.
+func (*KubernetesController) Inputs() []resource.Input { return nodeInputs() }
+
+// Outputs implements resource.Controller.
+func (*KubernetesController) Outputs() []string { return []string{Kubernetes.Type(), Kubelet.Type()} }
+
+// Reconcile implements resource.Controller.
+func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	n, ok, err := readNode(v)
+	if err != nil || !ok {
+		return 0, err
+	}
+	cluster := &n.config.Cluster
+	if len(cluster.CA.Crt) == 0 {
+		return 0, missing("ca")
+	}
+	if !n.config.Machine.Type.ControlPlane() {
+		return 0, Kubelet.Put(v, KubeletID, KubeletSpec{CA: cluster.CA.Crt})
+	}
+	if err := complete(cluster); err != nil {
+		return 0, err
+	}
+	now := c.now()
+	kubelet, err := n.kubelet(v, now)
+	if err != nil {
+		return 0, err
+	}
+	if err := Kubelet.Put(v, KubeletID, kubelet); err != nil {
+		return 0, err
+	}
+	var have KubernetesSpec
+	if o, err := Kubernetes.Get(v, KubernetesID); err == nil {
+		have = o.Spec
+	}
+	spec, err := n.kubernetes(have, now)
+	if err != nil {
+		return 0, err
+	}
+	spec.Balancer = c.balancer
+	again := renewal(now, kubelet.Serving.Crt, kubelet.Client.Crt, spec.APIServer.Crt, spec.KubeletClient.Crt, spec.EtcdClient.Crt, spec.FrontProxy.Crt,
+		spec.Admin.Crt, spec.ControllerManager.Crt, spec.Scheduler.Crt)
+	return again, Kubernetes.Put(v, KubernetesID, spec)
+}
+
+// kubelet is the kubelet's certificates, with the name and group that those from
+// the cluster's own signers would have.
+func (n node) kubelet(r resource.Reader, now time.Time) (KubeletSpec, error) {
+	var have KubeletSpec
+	if o, err := Kubelet.Get(r, KubeletID); err == nil {
+		have = o.Spec
+	}
+	spec := KubeletSpec{CA: n.config.Cluster.CA.Crt}
+	leaf := pki.Leaf{CN: "system:node:" + n.hostname, Orgs: []string{"system:nodes"}, Now: now}
+	client := leaf
+	client.Client = true
+	var err error
+	if spec.Serving, err = keep(have.Serving, n.config.Cluster.CA, n.server(leaf)); err != nil {
+		return spec, err
+	}
+	spec.Client, err = keep(have.Client, n.config.Cluster.CA, client)
+	return spec, err
+}
+
+// complete says which of the secrets isn't in the configuration.
+func complete(c *config.Cluster) error {
+	for _, need := range []struct {
+		field string
+		have  bool
+	}{
+		{"ca", len(c.CA.Crt) > 0 && len(c.CA.Key) > 0},
+		{"aggregatorCA", len(c.AggregatorCA.Crt) > 0 && len(c.AggregatorCA.Key) > 0},
+		{"serviceAccount", len(c.ServiceAccount.Key) > 0},
+		{"etcd.ca", len(c.Etcd.CA.Crt) > 0 && len(c.Etcd.CA.Key) > 0},
+	} {
+		if !need.have {
+			return missing(need.field)
+		}
+	}
+	return nil
+}
+
+// kubernetes is the spec for n, made of what have still holds good.
+func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, error) {
+	cluster := &n.config.Cluster
+	public, err := pki.EncodePublicKey(cluster.ServiceAccount.Key)
+	if err != nil {
+		return have, fmt.Errorf("cluster.serviceAccount.key: %w", err)
+	}
+	spec := KubernetesSpec{
+		CA:             cluster.CA,
+		EtcdCA:         cluster.Etcd.CA.Crt,
+		AggregatorCA:   cluster.AggregatorCA.Crt,
+		ServiceAccount: config.CertKey{Crt: public, Key: cluster.ServiceAccount.Key},
+		Endpoint:       cluster.ControlPlane.Endpoint.String(),
+		LocalEndpoint:  "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(cluster.ControlPlane.LocalAPIServerPort)),
+	}
+	if spec.EncryptionKey, err = encryptionKey(cluster.Secret); err != nil {
+		return have, fmt.Errorf("cluster.secret: %w", err)
+	}
+	for _, c := range []struct {
+		to   *config.CertKey
+		have config.CertKey
+		ca   config.CertKey
+		want pki.Leaf
+	}{
+		{&spec.APIServer, have.APIServer, cluster.CA, n.apiServer()},
+		{&spec.KubeletClient, have.KubeletClient, cluster.CA, pki.Leaf{CN: KubeletClientUser, Client: true}},
+		{&spec.EtcdClient, have.EtcdClient, cluster.Etcd.CA, pki.Leaf{CN: etcdClientUser, Client: true}},
+		{&spec.FrontProxy, have.FrontProxy, cluster.AggregatorCA, pki.Leaf{CN: frontProxyUser, Client: true}},
+		{&spec.Admin, have.Admin, cluster.CA, pki.Leaf{CN: adminUser, Orgs: []string{adminGroup}, Client: true}},
+		{&spec.ControllerManager, have.ControllerManager, cluster.CA, pki.Leaf{CN: controllerUser, Client: true}},
+		{&spec.Scheduler, have.Scheduler, cluster.CA, pki.Leaf{CN: schedulerUser, Client: true}},
+	} {
+		c.want.Now = now
+		if *c.to, err = keep(c.have, c.ca, c.want); err != nil {
+			return have, err
+		}
+	}
+	return spec, nil
+}
+
+// apiServer has all names under which this node's apiserver is reached: as the
+// node, as the cluster's endpoint, and as the Service kubernetes, which has the
+// first address of each service subnet.
+func (n node) apiServer() pki.Leaf {
+	cluster := &n.config.Cluster
+	leaf := pki.Leaf{
+		CN:  "kube-apiserver",
+		DNS: []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + cluster.Network.DNSDomain},
+	}
+	for _, subnet := range cluster.Network.ServiceSubnets {
+		leaf.IPs = append(leaf.IPs, subnet.Masked().Addr().Next())
+	}
+	addHosts(&leaf, cluster.APIServer.CertSANs)
+	n.addEndpoint(&leaf)
+	return n.server(leaf)
+}
+
+// encryptionKey is the key of Secrets in etcd; nil for a cluster without a secret.
+func encryptionKey(secret config.Secret) ([]byte, error) {
+	if secret == "" {
+		return nil, nil
+	}
+	seed, err := base64.StdEncoding.DecodeString(string(secret))
+	if err != nil {
+		return nil, err
+	}
+	return hkdf.Key(sha256.New, seed, nil, encryptionInfo, encryptionKeySize)
+}

@@ -1,0 +1,483 @@
+package vip
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+var (
+	ownMAC     = net.HardwareAddr{2, 0, 0, 0, 0, 5}
+	peerMAC    = net.HardwareAddr{2, 0, 0, 0, 0, 6}
+	foreignMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
+)
+
+// world is one node's, with a time of its own: each second etcd gives its view, the
+// API server its answer and the link a frame, unless that has been taken away.
+type world struct {
+	t   *testing.T
+	now time.Time
+	s   state
+
+	etcd, apiserver, link bool
+	holder                string // by etcd's view; "self" is this node
+	next, answers         bool   // this node is next; the holder's machine answers it
+	confirms              bool   // more than its kernel does
+	lease                 clientv3.LeaseID
+	lookedAfter, evicted  int
+	others                int
+	frames                uint64
+	last                  orders
+	announced, probed     int
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, now: time.Unix(1_000_000, 0), etcd: true, apiserver: true, link: true, holder: "self", others: 2}
+	w.s.mac, w.lease = ownMAC, 1
+	return w
+}
+
+// pass lets time go by, in steps of 100 ms.
+func (w *world) pass(d time.Duration) orders {
+	w.t.Helper()
+	for end := w.now.Add(d); w.now.Before(end); {
+		w.now = w.now.Add(100 * time.Millisecond)
+		w.step(w.now.UnixMilli()%1000 == 0)
+	}
+	return w.last
+}
+
+func (w *world) step(full bool) {
+	if full {
+		if w.etcd {
+			w.s.view = view{
+				asked: w.now, held: w.holder != "", mine: w.holder == "self", holder: node{Name: w.holder, MAC: peerMAC.String()}, others: w.others,
+				next: w.next, lease: w.lease,
+				nodes: []node{{Name: "self", MAC: ownMAC.String()}, {Name: "peer", MAC: peerMAC.String()}},
+			}
+		}
+		w.s.checked(w.last.alone, w.apiserver && (w.etcd || w.last.alone))
+	}
+	if w.link {
+		w.frames++
+	}
+	w.s.counted(w.now, w.frames)
+	w.last = w.s.decide(w.now)
+	if w.last.announce {
+		w.announced++
+	}
+	if w.last.probe {
+		w.probed++
+	}
+	if w.last.evict != "" {
+		w.evicted++
+	}
+	if w.last.lookAfter {
+		w.lookedAfter++
+		if w.answers {
+			w.s.observe(w.now, observed{answers, peerMAC})
+		}
+		if w.confirms {
+			w.s.observe(w.now, observed{confirms, peerMAC})
+		}
+	}
+}
+
+// says lets another machine say something, and this node act on it at once.
+func (w *world) says(what observation, mac net.HardwareAddr) orders {
+	w.s.observe(w.now, observed{what, mac})
+	w.step(false)
+	return w.last
+}
+
+func (w *world) want(hold bool, why string) {
+	w.t.Helper()
+	if w.last.hold != hold || !strings.Contains(w.s.why, why) {
+		w.t.Fatalf("hold is %v because %q; want %v because %q", w.last.hold, w.s.why, hold, why)
+	}
+}
+
+// holding is a world in which this node has the address.
+func holding(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.pass(2 * time.Second)
+	w.want(true, "elected")
+	return w
+}
+
+func TestTheElectedOneTakesIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder = "peer"
+	if o := w.pass(10 * time.Second); !o.candidate {
+		t.Error("a node with an API server isn't a candidate")
+	}
+	w.want(false, "peer holds it")
+	if w.probed+w.announced > 0 {
+		t.Errorf("one that isn't elected asked %d times and announced %d times", w.probed, w.announced)
+	}
+	w.holder = "self"
+	w.pass(time.Second)
+	w.want(false, "") // it listens first
+	w.pass(probeTime)
+	w.want(true, "elected")
+	if w.probed != 3 {
+		t.Errorf("it asked %d times whether anybody has it, want 3", w.probed)
+	}
+	w.pass(4 * time.Second)
+	if w.announced != len(burst) {
+		t.Errorf("it announced itself %d times, want %d", w.announced, len(burst))
+	}
+	w.pass(time.Minute)
+	if more := w.announced - len(burst); more != 2 {
+		t.Errorf("in the minute after it announced itself %d times, want 2", more)
+	}
+}
+
+func TestNoAPIServerNoCandidate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.apiserver = false
+	if o := w.pass(10 * time.Second); o.candidate {
+		t.Error("a node without an API server is a candidate")
+	}
+	w.want(false, "")
+}
+
+func TestASickAPIServerGivesItToAnother(t *testing.T) {
+	t.Parallel()
+	w := holding(t)
+	w.apiserver = false
+	w.pass(2 * time.Second)
+	w.want(true, "elected")
+	w.pass(3 * time.Second)
+	w.want(false, "isn't ready")
+	if w.last.candidate {
+		t.Error("it is still a candidate")
+	}
+
+	alone := holding(t)
+	alone.apiserver, alone.others = false, 0
+	alone.pass(time.Minute)
+	alone.want(true, "no other one could")
+	alone.others = 1
+	alone.pass(2 * time.Second)
+	alone.want(false, "")
+}
+
+// Duty 6: the last holder keeps it.
+func TestWithoutQuorumTheHolderKeepsIt(t *testing.T) {
+	t.Parallel()
+	w := holding(t)
+	w.pass(5 * time.Second)
+	w.etcd = false
+	w.announced = 0
+	w.pass(time.Hour)
+	w.want(true, "etcd doesn't answer")
+	if w.announced > 0 {
+		t.Errorf("stale it announced itself %d times", w.announced)
+	}
+	w.apiserver = false
+	w.pass(time.Minute)
+	w.want(true, "nobody is known") // who could do better
+	w.etcd, w.apiserver = true, true
+	w.pass(2 * time.Second)
+	w.want(true, "elected")
+	if w.announced == 0 {
+		t.Error("it didn't announce itself once etcd agreed again")
+	}
+}
+
+// Its negative twin: without quorum nobody takes it who didn't have it.
+func TestWithoutQuorumNobodyTakesIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder = "peer"
+	w.pass(5 * time.Second)
+	w.etcd = false
+	w.pass(time.Hour)
+	w.want(false, "")
+}
+
+func TestEtcdTookItAway(t *testing.T) {
+	t.Parallel()
+	w := holding(t)
+	w.holder = "peer"
+	w.pass(time.Second)
+	w.want(false, "peer holds it")
+}
+
+// A node that was frozen knows nothing of the time. Whoever was elected meanwhile
+// announces itself when it is asked.
+func TestThawed(t *testing.T) {
+	t.Parallel()
+	w := holding(t)
+	w.now = w.now.Add(time.Minute)
+	w.etcd = false // its own member takes a while to be back
+	w.probed = 0
+	w.step(false)
+	w.want(true, "etcd")
+	if w.probed != 1 {
+		t.Fatal("it didn't ask at once who has it")
+	}
+	w.says(answers, peerMAC) // a kernel's answer alone says nothing
+	w.want(true, "")
+	w.says(announces, peerMAC)
+	w.want(false, "peer announces")
+	w.pass(time.Minute)
+	w.want(false, "")
+
+	// The other side of it: a holder that is sure says so when it is asked.
+	other := holding(t)
+	other.pass(5 * time.Second)
+	other.announced = 0
+	other.says(asks, peerMAC)
+	if other.announced != 1 {
+		t.Errorf("asked, it announced itself %d times, want once", other.announced)
+	}
+	other.want(true, "elected")
+}
+
+// A frozen node's kernel goes on answering, so the next one has to say again and
+// again where the address is.
+func TestAFrozenOnesAnswersDontMatter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder = "peer"
+	w.pass(5 * time.Second)
+	w.holder = "self"
+	for range 13 {
+		w.pass(100 * time.Millisecond)
+		w.says(answers, peerMAC)
+	}
+	w.want(true, "elected")
+	w.pass(4 * time.Second)
+	w.announced = 0
+	for range 10 {
+		w.says(answers, peerMAC)
+		w.pass(time.Second)
+	}
+	if w.announced < 9 {
+		t.Errorf("beside a frozen one it announced itself %d times in 10 s", w.announced)
+	}
+	w.pass(conflictMemory + 2*time.Second)
+	w.announced = 0
+	w.pass(10 * time.Second)
+	if w.announced > 1 {
+		t.Errorf("long after the other's last view it still announced itself %d times", w.announced)
+	}
+}
+
+// One that hears nobody at all is cut off: the others, if there are any, have the
+// address. It comes back if nobody has it.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	w := holding(t)
+	w.etcd, w.link = false, false
+	w.pass(staleAfter + aloneAfter - time.Second)
+	w.want(true, "")
+	w.pass(3 * time.Second)
+	w.want(false, "cut off")
+	w.pass(time.Minute)
+	w.want(false, "cut off")
+	w.link = true // the other two are dead, and somebody else talks
+	w.pass(time.Second)
+	w.want(true, "etcd doesn't answer")
+
+	// A link may be quiet as long as nobody is asked for.
+	quiet := holding(t)
+	quiet.link = false
+	quiet.pass(time.Hour)
+	quiet.etcd = false
+	quiet.pass(staleAfter + time.Second)
+	quiet.want(true, "etcd doesn't answer")
+
+	healed := holding(t)
+	healed.etcd, healed.link = false, false
+	healed.pass(time.Minute)
+	healed.want(false, "cut off")
+	healed.link = true
+	healed.pass(200 * time.Millisecond)
+	healed.says(answers, peerMAC)
+	healed.want(false, "peer holds it")
+	healed.pass(time.Minute)
+	healed.want(false, "")
+}
+
+// Two that etcd tells nothing don't both go, nor both stay.
+func TestTwoInDoubt(t *testing.T) {
+	t.Parallel()
+	for _, own := range []net.HardwareAddr{{2, 0, 0, 0, 0, 5}, {2, 0, 0, 0, 0, 7}} {
+		w := holding(t)
+		w.s.mac = own
+		w.etcd = false
+		w.pass(5 * time.Second)
+		for range 10 {
+			w.says(answers, peerMAC)
+			w.pass(time.Second)
+		}
+		if stays := own[5] < peerMAC[5]; w.last.hold != stays {
+			t.Errorf("%s, beside %s: hold is %v", own, peerMAC, w.last.hold)
+		}
+	}
+}
+
+// The next in the queue notices when the holder's machine is gone, and only then.
+func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder = "peer"
+	w.next = true
+	w.answers = true
+	w.pass(time.Minute)
+	if w.lookedAfter < 150 || w.evicted > 0 {
+		t.Fatalf("in a minute it asked %d times and evicted %d times", w.lookedAfter, w.evicted)
+	}
+	w.answers = false
+	w.pass(time.Second)
+	if w.evicted > 0 {
+		t.Error("it gave the holder a second only")
+	}
+	w.pass(time.Second)
+	if w.evicted == 0 {
+		t.Error("it didn't see that the holder is gone")
+	}
+	// The holder led etcd: it is put out as soon as there is another leader.
+	w.answers = true
+	w.pass(5 * time.Second)
+	w.answers, w.etcd = false, false
+	w.pass(4 * time.Second)
+	w.evicted, w.etcd = 0, true
+	w.pass(1100 * time.Millisecond)
+	if w.evicted == 0 {
+		t.Error("with etcd's view, it has forgotten that the holder is gone")
+	}
+	// A new holder may not have taken the address yet.
+	w.lease = 2
+	w.pass(time.Second)
+	w.evicted = 0
+	w.pass(3 * time.Second)
+	if w.evicted > 0 {
+		t.Error("a new holder had no time")
+	}
+	w.pass(4 * time.Second)
+	if w.evicted == 0 {
+		t.Error("it waits for a new holder without an end")
+	}
+
+	// Who isn't next, or isn't ready itself, does nothing.
+	for name, change := range map[string]func(*world){
+		"not next":  func(w *world) { w.next = false },
+		"not ready": func(w *world) { w.apiserver = false },
+	} {
+		w := newWorld(t)
+		w.holder, w.next = "peer", true
+		w.pass(5 * time.Second)
+		change(w)
+		w.pass(4 * time.Second)
+		w.lookedAfter = 0
+		w.pass(time.Minute)
+		if w.lookedAfter > 0 {
+			t.Errorf("%s: it asked %d times", name, w.lookedAfter)
+		}
+	}
+}
+
+// A holder of which only the kernel still answers is frozen, where it has confirms for
+// itself before; the kernel of one that is of another release says nothing.
+func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
+	t.Parallel()
+	for _, led := range []bool{false, true} { // the holder's member led etcd
+		w := newWorld(t)
+		w.holder, w.next, w.answers, w.confirms = "peer", true, true, true
+		w.pass(time.Minute)
+		w.confirms, w.etcd = false, !led
+		w.pass(3500 * time.Millisecond)
+		if w.evicted > 0 {
+			t.Errorf("led %v: the holder was given no time", led)
+		}
+		w.pass(500 * time.Millisecond)
+		if led && w.evicted > 0 {
+			t.Error("without etcd's view the holder is put out")
+		}
+		w.etcd = true
+		w.pass(1500 * time.Millisecond)
+		if w.evicted == 0 {
+			t.Errorf("led %v: the holder's lease is waited for", led)
+		}
+		// The holder is back before etcd has done it.
+		w.confirms = true
+		w.pass(time.Second)
+		w.evicted = 0
+		w.pass(time.Minute)
+		if w.evicted > 0 {
+			t.Errorf("led %v: it was back, and is put out", led)
+		}
+	}
+	// Where etcd answers nobody, nobody can be confirms for.
+	silent := newWorld(t)
+	silent.holder, silent.next, silent.answers, silent.confirms = "peer", true, true, true
+	silent.pass(time.Minute)
+	silent.confirms, silent.etcd = false, false
+	silent.pass(time.Minute)
+	silent.etcd = true
+	silent.pass(500 * time.Millisecond)
+	silent.confirms = true
+	silent.pass(time.Minute)
+	if silent.evicted > 0 {
+		t.Error("the holder is put out for what it couldn't say while etcd was silent")
+	}
+	old := newWorld(t)
+	old.holder, old.next, old.answers = "peer", true, true
+	old.pass(time.Minute)
+	old.says(announces, peerMAC)
+	old.pass(time.Minute)
+	if old.evicted > 0 {
+		t.Error("one that has never confirms is taken for frozen")
+	}
+}
+
+// A holder confirms for itself to the control planes that ask, while etcd agrees, and
+// only then.
+func TestTheHolderVouches(t *testing.T) {
+	t.Parallel()
+	w := holding(t)
+	if o := w.says(checks, peerMAC); o.keepalive.String() != peerMAC.String() {
+		t.Errorf("it answers %q", o.keepalive)
+	}
+	if o := w.pass(time.Second); o.keepalive != nil {
+		t.Errorf("it answers %q, which hasn't asked again", o.keepalive)
+	}
+	if o := w.says(checks, foreignMAC); o.keepalive != nil {
+		t.Errorf("it answers %q, a foreign", o.keepalive)
+	}
+	w.etcd = false
+	w.pass(staleAfter + time.Second)
+	if o := w.says(checks, peerMAC); o.keepalive != nil || !o.hold {
+		t.Errorf("stale it answers %q", o.keepalive)
+	}
+	other := newWorld(t)
+	other.holder = "peer"
+	other.pass(5 * time.Second)
+	if o := other.says(checks, peerMAC); o.keepalive != nil {
+		t.Errorf("without the address it answers %q", o.keepalive)
+	}
+}
+
+// A node that was frozen itself hasn't asked meanwhile: silence says nothing.
+func TestAFrozenOneBlamesNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder, w.next, w.answers, w.confirms = "peer", true, true, true
+	w.pass(5 * time.Second)
+	w.now = w.now.Add(time.Hour)
+	w.pass(10 * time.Second)
+	if w.evicted > 0 {
+		t.Error("it had the holder put out of the queue")
+	}
+}

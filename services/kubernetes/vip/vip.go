@@ -1,0 +1,185 @@
+// Package vip looks after the address that the control planes share.
+//
+// It is the service `vip`. The address is on one control plane at a time, beside the
+// node's own ones, and goes to another one when its holder is gone, or is no use any
+// more. Who holds it is decided in etcd, by a queue in which every control plane whose
+// API server is ready has a place for as long as it gives a sign of life: the first is
+// named the holder, until it leaves, or is put out by the next when it is gone. A holder
+// whose etcd has no quorum keeps the address: nobody could take it in an orderly way,
+// and it still serves.
+//
+// For each address of the configuration there is a controller, which takes everything in,
+// asks the rule (state) and does what it says:
+//
+//	etcd ────── election ──── view ───┐
+//	API server ─ check ─── health ─┼─▶ controller ─▶ state ─▶ address on the link, announcements,
+//	link ─────── wire ──── frames ─┘                       questions, place in etcd's queue
+//
+// The address is none of networkd's: that leaves alone what it hasn't put on a link
+// itself, and so never takes it for the node's own.
+package vip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// ID of the service.
+	ID = "vip"
+	// stopBudget is for taking the address off the link, which is a matter of
+	// milliseconds, and for telling etcd, which may have to be given up.
+	stopBudget = 5 * time.Second
+	// dropTries: the kernel's list of addresses is incomplete while others change.
+	dropTries = 3
+)
+
+// Status is how it is with one shared address, as far as this node is concerned.
+type Status struct {
+	Address netip.Addr `yaml:"address"`
+	Link    string     `yaml:"link"`
+	Holder  bool       `yaml:"holder"` // this node has it
+	// HeldBy is the node that holds it by etcd's view; "": nobody, or not Known.
+	HeldBy string `yaml:"heldBy,omitempty"`
+	// Known: etcd answers who holds it.
+	Known bool `yaml:"known"`
+	// Candidates are the nodes that could hold it.
+	Candidates int       `yaml:"candidates"`
+	Why        string    `yaml:"why"`
+	Since      time.Time `yaml:"since,omitempty"`    // when this node took it or gave it up; zero: neither yet
+	Conflict   string    `yaml:"conflict,omitempty"` // MAC address of a machine that has it and shouldn't
+	Etcd       string    `yaml:"etcd,omitempty"`     // what etcd's last error was, while there is one
+}
+
+// Statuses has an object for each shared address, on control planes.
+var Statuses = resource.Define[Status](resource.Definition{
+	Type:      "VIPStatuses.net.garboard.dev",
+	Kind:      "VIPStatus",
+	Aliases:   []string{"vip"},
+	Namespace: "network",
+	Columns: []resource.Column{
+		{Name: "LINK", Value: func(s any) string { return s.(Status).Link }},
+		{Name: "HOLDER", Value: func(s any) string { return strconv.FormatBool(s.(Status).Holder) }},
+		{Name: "HELD BY", Value: func(s any) string { return s.(Status).HeldBy }},
+		{Name: "WHY", Value: func(s any) string { return s.(Status).Why }},
+	},
+})
+
+// Options are what the service stands on.
+type Options struct {
+	Store *resource.Store
+}
+
+// Service is vip in the graph. It follows the configuration while it runs; without a
+// shared address it has nothing to do. It stops before etcd: so it can tell that the
+// address is free.
+func Service(o Options) dag.Service {
+	return dag.Service{
+		ID:         ID,
+		DependsOn:  []string{network.ID, etcd.ID},
+		Skip:       o.skip,
+		Run:        o.run,
+		Restart:    dag.RestartAlways,
+		StopBudget: stopBudget,
+	}
+}
+
+func (o Options) skip() string {
+	cfg, err := machine.Config(o.Store)
+	if err != nil || cfg.Machine.Type.ControlPlane() {
+		return ""
+	}
+	return "only control planes share an address"
+}
+
+// run has a controller for each address of the configuration.
+func (o Options) run(ctx context.Context, h *dag.Handle) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	running := map[shared]func(){}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer func() {
+		for _, stop := range running {
+			stop()
+		}
+	}()
+	told := ""
+	for range o.Store.Watch(ctx, machine.Configs.Type()) {
+		wanted, err := o.wanted()
+		if err != nil {
+			return err
+		}
+		for s, stop := range running {
+			if !wanted[s] {
+				stop()
+				delete(running, s)
+			}
+		}
+		for s := range wanted {
+			if running[s] != nil {
+				continue
+			}
+			kctx, stop := context.WithCancel(ctx)
+			done := make(chan struct{})
+			wg.Go(func() {
+				defer close(done)
+				for kctx.Err() == nil {
+					newController(s, o.Store, h).run(kctx)
+					select {
+					case <-kctx.Done():
+					case <-time.After(againAfter):
+					}
+				}
+			})
+			running[s] = func() { stop(); <-done }
+		}
+		if text := describe(wanted); text != told {
+			told = text
+			h.Started(text)
+		}
+	}
+	return nil
+}
+
+func (o Options) wanted() (map[shared]bool, error) {
+	all := map[shared]bool{}
+	cfg, err := machine.Config(o.Store)
+	if errors.Is(err, resource.ErrNotFound) {
+		return all, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range cfg.Machine.Network.Links() {
+		if l.VIP != nil && !l.Ignore {
+			all[shared{l.Name, l.VIP.IP}] = true
+		}
+	}
+	return all, nil
+}
+
+func describe(wanted map[shared]bool) string {
+	if len(wanted) == 0 {
+		return "Started; the configuration has no shared address"
+	}
+	var parts []string
+	for s := range wanted {
+		parts = append(parts, fmt.Sprintf("%s on %s", s.address, s.link))
+	}
+	slices.Sort(parts)
+	return "Started for " + strings.Join(parts, ", ")
+}

@@ -1,0 +1,144 @@
+package vip
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// observed is what another machine said about the address.
+type observed struct {
+	what observation
+	mac  net.HardwareAddr
+}
+
+// wire is a packet socket on a link, that hears what is said about one address.
+type wire struct {
+	index   int
+	mac     net.HardwareAddr
+	address netip.Addr
+	file    *os.File
+	done    sync.WaitGroup
+	dead    chan struct{} // closed when nothing is heard any more
+}
+
+// openWire listens on a link until close, or until the link goes away. hear must
+// not block.
+func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, hear func(observed)) (_ *wire, err error) {
+	a := l.Attrs()
+	if len(a.HardwareAddr) != macSize {
+		return nil, fmt.Errorf("%s is no Ethernet link: an address can't be shared on it", a.Name)
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	w := &wire{index: a.Index, mac: a.HardwareAddr, address: address, file: os.NewFile(uintptr(fd), "packets of "+a.Name), dead: make(chan struct{})}
+	// The filter first: until it is bound, the socket hears nothing.
+	program := filter(address)
+	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: swapped(protocol(address)), Ifindex: a.Index})
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen to %s: %w", a.Name, err), w.file.Close())
+	}
+	w.done.Go(func() {
+		defer close(w.dead)
+		// Anybody may write what is read here. The controller opens another wire.
+		_ = dag.Guard(log, func() error { w.listen(hear); return nil })
+	})
+	return w, nil
+}
+
+func (w *wire) listen(hear func(observed)) {
+	frame := make([]byte, longestReceive)
+	for {
+		n, err := w.file.Read(frame)
+		if err != nil {
+			return
+		}
+		if what, mac := read(frame[:n], w.address); what != nothing && mac.String() != w.mac.String() {
+			hear(observed{what, mac})
+		}
+	}
+}
+
+func (w *wire) close() error {
+	err := w.file.Close()
+	w.done.Wait()
+	return err
+}
+
+func (w *wire) send(frames ...[]byte) error {
+	var errs []error
+	for _, f := range frames {
+		if _, err := w.file.Write(f); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func protocol(address netip.Addr) uint16 {
+	if address.Is4() {
+		return typeARP
+	}
+	return typeIPv6
+}
+
+// swapped is a number in the network's order, as the kernel wants it.
+func swapped(n uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
+}
+
+// filter lets the kernel pick the few frames of interest: PID 1 isn't to be woken by
+// what else goes over the link. Classic BPF; offsets are from the frame's begin.
+func filter(address netip.Addr) []unix.SockFilter {
+	if address.Is4() {
+		own := binary.BigEndian.Uint32(address.AsSlice())
+		return []unix.SockFilter{
+			load(unix.BPF_W, ethernetSize+14), // sender
+			equal(own, 2, 0),
+			load(unix.BPF_W, ethernetSize+24), // target
+			equal(own, 0, 1),
+			{Code: unix.BPF_RET | unix.BPF_K, K: longestReceive},
+			{Code: unix.BPF_RET | unix.BPF_K},
+		}
+	}
+	const message = ethernetSize + ip6Size
+	own := address.AsSlice()
+	program := []unix.SockFilter{
+		load(unix.BPF_B, ethernetSize+6),
+		equal(nextICMP6, 0, 12),
+		load(unix.BPF_B, message),
+		equal(solicitation, 1, 0),
+		equal(advertisement, 0, 9),
+	}
+	for i := range 4 {
+		left := uint8(6 - 2*i) // instructions to the last one
+		program = append(program, load(unix.BPF_W, uint32(message+8+4*i)), equal(binary.BigEndian.Uint32(own[4*i:]), 0, left+1))
+	}
+	return append(program,
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: longestReceive},
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K},
+	)
+}
+
+func load(size uint16, offset uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_LD | size | unix.BPF_ABS, K: offset}
+}
+
+// equal skips so many instructions if the loaded value is k, or isn't.
+func equal(k uint32, yes, no uint8) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: yes, Jf: no}
+}

@@ -1,0 +1,143 @@
+package doctor
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the catalogue anew")
+
+const catalogueFile = "../../../docs/troubleshooting.md"
+
+// The catalogue is the table.
+func TestCatalogue(t *testing.T) {
+	t.Parallel()
+	want := catalogue()
+	if *update {
+		if err := os.WriteFile(catalogueFile, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(catalogueFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(have)); diff != "" {
+		t.Errorf("%s (-want +got), go test -update writes it anew:\n%s", catalogueFile, diff)
+	}
+}
+
+// rooms of the catalogue, by the tables that conditions are in.
+var rooms = []struct {
+	title      string
+	conditions []condition
+}{
+	{"The machine", machineConditions},
+	{"The network", networkConditions},
+	{"The clock", clockConditions},
+	{"Services and images", serviceConditions},
+	{"etcd", etcdConditions},
+	{"The kubelet", kubeletConditions},
+	{"The control plane", controlPlaneConditions},
+	{"The shared address", sharedConditions},
+	{"The endpoint and certificates", endpointConditions},
+	{"The node in Kubernetes", nodeConditions},
+	{"The configuration", configurationConditions},
+	{"Operations", operationConditions},
+}
+
+func catalogue() string {
+	var b strings.Builder
+	b.WriteString(`# Troubleshooting
+
+` + "`gbctl doctor`" + ` looks at a node and says which of the conditions below hold, worst first, with the evidence: the event, the log line, the answer that it
+was seen in. It looks at services and their last words, controllers, files, free space, memory, routes, the clock, certificates, etcd, the control plane's programs, the
+cluster's endpoint, and at what Kubernetes says of the node. It changes nothing, and takes a few seconds.
+
+- **error**: it doesn't work. **warning**: it works, and shouldn't stay so. **info**: it passes by itself.
+- What follows from another condition is told as info, and names it: end that one first. A cause is as bad as its worst consequence.
+- What a cluster's first start normally takes is info too, until it takes too long.
+
+This page is made from the table in ` + "`services/operations/doctor`" + `; a test keeps it so.
+`)
+	for _, room := range rooms {
+		fmt.Fprintf(&b, "\n## %s\n", room.title)
+		for _, c := range room.conditions {
+			fmt.Fprintf(&b, "\n### %s\n\n", c.id)
+			fmt.Fprintf(&b, "| | %s |\n|---|---|\n", strings.ToLower(strings.TrimPrefix(c.severity.String(), "SEVERITY_")))
+			for _, row := range [][2]string{{"What you see", c.sees}, {"Why", c.why}, {"What ends it", c.next}} {
+				fmt.Fprintf(&b, "| %s | %s |\n", row[0], strings.ReplaceAll(row[1], "|", `\|`))
+			}
+			if len(c.follows) > 0 {
+				fmt.Fprintf(&b, "| May follow from | %s |\n", strings.Join(slices.Compact(slices.Sorted(slices.Values(links(c.follows)))), ", "))
+			}
+		}
+	}
+	return b.String()
+}
+
+func links(ids []string) []string {
+	out := make([]string, 0, len(ids))
+	for _, id := range ids {
+		out = append(out, fmt.Sprintf("[%s](#%s)", id, id))
+	}
+	return out
+}
+
+func TestTable(t *testing.T) {
+	t.Parallel()
+	before := map[string]bool{}
+	for _, c := range conditions {
+		if before[c.id] {
+			t.Errorf("%s is there twice", c.id)
+		}
+		if c.id == "" || c.severity == 0 || c.sees == "" || c.why == "" || c.next == "" || c.holds == nil {
+			t.Errorf("%s lacks something", c.id)
+		}
+		for _, id := range c.follows {
+			if !before[id] {
+				t.Errorf("%s follows %s, which isn't before it", c.id, id)
+			}
+		}
+		before[c.id] = true
+	}
+	count := 0
+	for _, room := range rooms {
+		count += len(room.conditions)
+	}
+	if count != len(conditions) {
+		t.Errorf("the catalogue has %d conditions, the table %d", count, len(conditions))
+	}
+}
+
+// Every condition is provoked in a test.
+func TestEveryConditionIsProvoked(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for _, name := range files {
+		if name == "catalogue_test.go" {
+			continue
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text.Write(data)
+	}
+	for _, c := range conditions {
+		if !strings.Contains(text.String(), `"`+c.id+`"`) {
+			t.Errorf("no test provokes %s", c.id)
+		}
+	}
+}

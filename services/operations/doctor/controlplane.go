@@ -1,0 +1,222 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// The control plane's programs: names of their pods, containers and files.
+const (
+	apiServer         = "kube-apiserver"
+	controllerManager = "kube-controller-manager"
+	scheduler         = "kube-scheduler"
+)
+
+var controlPlanePrograms = []string{apiServer, controllerManager, scheduler}
+
+// etcdTrouble is what keeps etcd from running.
+var etcdTrouble = []string{"maintenance", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "etcd-not-running"}
+
+// podTrouble is what keeps the control plane's pods from running.
+var podTrouble = append(slices.Clone(etcdTrouble), "secrets-missing", "static-pods-not-generated", "kubelet-not-running")
+
+var controlPlaneConditions = []condition{
+	{
+		id: "static-pods-not-generated", severity: failure,
+		sees:    boot.ManifestsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
+		why:     "They are written when etcd is up and all secrets are made; and by controllers, whose log says if they fail.",
+		next:    "See gbctl service etcd and gbctl logs controller-runtime.",
+		follows: append(slices.Clone(etcdTrouble), "secrets-missing", "disk-full", "network-no-address"),
+		holds: func(s *snapshot) []finding {
+			if !s.controlPlane() || !s.files.seen {
+				return nil
+			}
+			var missing []string
+			for _, p := range controlPlanePrograms {
+				if name := manifestPrefix + p + ".yaml"; !slices.Contains(s.files.manifests, name) {
+					missing = append(missing, name)
+				}
+			}
+			if len(missing) == 0 {
+				return nil
+			}
+			f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", passing: s.sinceBoot < startTime}
+			f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.ManifestsDir, strings.Join(s.files.manifests, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
+			for _, c := range s.controllerFailures() {
+				f.evidence = append(f.evidence, asLog("controller-runtime", c.line))
+			}
+			return one(f)
+		},
+	},
+	programCondition(apiServer, "apiserver-not-running", podTrouble),
+	programCondition(controllerManager, "controller-manager-not-running", append(slices.Clone(podTrouble), "apiserver-not-running")),
+	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podTrouble), "apiserver-not-running")),
+	{
+		id: "controller-failing", severity: warning,
+		sees:    "gbctl logs controller-runtime ends in controller failed: … again and again.",
+		why:     "A controller of the node can't make so what it is for. It tries again by itself, so what fails only while a cluster starts is none of this.",
+		next:    "What it says tells what it lacks.",
+		follows: append(slices.Clone(etcdTrouble), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
+		holds: func(s *snapshot) []finding {
+			var out []finding
+			for _, c := range s.controllerFailures() {
+				if strings.HasPrefix(c.err, "missing ") || c.name == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
+					c.name == apiSecrets && len(s.down("apid", "")) > 0 {
+					continue // said by other conditions
+				}
+				f := finding{what: "Controller " + c.name + " fails.", since: c.at, passing: s.sinceBoot < bootstrapTime, evidence: []string{asLog("controller-runtime", c.line)}}
+				if strings.Contains(c.err, "manifest") && strings.Contains(c.err, "http") {
+					f.why, f.next = "A manifest that the configuration names can't be fetched or read.", "Correct cluster.extraManifests or cluster.network.cni.urls, or make the server answer."
+				}
+				out = append(out, f)
+			}
+			return out
+		},
+	},
+}
+
+// programCondition is that one program of the control plane doesn't serve.
+func programCondition(program, id string, follows []string) condition {
+	c := condition{
+		id: id, severity: failure, follows: append(slices.Clone(follows), "image-pull-failing"),
+		sees:  fmt.Sprintf("gbctl containers -k shows %s as CONTAINER_EXITED or not at all.", program),
+		why:   "Its image is still being pulled, or it ends, mostly for a wrong argument.",
+		next:  fmt.Sprintf("Its last words say what it lacks; gbctl logs -k %s/%s-NODE:%s has the rest.", kubeSystem, program, program),
+		holds: func(s *snapshot) []finding { return s.programDown(program) },
+	}
+	if program == apiServer {
+		c.sees += ` Others print: an error on the server ("") has prevented the request from succeeding.`
+		c.why += " During the first start, and for a while after a reboot, that is normal."
+	}
+	return c
+}
+
+func (s *snapshot) programDown(program string) []finding {
+	if !s.controlPlane() {
+		return nil
+	}
+	var asked *answer
+	if program == apiServer {
+		asked = s.local
+	} else if a, ok := s.programs[program]; ok {
+		asked = &a
+	}
+	if asked == nil || asked.ok() {
+		return nil
+	}
+	f := finding{what: program + " doesn't serve on this node.", passing: s.starting(program), evidence: []string{asked.said()}}
+	if asked.err == nil && program == apiServer {
+		f.why = fmt.Sprintf("It runs and isn't ready; to others that is: an error on the server (%q) has prevented the request from succeeding.", lastBad(asked.body))
+	}
+	s.addPod(&f, program)
+	words := lastWords(s.files.pods[program])
+	if !s.runs(program) { // what it says while it runs isn't why it doesn't
+		f.evidence = append(f.evidence, asLog(program, words))
+	}
+	path, image, extra := s.programConfig(program)
+	if why, next, ok := blame(words, path, image, extra); ok {
+		f.why, f.next, f.passing = why, next, false
+	}
+	if f.passing && f.next == "" {
+		f.next = "It passes when it has started; look again in a minute."
+	}
+	return one(f)
+}
+
+// addPod adds what the kubelet says of a program's container: how it ended, what it
+// waits for.
+func (s *snapshot) addPod(f *finding, program string) {
+	pod, ok := s.pods[program]
+	if !ok {
+		return
+	}
+	for _, c := range containers(pod) {
+		for _, at := range [][]string{{"state", "waiting"}, {"state", "terminated"}, {"lastState", "terminated"}} {
+			state, _ := c.At(at...).(map[string]any)
+			if state == nil {
+				continue
+			}
+			o := kubeclient.Object(state)
+			line := fmt.Sprintf("pod %s/%s: container %s: %s: %s", kubeSystem, program, c.Text("name"), strings.Join(at, "."), o.Text("reason"))
+			if code, ok := state["exitCode"].(float64); ok {
+				line += fmt.Sprintf(" (exit code %d)", int(code))
+				if ended, err := time.Parse(time.RFC3339, o.Text("finishedAt")); err == nil {
+					f.since = ended
+				}
+			}
+			if m := o.Text("message"); m != "" {
+				line += ": " + m
+			}
+			f.evidence = append(f.evidence, line)
+			if r := o.Text("reason"); r == "CrashLoopBackOff" {
+				f.passing = false
+				f.why = "It ends again and again; the kubelet starts it ever more slowly."
+			}
+		}
+	}
+}
+
+// runs says whether a program's container does.
+func (s *snapshot) runs(program string) bool {
+	return slices.ContainsFunc(containers(s.pods[program]), func(c kubeclient.Object) bool { return c.At("state", "running") != nil })
+}
+
+// starting says whether a program may still be on its way up: the cluster starts, or
+// its pod is new.
+func (s *snapshot) starting(program string) bool {
+	if s.sinceBoot < bootstrapTime {
+		return true
+	}
+	pod, ok := s.pods[program]
+	if !ok {
+		return false
+	}
+	began, err := time.Parse(time.RFC3339, pod.Text("status", "startTime"))
+	return err == nil && s.now.Sub(began) < startTime
+}
+
+func (s *snapshot) programConfig(program string) (path, image string, extra map[string]string) {
+	c := &s.config.Cluster
+	switch program {
+	case apiServer:
+		return "cluster.apiServer.extraArgs", c.APIServer.Image, c.APIServer.ExtraArgs
+	case controllerManager:
+		return "cluster.controllerManager.extraArgs", c.ControllerManager.Image, c.ControllerManager.ExtraArgs
+	}
+	return "cluster.scheduler.extraArgs", c.Scheduler.Image, c.Scheduler.ExtraArgs
+}
+
+// namedPod is a pod of kube-system on this node.
+type namedPod struct {
+	name   string
+	object kubeclient.Object
+}
+
+// allPods are those that Kubernetes knows, and the static ones that only the kubelet
+// does.
+func (s *snapshot) allPods() []namedPod {
+	var out []namedPod
+	seen := map[string]bool{}
+	if s.cluster != nil {
+		for _, p := range s.cluster.pods {
+			out = append(out, namedPod{kubeSystem + "/" + p.Name(), p})
+			seen[strings.TrimSuffix(p.Name(), "-"+s.hostname)] = true
+		}
+	}
+	for _, program := range controlPlanePrograms {
+		if p, ok := s.pods[program]; ok && !seen[program] {
+			out = append(out, namedPod{kubeSystem + "/" + program, p})
+		}
+	}
+	return out
+}
+
+// containers are the statuses of a pod's containers, those of initialization first.
+func containers(pod kubeclient.Object) []kubeclient.Object {
+	return append(pod.List("status", "initContainerStatuses"), pod.List("status", "containerStatuses")...)
+}

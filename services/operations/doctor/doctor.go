@@ -1,0 +1,139 @@
+// Package doctor says what is wrong with a node, why, and what ends it.
+//
+// It is a table of conditions. A condition has a name that doesn't change, the
+// words that a person needs, and a small function over a snapshot: everything
+// that is known about the node at one moment, collected first. What a person
+// would do with a dozen commands and a troubleshooting guide (look at services
+// and their last words, at files, ask etcd and Kubernetes, try the endpoint) is
+// so done at once, and nothing is claimed without its evidence.
+//
+// Most of what one sees on a sick node are consequences. A condition names those
+// that it may follow from; where one of them holds too, it is told behind it and
+// no longer as something to be repaired.
+//
+//	collect ─▶ snapshot ─▶ conditions ─▶ findings ─▶ fold consequences ─▶ worst first
+//
+// Looking changes nothing, and is bounded: whatever hangs is itself a finding.
+package doctor
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// budget of one diagnosis: a person waits for it.
+	budget = 5 * time.Second
+	// lookBudget is what is left of it for each look; they go on side by side.
+	lookBudget = 4 * time.Second
+)
+
+// Configuration is what is known of the machine configuration besides its
+// meaning; *machine.Applier is one.
+type Configuration interface {
+	Text(version uint64) ([]byte, error)
+	Situation() machine.Situation
+}
+
+// Options are what the doctor looks at.
+type Options struct {
+	Mode  boot.Mode
+	Store *resource.Store
+	// Statuses and Events are the graph's.
+	Statuses func() []dag.Status
+	Events   func() []dag.Event
+	// Tail is the last lines of a log, oldest first.
+	Tail          func(id string, lines int) []string
+	Configuration Configuration        // nil: nothing is known
+	SinceBoot     func() time.Duration // nil: dag.SinceBoot
+	Now           func() time.Time     // nil: time.Now
+
+	root   string // what paths are below; tests have their own
+	health string // etcd's health and metrics; tests have their own
+	// programs are where the control plane's other programs say how they are.
+	programs map[string]string
+	balancer string // URL; "": balancer.URL
+	statfs   func(path string) (space, bool)
+}
+
+// Doctor makes diagnoses. Its methods may be called from any goroutine.
+type Doctor struct {
+	o Options
+
+	mu      sync.Mutex          // guards the following
+	current *diagnosis          // the one under way; nil: none is
+	stuck   map[string]struct{} // looks that have not returned in time, and still haven't
+}
+
+// diagnosis is one run, which all that ask meanwhile share.
+type diagnosis struct {
+	done     chan struct{} // closed when the rest is there
+	findings []*garboardv1.Finding
+	checked  []string
+}
+
+// New makes a doctor. It does nothing until it is asked.
+func New(o Options) *Doctor {
+	if o.SinceBoot == nil {
+		o.SinceBoot = dag.SinceBoot
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Tail == nil {
+		o.Tail = func(string, int) []string { return nil }
+	}
+	if o.health == "" {
+		o.health = etcdHealth
+	}
+	if o.balancer == "" {
+		o.balancer = balancer.URL
+	}
+	if o.programs == nil {
+		o.programs = map[string]string{controllerManager: controllerManagerHealth, scheduler: schedulerHealth}
+	}
+	if o.statfs == nil {
+		o.statfs = statfs
+	}
+	return &Doctor{o: o, stuck: map[string]struct{}{}}
+}
+
+// Diagnose returns what was found, worst first, and what was looked at. It takes
+// a few seconds at most; when ctx ends first, both are empty.
+func (d *Doctor) Diagnose(ctx context.Context) ([]*garboardv1.Finding, []string) {
+	d.mu.Lock()
+	run := d.current
+	if run == nil {
+		run = &diagnosis{done: make(chan struct{})}
+		d.current = run
+		// Others may wait for it too: the first who asked may go.
+		go d.run(context.WithoutCancel(ctx), run)
+	}
+	d.mu.Unlock()
+	select {
+	case <-run.done:
+		return run.findings, run.checked
+	case <-ctx.Done():
+		return nil, nil
+	}
+}
+
+// run ends by itself within the budget.
+func (d *Doctor) run(ctx context.Context, run *diagnosis) {
+	ctx, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	s := d.collect(ctx)
+	run.findings, run.checked = judge(s), s.checked
+	d.mu.Lock()
+	d.current = nil
+	d.mu.Unlock()
+	close(run.done)
+}

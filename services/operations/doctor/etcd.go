@@ -1,0 +1,237 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/vip"
+)
+
+var etcdConditions = []condition{
+	{
+		id: "etcd-waits-for-bootstrap", severity: warning,
+		sees:    "Service etcd on a control plane stays in Preparing, and says that it waits for bootstrap, or for a control plane to join.",
+		why:     "This node's etcd has no data and is not the one that begins a cluster: it joins when Kubernetes serves on the bootstrap node, where it finds the other members through cluster.controlPlane.endpoint.",
+		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: gbctl -n ADDRESS bootstrap, once. Two would be two clusters.",
+		follows: []string{"maintenance", "network-no-address"},
+		holds:   etcdWaits,
+	},
+	{
+		id: "etcd-foreign-data", severity: failure,
+		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that nobody knows.",
+		why:   boot.EtcdDataDir + " holds data of another cluster, or of this node under another address.",
+		next:  "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If only the address changed, give the node its old address again.",
+		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
+	},
+	{
+		id: "etcd-no-space", severity: failure,
+		sees: "etcdserver: mvcc: database space exceeded; Kubernetes can be read and not changed.",
+		why:  "etcd's database has reached its quota, and takes no more writes until the alarm is cleared.",
+		next: "Delete what fills it (often events or a controller that creates objects without end), wait five minutes until etcd has compacted its database, then gbctl etcd defrag and gbctl etcd alarm disarm; quota-backend-bytes in cluster.etcd.extraArgs allows more.",
+		holds: func(s *snapshot) []finding {
+			if s.etcd == nil || len(s.etcd.alarms) == 0 {
+				return nil
+			}
+			f := finding{what: "etcd has an alarm: " + strings.Join(s.etcd.alarms, ", ") + ".", evidence: []string{"etcd alarms: " + strings.Join(s.etcd.alarms, ", ")}}
+			if strings.Join(s.etcd.alarms, "") != "NOSPACE" {
+				f.why, f.next = "A member's data differs from that of the others.", "Replace the member whose data is corrupt: gbctl reset --system-labels-to-wipe EPHEMERAL --reboot on its node, which then joins again."
+			}
+			return one(f)
+		},
+	},
+	{
+		id: "etcd-not-running", severity: failure,
+		sees: "Service etcd isn't up: it crashes and is tried again, or runs and isn't healthy.",
+		why:  "Mostly a wrong argument in cluster.etcd.extraArgs, or data of an older installation in " + boot.EtcdDataDir + ". One that runs and isn't healthy mostly has too few of the other members.",
+		next: "Its last words say what it lacks; gbctl logs etcd has the rest. Other members are to be brought back, or, if they are lost for good, the cluster recovered from a snapshot: see gbctl bootstrap --help.",
+		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling",
+			"etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "clock-wrong"},
+		holds: etcdDown,
+	},
+	{
+		id: "etcd-even-members", severity: warning,
+		sees: "The cluster has 2, 4 or 6 control planes.",
+		why:  "A quorum of an even number tolerates no more failures than of one member less: with 2, the loss of either ends all writes.",
+		next: "Add a control plane, or take one away: 1, 3 or 5.",
+		holds: func(s *snapshot) []finding {
+			if s.etcd == nil || len(s.etcd.members) == 0 {
+				return nil
+			}
+			voters, f := 0, finding{}
+			for _, m := range s.etcd.members {
+				if !m.IsLearner {
+					voters++
+				}
+				f.evidence = append(f.evidence, "etcd member "+m.String())
+			}
+			if voters%2 != 0 || voters == 0 {
+				return nil
+			}
+			f.what = fmt.Sprintf("etcd has %d members.", voters)
+			return one(f)
+		},
+	},
+}
+
+func etcdWaits(s *snapshot) []finding {
+	svc, ok := s.services[etcd.ID]
+	waits := strings.HasPrefix(svc.Message, "Waiting for ")
+	if !ok || svc.Up || !s.controlPlane() || s.config.Machine.Type == config.Init && !waits || !s.files.etcdSeen || s.files.etcdData || stopped(svc) {
+		return nil
+	}
+	f := finding{what: "etcd has no data on this node and waits for a cluster to join.", since: s.at(svc.Since), passing: s.sinceBoot < bootstrapTime,
+		evidence: []string{svc.asStatus(), boot.EtcdDataDir + " is empty; machine.type is " + string(s.config.Machine.Type)}}
+	if strings.Contains(svc.Message, "its data is gone") {
+		f.why = "This node was a member of a cluster, its data is gone, and none of the other members that it knows answers."
+		f.next = "Bring the others back: it joins them by itself. If they are lost for good, begin anew with a snapshot: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT, on one node."
+	}
+	if e := s.endpoint; e != nil {
+		for _, a := range e.answers {
+			f.evidence = append(f.evidence, a.said())
+			if a.ok() {
+				f.why = "Kubernetes serves at " + e.url + ", and this node hasn't joined its etcd yet."
+				f.next = "It should join within a minute; gbctl logs etcd says why not."
+			}
+		}
+	}
+	return one(f)
+}
+
+// recovered is what etcd says of each member that it finds in its data, and of
+// itself.
+type recovered struct {
+	Message string   `json:"msg"`
+	Local   string   `json:"local-member-id"`
+	ID      string   `json:"recovered-remote-peer-id"`
+	URLs    []string `json:"recovered-remote-peer-urls"`
+}
+
+// etcdForeign holds where the data knows this member by an address that the node
+// doesn't have.
+func etcdForeign(s *snapshot) []finding {
+	svc, ok := s.services[etcd.ID]
+	if !ok || svc.Up || s.address == nil {
+		return nil
+	}
+	var f finding
+	if strings.Contains(svc.Message, etcd.ForeignData) {
+		f.what, f.why = "etcd has data of another cluster, and doesn't start with it.", strings.TrimPrefix(svc.Message, "Waiting for ")
+	}
+	for _, line := range s.tail(etcd.ID, 0) {
+		switch {
+		case strings.Contains(line, `"msg":"server has already been initialized"`):
+			f = finding{} // a new run
+		case strings.Contains(line, "recovered/added member from store"):
+			var r recovered
+			if json.Unmarshal([]byte(line), &r) != nil || r.ID != r.Local || s.has(r.URLs) {
+				continue
+			}
+			f.what = fmt.Sprintf("etcd's data is of a member at %s, and this node is at %s.", strings.Join(r.URLs, ", "), s.address.Primary)
+			f.evidence = append(f.evidence, asLog(etcd.ID, line))
+		case strings.Contains(line, "cluster ID mismatch"):
+			f.what = "etcd's data is of another cluster than that of its peers."
+			f.evidence = append(f.evidence, asLog(etcd.ID, line))
+		case strings.Contains(line, "the member has been permanently removed from the cluster"):
+			f.what = "This member was removed from its cluster."
+			f.why = "Its data is of a member that the cluster no longer has."
+			f.next = "Reset the node; it joins anew as another member."
+			f.evidence = append(f.evidence, asLog(etcd.ID, line))
+		}
+	}
+	if f.what == "" {
+		return nil
+	}
+	f.since = s.at(svc.Since)
+	f.evidence = append(f.evidence, svc.asStatus())
+	if s.etcd != nil && !s.etcd.ready.ok() {
+		f.evidence = append(f.evidence, s.etcd.ready.said())
+	}
+	return one(f)
+}
+
+// foreignSecrets holds where etcd does well with the data of another cluster, and the
+// API server can't read the Secrets in it: they are encrypted with that cluster's key.
+// Without them it never becomes ready.
+func foreignSecrets(s *snapshot) []finding {
+	if s.local == nil || s.local.ok() {
+		return nil
+	}
+	for _, line := range slices.Backward(s.files.pods[apiServer]) {
+		if strings.Contains(line, `unable to transform key "/registry/secrets/`) {
+			return one(finding{
+				what:     "etcd's data holds Secrets of another cluster.",
+				why:      "They are encrypted with another key than the one that is made from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration was made anew.",
+				next:     "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If it is to be kept, apply the configuration with the cluster's own secrets.",
+				evidence: []string{asLog(apiServer, line), s.local.said()},
+			})
+		}
+	}
+	return nil
+}
+
+// has says whether one of the URLs is at an address of the node.
+func (s *snapshot) has(urls []string) bool {
+	for _, text := range urls {
+		u, err := url.Parse(text)
+		if err != nil {
+			continue
+		}
+		if a, err := netip.ParseAddr(u.Hostname()); err == nil && s.isMine(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *snapshot) isMine(a netip.Addr) bool {
+	if s.address == nil {
+		return false
+	}
+	if a == s.address.Primary || a == netip.IPv6Loopback() || a == netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
+		return true
+	}
+	for _, p := range s.address.All {
+		if p.Addr() == a {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.shared, func(v vip.Status) bool { return v.Holder && v.Address == a })
+}
+
+func etcdDown(s *snapshot) []finding {
+	if !s.controlPlane() {
+		return nil
+	}
+	found := s.down(etcd.ID, "etcd is not running.")
+	for i := range found {
+		f := &found[i]
+		words := strings.Join(f.evidence, "\n")
+		if why, next, ok := blame(words, "cluster.etcd.extraArgs", s.config.Cluster.Etcd.Image, s.config.Cluster.Etcd.ExtraArgs); ok {
+			f.why, f.next = why, next
+		}
+		if svc := s.services[etcd.ID]; svc.State == "Running" {
+			f.what = "etcd runs and is not healthy."
+			f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
+			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot: empty this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then gbctl bootstrap --recover-from SNAPSHOT."
+			if strings.Contains(svc.Message, "learner") {
+				f.what = "etcd joins the cluster, and doesn't vote yet."
+				f.why = "It is a learner until it has all of the cluster's data; then it is promoted."
+				f.next = "Wait; gbctl etcd status on another control plane shows how far it is behind, and gbctl service etcd what holds it up."
+			}
+			if s.etcd != nil {
+				f.evidence = append(f.evidence, s.etcd.ready.said())
+				for _, m := range s.etcd.members {
+					f.evidence = append(f.evidence, "etcd member "+m.String())
+				}
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,364 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/freeport"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+func notReady(w http.ResponseWriter) {
+	w.WriteHeader(http.StatusInternalServerError)
+	fmt.Fprint(w, "[+]ping ok\n[+]log ok\n[-]etcd failed: reason withheld\n[+]informer-sync ok\nreadyz check failed\n")
+}
+
+// withoutEtcd is a control plane whose etcd never was up.
+func withoutEtcd(n *node, services map[string]*dag.Service) {
+	n.must(controlplane.EtcdStatuses.Put(n.store.As("etcd"), controlplane.EtcdID, controlplane.EtcdStatus{Endpoint: n.etcd.gateway}))
+	n.etcd.ready.set(http.StatusServiceUnavailable, "[-]linearizable_read failed: etcdserver: leader changed\n")
+	n.api.fail("/readyz", notReady)
+	if services["etcd"].Health == nil {
+		services["etcd"].Health = unhealthy(`Get "http://127.0.0.1:2381/readyz": dial tcp 127.0.0.1:2381: connect: connection refused`)
+	}
+}
+
+// S-356, guide: kubelet is not running on control plane node.
+func TestS356KubeletNotRunning(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
+		n.config.Machine.Kubelet.ExtraArgs = map[string]string{"nope": "1"}
+		services["kubelet"].Run = n.ends("kubelet", "kubelet-unknown-flag.log")
+		services["kubelet"].Health = unhealthy("connection refused")
+	})
+	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has nope: "1"`, "container kubelet ended with status 1", "unknown flag: --nope", "gbctl edit mc")
+
+	n = start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+		n.config.Machine.Kubelet.ExtraArgs = map[string]string{"max-pods": "abc"}
+		services["kubelet"].Run = n.ends("kubelet", "kubelet-bad-value.log")
+	})
+	n.finds("kubelet-not-running", failure, `machine.kubelet.extraArgs has max-pods: "abc"`, "invalid argument")
+
+	n = start(t, config.Worker, func(_ *node, services map[string]*dag.Service) {
+		services["kubelet"].Health = unhealthy(`Get "http://127.0.0.1:10248/healthz": dial tcp 127.0.0.1:10248: connect: connection refused`)
+	})
+	n.finds("kubelet-not-running", info, "10248")
+	n.later(startTime)
+	n.finds("kubelet-not-running", failure, "runs and is not healthy", "10248")
+}
+
+// S-282.
+func TestS282SecretsMissing(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.config.Cluster.AggregatorCA = config.CertKey{}
+	})
+	n.finds("secrets-missing", failure, "cluster.aggregatorCA", "controller failed: missing cluster.aggregatorCA secret")
+	n.finds("static-pods-not-generated", info, "Follows from secrets-missing")
+}
+
+// Guide: Kubernetes static pod definitions are not generated.
+func TestStaticPodsNotGenerated(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	n.must(os.RemoveAll(n.path(boot.ManifestsDir)))
+	n.write("", boot.ManifestsDir) // in the way of the directory, so that nothing is written again
+	n.finds("static-pods-not-generated", failure, "garboard-kube-scheduler.yaml", "garboard-kube-apiserver.yaml", "StaticPods: 3")
+}
+
+// Guide: if kube-apiserver shows as CONTAINER_EXITED.
+func TestAPIServerNotRunning(t *testing.T) {
+	t.Parallel()
+	const log = "var/log/pods/kube-system_kube-apiserver-n1_0123/kube-apiserver/"
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.config.Cluster.APIServer.ExtraArgs = map[string]string{"nope": "1"}
+		n.kubelet.set(200, podList(staticPod(apiServer, crashed), staticPod(controllerManager, running), staticPod(scheduler, running)))
+		data, err := os.ReadFile("testdata/apiserver-unknown-flag.log")
+		n.must(err)
+		var cri strings.Builder
+		for line := range strings.Lines(string(data)) {
+			cri.WriteString("2026-11-21T15:00:00.123456789Z stderr F " + line)
+		}
+		n.write("2026-11-21T15:00:00.123456789Z stderr F older\n", log, "3.log")
+		n.must(os.Chtimes(n.path(log, "3.log"), time.Unix(1, 0), time.Unix(1, 0)))
+		n.write(cri.String(), log, "4.log")
+	})
+	n.api.fail("/readyz", func(http.ResponseWriter) { panic(http.ErrAbortHandler) })
+	n.finds("apiserver-not-running", failure, `cluster.apiServer.extraArgs has nope: "1"`, "Error: unknown flag: --nope", "CrashLoopBackOff", "exit code 1", "EOF")
+	n.finds("endpoint-not-answering", info, "Follows from apiserver-not-running")
+}
+
+// S-350: normal while a cluster starts.
+func TestS350ErrorOnTheServer(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	n.age.Store(int64(time.Minute))
+	n.api.fail("/readyz", notReady)
+	f := n.finds("apiserver-not-running", info, `an error on the server ("[-]etcd failed: reason withheld") has prevented the request from succeeding`, "look again")
+	if strings.Contains(f.Why, "Follows") {
+		t.Errorf("it has no cause: %s", f.Why)
+	}
+	n.later(time.Hour)
+	n.finds("apiserver-not-running", failure, "an error on the server")
+	n.api.fail("/readyz", nil)
+	n.healthy()
+}
+
+// Guide: Checking kube-controller-manager and kube-scheduler.
+func TestOtherProgramsNotRunning(t *testing.T) {
+	t.Parallel()
+	for program, id := range map[string]string{controllerManager: "controller-manager-not-running", scheduler: "scheduler-not-running"} {
+		n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+			n.write("2026-11-21T15:00:00Z stderr F E1121 15:22:19.683508   18931 run.go:72] \"command failed\" err=\"invalid configuration\"\n",
+				"var/log/pods/kube-system_"+program+"-n1_0123", program, "0.log")
+			states := map[string]string{controllerManager: running, scheduler: running}
+			states[program] = crashed
+			n.kubelet.set(200, podList(staticPod(apiServer, running), staticPod(controllerManager, states[controllerManager]), staticPod(scheduler, states[scheduler])))
+		})
+		n.others[program].set(http.StatusInternalServerError, "[-]leaderElection failed: reason withheld")
+		n.finds(id, failure, program, "leaderElection failed", "invalid configuration")
+		n.others[program].set(http.StatusOK, "ok")
+		n.healthy()
+	}
+}
+
+func TestControllerFailing(t *testing.T) {
+	t.Parallel()
+	gone := httptest.NewServer(http.NotFoundHandler())
+	defer gone.Close()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		u, err := config.ParseURL(gone.URL + "/calico.yaml")
+		n.must(err)
+		n.config.Cluster.ExtraManifests = []config.URL{u}
+	})
+	n.finds("controller-failing", warning, "k8s.ManifestController", "/calico.yaml", "404", "cluster.extraManifests")
+}
+
+// Guide: bootstrap manifests.
+func TestManifestsNotApplied(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) { n.api.lose("coredns") })
+	n.finds("manifests-not-applied", failure, "11-core-dns", "/v1/ServiceAccount/coredns", manifestApplier, "controller failed: etcd session")
+	n.lacks("controller-failing")
+}
+
+// S-351, guide: Talos prints error nodes "…" not found.
+func TestS351NodeNotRegistered(t *testing.T) {
+	t.Parallel()
+	csr := kubeclient.Object{"kind": csrKind, "metadata": map[string]any{"name": "csr-jcn9j"},
+		"spec": map[string]any{"signerName": "kubernetes.io/kube-apiserver-client-kubelet", "username": "system:bootstrap:q9pyzr"}}
+	n := start(t, config.Init)
+	n.api.remove("Node", nodeName)
+	n.must(os.Remove(n.path(clientFile)))
+	n.finds("node-not-registered", failure, `nodes "n1" not found`, "hasn't asked for one", clientFile+": none")
+	n.api.put(csr)
+	n.finds("node-not-registered", failure, "csr-jcn9j", "system:bootstrap:q9pyzr", "Pending", "kubectl certificate approve")
+	// While the controller manager doesn't run, that is what there is to repair.
+	n.others[controllerManager].set(http.StatusInternalServerError, "[-]leaderElection failed")
+	n.finds("node-not-registered", info, "Follows from controller-manager-not-running")
+	n.others[controllerManager].set(http.StatusOK, "ok")
+	n.api.put(kubeclient.Object{"kind": "Node", "metadata": map[string]any{"name": nodeName}})
+	n.healthy()
+}
+
+// A worker without a certificate has only its token, which isn't allowed to see nodes.
+func TestS351WorkerNotRegistered(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker)
+	n.must(os.Remove(n.path(clientFile)))
+	n.api.fail("/api/v1/nodes/"+nodeName, func(w http.ResponseWriter) {
+		reply(w, http.StatusForbidden, map[string]any{"kind": "Status", "message": `nodes "n1" is forbidden: User "system:bootstrap:q9pyzr" cannot get resource "nodes"`, "reason": "Forbidden"})
+	})
+	n.finds("node-not-registered", failure, "is forbidden", "none of a kubelet")
+}
+
+// S-352, guide: node not ready.
+func TestS352NodeNotReady(t *testing.T) {
+	t.Parallel()
+	const cni = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns error: cni plugin not initialized"
+	notReady := func(status, message string, age time.Duration) kubeclient.Object {
+		c := readiness("Ready", status, "KubeletNotReady", message)
+		c["lastTransitionTime"] = time.Now().Add(-age).UTC().Format(time.RFC3339)
+		return kubeclient.Object{"kind": "Node", "metadata": map[string]any{"name": nodeName}, "status": map[string]any{"conditions": []any{c}}}
+	}
+	n := start(t, config.Init)
+	n.api.put(notReady("False", cni, time.Minute))
+	n.api.put(kubeclient.Object{"kind": "Pod", "metadata": map[string]any{"name": "kube-flannel-25drx", "namespace": "kube-system"}, "status": map[string]any{"phase": "Pending"}})
+	n.finds("node-not-ready", info, cni, "kube-flannel-25drx: Pending", "flannel")
+	n.api.put(notReady("False", cni, time.Hour))
+	n.finds("node-not-ready", failure, cni, "kube-flannel-25drx: Pending")
+	n.api.put(notReady("Unknown", "Kubelet stopped posting node status.", time.Minute))
+	n.finds("node-not-ready", failure, "stopped")
+}
+
+func TestNodePressure(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	n.api.put(kubeclient.Object{"kind": "Node", "metadata": map[string]any{"name": nodeName}, "status": map[string]any{"conditions": []any{
+		readiness("Ready", "True", "KubeletReady", ""), readiness("DiskPressure", "True", "KubeletHasDiskPressure", "kubelet has disk pressure"),
+	}}})
+	n.finds("node-pressure", warning, "DiskPressure", "kubelet has disk pressure")
+}
+
+func TestSystemPodsFailing(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init)
+	n.api.put(kubeclient.Object{"kind": "Pod", "metadata": map[string]any{"name": "coredns-1", "namespace": "kube-system"}, "status": map[string]any{"phase": "Running",
+		"containerStatuses": []any{map[string]any{"name": "coredns", "state": map[string]any{"waiting": map[string]any{"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}}}}})
+	n.finds("system-pods-failing", warning, "kube-system/coredns-1", "CrashLoopBackOff", "back-off 5m0s")
+	n.api.remove("Pod", "coredns-1")
+	n.healthy()
+}
+
+// S-354, guide: Worker node is stuck with apid health check failures.
+func TestS354WorkerAPIWaits(t *testing.T) {
+	t.Parallel()
+	apid := func(n *node, services map[string]*dag.Service) {
+		services["apid"] = &dag.Service{ID: "apid", Needs: []dag.Condition{never{}}, Run: services["kubelet"].Run}
+	}
+	n := start(t, config.Worker, apid)
+	n.later(startTime)
+	n.finds("worker-api-waits", failure, "certificate of the machine API")
+	n.api.fail("/readyz", notReady)
+	n.finds("worker-api-waits", info, "Follows from endpoint-not-answering")
+	n.logs.Logger("controller-runtime").Warn(apiSecrets + ": controller failed: no control plane signs: 10.5.0.2: connection refused")
+	n.finds("worker-api-waits", info, "It has no certificate: no control plane signs", "10.5.0.2: connection refused")
+	n.lacks("controller-failing")
+
+	n = start(t, config.Init, apid)
+	n.later(startTime)
+	n.finds("api-not-up", failure, "certificate of the machine API")
+}
+
+type never struct{}
+
+func (never) String() string                 { return "the certificate of the machine API" }
+func (never) Wait(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+// withEndpoint makes the endpoint be something else.
+func withEndpoint(url string) ill {
+	return func(n *node, _ map[string]*dag.Service) {
+		u, err := config.ParseURL(url)
+		n.must(err)
+		n.config.Cluster.ControlPlane.Endpoint = u
+	}
+}
+
+// S-353, guide: x509: certificate signed by unknown authority.
+func TestS353EndpointOfAnotherCluster(t *testing.T) {
+	t.Parallel()
+	other, err := pki.NewKubernetesCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := serveTLS(t, nil, &server{code: 200, body: "ok"}, issue(t, other, pki.Leaf{CN: "kube-apiserver", IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}))
+	n := start(t, config.Worker, withEndpoint(url))
+	n.finds("endpoint-other-cluster", failure, "x509: certificate signed by unknown authority", "issued by", "SHA-256", "cluster.controlPlane.endpoint")
+	n.lacks("endpoint-not-answering", "node-not-registered")
+}
+
+func TestEndpointWrongName(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+		url := serveTLS(t, nil, n.api, issueFor(t, n, "10.9.9.9"))
+		withEndpoint(url)(n, services)
+	})
+	n.finds("endpoint-wrong-name", failure, "valid for 10.9.9.9", "certSANs")
+}
+
+// issueFor makes a certificate of the node's cluster: a control plane has the key.
+func issueFor(t *testing.T, n *node, addr string) tls.Certificate {
+	t.Helper()
+	return issue(t, n.authority, pki.Leaf{CN: "kube-apiserver", IPs: []netip.Addr{netip.MustParseAddr(addr)}})
+}
+
+func TestEndpointNotKubernetes(t *testing.T) {
+	t.Parallel()
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	n := start(t, config.Worker, withEndpoint("https"+strings.TrimPrefix(plain.URL, "http")))
+	n.finds("endpoint-not-kubernetes", failure, "server gave HTTP response to HTTPS client")
+
+	n = start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+		url := serveTLS(t, nil, http.NotFoundHandler(), issueFor(t, n, "127.0.0.1"))
+		withEndpoint(url)(n, services)
+	})
+	n.finds("endpoint-not-kubernetes", failure, "404")
+}
+
+// Guide: what is control plane endpoint?
+func TestEndpointNotAnswering(t *testing.T) {
+	t.Parallel()
+	// Its port is only kept at 127.0.0.1, and nobody else listens at 127.0.0.2.
+	url := fmt.Sprintf("https://127.0.0.2:%d", freeport.Find(t).Port())
+	n := start(t, config.Worker, withEndpoint(url))
+	n.finds("endpoint-not-answering", failure, "connection refused", "This node is 10.5.0.2")
+	n.lacks("endpoint-not-kubernetes", "endpoint-other-cluster")
+
+	// A control plane that itself serves is pointed away from.
+	n = start(t, config.Init, func(n *node, services map[string]*dag.Service) { withEndpoint(url)(n, services) })
+	n.finds("endpoint-not-answering", failure, "points elsewhere", "127.0.0.2")
+
+	// One that takes the connection and says nothing.
+	silent, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	n = start(t, config.Worker, withEndpoint("https://"+silent.Addr().String()))
+	n.finds("endpoint-not-answering", failure, "127.0.0.2")
+}
+
+func TestCertificateExpired(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		id       string
+		made     time.Duration
+		severity bool
+	}{
+		{"certificate-expired", pki.LeafValidity + 24*time.Hour, true},
+		{"certificate-expiring", pki.LeafValidity - 10*24*time.Hour, false},
+	} {
+		n := start(t, config.Worker, func(n *node, _ map[string]*dag.Service) {
+			old, err := pki.NewKubernetesCA(time.Now().Add(-2 * c.made))
+			n.must(err)
+			crt, key, err := old.Issue(pki.Leaf{CN: "system:node:n1", Client: true, Now: time.Now().Add(-c.made)})
+			n.must(err)
+			n.write(string(crt)+string(key), clientFile)
+		})
+		if c.severity {
+			n.finds(c.id, failure, "the kubelet as a client of the API server", "valid from")
+		} else {
+			n.finds(c.id, warning, "the kubelet as a client of the API server", "9 days")
+		}
+	}
+}
+
+func TestConfigurationConditions(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker)
+	n.situation = machine.Situation{Version: 7, Try: time.Now().Add(time.Minute)}
+	n.finds("configuration-tried", warning, "version 7", "gbctl config confirm")
+	n.situation = machine.Situation{Version: 7, Staged: true}
+	n.finds("configuration-staged", info, "version 7", "gbctl reboot")
+	n.situation = machine.Situation{}
+	n.text = append(n.text, "# a comment\n"...)
+	n.healthy()
+	n.text = []byte(strings.Replace(string(n.text), "type: worker", "type: join", 1))
+	n.finds("configuration-warnings", warning, "machine.type", `"join" is an alias`)
+}

@@ -1,0 +1,204 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+const (
+	// askTimeout bounds one question over the network. Under emulation a handshake
+	// takes a second.
+	askTimeout = 3 * time.Second
+	// resolveTimeout leaves time to ask what was resolved.
+	resolveTimeout = 2 * time.Second
+	// maxAddresses of an endpoint are asked: a name rarely has more.
+	maxAddresses = 8
+	// maxAnswer of a health check is shown; one that lists its checks has about 4 KB.
+	maxAnswer = 8 << 10
+
+	readyPath               = "/readyz"
+	controllerManagerHealth = "https://127.0.0.1:10257/healthz"
+	schedulerHealth         = "https://127.0.0.1:10259/readyz"
+)
+
+// endpoint is what cluster.controlPlane.endpoint was seen to be.
+type endpoint struct {
+	url       string
+	host      string
+	addresses []netip.Addr
+	resolve   error // why there are none
+	answers   []answer
+}
+
+// answer is what came of one question over HTTPS.
+type answer struct {
+	from string // what was asked: a URL, with the address where that isn't the host
+	err  error  // no answer came, or not from whom it should
+	code int
+	body string
+	date time.Time // by the clock of who answered; zero: it didn't say
+	took time.Duration
+	// shown is the certificate that was not accepted; nil: none was refused.
+	shown *x509.Certificate
+}
+
+// ok says that it serves.
+func (a answer) ok() bool { return a.err == nil && a.code == http.StatusOK }
+
+// said is the answer verbatim.
+func (a answer) said() string {
+	if a.err != nil {
+		return a.from + ": " + a.err.Error()
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s: %d %s: %s", a.from, a.code, http.StatusText(a.code), lastBad(a.body)))
+}
+
+// lastBad picks, of a list of checks, those that fail.
+func lastBad(body string) string {
+	var bad []string
+	for line := range strings.Lines(body) {
+		if strings.HasPrefix(line, "[-]") {
+			bad = append(bad, strings.TrimSpace(line))
+		}
+	}
+	if len(bad) > 0 {
+		return strings.Join(bad, "; ")
+	}
+	first, _, _ := strings.Cut(strings.TrimSpace(body), "\n")
+	return first
+}
+
+func (d *Doctor) lookAtEndpoint(ctx context.Context, s *snapshot) func(*snapshot) {
+	u := s.config.Cluster.ControlPlane.Endpoint
+	e := endpoint{url: strings.TrimSuffix(u.String(), "/"), host: u.Hostname()}
+	if e.addresses, e.resolve = resolve(ctx, e.host); e.resolve != nil {
+		return func(s *snapshot) { s.endpoint = &e }
+	}
+	pool := authority(s.config)
+	e.answers = make([]answer, len(e.addresses))
+	var wg sync.WaitGroup
+	for i, addr := range e.addresses {
+		wg.Go(func() { e.answers[i] = ask(ctx, e.url+readyPath, addr, &tls.Config{RootCAs: pool}) })
+	}
+	wg.Wait()
+	return func(s *snapshot) { s.endpoint = &e }
+}
+
+// lookAtLocal asks this node's apiserver, which anybody may ask whether it is ready.
+func (d *Doctor) lookAtLocal(ctx context.Context, s *snapshot) func(*snapshot) {
+	o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID)
+	if err != nil {
+		return nil
+	}
+	a := ask(ctx, o.Spec.LocalEndpoint+readyPath, netip.Addr{}, &tls.Config{RootCAs: authority(s.config)})
+	return func(s *snapshot) { s.local = &a }
+}
+
+// lookAtPrograms asks the other two, on loopback. Their certificates are their own:
+// nothing but "I am well" is taken from them.
+func (d *Doctor) lookAtPrograms(ctx context.Context, _ *snapshot) func(*snapshot) {
+	var mu sync.Mutex // guards answers
+	answers := map[string]answer{}
+	var wg sync.WaitGroup
+	for program, url := range d.o.programs {
+		wg.Go(func() {
+			a := ask(ctx, url, netip.Addr{}, &tls.Config{InsecureSkipVerify: true})
+			mu.Lock()
+			defer mu.Unlock()
+			answers[program] = a
+		})
+	}
+	wg.Wait()
+	return func(s *snapshot) { s.programs = answers }
+}
+
+func authority(c *config.Config) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(c.Cluster.CA.Crt)
+	return pool
+}
+
+// resolve is the addresses of a host: itself, if it is one.
+func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{a}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil, err
+	}
+	for i := range found {
+		found[i] = found[i].Unmap()
+	}
+	slices.SortFunc(found, netip.Addr.Compare)
+	found = slices.Compact(found)
+	return found[:min(len(found), maxAddresses)], nil
+}
+
+// ask gets a URL, from that address if it is one, over a connection of its own.
+func ask(ctx context.Context, target string, addr netip.Addr, config *tls.Config) answer {
+	a := answer{from: target}
+	u, err := url.Parse(target)
+	if err != nil {
+		a.err = err
+		return a
+	}
+	config.MinVersion = tls.VersionTLS12
+	dialer := net.Dialer{Timeout: askTimeout}
+	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true, DialContext: dialer.DialContext}
+	if addr.IsValid() && addr.String() != u.Hostname() {
+		a.from = target + " at " + addr.String()
+		transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, network, net.JoinHostPort(addr.String(), portOf(u)))
+		}
+	}
+	client := &http.Client{Transport: transport, Timeout: askTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+	if err != nil {
+		a.err = err
+		return a
+	}
+	began := time.Now()
+	resp, err := client.Do(req)
+	a.took = time.Since(began)
+	if err != nil {
+		a.err = err
+		var refused *tls.CertificateVerificationError
+		if errors.As(err, &refused) && len(refused.UnverifiedCertificates) > 0 {
+			a.shown = refused.UnverifiedCertificates[0]
+		}
+		return a
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // the code says most
+	a.code, a.body = resp.StatusCode, string(bytes.ToValidUTF8(body, []byte("\uFFFD")))
+	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
+		a.date = date
+	}
+	return a
+}
+
+func portOf(u *url.URL) string {
+	if port := u.Port(); port != "" {
+		return port
+	}
+	return "443"
+}

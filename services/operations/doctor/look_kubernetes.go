@@ -1,0 +1,124 @@
+package doctor
+
+import (
+	"context"
+	"sync"
+
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+)
+
+// How Kubernetes names what is looked at.
+const (
+	kubeSystem     = "kube-system"
+	csrVersion     = "certificates.k8s.io/v1"
+	csrKind        = "CertificateSigningRequest"
+	manifestPrefix = "garboard-" // of the static pods' files
+)
+
+// maxMissing objects of the manifests are named; one is enough to know.
+const maxMissing = 8
+
+// cluster is what Kubernetes said.
+type cluster struct {
+	through string // the URL that was asked
+	as      string // in whose name
+	err     error  // nobody to ask, or no answer at all
+
+	node       kubeclient.Object
+	nodeErr    error
+	csrs       []kubeclient.Object
+	csrsErr    error
+	pods       []kubeclient.Object
+	podsErr    error
+	missing    []string // objects of the manifests that aren't there
+	missingErr error
+}
+
+// lookAtCluster asks this node's apiserver where there is one that serves, else another
+// one through the node's balancer.
+func (d *Doctor) lookAtCluster(ctx context.Context, s *snapshot) func(*snapshot) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c := &cluster{}
+	client, err := d.client(ctx, s, c)
+	if err != nil {
+		c.err = err
+		return func(s *snapshot) { s.cluster = c }
+	}
+	defer client.Close()
+	if c.err = client.Ready(ctx); c.err != nil {
+		return func(s *snapshot) { s.cluster = c }
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		c.node, c.nodeErr = client.Get(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node", Name: s.hostname})
+	})
+	wg.Go(func() {
+		list, err := client.List(ctx, kubeclient.Ref{APIVersion: csrVersion, Kind: csrKind}, kubeclient.Selection{})
+		c.csrs, c.csrsErr = list.Items(), err
+	})
+	wg.Go(func() {
+		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: kubeSystem}, kubeclient.Selection{Fields: "spec.nodeName=" + s.hostname})
+		c.pods, c.podsErr = list.Items(), err
+	})
+	if s.controlPlane() {
+		wg.Go(func() { c.missing, c.missingErr = d.missing(ctx, client) })
+	}
+	wg.Wait()
+	return func(s *snapshot) { s.cluster = c }
+}
+
+// client is one with the best rights that this node has: the administrator's on a
+// control plane, else the kubelet's, else those of a node that wants to join.
+func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclient.Client, error) {
+	options := kubeclient.Options{ServerName: balancer.ServerName, CA: s.config.Cluster.CA.Crt}
+	if o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID); err == nil {
+		c.as, c.through = "admin", o.Spec.LocalEndpoint
+		options.Cert, options.Key = o.Spec.Admin.Crt, o.Spec.Admin.Key
+		options.Server = o.Spec.LocalEndpoint
+		local, err := kubeclient.New(options)
+		if err != nil {
+			return nil, err
+		}
+		if local.Ready(ctx) == nil {
+			return local, nil
+		}
+		local.Close()
+		c.through, options.Server = d.o.balancer, d.o.balancer
+		return kubeclient.New(options)
+	}
+	c.through, options.Server = d.o.balancer, d.o.balancer
+	if _, err := readSmall(d.path(clientFile)); err == nil {
+		c.as, options.CertFile = "system:node:"+s.hostname, d.path(clientFile)
+	} else {
+		c.as, options.Token = "the bootstrap token", string(s.config.Cluster.Token)
+	}
+	return kubeclient.New(options)
+}
+
+// missing are the objects of the manifests that Kubernetes doesn't have. They are
+// asked for one after the other, over one connection.
+func (d *Doctor) missing(ctx context.Context, client *kubeclient.Client) ([]string, error) {
+	var names []string
+	for _, m := range controlplane.Manifests.List(d.o.Store) {
+		for _, o := range m.Spec {
+			gone, err := client.Missing(ctx, o)
+			if kubeclient.IsNotFound(err) {
+				gone, err = true, nil // its kind isn't there
+			}
+			if err != nil {
+				return names, err
+			}
+			if gone {
+				names = append(names, m.ID+": "+o.String())
+			}
+			if len(names) == maxMissing {
+				return names, nil
+			}
+		}
+	}
+	return names, nil
+}

@@ -1,0 +1,153 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// nearlyFull and full are shares of a file system in percent. At 10 the kubelet
+	// begins to evict pods by default (nodefs.available<10%).
+	nearlyFull = 10
+	full       = 2
+	// lowMemory is the share of memory, in percent, and lowMemoryBytes the amount below
+	// which the kubelet evicts pods by default is 100 MiB: both must be gone below.
+	lowMemory      = 5
+	lowMemoryBytes = 256 << 20
+)
+
+var machineConditions = []condition{
+	{
+		id: "look-unanswered", severity: warning,
+		sees: "gbctl doctor, and other commands that look at files, take long or say nothing.",
+		why:  "Something that the node was asked for didn't answer in time: for files mostly a disk that hangs or fails.",
+		next: "See gbctl dmesg for errors of disks and network devices; what is said besides may be incomplete.",
+		holds: func(s *snapshot) []finding {
+			if len(s.silent) == 0 {
+				return nil
+			}
+			return one(finding{what: "Not all could be looked at within " + lookBudget.String() + ".", evidence: s.silent})
+		},
+	},
+	{
+		id: "maintenance", severity: failure,
+		sees: "The console says no usable configuration; only the commands that maintenance mode allows are answered.",
+		why:  "None of the places where a configuration may be has a usable one.",
+		next: "Give it one: gbctl -n ADDRESS apply-config --insecure -f FILE.",
+		holds: func(s *snapshot) []finding {
+			if s.stage != machine.Maintenance || s.config != nil {
+				return nil
+			}
+			f := finding{what: "The node has no configuration and is in maintenance mode."}
+			if svc, ok := s.services[machine.ID]; ok {
+				f.since, f.evidence = s.at(svc.Since), []string{svc.asStatus()}
+				if strings.Contains(svc.Message, ".yaml:") || strings.Contains(svc.Message, "configuration:") || strings.Contains(svc.Message, "seed:") {
+					f.why = "A configuration was found, and it can't be used: the evidence says where it is wrong, or that there was none."
+				}
+			}
+			return one(f)
+		},
+	},
+	{
+		id: "secrets-missing", severity: failure,
+		sees: "controller-runtime says controller failed: missing cluster.aggregatorCA secret (or another one).",
+		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
+		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it.",
+		holds: func(s *snapshot) []finding {
+			var out []finding
+			for _, c := range s.controllerFailures() {
+				if name, ok := strings.CutPrefix(c.err, "missing "); ok && strings.HasSuffix(name, " secret") {
+					out = append(out, finding{what: "The configuration has no " + strings.TrimSuffix(name, " secret") + ".", since: c.at, evidence: []string{asLog("controller-runtime", c.line)}})
+				}
+			}
+			return out
+		},
+	},
+	{
+		id: "disks-not-ready", severity: failure,
+		sees:    "Service disks isn't up; containerd, etcd and the kubelet wait for it.",
+		why:     "The system disk isn't there, isn't free to be used, or fails.",
+		next:    "Plug the disk in, or correct machine.install.disk; a disk with data is only used with machine.install.wipe.",
+		follows: []string{"maintenance"},
+		holds:   func(s *snapshot) []finding { return s.down("disks", "The system disk is not ready.") },
+	},
+	{
+		id: "disk-full", severity: failure,
+		sees:  "no space left on device in logs; images can't be pulled; etcd and the kubelet end.",
+		why:   "A file system of the node is full.",
+		next:  "Remove what fills it (unused images and logs of pods are the usual ones; gbctl images, gbctl ls -l /var), or give the machine a larger disk.",
+		holds: func(s *snapshot) []finding { return s.filled(0, full) },
+	},
+	{
+		id: "disk-nearly-full", severity: warning,
+		sees: "Pods are evicted; DiskPressure on the node.",
+		why:  "A file system of the node is nearly full: below 10 % the kubelet removes images and evicts pods.",
+		next: "Remove what fills it, or give the machine a larger disk.",
+		holds: func(s *snapshot) []finding {
+			if s.mode == boot.Container {
+				return nil // it is the host's, and not this node's doing
+			}
+			return s.filled(full, nearlyFull)
+		},
+	},
+	{
+		id: "memory-low", severity: warning,
+		sees: "Processes end with status 137; pods are evicted.",
+		why:  "What runs here needs more memory than the machine has.",
+		next: "See gbctl processes and gbctl memory; run less on this node, or give it more memory: 2 GiB for a control plane, 1 GiB for a worker, and what the pods need.",
+		holds: func(s *snapshot) []finding {
+			f := s.files
+			if f.memory == 0 || f.available*100 >= f.memory*lowMemory || f.available >= lowMemoryBytes {
+				return nil
+			}
+			return one(finding{what: fmt.Sprintf("Only %s of %s memory are available.", inBytes(f.available), inBytes(f.memory)),
+				evidence: []string{fmt.Sprintf("/proc/meminfo: MemTotal: %d kB, MemAvailable: %d kB", f.memory>>10, f.available>>10)}})
+		},
+	},
+}
+
+const (
+	// startTime is what a machine may take for its services to come up: under
+	// emulation a minute and more.
+	startTime = 2 * time.Minute
+)
+
+// filled are file systems with at least and less than that much room, in percent.
+func (s *snapshot) filled(least, less uint64) []finding {
+	var out []finding
+	for _, sp := range s.files.spaces {
+		bytes, nodes := sp.free*100/sp.size, uint64(100)
+		if sp.nodes > 0 {
+			nodes = sp.left * 100 / sp.nodes
+		}
+		left := min(bytes, nodes)
+		if left < least || left >= less {
+			continue
+		}
+		f := finding{what: fmt.Sprintf("%s (%s) has %s of %s left.", sp.label, sp.path, inBytes(sp.free), inBytes(sp.size))}
+		if nodes < bytes {
+			f.what = fmt.Sprintf("%s (%s) has room for %d more files of %d.", sp.label, sp.path, sp.left, sp.nodes)
+		}
+		f.evidence = []string{fmt.Sprintf("statfs %s: %d of %d bytes, %d of %d inodes free", sp.path, sp.free, sp.size, sp.left, sp.nodes)}
+		for _, svc := range s.services {
+			if strings.Contains(svc.Message, "no space left on device") || strings.Contains(svc.Message, "the disk is full") {
+				f.evidence = append(f.evidence, svc.asStatus())
+			}
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func inBytes(n uint64) string {
+	if n < 10<<30 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d GiB", n>>30)
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -1,0 +1,81 @@
+package doctor
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+// waits is a service that tells what it waits for, as networkd does.
+func waits(text string) func(context.Context, *dag.Handle) error {
+	return func(ctx context.Context, h *dag.Handle) error {
+		h.Event(text)
+		<-ctx.Done()
+		return nil
+	}
+}
+
+func TestNoAddress(t *testing.T) {
+	t.Parallel()
+	for text, why := range map[string]string{
+		`Waiting for interface "eth7" to appear`:                                 "isn't there",
+		`Waiting for DHCP answer on "eth0"`:                                      "No DHCP server answers",
+		"Waiting for an address that machine.kubelet.nodeIP.validSubnets allows": "validSubnets",
+		"Waiting for a link on eth0, eth1":                                       "no carrier",
+	} {
+		n := start(t, config.Worker, func(_ *node, services map[string]*dag.Service) { services["networkd"].Run = waits(text) })
+		n.finds("network-no-address", info, text, why)
+		n.later(startTime)
+		n.finds("network-no-address", failure, text, why)
+		n.finds("kubelet-not-running", info, "Follows from network-no-address")
+		n.finds("service-failing", info, "Follows from network-no-address", "timed")
+	}
+}
+
+func TestNoRoute(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker, func(n *node, _ map[string]*dag.Service) {
+		n.write("Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\neth0\t0000050A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n", "/proc/net/route")
+	})
+	n.healthy() // nothing that it needs is outside
+	n.must(network.Resolvers.Put(n.store.As(network.ID), network.ResolversID, []netip.Addr{netip.MustParseAddr("192.0.2.53")}))
+	n.finds("network-no-route", warning, "192.0.2.53", "/proc/net/route")
+	n.write("00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000001 00000000 00000003     eth0\n", "/proc/net/ipv6_route")
+	n.healthy()
+}
+
+// The kernel's own entry for "nowhere" isn't a default route.
+func TestDefaultRoutes(t *testing.T) {
+	t.Parallel()
+	const nowhere = "00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 00000001 00000000 00200200       lo\n"
+	if defaultRoute6([]byte(nowhere)) {
+		t.Error("::/0 on lo is a default route")
+	}
+	if defaultRoute4([]byte("eth0\t00000000\t0100050A\t0002\t0\t0\t0\t00000000\t0\t0\t0\n")) {
+		t.Error("a route that is down is a default route")
+	}
+}
+
+func TestNoNameserver(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+		n.must(network.Resolvers.Put(n.store.As(network.ID), network.ResolversID, []netip.Addr{}))
+		u, err := config.ParseURL("https://kubernetes.garboard.invalid:6443")
+		n.must(err)
+		n.config.Cluster.ControlPlane.Endpoint = u
+	})
+	n.finds("no-nameserver", failure, "kubernetes.garboard.invalid", "machine.network.nameservers")
+	n.finds("endpoint-not-resolving", info, "Follows from no-nameserver")
+	n.must(network.Resolvers.Put(n.store.As(network.ID), network.ResolversID, []netip.Addr{netip.MustParseAddr("10.5.0.1")}))
+	n.finds("endpoint-not-resolving", failure, "kubernetes.garboard.invalid")
+	n.lacks("no-nameserver")
+
+	// By address, nothing is to be resolved.
+	start(t, config.Worker, func(n *node, _ map[string]*dag.Service) {
+		n.must(network.Resolvers.Put(n.store.As(network.ID), network.ResolversID, []netip.Addr{}))
+	}).healthy()
+}

@@ -1,0 +1,255 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// manifestApplier makes what is missing.
+const manifestApplier = "k8s.ManifestApplyController"
+
+// apiSecrets gets the certificate of a worker's API.
+const apiSecrets = "secrets.APIController"
+
+// apiTrouble is what keeps Kubernetes from being asked.
+var apiTrouble = []string{"maintenance", "network-no-address", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated",
+	"apiserver-not-running", "endpoint-not-resolving", "endpoint-other-cluster", "endpoint-wrong-name", "endpoint-not-kubernetes", "endpoint-not-answering", "certificate-expired"}
+
+var nodeConditions = []condition{
+	{
+		id: "manifests-not-applied", severity: failure,
+		sees:    "Nodes can't join, there is no cluster DNS or no pod network: objects that a new cluster gets are missing.",
+		why:     "They are made once the API server serves, by one control plane at a time; what is missing fails, or was deleted.",
+		next:    "gbctl logs controller-runtime has why (k8s.ManifestApplyController); what is missing is made again by itself when that is gone.",
+		follows: apiTrouble,
+		holds: func(s *snapshot) []finding {
+			if s.cluster == nil || len(s.cluster.missing) == 0 {
+				return nil
+			}
+			f := finding{what: fmt.Sprintf("Objects of the bootstrap manifests are missing, %s among them.", s.cluster.missing[0]), passing: s.sinceBoot < bootstrapTime}
+			for _, m := range s.cluster.missing {
+				f.evidence = append(f.evidence, "missing "+m)
+			}
+			for _, c := range s.controllerFailures() {
+				if c.name == manifestApplier {
+					f.why = "Making them fails: " + c.err + "."
+					f.evidence = append([]string{asLog("controller-runtime", c.line)}, f.evidence...)
+				}
+			}
+			return one(f)
+		},
+	},
+	{
+		id: "node-not-registered", severity: failure,
+		sees: `nodes "NAME" not found`,
+		why: "The API server is up, and the kubelet hasn't registered the node: mostly it has no client certificate yet. For that the endpoint must be healthy, the bootstrap manifests be applied (they " +
+			"approve the request) and kube-controller-manager run (it signs).",
+		next:    "It passes within a minute when these are so; gbctl logs kubelet says what the kubelet waits for.",
+		follows: append(append([]string{}, apiTrouble...), "controller-manager-not-running", "manifests-not-applied"),
+		holds:   nodeMissing,
+	},
+	{
+		id: "node-not-ready", severity: failure,
+		sees:    "kubectl get nodes says NotReady.",
+		why:     "A node is Ready once its pod network is up; images of the CNI are pulled for that.",
+		next:    "Wait a minute or two. If it stays so, see the pods of the CNI in kube-system.",
+		follows: []string{"disk-full", "kubelet-not-running", "image-pull-failing", "controller-manager-not-running", "manifests-not-applied", "endpoint-not-answering", "endpoint-other-cluster"},
+		holds:   nodeNotReady,
+	},
+	{
+		id: "node-pressure", severity: warning,
+		sees:    "MemoryPressure, DiskPressure or PIDPressure of the node; pods are evicted.",
+		why:     "The kubelet has too little left for what runs here.",
+		next:    "Run less on this node, or give the machine more.",
+		follows: []string{"disk-full", "disk-nearly-full", "memory-low"},
+		holds: func(s *snapshot) []finding {
+			var out []finding
+			for _, c := range s.nodeConditions() {
+				if typ := c.Text("type"); strings.HasSuffix(typ, "Pressure") && c.Text("status") == "True" {
+					out = append(out, finding{what: "The node has " + typ + ".", since: since(c), evidence: []string{asCondition(s.hostname, c)}})
+				}
+			}
+			return out
+		},
+	},
+	{
+		id: "system-pods-failing", severity: warning,
+		sees:    "Pods of kube-system restart, or don't run.",
+		why:     "A container of theirs ends again and again, or can't be started.",
+		next:    "kubectl -n kube-system logs POD --previous, or gbctl logs -k, has its last words.",
+		follows: []string{"disk-full", "memory-low", "image-pull-failing", "apiserver-not-running", "controller-manager-not-running", "scheduler-not-running"},
+		holds:   systemPods,
+	},
+	{
+		id: "worker-api-waits", severity: failure,
+		sees:    "apid of a worker isn't healthy.",
+		why:     "A worker has no certificate for its API until a control plane gives it one: it finds them through Kubernetes once its kubelet has joined, and else asks the endpoint.",
+		next:    "Make sure that the endpoint is healthy, that the worker's kubelet joined the cluster, that machine.token is the same on all nodes, and that port 50001 of the control planes can be reached.",
+		follows: append(append([]string{}, apiTrouble...), "node-not-registered"),
+		holds: func(s *snapshot) []finding {
+			if s.config == nil || s.controlPlane() {
+				return nil
+			}
+			found := s.down("apid", "The machine API of this worker is not up.")
+			for _, c := range s.controllerFailures() {
+				if c.name == apiSecrets && len(found) > 0 {
+					found[0].why = "It has no certificate: " + c.err + "."
+					found[0].evidence = append(found[0].evidence, asLog("controller-runtime", c.line))
+				}
+			}
+			return found
+		},
+	},
+	{
+		id: "api-not-up", severity: failure,
+		sees:    "gbctl can't connect; apid isn't up on a control plane.",
+		why:     "It ends, or has no certificate.",
+		next:    "Its last words say what it lacks.",
+		follows: []string{"network-no-address", "secrets-missing", "disk-full"},
+		holds: func(s *snapshot) []finding {
+			if s.config != nil && !s.controlPlane() {
+				return nil
+			}
+			return s.down("apid", "The machine API is not up.")
+		},
+	},
+}
+
+// nodeMissing is S-351.
+func nodeMissing(s *snapshot) []finding {
+	c := s.cluster
+	if c == nil || c.err != nil || !kubeclient.IsNotFound(c.nodeErr) && !s.unjoined() {
+		return nil
+	}
+	f := finding{what: fmt.Sprintf("Kubernetes doesn't know the node %q.", s.hostname), passing: s.sinceBoot < bootstrapTime}
+	if c.nodeErr != nil {
+		f.evidence = append(f.evidence, fmt.Sprintf("%s as %s: %v", c.through, c.as, c.nodeErr))
+	}
+	if s.files.seen && s.files.client == nil {
+		f.evidence = append(f.evidence, clientFile+": none")
+	}
+	pending := 0
+	for _, csr := range c.csrs {
+		if csr.Text("spec", "signerName") != "kubernetes.io/kube-apiserver-client-kubelet" {
+			continue
+		}
+		condition := csrCondition(csr)
+		if condition == "Pending" {
+			pending++
+		}
+		f.evidence = append(f.evidence, fmt.Sprintf("csr %s  %s  %s", csr.Name(), csr.Text("spec", "username"), condition))
+	}
+	switch {
+	case c.csrsErr != nil:
+		f.evidence = append(f.evidence, fmt.Sprintf("csr: %v", c.csrsErr))
+	case pending > 0:
+		f.why = "Certificate requests of kubelets wait for approval: the bootstrap manifests approve those of nodes that come with the join token, and kube-controller-manager does so."
+		f.next = "See that kube-controller-manager runs; kubectl certificate approve NAME approves one by hand."
+	case s.files.client == nil:
+		f.evidence = append(f.evidence, "csr: none of a kubelet")
+		f.why = "The kubelet has no client certificate, and hasn't asked for one: it hasn't reached the endpoint, or its token isn't accepted."
+	}
+	f.evidence = append(f.evidence, asLog("kubelet", lastWords(s.tail("kubelet", tailLines))))
+	return one(f)
+}
+
+// unjoined is a node that has nothing but the bootstrap token to ask with, which
+// isn't allowed to see nodes.
+func (s *snapshot) unjoined() bool {
+	return s.cluster.nodeErr != nil && s.files.seen && s.files.client == nil && !s.controlPlane()
+}
+
+// csrCondition is a request's condition as kubectl prints it.
+func csrCondition(csr kubeclient.Object) string {
+	switch {
+	case csr.Condition("Denied"):
+		return "Denied"
+	case csr.Condition("Failed"):
+		return "Approved,Failed"
+	case csr.Condition("Approved") && csr.Text("status", "certificate") != "":
+		return "Approved,Issued"
+	case csr.Condition("Approved"):
+		return "Approved"
+	}
+	return "Pending"
+}
+
+func (s *snapshot) nodeConditions() []kubeclient.Object {
+	if s.cluster == nil {
+		return nil
+	}
+	return s.cluster.node.List("status", "conditions")
+}
+
+// nodeNotReady is S-352.
+func nodeNotReady(s *snapshot) []finding {
+	for _, c := range s.nodeConditions() {
+		if c.Text("type") != "Ready" || c.Text("status") == "True" {
+			continue
+		}
+		f := finding{what: fmt.Sprintf("The node %q is not Ready.", s.hostname), since: since(c), evidence: []string{asCondition(s.hostname, c)}}
+		f.passing = !f.since.IsZero() && s.now.Sub(f.since) < bootstrapTime
+		switch m := c.Text("message"); {
+		case c.Text("status") == "Unknown":
+			f.why, f.next, f.passing = "The kubelet has stopped telling Kubernetes how the node is.", "See gbctl service kubelet, and whether the node reaches the endpoint.", false
+		case strings.Contains(m, "cni") || strings.Contains(m, "NetworkPluginNotReady"):
+			f.why = "The pod network isn't up on this node (" + string(s.config.Cluster.Network.CNI.Name) + ")."
+			if s.config.Cluster.Network.CNI.Name == "none" {
+				f.why, f.next, f.passing = "cluster.network.cni.name is none, so the pod network is to be installed by you, and it isn't.", "Install a CNI in the cluster.", false
+			}
+		}
+		for _, pod := range s.cluster.pods {
+			if !pod.Condition("Ready") {
+				f.evidence = append(f.evidence, asPod(pod))
+			}
+		}
+		return one(f)
+	}
+	return nil
+}
+
+func since(condition kubeclient.Object) time.Time {
+	t, _ := time.Parse(time.RFC3339, condition.Text("lastTransitionTime")) // zero if it has none
+	return t
+}
+
+func asCondition(node string, c kubeclient.Object) string {
+	return fmt.Sprintf("node %s: %s=%s %s: %s", node, c.Text("type"), c.Text("status"), c.Text("reason"), c.Text("message"))
+}
+
+// asPod is a pod in a line: its phase, and what its containers say.
+func asPod(pod kubeclient.Object) string {
+	line := fmt.Sprintf("pod %s/%s: %s", pod.Namespace(), pod.Name(), pod.Text("status", "phase"))
+	for _, c := range containers(pod) {
+		for _, at := range [][]string{{"state", "waiting"}, {"lastState", "terminated"}} {
+			if reason := c.Text(append(at, "reason")...); reason != "" {
+				line += fmt.Sprintf("; %s %s %s", c.Text("name"), reason, c.Text(append(at, "message")...))
+			}
+		}
+	}
+	return line
+}
+
+// systemPods are those that end again and again. Those of the control plane have
+// conditions of their own, and so have images.
+func systemPods(s *snapshot) []finding {
+	if s.cluster == nil {
+		return nil
+	}
+	var out []finding
+	for _, pod := range s.cluster.pods {
+		if pod.Text("metadata", "labels", "tier") == "control-plane" {
+			continue
+		}
+		for _, c := range containers(pod) {
+			switch r := c.Text("state", "waiting", "reason"); r {
+			case "CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError":
+				out = append(out, finding{what: fmt.Sprintf("Pod %s/%s doesn't run: %s.", pod.Namespace(), pod.Name(), r), evidence: []string{asPod(pod)}})
+			}
+		}
+	}
+	return out
+}

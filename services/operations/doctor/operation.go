@@ -1,0 +1,63 @@
+package doctor
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// failedTime is how long an operation that has failed is told of: whoever didn't see
+// it within a day has given it up.
+const failedTime = 24 * time.Hour
+
+var operationConditions = []condition{
+	{
+		id: "operation-asks", severity: warning,
+		sees: "gbctl get operations shows a question; the operation doesn't go on.",
+		why:  "An operation needs to know something that only a person can tell.",
+		next: "Answer it: gbctl operation answer ID ANSWER.",
+		holds: func(s *snapshot) (out []finding) {
+			for _, o := range s.operations {
+				if o.Spec.Question != "" {
+					out = append(out, finding{
+						what: fmt.Sprintf("Operation %s waits for an answer: %s", o.ID, o.Spec.Question), since: o.Spec.Began,
+						next:     fmt.Sprintf("Answer it: gbctl operation answer %s ANSWER; gbctl operation attach %s shows how it came to that.", o.ID, o.ID),
+						evidence: []string{asOperation(o)},
+					})
+				}
+			}
+			return out
+		},
+	},
+	{
+		id: "operation-failed", severity: warning,
+		sees: "gbctl operation list shows one that failed.",
+		why:  "A step of it failed, or wasn't done in time.",
+		next: "See what it did (gbctl operation attach ID), end the cause, and begin it again.",
+		holds: func(s *snapshot) (out []finding) {
+			last := map[string]resource.Object[operation.Spec]{} // of each name
+			for _, o := range s.operations {
+				if before, ok := last[o.Spec.Name]; !ok || o.Spec.Began.After(before.Spec.Began) {
+					last[o.Spec.Name] = o
+				}
+			}
+			for _, o := range s.operations {
+				if o.Spec.State != operation.Failed || last[o.Spec.Name].ID != o.ID || s.now.Sub(o.Spec.Ended) > failedTime {
+					continue
+				}
+				out = append(out, finding{
+					what: fmt.Sprintf("Operation %s has failed: %s", o.ID, o.Spec.Error), since: o.Spec.Ended,
+					next:     fmt.Sprintf("See what it did (gbctl operation attach %s), end the cause, and begin it again.", o.ID),
+					evidence: []string{asOperation(o)},
+				})
+			}
+			return out
+		},
+	},
+}
+
+func asOperation(o resource.Object[operation.Spec]) string {
+	return fmt.Sprintf("resource Operations %s: %s since %s, asked by %s", o.ID, o.Spec.State, stamp(o.Spec.Began), o.Spec.By)
+}

@@ -1,0 +1,201 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+)
+
+// ends is a service that starts, says what is in a file of a real program's last
+// words, and ends as the runner of containers tells it.
+func (n *node) ends(id, words string) func(context.Context, *dag.Handle) error {
+	n.t.Helper()
+	data, err := os.ReadFile("testdata/" + words)
+	n.must(err)
+	return func(_ context.Context, h *dag.Handle) error {
+		h.Started(fmt.Sprintf("Started task %s (PID 42) for container %s", id, id))
+		out := n.logs.Writer(id)
+		defer out.Close()
+		fmt.Fprintf(out, "%s", data)
+		return fmt.Errorf("container %s ended with status %d", id, 1)
+	}
+}
+
+// ill is a health check that never succeeds.
+func unhealthy(err string) *dag.Health {
+	return &dag.Health{Check: func(context.Context) error { return errors.New(err) }, Period: 10 * time.Millisecond}
+}
+
+func TestServiceFailing(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+		services["containerd"].Run = func(context.Context, *dag.Handle) error {
+			fmt.Fprintln(n.logs.Writer("containerd"), `time="2026-11-21T15:00:00Z" level=fatal msg="Fatal error"`)
+			return errors.New("containerd ended before it served /run/garboard/containerd.sock: exit status 1")
+		}
+	})
+	n.finds("service-failing", failure, "containerd ended before it served", "level=fatal", "gbctl logs")
+	n.finds("kubelet-not-running", info, "Follows from service-failing", `service "containerd" to be "up"`)
+}
+
+// Between two tries a service looks as if it only came up.
+func TestServiceFailingBetweenTries(t *testing.T) {
+	t.Parallel()
+	again := make(chan struct{}, 1)
+	n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+		first := true
+		services["containerd"].Run = func(ctx context.Context, _ *dag.Handle) error {
+			if first {
+				first = false
+				return errors.New("it broke")
+			}
+			again <- struct{}{}
+			<-ctx.Done()
+			return nil
+		}
+	})
+	<-again
+	n.finds("service-failing", failure, "it broke", "[Starting]")
+}
+
+func TestServiceRestarting(t *testing.T) {
+	t.Parallel()
+	for name, passes := range map[string]func(*node){
+		"for a time": func(n *node) { n.later(flapping) },
+		// By hand, or with another configuration.
+		"until it is started anew": func(n *node) {
+			n.must(n.graph.Stop(n.t.Context(), "containerd"))
+			n.must(n.graph.Start(n.t.Context(), "containerd"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			end := make(chan struct{})
+			n := start(t, config.Worker, func(n *node, services map[string]*dag.Service) {
+				services["containerd"].Run = func(ctx context.Context, h *dag.Handle) error {
+					h.Started("Started process containerd (PID 7)")
+					select {
+					case <-end:
+						return errors.New("containerd ended by itself: signal: killed")
+					case <-ctx.Done():
+						return nil
+					}
+				}
+			})
+			for range flaps {
+				end <- struct{}{}
+				_ = n.graph.Start(t.Context(), "containerd") // ends the pause; there may be none yet
+			}
+			eventually.That(t, 4*patience, "containerd is back", func() error {
+				if st, _ := n.graph.Status("containerd"); !st.Up || st.Restarts < flaps {
+					return errors.New(st.Message)
+				}
+				return nil
+			})
+			n.finds("service-restarting", warning, "containerd", "3 times", "signal: killed")
+			passes(n)
+			n.healthy()
+		})
+	}
+}
+
+func TestServiceStopped(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker)
+	n.must(n.graph.Stop(t.Context(), "kubelet"))
+	n.finds("service-stopped", warning, "Service kubelet was stopped", "gbctl service kubelet start")
+	n.lacks("kubelet-not-running")
+	n.must(n.graph.Start(t.Context(), "kubelet"))
+	n.healthy()
+}
+
+func TestImagePulling(t *testing.T) {
+	t.Parallel()
+	there := make(chan struct{})
+	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
+		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
+			h.Event("Pulling image " + n.config.Cluster.Etcd.Image)
+			select {
+			case <-there:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
+	})
+	n.finds("image-pulling", info, n.config.Cluster.Etcd.Image, "service etcd")
+	n.finds("etcd-not-running", info, "Follows from image-pulling")
+	close(there)
+	n.healthy()
+}
+
+// The words are containerd's and those of registries.
+func TestImagePullFailing(t *testing.T) {
+	t.Parallel()
+	const image = "registry.k8s.io/etcd:v0"
+	for words, why := range map[string]string{
+		"failed to resolve reference \"" + image + "\": " + image + ": not found":                                                                                     "no image of that name",
+		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": dial tcp 10.5.0.1:5000: connect: connection refused":                              "doesn't answer",
+		"failed to do request: Head \"https://registry.k8s.io/v2/etcd/manifests/v0\": dial tcp: lookup registry.k8s.io on 10.5.0.1:53: no such host":                  "can't be resolved",
+		"failed to authorize: failed to fetch anonymous token: unexpected status from GET request to https://auth/token: 401 Unauthorized":                            "who asks",
+		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": tls: failed to verify certificate: x509: certificate signed by unknown authority": "certificate isn't accepted",
+		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": http: server gave HTTP response to HTTPS client":                                  "plain HTTP",
+	} {
+		n := start(t, config.Init, func(_ *node, services map[string]*dag.Service) {
+			services["etcd"].Prepare = func(context.Context, *dag.Handle) error {
+				return fmt.Errorf("pull image %s (mirrors are in machine.registries.mirrors): %w", image, errors.New(words))
+			}
+		})
+		n.finds("image-pull-failing", failure, "service etcd", words[:40], why)
+		n.finds("etcd-not-running", info, "Follows from image-pull-failing")
+	}
+}
+
+// Of a pod while no API server serves, only the kubelet's log knows.
+func TestImageOfPodFailing(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.kubelet.body = podList(staticPod(apiServer, unpulled), staticPod(controllerManager, running), staticPod(scheduler, running))
+		n.api.fail("/readyz", notReady)
+	})
+	n.finds("image-pull-failing", failure, "kube-system/kube-apiserver", "ImagePullBackOff", "no image of that name")
+	n.finds("apiserver-not-running", info, "Follows from image-pull-failing", "[-]etcd failed")
+
+	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.kubelet.set(401, "Unauthorized")
+		n.api.fail("/readyz", notReady)
+		kubeletLog(n, time.Now())
+	})
+	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image of that name")
+	if f := n.finds("apiserver-not-running", info); strings.Contains(f.Next, "look again") {
+		t.Errorf("it is told to pass: %s", f.Next)
+	}
+
+	// What the kubelet told while it was asked by an API server is older than its log.
+	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.kubelet.body = podList(staticPod(apiServer, running), staticPod(controllerManager, running), staticPod(scheduler, running))
+		n.api.fail("/readyz", notReady)
+		kubeletLog(n, time.Now())
+	})
+	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image of that name")
+
+	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
+		n.kubelet.set(401, "Unauthorized")
+		n.api.fail("/readyz", notReady)
+		kubeletLog(n, time.Now().Add(-2*syncing))
+	})
+	n.lacks("image-pull-failing")
+}
+
+// kubeletLog says, as the kubelet does, that it can't have the API server's image.
+func kubeletLog(n *node, at time.Time) {
+	fmt.Fprintf(n.logs.Writer("kubelet"), `{"ts":%d.7,"caller":"kubelet/pod_workers.go:1338","msg":"Error syncing pod, skipping","pod":{"name":"kube-apiserver-n1","namespace":"kube-system"},`+
+		`"err":"failed to \"StartContainer\" for \"kube-apiserver\" with ErrImagePull: \"rpc error: code = NotFound desc = failed to pull and unpack image: not found\""}`+"\n", at.UnixMilli())
+}

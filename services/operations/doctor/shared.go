@@ -1,0 +1,130 @@
+package doctor
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/kubernetes/vip"
+)
+
+// moveTime is longer than the shared address needs to go from one node to another,
+// also when etcd has to elect a leader first.
+const moveTime = 30 * time.Second
+
+var sharedConditions = []condition{
+	{
+		id: "shared-address-taken", severity: failure,
+		sees: "The shared address answers, and not as Kubernetes; or now so and now so.",
+		why:  "A machine that is none of the control planes has the address that they share: a DHCP server gave it away, or somebody took it.",
+		next: "Find the machine by its MAC address, and give it another address; or choose another one for machine.network.interfaces[].vip.ip, on all control planes.",
+		holds: func(s *snapshot) []finding {
+			return s.eachShared(func(a vip.Status) (string, bool) {
+				return fmt.Sprintf("The machine %s on %s has the shared address %s.", a.Conflict, a.Link, a.Address), a.Conflict != ""
+			})
+		},
+	},
+	{
+		id: "shared-address-not-held", severity: failure,
+		sees:    "no route to host, at the shared address.",
+		why:     "The API server of no control plane is ready, so that none may have the address.",
+		next:    "Look at the other findings on each control plane, at its own address. Until the cluster is bootstrapped, this is as it should be.",
+		follows: append(slices.Clone(etcdTrouble), "apiserver-not-running", "shared-address-taken"),
+		holds: func(s *snapshot) []finding {
+			found := s.eachShared(func(a vip.Status) (string, bool) {
+				return fmt.Sprintf("Nobody holds the shared address %s.", a.Address), a.Known && a.HeldBy == "" && !a.Holder && s.now.Sub(a.Since) > moveTime
+			})
+			for i := range found {
+				found[i].passing = s.sinceBoot < bootstrapTime
+			}
+			return found
+		},
+	},
+	{
+		id: "shared-address-not-served", severity: failure,
+		sees:    "connection refused, at the shared address.",
+		why:     "This node has the address, and its API server doesn't serve. It keeps it where no other control plane could take it: none has an API server that is ready, or etcd has no quorum.",
+		next:    "Start the API server of this node, or bring another control plane back.",
+		follows: append(slices.Clone(etcdTrouble), "apiserver-not-running"),
+		holds: func(s *snapshot) []finding {
+			if s.local == nil || s.local.okButForEtcd() {
+				return nil
+			}
+			found := s.eachShared(func(a vip.Status) (string, bool) {
+				return fmt.Sprintf("Nobody serves at the shared address %s: this node has it.", a.Address), a.Holder
+			})
+			for i := range found {
+				found[i].evidence = append(found[i].evidence, s.local.said())
+			}
+			return found
+		},
+	},
+	{
+		id: "shared-address-two-members", severity: warning,
+		sees: "Nothing yet.",
+		why:  "Two control planes share the address. When one is lost, etcd has no quorum: its holder can keep the address, but the other one can't take it.",
+		next: "Add a third control plane.",
+		holds: func(s *snapshot) []finding {
+			if s.etcd == nil {
+				return nil
+			}
+			voters := 0
+			for _, m := range s.etcd.members {
+				if !m.IsLearner {
+					voters++
+				}
+			}
+			return s.eachShared(func(a vip.Status) (string, bool) {
+				return fmt.Sprintf("The shared address %s can't move: etcd has 2 members.", a.Address), voters == 2
+			})
+		},
+	},
+}
+
+// eachShared is a finding for each shared address of which about has something to
+// say.
+func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) []finding {
+	var out []finding
+	for _, a := range s.shared {
+		what, holds := about(a)
+		if !holds {
+			continue
+		}
+		holder := "unknown"
+		switch {
+		case a.Holder:
+			holder = "this node"
+		case a.Known && a.HeldBy == "":
+			holder = "nobody"
+		case a.Known:
+			holder = a.HeldBy
+		}
+		f := finding{what: what, since: a.Since, evidence: []string{
+			fmt.Sprintf("VIPStatus network/%s on %s: holder %s, %d candidates: %s", a.Address, a.Link, holder, a.Candidates, a.Why),
+		}}
+		if a.Etcd != "" {
+			f.evidence = append(f.evidence, "etcd: "+a.Etcd)
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// okButForEtcd is true of an API server that lacks nothing but etcd's quorum.
+func (a answer) okButForEtcd() bool {
+	if a.err != nil || a.code == http.StatusOK {
+		return a.err == nil
+	}
+	failing := 0
+	for line := range strings.Lines(a.body) {
+		if name, bad := strings.CutPrefix(line, "[-]"); bad {
+			if !strings.HasPrefix(name, "etcd") {
+				return false
+			}
+			failing++
+		}
+	}
+	return failing > 0
+}

@@ -1,0 +1,214 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/dag"
+)
+
+// tailLines of a log are searched for last words: etcd prints its whole usage
+// after the line that says what is wrong.
+const tailLines = 400
+
+// telling are lines that say why a program ended, the surest first: what it failed
+// with, then any error, in the ways in which the node's programs write them (klog
+// as text and as JSON, zap, Go's flag and log packages).
+var telling = []*regexp.Regexp{
+	regexp.MustCompile(`command failed|"level":"(?:fatal|panic)"|^panic: |flag provided but not defined|unknown flag|invalid value .* for flag|^F\d{4} |[Ff]atal error`),
+	regexp.MustCompile(`"level":"error"|^E\d{4} |^(?:stderr F )?Error: |"err":"`),
+	regexp.MustCompile(`"level":"warn"|^W\d{4} |\bwarning: |\berror: `),
+}
+
+// criLine takes the time and stream away that CRI puts before each line of a
+// container's output.
+var criLine = regexp.MustCompile(`^\S+Z? (?:stdout|stderr) [FP] `)
+
+// ownStory are lines of a service's log that repeat its events.
+var ownStory = regexp.MustCompile(`^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d  .* state=\w+$`)
+
+// lastWords is the line that tells most of why something ended, "" where there are
+// no lines: the last of the surest kind.
+func lastWords(lines []string) string {
+	lines = slices.DeleteFunc(slices.Clone(lines), ownStory.MatchString)
+	for _, kind := range telling {
+		for _, line := range slices.Backward(lines) {
+			if kind.MatchString(criLine.ReplaceAllString(line, "")) {
+				return line
+			}
+		}
+	}
+	for _, line := range slices.Backward(lines) {
+		if strings.TrimSpace(line) != "" {
+			return line
+		}
+	}
+	return ""
+}
+
+// wrongFlags are how programs refuse an argument; the group is its name.
+var wrongFlags = []*regexp.Regexp{
+	regexp.MustCompile(`unknown (?:shorthand )?flag: -*([\w-]+)`),
+	regexp.MustCompile(`flag provided but not defined: -*([\w-]+)`),
+	regexp.MustCompile(`invalid argument .+? for \\?"(?:-\w, )?--([\w-]+)\\?" flag`),
+	regexp.MustCompile(`invalid (?:boolean )?value .+? for (?:flag )?-*([\w-]+)`),
+}
+
+// wrongFlag is the argument that a program refused, "" if none.
+func wrongFlag(words string) string {
+	for _, w := range wrongFlags {
+		if m := w.FindStringSubmatch(words); m != nil {
+			return m[1]
+		}
+	}
+	return ""
+}
+
+// blame says which of the configuration's arguments a program refused, and where
+// to put it right; false when the words tell of none. Arguments that are named in
+// another way than by the flag are found by their names.
+func blame(words, path, image string, extra map[string]string) (why, next string, ok bool) {
+	flag := wrongFlag(words)
+	if _, own := extra[flag]; flag != "" && !own {
+		return fmt.Sprintf("%s doesn't know the argument %s, which Garboard gives it: the image is of a release that doesn't fit.", image, flag),
+			"Use an image of a supported release.", true
+	}
+	if flag == "" {
+		flag = named(words, extra)
+	}
+	if flag == "" {
+		return "", "", false
+	}
+	return fmt.Sprintf("%s has %s: %q, which the program refuses.", path, flag, extra[flag]),
+		fmt.Sprintf("Correct or remove %s in %s (gbctl edit mc).", flag, path), true
+}
+
+// Shorter names and values stand in a line by chance.
+const (
+	minName  = 4
+	minValue = 8
+)
+
+// named is the argument that the words name: as it is written, or in plain words
+// ("feature gates"), or by its value. "" if none.
+func named(words string, extra map[string]string) string {
+	for _, name := range slices.Sorted(maps.Keys(extra)) {
+		plain := regexp.QuoteMeta(name) + "|" + regexp.QuoteMeta(strings.ReplaceAll(name, "-", " "))
+		if len(name) >= minName && regexp.MustCompile(`(?:^|[^\w-])(?:--)?(?:`+plain+`)(?:[^\w-]|$)`).MatchString(words) {
+			return name
+		}
+		if value := extra[name]; len(value) >= minValue && strings.Contains(words, value) {
+			return name
+		}
+	}
+	return ""
+}
+
+// asLog is a line of a log as evidence.
+func asLog(id, line string) string {
+	if line == "" {
+		return ""
+	}
+	return "logs " + id + ": " + line
+}
+
+// asEvent is an event as evidence.
+func asEvent(e dag.Event) string {
+	return fmt.Sprintf("service %s: [%s]: %s", e.Service, e.State, e.Message)
+}
+
+// asStatus is where a service stands, as evidence.
+func (svc service) asStatus() string {
+	return fmt.Sprintf("service %s: [%s]: %s", svc.ID, svc.State, svc.Message)
+}
+
+// failures are a service's ends within the last d, oldest first.
+func (s *snapshot) failures(svc service, d time.Duration) []dag.Event {
+	var out []dag.Event
+	for _, e := range svc.events {
+		if e.State == dag.Finished { // it was stopped, and begins anew
+			out = nil
+		}
+		if e.State == dag.Failed && s.sinceBoot-e.SinceBoot <= d {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// logTime is the layout of our own log lines, UTC (acceptance S-276).
+const logTime = "2006/01/02 15:04:05"
+
+// controllerLine is a line of controller-runtime.
+var controllerLine = regexp.MustCompile(`^(\S+ \S+)  (?:\w+: )?([\w.]+): (.*)$`)
+
+// controllerFailure is what a controller failed with last.
+type controllerFailure struct {
+	name, err, line string
+	at              time.Time
+}
+
+// failing is how old the last line of a failing controller may be: it tries again,
+// and says so, after half a minute at most, and some of its tries take as long.
+const failing = time.Minute
+
+// controllerFailures are the controllers whose last word is that they failed:
+// success is silence, after "controller starting".
+func (s *snapshot) controllerFailures() []controllerFailure {
+	last := map[string]controllerFailure{}
+	var order []string
+	for _, line := range s.tail("controller-runtime", 0) {
+		m := controllerLine.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		name, text := m[2], m[3]
+		why, failed := strings.CutPrefix(text, "controller failed: ")
+		if !failed {
+			delete(last, name)
+			continue
+		}
+		at, err := time.Parse(logTime, m[1])
+		if err != nil {
+			continue
+		}
+		last[name] = controllerFailure{name, why, line, at}
+		order = append(order, name)
+	}
+	var out []controllerFailure
+	slices.Sort(order)
+	for _, name := range slices.Compact(order) {
+		if f, ok := last[name]; ok && s.now.Sub(f.at) <= failing {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// syncing is how old the kubelet's last word about a pod may be: it tries again
+// within some ten seconds.
+const syncing = 2 * time.Minute
+
+// syncError is what the kubelet's log says last about a pod of kube-system that it
+// can't run: the error, and the line.
+func syncError(lines []string, pod string, now time.Time) (err, line string) {
+	for _, l := range slices.Backward(lines) {
+		if !strings.Contains(l, "Error syncing pod") || !strings.Contains(l, pod) {
+			continue
+		}
+		var entry struct {
+			Milliseconds float64 `json:"ts"`
+			Err          string  `json:"err"`
+		}
+		if json.Unmarshal([]byte(l), &entry) != nil || now.Sub(time.UnixMilli(int64(entry.Milliseconds))) > syncing {
+			break // cut short, or mended since
+		}
+		return entry.Err, l
+	}
+	return "", ""
+}

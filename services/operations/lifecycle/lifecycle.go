@@ -1,0 +1,318 @@
+// Package lifecycle is how a node goes: the operations reboot, shutdown and reset.
+//
+// Each is a plan of package operation. A node that others can stand in for is emptied
+// first: no new pods come (cordon), and those that are there end within their
+// disruption budgets (drain). A reset then takes the node out of the cluster, out of
+// Kubernetes and out of etcd, and has its disk wiped:
+//
+//	reboot    cordon ─▶ drain ─▶ quorum ─▶ restart ══▶ uncordon ─▶ back
+//	shutdown  cordon ─▶ drain ─▶ quorum ─▶ power off ══▶ uncordon, when it is on again
+//	reset     cordon ─▶ drain ─▶ stop kubelet ─▶ delete Node ─▶ stop pods ─▶ leave etcd ─▶ mark ─▶ end
+//	                                                                                   ╰▶ the disk is wiped
+//
+// Every step has a deadline. What concerns others only is skipped when its time is up,
+// and says so: a node always gets to its end. Only a member of etcd that the cluster
+// can't do without is a reason to stay. From the mark on the disk, there is no way
+// back: it is wiped when the node ends, or else by the next boot, before anything of
+// it is used.
+package lifecycle
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+// Names of the operations.
+const (
+	Reboot   = "reboot"
+	Shutdown = "shutdown"
+	Reset    = "reset"
+)
+
+const (
+	// DrainTimeout is how long pods may take to end, unless somebody says otherwise: most
+	// end within their default grace of 30 s, and a budget may have to wait for a few of
+	// them to be ready elsewhere.
+	DrainTimeout = 5 * time.Minute
+	// MaxDrainTimeout is for pods with hours of grace.
+	MaxDrainTimeout = 24 * time.Hour
+
+	// lookTimeout bounds the question whether others can stand in for this node, and
+	// lookBudget how long it is asked again: a node mustn't go without a drain because an
+	// API server was about to be replaced.
+	lookTimeout = 10 * time.Second
+	lookBudget  = 20 * time.Second
+	// countTimeout bounds the question whether etcd can do without this node: it may have
+	// to look for others to ask. One that is forced only hears what is known soon.
+	countTimeout  = 40 * time.Second
+	forcedTimeout = 5 * time.Second
+	// requestTimeout is less than clients give one request by default, which is 30 s: a
+	// configuration may be what a cluster needs that can't be asked.
+	requestTimeout = 15 * time.Second
+	// changeTimeout bounds a change of the Node. Within it, it is tried again: an API
+	// server may be about to be replaced.
+	changeTimeout = 30 * time.Second
+	changeRetry   = 2 * time.Second
+	// endTimeout is how long a node may take to end: its own budgets are shorter.
+	endTimeout = 5 * time.Minute
+	// holdReboot is how long other nodes wait at most for one that reboots. Servers with
+	// much memory test it for minutes before they start anything.
+	holdReboot = 15 * time.Minute
+	// holdShutdown is how long they wait for one that powers off: until then its etcd may
+	// answer who counts its members, and it counts for nothing. A node ends within 30 s.
+	holdShutdown = 30 * time.Second
+	// backTimeout is how long a node that is back waits for the cluster, which may have
+	// been down as a whole.
+	backTimeout = 10 * time.Minute
+)
+
+// Etcd is the part of etcd.Etcd that is asked before a member goes, and left.
+type Etcd interface {
+	MayStop(ctx context.Context, patience time.Duration) error
+	MayLeave(ctx context.Context, patience time.Duration) error
+	Leave(ctx context.Context) (name string, err error)
+	// Settled returns when no Leave is under way.
+	Settled(ctx context.Context) error
+}
+
+// Options are what the operations stand on.
+type Options struct {
+	Store *resource.Store
+	Etcd  Etcd
+	// Start and Stop are those of the services.
+	Start, Stop func(ctx context.Context, id string) error
+	// StopPods ends what runs of Kubernetes on this node.
+	StopPods func(ctx context.Context) error
+	// MarkWipe writes down what is to be wiped, and Erase has it done on the way out.
+	MarkWipe func(labels []string, users []disks.UserDisk) (erase func(context.Context) error, err error)
+	Erase    func(do func(context.Context) error)
+	// Power ends the machine. It returns at once.
+	Power func(p boot.Power, why string)
+
+	// Kubernetes makes a client; nil: with what this node has.
+	Kubernetes func() (*kubeclient.Client, error)
+}
+
+// Definitions are the operations of this package.
+func Definitions(o Options) []operation.Definition {
+	if o.Kubernetes == nil {
+		o.Kubernetes = o.client
+	}
+	return []operation.Definition{
+		{Name: Reboot, Exclusive: true, Role: "os:operator", WithoutJournal: true, Plan: o.planReboot},
+		{Name: Shutdown, Exclusive: true, Role: "os:operator", WithoutJournal: true, Plan: o.planShutdown},
+		{Name: Reset, Exclusive: true, Plan: o.planReset},
+	}
+}
+
+// decode reads the arguments of an operation, which this package has encoded.
+func decode[T any](r operation.Request) (args T, err error) {
+	if err = json.Unmarshal(r.Arguments, &args); err != nil {
+		err = fmt.Errorf("arguments: %w", err)
+	}
+	return args, err
+}
+
+// drainTimeout is 0 where nobody has said anything.
+func drainTimeout(d time.Duration) (time.Duration, error) {
+	switch {
+	case d == 0:
+		return DrainTimeout, nil
+	case d < 0 || d > MaxDrainTimeout:
+		return 0, fmt.Errorf("the time for draining must be more than 0 and at most %s, and not %s", MaxDrainTimeout, d)
+	}
+	return d, nil
+}
+
+// client is of the cluster's API: a control plane's own as its administrator, a
+// worker's as its kubelet, which may do to its own node and pods what is needed here.
+func (o Options) client() (*kubeclient.Client, error) {
+	if keys, err := secrets.Kubernetes.Get(o.Store, secrets.KubernetesID); err == nil {
+		k := keys.Spec
+		return kubeclient.New(kubeclient.Options{Server: k.Balancer, ServerName: balancer.ServerName, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
+	}
+	cfg, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	return kubeclient.New(kubeclient.Options{
+		Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.CA.Crt, CertFile: boot.KubeletClient,
+	})
+}
+
+// node calls do with a client and this node's name in Kubernetes.
+func (o Options) node(do func(c *kubeclient.Client, name string) error) error {
+	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err != nil {
+		return err
+	}
+	c, err := o.Kubernetes()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return do(c, name.Spec)
+}
+
+// retry tries again until do has done it, or the time of the step is up.
+func retry(ctx context.Context, p *operation.Progress, do func(context.Context) error) error {
+	told := ""
+	for {
+		err := do(ctx)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if text := err.Error(); text != told {
+			told = text
+			p.Say("trying again: %s", text)
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(changeRetry):
+		}
+	}
+}
+
+// admin tells whether this node is an administrator of Kubernetes: control planes are.
+func (o Options) admin() bool {
+	_, err := secrets.Kubernetes.Get(o.Store, secrets.KubernetesID)
+	return err == nil
+}
+
+// alone says why there is nobody to take this node's pods; "" where somebody can. A
+// worker, which may see no other node, is never alone as long as Kubernetes answers.
+func (o Options) alone(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, lookBudget)
+	defer cancel()
+	for {
+		why, err := o.lookAround(ctx)
+		if err == nil {
+			return why
+		}
+		select {
+		case <-ctx.Done():
+			return "Kubernetes can't be asked: " + err.Error()
+		case <-time.After(changeRetry):
+		}
+	}
+}
+
+// lookAround is one try of alone.
+func (o Options) lookAround(ctx context.Context) (why string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	why = "no other node is Ready and takes pods"
+	err = o.node(func(c *kubeclient.Client, name string) error {
+		if !o.admin() {
+			why = ""
+			_, err := c.Get(ctx, kubeclient.NodeRef(name))
+			return err
+		}
+		nodes, err := c.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(nodes.Items(), func(n kubeclient.Object) bool {
+			return n.Name() != name && n.Condition("Ready") && n.At("spec", "unschedulable") != true
+		}) {
+			why = ""
+		}
+		return nil
+	})
+	return why, err
+}
+
+// cordon and drain are how a node is emptied. Pods that nobody would make anew
+// elsewhere are kept for a node that comes back.
+func (o Options) cordon(id string) operation.Step {
+	return operation.Step{
+		ID: "cordon", What: "keep new pods from this node", Deadline: changeTimeout, Optional: true,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			skip := ""
+			err := retry(ctx, p, func(ctx context.Context) error {
+				return o.node(func(c *kubeclient.Client, name string) error {
+					did, err := c.Cordon(ctx, name, id)
+					switch {
+					case kubeclient.IsNotFound(err):
+						skip = "Kubernetes doesn't know this node"
+						return nil
+					case err == nil && !did:
+						skip = "it was cordoned before, and stays so"
+					}
+					return err
+				})
+			})
+			if err == nil && skip != "" {
+				return operation.Skip("%s", skip)
+			}
+			return err
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, id) },
+	}
+}
+
+func (o Options) drain(timeout time.Duration, keep bool) operation.Step {
+	return operation.Step{
+		ID: "drain", What: "evict the pods of this node, within their disruption budgets", Deadline: timeout, Optional: true,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			return o.node(func(c *kubeclient.Client, name string) error {
+				return kubeclient.Drain{Client: c, Node: name, Keep: keep, Say: p.Say}.Run(ctx)
+			})
+		},
+	}
+}
+
+func (o Options) uncordon(ctx context.Context, p *operation.Progress, id string) error {
+	return retry(ctx, p, func(ctx context.Context) error {
+		return o.node(func(c *kubeclient.Client, name string) error {
+			_, err := c.Uncordon(ctx, name, id)
+			if kubeclient.IsNotFound(err) {
+				return nil
+			}
+			return err
+		})
+	})
+}
+
+// empty are the steps before a node that comes back goes. Without others it isn't
+// emptied, and the warning says why.
+func (o Options) empty(ctx context.Context, r operation.Request, timeout time.Duration, keep bool) (steps []operation.Step, warning string) {
+	if !r.Resuming {
+		if why := o.alone(ctx); why != "" {
+			return nil, "the pods of this node end with it, without a drain: " + why
+		}
+	}
+	return []operation.Step{o.cordon(r.ID), o.drain(timeout, keep)}, ""
+}
+
+// end is the step that ends the node.
+func (o Options) end(power boot.Power, hold time.Duration, why string) operation.Step {
+	what := map[boot.Power]string{boot.Reboot: "stop all services, and restart the machine", boot.PowerOff: "stop all services, and power the machine off"}[power]
+	return operation.Step{
+		ID: "end", What: what, Deadline: endTimeout, EndsNode: true, Hold: hold, PointOfNoReturn: true,
+		Run: func(context.Context, *operation.Progress) error {
+			o.Power(power, why)
+			return nil
+		},
+	}
+}
+
+// reasonOf is why the node ends, for its console and its next boot.
+func reasonOf(r operation.Request) string {
+	return strings.TrimSuffix(fmt.Sprintf("%s (%s)", r.By, r.ID), " ()")
+}

@@ -1,0 +1,457 @@
+package lifecycle
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/google/go-cmp/cmp"
+)
+
+type object = map[string]any
+
+// rig is a control plane n1, the rest of its cluster, and what is done to both.
+type rig struct {
+	t      *testing.T
+	store  *resource.Store
+	dir    string
+	runner *operation.Runner
+	off    context.CancelFunc // of the boot that is
+
+	mu     sync.Mutex // guards all below
+	did    []string
+	node   object   // nil: deleted
+	pods   []string // that never end
+	others int      // nodes besides
+	down   bool     // Kubernetes doesn't answer
+	cut    string   // the power goes when this is done
+	lock   operation.Lock
+	may    error // of etcd: whether the member may leave
+	stop   error // whether it may be away
+	leave  error
+	power  chan struct{} // closed when the power goes
+	dark   chan struct{} // closed when what ran then is gone
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, dir: t.TempDir(), store: resource.NewStore(), others: 2, node: newNode()}
+	c, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.1:6443", Hostname: "n1", Secrets: keys()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(machine.Configs.Put(r.store.As("test"), machine.ConfigID, c))
+	put(network.Hostnames.Put(r.store.As("test"), network.HostnameID, "n1"))
+	put(secrets.Kubernetes.Put(r.store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{}))
+	return r
+}
+
+var keys = sync.OnceValue(func() *config.Secrets {
+	s, err := config.NewSecrets(time.Now())
+	if err != nil {
+		panic(err)
+	}
+	return s
+})
+
+func newNode() object {
+	return object{"metadata": object{"name": "n1", "resourceVersion": "1"}, "spec": object{}, "status": object{}}
+}
+
+var errCut = errors.New("the power is cut")
+
+// note writes down what is done to the node; the power goes with what is to be cut,
+// and nothing is done after it.
+func (r *rig) note(what string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-r.power:
+	default:
+		r.did = append(r.did, what)
+		if r.cut != what {
+			return nil
+		}
+		r.cut = ""
+		close(r.power)
+	}
+	dark := r.dark
+	r.mu.Unlock()
+	<-dark
+	r.mu.Lock()
+	return errCut
+}
+
+// on is a boot: what ran runs again.
+func (r *rig) on() {
+	r.t.Helper()
+	r.mu.Lock()
+	r.power, r.dark = make(chan struct{}), make(chan struct{})
+	r.mu.Unlock()
+	runner, err := operation.New(operation.Options{
+		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Lock: r.lock,
+		Definitions: Definitions(Options{
+			Store: r.store, Etcd: member{r},
+			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
+			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
+			StopPods: func(context.Context) error { return r.note("stop pods") },
+			MarkWipe: func(labels []string, users []disks.UserDisk) (func(context.Context) error, error) {
+				for _, u := range users {
+					labels = append(slices.Clone(labels), u.Path)
+				}
+				return func(context.Context) error { return nil }, r.note("mark " + strings.Join(labels, " "))
+			},
+			Erase: func(func(context.Context) error) { _ = r.note("erase at the end") },
+			Power: func(p boot.Power, why string) { _ = r.note(string(p)) },
+			Kubernetes: func() (*kubeclient.Client, error) {
+				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
+			},
+		}),
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = runner.Run(ctx) })
+	r.runner, r.off = runner, func() { cancel(); synctest.Wait(); close(r.dark); wg.Wait() }
+	runner.Open()
+	synctest.Wait() // the journals are read
+}
+
+// run asks for an operation and lets it come to its end, or to that of the node.
+func (r *rig) run(name string, arguments []byte) operation.Operation {
+	r.t.Helper()
+	o, err := r.runner.Start(context.Background(), operation.Ask{Name: name, Arguments: arguments, By: "somebody"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.end(o.ID)
+}
+
+func (r *rig) end(id string) operation.Operation {
+	r.t.Helper()
+	for {
+		o, err := r.runner.Get(id)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		ended := o.Finished()
+		r.mu.Lock()
+		select {
+		case <-r.power:
+			ended = true
+		default:
+		}
+		if len(r.did) > 0 {
+			last := r.did[len(r.did)-1]
+			ended = ended || last == string(boot.Reboot) || last == string(boot.PowerOff)
+		}
+		r.mu.Unlock()
+		if ended {
+			time.Sleep(10 * time.Second) // those who watch hear of it before the node ends
+			return o
+		}
+		time.Sleep(time.Second) // of the bubble
+	}
+}
+
+func (r *rig) done() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	did := slices.Clone(r.did)
+	r.did = nil
+	return did
+}
+
+type member struct{ r *rig }
+
+func (m member) MayLeave(context.Context, time.Duration) error { return m.r.may }
+
+func (m member) MayStop(context.Context, time.Duration) error {
+	m.r.mu.Lock()
+	defer m.r.mu.Unlock()
+	return m.r.stop
+}
+
+func (m member) Leave(context.Context) (string, error) {
+	if m.r.leave != nil {
+		return "", m.r.leave
+	}
+	return "n1 (8e9e)", m.r.note("leave etcd")
+}
+
+func (m member) Settled(context.Context) error { return m.r.note("see etcd settled") }
+
+// RoundTrip is the API server.
+func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
+	r.mu.Lock()
+	down := r.down
+	r.mu.Unlock()
+	if down {
+		<-q.Context().Done()
+		return nil, q.Context().Err()
+	}
+	w := httptest.NewRecorder()
+	r.answer(w, q)
+	return w.Result(), nil
+}
+
+const discovery = `{"kind":"APIGroupDiscoveryList","items":[{"metadata":{},"versions":[{"version":"v1","resources":[
+	{"resource":"pods","scope":"Namespaced","responseKind":{"kind":"Pod"}},{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]}]}`
+
+func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
+	switch path := q.URL.Path; {
+	case path == "/api" || path == "/apis":
+		io.WriteString(w, discovery)
+	case path == "/api/v1/nodes":
+		items := []object{newNode()}
+		for i := range r.others {
+			items = append(items, object{"metadata": object{"name": fmt.Sprintf("n%d", i+2)}, "status": object{"conditions": []object{{"type": "Ready", "status": "True"}}}})
+		}
+		json.NewEncoder(w).Encode(object{"items": items})
+	case path == "/api/v1/pods":
+		var items []object
+		for _, name := range r.pods {
+			items = append(items, object{"metadata": object{"namespace": "ns", "name": name, "uid": name, "deletionTimestamp": "2026-01-01T00:00:00Z",
+				"ownerReferences": []object{{"kind": "ReplicaSet", "controller": true}}}})
+		}
+		json.NewEncoder(w).Encode(object{"items": items})
+		_ = r.note("look at pods")
+	case r.node == nil:
+		w.WriteHeader(http.StatusNotFound)
+	case q.Method == http.MethodGet:
+		json.NewEncoder(w).Encode(r.node)
+	case q.Method == http.MethodDelete:
+		r.node = nil
+		_ = r.note("delete node")
+		io.WriteString(w, "{}")
+	default:
+		r.patch(w, q)
+	}
+}
+
+func (r *rig) patch(w http.ResponseWriter, q *http.Request) {
+	var p kubeclient.Object
+	_ = json.NewDecoder(q.Body).Decode(&p)
+	meta := r.node["metadata"].(object)
+	meta["annotations"] = p.At("metadata", "annotations")
+	if spec, ok := p["spec"].(object); ok && spec["unschedulable"] == true {
+		r.node["spec"] = spec
+		_ = r.note("cordon")
+	} else if ok {
+		r.node["spec"] = object{}
+		_ = r.note("uncordon")
+	} else {
+		r.node = nil // a control plane sees to it
+		_ = r.note("ask to leave")
+	}
+	io.WriteString(w, "{}")
+}
+
+func check(t *testing.T, r *rig, o operation.Operation, state operation.State, want ...string) {
+	t.Helper()
+	if o.State != state {
+		t.Errorf("%s is %s (%s), want %s", o.ID, o.State, o.Error, state)
+	}
+	if diff := cmp.Diff(want, r.done()); diff != "" {
+		t.Errorf("done (-want +got):\n%s", diff)
+	}
+}
+
+var leaveInOrder = []string{"cordon", "look at pods", "stop kubelet", "delete node", "stop pods", "leave etcd"}
+
+// S-180 to S-183: what a graceful reset does, in order; and one that isn't.
+func TestS180Reset(t *testing.T) {
+	for _, tt := range []struct {
+		args ResetArguments
+		want []string
+	}{
+		{ResetArguments{}, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL", "erase at the end", "power off")},
+		{ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}, append(slices.Clone(leaveInOrder), "mark EPHEMERAL", "erase at the end", "reboot")},
+		{ResetArguments{Force: true, Wipe: []string{"EPHEMERAL", "STATE", "STATE"}}, []string{"mark STATE EPHEMERAL", "erase at the end", "power off"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			r.on()
+			defer r.off()
+			o := r.run(Reset, tt.args.Encode())
+			check(t, r, o, operation.Done, tt.want...)
+		})
+	}
+}
+
+// Q-08: the user's disks go with the system, and are named before. After a restart, one
+// without a serial number may be another one.
+func TestQ08UserDisks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.on()
+		args := ResetArguments{Disks: []disks.UserDisk{{Path: "/dev/sdb", Size: 2 << 40, Model: "BIG", Serial: "s1"}, {Path: "/dev/sdc", Size: 1 << 40}}}.Encode()
+		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: args, DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := strings.Join(plan.Warnings, "\n"), "all that is on /dev/sdb (2 TiB, BIG, serial s1) is lost\nall that is on /dev/sdc (1 TiB, without a serial number) is lost"; got != want {
+			t.Errorf("warnings\n%s\nwant\n%s", got, want)
+		}
+		if what := plan.Steps[len(plan.Steps)-2].What; !strings.HasSuffix(what, ", /dev/sdb, /dev/sdc") {
+			t.Errorf("step %q", what)
+		}
+		r.cut = "leave etcd"
+		o := r.run(Reset, args)
+		r.off()
+		r.done()
+		r.on()
+		o = r.end(o.ID)
+		did := r.done()
+		if !slices.Contains(did, "mark STATE EPHEMERAL /dev/sdb") {
+			t.Errorf("after a restart it did %v", did)
+		}
+		r.off()
+
+		r = newRig(t)
+		r.on()
+		defer r.off()
+		o = r.run(Reset, args)
+		check(t, r, o, operation.Done, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL /dev/sdb /dev/sdc", "erase at the end", "power off")...)
+	})
+}
+
+// S-185: refused before anything is done, with the reason; --graceful=false isn't.
+func TestS185ResetOfTheLastMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.may = errors.New("remove etcd member n1: it is the last voting member")
+		r.on()
+		defer r.off()
+		for _, dry := range []bool{true, false} {
+			_, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{}.Encode(), DryRun: dry})
+			var refusal operation.Refusal
+			if !errors.As(err, &refusal) || !strings.Contains(err.Error(), "it is the last voting member. Nothing is wiped. `gbctl reset --graceful=false`") {
+				t.Errorf("error %v", err)
+			}
+		}
+		if did := r.done(); len(did) > 0 {
+			t.Errorf("it did %v", did)
+		}
+		check(t, r, r.run(Reset, ResetArguments{Force: true}.Encode()), operation.Done, "mark STATE EPHEMERAL", "erase at the end", "power off")
+	})
+}
+
+// A member that can't leave at the last moment stays, and all is as it was.
+func TestResetThatEtcdRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.leave = errors.New("the cluster would lose its quorum")
+		r.on()
+		defer r.off()
+		o := r.run(Reset, ResetArguments{}.Encode())
+		check(t, r, o, operation.Failed, append(slices.Clone(leaveInOrder[:5]), "see etcd settled", "start etcd", "start kubelet")...)
+		if !strings.Contains(o.Error, "the cluster would lose its quorum") {
+			t.Errorf("error %q", o.Error)
+		}
+	})
+}
+
+// Duty 4: with nobody there, it still ends, and says what it couldn't do.
+func TestResetEndsWithoutTheCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.on()
+		defer r.off()
+		asked, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: ResetArguments{DrainTimeout: 2 * time.Minute}.Encode()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.mu.Lock()
+		r.down, r.pods = true, []string{"slow"}
+		r.mu.Unlock()
+		began := time.Now()
+		o := r.end(asked.ID)
+		if took := time.Since(began); took > changeTimeout+2*time.Minute+nodeTimeout+time.Minute {
+			t.Errorf("it took %s", took)
+		}
+		for _, step := range []string{"cordon", "drain", "node"} {
+			at := slices.IndexFunc(o.Steps, func(s operation.Status) bool { return s.ID == step })
+			if o.Steps[at].State != operation.Skipped || o.Steps[at].Reason == "" {
+				t.Errorf("step %+v", o.Steps[at])
+			}
+		}
+		did := r.done()
+		if want := []string{"stop kubelet", "stop pods", "leave etcd", "mark STATE EPHEMERAL", "erase at the end", "power off"}; !slices.Equal(did[max(len(did)-6, 0):], want) {
+			t.Errorf("it did %v", did)
+		}
+	})
+}
+
+// Wherever the power goes, it ends reset, and has left the cluster.
+func TestResetPowerCuts(t *testing.T) {
+	for _, cut := range append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL") {
+		t.Run(cut, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.on()
+				r.cut = cut
+				o := r.run(Reset, ResetArguments{}.Encode())
+				r.off()
+				if did := r.done(); did[len(did)-1] != cut {
+					t.Fatalf("it did %v", did)
+				}
+				if r.node == nil {
+					r.node = newNode() // the kubelet registers again
+				}
+				r.on()
+				defer r.off()
+				o = r.end(o.ID)
+				did := r.done()
+				if o.State != operation.Done || !slices.Equal(did[len(did)-3:], []string{"mark STATE EPHEMERAL", "erase at the end", "power off"}) {
+					t.Errorf("%s (%s): it did %v", o.State, o.Error, did)
+				}
+				if r.node != nil || !slices.Contains(did, "leave etcd") || !slices.Contains(did, "stop kubelet") {
+					t.Errorf("it hasn't left the cluster: it did %v", did)
+				}
+			})
+		})
+	}
+}
+
+func TestArguments(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.on()
+		defer r.off()
+		for name, arguments := range map[string][]byte{
+			Reset: ResetArguments{Wipe: []string{"BOOT-A"}}.Encode(), Reboot: PowerArguments{DrainTimeout: -1}.Encode(), Shutdown: []byte("garbage"),
+		} {
+			if _, err := r.runner.Start(t.Context(), operation.Ask{Name: name, Arguments: arguments, DryRun: true}); err == nil {
+				t.Errorf("%s %s is taken", name, arguments)
+			}
+		}
+	})
+}

@@ -1,0 +1,116 @@
+// Package clock keeps the node's time.
+//
+// It is the service `timed`. A machine may wake up with any time at all in its
+// clock, and every certificate depends on it, so: first the clock is put to at
+// least the time at which the system was built, the time that was last saved on
+// STATE, and the time from which the cluster's authorities are valid. Then time
+// servers are asked; the clock is set once, and from then on only pulled, without
+// jumps. Time never blocks a boot: the wait for the first answer is bounded, and how
+// good the time is can be read as a resource.
+//
+// In a container the clock is the host's, and is never touched.
+package clock
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// ID of the service.
+	ID = "timed"
+	// StatusID names the one status.
+	StatusID = "node"
+)
+
+// Source is where the node has its time from.
+type Source string
+
+const (
+	SourceNone Source = "none" // the hardware clock, or the clock's floor
+	SourceNTP  Source = "ntp"
+	SourceHost Source = "host" // a container node: whoever runs the host sees to it
+)
+
+// Status is how good the node's time is.
+type Status struct {
+	Synced  bool   `yaml:"synced"`
+	Source  Source `yaml:"source"`
+	Server  string `yaml:"server,omitempty"`
+	Stratum int    `yaml:"stratum,omitempty"`
+	// Offset is how far off the clock was at the last answer.
+	Offset time.Duration `yaml:"offset,omitempty"`
+	// MaxError bounds how wrong the server can be (root distance, RFC 5905 §11.2).
+	MaxError time.Duration `yaml:"maxError,omitempty"`
+	Jitter   time.Duration `yaml:"jitter,omitempty"`
+	Poll     time.Duration `yaml:"poll,omitempty"` // until the next question
+	LastSync time.Time     `yaml:"lastSync,omitempty"`
+	Message  string        `yaml:"message,omitempty"` // why it isn't synced
+}
+
+// Statuses has one object, "node".
+var Statuses = resource.Define[Status](resource.Definition{
+	Type:      "TimeStatuses.v1alpha1.garboard.dev",
+	Kind:      "TimeStatus",
+	Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "SYNCED", Value: func(s any) string { return strconv.FormatBool(s.(Status).Synced) }},
+		{Name: "SOURCE", Value: func(s any) string { return string(s.(Status).Source) }},
+		{Name: "SERVER", Value: func(s any) string { return s.(Status).Server }},
+		{Name: "OFFSET", Value: func(s any) string { return s.(Status).Offset.Round(time.Microsecond).String() }},
+	},
+})
+
+// kernel is the clock that is kept: the machine's, or a test's.
+type kernel interface {
+	Now() time.Time
+	Set(t time.Time) error
+	Adjust(tx *unix.Timex) error
+}
+
+// Options are what the service stands on.
+type Options struct {
+	Mode  boot.Mode
+	Store *resource.Store
+	Logs  *logs.Logs
+
+	kernel kernel
+	file   string // the saved time; tests have their own
+	built  time.Time
+	ask    asker
+}
+
+// Daemon is the service.
+type Daemon struct{ o Options }
+
+// New makes the service; nothing runs yet.
+func New(o Options) *Daemon {
+	if o.kernel == nil {
+		o.kernel = machineClock{}
+		o.ask = network{log: o.Logs.Logger(ID)}.ask
+	}
+	if o.file == "" {
+		o.file = boot.ClockFile
+	}
+	if o.built.IsZero() {
+		o.built = boot.Built()
+	}
+	return &Daemon{o: o}
+}
+
+// Service is timed in the graph: up when the clock is set, or when waiting for
+// that has taken long enough.
+func (d *Daemon) Service() dag.Service {
+	return dag.Service{
+		ID:        ID,
+		DependsOn: []string{"networkd", "disks"},
+		Run:       d.run,
+		Restart:   dag.RestartAlways,
+	}
+}

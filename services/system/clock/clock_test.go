@@ -1,0 +1,499 @@
+package clock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	nodenet "github.com/garboard-os/garboard/services/system/network"
+	"golang.org/x/sys/unix"
+)
+
+// fakeClock is off by some time. It never touches the machine's.
+type fakeClock struct {
+	mu    sync.Mutex // guards all following fields
+	off   time.Duration
+	sets  []time.Time
+	slews []time.Duration
+	last  unix.Timex
+}
+
+func (c *fakeClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Round(0).Add(c.off)
+}
+
+func (c *fakeClock) Set(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off = t.Sub(time.Now().Round(0))
+	c.sets = append(c.sets, t)
+	return nil
+}
+
+// Adjust corrects at once what the kernel would spread over a minute.
+func (c *fakeClock) Adjust(tx *unix.Timex) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off += time.Duration(tx.Offset)
+	c.slews = append(c.slews, time.Duration(tx.Offset))
+	c.last = *tx
+	return nil
+}
+
+func (c *fakeClock) error() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.off
+}
+
+func (c *fakeClock) disturb(off time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off = off
+}
+
+func (c *fakeClock) adjusted() unix.Timex {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+func (c *fakeClock) jumps() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.sets)
+}
+
+// truth is a server that knows the time: the test's own.
+func truth(_ context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+	if skip(server) {
+		return nil, nil
+	}
+	return []sample{{server: server, addr: server, stratum: 2, offset: time.Now().Round(0).Sub(now()), distance: 5 * time.Millisecond}}, nil
+}
+
+func silence(_ context.Context, server string, _ func() time.Time, _ func(string) bool) ([]sample, error) {
+	return nil, askError{server, errors.New("i/o timeout")}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// node is timed with what is around it.
+type node struct {
+	t     *testing.T
+	clock *fakeClock
+	store *resource.Store
+	graph *dag.Graph
+	log   *syncBuffer
+	file  string
+	ca    config.CertKey
+	stop  func()
+}
+
+// beforeTheBubble is when the system was built, for tests to which it doesn't
+// matter: time in a bubble begins with the year 2000 (testing/synctest).
+var beforeTheBubble = time.Date(1999, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+func startNode(t *testing.T, o Options, cfg config.Time) *node {
+	t.Helper()
+	return startMember(t, o, cfg, config.CertKey{})
+}
+
+// startMember is a node whose cluster has this authority.
+func startMember(t *testing.T, o Options, cfg config.Time, ca config.CertKey) *node {
+	t.Helper()
+	n := &node{t: t, store: resource.NewStore(), log: &syncBuffer{}, ca: ca}
+	n.clock, _ = o.kernel.(*fakeClock)
+	o.Store = n.store
+	if o.built.IsZero() {
+		o.built = beforeTheBubble
+	}
+	if o.file == "" {
+		o.file = filepath.Join(t.TempDir(), "clock")
+	}
+	n.file = o.file
+	n.configure(cfg)
+	up := func(id string) dag.Service {
+		return dag.Service{ID: id, Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }}
+	}
+	var err error
+	log := slog.New(slog.NewTextHandler(n.log, nil))
+	n.graph, err = dag.New(dag.Options{Log: func(string) *slog.Logger { return log }}, up("networkd"), up("disks"), New(o).Service())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.graph.Run(ctx) })
+	n.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(n.stop)
+	return n
+}
+
+func (n *node) configure(t config.Time) {
+	n.t.Helper()
+	c := &config.Config{Machine: config.Machine{Time: t}, Cluster: config.Cluster{Etcd: config.Etcd{CA: n.ca}}}
+	c.FillDefaults()
+	if err := machine.Configs.Put(n.store.As("test"), machine.ConfigID, c); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) status() Status {
+	n.t.Helper()
+	o, err := Statuses.Get(n.store, StatusID)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return o.Spec
+}
+
+func (n *node) up() bool {
+	s, _ := n.graph.Status(ID)
+	return s.Up
+}
+
+// The clock is set once, then pulled, and the questions become rarer.
+func TestStepThenSlew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &fakeClock{off: -72 * time.Hour}
+		n := startNode(t, Options{kernel: c, ask: truth}, config.Time{Servers: []string{"a"}})
+		synctest.Wait()
+		if !n.up() || c.jumps() != 1 || c.error() != 0 {
+			t.Fatalf("up %v, set %d times, off by %s\n%s", n.up(), c.jumps(), c.error(), n.log)
+		}
+		c.disturb(40 * time.Millisecond)
+		time.Sleep(65 * time.Second) // virtual
+		synctest.Wait()
+		if c.jumps() != 1 || c.error() != 0 {
+			t.Errorf("set %d times, off by %s; want it pulled", c.jumps(), c.error())
+		}
+		// Nanoseconds, the kernel's loop on, "unsynchronised" off.
+		if tx := c.adjusted(); tx.Modes&(adjOffset|adjNano) != adjOffset|adjNano || tx.Offset != -40_000_000 || tx.Status != staPLL || tx.Constant != minPoll-4 || tx.Maxerror != 5000 {
+			t.Errorf("adjtimex got %+v", tx)
+		}
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		if s := n.status(); !s.Synced || s.Source != SourceNTP || s.Server != "a" || s.Poll != 1024*time.Second {
+			t.Errorf("status is %+v", s)
+		}
+		n.stop()
+	})
+}
+
+// A clock that was right is set only when it stays wrong.
+func TestSpikeIsNotFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &fakeClock{}
+		var mu sync.Mutex
+		spike := time.Duration(0)
+		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+			s, err := truth(ctx, server, now, skip)
+			mu.Lock()
+			defer mu.Unlock()
+			s[0].offset += spike
+			return s, err
+		}
+		set := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); spike = d }
+		n := startNode(t, Options{kernel: c, ask: ask}, config.Time{Servers: []string{"a"}})
+		synctest.Wait()
+		set(3 * time.Second)
+		time.Sleep(200 * time.Second)
+		set(0)
+		time.Sleep(200 * time.Second)
+		synctest.Wait()
+		if c.jumps() != 0 {
+			t.Errorf("the clock followed a spike\n%s", n.log)
+		}
+		set(3 * time.Second)
+		time.Sleep(stepOut + 200*time.Second)
+		synctest.Wait()
+		if c.jumps() == 0 {
+			t.Errorf("the clock didn't follow a lasting change\n%s", n.log)
+		}
+		n.stop()
+	})
+}
+
+// No time server: the boot goes on after the bounded wait, and says so.
+func TestNoTimeServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &fakeClock{}
+		n := startNode(t, Options{kernel: c, ask: silence}, config.Time{Servers: []string{"10.0.0.9"}, BootTimeout: 20 * time.Second})
+		time.Sleep(19 * time.Second)
+		synctest.Wait()
+		if n.up() {
+			t.Fatal("up before the time was over")
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if !n.up() {
+			t.Fatal("not up after the time was over")
+		}
+		want := "time isn't synchronised after 20s (10.0.0.9: i/o timeout); going on with the clock at"
+		if !strings.Contains(n.log.String(), want) {
+			t.Errorf("the log is\n%s\nwant in it: %s", n.log, want)
+		}
+		if s := n.status(); s.Synced || s.Message != "10.0.0.9: i/o timeout" {
+			t.Errorf("status is %+v", s)
+		}
+		n.stop()
+	})
+}
+
+func TestFloor(t *testing.T) {
+	at := func(s string) time.Time {
+		when, err := time.Parse(time.RFC3339, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return when
+	}
+	for name, c := range map[string]struct {
+		now, built, saved, made, want string
+	}{
+		"dead battery":       {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "", "2026-01-01T00:00:00Z"},
+		"saved is later":     {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-03-05T07:00:00Z"},
+		"clock is later":     {"2026-05-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-03-05T07:00:00Z", "", "2026-05-01T00:00:00Z"},
+		"saved is nonsense":  {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "later", "", "2026-01-01T00:00:00Z"},
+		"an older was saved": {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "2025-01-01T00:00:00Z", "", "2026-01-01T00:00:00Z"},
+		// An authority is valid from a day before it was made.
+		"a new cluster":    {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2026-07-02T00:00:00Z", "2026-07-01T00:00:00Z"},
+		"an older cluster": {"1970-01-01T00:00:07Z", "2026-01-01T00:00:00Z", "", "2025-07-02T00:00:00Z", "2026-01-01T00:00:00Z"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				file := filepath.Join(t.TempDir(), "clock")
+				var ca config.CertKey
+				if c.made != "" {
+					made, err := pki.NewEtcdCA(at(c.made))
+					if err != nil {
+						t.Fatal(err)
+					}
+					ca = config.CertKey{Crt: made.Cert, Key: made.Key}
+				}
+				if c.saved != "" {
+					if err := os.WriteFile(file, []byte(c.saved+"\n"), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				clock := &fakeClock{off: time.Until(at(c.now))}
+				n := startMember(t, Options{kernel: clock, ask: silence, built: at(c.built), file: file}, config.Time{}, ca)
+				synctest.Wait()
+				if got := stamp(clock.Now()); got != c.want {
+					t.Errorf("the clock is at %s, want %s", got, c.want)
+				}
+				n.stop()
+				data, err := os.ReadFile(file)
+				if saved := strings.TrimSpace(string(data)); err != nil || at(saved).Before(at(c.want)) {
+					t.Errorf("saved at stop: %q, %v", data, err)
+				}
+			})
+		})
+	}
+}
+
+func TestContainerLeavesTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &fakeClock{off: -time.Hour}
+		n := startNode(t, Options{Mode: boot.Container, kernel: c, ask: truth, built: time.Now()}, config.Time{Servers: []string{"a"}})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if !n.up() || c.jumps() > 0 || len(c.slews) > 0 {
+			t.Errorf("up %v, set %d times, pulled %d times", n.up(), c.jumps(), len(c.slews))
+		}
+		if s := n.status(); s != (Status{Synced: true, Source: SourceHost}) {
+			t.Errorf("status is %+v", s)
+		}
+		n.stop()
+	})
+}
+
+// S-063: the servers are the configured ones, else DHCP's; a change is live.
+func TestS063Servers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		asked := ""
+		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			asked = server
+			return truth(ctx, server, now, skip)
+		}
+		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{})
+		expect := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if asked != want {
+				t.Errorf("asked %s, want %s", asked, want)
+			}
+		}
+		expect(publicPool)
+		offer := nodenet.TimeServers
+		if err := offer.Put(n.store.As("networkd"), nodenet.TimeServersID, addrs("192.0.2.7")); err != nil {
+			t.Fatal(err)
+		}
+		expect("192.0.2.7")
+		n.configure(config.Time{Servers: []string{"time.example.org"}})
+		expect("time.example.org")
+		n.stop()
+	})
+}
+
+// Servers that are changed on a running node are asked at once and, when they are
+// wrong, often; that is told once, and the old ones end it.
+func TestS063WrongServersAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		count := map[string]int{}
+		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if count[server]++; server == "wrong" {
+				return silence(ctx, server, now, skip)
+			}
+			return truth(ctx, server, now, skip)
+		}
+		asked := func(server string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return count[server]
+		}
+		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"right"}})
+		synctest.Wait()
+		n.configure(config.Time{Servers: []string{"wrong"}})
+		time.Sleep(40 * time.Second)
+		synctest.Wait()
+		if asked("wrong") < 4 || strings.Count(n.log.String(), "the new time servers bring no time") != 1 || !n.status().Synced {
+			t.Errorf("asked %d times, synced %v, log: %s", asked("wrong"), n.status().Synced, n.log)
+		}
+		before := asked("right")
+		n.configure(config.Time{Servers: []string{"right"}})
+		synctest.Wait()
+		if asked("right") != before+1 || n.status().Server != "right" {
+			t.Errorf("the old server was asked %d times more; %+v", asked("right")-before, n.status())
+		}
+		n.configure(config.Time{Servers: []string{"right"}, Disabled: true})
+		synctest.Wait()
+		if s := n.status(); s.Synced || s.Message != "machine.time.disabled is set" {
+			t.Errorf("disabled: %+v", s)
+		}
+		n.configure(config.Time{Servers: []string{"right"}})
+		synctest.Wait()
+		if !n.status().Synced {
+			t.Errorf("enabled again: %+v", n.status())
+		}
+		n.stop()
+	})
+}
+
+// What a server sends may be anything: a panic over it costs an answer, and not
+// the machine.
+func TestPanicIsSurvived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+			if server == "strange" {
+				panic("an answer that nobody thought of")
+			}
+			return truth(ctx, server, now, skip)
+		}
+		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"strange", "kind"}})
+		time.Sleep(time.Hour) // virtual
+		synctest.Wait()
+		if !n.status().Synced {
+			t.Errorf("status %+v", n.status())
+		}
+		n.stop()
+	})
+}
+
+func TestKissOfDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		count := map[string]int{}
+		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
+			if skip(server) {
+				return nil, nil
+			}
+			mu.Lock()
+			count[server]++
+			mu.Unlock()
+			if server == "rude" {
+				return nil, errors.Join(askError{"rude", refusal{"DENY"}})
+			}
+			return truth(ctx, server, now, skip)
+		}
+		n := startNode(t, Options{kernel: &fakeClock{}, ask: ask}, config.Time{Servers: []string{"rude", "kind"}})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if count["rude"] != 1 || count["kind"] < 5 || !n.status().Synced {
+			t.Errorf("asked %v, status %+v", count, n.status())
+		}
+		n.stop()
+	})
+}
+
+func TestPick(t *testing.T) {
+	ms := time.Millisecond
+	s := func(addr string, offset, distance time.Duration) sample {
+		return sample{addr: addr, offset: offset, distance: distance}
+	}
+	for name, c := range map[string]struct {
+		in   []sample
+		want string // address, or the error
+	}{
+		"one":                    {[]sample{s("a", 5*ms, 10*ms)}, "a"},
+		"the smallest error":     {[]sample{s("a", 5*ms, 30*ms), s("b", 8*ms, 2*ms), s("c", 6*ms, 9*ms)}, "b"},
+		"two against one":        {[]sample{s("a", 5*ms, 30*ms), s("liar", time.Hour, ms), s("c", 6*ms, 9*ms)}, "c"},
+		"one word against other": {[]sample{s("a", 0, ms), s("b", time.Hour, ms)}, "the time servers disagree: a 0s, b 1h0m0s"},
+		"none":                   {nil, "no time server is good enough"},
+		"too far away":           {[]sample{s("a", 0, 2*time.Second)}, "no time server is good enough"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := pick(c.in)
+			text := got.addr
+			if err != nil {
+				text = fmt.Sprint(err)
+			}
+			if text != c.want {
+				t.Errorf("got %q, want %q", text, c.want)
+			}
+		})
+	}
+}

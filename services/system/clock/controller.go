@@ -1,0 +1,51 @@
+package clock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// StatusController tells in the log of the controllers when the node's time
+// becomes good, and when it stops being so: certificates, and with them most of
+// the other controllers, depend on it.
+type StatusController struct {
+	told string // only Reconcile uses it
+}
+
+// Name implements resource.Controller (S-275).
+func (*StatusController) Name() string { return "v1alpha1.TimeStatusController" }
+
+// Inputs implements resource.Controller.
+func (*StatusController) Inputs() []resource.Input {
+	return []resource.Input{{Type: Statuses.Type(), ID: StatusID}}
+}
+
+// Outputs implements resource.Controller.
+func (*StatusController) Outputs() []string { return nil }
+
+// Reconcile implements resource.Controller.
+func (c *StatusController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	o, err := Statuses.Get(v, StatusID)
+	if errors.Is(err, resource.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	text := "the time isn't synchronised: " + o.Spec.Message
+	switch {
+	case o.Spec.Synced && o.Spec.Source == SourceHost:
+		text = "the time is the host's"
+	case o.Spec.Synced:
+		text = fmt.Sprintf("the time is synchronised with %s", o.Spec.Server)
+	}
+	if text != c.told {
+		c.told = text
+		v.Log().Info(text)
+	}
+	return 0, nil
+}

@@ -1,0 +1,269 @@
+// Package disks prepares the node's disk.
+//
+// It is the service `disks`. On a machine it finds the system disk, partitions
+// an empty one, makes the file systems, mounts STATE and EPHEMERAL, and keeps the
+// configuration on STATE. A disk with anything on it that isn't ours is left
+// alone unless the configuration says otherwise, the medium that the machine
+// booted from always. Whatever it does to a disk it can be interrupted in by a
+// power cut, and finishes at the next boot (see journal.go).
+//
+// In a container the provisioner has bind-mounted both directories already.
+package disks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// ID of the service.
+	ID = "disks"
+
+	// lookEvery is how often a disk that isn't there is looked for.
+	lookEvery = 500 * time.Millisecond
+	// quietFor is how long a missing disk is nobody's business: controllers of
+	// real machines take that long to find theirs.
+	quietFor = 10 * time.Second
+	// nearlyFull is the percentage of free space below which the kubelet evicts
+	// pods by default (nodefs.available<10%); half of that is worth a line.
+	nearlyFull = 5
+	// stopBudget: a file system with a lot in memory takes its time to unmount.
+	stopBudget = 20 * time.Second
+)
+
+// Options are what the service stands on.
+type Options struct {
+	Mode      boot.Mode
+	Store     *resource.Store
+	Processes *process.Table
+	Logs      *logs.Logs
+	// StateReady is told that STATE is mounted; the configuration may be another
+	// one afterwards.
+	StateReady func() error
+	// Plugins is the directory of the CNI plugins. A pod network may put its own there:
+	// they are kept on EPHEMERAL.
+	Plugins string
+
+	isDisk   func(name string) bool   // which of /sys/block count; tests use loop devices
+	serial   func(name string) string // of a disk; loop devices have none
+	stateDir string                   // tests have their own
+	varDir   string                   // tests have their own
+	idFile   string                   // tests have their own
+	before   func(step string) error  // tests cut the power before a step
+	patience time.Duration            // quietFor; tests have less
+}
+
+// Disks is the service and the way to STATE before it runs.
+type Disks struct {
+	o   Options
+	log *slog.Logger
+
+	mu     sync.Mutex // guards system and mounts; held across all that changes a disk
+	system *device    // the disk that STATE is on, once it is mounted
+	mounts []string   // in the order in which they were mounted
+}
+
+// New makes the service; nothing runs yet.
+func New(o Options) *Disks {
+	if o.isDisk == nil {
+		o.isDisk = isDisk
+	}
+	if o.stateDir == "" {
+		o.stateDir = boot.StateDir
+	}
+	if o.varDir == "" {
+		o.varDir = boot.EphemeralDir
+	}
+	if o.idFile == "" {
+		o.idFile = machineIDFile
+	}
+	if o.patience == 0 {
+		o.patience = quietFor
+	}
+	if o.before == nil {
+		o.before = func(string) error { return nil }
+	}
+	return &Disks{o: o, log: o.Logs.Logger(ID)}
+}
+
+// Service is disks in the graph: up once STATE and EPHEMERAL are there.
+func (d *Disks) Service() dag.Service {
+	return dag.Service{
+		ID:         ID,
+		DependsOn:  []string{"machined"},
+		Run:        d.run,
+		Restart:    dag.RestartOnError,
+		StopBudget: stopBudget,
+	}
+}
+
+// warnFull says that a file system is nearly full while things still work.
+func (d *Disks) warnFull() {
+	for label, dir := range map[string]string{boot.LabelState: d.o.stateDir, boot.LabelEphemeral: d.o.varDir} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil || st.Blocks == 0 {
+			continue
+		}
+		if free := int64(st.Bavail) * st.Bsize; st.Bavail*100 < st.Blocks*nearlyFull {
+			d.log.Warn(fmt.Sprintf("%s (%s) is nearly full: %s of %s are free. Going on; the kubelet removes images and evicts pods to make room",
+				label, dir, bytesText(free), bytesText(int64(st.Blocks)*st.Bsize)))
+		}
+	}
+}
+
+func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
+	cfg, err := machine.Config(d.o.Store)
+	if err != nil {
+		return err
+	}
+	message := "directories of the host"
+	if d.o.Mode == boot.Machine {
+		if message, err = d.provision(ctx, h, cfg.Machine.Install); err != nil {
+			return err
+		}
+		defer d.unmount()
+	}
+	if err := d.o.StateReady(); err != nil {
+		return err
+	}
+	if err := d.makeDirectories(); err != nil {
+		return err
+	}
+	if err := d.nameMachine(); err != nil {
+		return err
+	}
+	if err := d.openPlugins(); err != nil {
+		d.log.Warn(err.Error() + "; only pod networks that bring plugins of their own miss it")
+	}
+	d.warnFull()
+	h.Started(message)
+	<-ctx.Done()
+	return nil
+}
+
+// MountState mounts STATE where a disk has one already, before there is a
+// configuration that names the disk.
+func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
+	if d.o.Mode == boot.Container {
+		return true, d.wipeDirectories() // they are bind mounts of the host
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.system != nil {
+		return true, nil
+	}
+	disks, err := d.systemDisks(ctx)
+	if err != nil || len(disks) == 0 {
+		return false, err
+	}
+	dev := disks[0]
+	if err := d.mountPartition(ctx, dev, stateMount(d.o.stateDir)); err != nil {
+		return false, err
+	}
+	d.system = &dev
+	d.log.Info("STATE is on " + dev.Path)
+	return true, nil
+}
+
+// systemDisks are the disks with a finished layout of ours. Two of them are an
+// error: a machine that guesses may join the wrong cluster.
+func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
+	all, err := d.devices()
+	if err != nil {
+		return nil, err
+	}
+	var out []device
+	for _, dev := range all {
+		f, err := d.inspect(dev)
+		if err != nil {
+			d.log.Warn(err.Error() + "; going on without this disk")
+			continue
+		}
+		if f, err = d.wipeMarked(ctx, dev, f); err != nil {
+			return nil, err
+		}
+		if f.verdict == ours && (f.pending.step != stepFormat || f.pending.label != boot.LabelState) {
+			out = append(out, dev)
+		}
+	}
+	if len(out) > 1 {
+		return nil, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
+	}
+	return out, nil
+}
+
+// provision makes the system disk what it is to be and mounts it.
+func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Install) (string, error) {
+	dev, err := d.choose(ctx, h, install.Disk)
+	if err != nil {
+		return "", err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.take(ctx, dev, install.Wipe); err != nil {
+		return "", err
+	}
+	for _, m := range []mount{stateMount(d.o.stateDir), ephemeralMount(d.o.varDir)} {
+		if err := d.mountPartition(ctx, dev, m); err != nil {
+			return "", err
+		}
+	}
+	d.system = &dev
+	return fmt.Sprintf("STATE and EPHEMERAL of %s (%s)", dev.Path, bytesText(dev.Size)), nil
+}
+
+// choose is the disk that STATE was found on, else the one that the
+// configuration names, as soon as it is there. Kernel names move between boots:
+// what is on a disk says more than what it is called.
+func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device, error) {
+	d.mu.Lock()
+	system := d.system
+	d.mu.Unlock()
+	if system != nil { // mounted before the configuration was known
+		if name != "" && name != system.Path {
+			d.log.Warn(fmt.Sprintf("the system is on %s, while machine.install.disk is %s: going on with %s", system.Path, name, system.Path))
+		}
+		return *system, nil
+	}
+	if name == "" {
+		return device{}, errors.New("machine.install.disk isn't set, and no disk holds a Garboard system; the disks here:\n" + d.table())
+	}
+	since, told := time.Now(), false
+	for waiting := false; ; waiting = true {
+		devices, err := d.devices()
+		if err != nil {
+			return device{}, err
+		}
+		for _, dev := range devices {
+			if dev.Path == name {
+				return dev, nil
+			}
+		}
+		if !waiting {
+			h.Event(fmt.Sprintf("Waiting for disk %q to appear", name))
+		}
+		if !told && time.Since(since) >= d.o.patience {
+			told = true
+			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk; the disks here:\n%s",
+				name, time.Since(since).Round(time.Second), d.table()))
+		}
+		select {
+		case <-ctx.Done():
+			return device{}, ctx.Err()
+		case <-time.After(lookEvery):
+		}
+	}
+}

@@ -1,0 +1,403 @@
+//go:build kernel
+
+package disks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/tools/testing/uml"
+	"golang.org/x/sys/unix"
+)
+
+const gib = 1 << 30
+
+// loop is a disk made of a sparse file.
+type loop struct {
+	t    *testing.T
+	name string // loop3
+	path string
+	file string
+}
+
+func newLoop(t *testing.T, size int64) *loop {
+	t.Helper()
+	l := &loop{t: t, file: filepath.Join(t.TempDir(), "disk.img")}
+	if err := os.WriteFile(l.file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(l.file, size); err != nil {
+		t.Fatal(err)
+	}
+	dev, err := attach(l.file)
+	if err != nil {
+		t.Fatalf("attach a loop device: %v", err)
+	}
+	l.path, l.name = dev.Name(), filepath.Base(dev.Name())
+	t.Cleanup(func() { dev.Close() })
+	return l
+}
+
+// attach makes a loop device that goes by itself when nobody has it open any
+// more, also after a test that was killed.
+func attach(file string) (*os.File, error) {
+	back, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer back.Close()
+	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer ctl.Close()
+	for {
+		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, err
+		}
+		dev, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{
+			Fd:   uint32(back.Fd()),
+			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_PARTSCAN},
+		})
+		if err == nil {
+			return dev, nil
+		}
+		dev.Close()
+		if !errors.Is(err, unix.EBUSY) { // somebody else was quicker
+			return nil, err
+		}
+	}
+}
+
+func command(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+type syncBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// machineUnderTest is the service with what is around it.
+type machineUnderTest struct {
+	t       *testing.T
+	store   *resource.Store
+	console *syncBuffer
+	dir     string
+	disks   *Disks
+	applier *machine.Applier
+	cut     string // the step before which the power goes
+	// hostname in its configuration tells one from another.
+	hostname string
+}
+
+// secrets are made once: that takes a moment.
+var secrets = sync.OnceValue(func() *config.Secrets {
+	s, err := config.NewSecrets(time.Now())
+	if err != nil {
+		panic(err)
+	}
+	return s
+})
+
+var errPowerCut = errors.New("power cut")
+
+// bootMachine is a machine that sees these disks only.
+func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
+	t.Helper()
+	uml.Booted(t)
+	m := &machineUnderTest{t: t, store: resource.NewStore(), console: &syncBuffer{}, dir: t.TempDir()}
+	for _, dir := range []string{"state", "var", "plugins"} {
+		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := logs.New(m.console)
+	m.applier = machine.NewApplier(machine.ApplierOptions{Store: m.store, Log: l.Logger(machine.ID), StateDir: filepath.Join(m.dir, "state")})
+	m.disks = New(Options{
+		Mode: boot.Machine, Store: m.store, Processes: process.New(), Logs: l, StateReady: m.applier.StateReady,
+		isDisk: func(name string) bool {
+			for _, l := range disks {
+				if l.name == name {
+					return true
+				}
+			}
+			return false
+		},
+		stateDir: filepath.Join(m.dir, "state"),
+		varDir:   filepath.Join(m.dir, "var"),
+		idFile:   filepath.Join(m.dir, "machine-id"),
+		Plugins:  filepath.Join(m.dir, "plugins"),
+		before: func(step string) error {
+			if step == m.cut {
+				return fmt.Errorf("before %s: %w", step, errPowerCut)
+			}
+			return nil
+		},
+	})
+	t.Cleanup(m.disks.unmount)
+	return m
+}
+
+// up runs the service until the test ends, or returns why it doesn't come up.
+func (m *machineUnderTest) up(install config.Install) error {
+	m.t.Helper()
+	c, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.2:6443", Hostname: m.hostname, Secrets: secrets()})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	c.Machine.Install = install
+	text, err := c.Encode()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	medium := boot.Source{Name: "medium", Read: func(context.Context) ([]byte, error) { return text, nil }}
+	started := make(chan struct{})
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	g, err := dag.New(dag.Options{},
+		dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},
+		machine.Service(machine.Options{Store: m.store, Applier: m.applier, Sources: []boot.Source{medium}}),
+		dag.Service{ID: ID, DependsOn: []string{"machined"}, Restart: dag.RestartNever, Run: func(ctx context.Context, h *dag.Handle) error {
+			err := m.disks.run(ctx, h)
+			ended <- err
+			return err
+		}})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	go func() { g.Up(ID).Wait(ctx); close(started) }()
+	var wg sync.WaitGroup
+	wg.Go(func() { g.Run(ctx) })
+	m.t.Cleanup(func() { cancel(); wg.Wait() })
+	select {
+	case <-started:
+		return nil
+	case err := <-ended:
+		return err
+	case <-time.After(eventually.Scale(60 * time.Second)):
+		s, _ := g.Status(ID)
+		m.t.Fatalf("disks is neither up nor failed: %+v", s)
+		return nil
+	}
+}
+
+func (m *machineUnderTest) mustUp(install config.Install) {
+	m.t.Helper()
+	if err := m.up(install); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// off stops everything, as a shutdown does.
+func (m *machineUnderTest) off() { m.disks.unmount() }
+
+func (m *machineUnderTest) write(file, content string) {
+	m.t.Helper()
+	if err := os.WriteFile(filepath.Join(m.dir, file), []byte(content), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machineUnderTest) read(file string) string {
+	m.t.Helper()
+	data, err := os.ReadFile(filepath.Join(m.dir, file))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
+	l := newLoop(t, 16*gib)
+	m := bootMachine(t, l)
+	if found, err := m.disks.MountState(t.Context()); found || err != nil {
+		t.Fatalf("STATE on an empty disk: %v, %v", found, err)
+	}
+	m.mustUp(config.Install{Disk: l.path})
+
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Join(m.dir, "var"), &st); err != nil || st.Type != unix.XFS_SUPER_MAGIC {
+		t.Errorf("EPHEMERAL is of type %x (%v), want xfs", st.Type, err)
+	}
+	if size := int64(st.Blocks) * st.Bsize; size < 13*gib {
+		t.Errorf("EPHEMERAL has only %s of a disk of 16 GiB", bytesText(size))
+	}
+	if fi, err := os.Stat(filepath.Join(m.dir, "var/lib/etcd")); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("etcd's directory: %v, %v", fi, err)
+	}
+	if fi, err := os.Stat(filepath.Join(m.dir, "state/config.yaml")); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("the configuration on STATE (S-021): %v, %v", fi, err)
+	}
+	m.write("state/mine", "kept")
+	m.write("var/mine", "kept too")
+	m.write("plugins/mine", "and this")
+	m.off()
+	if _, err := os.Stat(filepath.Join(m.dir, "plugins/mine")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a plugin got into the image: %v", err)
+	}
+
+	again := bootMachine(t, l)
+	again.write("plugins/bridge", "of the image")
+	found, err := again.disks.MountState(t.Context())
+	if !found || err != nil {
+		t.Fatalf("STATE wasn't found again: %v", err)
+	}
+	// wipe is for foreign disks: one of ours is never erased at a boot.
+	again.mustUp(config.Install{Disk: "/dev/named-differently-today", Wipe: true})
+	if got := again.read("state/mine") + ", " + again.read("var/mine") + ", " + again.read("plugins/mine") + ", " + again.read("plugins/bridge"); got != "kept, kept too, and this, of the image" {
+		t.Errorf("after the second boot: %q", got)
+	}
+}
+
+// A power cut before any step leaves a disk that the next boot finishes.
+func TestPowerCutAtEachStep(t *testing.T) {
+	for _, step := range []string{"journal", "erase", "table", "partitions", "format STATE", "format EPHEMERAL", "done"} {
+		t.Run(step, func(t *testing.T) {
+			l := newLoop(t, 4*gib)
+			m := bootMachine(t, l)
+			m.cut = step
+			if err := m.up(config.Install{Disk: l.path}); !errors.Is(err, errPowerCut) {
+				t.Fatalf("the power should have gone before %s: %v", step, err)
+			}
+			m.off()
+
+			again := bootMachine(t, l)
+			if found, err := again.disks.MountState(t.Context()); found || err != nil {
+				t.Fatalf("STATE of a half-made disk: found %v, %v", found, err)
+			}
+			again.mustUp(config.Install{Disk: l.path})
+		})
+	}
+}
+
+// A disk with anything on it stays as it is, and the error helps on.
+func TestForeignDiskIsRefused(t *testing.T) {
+	cases := []struct {
+		name string
+		put  func(t *testing.T, l *loop)
+		want string // what it holds
+	}{
+		{"ext4", func(t *testing.T, l *loop) { command(t, "mkfs.ext4", "-q", "-L", "photos", l.path) }, `ext4 file system "photos"`},
+		{"xfs", func(t *testing.T, l *loop) { command(t, "mkfs.xfs", "-q", "-L", "data", l.path) }, `xfs file system "data"`},
+		{"partitions", putPartitions, `partitions "ESP", "root" (xfs "root")`},
+		{"same labels, other types", putLookalike, `partitions "EFI", "BOOT-A", "BOOT-B", "META", "STATE", "EPHEMERAL"`},
+		{"data", func(t *testing.T, l *loop) { l.writeAt(777, "?") }, "unknown data"},
+		{"data at the end", func(t *testing.T, l *loop) { l.writeAt(4*gib-100, "?") }, "unknown data"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			l := newLoop(t, 4*gib)
+			c.put(t, l)
+			before := l.edges()
+			m := bootMachine(t, l)
+			err := m.up(config.Install{Disk: l.path})
+			if err == nil {
+				t.Fatal("the disk was taken")
+			}
+			want := `disk /dev/loopN holds ` + c.want + `, and isn't touched. Name another disk in machine.install.disk, or set machine.install.wipe: true to erase this one. The disks here:
+DEVICE      SIZE   MODEL  SERIAL  HOLDS
+/dev/loopN  4 GiB  -      -       ` + c.want
+			if got := regexp.MustCompile(`loop\d+ *`).ReplaceAllString(err.Error(), "loopN "); got != regexp.MustCompile(`loopN *`).ReplaceAllString(want, "loopN ") {
+				t.Errorf("the error is\n%s\nwant\n%s", got, want)
+			}
+			if !bytes.Equal(before, l.edges()) {
+				t.Error("the disk was written to")
+			}
+
+			// wipe: true takes it.
+			wiped := bootMachine(t, l)
+			wiped.mustUp(config.Install{Disk: l.path, Wipe: true})
+			wiped.write("var/mine", "kept")
+		})
+	}
+}
+
+func (l *loop) writeAt(at int64, text string) {
+	l.t.Helper()
+	f, err := os.OpenFile(l.path, os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteAt([]byte(text), at)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// edges are the first and the last MiB.
+func (l *loop) edges() []byte {
+	l.t.Helper()
+	f, err := os.Open(l.path)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer f.Close()
+	fi, err := os.Stat(l.file)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	buf := make([]byte, 2*edge)
+	_, err1 := f.ReadAt(buf[:edge], 0)
+	_, err2 := f.ReadAt(buf[edge:], fi.Size()-edge)
+	if err := errors.Join(err1, err2); err != nil {
+		l.t.Fatal(err)
+	}
+	return buf
+}
+
+// What a person sees who has to choose a disk.
+func TestListOfDisks(t *testing.T) {
+	l, other := newLoop(t, 4*gib), newLoop(t, 1*gib)
+	m := bootMachine(t, l, other)
+	m.mustUp(config.Install{Disk: l.path})
+	disks, err := m.disks.List()
+	if err != nil || len(disks) != 2 {
+		t.Fatalf("%+v, %v", disks, err)
+	}
+	for _, d := range disks {
+		if system := d.Path == l.path; d.System != system || d.Size != map[bool]int64{true: 4 * gib, false: gib}[system] || d.Holds != map[bool]string{true: "Garboard", false: "nothing"}[system] {
+			t.Errorf("%+v", d)
+		}
+	}
+}

@@ -1,0 +1,331 @@
+//go:build kernel
+
+package disks
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"golang.org/x/sys/unix"
+)
+
+func refused(t *testing.T, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("the disk was taken")
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error is\n%s\nwant in it: %s", err, part)
+		}
+	}
+}
+
+func TestTooSmallDisk(t *testing.T) {
+	l := newLoop(t, 2*gib)
+	before := l.edges()
+	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	refused(t, err, "disk "+l.path+" is too small: 2 GiB of at least 3 GiB. Name another disk in machine.install.disk. The disks here:\nDEVICE")
+	if string(before) != string(l.edges()) {
+		t.Error("the disk was written to")
+	}
+}
+
+// What the machine was started from is never erased, wipe or not.
+func TestInstallationMediumIsNeverWiped(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	l.writeAt(32769, "CD001")
+	l.writeAt(32808, "GARBOARD"+strings.Repeat(" ", 24))
+	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	refused(t, err, `is an installation medium (iso9660 file system "GARBOARD")`)
+}
+
+func TestDiskInUseIsNeverWiped(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	command(t, "mkfs.ext4", "-q", l.path)
+	dir := t.TempDir()
+	if err := unix.Mount(l.path, dir, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, 0) })
+	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	refused(t, err, "is in use: "+l.name+" is mounted on "+dir)
+}
+
+func TestReadOnlyDisk(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	command(t, "mkfs.ext4", "-q", l.path)
+	command(t, "blockdev", "--setro", l.path)
+	t.Cleanup(func() { command(t, "blockdev", "--setrw", l.path) }) // it would stay
+	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true}), "is read-only")
+}
+
+// A machine doesn't guess which of two clusters it belongs to.
+func TestTwoSystemDisks(t *testing.T) {
+	a, b := newLoop(t, 4*gib), newLoop(t, 4*gib)
+	for _, l := range []*loop{a, b} {
+		m := bootMachine(t, l)
+		m.mustUp(config.Install{Disk: l.path})
+		m.off()
+	}
+	found, err := bootMachine(t, a, b).disks.MountState(t.Context())
+	if found || err == nil || !strings.Contains(err.Error(), a.path) || !strings.Contains(err.Error(), b.path) {
+		t.Errorf("found %v, %v", found, err)
+	}
+}
+
+// No disk: the service says what it waits for, the console what there is, and a
+// disk that comes is taken.
+func TestDiskComesLater(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	other := newLoop(t, 4*gib)
+	m := bootMachine(t, other)
+	m.disks.o.patience = 10 * time.Millisecond
+	plugged := make(chan struct{})
+	m.disks.o.isDisk = func(name string) bool {
+		select {
+		case <-plugged:
+			return name == l.name || name == other.name
+		default:
+			return name == other.name
+		}
+	}
+	up := make(chan error, 1)
+	go func() { up <- m.up(config.Install{Disk: l.path}) }()
+	eventually.That(t, 10*time.Second, "the console says what is missing", func() error {
+		want := fmt.Sprintf("[garboard] disks: no disk %s since", l.path)
+		if text := m.console.String(); !strings.Contains(text, want) || !strings.Contains(text, other.path) {
+			return fmt.Errorf("console: %q", text)
+		}
+		return nil
+	})
+	close(plugged)
+	if err := <-up; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNoDiskNamed(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	refused(t, bootMachine(t, l).up(config.Install{}), "machine.install.disk isn't set", l.path+"  4 GiB")
+}
+
+// A reset zeroes the beginning of EPHEMERAL: it is made again, also when that is
+// interrupted, and STATE stays.
+func TestZeroedPartitionIsMadeAgain(t *testing.T) {
+	for _, cut := range []string{"none", "format EPHEMERAL", "done"} {
+		t.Run(cut, func(t *testing.T) {
+			l := newLoop(t, 4*gib)
+			m := bootMachine(t, l)
+			m.mustUp(config.Install{Disk: l.path})
+			m.write("state/mine", "kept")
+			m.write("var/mine", "gone")
+			m.off()
+			l.overwrite(t, boot.LabelEphemeral, 0, make([]byte, edge))
+
+			if cut != "none" {
+				m = bootMachine(t, l)
+				m.cut = cut
+				if err := m.up(config.Install{Disk: l.path}); !errors.Is(err, errPowerCut) {
+					t.Fatal(err)
+				}
+				m.off()
+			}
+			m = bootMachine(t, l)
+			if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+				t.Fatalf("STATE: %v, %v", found, err)
+			}
+			m.mustUp(config.Install{Disk: l.path})
+			if got := m.read("state/mine"); got != "kept" {
+				t.Errorf("STATE has %q", got)
+			}
+			if _, err := os.Stat(filepath.Join(m.dir, "var/mine")); err == nil {
+				t.Error("EPHEMERAL has still what it had")
+			}
+		})
+	}
+}
+
+// overwrite writes into a partition of ours.
+func (l *loop) overwrite(t *testing.T, label string, at int64, data []byte) {
+	t.Helper()
+	dev, err := readDevice(l.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := bootMachine(t, l).disks.inspect(dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := f.partition(dev, label)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
+	if err == nil {
+		_, err = file.WriteAt(data, p.start+at)
+		err = errors.Join(err, file.Sync(), file.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Something else than our file system in one of our partitions is kept.
+func TestForeignPartitionIsRefused(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	m.off()
+	l.overwrite(t, boot.LabelEphemeral, 0, []byte("LUKS\xba\xbe"))
+	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	refused(t, err, "holds LUKS in its partition EPHEMERAL, where an xfs file system was")
+}
+
+// Only the backup of the partition table is left: it is enough.
+func TestDamagedPrimaryTable(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	m.write("var/mine", "kept")
+	m.off()
+	l.writeAt(512, strings.Repeat("\x00", 512))
+	m = bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	if got := m.read("var/mine"); got != "kept" {
+		t.Errorf("EPHEMERAL has %q", got)
+	}
+}
+
+// A damaged file system is repaired, and the console says so.
+func TestDamagedFileSystemIsRepaired(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	m.off()
+	l.overwrite(t, boot.LabelState, 3*512, make([]byte, 512)) // the free list of the first allocation group (XAGFL)
+	l.overwrite(t, boot.LabelState, 1*512, make([]byte, 512)) // its free space (XAGF)
+	m = bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	if text := m.console.String(); !strings.Contains(text, "STATE on "+l.path+"p5 is repaired") {
+		t.Errorf("console: %s", text)
+	}
+}
+
+// A disk that comes after a configuration was found elsewhere: the one on its
+// STATE counts, and isn't overwritten.
+func TestStateComesLate(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.hostname = "as-installed"
+	m.mustUp(config.Install{Disk: l.path})
+	kept := m.read("state/config.yaml")
+	m.off()
+
+	m = bootMachine(t, l)
+	m.hostname = "from-the-medium"
+	m.mustUp(config.Install{Disk: l.path}) // without MountState before
+	cfg, err := machine.Config(m.store)
+	if err != nil || cfg.Machine.Network.Hostname != "as-installed" {
+		t.Errorf("going on with the configuration of %q, %v", cfg.Machine.Network.Hostname, err)
+	}
+	if got := m.read("state/config.yaml"); got != kept {
+		t.Errorf("STATE has another configuration now:\n%s", got)
+	}
+	if text := m.console.String(); !strings.Contains(text, "STATE came late") {
+		t.Errorf("console: %s", text)
+	}
+}
+
+// A full STATE: the configuration can't be kept, and the error says where.
+func TestFullState(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	fill(t, filepath.Join(m.dir, "state"))
+	if err := os.Remove(filepath.Join(m.dir, "state/config.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, filepath.Join(m.dir, "state"))
+	m.off()
+	m = bootMachine(t, l)
+	err := m.up(config.Install{Disk: l.path})
+	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "keep the configuration on STATE") {
+		t.Errorf("up with a full STATE: %v", err)
+	}
+}
+
+// fill writes until nothing fits any more.
+func fill(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.CreateTemp(dir, "fill")
+	if errors.Is(err, unix.ENOSPC) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for n := 1 << 20; n > 0; n /= 2 {
+		for buf := make([]byte, n); err == nil; {
+			_, err = f.Write(buf)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		err = nil
+	}
+	for i := 0; err == nil; i++ { // inodes too
+		err = os.WriteFile(filepath.Join(dir, fmt.Sprintf("fill%d", i)), []byte("x"), 0o600)
+	}
+}
+
+// A busy file system is detached after a moment, and its data is on the disk.
+func TestBusyAtShutdown(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	f, err := os.Create(filepath.Join(m.dir, "var/busy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("written late"); err != nil {
+		t.Fatal(err)
+	}
+	m.off()
+	if text := m.console.String(); !strings.Contains(text, "device or resource busy; detaching it") {
+		t.Errorf("console: %s", text)
+	}
+	f.Close()
+	m = bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	if got := m.read("var/busy"); got != "written late" {
+		t.Errorf("after the boot: %q", got)
+	}
+}
+
+// In a container there are only directories to make.
+func TestContainer(t *testing.T) {
+	m := bootMachine(t)
+	m.disks.o.Mode = boot.Container
+	m.disks.o.Processes = process.New()
+	if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+		t.Fatalf("STATE: %v, %v", found, err)
+	}
+	m.mustUp(config.Install{})
+	for _, path := range []string{"state/config.yaml", "var/lib/kubelet", "var/cri/conf.d"} {
+		if _, err := os.Stat(filepath.Join(m.dir, path)); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,421 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// Mode is when a configuration takes effect. The words are those of gbctl.
+type Mode string
+
+const (
+	Auto      Mode = "auto"      // the mildest that works
+	Immediate Mode = "immediate" // now, without a reboot, or not at all
+	OnReboot  Mode = "on-reboot" // staged for the next boot
+	Reboot    Mode = "reboot"    // now, with a reboot
+	Try       Mode = "try"       // now, and undone unless confirmed
+	// Undone is in the history only: it came back because what was tried wasn't
+	// confirmed.
+	Undone Mode = "undone"
+)
+
+// Request asks for a configuration to be applied.
+type Request struct {
+	Text       []byte
+	Mode       Mode
+	TryTimeout time.Duration // 0: DefaultTryTimeout
+	DryRun     bool
+	By         string // who asks, for the history
+	// Base is the digest of the text that this one was made from; "": any.
+	Base string
+	// First: only as the first configuration of a node that has none.
+	First bool
+}
+
+// Result is what was done, or in a dry run what would be.
+type Result struct {
+	Changes   []config.Change
+	Warnings  []config.Warning
+	Mode      Mode // never Auto
+	Rebooting bool
+	Restarted []string  // services
+	Deadline  time.Time // Try: undone then unless confirmed
+	Version   uint64    // in the history; 0: none was made
+}
+
+// Entry is one applied configuration.
+type Entry struct {
+	Version uint64    `json:"version"`
+	Time    time.Time `json:"time"`
+	By      string    `json:"by"`
+	Mode    Mode      `json:"mode"`
+	Digest  string    `json:"digest"`
+	Summary string    `json:"summary"` // what changed, in a line
+	Current bool      `json:"-"`
+}
+
+// Situation is what a person who looks at the configuration should know besides
+// the text.
+type Situation struct {
+	Digest  string
+	Version uint64
+	Staged  bool
+	Try     time.Time // when the change that is being tried is undone; zero: none is
+}
+
+// Bounds and default of the time that a change is tried for: a person needs some
+// seconds to look, and must not forget it for longer than an hour.
+const (
+	DefaultTryTimeout = time.Minute
+	MinTryTimeout     = 10 * time.Second
+	MaxTryTimeout     = time.Hour
+)
+
+// ApplierOptions are what the Applier stands on.
+type ApplierOptions struct {
+	Store *resource.Store
+	Log   *slog.Logger
+	// Restart restarts a service.
+	Restart func(ctx context.Context, id string) error
+	// Reboot restarts the machine; it returns at once.
+	Reboot func(why string)
+
+	StateDir string           // default boot.StateDir
+	Now      func() time.Time // default time.Now
+}
+
+// Applier changes the configuration of a node, and keeps what it has applied on
+// STATE. A document counts as applied once config.yaml holds it; what follows
+// from it can be done again at any time.
+type Applier struct {
+	o    ApplierOptions
+	keep keeper
+
+	// given is closed when a node without a configuration has got one.
+	given chan struct{}
+	// wake tells run that there is something to restart, or to wait for.
+	wake chan struct{}
+
+	// mu guards all following fields, and is held over every change of a file, so
+	// that changes have one order.
+	mu       sync.Mutex
+	state    bool // STATE is there
+	text     []byte
+	config   *config.Config // of text; nil while there is none
+	trial    *trial         // nil: nothing is being tried
+	deadline time.Time      // of trial; zero while it waits for a reboot
+	leaving  bool           // a reboot was asked for
+	restarts []string       // services, in order
+	// publishAt is when config is to be published; zero: it is.
+	publishAt time.Time
+}
+
+// NewApplier makes an Applier for a node that has no configuration yet.
+func NewApplier(o ApplierOptions) *Applier {
+	if o.StateDir == "" {
+		o.StateDir = boot.StateDir
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Applier{o: o, keep: keeper{o.StateDir}, given: make(chan struct{}), wake: make(chan struct{}, 1)}
+}
+
+// Apply checks a document and applies it. An error leaves the node as it was;
+// one of a bad document is config.Problems.
+func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
+	next, warnings, err := config.Load("configuration", r.Text)
+	if err != nil {
+		return Result{Warnings: warnings}, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r.First && a.config != nil {
+		return Result{}, fmt.Errorf("apply configuration: %w", ErrConfigured)
+	}
+	if r.Base != "" && r.Base != digest(a.text) {
+		return Result{}, fmt.Errorf("apply configuration: %w; read it again and make the change anew", ErrStale)
+	}
+	res := Result{Changes: config.Diff(a.config, next), Warnings: warnings}
+	if err := a.decide(&res, next, r); err != nil {
+		return Result{}, fmt.Errorf("apply configuration: %w", err)
+	}
+	if r.DryRun {
+		return res, nil
+	}
+	if err := a.ready(); err != nil {
+		return Result{}, fmt.Errorf("apply configuration: %w", err)
+	}
+	if err := a.carryOut(&res, next, r); err != nil {
+		return Result{}, fmt.Errorf("apply configuration: %w", err)
+	}
+	return res, nil
+}
+
+// decide fills in what is going to happen (Q-10).
+func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
+	if a.config == nil { // maintenance: there is nothing to go back to, and nothing runs yet
+		if r.Mode == Try || r.Mode == OnReboot {
+			return fmt.Errorf("%w: mode %q needs one to begin with; use mode auto", ErrNoConfig, r.Mode)
+		}
+		res.Mode = Immediate
+		return nil
+	}
+	var reboot, restarts []string
+	for _, change := range res.Changes {
+		if change.Effect == config.Reboot {
+			reboot = append(reboot, change.Path)
+		}
+	}
+	for _, effect := range config.Effects(res.Changes) {
+		if id, ok := effect.Service(); ok {
+			restarts = append(restarts, id)
+		}
+	}
+	res.Mode = r.Mode
+	switch r.Mode {
+	case Auto, "":
+		res.Mode = Immediate
+		if len(reboot) > 0 {
+			res.Mode = Reboot
+		}
+	case Immediate:
+		if len(reboot) > 0 {
+			return &NeedsReboot{Paths: reboot}
+		}
+	case Try:
+		if len(res.Changes) == 0 {
+			res.Mode = Immediate
+		}
+	case OnReboot, Reboot:
+	default:
+		return fmt.Errorf("mode %q isn't one; there are auto, immediate, on-reboot, reboot and try", r.Mode)
+	}
+	res.Rebooting = res.Mode == Reboot || res.Mode == Try && len(reboot) > 0
+	if !isKept(next) && (res.Rebooting || res.Mode == OnReboot) {
+		return errors.New("persist is false, so the next boot takes its configuration from where the first one came from: change it there, or set persist")
+	}
+	if res.Mode == Try {
+		timeout, err := tryTimeout(r.TryTimeout)
+		if err != nil {
+			return err
+		}
+		if !res.Rebooting {
+			res.Deadline = a.o.Now().Add(timeout)
+		}
+	}
+	if !res.Rebooting && res.Mode != OnReboot {
+		res.Restarted = restarts
+	}
+	return nil
+}
+
+func tryTimeout(d time.Duration) (time.Duration, error) {
+	if d == 0 {
+		return DefaultTryTimeout, nil
+	}
+	if d < MinTryTimeout || d > MaxTryTimeout {
+		return 0, fmt.Errorf("a try of %s: from %s to %s is possible", d, MinTryTimeout, MaxTryTimeout)
+	}
+	return d, nil
+}
+
+// ready refuses changes at times when they would be lost, or come in between.
+func (a *Applier) ready() error {
+	switch {
+	case a.leaving:
+		return fmt.Errorf("%w: the node is about to reboot; try again when it is back", ErrBusy)
+	case a.trial != nil:
+		return fmt.Errorf("%w: another change is being tried; confirm it (gbctl config confirm), undo it (gbctl config rollback), or wait until it undoes itself", ErrBusy)
+	case a.config != nil && !a.state:
+		return fmt.Errorf("%w: STATE isn't mounted yet, and the change would be lost; see what service \"disks\" waits for", ErrBusy)
+	}
+	return nil
+}
+
+// carryOut does what decide has said.
+func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
+	entry := a.entry(res.Mode, r.By, res.Changes)
+	switch {
+	case a.config == nil:
+		return a.first(next, r, entry, res)
+	case res.Mode == OnReboot:
+		return a.stage(entry, r.Text)
+	}
+	if err := a.dropStaged(res); err != nil {
+		return err
+	}
+	switch {
+	case res.Mode == Reboot && len(res.Changes) == 0 && bytes.Equal(r.Text, a.text):
+		a.reboot("a configuration was applied with mode reboot")
+		return nil
+	case bytes.Equal(r.Text, a.text):
+		return nil
+	}
+	if res.Mode == Try {
+		timeout, _ := tryTimeout(r.TryTimeout) // decide has checked it
+		t := trial{Previous: a.text, Tried: digest(r.Text), Timeout: timeout, Reboot: res.Rebooting, By: r.By}
+		if err := a.keep.writeTrial(t); err != nil {
+			return err
+		}
+		a.trial, a.deadline = &t, res.Deadline
+	} else if err := a.keep.remove(tryFile); err != nil { // one that an error has left
+		return err
+	}
+	if err := a.commit(next, r.Text); err != nil {
+		// The old document still counts. The journal stays: should the new one be on
+		// the disk nevertheless, the next boot brings the old one back.
+		a.trial, a.deadline = nil, time.Time{}
+		return err
+	}
+	if res.Rebooting {
+		a.reboot("a configuration was applied that takes a reboot")
+	} else if err := a.enforce(res.Changes, res.Restarted); err != nil {
+		return err
+	}
+	res.Version = a.remember(entry, r.Text)
+	return nil
+}
+
+// answerGrace is the head start that an answer has over a change of the network:
+// whoever asked for it hears that it is being tried, and for how long, before the
+// way is cut off on which they asked.
+const answerGrace = time.Second
+
+const networkPath = "machine.network.interfaces"
+
+// enforce publishes the configuration, and restarts what asks for it.
+func (a *Applier) enforce(changes []config.Change, restarts []string) error {
+	if !slices.ContainsFunc(changes, func(c config.Change) bool { return strings.HasPrefix(c.Path, networkPath) }) {
+		return a.publish(restarts)
+	}
+	a.publishAt = a.o.Now().Add(answerGrace)
+	a.restart(restarts)
+	return nil
+}
+
+func (a *Applier) entry(mode Mode, by string, changes []config.Change) Entry {
+	paths := make([]string, 0, len(changes))
+	for _, c := range changes {
+		paths = append(paths, c.Path)
+	}
+	return Entry{Time: a.o.Now(), By: by, Mode: mode, Summary: summary(paths)}
+}
+
+// first gives a node in maintenance mode its configuration.
+func (a *Applier) first(next *config.Config, r Request, entry Entry, res *Result) error {
+	entry.Summary = "the first configuration"
+	if a.state {
+		if err := a.commit(next, r.Text); err != nil {
+			return err
+		}
+	} else { // kept as soon as there is a STATE: see StateReady
+		a.text, a.config = r.Text, next
+	}
+	// The machine's address changes with it, mostly: see enforce.
+	a.publishAt = a.o.Now().Add(answerGrace)
+	if a.state {
+		res.Version = a.remember(entry, r.Text)
+	}
+	close(a.given)
+	a.poke()
+	return nil
+}
+
+// commit makes a document the one that counts.
+func (a *Applier) commit(next *config.Config, text []byte) error {
+	if isKept(next) {
+		if err := boot.WriteFile(a.keep.config(), text, keptMode); err != nil {
+			return fmt.Errorf("keep the configuration on STATE: %w", err)
+		}
+	} else if err := a.keep.remove(filepath.Base(boot.ConfigFile)); err != nil { // S-021
+		return fmt.Errorf("keep no configuration on STATE: %w", err)
+	}
+	a.text, a.config = text, next
+	return nil
+}
+
+// isKept tells whether a configuration is to be on STATE (S-021).
+func isKept(c *config.Config) bool { return c.Persist == nil || *c.Persist }
+
+// publish lets everybody act on the configuration.
+func (a *Applier) publish(restarts []string) error {
+	w := a.o.Store.As(ID)
+	if err := Configs.Put(w, ConfigID, a.config); err != nil {
+		return err
+	}
+	if err := Stages.Put(w, StageID, Configured); err != nil {
+		return err
+	}
+	a.publishAt = time.Time{}
+	a.restart(restarts)
+	return nil
+}
+
+// restart has run restart services, once the configuration is published.
+func (a *Applier) restart(ids []string) {
+	for _, id := range ids {
+		if !slices.Contains(a.restarts, id) {
+			a.restarts = append(a.restarts, id)
+		}
+	}
+	a.poke()
+}
+
+func (a *Applier) poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// remember adds to the history. The document is applied already: a history that
+// can't be written is a pity, not an error.
+func (a *Applier) remember(e Entry, text []byte) (version uint64) {
+	e.Digest = digest(text)
+	version, err := a.keep.remember(e, text)
+	if err != nil {
+		a.o.Log.Warn("the configuration is applied, but isn't in the history", "err", err)
+	}
+	a.o.Log.Log(context.Background(), logs.LevelNotice, "configuration applied", "version", version, "mode", string(e.Mode), "by", e.By, "changed", e.Summary)
+	return version
+}
+
+func (a *Applier) reboot(why string) {
+	a.leaving = true
+	a.o.Reboot(why)
+}
+
+// stage keeps a document for the next boot (S-034).
+func (a *Applier) stage(e Entry, text []byte) error {
+	data, err := json.Marshal(kept{Entry: e, Text: text})
+	if err != nil {
+		return err
+	}
+	return boot.WriteFile(a.keep.path(stagedFile), data, keptMode)
+}
+
+// dropStaged: the newest document is the one that counts, so what was staged
+// before must not replace it at the next boot.
+func (a *Applier) dropStaged(res *Result) error {
+	staged, err := a.keep.read(stagedFile)
+	if err != nil || staged == nil {
+		return err
+	}
+	res.Warnings = append(res.Warnings, config.Warning{Problem: config.Problem{Name: "configuration", What: "the one that was staged for the next boot is dropped: this one is newer"}})
+	return a.keep.remove(stagedFile)
+}

@@ -1,0 +1,485 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// power is a node that boots again and again on one STATE.
+type power struct {
+	t   *testing.T
+	dir string
+
+	*Applier
+	store    *resource.Store
+	mu       sync.Mutex // guards restarts and reboots
+	restarts []string
+	reboots  []string
+	off      func()
+}
+
+// on boots: the configuration comes from STATE, or else from the medium.
+func (p *power) on(medium []byte) {
+	p.t.Helper()
+	p.store, p.restarts, p.reboots = resource.NewStore(), nil, nil
+	p.Applier = NewApplier(ApplierOptions{
+		Store: p.store, StateDir: p.dir, Log: slog.New(slog.DiscardHandler),
+		Restart: func(_ context.Context, id string) error {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.restarts = append(p.restarts, id)
+			return nil
+		},
+		Reboot: func(why string) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.reboots = append(p.reboots, why)
+		},
+	})
+	if err := p.stateFound(); err != nil {
+		p.t.Fatal(err)
+	}
+	source := "STATE"
+	text, err := p.keep.read("config.yaml")
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if text == nil {
+		source, text = "medium", medium
+	}
+	if text != nil {
+		if err := p.begin(source, text); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { p.run(ctx) })
+	p.off = func() { cancel(); running.Wait() }
+}
+
+// reboot is what follows from a reboot that was asked for, or a power cut.
+func (p *power) again() {
+	p.t.Helper()
+	p.off()
+	p.on(nil)
+}
+
+func (p *power) restarted() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.restarts)
+}
+
+func (p *power) rebooted() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.reboots)
+}
+
+func (p *power) hostname() string {
+	p.t.Helper()
+	c, err := Config(p.store)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return c.Machine.Network.Hostname
+}
+
+func (p *power) onDisk() string {
+	p.t.Helper()
+	data, err := os.ReadFile(filepath.Join(p.dir, "config.yaml"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return string(data)
+}
+
+// with is a document with another host name, and a comment that must stay.
+func with(base []byte, hostname string) []byte {
+	return append([]byte("# by hand: "+hostname+"\n"), bytes.Replace(base, []byte("  install:\n"), []byte("  network:\n    hostname: "+hostname+"\n  install:\n"), 1)...)
+}
+
+// withType changes a field that takes a reboot.
+func withType(text []byte) []byte {
+	return bytes.Replace(text, []byte("type: init"), []byte("type: controlplane"), 1)
+}
+
+// start is a node with a configuration named one, in a bubble of its own time.
+func start(t *testing.T, do func(p *power, base []byte)) {
+	t.Helper()
+	base := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		p := &power{t: t, dir: t.TempDir()}
+		p.on(with(base, "one"))
+		defer func() { p.off() }()
+		do(p, base)
+	})
+}
+
+func (p *power) must(r Request) Result {
+	p.t.Helper()
+	r.By = "tester"
+	res, err := p.Apply(p.t.Context(), r)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	synctest.Wait()
+	return res
+}
+
+// S-021, S-022, S-039, Q-10: the mildest mode that works, at once, and on STATE as it was written.
+func TestS021ApplyLive(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		two := with(base, "two")
+		dry := p.must(Request{Text: two, DryRun: true})
+		if p.hostname() != "one" || len(dry.Changes) != 1 || dry.Changes[0].Path != "machine.network.hostname" || dry.Mode != Immediate {
+			t.Errorf("dry run: %+v, hostname %s", dry, p.hostname())
+		}
+		res := p.must(Request{Text: two, Mode: Auto})
+		if p.hostname() != "two" || p.onDisk() != string(two) || res.Mode != Immediate || res.Version != 2 || res.Rebooting {
+			t.Errorf("applied: %+v", res)
+		}
+		if want := []string{"kubelet"}; !slices.Equal(p.restarted(), want) || !slices.Equal(res.Restarted, want) {
+			t.Errorf("restarted %q, said %q, want %q", p.restarted(), res.Restarted, want)
+		}
+		p.again()
+		if p.hostname() != "two" {
+			t.Errorf("after a reboot: %s", p.hostname())
+		}
+	})
+}
+
+// S-033: immediate refuses what takes a reboot, and says which fields.
+func TestS033ImmediateRefusesReboot(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		_, err := p.Apply(t.Context(), Request{Text: withType(with(base, "two")), Mode: Immediate})
+		var needs *NeedsReboot
+		if !errors.As(err, &needs) || !slices.Equal(needs.Paths, []string{"machine.type"}) {
+			t.Errorf("error %v", err)
+		}
+		if p.hostname() != "one" || strings.Contains(p.onDisk(), "hostname: two") {
+			t.Error("a refused configuration was applied")
+		}
+	})
+}
+
+// S-032: a change that takes a reboot has one, and counts before it.
+func TestS032Reboot(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		res := p.must(Request{Text: withType(with(base, "two")), Mode: Auto})
+		if res.Mode != Reboot || !res.Rebooting || len(p.rebooted()) != 1 || p.hostname() != "one" {
+			t.Errorf("%+v, reboots %q, hostname %s", res, p.rebooted(), p.hostname())
+		}
+		if _, err := p.Apply(t.Context(), Request{Text: with(base, "three")}); !errors.Is(err, ErrBusy) {
+			t.Errorf("applied on the way out: %v", err)
+		}
+		p.again()
+		if p.hostname() != "two" {
+			t.Errorf("after the reboot: %s", p.hostname())
+		}
+	})
+}
+
+// S-034, S-035: staged is not current, until the next boot.
+func TestS034OnReboot(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		res := p.must(Request{Text: with(base, "two"), Mode: OnReboot})
+		text, err := p.Text(0)
+		if err != nil || !strings.Contains(string(text), "hostname: one") || p.hostname() != "one" || res.Rebooting || !p.Situation().Staged {
+			t.Errorf("staged: %+v, current %s, %v", res, text, err)
+		}
+		p.again()
+		if p.hostname() != "two" || p.Situation().Staged {
+			t.Errorf("after the reboot: %s, still staged %v", p.hostname(), p.Situation().Staged)
+		}
+		// A newer one wins over what was staged before it.
+		p.must(Request{Text: with(base, "three"), Mode: OnReboot})
+		if res := p.must(Request{Text: with(base, "four")}); !strings.Contains(fmt.Sprint(res.Warnings), "dropped") {
+			t.Errorf("warnings %v", res.Warnings)
+		}
+		p.again()
+		if p.hostname() != "four" {
+			t.Errorf("a staged configuration replaced a newer one: %s", p.hostname())
+		}
+		// So does the current one, applied again.
+		p.must(Request{Text: with(base, "five"), Mode: OnReboot})
+		p.must(Request{Text: with(base, "four")})
+		p.again()
+		if p.hostname() != "four" {
+			t.Errorf("a staged configuration replaced the current one, which was applied later: %s", p.hostname())
+		}
+	})
+}
+
+// The duty that matters most: a bad change of a remote node undoes itself.
+func TestTryUndoesItself(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		res := p.must(Request{Text: with(base, "two"), Mode: Try, TryTimeout: time.Minute})
+		if p.hostname() != "two" || !res.Deadline.Equal(time.Now().Add(time.Minute)) || p.Situation().Try.IsZero() {
+			t.Errorf("trying: %+v", res)
+		}
+		if _, err := p.Apply(t.Context(), Request{Text: with(base, "three")}); !errors.Is(err, ErrBusy) {
+			t.Errorf("applied in between: %v", err)
+		}
+		time.Sleep(59 * time.Second) // virtual
+		synctest.Wait()
+		if p.hostname() != "two" {
+			t.Error("undone too early")
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if p.hostname() != "one" || !strings.Contains(p.onDisk(), "hostname: one") || !p.Situation().Try.IsZero() {
+			t.Errorf("not undone: %s", p.hostname())
+		}
+		if want := []string{"kubelet", "kubelet"}; !slices.Equal(p.restarted(), want) {
+			t.Errorf("restarts %q", p.restarted())
+		}
+		if err := p.Confirm(t.Context(), "tester"); !errors.Is(err, ErrNothingToConfirm) {
+			t.Errorf("confirmed afterwards: %v", err)
+		}
+		p.again()
+		if p.hostname() != "one" {
+			t.Errorf("after a reboot: %s", p.hostname())
+		}
+	})
+}
+
+// Whoever changes the network hears the answer before it changes.
+func TestNetworkChangesAfterTheAnswer(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		two := bytes.Replace(with(base, "two"), []byte("    hostname: two\n"), []byte("    hostname: two\n    interfaces: [{interface: eth0, cidr: 10.5.0.9/24}]\n"), 1)
+		p.must(Request{Text: two})
+		if p.hostname() != "one" || len(p.restarted()) != 0 || p.onDisk() != string(two) {
+			t.Errorf("at once: %s, restarts %q", p.hostname(), p.restarted())
+		}
+		time.Sleep(2 * answerGrace)
+		synctest.Wait()
+		if p.hostname() != "two" || len(p.restarted()) != 1 {
+			t.Errorf("afterwards: %s, restarts %q", p.hostname(), p.restarted())
+		}
+		// What comes in between isn't held up by it, nor lost.
+		p.must(Request{Text: with(base, "three")})
+		p.must(Request{Text: withType(with(base, "three")), DryRun: true})
+		time.Sleep(2 * answerGrace)
+		synctest.Wait()
+		if p.hostname() != "three" {
+			t.Errorf("in the end: %s", p.hostname())
+		}
+	})
+}
+
+func TestTryConfirmed(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		p.must(Request{Text: with(base, "two"), Mode: Try})
+		if err := p.Confirm(t.Context(), "tester"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * MaxTryTimeout)
+		synctest.Wait()
+		p.again()
+		if p.hostname() != "two" {
+			t.Errorf("a confirmed change is gone: %s", p.hostname())
+		}
+	})
+}
+
+// A live try that meets a reboot, or a power cut, is over.
+func TestTryIsUndoneByReboot(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		p.must(Request{Text: with(base, "two"), Mode: Try})
+		p.again()
+		if p.hostname() != "one" || !p.Situation().Try.IsZero() {
+			t.Errorf("after the power cut: %s", p.hostname())
+		}
+	})
+}
+
+// A try of what takes a reboot: the boot is the trial, its clock runs from then on.
+func TestTryWithReboot(t *testing.T) {
+	for _, end := range []string{"time is up", "another reboot", "confirmed", "rolled back"} {
+		t.Run(end, func(t *testing.T) {
+			start(t, func(p *power, base []byte) {
+				res := p.must(Request{Text: withType(with(base, "two")), Mode: Try, TryTimeout: 5 * time.Minute})
+				if !res.Rebooting || len(p.rebooted()) != 1 || !res.Deadline.IsZero() {
+					t.Fatalf("%+v", res)
+				}
+				time.Sleep(10 * time.Minute) // a slow machine
+				p.again()
+				time.Sleep(4 * time.Minute)
+				synctest.Wait()
+				if p.hostname() != "two" {
+					t.Fatalf("on trial: %s", p.hostname())
+				}
+				want := "one"
+				switch end {
+				case "time is up":
+					time.Sleep(2 * time.Minute)
+					synctest.Wait()
+					if len(p.rebooted()) != 1 {
+						t.Fatalf("undoing takes a reboot, too: %q", p.rebooted())
+					}
+				case "rolled back":
+					if res, err := p.Rollback(t.Context(), 0, Request{By: "tester"}); err != nil || !res.Rebooting {
+						t.Fatalf("%+v, %v", res, err)
+					}
+				case "confirmed":
+					want = "two"
+					if err := p.Confirm(t.Context(), "tester"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				p.again()
+				if p.hostname() != want {
+					t.Errorf("in the end: %s, want %s", p.hostname(), want)
+				}
+			})
+		})
+	}
+}
+
+// The last ten stay, and any of them can come back (S-040).
+func TestS040HistoryAndRollback(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		for i := range 14 {
+			p.must(Request{Text: with(base, fmt.Sprintf("n%d", i))})
+		}
+		history, err := p.History()
+		if err != nil || len(history) != historySize || history[0].Version != 15 || !history[0].Current || history[1].Current {
+			t.Fatalf("%d entries, %+v, %v", len(history), history, err)
+		}
+		if history[0].By != "tester" || history[0].Summary != "machine.network.hostname" {
+			t.Errorf("the newest is %+v", history[0])
+		}
+		if _, err := p.Rollback(t.Context(), 0, Request{By: "tester"}); err != nil || p.hostname() != "n12" {
+			t.Errorf("back by one: %s, %v", p.hostname(), err)
+		}
+		if _, err := p.Rollback(t.Context(), 8, Request{By: "tester"}); err != nil || p.hostname() != "n6" {
+			t.Errorf("back to version 8: %s, %v", p.hostname(), err)
+		}
+		if _, err := p.Rollback(t.Context(), 3, Request{}); err == nil || !strings.Contains(err.Error(), "version 3 isn't in the history") {
+			t.Errorf("back to a forgotten one: %v", err)
+		}
+	})
+}
+
+func TestApplyRefuses(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		var problems config.Problems
+		if _, err := p.Apply(t.Context(), Request{Text: []byte("machine: {typ: init}")}); !errors.As(err, &problems) {
+			t.Errorf("a broken document: %v", err)
+		}
+		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Base: digest([]byte("another"))}); !errors.Is(err, ErrStale) {
+			t.Errorf("made from another document: %v", err)
+		}
+		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Base: p.Situation().Digest, DryRun: true}); err != nil {
+			t.Errorf("made from this document: %v", err)
+		}
+		for _, timeout := range []time.Duration{-time.Second, time.Second, 2 * time.Hour} {
+			if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Mode: Try, TryTimeout: timeout}); err == nil {
+				t.Errorf("a try of %s is possible", timeout)
+			}
+		}
+		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Mode: "soon"}); err == nil {
+			t.Error("there is a mode soon")
+		}
+		no := bytes.Replace(with(base, "two"), []byte("persist: true"), []byte("persist: false"), 1)
+		if _, err := p.Apply(t.Context(), Request{Text: no, Mode: OnReboot}); err == nil || !strings.Contains(err.Error(), "persist") {
+			t.Errorf("staged without being kept: %v", err)
+		}
+		// S-021: a configuration that isn't persisted is gone with the next boot.
+		p.must(Request{Text: no})
+		if _, err := os.Stat(filepath.Join(p.dir, "config.yaml")); !os.IsNotExist(err) || p.hostname() != "two" {
+			t.Errorf("persist: false: %v, %s", err, p.hostname())
+		}
+	})
+}
+
+// S-015: a node without a configuration takes its first one.
+func TestS015FirstConfiguration(t *testing.T) {
+	base := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		p := &power{t: t, dir: t.TempDir()}
+		p.on(nil)
+		defer func() { p.off() }()
+		for _, mode := range []Mode{Try, OnReboot} {
+			if _, err := p.Apply(t.Context(), Request{Text: with(base, "one"), Mode: mode}); !errors.Is(err, ErrNoConfig) {
+				t.Errorf("mode %s: %v", mode, err)
+			}
+		}
+		p.must(Request{Text: with(base, "one")})
+		select {
+		case <-p.given:
+		default:
+			t.Error("machined isn't told")
+		}
+		if stage, err := Stages.Get(p.store, StageID); err == nil && stage.Spec == Configured {
+			t.Error("the network changes before the answer is out")
+		}
+		time.Sleep(answerGrace + time.Millisecond)
+		synctest.Wait()
+		stage, err := Stages.Get(p.store, StageID)
+		if err != nil || stage.Spec != Configured || p.hostname() != "one" || p.onDisk() != string(with(base, "one")) {
+			t.Errorf("stage %v, %v, hostname %s", stage.Spec, err, p.hostname())
+		}
+	})
+}
+
+// A power cut within a write leaves a temporary file, and one between two writes
+// a journal without its change: the next boot knows both.
+func TestBootAfterInterruptedWrites(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		p.off()
+		left := filepath.Join(p.dir, ".config.yaml.123")
+		if err := os.WriteFile(left, []byte("machine:"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.keep.writeTrial(trial{Previous: with(base, "zero"), Tried: digest(with(base, "two")), Timeout: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		p.on(nil)
+		if _, err := os.Stat(left); !os.IsNotExist(err) {
+			t.Errorf("a half-written file is still there: %v", err)
+		}
+		if p.hostname() != "one" || p.Situation().Try != (time.Time{}) {
+			t.Errorf("hostname %s", p.hostname())
+		}
+		if err := boot.WriteFile(filepath.Join(p.dir, tryFile), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p.again()
+		if p.hostname() != "one" {
+			t.Errorf("with a broken journal: %s", p.hostname())
+		}
+	})
+}
+
+// What can't be kept doesn't keep a node from its configuration: without one it would
+// have no API.
+func TestBootWithAHistoryThatCannotBeRead(t *testing.T) {
+	start(t, func(p *power, _ []byte) {
+		p.off()
+		if err := os.MkdirAll(filepath.Join(p.dir, historyDir, "000000000009.json"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		p.on(nil)
+		if _, err := Configs.Get(p.store, ConfigID); err != nil || p.hostname() != "one" {
+			t.Errorf("it has no configuration: %v", err)
+		}
+	})
+}

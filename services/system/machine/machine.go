@@ -1,0 +1,140 @@
+// Package machine finds the node's configuration and publishes it.
+//
+// It is the service `machined`: the root of everything that depends on what the
+// node should be. It looks at the sources of package boot in their order, checks
+// what it finds, and puts it into the resource store, where every other service
+// reads it. A machine without a configuration, or with a broken one, says so on
+// its console and keeps looking, and takes one over the API: it never guesses.
+// The Applier changes the configuration while the node runs.
+package machine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+const (
+	// ID of the service.
+	ID = "machined"
+	// ConfigID names the one machine configuration.
+	ConfigID = "v1alpha1"
+
+	retryFirst = 2 * time.Second
+	retryMax   = 30 * time.Second // a person may be writing the disk or the server meanwhile
+)
+
+// Configs is the applied machine configuration (acceptance S-269).
+var Configs = resource.Define[*config.Config](resource.Definition{
+	Type:      "MachineConfigs.config.garboard.dev",
+	Kind:      "MachineConfig",
+	Aliases:   []string{"mc"},
+	Namespace: "config",
+})
+
+// Config is the applied configuration, for those that run after machined.
+func Config(r resource.Reader) (*config.Config, error) {
+	o, err := Configs.Get(r, ConfigID)
+	if err != nil {
+		return nil, fmt.Errorf("machine configuration: %w", err)
+	}
+	return o.Spec, nil
+}
+
+// Options are what the service stands on.
+type Options struct {
+	Store   *resource.Store
+	Applier *Applier
+	Sources []boot.Source
+	// MountState mounts STATE where the machine has one already; nil where it is
+	// always there.
+	MountState func(ctx context.Context) (found bool, err error)
+}
+
+// Service is machined in the graph.
+func Service(o Options) dag.Service {
+	return dag.Service{
+		ID:        ID,
+		DependsOn: []string{"udevd"},
+		Run:       o.run,
+		Restart:   dag.RestartAlways,
+	}
+}
+
+func (o Options) run(ctx context.Context, h *dag.Handle) error {
+	if err := o.look(ctx, h); err != nil {
+		return err
+	}
+	o.Applier.run(ctx)
+	return nil
+}
+
+// look returns once there is a configuration, from a source or over the API.
+func (o Options) look(ctx context.Context, h *dag.Handle) error {
+	wait, said := retryFirst, ""
+	for {
+		source, err := o.find(ctx)
+		if err == nil {
+			return o.Applier.published(ctx, h, source)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		// Once per finding: what it waits for, and since when, is told every few
+		// seconds in any case.
+		if why := err.Error(); why != said {
+			said = why
+			if err := o.Applier.maintain(); err != nil {
+				return err
+			}
+			h.Event(fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s, and waiting for one over the API", err, wait, retryMax))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-o.Applier.given:
+			return o.Applier.published(ctx, h, "the API")
+		case <-time.After(wait):
+		}
+		wait = min(wait*2, retryMax)
+	}
+}
+
+// published waits until the configuration is out, which one from the API is a
+// moment after its answer; who depends on machined reads it.
+func (a *Applier) published(ctx context.Context, h *dag.Handle, source string) error {
+	for a.unpublished() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-a.next():
+			a.due()
+		}
+	}
+	h.Started("configuration from " + source)
+	return nil
+}
+
+func (o Options) find(ctx context.Context) (source string, err error) {
+	if o.MountState != nil {
+		found, err := o.MountState(ctx)
+		if err != nil {
+			return "", fmt.Errorf("mount STATE: %w", err)
+		}
+		if found {
+			if err := o.Applier.stateFound(); err != nil {
+				return "", err
+			}
+		}
+	}
+	found, err := boot.Find(ctx, o.Sources)
+	if err != nil {
+		return "", err
+	}
+	return found.Source, o.Applier.begin(found.Source, found.Data)
+}

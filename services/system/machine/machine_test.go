@@ -1,0 +1,201 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+)
+
+// document is a configuration that a node can use.
+func document(t *testing.T) []byte {
+	t.Helper()
+	endpoint, err := config.ParseURL("https://10.5.0.2:6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Generate(config.Options{ClusterName: "test", Endpoint: endpoint.String(), Type: config.Init, InstallDisk: "/dev/vda", Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := c.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// node is machined with a place where a configuration may be.
+type node struct {
+	mu   sync.Mutex // guards data
+	data []byte     // nil: none there
+
+	store   *resource.Store
+	graph   *dag.Graph
+	applier *Applier
+}
+
+func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
+	t.Helper()
+	n.store = resource.NewStore()
+	source := boot.Source{Name: "test", Read: func(context.Context) ([]byte, error) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.data == nil {
+			return nil, fmt.Errorf("nothing on the desk: %w", boot.ErrNone)
+		}
+		return n.data, nil
+	}}
+	udevd := dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error {
+		h.Started("")
+		<-ctx.Done()
+		return nil
+	}}
+	n.applier = NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
+	var err error
+	n.graph, err = dag.New(dag.Options{}, udevd, Service(Options{Store: n.store, Applier: n.applier, Sources: []boot.Source{source}, MountState: mount}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.graph.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	synctest.Wait()
+}
+
+func (n *node) put(data []byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.data = data
+}
+
+// told counts the events with a text.
+func (n *node) told(text string) (count int) {
+	for _, e := range n.graph.Events() {
+		if e.Service == ID && strings.Contains(e.Message, text) {
+			count++
+		}
+	}
+	return count
+}
+
+func (n *node) up() bool {
+	s, _ := n.graph.Status(ID)
+	return s.Up
+}
+
+// S-269: what was found is a resource, and the service says from where.
+func TestS269ConfigurationIsPublished(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{data: data}
+		run(t, n, nil)
+		c, err := Config(n.store)
+		if err != nil || c.Machine.Type != config.Init {
+			t.Fatalf("configuration %v, error %v", c, err)
+		}
+		if !n.up() || n.told("configuration from test") != 1 {
+			t.Errorf("up %v, events %v", n.up(), n.graph.Events())
+		}
+	})
+}
+
+// A machine without a configuration, or with a broken one, says so once per
+// finding, and takes a good one when it comes.
+func TestMissingThenBrokenThenGood(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{}
+		run(t, n, nil)
+		time.Sleep(10 * time.Minute) // virtual
+		synctest.Wait()
+		if n.up() || n.told("nothing on the desk") != 1 {
+			t.Errorf("without one: up %v, told %d times", n.up(), n.told("nothing on the desk"))
+		}
+		n.put(bytes.Replace(data, []byte("type: init"), []byte("typ: init"), 1))
+		time.Sleep(retryMax + time.Second)
+		synctest.Wait()
+		if n.up() || n.told("did you mean type") != 1 {
+			t.Errorf("with a broken one: up %v, told %d times", n.up(), n.told("did you mean type"))
+		}
+		if _, err := Config(n.store); !errors.Is(err, resource.ErrNotFound) {
+			t.Errorf("a broken configuration was published: %v", err)
+		}
+		n.put(data)
+		time.Sleep(retryMax + time.Second)
+		synctest.Wait()
+		if !n.up() {
+			t.Error("a good one isn't taken")
+		}
+	})
+}
+
+// Maintenance mode is over once there is a configuration: machined must not open
+// it again as it looks for one anew, or the node would be anybody's.
+func TestMaintenanceNeverComesBack(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{}
+		run(t, n, nil)
+		if _, err := n.applier.Apply(t.Context(), Request{Text: data, First: true}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := n.graph.Restart(t.Context(), ID); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(answerGrace + time.Second)
+		synctest.Wait()
+		stage, err := Stages.Get(n.store, StageID)
+		if err != nil || stage.Spec != Configured || !n.up() {
+			t.Errorf("stage %v, %v, up %v", stage.Spec, err, n.up())
+		}
+		if _, err := n.applier.Apply(t.Context(), Request{Text: data, First: true}); !errors.Is(err, ErrConfigured) {
+			t.Errorf("a second first configuration: %v", err)
+		}
+	})
+}
+
+// STATE is where the node's own configuration is: as long as it can't be looked
+// at, no other is taken.
+func TestBrokenStateIsNotPassedBy(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		var broken atomic.Bool
+		broken.Store(true)
+		n := &node{data: data}
+		run(t, n, func(context.Context) (bool, error) {
+			if broken.Load() {
+				return false, errors.New("structure needs cleaning")
+			}
+			return true, nil
+		})
+		if n.up() || n.told("mount STATE: structure needs cleaning") != 1 {
+			t.Errorf("up %v, events %v", n.up(), n.graph.Events())
+		}
+		broken.Store(false)
+		time.Sleep(retryMax + time.Second)
+		synctest.Wait()
+		if !n.up() {
+			t.Error("it isn't looked at again")
+		}
+	})
+}

@@ -1,0 +1,26 @@
+package machine
+
+import "github.com/garboard-os/garboard/services/core/resource"
+
+// Stage is how far the node is with finding out what it is to be.
+type Stage string
+
+const (
+	// Maintenance: there is no usable configuration. The network is up as if the
+	// configuration were empty, and the API takes a configuration and nothing else.
+	Maintenance Stage = "maintenance"
+	// Configured: Configs holds the applied configuration.
+	Configured Stage = "configured"
+)
+
+// StageID names the one stage.
+const StageID = "machine"
+
+// Stages has one object from the moment on at which machined has looked at every
+// source once.
+var Stages = resource.Define[Stage](resource.Definition{
+	Type:      "MachineStages.runtime.garboard.dev",
+	Kind:      "MachineStage",
+	Namespace: "runtime",
+	Columns:   []resource.Column{{Name: "STAGE", Value: func(s any) string { return string(s.(Stage)) }}},
+})

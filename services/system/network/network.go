@@ -1,0 +1,196 @@
+// Package network configures the node's links.
+//
+// It is the service `networkd`. One goroutine owns everything that is changed
+// through netlink: it compares what the configuration and the DHCP leases want
+// with what it has applied, and makes the difference so, whenever the
+// configuration, a link or a lease changes. DHCP clients run beside it and only
+// send it leases. It names the node, picks the one address that the cluster
+// knows it by, and publishes addresses, host name, resolvers and time servers.
+//
+// A machine without a configuration must be reachable to be given one: until
+// then the service does what it does with an empty configuration.
+//
+//	configuration ─┐
+//	links (netlink)├─▶ owner: want − applied ─▶ netlink, /etc, resources
+//	leases (DHCP) ─┘
+package network
+
+import (
+	"context"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// ID of the service.
+const ID = "networkd"
+
+// NodeAddress says which of the node's addresses is the one that the cluster
+// uses, and why.
+type NodeAddress struct {
+	Primary netip.Addr     `yaml:"primary"`
+	All     []netip.Prefix `yaml:"all"` // in the order of the choice
+	Why     string         `yaml:"why"`
+}
+
+// Addresses has one object, "default": it exists once the node has an address.
+var Addresses = resource.Define[NodeAddress](resource.Definition{
+	Type:      "NodeAddresses.net.garboard.dev",
+	Kind:      "NodeAddress",
+	Namespace: "network",
+	Columns: []resource.Column{
+		{Name: "PRIMARY", Value: func(s any) string { return s.(NodeAddress).Primary.String() }},
+		{Name: "WHY", Value: func(s any) string { return s.(NodeAddress).Why }},
+	},
+})
+
+// Hostnames has one object, "hostname".
+var Hostnames = resource.Define[string](resource.Definition{
+	Type:      "Hostnames.net.garboard.dev",
+	Kind:      "Hostname",
+	Namespace: "network",
+	Columns:   []resource.Column{{Name: "HOSTNAME", Value: func(s any) string { return s.(string) }}},
+})
+
+// Resolvers has one object, "resolvers": the name servers, best first.
+var Resolvers = resource.Define[[]netip.Addr](resource.Definition{
+	Type:      "Resolvers.net.garboard.dev",
+	Kind:      "Resolver",
+	Namespace: "network",
+	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
+})
+
+// TimeServers has one object, "timeservers": what DHCP offers (option 42).
+var TimeServers = resource.Define[[]netip.Addr](resource.Definition{
+	Type:      "TimeServers.net.garboard.dev",
+	Kind:      "TimeServer",
+	Namespace: "network",
+	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
+})
+
+// Status is what networkd has done last.
+type Status struct {
+	// Config is the version of the machine configuration that it has taken over; 0
+	// while there is none.
+	Config   uint64   `yaml:"config"`
+	Problems []string `yaml:"problems,omitempty"` // what the kernel refuses, and is tried again
+}
+
+// Statuses has one object, "networkd".
+var Statuses = resource.Define[Status](resource.Definition{
+	Type:      "NetworkStatuses.net.garboard.dev",
+	Kind:      "NetworkStatus",
+	Namespace: "network",
+	Columns: []resource.Column{
+		{Name: "CONFIG", Value: func(s any) string { return strconv.FormatUint(s.(Status).Config, 10) }},
+		{Name: "PROBLEMS", Value: func(s any) string { return strings.Join(s.(Status).Problems, "; ") }},
+	},
+})
+
+// followTime is ample for taking a configuration over: it is a few calls to the
+// kernel.
+const followTime = 30 * time.Second
+
+// Await returns once the network's facts are those of the configuration that
+// applies now: for who reads them at its start, and may be started anew because
+// they change.
+func Await(ctx context.Context, s *resource.Store) error {
+	o, err := machine.Configs.Get(s, machine.ConfigID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, followTime)
+	defer cancel()
+	return Statuses.When(s, ID, "networkd to take the configuration over", func(n Status) bool { return n.Config >= o.Version }).Wait(ctx)
+}
+
+// IDs of the objects above.
+const (
+	AddressID     = "default"
+	HostnameID    = "hostname"
+	ResolversID   = "resolvers"
+	TimeServersID = "timeservers"
+)
+
+func addressColumn(spec any) string {
+	var names []string
+	for _, a := range spec.([]netip.Addr) {
+		names = append(names, a.String())
+	}
+	return strings.Join(names, ",")
+}
+
+// Options are what the service stands on.
+type Options struct {
+	Mode  boot.Mode
+	Store *resource.Store
+	Logs  *logs.Logs
+
+	etcDir   string                  // /etc; tests have their own
+	pinFile  string                  // on STATE; tests have their own
+	pinReady func() bool             // whether STATE is mounted
+	physical func(netlink.Link) bool // which links get DHCP without being listed
+	// How virtual links are made: tests have kernels without them.
+	link               func(v virtual, parent int) netlink.Link
+	configureWireGuard func(name string, c wgtypes.Config) error
+}
+
+// Daemon is the service; its state belongs to the goroutine of run.
+type Daemon struct {
+	o Options
+	// applied outlives a restart of the service, so that what an earlier run put
+	// on a link is known and can be taken away again.
+	applied map[string]linkState
+	made    map[string]virtual // the virtual links
+	slaves  map[string][2]int  // by member of a bond: the indexes of bond and member
+	keyed   map[string]keyed   // what WireGuard links have
+}
+
+// New makes the service; nothing runs yet.
+func New(o Options) *Daemon {
+	if o.etcDir == "" {
+		o.etcDir = "/etc"
+	}
+	if o.pinFile == "" {
+		o.pinFile = filepath.Join(boot.StateDir, "node-address")
+	}
+	if o.pinReady == nil {
+		o.pinReady = func() bool { return boot.IsMountPoint(filepath.Dir(o.pinFile)) }
+	}
+	if o.physical == nil {
+		o.physical = physicalEthernet
+	}
+	if o.link == nil {
+		o.link = virtual.link
+	}
+	if o.configureWireGuard == nil {
+		o.configureWireGuard = configureWireGuard
+	}
+	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}}
+}
+
+// Service is networkd in the graph. It is up once the links of the
+// configuration have their addresses. It doesn't depend on machined, which is up
+// only with a configuration, but on its having looked for one: DHCP on a link
+// that is to be left alone would be wrong even for a moment.
+func (d *Daemon) Service() dag.Service {
+	return dag.Service{
+		ID:        ID,
+		DependsOn: []string{"udevd"},
+		Needs: []dag.Condition{
+			machine.Stages.When(d.o.Store, machine.StageID, "the search for a configuration to end", nil),
+		},
+		Run:     d.run,
+		Restart: dag.RestartAlways,
+	}
+}

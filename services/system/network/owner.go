@@ -1,0 +1,422 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// retryEvery is how often something unfinished is looked at again: a link
+	// that refused, a node address to pin, a link that others wait for.
+	retryEvery = time.Second
+	// linkGrace is how long links that nobody listed may take to get an address
+	// once the first has one, so that the node's address doesn't depend on which
+	// DHCP server was quicker.
+	linkGrace = 5 * time.Second
+	// pinGrace is that where none of them has the address of an earlier boot: etcd, and
+	// others, know the node by it. A server or a switch may take longer after a loss of
+	// power than the machine does.
+	pinGrace = time.Minute
+)
+
+// owner is one run of the service: all of it belongs to one goroutine.
+type owner struct {
+	*Daemon
+	h   *dag.Handle
+	log *slog.Logger
+
+	cfg        *config.Config // an empty one in maintenance mode
+	version    uint64         // of cfg
+	configured bool           // there is a configuration
+	plans      []config.Link
+	virtuals   []virtual
+	members    map[string]string // of bonds: the bond's name
+	links      map[string]netlink.Link
+	gone       map[int]bool // by index: links that we have removed, until the kernel tells it
+	clients    map[string]*runningClient
+	leases     map[string]*lease
+	changed    chan leaseChange
+	errs       map[string]error // by link: what the kernel refused
+	files      files
+	named      map[string]lookup // by name of a WireGuard peer
+	found      chan lookup
+	lookups    sync.WaitGroup
+
+	firstAddr time.Time // when the first unlisted link had an address
+	waiting   string    // what was last said to be waited for
+	since     time.Time // since when
+	told      bool      // whether a missing link was told at the console
+	settled   bool      // all that is waited for was there once
+	bare      bool      // it was told that the node has no address
+	hostname  string    // from DHCP or a MAC address: stays once chosen
+	// announced is the configured name, for the goroutines of the clients: a server
+	// hears of a new one when the lease is extended.
+	announced atomic.Pointer[string]
+	pinned    netip.Addr
+	pinSaved  bool
+}
+
+type leaseChange struct {
+	link  string
+	from  *runningClient
+	lease *lease
+}
+
+// runningClient is a DHCP client and the way to end it.
+type runningClient struct {
+	index  int // of its link
+	cancel context.CancelFunc
+	done   chan struct{}
+	kick   chan struct{}
+}
+
+func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
+	o := &owner{
+		Daemon:  d,
+		h:       h,
+		log:     h.Log,
+		links:   map[string]netlink.Link{},
+		gone:    map[int]bool{},
+		clients: map[string]*runningClient{},
+		leases:  map[string]*lease{},
+		changed: make(chan leaseChange),
+		errs:    map[string]error{},
+		files:   files{dir: d.o.etcDir},
+		named:   map[string]lookup{},
+		found:   make(chan lookup),
+	}
+	var err error
+	if o.pinned, err = readPin(d.o.pinFile); err != nil {
+		o.log.Warn("the address of earlier boots is unknown: " + err.Error())
+	}
+	o.pinSaved = o.pinned.IsValid()
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer o.lookups.Wait()
+	defer o.stopClients()
+	defer cancel()
+	configs := d.o.Store.Watch(ctx, machine.Configs.Type())
+	if err := o.configure(); err != nil {
+		return err
+	}
+	links, err := subscribe(ctx)
+	if err != nil {
+		return err
+	}
+	return o.loop(ctx, configs, links)
+}
+
+// subscribe hears of every link: first of those that exist.
+func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
+	ch := make(chan netlink.LinkUpdate)
+	err := netlink.LinkSubscribeWithOptions(ch, ctx.Done(), netlink.LinkSubscribeOptions{ListExisting: true})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to links: %w", err)
+	}
+	return ch, nil
+}
+
+// configure takes the configuration over; without one, an empty one.
+func (o *owner) configure() error {
+	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
+	if errors.Is(err, resource.ErrNotFound) {
+		o.cfg, o.plans, o.virtuals, o.members = &config.Config{}, nil, nil, nil
+		o.announced.Store(new(string))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	o.cfg, o.version = cfg.Spec, cfg.Version
+	o.plans, o.virtuals, o.members = expand(cfg.Spec.Machine.Network.Links())
+	o.announced.Store(&cfg.Spec.Machine.Network.Hostname)
+	if !o.configured {
+		o.configured = true
+		return o.takeOver()
+	}
+	return nil
+}
+
+// takeOver begins anew with the first configuration: what the cluster knows the
+// node by is chosen among what this configuration wants, and isn't published
+// before that is there.
+func (o *owner) takeOver() error {
+	if !o.settled {
+		return nil
+	}
+	o.log.Info("the configuration has come: going on with it")
+	o.settled, o.firstAddr = false, time.Time{}
+	if !o.pinSaved {
+		o.pinned = netip.Addr{}
+	}
+	w := o.o.Store.As(ID)
+	return errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
+}
+
+// note takes a change of a link in and reports whether it matters: pods' links
+// come and go all the time.
+func (o *owner) note(u netlink.LinkUpdate) bool {
+	// News of a bridge's port: it doesn't tell the link's kind, so that a pod's
+	// veth would look like a network card, and "deleted" means only off the bridge.
+	if u.Family == unix.AF_BRIDGE {
+		return false
+	}
+	a := u.Attrs()
+	if o.gone[a.Index] && u.Header.Type != unix.RTM_DELLINK {
+		return false // older than the removal: nothing can be done with that link
+	}
+	maps.DeleteFunc(o.links, func(name string, l netlink.Link) bool {
+		return l.Attrs().Index == a.Index && name != a.Name // renamed
+	})
+	_, managed := planFor(o.plans, a.Name, o.o.physical(u.Link))
+	if u.Header.Type == unix.RTM_DELLINK {
+		delete(o.gone, a.Index)
+		delete(o.links, a.Name)
+		delete(o.applied, a.Name)
+		return managed
+	}
+	old, known := o.links[a.Name]
+	o.links[a.Name] = u.Link
+	if !managed {
+		return false
+	}
+	if !known {
+		return true
+	}
+	if old.Attrs().Flags&net.FlagUp == 0 && a.Flags&net.FlagUp != 0 {
+		delete(o.applied, a.Name) // going down had taken routes along
+	}
+	// A bond's new member is up before it is one, and a link that was taken out again
+	// meanwhile can leave only then.
+	changed := old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link) ||
+		old.Attrs().MasterIndex != a.MasterIndex
+	// A cable that was out for a moment may show only as news without a change.
+	back := carrier(u.Link) && (!carrier(old) || !changed && o.leases[a.Name] == nil)
+	if c := o.clients[a.Name]; c != nil && back {
+		select {
+		case c.kick <- struct{}{}:
+		default:
+		}
+	}
+	return changed
+}
+
+func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
+
+// reconcile makes links, leases, files and resources what they are to be.
+func (o *owner) reconcile(ctx context.Context) {
+	var all []candidate
+	order, routes := uint32(0), taken{}
+	o.build(ctx)
+	for _, name := range o.order() {
+		l := o.links[name]
+		p, managed := planFor(o.plans, name, o.o.physical(l))
+		o.client(ctx, l, managed && p.DHCP)
+		if !managed {
+			o.withdraw(l)
+			continue
+		}
+		is := want(p, o.leases[name], order, routes)
+		if p.DHCP {
+			order++
+		}
+		o.applyTo(l, is)
+		all = append(all, candidates(name, o.applied[name], o.cfg.Machine.Kubelet.NodeIP.ValidSubnets)...)
+	}
+	for name := range o.clients {
+		if _, here := o.links[name]; !here {
+			o.stopClient(name)
+		}
+	}
+	o.forget()
+	o.publish(all)
+}
+
+// forget drops what was refused on links that aren't there, or wanted, any more.
+func (o *owner) forget() {
+	maps.DeleteFunc(o.errs, func(key string, _ error) bool {
+		if name, ok := strings.CutPrefix(key, making); ok {
+			return !slices.ContainsFunc(o.virtuals, func(v virtual) bool { return v.name == name })
+		}
+		_, here := o.links[key]
+		return !here && key != namesKey
+	})
+}
+
+// order is listed links as they are listed, then the others by name.
+func (o *owner) order() []string {
+	names := slices.Sorted(maps.Keys(o.links))
+	at := func(name string) int {
+		i := slices.IndexFunc(o.plans, func(p config.Link) bool { return p.Name == name })
+		if i < 0 {
+			return len(o.plans)
+		}
+		return i
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return at(a) - at(b) })
+	return names
+}
+
+func (o *owner) applyTo(l netlink.Link, is linkState) {
+	name, index := l.Attrs().Name, l.Attrs().Index
+	err := bringUp(l)
+	if err == nil {
+		was := o.applied[name]
+		if was.index != index {
+			was = linkState{}
+		}
+		o.applied[name], err = apply(l, was, is)
+	}
+	o.refused(name, err)
+}
+
+// withdraw takes back what was ours on a link that isn't ours any more.
+func (o *owner) withdraw(l netlink.Link) {
+	name := l.Attrs().Name
+	was, ours := o.applied[name]
+	if !ours || was.index != l.Attrs().Index {
+		delete(o.errs, name)
+		return
+	}
+	_, err := apply(l, was, linkState{})
+	delete(o.applied, name)
+	o.refused(name, err)
+}
+
+// refused remembers, and says once, what the kernel didn't do.
+func (o *owner) refused(name string, err error) {
+	if err == nil {
+		delete(o.errs, name)
+		return
+	}
+	if old := o.errs[name]; old == nil || old.Error() != err.Error() {
+		o.log.Warn(err.Error() + "; trying again")
+	}
+	o.errs[name] = err
+}
+
+// client starts or stops the DHCP client of a link.
+func (o *owner) client(ctx context.Context, l netlink.Link, wanted bool) {
+	name, index := l.Attrs().Name, l.Attrs().Index
+	if c := o.clients[name]; c != nil {
+		if wanted && c.index == index {
+			return
+		}
+		o.stopClient(name)
+	}
+	if !wanted || l.Attrs().Flags&net.FlagUp == 0 {
+		return // a link that isn't up yet comes by again when it is
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := &runningClient{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1)}
+	o.clients[name] = c
+	dhcp := &dhcpClient{
+		link: name,
+		x:    wire{link: name, hostname: func() string { return *o.announced.Load() }},
+		log:  o.log,
+		kick: c.kick,
+		report: func(l *lease) {
+			select {
+			case o.changed <- leaseChange{name, c, l}:
+			case <-ctx.Done():
+			}
+		},
+	}
+	if o.pinned.Is4() {
+		dhcp.prefer = o.pinned // a server that doesn't own it offers another
+	}
+	go func() {
+		defer close(c.done)
+		dhcp.run(ctx)
+	}()
+}
+
+func (o *owner) stopClient(name string) {
+	c := o.clients[name]
+	c.cancel()
+	<-c.done
+	delete(o.clients, name)
+	delete(o.leases, name)
+}
+
+func (o *owner) stopClients() {
+	for name := range o.clients {
+		o.stopClient(name)
+	}
+}
+
+// loop waits for changes and reconciles after each.
+func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <-chan netlink.LinkUpdate) error {
+	tick := time.NewTicker(retryEvery)
+	defer tick.Stop()
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-configs:
+			old, before := o.cfg, o.configured
+			if err := o.configure(); err != nil {
+				return err
+			}
+			changed = before != o.configured || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
+				!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP)
+		case u, open := <-links:
+			if !open { // the kernel's buffer overflowed: list all anew
+				if ctx.Err() != nil {
+					return nil
+				}
+				clear(o.links)
+				clear(o.gone)
+				var err error
+				if links, err = subscribe(ctx); err != nil {
+					return err
+				}
+				continue
+			}
+			changed = o.note(u)
+		case c := <-o.changed:
+			if changed = o.clients[c.link] == c.from; changed {
+				o.leases[c.link] = c.lease
+			}
+		case l := <-o.found:
+			o.named[l.host] = l
+			changed = true
+		case <-tick.C:
+			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0
+		}
+		if changed {
+			o.reconcile(ctx)
+		}
+		if err := o.report(); err != nil {
+			return err
+		}
+	}
+}
+
+// report says how far it is.
+func (o *owner) report() error {
+	s := Status{Config: o.version}
+	for _, name := range slices.Sorted(maps.Keys(o.errs)) {
+		s.Problems = append(s.Problems, o.errs[name].Error())
+	}
+	return Statuses.Put(o.o.Store.As(ID), ID, s)
+}

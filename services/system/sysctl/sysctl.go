@@ -1,0 +1,286 @@
+// Package sysctl sets the kernel parameters of machine.sysctls.
+//
+// It is one controller. Before it sets a parameter for the first time it notes
+// the value that is there, be it the kernel's or our own from boot; a parameter
+// that leaves the configuration goes back to it. A kernel may lack a parameter,
+// or get it only with a module or a link, and it may refuse a value: that is said
+// once and tried again, and never fails the node. Others write parameters too
+// (the kubelet does at its start), so they are looked at from time to time.
+package sysctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// lookEvery is how often parameters are compared with the configuration: soon
+	// enough after a module brought one or a program changed one.
+	lookEvery = 30 * time.Second
+	// maxValue is what the kernel takes at most in one write: a page.
+	maxValue = 4096
+	// reservedPorts are what the kernel doesn't give to connections. What init has
+	// reserved for the node's own servers stays so beside what is configured: apid
+	// couldn't listen while a connection has its port.
+	reservedPorts = "net/ipv4/ip_local_reserved_ports"
+)
+
+// Status is one parameter of the configuration; its ID is the name there.
+type Status struct {
+	Value   string `yaml:"value"`   // what the kernel has now
+	Default string `yaml:"default"` // what it had before
+	Problem string `yaml:"problem,omitempty"`
+}
+
+// Statuses has an object for each parameter of machine.sysctls.
+var Statuses = resource.Define[Status](resource.Definition{
+	Type:      "SysctlStatuses.runtime.garboard.dev",
+	Kind:      "SysctlStatus",
+	Aliases:   []string{"sysctls", "sysctl"},
+	Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "VALUE", Value: func(s any) string { return s.(Status).Value }},
+		{Name: "DEFAULT", Value: func(s any) string { return s.(Status).Default }},
+		{Name: "PROBLEM", Value: func(s any) string { return s.(Status).Problem }},
+	},
+})
+
+// Options are what the controller stands on.
+type Options struct {
+	Mode boot.Mode
+
+	root string // /proc/sys; tests have their own
+}
+
+// Controller makes the parameters what the configuration says.
+type Controller struct {
+	o Options
+	// set is what this boot's configurations have set, by path below root. Only
+	// Reconcile uses it.
+	set map[string]*parameter
+}
+
+// parameter is one that was set, or is to be.
+type parameter struct {
+	name   string // as in the configuration
+	before string // its value before us
+	known  bool   // whether before is known: some can't be read
+	wrote  string // what was last written, "" for nothing
+	after  string // what the kernel made of it
+	told   string // the problem that was last told
+}
+
+// New makes the controller.
+func New(o Options) *Controller {
+	if o.root == "" {
+		o.root = "/proc/sys"
+	}
+	return &Controller{o: o, set: map[string]*parameter{}}
+}
+
+// Name implements resource.Controller.
+func (*Controller) Name() string { return "runtime.SysctlController" }
+
+// Inputs implements resource.Controller.
+func (*Controller) Inputs() []resource.Input {
+	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}}
+}
+
+// Outputs implements resource.Controller.
+func (*Controller) Outputs() []string { return []string{Statuses.Type()} }
+
+// Reconcile implements resource.Controller.
+func (c *Controller) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	wanted := map[string]string{}
+	cfg, err := machine.Config(v)
+	switch {
+	case err == nil:
+		wanted = cfg.Machine.Sysctls
+	case !errors.Is(err, resource.ErrNotFound):
+		return 0, err
+	}
+	names := map[string]string{} // by path: the last of those that mean one parameter
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		names[config.SysctlPath(name)] = name
+	}
+	c.restore(names, v.Log())
+
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		if other := names[config.SysctlPath(name)]; other != name {
+			errs = append(errs, Statuses.Put(v, name, Status{Problem: "is the same parameter as " + other}))
+			continue
+		}
+		errs = append(errs, Statuses.Put(v, name, c.apply(name, wanted[name], v.Log())))
+	}
+	for _, old := range Statuses.List(v) {
+		if _, still := wanted[old.ID]; !still {
+			errs = append(errs, Statuses.Delete(v, old.ID))
+		}
+	}
+	if err := errors.Join(errs...); err != nil || len(c.set) == 0 {
+		return 0, err
+	}
+	return lookEvery, nil
+}
+
+// restore gives back what isn't configured any more, last first: a parameter of
+// one link may have been set after that of all.
+func (c *Controller) restore(names map[string]string, log *slog.Logger) {
+	for _, path := range slices.Backward(slices.Sorted(maps.Keys(c.set))) {
+		p := c.set[path]
+		if names[path] != "" {
+			continue
+		}
+		if p.wrote == "" {
+			delete(c.set, path)
+			continue
+		}
+		if !p.known {
+			log.Warn(fmt.Sprintf("%s isn't configured any more, and what it was before can't be read: it stays until the next boot", p.name))
+			delete(c.set, path)
+			continue
+		}
+		_, err := c.write(path, p.before)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			p.tell(log, fmt.Sprintf("give %s back its value %q: %s", p.name, p.before, why(err)))
+			continue
+		}
+		if err == nil {
+			log.Info(fmt.Sprintf("%s is %s again: it isn't configured any more", p.name, p.before))
+		}
+		delete(c.set, path)
+	}
+}
+
+// apply sets one parameter unless it has its value already.
+func (c *Controller) apply(name, value string, log *slog.Logger) Status {
+	path := config.SysctlPath(name)
+	p := c.set[path]
+	if p == nil {
+		p = &parameter{}
+		c.set[path] = p
+	}
+	p.name = name
+	problem := c.reconcile(path, p, value, log)
+	if problem != "" {
+		p.tell(log, name+": "+problem)
+	} else {
+		p.told = ""
+	}
+	return Status{Value: p.after, Default: p.before, Problem: problem}
+}
+
+// reconcile returns why the parameter isn't what it is to be, or "".
+func (c *Controller) reconcile(path string, p *parameter, value string, log *slog.Logger) (problem string) {
+	switch {
+	case !filepath.IsLocal(path):
+		return "is not the name of a kernel parameter"
+	case c.o.Mode == boot.Container && !own(path):
+		return "belongs to the host of this container, and is set there"
+	case len(value) > maxValue:
+		return fmt.Sprintf("the value has %d bytes, and the kernel takes %d", len(value), maxValue)
+	}
+	now, err := c.read(path)
+	if err == nil && p.wrote == "" {
+		p.before, p.known = now, true
+	}
+	if path == reservedPorts {
+		value = strings.Trim(p.before+","+value, ",")
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission): // it can only be written, and to do so each time would be an act
+		if p.wrote == value {
+			return ""
+		}
+	case err != nil:
+		p.after = ""
+		return why(err)
+	case p.wrote == "":
+	case p.wrote == value && p.after == now:
+		return ""
+	case p.after != now && p.after != "":
+		log.Info(fmt.Sprintf("%s was changed to %q by another program; setting it to %q", p.name, now, value))
+	}
+	if p.after = now; p.wrote == "" && slices.Equal(strings.Fields(now), strings.Fields(value)) {
+		p.wrote = value
+		return ""
+	}
+	after, err := c.write(path, value)
+	if err != nil {
+		return fmt.Sprintf("the kernel refuses the value %q: %s", value, why(err))
+	}
+	p.wrote, p.after = value, after
+	log.Info(fmt.Sprintf("%s = %s (before: %s)", p.name, value, p.before))
+	return ""
+}
+
+func (c *Controller) read(path string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(c.o.root, path))
+	return strings.TrimRight(string(data), "\n"), err
+}
+
+// write returns what the kernel made of the value: it may round it, or separate
+// its parts by tabs.
+func (c *Controller) write(path, value string) (after string, err error) {
+	f, err := os.OpenFile(filepath.Join(c.o.root, path), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return "", err
+	}
+	// In one write: the kernel takes each as a value of its own.
+	_, err = f.WriteString(value + "\n")
+	if err := errors.Join(err, f.Close()); err != nil {
+		return "", err
+	}
+	after, err = c.read(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return value, nil
+	}
+	return after, err
+}
+
+// tell warns once of each problem.
+func (p *parameter) tell(log *slog.Logger, problem string) {
+	if p.told != problem {
+		log.Warn("machine.sysctls: " + problem)
+	}
+	p.told = problem
+}
+
+// why is the reason without the path, which the name says already.
+func why(err error) string {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "this kernel has no such parameter; it is set as soon as a module or a link brings it"
+	case errors.Is(err, unix.EROFS):
+		return "it can't be written here"
+	}
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err.Error()
+	}
+	return err.Error()
+}
+
+// ownParameters are those of a container's own namespaces: network and IPC
+// (namespaces(7)). All others are the host's.
+var ownParameters = []string{"net/", "fs/mqueue/", "kernel/msg", "kernel/sem", "kernel/shm", "kernel/domainname"}
+
+func own(path string) bool {
+	return slices.ContainsFunc(ownParameters, func(prefix string) bool { return strings.HasPrefix(path, prefix) })
+}

@@ -11,11 +11,11 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build test test-long unit kernel stories fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build test test-long unit kernel e2e fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  CLUSTER=$(CLUSTER)  PROVISIONER=$(PROVISIONER) (qemu, container or auto)  ARGS=... for kubectl"
 	@echo "  CONTROLPLANES=1 WORKERS=0 for up"
@@ -50,7 +50,7 @@ build: $(DEV) ## build kernel, image and components into the cache
 test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters
 	@$(DEV) test
 
-test-long: $(DEV) ## the stories that take many minutes
+test-long: $(DEV) ## the end-to-end tests that take many minutes
 	@$(DEV) test --only long
 
 unit: $(DEV) ## only the unit tests, with -race
@@ -59,8 +59,8 @@ unit: $(DEV) ## only the unit tests, with -race
 kernel: $(DEV) ## only the tests in a kernel of their own (User Mode Linux)
 	@$(DEV) test --only kernel
 
-stories: $(DEV) ## only the tests that boot nodes and clusters
-	@$(DEV) test --only stories
+e2e: $(DEV) ## only the end-to-end tests, which boot nodes and clusters
+	@$(DEV) test --only e2e
 
 fuzz: $(DEV) ## fuzz every target for a minute
 	@$(DEV) fuzz

@@ -150,7 +150,7 @@ func (c *containers) Start(ctx context.Context, n Node) (Running, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.keeper.Do(r.cmd.Start); err != nil {
+	if err := c.thread.Do(r.cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s: %w", n.Name, err)
 	}
 	// One line on its output says that the node's PID 1 runs; the end of it, that

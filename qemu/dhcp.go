@@ -34,7 +34,7 @@ func newLeases(p Plan, log *slog.Logger) leases {
 func (l *lan) serveDHCP() (*server4.Server, error) {
 	var s *server4.Server
 	handler := newLeases(l.plan, l.log)
-	err := l.keeper.Do(func() (err error) {
+	err := l.thread.Do(func() (err error) {
 		s, err = server4.NewServer(bridgeName, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpv4.ServerPort}, handler.handle)
 		return err
 	})

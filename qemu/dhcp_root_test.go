@@ -82,7 +82,7 @@ func dhcpClient(t *testing.T, l *lan, n Node) *nclient4.Client {
 		t.Fatal(err)
 	}
 	var c *nclient4.Client
-	if err := l.keeper.Do(func() (err error) { c, err = nclient4.New(peer); return err }); err != nil {
+	if err := l.thread.Do(func() (err error) { c, err = nclient4.New(peer); return err }); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })

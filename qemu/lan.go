@@ -11,7 +11,7 @@ import (
 	"net/netip"
 	"sync"
 
-	"github.com/garboard-os/garboard/qemu/keeper"
+	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/garboard-os/garboard/qemu/registry"
 	"github.com/garboard-os/garboard/qemu/wire"
 	"github.com/vishvananda/netlink"
@@ -23,7 +23,7 @@ const bridgeName = "nodes"
 // lan is the network of a cluster: a bridge in a network namespace that only this
 // process knows.
 //
-//	host process ── keeper's namespace: bridge 10.5.0.1/24, registry on :5000,
+//	host process ── the thread's namespace: bridge 10.5.0.1/24, registry on :5000,
 //	                   │                load balancer on :6443, for machines DHCP
 //	                   ├─ veth ── eth0 of a container
 //	                   └─ tap ─── eth0 of a machine
@@ -34,8 +34,8 @@ type lan struct {
 	plan   Plan
 	dir    clusterDir
 	log    *slog.Logger
-	keeper *keeper.Keeper
-	links  *netlink.Handle // into the keeper's namespace
+	thread *osthread.Thread
+	links  *netlink.Handle // into the thread's namespace
 	images net.Listener
 
 	mu       sync.Mutex // guards all below
@@ -44,23 +44,23 @@ type lan struct {
 }
 
 func newLAN(p Plan, d clusterDir, log *slog.Logger) (_ *lan, err error) {
-	k, err := keeper.NewInNamespace()
+	thread, err := osthread.NewInNamespace()
 	if err != nil {
 		return nil, err
 	}
-	l := &lan{plan: p, dir: d, log: log, keeper: k, networks: map[string]Network{}, wires: map[string]*wire.Wire{}}
+	l := &lan{plan: p, dir: d, log: log, thread: thread, networks: map[string]Network{}, wires: map[string]*wire.Wire{}}
 	defer func() {
 		if err != nil {
 			l.Close()
 		}
 	}()
-	if err := k.Do(func() (err error) { l.links, err = netlink.NewHandle(); return err }); err != nil {
+	if err := thread.Do(func() (err error) { l.links, err = netlink.NewHandle(); return err }); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
 	if err := l.makeBridge(); err != nil {
 		return nil, fmt.Errorf("make the cluster's bridge: %w", err)
 	}
-	if l.images, err = k.Listen(p.registryAddress().String()); err != nil {
+	if l.images, err = thread.Listen(p.registryAddress().String()); err != nil {
 		return nil, fmt.Errorf("registry: %w", err)
 	}
 	go serve(l.images, registry.New(p.Images), log)
@@ -122,12 +122,12 @@ func (l *lan) dropLink(n Node) error {
 
 // Reach connects to a port of a node.
 func (l *lan) Reach(ctx context.Context, n Node, port int) (net.Conn, error) {
-	return l.keeper.Dial(ctx, netip.AddrPortFrom(n.Address, uint16(port)).String())
+	return l.thread.Dial(ctx, netip.AddrPortFrom(n.Address, uint16(port)).String())
 }
 
 // Listen opens a TCP port to the nodes.
 func (l *lan) Listen(address netip.AddrPort) (net.Listener, error) {
-	return l.keeper.Listen(address.String())
+	return l.thread.Listen(address.String())
 }
 
 // Close removes the network. All nodes have ended.
@@ -144,5 +144,5 @@ func (l *lan) Close() error {
 	if l.links != nil {
 		l.links.Close()
 	}
-	return errors.Join(append(errs, l.keeper.Close())...)
+	return errors.Join(append(errs, l.thread.Close())...)
 }

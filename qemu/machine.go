@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/garboard-os/garboard/qemu/keeper"
+	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/garboard-os/garboard/qemu/qmp"
 	"github.com/garboard-os/garboard/qemu/wire"
 	"golang.org/x/sys/unix"
@@ -130,7 +130,7 @@ func (v *machines) Start(ctx context.Context, n Node) (Running, error) {
 	}
 	defer cable.Close() // QEMU has its own: the tap goes with the machine
 	m := machine{plan: v.plan, node: n, dir: v.dir, now: time.Now()}
-	r, err := launch(ctx, v.keeper, m.arguments(), cable)
+	r, err := launch(ctx, v.thread, m.arguments(), cable)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", n.Name, err)
 	}
@@ -144,7 +144,7 @@ func (v *machines) makeTap(n Node) (cable *os.File, err error) {
 	if err := v.dropLink(n); err != nil {
 		return nil, err
 	}
-	err = v.keeper.Do(func() (err error) { cable, err = wire.OpenTap(linkName("node", n)); return err })
+	err = v.thread.Do(func() (err error) { cable, err = wire.OpenTap(linkName("node", n)); return err })
 	if err != nil {
 		return nil, fmt.Errorf("make the link of %s: %w", n.Name, err)
 	}
@@ -156,7 +156,7 @@ func (v *machines) makeTap(n Node) (cable *os.File, err error) {
 }
 
 // launch starts QEMU, and lets the guest run once its monitor answers.
-func launch(ctx context.Context, k *keeper.Keeper, args []string, inherited ...*os.File) (*runningMachine, error) {
+func launch(ctx context.Context, thread *osthread.Thread, args []string, inherited ...*os.File) (*runningMachine, error) {
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return nil, fmt.Errorf("monitor: %w", err)
@@ -166,7 +166,7 @@ func launch(ctx context.Context, k *keeper.Keeper, args []string, inherited ...*
 	r.cmd.ExtraFiles = append([]*os.File{theirs}, inherited...) // from monitorFD on
 	r.cmd.Stdout, r.cmd.Stderr = &r.complaint, &r.complaint
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	err = k.Do(r.cmd.Start)
+	err = thread.Do(r.cmd.Start)
 	theirs.Close()
 	if err != nil {
 		ours.Close()

@@ -138,7 +138,7 @@ func (l *lan) connect(n Node) error {
 	}
 	own, near, far := linkName("wire", n), linkName("near", n), linkName("far", n)
 	var w *wire.Wire
-	err := l.keeper.Do(func() (err error) {
+	err := l.thread.Do(func() (err error) {
 		w, err = wire.Open([2]string{near, far}, wire.Conditions{Delay: to.Delay, Jitter: to.Jitter, Loss: to.Loss, Drop: l.drops(to)})
 		return err
 	})

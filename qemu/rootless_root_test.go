@@ -75,7 +75,7 @@ func withoutRoot(ctx context.Context, step string) error {
 		return errors.Join(fmt.Errorf("listen where the registry does: %w", err), port.Close())
 	}
 	var conn net.Conn
-	if conn, err = l.keeper.Dial(ctx, p.registryAddress().String()); err != nil {
+	if conn, err = l.thread.Dial(ctx, p.registryAddress().String()); err != nil {
 		return err
 	}
 	fmt.Println("heard")

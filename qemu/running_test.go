@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/qemu/keeper"
+	"github.com/garboard-os/garboard/qemu/osthread"
 )
 
 // run starts QEMU with a guest of a few bytes of 16-bit code as its firmware.
-func run(t *testing.T, k *keeper.Keeper, code ...byte) *runningMachine {
+func run(t *testing.T, thread *osthread.Thread, code ...byte) *runningMachine {
 	t.Helper()
 	image := make([]byte, probeROMSize)
 	copy(image[probeResetAt:], code)
@@ -23,7 +23,7 @@ func run(t *testing.T, k *keeper.Keeper, code ...byte) *runningMachine {
 	if err := os.WriteFile(rom, image, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := launch(t.Context(), k, append([]string{
+	r, err := launch(t.Context(), thread, append([]string{
 		"-accel", "tcg", "-machine", "q35", "-m", "16", "-nodefaults", "-no-user-config", "-no-reboot",
 		"-display", "none", "-bios", rom,
 	}, monitorArguments()...))
@@ -41,8 +41,8 @@ var (
 
 func TestMachineEnds(t *testing.T) {
 	t.Parallel()
-	k := keeper.New()
-	defer k.Close()
+	thread := osthread.New()
+	defer thread.Close()
 	for _, tc := range []struct {
 		name string
 		code []byte
@@ -59,7 +59,7 @@ func TestMachineEnds(t *testing.T) {
 			r.Cut()
 		}, EndKilled},
 	} {
-		r := run(t, k, tc.code...)
+		r := run(t, thread, tc.code...)
 		tc.do(r)
 		if end, err := r.Wait(); end != tc.want || err != nil {
 			t.Errorf("%s: ended as %q, %v; want %q", tc.name, end, err, tc.want)
@@ -70,9 +70,9 @@ func TestMachineEnds(t *testing.T) {
 // Machines end with whoever started them, even if that is killed.
 func TestMachineHangsOnTheKeeper(t *testing.T) {
 	t.Parallel()
-	k := keeper.New()
-	r := run(t, k, idle...)
-	if err := k.Close(); err != nil {
+	thread := osthread.New()
+	r := run(t, thread, idle...)
+	if err := thread.Close(); err != nil {
 		t.Fatal(err)
 	}
 	eventually.That(t, 5*time.Second, "QEMU is gone", func() error {
@@ -85,9 +85,9 @@ func TestMachineHangsOnTheKeeper(t *testing.T) {
 
 func TestMachineThatCantStart(t *testing.T) {
 	t.Parallel()
-	k := keeper.New()
-	defer k.Close()
-	_, err := launch(t.Context(), k, append([]string{"-bios", "/nowhere"}, monitorArguments()...))
+	thread := osthread.New()
+	defer thread.Close()
+	_, err := launch(t.Context(), thread, append([]string{"-bios", "/nowhere"}, monitorArguments()...))
 	if err == nil || !strings.Contains(err.Error(), "/nowhere") {
 		t.Errorf("launch: %v", err)
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/qemu/keeper"
+	"github.com/garboard-os/garboard/qemu/osthread"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -26,13 +26,13 @@ func ends(t *testing.T, c Conditions) (a, b end) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: taps in a network namespace")
 	}
-	k, err := keeper.NewInNamespace()
+	thread, err := osthread.NewInNamespace()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { k.Close() })
+	t.Cleanup(func() { thread.Close() })
 	var w *Wire
-	err = k.Do(func() (err error) {
+	err = thread.Do(func() (err error) {
 		w, err = Open([2]string{"a", "b"}, c)
 		return err
 	})
@@ -46,7 +46,7 @@ func ends(t *testing.T, c Conditions) (a, b end) {
 	})
 	open := func(name string) (e end) {
 		e.t = t
-		err := k.Do(func() error {
+		err := thread.Do(func() error {
 			link, err := netlink.LinkByName(name)
 			if err != nil {
 				return err

@@ -118,7 +118,7 @@ func room(importPath string) string {
 
 func TestRoomsImportOnlyWhatTheDesignAllows(t *testing.T) {
 	t.Parallel()
-	pkgs := list(t, "-tags=story", "./...")
+	pkgs := list(t, "-tags=e2e", "./...")
 	if len(pkgs) == 0 {
 		t.Fatal("go list found no package")
 	}
@@ -163,7 +163,7 @@ func TestServicesImportOnlyTheGroupsBelow(t *testing.T) {
 		group, _, _ := strings.Cut(rest, "/")
 		return slices.Index(groups, group)
 	}
-	for _, p := range list(t, "-tags=story", "./services/...") {
+	for _, p := range list(t, "-tags=e2e", "./services/...") {
 		from := place(p.ImportPath)
 		if from < 0 {
 			if p.ImportPath != module+"/services" {

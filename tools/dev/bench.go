@@ -178,7 +178,7 @@ func sizes(made *image.Artifacts) ([]figure, error) {
 	}, nil
 }
 
-// benchNode boots one fresh node, reads its story, and removes it.
+// benchNode boots one fresh node, reads when it reached what, and removes it.
 func benchNode(ctx context.Context, out io.Writer, root, provisioner string, made *image.Artifacts) (_ []figure, err error) {
 	name := "bench-" + provisioner
 	if err := qemu.Down(ctx, name); err != nil {

@@ -15,7 +15,7 @@ var (
 	speaks = regexp.MustCompile(`^=== (?:RUN|NAME|CONT) +(\S+)$`)
 	// spoken is what a test logs, or fails with: its first line. Both look the same.
 	spoken = regexp.MustCompile(`^ {4,}\w+\.go:\d+: `)
-	// consoles begin the part that is longer than a screen (qemu/stories/story).
+	// consoles begin the part that is longer than a screen (qemu/e2e/e2etest).
 	consoles = regexp.MustCompile(`(?m)^ {4,}\w+\.go:\d+: the console of `)
 	// failed is the result of a test or, indented, of a part of the one above.
 	failed = regexp.MustCompile(`^ *--- FAIL: (\S+) `)

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestWhyAStoryFailedIsRepeated(t *testing.T) {
+func TestReasonsBeforeConsolesAreRepeated(t *testing.T) {
 	t.Parallel()
 	const before = `=== RUN   TestReset
     reset_test.go:88:     0.6s  power is on

@@ -52,8 +52,8 @@ var phases = []phase{
 	{name: "fuzz", what: "each fuzz target for a few seconds", run: func(ctx context.Context, s *suite) (result, error) {
 		return result{}, fuzz(ctx, s.root, s.out, fuzzBriefly)
 	}},
-	{name: "stories", what: "nodes and clusters, booted for real", run: stories},
-	{name: "long", what: "the stories that take many minutes", run: longStories, apart: true},
+	{name: "e2e", what: "end-to-end tests: nodes and clusters, booted for real", run: e2eTests},
+	{name: "long", what: "the end-to-end tests that take many minutes", run: longTests, apart: true},
 }
 
 func testCommand() *cobra.Command {
@@ -83,7 +83,7 @@ then, the run goes on, and its last lines name the test as FLAKY.`,
 			return runPhases(ctx, phases, &suite{root: root, copied: sources.dir, out: out}, only)
 		},
 	}
-	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz, stories or long")
+	cmd.Flags().StringVar(&only, "only", "", "run one phase: lint, unit, kernel, fuzz, e2e or long")
 	return cmd
 }
 
@@ -173,13 +173,13 @@ func lint(ctx context.Context, s *suite) (result, error) {
 }
 
 // modules are modules of their own, which ./... leaves out, with code of ours.
-var modules = []string{"qemu/stories/clients/clientgo", "qemu/stories/onenode/nfsserver"}
+var modules = []string{"qemu/e2e/clients/clientgo", "qemu/e2e/onenode/nfsserver"}
 
 // lintModule checks a module with the tools of the main one, which others don't know. Both
 // tools keep what they found, by content.
 func lintModule(ctx context.Context, s *suite, module string) error {
 	dir := filepath.Join(s.copied, module)
-	const tags = "-tags=story,long,kernel"
+	const tags = "-tags=e2e,long,kernel"
 	list := exec.CommandContext(ctx, "go", "list", tags, "./...")
 	list.Dir = dir
 	packages, err := list.Output()

@@ -1,7 +1,7 @@
-//go:build story
+//go:build e2e
 
-// Told with the stories, as those run without the race detector: it takes ten
-// times the memory.
+// This runs with the end-to-end tests, because they run without the race detector, which
+// takes ten times the memory.
 
 package apid
 

@@ -1,4 +1,4 @@
-//go:build story
+//go:build e2e
 
 package controlplane
 

@@ -1,4 +1,4 @@
-//go:build story
+//go:build e2e
 
 package controlplane
 
@@ -34,7 +34,7 @@ import (
 )
 
 // componentsVar is a list like PATH of the folders with etcd and the control plane's
-// programs. `make stories` sets it once they are built.
+// programs. `make e2e` sets it once they are built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
 // realNode is a control plane without a kubelet: the test starts what is in the
@@ -142,7 +142,7 @@ func (n *realNode) program(name string) string {
 			return path
 		}
 	}
-	n.t.Fatalf("no %s in %s=%q: `make stories` builds the components and sets it", name, componentsVar, os.Getenv(componentsVar))
+	n.t.Fatalf("no %s in %s=%q: `make e2e` builds the components and sets it", name, componentsVar, os.Getenv(componentsVar))
 	return ""
 }
 

@@ -1,4 +1,4 @@
-//go:build story
+//go:build e2e
 
 package etcd
 
@@ -25,7 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
-// componentsVar is a list like PATH of the folders with etcd. `make stories` sets
+// componentsVar is a list like PATH of the folders with etcd. `make e2e` sets
 // it once it is built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
@@ -69,7 +69,7 @@ func realRig(t *testing.T) (r *rig, node func(name string, machineType config.Ma
 	t.Helper()
 	for _, program := range []string{"etcd", "etcdutl"} {
 		if path := component(program); !filepath.IsAbs(path) {
-			t.Fatalf("no %s in %s=%q: `make stories` builds and sets it", program, componentsVar, os.Getenv(componentsVar))
+			t.Fatalf("no %s in %s=%q: `make e2e` builds and sets it", program, componentsVar, os.Getenv(componentsVar))
 		}
 	}
 	r = newRig(t)
@@ -134,7 +134,7 @@ func (n *realNode) exec() error {
 	n.cmd.Stdout, n.cmd.Stderr = output, output
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
-		return fmt.Errorf("no etcd in %s=%q (`make stories` builds and sets it): %w", componentsVar, os.Getenv(componentsVar), err)
+		return fmt.Errorf("no etcd in %s=%q (`make e2e` builds and sets it): %w", componentsVar, os.Getenv(componentsVar), err)
 	}
 	return nil
 }

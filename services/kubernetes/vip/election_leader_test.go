@@ -1,4 +1,4 @@
-//go:build story && long
+//go:build e2e && long
 
 package vip
 

@@ -1,4 +1,4 @@
-//go:build story
+//go:build e2e
 
 package vip
 
@@ -26,7 +26,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// componentsVar is a list like PATH of the folders with etcd. `make stories` sets
+// componentsVar is a list like PATH of the folders with etcd. `make e2e` sets
 // it once it is built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
@@ -43,7 +43,7 @@ func (m *member) start() {
 	m.cmd = exec.Command(m.args[0], m.args[1:]...)
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.cmd.Start(); err != nil {
-		m.t.Fatalf("no etcd in %s=%q (`make stories` builds and sets it): %v", componentsVar, os.Getenv(componentsVar), err)
+		m.t.Fatalf("no etcd in %s=%q (`make e2e` builds and sets it): %v", componentsVar, os.Getenv(componentsVar), err)
 	}
 }
 

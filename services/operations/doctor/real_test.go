@@ -1,4 +1,4 @@
-//go:build story
+//go:build e2e
 
 package doctor
 
@@ -26,7 +26,7 @@ import (
 )
 
 // componentsVar is a list like PATH of the folders with etcd and Kubernetes'
-// programs. `make stories` sets it once they are built.
+// programs. `make e2e` sets it once they are built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
 const (

@@ -1,0 +1,154 @@
+//go:build e2e
+
+// Package badinput tests wrong input and broken parts. Each ends in one line on the console:
+// what is wrong, where, and what the machine does next. Each also has a counterpart, which
+// is corrected and goes on.
+package badinput
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	sayBudget = 15 * time.Second // for a node to say what is wrong
+	// mendBudget is for a node to notice that it was put right: it looks again
+	// within 30 s, the longest pause between two tries.
+	mendBudget = 45 * time.Second
+)
+
+// edit changes the configuration that a node begins with.
+func edit(change func([]byte) []byte) e2etest.Option {
+	return func(o *qemu.Options) {
+		o.Prepare = func(dir string) error { return rewrite(filepath.Join(dir, "config.yaml"), change) }
+	}
+}
+
+// rewrite changes a file in its place: the node has it bound.
+func rewrite(path string, change func([]byte) []byte) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, change(data), 0o600)
+}
+
+// replaced is data with old, which must be there, replaced by new.
+func replaced(t *testing.T, data []byte, old, new string) []byte {
+	t.Helper()
+	if !bytes.Contains(data, []byte(old)) {
+		t.Fatalf("the configuration has no %q", old)
+	}
+	return bytes.Replace(data, []byte(old), []byte(new), 1)
+}
+
+// oneLine: it is the only one that says so, until something changes.
+func oneLine(t *testing.T, c *e2etest.Cluster, offset int, part string) {
+	t.Helper()
+	var found []string
+	for _, line := range c.Lines(offset) {
+		// "not up yet" repeats every service's last message, every 10 s.
+		if strings.Contains(line.Text, part) && !strings.HasPrefix(line.Text, "not up yet") {
+			found = append(found, line.Text)
+		}
+	}
+	if len(found) != 1 {
+		t.Errorf("%d lines tell of %q, not one:\n%s", len(found), part, strings.Join(found, "\n"))
+	}
+}
+
+// A configuration that can't be used is told with its place, and the node waits
+// for a better one.
+func TestBadConfiguration(t *testing.T) {
+	var good []byte
+	c := e2etest.New(t, "bad-config", qemu.Container, edit(func(data []byte) []byte {
+		good = data
+		return data[:bytes.Index(data, []byte("cluster:"))-20] // in the middle of a value
+	}))
+	path := filepath.Join(c.Dir(), c.Node(), "config.yaml")
+	put := func(data []byte) int {
+		t.Helper()
+		offset := len(c.Text())
+		if err := rewrite(path, func([]byte) []byte { return data }); err != nil {
+			t.Fatal(err)
+		}
+		return offset
+	}
+
+	line := c.Says(sayBudget, 0, "machined: Starting: ", "no usable configuration", "seed:", "looking again in")
+	t.Log(line.Text)
+	oneLine(t, c, 0, "no usable configuration")
+	offset := put(replaced(t, good, " type: init\n", " typ: init\n"))
+	line = c.Says(mendBudget, offset, "machined: Starting: ", "no usable configuration", "seed:", "machine.typ", "did you mean type", "looking again in")
+	t.Log(line.Text)
+	oneLine(t, c, offset, "machine.typ")
+	offset = put(good)
+	c.Says(mendBudget, offset, "machined: Running (up): configuration from seed")
+}
+
+// An image that no registry has is told with its name and where it was looked
+// for; the node tries again.
+func TestMissingImage(t *testing.T) {
+	const missing = "registry.k8s.io/etcd:0.0.0-missing"
+	var good []byte
+	c := e2etest.New(t, "bad-image", qemu.Container, edit(func(data []byte) []byte {
+		good = data
+		at := bytes.Index(data, []byte("registry.k8s.io/etcd:"))
+		end := at + bytes.IndexByte(data[at:], '\n')
+		return append(append(bytes.Clone(data[:at]), missing...), data[end:]...)
+	}))
+	line := c.Says(sayBudget, 0, "etcd: Failed: ", missing, "machine.registries.mirrors", "not found", "next try in")
+	t.Log(line.Text)
+
+	if err := c.Cut(t.Context(), c.Node()); err != nil {
+		t.Fatal(err)
+	}
+	if err := rewrite(filepath.Join(c.Dir(), c.Node(), "state", "config.yaml"), func([]byte) []byte { return good }); err != nil {
+		t.Fatal(err)
+	}
+	offset := len(c.Text())
+	if err := c.On(t.Context(), c.Node()); err != nil {
+		t.Fatal(err)
+	}
+	c.Says(sayBudget, offset, "etcd: Running (up)")
+}
+
+// A disk that is full is told as that. The node goes on once there is room.
+func TestFullDisk(t *testing.T) {
+	if !e2etest.InOwnMounts(t) {
+		return
+	}
+	full := ""
+	c := e2etest.New(t, "bad-full", qemu.Container, func(o *qemu.Options) {
+		o.Prepare = func(dir string) error {
+			full = filepath.Join(dir, "var")
+			if err := os.Mkdir(full, 0o755); err != nil {
+				return err
+			}
+			return unix.Mount("full", full, "tmpfs", 0, "size=48m")
+		}
+	})
+	t.Cleanup(func() {
+		// Or the directory can't be removed.
+		if err := unix.Unmount(full, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	line := c.Says(sayBudget, 0, "Failed: ", "the disk is full: /var (EPHEMERAL) has no room in its 48 MiB for image", "next try in")
+	t.Log(line.Text)
+	offset := len(c.Text())
+	if err := unix.Mount("", full, "", unix.MS_REMOUNT, "size=2g"); err != nil {
+		t.Fatal(err)
+	}
+	c.Says(mendBudget, offset, "etcd: Running (up)")
+}

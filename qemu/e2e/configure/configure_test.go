@@ -1,0 +1,335 @@
+//go:build e2e
+
+// Package configure tests changes of a node's configuration with gbctl: it is changed while
+// the node runs, tried, undone, staged and rolled back, and the node's power is cut while it
+// is being changed.
+package configure
+
+import (
+	"archive/zip"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	apiBudget = 10 * time.Second // from power-on to an answer
+	upBudget  = 30 * time.Second // to all services being up
+	// tried is how long a change is tried: the least that there is.
+	tried = 10 * time.Second
+)
+
+// trying is tried on this machine: within it a node boots, and is looked at.
+func trying() time.Duration { return eventually.Scale(tried).Round(time.Second) }
+
+// answers waits for the machine API.
+func answers(c *e2etest.Cluster) {
+	c.Eventually(apiBudget, "the machine API answers", func() error {
+		_, err := c.TryGbctl("version")
+		return err
+	})
+}
+
+// up waits for all services, as gbctl shows them.
+func up(c *e2etest.Cluster) {
+	c.Eventually(upBudget, "all services are up", func() error {
+		_, err := c.TryGbctl("health")
+		return err
+	})
+}
+
+func TestConfigureInContainer(t *testing.T) {
+	c, m := e2etest.Start(t, "configure", qemu.Container)
+	answers(c)
+	m.Reached("the machine API answers")
+	up(c)
+	m.Reached("all services are up")
+
+	t.Run("live changes", func(t *testing.T) { live(t, c.In(t)) })
+	t.Run("a broken network is undone", func(t *testing.T) { tryNetwork(t, c.In(t)) })
+	t.Run("a bad image is found out", func(t *testing.T) { badImage(t, c.In(t)) })
+	t.Run("a support bundle holds no secret", func(t *testing.T) { support(t, c.In(t)) })
+	t.Run("a try with a reboot is undone", func(t *testing.T) { tryReboot(t, c.In(t)) })
+	t.Run("staged, then rebooted", func(t *testing.T) { staged(t, c.In(t)) })
+	t.Run("power is cut while applying", func(t *testing.T) { cut(t, c.In(t)) })
+}
+
+// Without a restart of anything: files, sysctls, name servers, time servers, the
+// host name, addresses, and arguments of the control plane (S-033, S-039).
+func live(t *testing.T, c *e2etest.Cluster) {
+	node := c.Nodes[0]
+	patch := `
+machine:
+  sysctls: {net.core.somaxconn: "4242"}
+  kubelet: {extraArgs: {v: "3"}}
+  network:
+    nameservers: [10.5.0.1, 10.5.0.53]
+    interfaces: [{interface: eth0, routes: [{network: 192.0.2.0/24, gateway: 10.5.0.1}]}]
+  files: [{path: /etc/e2e, content: "test\n", permissions: 0640}]
+cluster:
+  scheduler: {extraArgs: {v: "3"}}
+`
+	out := c.Gbctl("patch", "mc", "--immediate", "-p", patch)
+	if !strings.Contains(out, "patched mc at the node "+node.Address.String()) { // S-030
+		t.Errorf("patch said %q", out)
+	}
+	for path, want := range map[string]string{
+		"/proc/sys/net/core/somaxconn": "4242",
+		"/etc/e2e":                     "test",
+		"/etc/resolv.conf":             "10.5.0.53",
+		"/etc/kubernetes/manifests/garboard-kube-scheduler.yaml": "--v=3",
+	} {
+		c.Eventually(apiBudget, path+" has "+want, func() error {
+			have, err := c.TryGbctl("read", path)
+			if err == nil && !strings.Contains(have, want) {
+				err = fmt.Errorf("it has %q", have)
+			}
+			return err
+		})
+	}
+	c.Eventually(upBudget, "the kubelet runs with its new argument", func() error {
+		all, err := c.TryGbctl("processes", "-o", "json")
+		if err == nil && !kubelet.MatchString(all) {
+			err = fmt.Errorf("it doesn't")
+		}
+		return err
+	})
+	if mode := c.Gbctl("ls", "-l", "/etc/e2e"); !strings.Contains(mode, "-rw-r-----") {
+		t.Errorf("permissions: %s", mode)
+	}
+	c.Gbctl("config", "rollback", "--immediate")
+	c.Eventually(apiBudget, "the file of the configuration is gone again", func() error {
+		if _, err := c.TryGbctl("read", "/etc/e2e"); err == nil {
+			return fmt.Errorf("it is still there")
+		}
+		return nil
+	})
+	if _, err := c.TryGbctl("patch", "mc", "--immediate", "-p", "machine: {type: controlplane}"); err == nil || !strings.Contains(err.Error(), "machine.type") {
+		t.Errorf("immediate took what needs a reboot: %v", err)
+	}
+}
+
+// kubelet matches its command line with the argument that the test has set.
+var kubelet = regexp.MustCompile(`"kubelet [^"]*--v=3`)
+
+// What takes a reboot is tried by the boot after it; not confirmed, it is undone,
+// with another reboot.
+func tryReboot(t *testing.T, c *e2etest.Cluster) {
+	has := func(kind string) func() error {
+		return func() error {
+			out, err := c.TryGbctl("get", "machinetypes")
+			if err == nil && !strings.Contains(out, " "+kind+"\n") {
+				err = fmt.Errorf("it is %s", out)
+			}
+			return err
+		}
+	}
+	c.Gbctl("patch", "mc", "--try", "--timeout", trying().String(), "-p", "machine: {type: controlplane}")
+	c.Eventually(upBudget, "the node has rebooted into what is tried", has("controlplane"))
+	c.Eventually(trying()+upBudget, "the node has rebooted into what was before", has("init"))
+	up(c)
+}
+
+// The duty that matters most: a node that nobody can reach any more comes back.
+func tryNetwork(t *testing.T, c *e2etest.Cluster) {
+	node := c.Nodes[0]
+	before := c.Gbctl("get", "mc", "-o", "yaml")
+	patch := `[{"op": "replace", "path": "/machine/network/interfaces/0/cidr", "value": "10.5.0.77/24"}]`
+	if out := c.Gbctl("patch", "mc", "--try", "--timeout", trying().String(), "-p", patch); !strings.Contains(out, "confirm") {
+		t.Errorf("trying said %q", out)
+	}
+	c.Eventually(apiBudget, "the node can't be reached at "+node.Address.String(), func() error {
+		if _, err := c.TryGbctl("version", "--timeout", "1s"); err == nil {
+			return fmt.Errorf("it can")
+		}
+		return nil
+	})
+	c.Eventually(trying()+apiBudget, "the node is back", func() error {
+		_, err := c.TryGbctl("version")
+		return err
+	})
+	if after := c.Gbctl("get", "mc", "-o", "yaml"); !strings.Contains(after, "10.5.0.2/24") || strings.Contains(after, "10.5.0.77") {
+		t.Errorf("the configuration before:\n%s\nafter:\n%s", before, after)
+	}
+	if _, err := c.TryGbctl("config", "confirm"); err == nil {
+		t.Error("it can be confirmed afterwards")
+	}
+}
+
+// A patch of the API server's image to one that isn't there; doctor says why the
+// node waits, and rolling back ends it.
+func badImage(t *testing.T, c *e2etest.Cluster) {
+	const image = "registry.k8s.io/kube-apiserver:v1.36.99"
+	c.Gbctl("patch", "mc", "--immediate", "-p", `[{"op": "replace", "path": "/cluster/apiServer/image", "value": "`+image+`"}]`)
+	c.Eventually(upBudget, "doctor names the image", func() error {
+		out, _ := c.TryGbctl("doctor")
+		if !strings.Contains(out, image) {
+			return fmt.Errorf("it says:\n%s", out)
+		}
+		return nil
+	})
+	c.Gbctl("config", "rollback")
+	c.Eventually(2*upBudget, "Kubernetes answers again", func() error {
+		_, err := c.Try("get", "--raw=/readyz")
+		return err
+	})
+}
+
+// What a person sends to somebody else must not give the cluster away.
+func support(t *testing.T, c *e2etest.Cluster) {
+	file := filepath.Join(t.TempDir(), "support.zip")
+	c.Gbctl("support", "-O", file)
+	z, err := zip.OpenReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer z.Close()
+	secrets := secretsOf(t, c)
+	var names []string
+	for _, f := range z.File {
+		names = append(names, f.Name)
+		r, err := f.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		r.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, secret := range secrets {
+			if strings.Contains(string(data), secret) {
+				t.Errorf("%s holds %s", f.Name, what)
+			}
+		}
+	}
+	if len(names) < 10 {
+		t.Errorf("the bundle has only %q", names)
+	}
+}
+
+// secretsOf are the texts that mustn't be in a support bundle.
+func secretsOf(t *testing.T, c *e2etest.Cluster) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile(c.Configuration(c.Node()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := config.Load("the node's", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := map[string]string{
+		"the machine token": string(cfg.Machine.Token), "the join token": string(cfg.Cluster.Token), "the cluster's secret": string(cfg.Cluster.Secret),
+	}
+	for name, key := range map[string]config.KeyPEM{
+		"the machine CA's key": cfg.Machine.CA.Key, "the cluster CA's key": cfg.Cluster.CA.Key, "etcd's CA key": cfg.Cluster.Etcd.CA.Key,
+		"the service account key": cfg.Cluster.ServiceAccount.Key, "the aggregator CA's key": cfg.Cluster.AggregatorCA.Key,
+	} {
+		lines := strings.Split(strings.TrimSpace(string(key)), "\n")
+		secrets[name] = lines[1]
+	}
+	return secrets
+}
+
+// S-034: what is staged is there after the reboot, and not before.
+func staged(t *testing.T, c *e2etest.Cluster) {
+	const patch = `machine: {files: [{path: /etc/staged, content: "yes\n"}]}`
+	c.Gbctl("patch", "mc", "--on-reboot", "-p", patch)
+	if out := c.Gbctl("get", "mc", "-o", "yaml"); strings.Contains(out, "/etc/staged") { // S-035
+		t.Errorf("the staged configuration is current:\n%s", out)
+	}
+	said := len(c.Text())
+	c.Gbctl("reboot")
+	c.Says(apiBudget, said, "reboot")
+	c.Eventually(2*upBudget, "the staged file is there", func() error {
+		_, err := c.TryGbctl("read", "/etc/staged")
+		return err
+	})
+	up(c)
+}
+
+// cuts are enough to meet several points of an apply in one run of the test; the
+// thousand are in the tests of services/system/machine.
+const cuts = 6
+
+// The power goes while configurations are applied: what the node comes back with
+// is the last that was acknowledged, or the one that was being applied, whole.
+func cut(t *testing.T, c *e2etest.Cluster) {
+	const file = "/etc/number"
+	content := func(n int) string { return fmt.Sprintf("%d\n", n) }
+	apply := func(text string) error {
+		_, err := c.TryGbctl("patch", "mc", "--immediate", "-p", fmt.Sprintf("machine: {files: [{path: %s, content: %q}]}", file, text))
+		return err
+	}
+	held, number := content(0), 1
+	if err := apply(held); err != nil {
+		t.Fatal(err)
+	}
+	for range cuts {
+		// acknowledged is what the last apply that succeeded wrote; tried is what the
+		// one wrote that the cut may have met.
+		type outcome struct {
+			acknowledged, tried string
+			err                 error
+		}
+		stop := make(chan struct{})
+		finished := make(chan outcome, 1)
+		go func() {
+			o := outcome{acknowledged: held, tried: held}
+			defer func() { finished <- o }()
+			for ; ; number++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				o.tried = content(number)
+				if o.err = apply(o.tried); o.err != nil {
+					number++
+					return
+				}
+				o.acknowledged = o.tried
+			}
+		}()
+		// Anywhere within a handful of applies.
+		select {
+		case <-time.After(time.Duration(rand.IntN(1500)) * time.Millisecond):
+		case o := <-finished:
+			t.Fatalf("applying %q failed before the power cut: %v", o.tried, o.err)
+		case <-t.Context().Done():
+		}
+		if err := c.Cut(t.Context(), c.Node()); err != nil {
+			t.Fatal(err)
+		}
+		close(stop)
+		o := <-finished
+		if err := c.On(t.Context(), c.Node()); err != nil {
+			t.Fatal(err)
+		}
+		answers(c)
+		var got string
+		c.Eventually(apiBudget, "the file is laid", func() (err error) {
+			got, err = c.TryGbctl("read", file)
+			return err
+		})
+		if got != o.acknowledged && got != o.tried {
+			t.Fatalf("after the power cut the number is %q, want %q, which was acknowledged, or %q, which was being applied", got, o.acknowledged, o.tried)
+		}
+		t.Logf("power cut at %q after %q: the node came back with %q", o.tried, o.acknowledged, got)
+		held = got
+	}
+}

@@ -1,0 +1,379 @@
+//go:build e2e
+
+package e2etest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/osthread"
+)
+
+const (
+	// emulation is how many times slower a node under software emulation is, on
+	// two cores: Go code runs 6 to 15 times slower there.
+	emulation = 12
+
+	// ReadyBudget is for a node to be Ready and its DNS to serve, at native speed.
+	// The design promises 15 s to Ready with nothing else on the machine.
+	ReadyBudget = 45 * time.Second
+	// furtherBudget is what each further node adds: they share this machine.
+	furtherBudget = 15 * time.Second
+
+	consoleTail = 60 // lines of each console in the message of a failed test
+	askBudget   = 30 * time.Second
+	// completeBudget is for further members to vote, one after the other, and to serve.
+	completeBudget = 60 * time.Second
+)
+
+// Cluster is a cluster that ends with its test.
+type Cluster struct {
+	*qemu.Cluster
+	t       *testing.T
+	kubectl string
+	// patience is what a command may take beyond askBudget.
+	patience time.Duration
+	inside   *osthread.Thread // where gbctl runs; nil: on this machine
+	options  qemu.Options
+	pace     eventually.Pace // from before the first cluster of the test
+}
+
+// Option changes how a cluster is made.
+type Option func(*qemu.Options)
+
+// Nodes are how many there are of each type; without it there is one control plane.
+func Nodes(controlPlanes, workers int) Option {
+	return func(o *qemu.Options) { o.ControlPlanes, o.Workers = controlPlanes, workers }
+}
+
+// Home is a directory for several clusters of one test.
+func Home(t *testing.T) Option {
+	t.Helper()
+	t.Setenv(homeVar, t.TempDir())
+	return func(*qemu.Options) {}
+}
+
+// Ready is Start, and waits until the cluster is Ready.
+func Ready(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
+	t.Helper()
+	c, m := Start(t, name, provisioner, options...)
+	c.Ready(m)
+	return c, m
+}
+
+// Start is New, with what counts how long all took: without what was there before the
+// cluster.
+func Start(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
+	t.Helper()
+	Built(t, provisioner)
+	Pace(t)
+	m := Marks(t)
+	c := New(t, name, provisioner, options...)
+	m.Reached("power is on")
+	return c, m
+}
+
+// New brings a cluster up: its nodes have started when it returns. name is short, and no
+// other test uses it.
+func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
+	t.Helper()
+	made := Built(t, provisioner)
+	if os.Getenv(homeVar) == "" {
+		Home(t)
+	}
+	return up(t, newOptions(made, name, provisioner, options), made)
+}
+
+func newOptions(made *image.Artifacts, name, provisioner string, changes []Option) qemu.Options {
+	o := qemu.Options{
+		Name:        name,
+		Provisioner: provisioner,
+		Boot:        qemu.Boot{Kernel: made.Kernel, Initramfs: made.Initramfs, Rootfs: made.RootFS, Init: made.Init, Sandbox: made.Sandbox},
+		Images:      made.Layout,
+		Self:        []string{os.Args[0]},
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	return o
+}
+
+func up(t *testing.T, o qemu.Options, made *image.Artifacts) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, kubectl: made.Kubectl(), options: o, pace: Pace(t)}
+	t.Cleanup(func() {
+		c.consoles()
+		c.Down()
+	})
+	c.Up()
+	t.Attr(Booted, o.Provisioner)
+	return c
+}
+
+// consoles prints the ends of all nodes' consoles if the test failed.
+func (c *Cluster) consoles() {
+	c.t.Helper()
+	if !c.t.Failed() || c.Cluster == nil {
+		return
+	}
+	for _, n := range c.Nodes {
+		c.t.Logf("the console of %s ends with:\n%s", n.Name, c.tail(n.Name))
+	}
+}
+
+// Up brings the cluster up; New has done it once.
+func (c *Cluster) Up() {
+	c.t.Helper()
+	var err error
+	if c.Cluster, err = qemu.Up(c.t.Context(), c.options); err != nil {
+		c.t.Fatalf("up: %v", err)
+	}
+}
+
+// Down removes the cluster; the end of the test does it in any case.
+func (c *Cluster) Down() {
+	c.t.Helper()
+	// Not with the test's context, which may have ended.
+	if err := qemu.Down(context.Background(), c.options.Name); err != nil {
+		c.t.Errorf("down: %v", err)
+	}
+}
+
+// In is the cluster for a subtest, with a testing.T of its own.
+func (c *Cluster) In(t *testing.T) *Cluster {
+	part := *c
+	part.t = t
+	return &part
+}
+
+// T is the test that the cluster belongs to.
+func (c *Cluster) T() *testing.T { return c.t }
+
+// Node is the name of the first node, the only one in most tests.
+func (c *Cluster) Node() string { return c.Nodes[0].Name }
+
+// Scale is a time at native speed on this cluster's nodes. How busy this machine
+// is comes on top, in package eventually.
+func (c *Cluster) Scale(d time.Duration) time.Duration {
+	if c.Accelerator == "tcg" {
+		return d * emulation
+	}
+	return d
+}
+
+// Promised is nil if what took from start to end took no longer than users are promised,
+// at the pace that this machine had before the test's first cluster.
+func (c *Cluster) Promised(start, end time.Time, promise time.Duration) error {
+	return c.pace.Kept(start, end, c.Scale(promise))
+}
+
+// Eventually waits until check returns nil; the budget is for native speed.
+func (c *Cluster) Eventually(budget time.Duration, name string, check func() error) {
+	c.t.Helper()
+	eventually.That(c.t, c.Scale(budget), name, check)
+}
+
+// Ready waits until all nodes are Ready and the cluster's DNS serves, and prints when what
+// was reached.
+func (c *Cluster) Ready(m *Mark) {
+	c.t.Helper()
+	budget := ReadyBudget + time.Duration(len(c.Nodes)-1)*furtherBudget
+	ctx, cancel := eventually.Context(c.t.Context(), c.Scale(budget))
+	defer cancel()
+	if err := c.WaitReady(ctx, func(s qemu.Milestone) { m.Reached(s.What) }, nil); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// Text is all that the first node said on its console.
+func (c *Cluster) Text() string {
+	c.t.Helper()
+	return c.text(c.Node())
+}
+
+func (c *Cluster) text(node string) string {
+	c.t.Helper()
+	data, err := os.ReadFile(c.Console(node))
+	if err != nil && !os.IsNotExist(err) {
+		c.t.Fatal(err)
+	}
+	return string(data)
+}
+
+func (c *Cluster) tail(node string) string {
+	lines := strings.Split(strings.TrimRight(c.text(node), "\n"), "\n")
+	return strings.Join(lines[max(len(lines)-consoleTail, 0):], "\n")
+}
+
+// own are lines that Garboard said, after the time since the boot.
+var own = regexp.MustCompile(`^\[ *([0-9.]+)\] \[garboard\] (.*)$`)
+
+// A Line is one that Garboard said on the console.
+type Line struct {
+	At   time.Duration // since the boot
+	Text string
+}
+
+// Lines are what Garboard said from an offset of the console on.
+func (c *Cluster) Lines(offset int) []Line {
+	c.t.Helper()
+	var all []Line
+	for line := range strings.Lines(c.Text()[offset:]) {
+		m := own.FindStringSubmatch(strings.TrimRight(line, "\r\n"))
+		if m == nil {
+			continue
+		}
+		at, err := time.ParseDuration(m[1] + "s")
+		if err != nil {
+			c.t.Fatalf("console: %v in %q", err, line)
+		}
+		all = append(all, Line{at, m[2]})
+	}
+	return all
+}
+
+// Says waits until one line of the console, from the offset on, has all the
+// parts, and returns it.
+func (c *Cluster) Says(budget time.Duration, offset int, parts ...string) Line {
+	c.t.Helper()
+	var found Line
+	c.Eventually(budget, fmt.Sprintf("the console has a line with %q", parts), func() error {
+		for _, line := range c.Lines(offset) {
+			if containsAll(line.Text, parts) {
+				found = line
+				return nil
+			}
+		}
+		return fmt.Errorf("it hasn't yet, in %d lines", len(c.Lines(offset)))
+	})
+	return found
+}
+
+func containsAll(text string, parts []string) bool {
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			return false
+		}
+	}
+	return true
+}
+
+// Try runs the kubectl that was built with the cluster.
+func (c *Cluster) Try(args ...string) (string, error) { return c.TryWith("", args...) }
+
+// TryWith gives kubectl something to read.
+func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
+	ctx, cancel := eventually.Context(c.t.Context(), c.Scale(askBudget))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.kubectl, args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
+	cmd.Stdin = strings.NewReader(stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// passing are the words of a cluster that has no time for an answer: its etcd elects or waits
+// for a disk, an API server is replaced. What was asked for may be done all the same.
+var passing = regexp.MustCompile(`etcdserver: |request timed out|deadline exceeded|[Tt]imeout|connection (refused|reset)|EOF|server is currently unable`)
+
+// Kubectl is Try where nothing may go wrong. Like a person it tries again where there was no
+// answer.
+func (c *Cluster) Kubectl(args ...string) (out string) {
+	c.t.Helper()
+	tried := false
+	c.Eventually(askBudget, "kubectl "+args[0], func() (err error) {
+		out, err = c.Try(args...)
+		if tried && done(args[0], err) {
+			return nil
+		}
+		if err != nil && !passing.MatchString(err.Error()) {
+			c.t.Fatal(err)
+		}
+		tried = true
+		return err
+	})
+	return out
+}
+
+// TryWrite is Try for a check that is repeated: an earlier try may have done it.
+func (c *Cluster) TryWrite(args ...string) error {
+	_, err := c.Try(args...)
+	if done(args[0], err) {
+		return nil
+	}
+	return err
+}
+
+// done is whether the error says that what was asked for is so.
+func done(verb string, err error) bool {
+	return err != nil && (verb == "create" && strings.Contains(err.Error(), "AlreadyExists") ||
+		verb == "delete" && strings.Contains(err.Error(), "NotFound"))
+}
+
+// Complete waits until all control planes vote in etcd, and their API servers serve: some do
+// long after the cluster is Ready.
+func (c *Cluster) Complete() {
+	c.t.Helper()
+	all := c.ControlPlanes()
+	c.Eventually(completeBudget, "all control planes vote and serve", func() error {
+		out, err := c.TryGbctl("-n", all[0].Address.String(), "etcd", "members")
+		if err == nil && strings.Count(out, " yes ") != len(all) {
+			err = fmt.Errorf("members are\n%s", out)
+		}
+		if err != nil {
+			return err
+		}
+		// Where each API server that is ready puts itself.
+		out, err = c.Try("get", "endpointslice", "kubernetes", "-o", "jsonpath={.endpoints[*].addresses[*]}")
+		for _, n := range all {
+			if err == nil && !slices.Contains(strings.Fields(out), n.Address.String()) {
+				err = fmt.Errorf("API servers are at %s", out)
+			}
+		}
+		return err
+	})
+}
+
+// NodesReady is nil if these nodes, and no others, are Kubernetes' and Ready.
+func (c *Cluster) NodesReady(nodes ...qemu.Node) error {
+	out, err := c.Try("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}`)
+	if err != nil {
+		return err
+	}
+	var want []string
+	for _, n := range nodes {
+		want = append(want, n.Name+"=True")
+	}
+	got := strings.Fields(out)
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("nodes are %v, not %v", got, want)
+	}
+	return nil
+}
+
+// Apply hands manifests to the cluster. Like a person it tries again: a member of etcd that
+// has just joined may be the next leader.
+func (c *Cluster) Apply(manifests string) {
+	c.t.Helper()
+	c.Eventually(askBudget, "the manifests are applied", func() error {
+		_, err := c.TryWith(manifests, "apply", "-f", "-")
+		return err
+	})
+}

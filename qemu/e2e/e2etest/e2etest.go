@@ -1,0 +1,168 @@
+//go:build e2e
+
+// Package e2etest is the code that all end-to-end tests share. They boot whole nodes, from
+// the same artefacts as `make up`. The end-to-end tests of one subject are a folder beside
+// this one. They run only with the build tag "e2e".
+//
+// The cluster of a test has a directory and a name of its own, so that two tests never use
+// the same one. It is removed when the test ends, however that happens. Where a test fails,
+// the end of the console is in its message.
+package e2etest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/qemu"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	homeVar = "GARBOARD_HOME" // qemu.Home
+	// ownerVar tells a host process which test it belongs to.
+	ownerVar = "GARBOARD_E2E_PID"
+	// Booted is the attribute of a test whose cluster has come up; its value is the
+	// provisioner. Who runs the tests can count what was really booted.
+	Booted = "booted"
+)
+
+// Main is TestMain of a package of end-to-end tests: the test binary is also the program
+// that a cluster starts as its host process, as `host --cluster NAME`.
+func Main(m *testing.M) {
+	switch {
+	case len(os.Args) == 4 && os.Args[1] == "host":
+		os.Exit(callback(func(ctx context.Context) error { return host(ctx, os.Args[3]) }))
+	case len(os.Args) == 2 && strings.HasPrefix(os.Args[1], sweepPrefix):
+		os.Exit(callback(func(ctx context.Context) error { return sweep(ctx, strings.TrimPrefix(os.Args[1], sweepPrefix)) }))
+	}
+	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
+	os.Unsetenv(homeVar) // the user's clusters are none of ours
+	code := m.Run()
+	if err := endShared(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func callback(f func(context.Context) error) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := f(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// host runs a cluster for as long as its test lives. A test that was interrupted,
+// or ran out of time, cleans nothing up, so this does.
+func host(ctx context.Context, cluster string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	owner, err := strconv.Atoi(os.Getenv(ownerVar))
+	if err != nil {
+		return fmt.Errorf("%s: %w", ownerVar, err)
+	}
+	test, err := unix.PidfdOpen(owner, 0)
+	if err != nil {
+		return fmt.Errorf("watch test %d: %w", owner, err)
+	}
+	var orphaned sync.WaitGroup
+	orphaned.Go(func() {
+		for {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(test), Events: unix.POLLIN}}, 1000)
+			if n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
+				break // it has ended
+			}
+			if ctx.Err() != nil {
+				return
+			}
+		}
+		cancel()
+	})
+	err = qemu.Host(ctx, cluster, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	alone := ctx.Err() != nil && syscall.Kill(owner, 0) != nil
+	cancel()
+	orphaned.Wait()
+	if alone {
+		// The directory above is the test's too, and empty then.
+		home := os.Getenv(homeVar)
+		err = errors.Join(err, os.RemoveAll(home), os.Remove(filepath.Dir(home)))
+	}
+	return err
+}
+
+// builds are by provisioner: a container boots no kernel and no initramfs, which
+// takes longest to make after an edit of PID 1.
+var builds = map[string]func() (*image.Artifacts, error){
+	qemu.Container: sync.OnceValues(func() (*image.Artifacts, error) { return build(image.BuildRoot) }),
+	qemu.QEMU:      sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build) }),
+}
+
+func build(node image.Builder) (*image.Artifacts, error) {
+	root, err := repository()
+	if err != nil {
+		return nil, err
+	}
+	return image.BuildAll(context.Background(), root, os.Stderr, node, image.Cloud)
+}
+
+// Built makes what `make up` would boot with a provisioner, once, from the cache where they are
+// there.
+func Built(t testing.TB, provisioner string) *image.Artifacts {
+	t.Helper()
+	a, err := builds[provisioner]()
+	if err != nil {
+		t.Fatalf("build what the test boots: %v", err)
+	}
+	return a
+}
+
+// paces are of type func() eventually.Pace, by test.
+var paces sync.Map
+
+// Pace is measured when the test first asks for it, which is before its first cluster: that
+// one may slow down the next one.
+func Pace(t testing.TB) eventually.Pace {
+	test, _, _ := strings.Cut(t.Name(), "/")
+	measured, _ := paces.LoadOrStore(test, sync.OnceValue(eventually.Measure))
+	return measured.(func() eventually.Pace)()
+}
+
+func repository() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// A Mark notes how long things took, for the reader of the test's output.
+type Mark struct {
+	t     testing.TB
+	start time.Time
+}
+
+// Marks begins to count.
+func Marks(t testing.TB) *Mark { return &Mark{t: t, start: time.Now()} }
+
+// Reached prints what has come true since the beginning.
+func (m *Mark) Reached(what string) {
+	m.t.Helper()
+	m.t.Logf("%7.1fs  %s", time.Since(m.start).Seconds(), what)
+}

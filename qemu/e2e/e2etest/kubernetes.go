@@ -1,0 +1,116 @@
+//go:build e2e
+
+package e2etest
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/osthread"
+)
+
+const (
+	apiServerPort = 6443
+	answerMax     = 64 << 20 // bytes
+)
+
+// A Server is one way to the Kubernetes API, as an administrator.
+type Server struct {
+	URL    string
+	client *http.Client
+	limit  time.Duration // that it is told; 0: none
+}
+
+// Endpoint is the cluster's API, through the load balancer.
+func (c *Cluster) Endpoint() *Server {
+	return c.server(fmt.Sprintf("https://127.0.0.1:%d", c.KubernetesPort), new(net.Dialer).DialContext)
+}
+
+// Server is the API server on one node.
+func (c *Cluster) Server(inside *osthread.Thread, n qemu.Node) *Server {
+	return c.server("https://"+netip.AddrPortFrom(n.Address, apiServerPort).String(), func(ctx context.Context, _, address string) (net.Conn, error) {
+		return inside.Dial(ctx, address)
+	})
+}
+
+func (c *Cluster) server(url string, dial func(context.Context, string, string) (net.Conn, error)) *Server {
+	c.t.Helper()
+	trust := c.as(c.Secrets().KubernetesCA.CA(), pki.Leaf{CN: "e2e", Orgs: []string{"system:masters"}})
+	// HTTP/1: a request whose time is up ends its connection, so that the next one finds
+	// another server instead of waiting on the same.
+	transport := &http.Transport{TLSClientConfig: trust, DialContext: dial, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
+	c.t.Cleanup(transport.CloseIdleConnections)
+	return &Server{URL: url, client: &http.Client{Transport: transport, Timeout: eventually.Scale(callBudget)}}
+}
+
+// Limited is the same way, where the server is told how long it may try, and is waited
+// for longer than that: what it makes of a question that it can't answer is heard.
+func (s *Server) Limited(limit, wait time.Duration) *Server {
+	client := *s.client
+	client.Timeout = wait
+	return &Server{URL: s.URL, client: &client, limit: limit}
+}
+
+// Get is the answer to one question, if it is 200.
+func (s *Server) Get(ctx context.Context, path string) ([]byte, error) {
+	return s.do(ctx, http.MethodGet, path, "", http.StatusOK)
+}
+
+func (s *Server) do(ctx context.Context, method, path, body string, want int) ([]byte, error) {
+	url := s.URL + path
+	if s.limit > 0 {
+		url += "?timeout=" + s.limit.String()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerMax))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != want {
+		return nil, fmt.Errorf("%s %s%s: %s: %.200s", method, s.URL, path, resp.Status, answer)
+	}
+	return answer, nil
+}
+
+// Objects are the UIDs and contents of objects, by name, as one server tells.
+func (s *Server) Objects(ctx context.Context, path string) (map[string]Object, error) {
+	answer, err := s.Get(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	var list struct{ Items []Object }
+	if err := json.Unmarshal(answer, &list); err != nil {
+		return nil, fmt.Errorf("%s%s: %w", s.URL, path, err)
+	}
+	all := map[string]Object{}
+	for _, o := range list.Items {
+		all[o.Metadata.Namespace+"/"+o.Metadata.Name] = o
+	}
+	return all, nil
+}
+
+// Object is the part of a Kubernetes object that end-to-end tests compare.
+type Object struct {
+	Metadata struct{ Namespace, Name, UID string }
+	Data     map[string]string // of a config map
+}

@@ -1,0 +1,191 @@
+//go:build e2e
+
+package e2etest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu/e2e/history"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const (
+	// writePeriod is the load: enough for one to be under way whenever something breaks,
+	// and little enough for two cores that carry three control planes.
+	writePeriod = 25 * time.Millisecond
+
+	// writeWait is how long a write may take: one that a leader took with it is answered
+	// only after seven seconds, when others have long been written. So it isn't scaled.
+	writeWait = 2 * time.Second
+
+	etcdPrefix = "/e2e/"
+	configMaps = "/api/v1/namespaces/default/configmaps"
+	mapPrefix  = "written-"
+)
+
+// A Store is where a test writes and reads, under keys of its own.
+type Store struct {
+	Name  string
+	Write func(ctx context.Context, key, value string) error
+	Read  func(ctx context.Context) (map[string]string, error)
+}
+
+// EtcdStore writes through one member, and through the next one if that fails.
+func EtcdStore(members ...*clientv3.Client) Store {
+	turn := 0
+	return Store{
+		Name: "etcd",
+		Write: func(ctx context.Context, key, value string) error {
+			_, err := members[turn%len(members)].Put(ctx, etcdPrefix+key, value)
+			if err != nil {
+				turn++
+			}
+			return err
+		},
+		Read: func(ctx context.Context) (map[string]string, error) { return etcdKeys(ctx, members[0]) },
+	}
+}
+
+// etcdKeys are what was written; options choose who answers, and how.
+func etcdKeys(ctx context.Context, client *clientv3.Client, options ...clientv3.OpOption) (map[string]string, error) {
+	got, err := client.Get(ctx, etcdPrefix, append(options, clientv3.WithPrefix())...)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	for _, kv := range got.Kvs {
+		found[strings.TrimPrefix(string(kv.Key), etcdPrefix)] = string(kv.Value)
+	}
+	return found, nil
+}
+
+// EtcdCopy reads what one member itself has, without asking the others.
+func EtcdCopy(client *clientv3.Client) func(context.Context) (map[string]string, error) {
+	return func(ctx context.Context) (map[string]string, error) {
+		return etcdKeys(ctx, client, clientv3.WithSerializable())
+	}
+}
+
+// KubernetesStore writes config maps through an API server.
+func KubernetesStore(s *Server) Store {
+	return Store{
+		Name: "Kubernetes",
+		Write: func(ctx context.Context, key, value string) error {
+			body := fmt.Sprintf(`{"metadata":{"name":%q},"data":{"value":%q}}`, mapPrefix+key, value)
+			_, err := s.do(ctx, http.MethodPost, configMaps, body, http.StatusCreated)
+			return err
+		},
+		Read: func(ctx context.Context) (map[string]string, error) {
+			all, err := s.Objects(ctx, configMaps)
+			found := map[string]string{}
+			for name, o := range all {
+				if key, ours := strings.CutPrefix(name, "default/"+mapPrefix); ours {
+					found[key] = o.Data["value"]
+				}
+			}
+			return found, err
+		},
+	}
+}
+
+// A Writer writes until it is stopped, or its test ends.
+type Writer struct {
+	*history.History
+	Store
+	c    *Cluster
+	stop func()
+}
+
+// Write begins to write to a store, one key after the other. One that isn't answered
+// in time isn't tried again: whether it was written, nobody knows.
+func (c *Cluster) Write(to Store) *Writer {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	w := &Writer{History: history.New(time.Now()), Store: to, c: c}
+	var done sync.WaitGroup
+	done.Go(func() {
+		tick := time.NewTicker(writePeriod)
+		defer tick.Stop()
+		for i := 0; ; i++ {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			w.write(ctx, fmt.Sprintf("%06d", i))
+		}
+	})
+	w.stop = func() {
+		cancel()
+		done.Wait()
+	}
+	c.t.Cleanup(w.stop)
+	return w
+}
+
+func (w *Writer) write(ctx context.Context, key string) {
+	one, cancel := context.WithTimeout(ctx, writeWait)
+	defer cancel()
+	value := "value of " + key
+	switch err := w.Store.Write(one, key, value); {
+	case err == nil:
+		w.Acknowledged(key, value, time.Now())
+	case ctx.Err() == nil: // else it is over
+		w.Failed(err, time.Now())
+	}
+}
+
+// Goes waits until more writes are acknowledged than have been, and prints the longest
+// time in which none was.
+func (w *Writer) Goes(budget time.Duration, why string) {
+	w.c.t.Helper()
+	const more = 15 // one alone may have been under way before
+	want := w.Count() + more
+	w.c.Eventually(budget, w.Name+" takes writes "+why, func() error {
+		if n := w.Count(); n < want {
+			return fmt.Errorf("%d more; %s", n+more-want, w)
+		}
+		return nil
+	})
+	w.c.t.Logf("%s: at most %.1fs without an acknowledged write %s; %s", w.Name, w.Longest().Took.Seconds(), why, w)
+}
+
+// In is the writer for a subtest.
+func (w *Writer) In(c *Cluster) *Writer {
+	part := *w
+	part.c = c
+	return &part
+}
+
+// Stop ends the writing.
+func (w *Writer) Stop() { w.stop() }
+
+// missed is the twin: what nobody has written isn't found, and is said to be lost.
+func missed(found map[string]string) error {
+	twin := history.New(time.Now())
+	twin.Acknowledged("never-written", "", time.Now())
+	if twin.Check(found) == nil {
+		return errors.New("a write that never was is found as well")
+	}
+	return nil
+}
+
+// Complete waits until all that was acknowledged is found by all who are asked.
+func (w *Writer) Complete(budget time.Duration, readers map[string]func(context.Context) (map[string]string, error)) {
+	w.c.t.Helper()
+	for who, read := range readers {
+		w.c.Eventually(budget, who+" has every acknowledged write to "+w.Name, func() error {
+			ctx, cancel := context.WithTimeout(w.c.t.Context(), eventually.Scale(askBudget))
+			defer cancel()
+			found, err := read(ctx)
+			return errors.Join(err, w.Check(found), missed(found))
+		})
+	}
+	w.c.t.Logf("%s: %d of %d acknowledged writes are there, for each of %d who were asked", w.Name, w.Count(), w.Count(), len(readers))
+}

@@ -1,0 +1,22 @@
+//go:build e2e && long
+
+package onenode
+
+import (
+	"testing"
+
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+func TestOneNodeInQEMU(t *testing.T) {
+	c, m := e2etest.Ready(t, "one-qemu", qemu.QEMU)
+	oneNode(t, c, m)
+	m = e2etest.Marks(t)
+	folder := t.TempDir()
+	kill := serveNFS(t, c, folder)
+	t.Run("NFS", func(t *testing.T) { shares(t, c.In(t), folder) })
+	m.Reached("a pod shares a folder with this machine")
+	strands(t, c, kill)
+	t.Run("power off", func(t *testing.T) { powersOff(t, c.In(t)) })
+}

@@ -1,0 +1,165 @@
+//go:build e2e && long
+
+package onenode
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+const (
+	// nfsServer is this machine's address in the nodes' network.
+	nfsServer, nfsPort = "10.5.0.1", "2049"
+	// nfsExport is what the server's folder is called.
+	nfsExport = "/srv/shared"
+	// mountBudget is for a volume to be bound and mounted, and for a pod to start.
+	mountBudget = 30 * time.Second
+)
+
+// volume is a volume of the server, a claim on it, and a pod that serves what is in
+// it. The server has neither portmapper nor lock manager, which the options say.
+const volume = `
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: NAME}
+spec:
+  capacity: {storage: 1Mi}
+  accessModes: [ReadWriteMany]
+  claimRef: {namespace: default, name: NAME}
+  mountOptions: [vers=3, proto=tcp, mountproto=tcp, port=` + nfsPort + `, mountport=` + nfsPort + `, nolock]
+  nfs: {server: ` + nfsServer + `, path: PATH}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: NAME, namespace: default}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  volumeName: NAME
+  resources: {requests: {storage: 1Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: default}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: NAME
+    image: IMAGE
+    command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/share, --www-prefix=/share/]
+    readinessProbe: {httpGet: {path: /share/greeting, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
+    volumeMounts: [{name: share, mountPath: /share}]
+  volumes:
+  - name: share
+    persistentVolumeClaim: {claimName: NAME}
+`
+
+func apply(c *e2etest.Cluster, name, path string) {
+	c.Apply(strings.NewReplacer("NAME", name, "PATH", path, "IMAGE", config.DefaultAPIServerImage).Replace(volume))
+}
+
+// serveNFS serves folder in the nodes' network. What it returns kills the server.
+func serveNFS(t *testing.T, c *e2etest.Cluster, folder string) (kill func()) {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "nfsserver")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".")
+	build.Dir = "nfsserver"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the NFS server: %v\n%s", err, out)
+	}
+	cmd := exec.Command(program, "-listen="+nfsServer+":"+nfsPort, "-folder="+folder, "-export="+nfsExport)
+	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.Network().Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	kill = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	t.Cleanup(kill)
+	return kill
+}
+
+// shares: a pod has a volume of an NFS server (S-360), reads there what this machine
+// wrote, and the other way round. One that the server doesn't have is told of.
+func shares(t *testing.T, c *e2etest.Cluster, folder string) {
+	t.Helper()
+	const greeting = "hello from this machine"
+	if err := os.WriteFile(filepath.Join(folder, "greeting"), []byte(greeting), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	apply(c, "shared", nfsExport)
+	apply(c, "missing", "/srv/missing")
+	c.Eventually(mountBudget, "a pod serves a volume of the NFS server", func() error {
+		out, err := c.Try("get", "pod", "shared", "-o", `jsonpath={.status.podIP} {.status.conditions[?(@.type=="Ready")].status}`)
+		if err != nil {
+			return err
+		}
+		ip, ready, _ := strings.Cut(out, " ")
+		if ready != "True" {
+			return fmt.Errorf("it isn't ready:\n%s", events(c, "shared"))
+		}
+		if out, err = get(c, "http://"+ip+":8080", "/share/greeting"); err == nil && out != greeting {
+			err = fmt.Errorf("it says %q", out)
+		}
+		return err
+	})
+	c.Kubectl("exec", "shared", "--", "/usr/local/bin/kubectl", "--kubeconfig=/share/written", "config", "set-cluster", "from-the-pod")
+	if written, err := os.ReadFile(filepath.Join(folder, "written")); err != nil || !strings.Contains(string(written), "from-the-pod") {
+		t.Errorf("what the pod wrote reads %q, %v", written, err)
+	}
+	c.Eventually(mountBudget, "the volume that the server doesn't have is told of", func() error {
+		if told := events(c, "missing"); !strings.Contains(told, "FailedMount") || !strings.Contains(told, nfsServer+":/srv/missing failed, reason given by server") {
+			return errors.New(told)
+		}
+		return nil
+	})
+}
+
+func events(c *e2etest.Cluster, pod string) string {
+	out, err := c.Try("events", "--for=pod/"+pod)
+	if err != nil {
+		return err.Error()
+	}
+	return out
+}
+
+// writer is the process that writes, with what it has taken of the processor.
+var writer = regexp.MustCompile(`(?m)^.* /usr/local/bin/kubectl --kubeconfig=/share/late .*$`)
+
+// strands leaves a pod in the middle of writing to a server that is gone. Whoever asks
+// the node how full its file systems are hears of the others.
+func strands(t *testing.T, c *e2etest.Cluster, kill func()) {
+	t.Helper()
+	kill()
+	over := make(chan struct{})
+	t.Cleanup(func() { <-over })
+	go func() { // it hangs, until the node is off, or the test is over
+		defer close(over)
+		_, _ = c.Try("exec", "shared", "--", "/usr/local/bin/kubectl", "--kubeconfig=/share/late", "config", "set-cluster", "late")
+	}()
+	var is string
+	c.Eventually(mountBudget, "a pod writes to the server that is gone, and gets no further", func() error {
+		out, err := c.TryGbctl("processes")
+		was := is
+		if is = writer.FindString(out); err == nil && (is == "" || is != was) {
+			err = fmt.Errorf("it is %q, and was %q", is, was)
+		}
+		return err
+	})
+	if out := c.Gbctl("mounts"); !e2etest.Row(out, nfsServer+":"+nfsExport, "nfs") || !e2etest.Row(out, "/var", "xfs", "GiB") {
+		t.Errorf("gbctl mounts says:\n%s", out)
+	}
+}

@@ -1,0 +1,385 @@
+//go:build e2e && long
+
+// Package vip tests the address that three control planes share. When its holder loses
+// power, its process time or its network, another one takes the address. When etcd has no
+// quorum any more, the last holder keeps it.
+package vip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/osthread"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	// joinBudget is for a node to boot and to be one of those that can have the address.
+	joinBudget = 60 * time.Second
+	// moveBudget is for another node to have the address and to serve at it. The median
+	// for a killed holder is to be below 5 s; etcd may have to elect a leader first.
+	moveBudget = 15 * time.Second
+	// leaveBudget is for one that comes back to find out that another has the address.
+	leaveBudget = 5 * time.Second
+	// cutBudget is for one that is cut off to find out that it is.
+	cutBudget = 20 * time.Second
+	// leadBudget is for the members of etcd to agree on another leader.
+	leadBudget = 20 * time.Second
+	// askBudget is for one question to etcd.
+	askBudget = 5 * time.Second
+	// lookBudget is for a look at the addresses, which fails while they change.
+	lookBudget = 5 * time.Second
+	// freeBudget is for the address to be nobody's while it is handed over in order: who
+	// is next listens for 300 ms.
+	freeBudget = time.Second
+	// keepTime is longer than all that could make a holder leave, on any machine.
+	keepTime = 10 * time.Second
+)
+
+// tale is the cluster, and what it is asked all the time.
+type tale struct {
+	*e2etest.Cluster
+	t      *testing.T
+	shared netip.Addr
+	inside *osthread.Thread
+	etcd   *clientv3.Client            // of all members
+	member map[string]*clientv3.Client // of one, by node
+}
+
+func (c *tale) in(t *testing.T) *tale {
+	part := *c
+	part.t, part.Cluster = t, c.Cluster.In(t)
+	return &part
+}
+
+// holders are the nodes that have the address, as this machine's kernel sees it.
+func (c *tale) holders() []qemu.Node {
+	c.t.Helper()
+	var all []qemu.Node
+	c.Eventually(lookBudget, "the addresses of the nodes can be read", func() (err error) { // they change meanwhile
+		all, err = c.Holders(c.shared)
+		return err
+	})
+	return all
+}
+
+// has says whether a node is one of them.
+func (c *tale) has(n qemu.Node) bool {
+	c.t.Helper()
+	return slices.ContainsFunc(c.holders(), func(o qemu.Node) bool { return o.Name == n.Name })
+}
+
+// one waits until exactly one node has the address, none of but, and serves at it.
+func (c *tale) one(budget time.Duration, but ...string) qemu.Node {
+	c.t.Helper()
+	began := time.Now()
+	var holder qemu.Node
+	c.Eventually(budget, "one node has the address", func() error {
+		var all []string
+		for _, n := range c.holders() {
+			left := false
+			for _, name := range but {
+				left = left || n.Name == name
+			}
+			if !left {
+				all, holder = append(all, n.Name), n
+			}
+		}
+		if len(all) != 1 {
+			return fmt.Errorf("it is on %q", all)
+		}
+		return nil
+	})
+	c.t.Logf("%s has the address after %s", holder.Name, time.Since(began).Round(time.Millisecond))
+	c.Eventually(budget, "Kubernetes answers at the address", func() error {
+		_, err := c.Try("get", "--raw", "/readyz", "--request-timeout=3s")
+		return err
+	})
+	c.t.Logf("it serves after %s", time.Since(began).Round(time.Millisecond))
+	return holder
+}
+
+// moves is one after what took the address from its holder, in the time that is promised.
+func (c *tale) moves(began time.Time, but ...string) qemu.Node {
+	c.t.Helper()
+	is := c.one(moveBudget, but...)
+	if err := c.Promised(began, time.Now(), moveBudget); err != nil {
+		c.t.Errorf("until %s had the address and served at it: %v", is.Name, err)
+	}
+	return is
+}
+
+// leaves waits until a node doesn't have the address any more, in the time that is promised.
+func (c *tale) leaves(was qemu.Node, began time.Time, promise time.Duration) {
+	c.t.Helper()
+	c.Eventually(promise, was.Name+" leaves the address to another one", func() error {
+		if c.has(was) {
+			return errors.New("it has it")
+		}
+		return nil
+	})
+	end := time.Now()
+	c.t.Logf("%s has left the address after %s", was.Name, end.Sub(began).Round(time.Millisecond))
+	if err := c.Promised(began, end, promise); err != nil {
+		c.t.Errorf("until %s had left the address: %v", was.Name, err)
+	}
+}
+
+// candidates waits until all nodes could have the address.
+func (c *tale) candidates(budget time.Duration, of qemu.Node) {
+	c.t.Helper()
+	want := fmt.Sprintf("candidates: %d\n", len(c.Nodes))
+	c.Eventually(budget, "all control planes could have the address", func() error {
+		out, err := c.TryGbctl("-n", of.Address.String(), "get", "vip", "-o", "yaml")
+		if err == nil && !strings.Contains(out, want) {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+// share brings three control planes up that share an address, and could all have it.
+func share(t *testing.T, name string) *tale {
+	t.Helper()
+	cluster, m := e2etest.Ready(t, name, qemu.Container, e2etest.Nodes(3, 0), func(o *qemu.Options) { o.SharedAddress = true })
+	c := &tale{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
+	c.etcd = c.Etcd(c.inside, c.Nodes...)
+	for _, n := range c.Nodes {
+		c.member[n.Name] = c.Etcd(c.inside, n)
+	}
+	holder := c.one(joinBudget)
+	c.candidates(joinBudget, holder)
+	m.Reached("three control planes share the address")
+	t.Log(c.Gbctl("-n", holder.Address.String(), "get", "vip"))
+	return c
+}
+
+// S-115, S-116, S-119
+func TestSharedAddress(t *testing.T) {
+	c := share(t, "vip")
+	var killed time.Duration
+	t.Run("the holder loses its power", func(t *testing.T) { killed = c.in(t).killed() })
+	t.Run("the holder is turned off", func(t *testing.T) { c.in(t).turnedOff(killed) })
+	t.Run("the holder is frozen, and leads etcd", func(t *testing.T) { c.in(t).frozen(true) })
+	t.Run("the holder is frozen, and doesn't", func(t *testing.T) { c.in(t).frozen(false) })
+	t.Run("the holder is cut off", func(t *testing.T) { c.in(t).cutOff() })
+	t.Run("etcd has no quorum", func(t *testing.T) { c.in(t).lastOne() })
+}
+
+// killed returns how long it took until another node had the address.
+func (c *tale) killed() time.Duration {
+	was := c.one(moveBudget)
+	seen := c.watch()
+	began := time.Now()
+	c.must(c.Cut(c.t.Context(), was.Name))
+	is := c.moves(began)
+	if is.Name == was.Name {
+		c.t.Fatalf("%s has the address, and no power", was.Name)
+	}
+	took := seen.when(is, true).Sub(began)
+	c.must(c.On(c.t.Context(), was.Name))
+	c.candidates(joinBudget, is)
+	seen.moved(was, is)
+	return took
+}
+
+// turnedOff: the holder hands the address over, and then goes. The members of etcd share
+// this machine's disk, which may stall in that very moment, so it has two tries.
+func (c *tale) turnedOff(killed time.Duration) {
+	if err := c.handsOver(killed); err != nil {
+		c.t.Logf("once more: %v", err)
+		if err := c.handsOver(killed); err != nil {
+			c.t.Error(err)
+		}
+	}
+}
+
+// handsOver is an error where the address was nobody's for too long. The machine API
+// answers at it, before and after.
+func (c *tale) handsOver(killed time.Duration) (late error) {
+	was := c.one(moveBudget)
+	c.answers(was)
+	seen := c.watch()
+	began := time.Now()
+	c.must(c.Off(c.t.Context(), was.Name))
+	ended := time.Now()
+	is := c.one(moveBudget)
+	released, taken := seen.when(was, false), seen.when(is, true)
+	free := taken.Sub(released)
+	c.t.Logf("the address was released %s after the power button, and nobody's for %s; the node ended after %s. A killed one's was nobody's for %s",
+		released.Sub(began).Round(time.Millisecond), free.Round(time.Millisecond), ended.Sub(began).Round(time.Millisecond), killed.Round(time.Millisecond))
+	if !taken.Before(ended) {
+		late = errors.New("no other node had the address before its holder ended")
+	}
+	if err := c.Promised(released, taken, freeBudget); err != nil || free > killed/2 {
+		late = errors.Join(late, fmt.Errorf("the address was nobody's for %s: %w", free, err))
+	}
+	c.answers(is)
+	c.must(c.On(c.t.Context(), was.Name))
+	c.candidates(joinBudget, is)
+	seen.moved(was, is)
+	return late
+}
+
+// answers: the machine API of the holder does, at the address.
+func (c *tale) answers(holder qemu.Node) {
+	c.t.Helper()
+	c.Eventually(moveBudget, holder.Name+" answers gbctl at the address", func() error {
+		out, err := c.Inside(c.inside).TryGbctl("-n", c.shared.String(), "version")
+		if err == nil && !slices.Contains(strings.Fields(out), holder.Name) {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+// leads makes a node etcd's leader, or another one.
+func (c *tale) leads(n qemu.Node, leads bool) {
+	c.t.Helper()
+	c.Eventually(leadBudget, fmt.Sprintf("%s leads etcd: %t", n.Name, leads), func() error {
+		now, err := c.Leader(c.etcd)
+		if err != nil || (now.Name == n.Name) == leads {
+			return err
+		}
+		if leads {
+			err = c.lead(now, n)
+		} else {
+			_, err = c.TryGbctl("-n", now.Address.String(), "etcd", "forfeit-leadership")
+		}
+		return errors.Join(fmt.Errorf("%s led", now.Name), err)
+	})
+}
+
+// lead hands etcd's lead from one node to another.
+func (c *tale) lead(from, to qemu.Node) error {
+	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(askBudget))
+	defer cancel()
+	members, err := c.etcd.MemberList(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range members.Members {
+		if m.Name == to.Name {
+			_, err := c.member[from.Name].MoveLeader(ctx, m.ID)
+			return err
+		}
+	}
+	return fmt.Errorf("%s is no member: %v", to.Name, members.Members)
+}
+
+// leases are those of the candidates, as etcd on a node says.
+func (c *tale) leases(n qemu.Node) []int64 {
+	c.t.Helper()
+	var all []int64
+	c.Eventually(leadBudget, "etcd answers", func() error {
+		ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(askBudget))
+		defer cancel()
+		got, err := c.member[n.Name].Get(ctx, fmt.Sprintf("/garboard.dev/shared-address/%s/candidates/", c.shared), clientv3.WithPrefix())
+		if err != nil {
+			return err
+		}
+		all = nil
+		for _, kv := range got.Kvs {
+			all = append(all, kv.Lease)
+		}
+		return nil
+	})
+	return all
+}
+
+// frozen returns whether etcd ended the leases of the others when the holder was back: a
+// leader that was frozen takes them for expired.
+func (c *tale) frozen(leads bool) (ended bool) {
+	was := c.one(moveBudget)
+	c.leads(was, leads)
+	seen := c.watch()
+	began := time.Now()
+	c.must(c.Freeze(c.t.Context(), was.Name))
+	is := c.moves(began, was.Name) // its kernel still has it
+	if !c.has(was) {
+		c.t.Error("the frozen node has let the address go: nothing was tried")
+	}
+	before := c.leases(is)
+	c.must(c.Thaw(c.t.Context(), was.Name))
+	c.leaves(was, time.Now(), leaveBudget)
+	c.candidates(joinBudget, is)
+	seen.moved(was, is)
+	after := c.leases(is)
+	ended = !slices.ContainsFunc(before, func(l int64) bool { return slices.Contains(after, l) })
+	c.t.Logf("etcd ended the leases of the others: %t", ended)
+	return ended
+}
+
+func (c *tale) cutOff() {
+	was := c.one(moveBudget)
+	seen := c.watch()
+	began := time.Now()
+	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{Off: true}))
+	is := c.moves(began, was.Name)
+	c.leaves(was, began, cutBudget)
+	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{}))
+	c.candidates(joinBudget, is)
+	seen.moved(was, is)
+}
+
+// lastOne leaves the holder alone: it keeps the address, though etcd has no quorum.
+// When its API server is gone, too, nobody answers, and the doctor says so.
+func (c *tale) lastOne() {
+	holder := c.one(moveBudget)
+	for _, n := range c.Nodes {
+		if n.Name != holder.Name {
+			c.must(c.Cut(c.t.Context(), n.Name))
+		}
+	}
+	at := holder.Address.String()
+	c.Eventually(moveBudget, "the holder knows that etcd doesn't answer", func() error {
+		out, err := c.TryGbctl("-n", at, "get", "vip", "-o", "yaml")
+		if err == nil && !strings.Contains(out, "known: false") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	began := time.Now()
+	c.Eventually(2*keepTime, "the last holder keeps the address", func() error {
+		if !c.has(holder) {
+			c.t.Fatalf("it doesn't have it any more:\n%s", c.Gbctl("-n", at, "get", "vip", "-o", "yaml"))
+		}
+		if _, err := c.Try("get", "--raw", "/readyz?exclude=etcd&exclude=etcd-readiness"); err != nil {
+			return err
+		}
+		if kept := time.Since(began); kept < keepTime {
+			return fmt.Errorf("for %s so far", kept)
+		}
+		return nil
+	})
+	c.must(c.Kill("kube-apiserver"))
+	c.Eventually(joinBudget, "the doctor says that nobody serves at the address", func() error {
+		out, err := c.TryGbctl("-n", at, "doctor")
+		if !strings.Contains(out, "shared-address-not-served") {
+			err = errors.Join(err, errors.New(out))
+			return err
+		}
+		return nil
+	})
+	if out, err := c.Try("get", "--raw", "/readyz?exclude=etcd&exclude=etcd-readiness", "--request-timeout=3s"); err == nil {
+		c.t.Errorf("somebody answers at the address: %s", out)
+	}
+}
+
+func (c *tale) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}

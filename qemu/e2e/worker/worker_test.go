@@ -1,0 +1,225 @@
+//go:build e2e
+
+// Package worker tests a cluster of two nodes: a worker joins with the bootstrap token and
+// runs pods, and pods on different nodes talk to each other. Then the worker's network is
+// degraded, and it recovers.
+package worker
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	podsBudget    = 60 * time.Second // for pods whose image the worker has yet to get
+	serviceBudget = 20 * time.Second // for kube-proxy and DNS to know of them
+	// lostBudget is for Kubernetes to take a node that says nothing for lost: 50 s
+	// (node-monitor-grace-period), which each controller manager counts for itself: one that
+	// can't renew its lease for 10 s ends, and the next one begins anew.
+	lostBudget = 75 * time.Second
+	// backBudget is for the kubelet of one that was taken for lost to say otherwise. It
+	// hears of that from its watch of the Node, which it makes again after up to a minute
+	// (defaultBackoffMax and its jitter in client-go's reflector), and looks every ten seconds.
+	backBudget = 90 * time.Second
+)
+
+// pods are a web server on each node, which tells its name, and a client on each.
+// kubectl's proxy is a small HTTP server that serves files, and kubectl a small HTTP
+// client: no shell is needed, and none is there.
+const pods = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: web, namespace: default}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      tolerations: [{operator: Exists}]
+      containers:
+      - name: web
+        image: IMAGE
+        command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/etc/pod, --www-prefix=/pod/]
+        readinessProbe: {httpGet: {path: /pod/node, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
+        volumeMounts: [{name: pod, mountPath: /etc/pod}]
+      volumes:
+      - name: pod
+        downwardAPI: {items: [{path: node, fieldRef: {fieldPath: "metadata.labels['app']"}}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  selector: {app: web}
+  ports: [{port: 80, targetPort: 8080}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: plain, namespace: default}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: plain}}
+  template:
+    metadata: {labels: {app: plain}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: plain, image: IMAGE, command: [/usr/local/bin/kubectl, proxy, --port=8001]}]
+`
+
+// S-211, S-219, S-221
+func TestWorkerJoins(t *testing.T) {
+	c, m := e2etest.Ready(t, "worker", qemu.Container, e2etest.Nodes(1, 1))
+	control, worker := c.Nodes[0], c.Nodes[1]
+	c.Apply(strings.ReplaceAll(pods, "IMAGE", config.DefaultAPIServerImage))
+	var web map[string]pod
+	c.Eventually(podsBudget, "a web pod is ready on each node, and two plain ones on the worker", func() (err error) {
+		if web, err = ready(c, "web"); err != nil {
+			return err
+		}
+		if web[control.Name].name == "" || web[worker.Name].name == "" {
+			return fmt.Errorf("ready are %v", web)
+		}
+		plain, err := c.Try("get", "pods", "-l", "app=plain", "--field-selector", "spec.nodeName="+worker.Name+",status.phase=Running", "-o", "name")
+		if err == nil && strings.Count(plain, "pod/") != 2 {
+			err = fmt.Errorf("on the worker are %q", plain)
+		}
+		return err
+	})
+	m.Reached("pods are ready on both")
+
+	for node, p := range web {
+		t.Run("on "+node, func(t *testing.T) { works(t, c.In(t), p, web) })
+	}
+	m.Reached("logs, exec and the network of pods work on both")
+	t.Run("certificate", func(t *testing.T) { serves(t, c.In(t)) })
+	t.Run("cut off", func(t *testing.T) { lost(t, c.In(t), worker.Name) })
+}
+
+type pod struct{ name, ip string }
+
+// ready are the ready pods of an app, by node.
+func ready(c *e2etest.Cluster, app string) (map[string]pod, error) {
+	out, err := c.Try("get", "pods", "-l", "app="+app, "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct{ NodeName string }
+			Status   struct {
+				PodIP      string
+				Conditions []struct{ Type, Status string }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, err
+	}
+	all := map[string]pod{}
+	for _, p := range list.Items {
+		for _, condition := range p.Status.Conditions {
+			if condition.Type == "Ready" && condition.Status == "True" {
+				all[p.Spec.NodeName] = pod{p.Metadata.Name, p.Status.PodIP}
+			}
+		}
+	}
+	return all, nil
+}
+
+// works: logs and exec reach the pod, and it reaches the service, the name server and
+// the pods of all nodes.
+func works(t *testing.T, c *e2etest.Cluster, from pod, all map[string]pod) {
+	if log := c.Kubectl("logs", from.name); !strings.Contains(log, "Starting to serve") {
+		t.Errorf("log of %s: %q", from.name, log)
+	}
+	get := func(url string) error {
+		out, err := c.Try("exec", from.name, "--", "/usr/local/bin/kubectl", "--server="+url, "--request-timeout=5s", "get", "--raw", "/pod/node")
+		if err == nil && out != "web" {
+			err = fmt.Errorf("%s answers %q", url, out)
+		}
+		return err
+	}
+	for node, to := range all {
+		c.Eventually(serviceBudget, "the pod on "+node+" answers", func() error { return get("http://" + to.ip + ":8080") })
+	}
+	c.Eventually(serviceBudget, "the service answers by its name", func() error { return get("http://web") })
+}
+
+// serves: the worker's kubelet asked the cluster for the certificate that it serves
+// with, Garboard approved the request, and it is for the names that the worker has.
+// That it is used too, logs and exec have shown: without one a kubelet shows none.
+func serves(t *testing.T, c *e2etest.Cluster) {
+	worker := c.Nodes[1]
+	out := c.Kubectl("get", "csr", "--field-selector", "spec.signerName=kubernetes.io/kubelet-serving", "-o",
+		`jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type} {.status.conditions[*].reason} {.status.certificate}{"\n"}{end}`)
+	// One, and once more at most, where the kubelet didn't hear of the first.
+	requests := strings.Split(strings.TrimSpace(out), "\n")
+	var fields []string
+	for _, request := range requests {
+		if fields = strings.Fields(request); len(fields) != 4 || len(requests) > 2 || fields[0] != "system:node:"+worker.Name || fields[1] != "Approved" || fields[2] != "GarboardApproved" {
+			t.Fatalf("requests: %q", out)
+		}
+	}
+	text, err := base64.StdEncoding.DecodeString(fields[3])
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := pki.ParseCert(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(cert.VerifyHostname(worker.Name), cert.VerifyHostname(worker.Address.String())); err != nil {
+		t.Error(err)
+	}
+}
+
+// lost: a worker that is cut off is taken for lost, and is Ready again once it isn't.
+func lost(t *testing.T, c *e2etest.Cluster, worker string) {
+	status := func(want string) func() error {
+		return func() error {
+			out, err := c.Try("get", "node", worker, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
+			if err == nil && out != want {
+				err = fmt.Errorf("it is %q", out)
+			}
+			return err
+		}
+	}
+	if err := c.SetNetwork(t.Context(), worker, qemu.Network{Off: true}); err != nil {
+		t.Fatal(err)
+	}
+	off := time.Now()
+	c.Eventually(2*lostBudget, "the worker is taken for lost", status("Unknown"))
+	taken := time.Now()
+	began, err := time.Parse(time.RFC3339, c.Kubectl("get", "lease", "-n", "kube-system", "kube-controller-manager", "-o", "jsonpath={.spec.acquireTime}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if began.After(off) {
+		t.Logf("another controller manager began to count %s after the worker was cut off", began.Sub(off))
+		off = began
+	}
+	if err := eventually.Took(off, taken, lostBudget); err != nil {
+		t.Errorf("until the worker was taken for lost: %v", err)
+	}
+	if err := c.SetNetwork(t.Context(), worker, qemu.Network{}); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	c.Eventually(backBudget, "the worker is Ready again", status("True"))
+	t.Logf("%7.1fs  until it was Ready again", time.Since(start).Seconds())
+}

@@ -1,0 +1,163 @@
+// Package osthread runs functions on an OS thread that ends only when it is closed.
+//
+// Linux binds two things to a thread and not to a process. A parent-death signal is sent
+// when the *thread* that started the child ends (prctl(2), PR_SET_PDEATHSIG), and Go ends
+// threads at any time. A network namespace belongs to the thread that entered it. So
+// children that must end with this process are started on a Thread. A Thread can have a
+// network namespace of its own. This namespace has no name, and the kernel removes it
+// together with its last user.
+package osthread
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// Thread runs functions on one OS thread, one after the other.
+type Thread struct {
+	work chan func()
+	ns   *os.File // the network namespace, nil: that of the process
+}
+
+// New starts a thread in the network namespace of the process.
+func New() *Thread {
+	t := &Thread{work: make(chan func())}
+	go onOwnThread(t.run)
+	return t
+}
+
+// NewInNamespace starts a thread in a new, empty network namespace.
+func NewInNamespace() (*Thread, error) {
+	t, err := newAt((*Thread).enterNew)
+	if err != nil {
+		return nil, fmt.Errorf("make a network namespace: %w", err)
+	}
+	return t, nil
+}
+
+// NewIn starts a thread in the network namespace at a path, such as /proc/PID/ns/net.
+func NewIn(path string) (*Thread, error) {
+	t, err := newAt(func(t *Thread) (err error) {
+		if t.ns, err = os.Open(path); err != nil {
+			return err
+		}
+		return t.enter()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return t, nil
+}
+
+func newAt(enter func(*Thread) error) (*Thread, error) {
+	t := &Thread{work: make(chan func())}
+	ready := make(chan error, 1)
+	go onOwnThread(func() {
+		err := enter(t)
+		if ready <- err; err == nil {
+			t.run()
+		}
+	})
+	if err := <-ready; err != nil {
+		if t.ns != nil {
+			err = errors.Join(err, t.ns.Close())
+		}
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *Thread) enter() error {
+	if err := unix.Setns(int(t.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
+}
+
+func (t *Thread) enterNew() (err error) {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	t.ns, err = os.Open("/proc/thread-self/ns/net")
+	return err
+}
+
+// onOwnThread runs f on a thread that runs nothing else and ends with f. It is not the first
+// thread of the process, because Go never ends that one.
+func onOwnThread(f func()) {
+	runtime.LockOSThread() // not unlocked: Go then ends the thread with the goroutine
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	locked := make(chan struct{})
+	go func() { // on another thread, because this one is locked
+		runtime.LockOSThread()
+		close(locked)
+		f()
+	}()
+	<-locked
+	runtime.UnlockOSThread()
+}
+
+func (t *Thread) run() {
+	for f := range t.work {
+		f()
+	}
+}
+
+// Do runs f on the thread and waits for it.
+func (t *Thread) Do(f func() error) error {
+	done := make(chan error)
+	t.work <- func() { done <- f() }
+	return <-done
+}
+
+// Close ends the thread, and with it the children that were started on it with a
+// parent-death signal. Do must not be called afterwards.
+func (t *Thread) Close() error {
+	close(t.work)
+	if t.ns == nil {
+		return nil
+	}
+	return t.ns.Close()
+}
+
+// Listen opens a TCP listener in the namespace of the thread.
+func (t *Thread) Listen(address string) (net.Listener, error) {
+	var l net.Listener
+	err := t.Do(func() (err error) {
+		l, err = net.Listen("tcp4", address)
+		return err
+	})
+	return l, err
+}
+
+// Dial connects to a numeric TCP address in the namespace. It does not block the thread: it
+// enters the namespace with another thread, which ends afterwards.
+func (t *Thread) Dial(ctx context.Context, address string) (net.Conn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	dial := func() {
+		if t.ns != nil {
+			if err := t.enter(); err != nil {
+				done <- result{nil, err}
+				return
+			}
+		}
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp4", address)
+		done <- result{conn, err}
+	}
+	go onOwnThread(dial)
+	r := <-done
+	return r.conn, r.err
+}

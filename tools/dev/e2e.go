@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/tools/devcluster"
+)
+
+const (
+	// e2eTimeout bounds the tests of one package that boot nodes, on two slow cores.
+	e2eTimeout = 20 * time.Minute
+	// longTimeout bounds those of one package that are long.
+	longTimeout = 50 * time.Minute
+	// containersAtOnce is how many packages whose nodes are containers are tested at the
+	// same time. They mostly wait.
+	containersAtOnce = 2
+	// machineWord is in the files of tests that boot virtual machines.
+	machineWord = "qemu.QEMU"
+)
+
+// The build tags of tests that boot something, as the first line of their file has them.
+const (
+	e2eTag    = "e2e"
+	longTag   = "e2e && long"
+	kernelTag = "kernel"
+)
+
+// A bootTest is a test that boots nodes, real parts of one, or a kernel.
+type bootTest struct {
+	name, folder, tag string
+	machine           bool // whether its nodes are virtual machines
+}
+
+// bootRoots are where such tests are: those of a service run what it needs without a node.
+var bootRoots = []string{"qemu/e2e", "services"}
+
+var (
+	buildTag     = regexp.MustCompile(`^//go:build ([\w &]+)\n`)
+	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+)
+
+// bootTests finds them all, in the order of their folders.
+func bootTests(root string) ([]bootTest, error) {
+	var all []bootTest
+	folders := map[string]string{} // by tag and test: tests are chosen by their names
+	look := func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
+				return filepath.SkipDir // a module of its own, which a test in the folder above runs
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		tag := buildTag.FindSubmatch(text)
+		if tag == nil {
+			return nil
+		}
+		folder, err := filepath.Rel(root, filepath.Dir(path))
+		for _, m := range testFunction.FindAllSubmatch(text, -1) {
+			test := bootTest{string(m[1]), "./" + folder, string(tag[1]), strings.Contains(string(text), machineWord)}
+			if other := folders[test.tag+" "+test.name]; other != "" {
+				return fmt.Errorf("%s is a test of %s and of %s: give one another name", test.name, other, test.folder)
+			}
+			folders[test.tag+" "+test.name] = test.folder
+			all = append(all, test)
+		}
+		return err
+	}
+	for _, dir := range bootRoots {
+		if err := filepath.WalkDir(filepath.Join(root, dir), look); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortStableFunc(all, func(a, b bootTest) int { return strings.Compare(a.folder, b.folder) })
+	return all, nil
+}
+
+func e2eTests(ctx context.Context, s *suite) (result, error) {
+	return booted(ctx, s, e2eTag, "-tags=e2e", e2eTimeout)
+}
+
+func longTests(ctx context.Context, s *suite) (result, error) {
+	return booted(ctx, s, longTag, "-tags=e2e,long", longTimeout)
+}
+
+// booted runs the tests with containers at native speed, which mostly wait, some at once, and
+// then those with machines, where emulation takes all processors.
+func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Duration) (result, error) {
+	all, err := bootTests(s.root)
+	if err != nil {
+		return result{}, err
+	}
+	if err := buildAll(ctx, s.root, s.out); err != nil {
+		return result{}, err
+	}
+	var both result
+	for _, part := range []struct {
+		machine bool
+		atOnce  int
+	}{{false, containersAtOnce}, {true, 1}} {
+		names, folders := chosen(all, func(t bootTest) bool { return t.tag == tag && t.machine == part.machine })
+		slices.Reverse(folders) // the real tests of etcd take longest: they begin first
+		test := goTest{dir: s.root, verbose: true, args: []string{
+			"-trimpath", "-count=1", fmt.Sprintf("-p=%d", part.atOnce), "-timeout=" + timeout.String(), tags,
+		}}
+		r, err := test.run(ctx, s.out, names, folders...)
+		both.add(r)
+		if err != nil {
+			return both, err
+		}
+	}
+	return both, nil
+}
+
+// chosen are the names and the folders of some tests.
+func chosen(all []bootTest, want func(bootTest) bool) (names, folders []string) {
+	for _, t := range all {
+		if want(t) {
+			names = append(names, t.name)
+			folders = append(folders, t.folder)
+		}
+	}
+	return names, slices.Compact(folders)
+}
+
+// buildAll builds everything first, so that a test's time is the test's.
+func buildAll(ctx context.Context, root string, out io.Writer) error {
+	made, err := devcluster.Build(ctx, root, out, image.Build)
+	if err != nil {
+		return err
+	}
+	// Tests of a single service start the programs themselves.
+	programs := made.Components["etcd"] + string(os.PathListSeparator) + made.Components["kubernetes"]
+	return os.Setenv("GARBOARD_COMPONENTS", programs)
+}
+
+// kernelTests runs each package in a guest of its own: this program starts it (go test -exec).
+func kernelTests(ctx context.Context, s *suite) (result, error) {
+	all, err := bootTests(s.root)
+	if err != nil {
+		return result{}, err
+	}
+	program, err := nameProgram(s.copied)
+	if err != nil {
+		return result{}, fmt.Errorf("name this program: %w", err)
+	}
+	names, folders := chosen(all, func(t bootTest) bool { return t.tag == kernelTag })
+	test := goTest{dir: s.copied, args: []string{
+		"-p=2", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(), "-exec=" + program + " uml",
+	}}
+	return test.run(ctx, s.out, names, folders...)
+}
+
+// nameProgram gives this program a name that is the same for all checkouts, and another one
+// where its content is another: go test compares the name when it reuses a result.
+func nameProgram(copied string) (string, error) {
+	own, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	content, err := os.ReadFile(own)
+	if err != nil {
+		return "", err
+	}
+	former, err := filepath.Glob(copied + ".program-*")
+	if err != nil {
+		return "", err
+	}
+	for _, name := range former {
+		if err := os.Remove(name); err != nil {
+			return "", err
+		}
+	}
+	name := fmt.Sprintf("%s.program-%x", copied, sha256.Sum256(content))
+	return name, os.Symlink(own, name)
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// lay writes files below a directory.
+func lay(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	for path, text := range files {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestBootTests(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	const tag = "//go:build "
+	const a, b, c = "\nfunc TestA(t *testing.T) {}\n", "\nfunc TestB(t *testing.T) {}\n", "\nfunc TestC(t *testing.T) {}\n"
+	lay(t, root, map[string]string{
+		"qemu/e2e/b/b_test.go":        tag + "e2e && long\npackage b\n// " + machineWord + a,
+		"qemu/e2e/a/one_test.go":      tag + "e2e\npackage a" + a + b,
+		"qemu/e2e/a/two_test.go":      tag + "e2e\npackage a\nvar _ = " + machineWord + c,
+		"qemu/e2e/d/d.go":             tag + "e2e\n" + a,
+		"qemu/e2e/c/module/go.mod":    "module m",
+		"qemu/e2e/c/module/m_test.go": tag + "e2e\npackage m" + a,
+		"qemu/e2e/f/f_test.go":        "package f" + a,
+		"qemu/e2e/h/main_test.go":     tag + "e2e\nfunc TestMain(m *testing.M) { }",
+		"services/i/i_test.go":        "package i" + a,
+		"services/i/i_kernel_test.go": tag + "kernel\npackage i" + a,
+	})
+	got, err := bootTests(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []bootTest{
+		{"TestA", "./qemu/e2e/a", e2eTag, false}, {"TestB", "./qemu/e2e/a", e2eTag, false}, {"TestC", "./qemu/e2e/a", e2eTag, true},
+		{"TestA", "./qemu/e2e/b", longTag, true}, {"TestA", "./services/i", kernelTag, false},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(bootTest{})); diff != "" {
+		t.Error(diff)
+	}
+
+	// Tests are chosen by their names, so no two have the same.
+	lay(t, root, map[string]string{"services/j/j_test.go": tag + "e2e\npackage j" + b})
+	if _, err := bootTests(root); err == nil || !strings.Contains(err.Error(), "TestB is a test of ./qemu/e2e/a and of ./services/j") {
+		t.Errorf("two tests with one name: %v", err)
+	}
+}
+
+// A tag that bootTests doesn't know would be run by no phase.
+func TestAllBootTestsAreRun(t *testing.T) {
+	t.Parallel()
+	root, err := repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := bootTests(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, test := range all {
+		count[test.tag]++
+	}
+	for _, tag := range []string{e2eTag, longTag, kernelTag} {
+		if count[tag] == 0 {
+			t.Errorf("no test has the tag %q", tag)
+		}
+		delete(count, tag)
+	}
+	if len(count) > 0 {
+		t.Errorf("no phase runs the tests with the tags %v", count)
+	}
+}

@@ -11,17 +11,19 @@ import (
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/balance"
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// A reacher connects to a TCP port of a node.
-type reacher interface {
-	Reach(ctx context.Context, n Node, port int) (net.Conn, error)
+// A dialer connects to a TCP port of a node.
+type dialer interface {
+	Dial(ctx context.Context, n network.Node, port int) (net.Conn, error)
 }
 
 // ports are what makes the APIs of the nodes reachable: all from this machine, and
 // where the cluster's endpoint is a load balancer, that from the nodes.
 type ports struct {
-	lan        *lan
+	plan       Plan
+	lan        *network.LAN
 	apis       []*balance.Balancer // of the machine API, one for each node
 	kubernetes *balance.Balancer
 
@@ -29,21 +31,24 @@ type ports struct {
 	endpoint net.Listener // nil: there is none, or it is off
 }
 
-func (l *lan) openPorts() (_ *ports, err error) {
-	servers := l.plan.controlPlanes()
-	if l.plan.Shared.IsValid() {
-		servers = []Node{{Name: "shared address", Address: l.plan.Shared}} // which one it is, they see to
+func openPorts(p Plan, d clusterDir, lan *network.LAN, log *slog.Logger) (_ *ports, err error) {
+	var servers []network.Node
+	for _, n := range p.controlPlanes() {
+		servers = append(servers, n.onLAN())
+	}
+	if p.Shared.IsValid() {
+		servers = []network.Node{{Name: "shared address", Address: p.Shared}} // which one it is, they see to
 	}
 	var trust *tls.Config
 	if len(servers) > 1 {
-		own, err := (&Cluster{Plan: l.plan, dir: l.dir}).kubeAPI()
+		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
 		if err != nil {
 			return nil, err
 		}
 		trust = own.trust.Clone()
 		trust.ServerName = balance.ServerName
 	}
-	o := &ports{lan: l, kubernetes: newBalancer(l, servers, kubernetesPort, trust, l.log)}
+	o := &ports{plan: p, lan: lan, kubernetes: newBalancer(lan, servers, kubernetesPort, trust, log)}
 	defer func() {
 		if err != nil {
 			o.close()
@@ -57,17 +62,17 @@ func (l *lan) openPorts() (_ *ports, err error) {
 		b.Serve(port)
 		return nil
 	}
-	if err := listen(o.kubernetes, l.plan.KubernetesPort); err != nil {
+	if err := listen(o.kubernetes, p.KubernetesPort); err != nil {
 		return nil, err
 	}
-	for _, n := range l.plan.Nodes {
-		b := newBalancer(l, []Node{n}, api.Port, nil, l.log)
+	for _, n := range p.Nodes {
+		b := newBalancer(lan, []network.Node{n.onLAN()}, api.Port, nil, log)
 		o.apis = append(o.apis, b)
 		if err := listen(b, n.APIPort); err != nil {
 			return nil, err
 		}
 	}
-	if l.plan.balanced() {
+	if p.balanced() {
 		return o, o.setEndpoint(true)
 	}
 	return o, nil
@@ -83,7 +88,7 @@ func (p *ports) close() {
 // setEndpoint turns the load balancer on or off that nodes have as their cluster's
 // endpoint.
 func (p *ports) setEndpoint(on bool) error {
-	if !p.lan.plan.balanced() {
+	if !p.plan.balanced() {
 		return errors.New("the endpoint of this cluster is its only control plane, not a load balancer")
 	}
 	p.mu.Lock()
@@ -91,7 +96,7 @@ func (p *ports) setEndpoint(on bool) error {
 	switch {
 	case on == (p.endpoint != nil):
 	case on:
-		l, err := p.lan.Listen(p.lan.plan.endpoint())
+		l, err := p.lan.Listen(p.plan.endpoint())
 		if err != nil {
 			return fmt.Errorf("load balancer: %w", err)
 		}
@@ -108,15 +113,15 @@ func (p *ports) setEndpoint(on bool) error {
 // the API servers there are asked whether they are ready; while none is, the first
 // that takes a connection gets it. So a cluster that is just starting is reached as
 // soon as anybody is there.
-func newBalancer(to reacher, nodes []Node, port int, trust *tls.Config, log *slog.Logger) *balance.Balancer {
-	byName := map[string]Node{}
+func newBalancer(to dialer, nodes []network.Node, port int, trust *tls.Config, log *slog.Logger) *balance.Balancer {
+	byName := map[string]network.Node{}
 	var upstreams []balance.Upstream
 	for _, n := range nodes {
 		byName[n.Name] = n
 		upstreams = append(upstreams, balance.Upstream{Name: n.Name})
 	}
 	o := balance.Options{
-		Dial: func(ctx context.Context, name string) (net.Conn, error) { return to.Reach(ctx, byName[name], port) },
+		Dial: func(ctx context.Context, name string) (net.Conn, error) { return to.Dial(ctx, byName[name], port) },
 		Log:  log,
 	}
 	if trust != nil {

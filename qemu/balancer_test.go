@@ -9,13 +9,15 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// echoes is a reacher whose nodes answer with their name and what they heard,
+// echoes is a dialer whose nodes answer with their name and what they heard,
 // after they have heard all; those whose name starts with "dead" don't exist.
 type echoes struct{}
 
-func (echoes) Reach(_ context.Context, n Node, port int) (net.Conn, error) {
+func (echoes) Dial(_ context.Context, n network.Node, port int) (net.Conn, error) {
 	if strings.HasPrefix(n.Name, "dead") {
 		return nil, errors.New("no such host")
 	}
@@ -50,9 +52,9 @@ func TestForward(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var nodes []Node
+		var nodes []network.Node
 		for _, name := range strings.Fields(tc.nodes) {
-			nodes = append(nodes, Node{Name: name})
+			nodes = append(nodes, network.Node{Name: name})
 		}
 		b := newBalancer(echoes{}, nodes, 6443, nil, quiet)
 		b.Serve(l)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -16,7 +17,8 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/qemu/snapshot"
+	"github.com/garboard-os/garboard/qemu/container"
+	"github.com/garboard-os/garboard/qemu/container/snapshot"
 )
 
 func needRoot(t *testing.T) {
@@ -68,7 +70,7 @@ func artefacts(t *testing.T) Options {
 		built = Boot{Rootfs: image, Sandbox: filepath.Join(dir, "sandbox")}
 	})
 	// The first cluster after the machine's start does this, and it stays.
-	if _, err := raise(inotifyLimit, inotifyInstances); err != nil {
+	if err := container.RaiseInotifyLimit(slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	images := t.TempDir()

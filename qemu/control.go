@@ -19,7 +19,7 @@ import (
 //
 //	GET  /status                      all nodes
 //	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
-//	POST /nodes/NAME/network?…        how its network is; see Network
+//	POST /nodes/NAME/network?…        the conditions of its network; see network.Conditions
 //	POST /endpoint/VERB               on, off: the load balancer, as nodes see it
 //	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
 //	POST /stop?budget=DURATION        ends the process
@@ -48,7 +48,7 @@ func (h *hostProcess) control() http.Handler {
 			http.Error(w, err.Error(), http.StatusNotFound)
 			return
 		}
-		to, err := parseNetwork(r.URL.Query())
+		to, err := parseConditions(r.URL.Query())
 		if err == nil {
 			err = h.setNetwork(n, to)
 		}

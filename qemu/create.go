@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
 // defaultNetwork is where nodes are unless asked otherwise (S-333).
@@ -107,14 +108,14 @@ func writeCluster(ctx context.Context, d clusterDir, plan *Plan, o Options, file
 }
 
 func newPlan(o Options, choice Choice) (Plan, error) {
-	addresses, network, err := o.addresses()
+	addresses, prefix, err := o.addresses()
 	if err == nil {
 		err = o.check(choice)
 	}
 	if err != nil {
 		return Plan{}, err
 	}
-	mirrors, err := planMirrors(o)
+	mirrors, err := network.NewMirrors(o.Mirrors)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -124,12 +125,12 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: network, Mirrors: mirrors, Unplugged: o.Unplugged,
+		Network: prefix, Mirrors: mirrors, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
 	if o.SharedAddress {
-		if p.Shared = last(network); slices.Contains(addresses, p.Shared) {
-			return Plan{}, fmt.Errorf("network %s has no room for %s and an address that they share", network, counted(o.controlPlanes(), o.Workers))
+		if p.Shared = last(prefix); slices.Contains(addresses, p.Shared) {
+			return Plan{}, fmt.Errorf("network %s has no room for %s and an address that they share", prefix, counted(o.controlPlanes(), o.Workers))
 		}
 	}
 	for i, address := range addresses {
@@ -187,19 +188,19 @@ func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	if o.Later < 0 || o.Later >= o.controlPlanes() {
 		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one begins the cluster", o.controlPlanes(), o.Later)
 	}
-	network := or(o.Network, defaultNetwork)
-	if !network.Addr().Is4() || network != network.Masked() {
-		return nil, network, fmt.Errorf("network %s: must be an IPv4 network, such as %s", network, defaultNetwork)
+	prefix := or(o.Network, defaultNetwork)
+	if !prefix.Addr().Is4() || prefix != prefix.Masked() {
+		return nil, prefix, fmt.Errorf("network %s: must be an IPv4 network, such as %s", prefix, defaultNetwork)
 	}
 	var all []netip.Addr
-	for next := gateway(network).Next(); len(all) < o.nodes(); next = next.Next() {
+	for next := network.Gateway(prefix).Next(); len(all) < o.nodes(); next = next.Next() {
 		// The last address of a network is for all (RFC 919).
-		if !network.Contains(next.Next()) {
-			return nil, network, fmt.Errorf("network %s has no room for %s", network, counted(o.controlPlanes(), o.Workers))
+		if !prefix.Contains(next.Next()) {
+			return nil, prefix, fmt.Errorf("network %s has no room for %s", prefix, counted(o.controlPlanes(), o.Workers))
 		}
 		all = append(all, next)
 	}
-	return all, network, nil
+	return all, prefix, nil
 }
 
 // last is the highest address of an IPv4 network that a node may have.

@@ -9,7 +9,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/garboard-os/garboard/qemu/cgroup"
+	"github.com/garboard-os/garboard/qemu/container/cgroup"
 	"golang.org/x/sys/unix"
 )
 

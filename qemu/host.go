@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/qemu/exit"
+	"github.com/garboard-os/garboard/qemu/network"
 	"golang.org/x/sys/unix"
 )
 
@@ -98,17 +100,17 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	defer release()
 	log.Info("cluster starts", "cluster", name, "provisioner", plan.Provisioner)
 	tell(report{Step: "creating network " + name})
-	network, err := newLAN(plan, d, log)
+	lan, err := network.New(plan.lan(), log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, network.Close()) }()
+	defer func() { err = errors.Join(err, lan.Close()) }()
 	var p provisioner
 	switch plan.Provisioner {
 	case Container:
-		p, err = newContainers(network)
+		p, err = newContainers(plan, d, lan, log)
 	case QEMU:
-		p = newMachines(network)
+		p = machines{plan, d, lan}
 	default:
 		err = fmt.Errorf("provisioner %q of cluster %s isn't known", plan.Provisioner, name)
 	}
@@ -120,26 +122,26 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	if plan.balanced() {
 		tell(report{Step: "creating load balancer"})
 	}
-	ports, err := network.openPorts()
+	ports, err := openPorts(plan, d, lan, log)
 	if err != nil {
 		return err
 	}
 	defer ports.close()
-	closeMirrors, err := network.serveMirrors()
+	closeMirrors, err := lan.ServeMirrors()
 	if err != nil {
 		return err
 	}
 	defer closeMirrors()
 	if plan.Provisioner == QEMU {
 		tell(report{Step: "creating dhcpd"})
-		dhcpd, err := network.serveDHCP()
+		dhcpd, err := lan.ServeDHCP()
 		if err != nil {
 			return err
 		}
 		defer dhcpd.Close()
 	}
 
-	h := &hostProcess{plan: plan, log: log, lan: network, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
+	h := &hostProcess{plan: plan, log: log, lan: lan, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -187,7 +189,7 @@ func (h *hostProcess) wait(ctx context.Context, d clusterDir, otherwise time.Dur
 type hostProcess struct {
 	plan        Plan
 	log         *slog.Logger
-	lan         *lan
+	lan         *network.LAN
 	provisioner provisioner
 	ports       *ports
 	nodes       []*node
@@ -225,7 +227,7 @@ func (h *hostProcess) startAll(ctx context.Context) error {
 		} else if n.Type == "worker" && h.plan.Nodes[i-1].Type != "worker" {
 			h.tell(report{Step: "creating worker nodes"})
 		}
-		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, pause: restartWait, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: EndOff.String(), since: time.Now()}
+		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, pause: restartWait, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: exit.Off.String(), since: time.Now()}
 		if !n.Later {
 			if err := node.start(ctx, false); err != nil {
 				return err

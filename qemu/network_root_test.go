@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/qemu/snapshot"
+	"github.com/garboard-os/garboard/qemu/container/snapshot"
+	"github.com/garboard-os/garboard/qemu/network"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -33,7 +34,7 @@ func TestContainerNetworks(t *testing.T) {
 		t.Errorf("what is said (-want +got):\n%s", diff)
 	}
 	one := c.Nodes[1].Name
-	spoil := func(n Network, shown string) {
+	spoil := func(n network.Conditions, shown string) {
 		t.Helper()
 		if err := c.SetNetwork(t.Context(), one, n); err != nil {
 			t.Fatal(err)
@@ -47,14 +48,14 @@ func TestContainerNetworks(t *testing.T) {
 	expect(t, c, "ask 10.5.0.4", "networks-worker-2 boot 1")
 	expect(t, c, "ask 10.5.0.1", "networks-controlplane-1 boot 1") // the load balancer
 
-	spoil(Network{CutFrom: []string{c.Nodes[0].Name}}, "cut off from networks-controlplane-1")
+	spoil(network.Conditions{CutFrom: []string{c.Nodes[0].Name}}, "cut off from networks-controlplane-1")
 	expect(t, c, "ask 10.5.0.3", "timeout")
 	expect(t, c, "ask 10.5.0.4", "networks-worker-2")
-	spoil(Network{CutFrom: []string{c.Nodes[2].Name}}, "cut off from networks-worker-2")
+	spoil(network.Conditions{CutFrom: []string{c.Nodes[2].Name}}, "cut off from networks-worker-2")
 	expect(t, c, "ask 10.5.0.3", "networks-worker-1")
-	spoil(Network{DeafTo: []string{c.Nodes[0].Name}}, "deaf to networks-controlplane-1")
+	spoil(network.Conditions{DeafTo: []string{c.Nodes[0].Name}}, "deaf to networks-controlplane-1")
 	expect(t, c, "ask 10.5.0.3", "timeout")
-	spoil(Network{Off: true}, "cut off")
+	spoil(network.Conditions{Off: true}, "cut off")
 	expect(t, c, "ask 10.5.0.3", "timeout")
 
 	// It stays so over a power cut.
@@ -68,10 +69,10 @@ func TestContainerNetworks(t *testing.T) {
 
 	// The connection and the question are two round trips, of two directions each.
 	const delay = 60 * time.Millisecond
-	spoil(Network{Delay: delay, Jitter: delay / 10, Loss: 0.001}, "delay 60ms, jitter 6ms, loss 0.1%")
+	spoil(network.Conditions{Delay: delay, Jitter: delay / 10, Loss: 0.001}, "delay 60ms, jitter 6ms, loss 0.1%")
 	expect(t, c, "ask 10.5.0.3", "networks-worker-1 boot 2")
 	eventually.That(t, 10*time.Second, "the answer is late", func() error { return late(c, "ask 10.5.0.3", 4*delay) })
-	spoil(Network{}, "fine")
+	spoil(network.Conditions{}, "fine")
 	eventually.That(t, 10*time.Second, "the answer isn't late any more", func() error {
 		if late(c, "ask 10.5.0.3", delay) == nil {
 			return errors.New("it is")
@@ -79,12 +80,12 @@ func TestContainerNetworks(t *testing.T) {
 		return nil
 	})
 
-	for _, bad := range []Network{{Loss: 2}, {Delay: -1}, {CutFrom: []string{"nobody"}}} {
+	for _, bad := range []network.Conditions{{Loss: 2}, {Delay: -1}, {CutFrom: []string{"nobody"}}} {
 		if err := c.SetNetwork(t.Context(), one, bad); err == nil {
 			t.Errorf("%+v is taken", bad)
 		}
 	}
-	spoil(Network{Delay: time.Millisecond}, "delay 1ms") // and so it is removed
+	spoil(network.Conditions{Delay: time.Millisecond}, "delay 1ms") // and so it is removed
 	if err := Down(t.Context(), o.Name); err != nil {
 		t.Fatal(err)
 	}

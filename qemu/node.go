@@ -7,6 +7,9 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/garboard-os/garboard/qemu/exit"
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
 // A node is one machine in the host process, with a switch: on or off.
@@ -27,14 +30,14 @@ type node struct {
 	starting sync.Mutex // held while it starts; taken before mu
 
 	mu       sync.Mutex    // guards all below, for a moment only: status waits for it
-	running  Running       // nil while off
+	running  running       // nil while off
 	ended    chan struct{} // closed when running has ended, and the node counts as off
 	state    string
 	why      error // it failed; nil otherwise
 	since    time.Time
 	restarts int
 	stopping bool
-	network  Network
+	network  network.Conditions
 }
 
 // States of a node, as Status shows them.
@@ -75,7 +78,7 @@ func (n *node) start(ctx context.Context, again bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err != nil {
-		n.set(nil, EndFailed.String())
+		n.set(nil, exit.Failed.String())
 		n.why = err
 		return err
 	}
@@ -85,7 +88,7 @@ func (n *node) start(ctx context.Context, again bool) error {
 }
 
 // set must be called with the mutex held.
-func (n *node) set(r Running, state string) {
+func (n *node) set(r running, state string) {
 	n.running, n.state, n.since, n.why = r, state, time.Now(), nil
 }
 
@@ -127,12 +130,12 @@ func (n *node) supervise() {
 }
 
 // settle is the end of a run. Only now is the node off, and may be turned on.
-func (n *node) settle(end End, why error) (again bool) {
+func (n *node) settle(end exit.Reason, why error) (again bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.set(nil, end.String())
 	n.why = why
-	if again = end == EndReboot || end == EndDied; again {
+	if again = end == exit.Reboot || end == exit.Died; again {
 		n.state = stateWaiting
 		n.restarts++
 	}
@@ -152,7 +155,7 @@ func (n *node) turnOn(ctx context.Context) error {
 
 // current is what runs, and what is closed once the node is off. A node that is starting
 // is waited for.
-func (n *node) current() (Running, <-chan struct{}, error) {
+func (n *node) current() (running, <-chan struct{}, error) {
 	n.starting.Lock()
 	defer n.starting.Unlock()
 	n.mu.Lock()
@@ -196,7 +199,7 @@ func (n *node) stay() bool {
 	defer n.mu.Unlock()
 	waits := n.running == nil && n.state == stateWaiting
 	if waits {
-		n.set(nil, EndOff.String())
+		n.set(nil, exit.Off.String())
 	}
 	return waits
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu/exit"
 )
 
 // switched is a provisioner whose nodes run until they are told how to end.
@@ -23,7 +24,7 @@ type switched struct {
 	runs []*switchedRun
 }
 
-func (p *switched) Start(ctx context.Context, _ Node) (Running, error) {
+func (p *switched) Start(ctx context.Context, _ Node) (running, error) {
 	if p.stuck {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -46,14 +47,14 @@ func (p *switched) last() (*switchedRun, int) {
 
 type switchedRun struct {
 	once  sync.Once
-	end   End
+	end   exit.Reason
 	ended chan struct{}
 }
 
-func (r *switchedRun) finish(end End)                     { r.once.Do(func() { r.end = end; close(r.ended) }) }
-func (r *switchedRun) Wait() (End, error)                 { <-r.ended; return r.end, nil }
-func (r *switchedRun) PowerOff(context.Context) error     { r.finish(EndOff); return nil }
-func (r *switchedRun) Cut()                               { r.finish(EndKilled) }
+func (r *switchedRun) finish(end exit.Reason)             { r.once.Do(func() { r.end = end; close(r.ended) }) }
+func (r *switchedRun) Wait() (exit.Reason, error)         { <-r.ended; return r.end, nil }
+func (r *switchedRun) PowerOff(context.Context) error     { r.finish(exit.Off); return nil }
+func (r *switchedRun) Cut()                               { r.finish(exit.Killed) }
 func (r *switchedRun) Freeze(context.Context, bool) error { return nil }
 
 // slowLog is a log on a busy disk: that a node has ended is written late.
@@ -134,7 +135,7 @@ func TestRebootAfterOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, _ := p.last()
-	first.finish(EndReboot)
+	first.finish(exit.Reboot)
 	eventually.That(t, 10*restartWait, "the node has started again", func() error {
 		if _, runs := p.last(); runs != 2 || n.status().State != stateRunning {
 			return errors.New("it is " + n.status().State)
@@ -152,7 +153,7 @@ func TestOffBetweenStarts(t *testing.T) {
 	t.Parallel()
 	n, p := switchedNode(t, io.Discard, time.Hour)
 	first, _ := p.last()
-	first.finish(EndDied)
+	first.finish(exit.Died)
 	eventually.That(t, 10*time.Second, "the node waits", func() error {
 		if s := n.status(); s.State != stateWaiting {
 			return errors.New("it is " + s.State)
@@ -165,7 +166,7 @@ func TestOffBetweenStarts(t *testing.T) {
 	if err := n.start(t.Context(), true); err != nil { // as when its time has come
 		t.Fatal(err)
 	}
-	if s := n.status(); s.State != EndOff.String() {
+	if s := n.status(); s.State != exit.Off.String() {
 		t.Errorf("it is %q, and was turned off", s.State)
 	}
 	if err := n.turnOn(t.Context()); err != nil {
@@ -201,7 +202,7 @@ func TestStuckStart(t *testing.T) {
 	if err := <-started; !errors.Is(err, context.Canceled) {
 		t.Errorf("start: %v", err)
 	}
-	if s := n.status(); s.State != EndFailed.String() || s.Error != context.Canceled.Error() {
+	if s := n.status(); s.State != exit.Failed.String() || s.Error != context.Canceled.Error() {
 		t.Errorf("afterwards it is %q, with %q", s.State, s.Error)
 	}
 }

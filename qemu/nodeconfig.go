@@ -12,21 +12,13 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/patch"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
 const (
 	kubernetesPort = 6443
-	registryPort   = 5000
 	qemuDisk       = "/dev/vda"
 )
-
-// gateway is the address of the host process in a network: the first.
-func gateway(network netip.Prefix) netip.Addr { return network.Masked().Addr().Next() }
-
-// registryAddress is where nodes find the images.
-func (p Plan) registryAddress() netip.AddrPort {
-	return netip.AddrPortFrom(gateway(p.Network), registryPort)
-}
 
 // files are what a new cluster begins with.
 type files struct {
@@ -139,13 +131,24 @@ func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
 			Name: "eth0",
 			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
 			// Leads nowhere: but Kubernetes takes its address from the default route.
-			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: gateway(p.Network)}},
+			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: network.Gateway(p.Network)}},
 			VIP:    shared,
 		}}, more...)
 	case len(more) > 0 || shared != nil:
 		return append([]config.Interface{{Name: "eth0", DHCP: true, VIP: shared}}, more...)
 	}
 	return nil
+}
+
+// mirrors are the registry mirrors in a node's configuration, by host. The last one is the
+// registry with the images that were built.
+func (p Plan) mirrors() map[string][]string {
+	all := map[string][]string{}
+	for _, m := range p.Mirrors {
+		all[m.Host] = append(all[m.Host], "http://"+m.Address(p.Network).String())
+	}
+	all["*"] = append(all["*"], "http://"+network.RegistryAddress(p.Network).String())
+	return all
 }
 
 // patched applies the patches that are for a node.

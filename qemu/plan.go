@@ -28,6 +28,8 @@ import (
 	"regexp"
 	"slices"
 	"time"
+
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
 // Plan is what a cluster is made of. It is written once and then only changes with
@@ -41,7 +43,7 @@ type Plan struct {
 	// invalid: they share none.
 	Shared netip.Addr `json:"shared,omitzero"`
 	// Mirrors are registries outside that nodes may ask.
-	Mirrors []Mirror `json:"mirrors,omitempty"`
+	Mirrors []network.Mirror `json:"mirrors,omitempty"`
 	// Unplugged is a cable to nowhere, for nodes in QEMU.
 	Unplugged bool `json:"unplugged,omitempty"`
 	// Unconfigured keeps their configurations from nodes in QEMU: they come up in
@@ -83,7 +85,7 @@ func (p Plan) endpoint() netip.AddrPort {
 		return netip.AddrPortFrom(p.Shared, kubernetesPort)
 	}
 	if p.balanced() {
-		return netip.AddrPortFrom(gateway(p.Network), kubernetesPort)
+		return netip.AddrPortFrom(network.Gateway(p.Network), kubernetesPort)
 	}
 	return netip.AddrPortFrom(p.Nodes[0].Address, kubernetesPort)
 }

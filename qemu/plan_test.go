@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -212,7 +213,7 @@ func TestLongSocketPath(t *testing.T) {
 	}
 	defer l.Close()
 	h := &hostProcess{stop: make(chan struct{})}
-	go serve(l, h.control(), nil)
+	go func() { _ = http.Serve(l, h.control()) }() // ends when l is closed
 	var nodes []NodeStatus
 	if err := ask(t.Context(), d, "GET", "/status", &nodes); err != nil {
 		t.Error(err)

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+
+	"github.com/garboard-os/garboard/qemu/exit"
+	"github.com/garboard-os/garboard/qemu/vm"
 )
 
 // The ways to run a node.
@@ -34,8 +37,8 @@ func (c Choice) String() string {
 func Choose(ctx context.Context, want string) (Choice, error) {
 	return chooser{
 		root: os.Geteuid() == 0,
-		qemu: func() error { _, err := exec.LookPath(Program); return err },
-		kvm:  func() error { return probeKVM(ctx) },
+		qemu: func() error { _, err := exec.LookPath(vm.Program); return err },
+		kvm:  func() error { return vm.ProbeKVM(ctx) },
 	}.choose(want)
 }
 
@@ -93,37 +96,22 @@ func AptPackages() map[string]string {
 	}
 }
 
-// An End is how a node's run ended.
-type End int
-
-const (
-	EndOff    End = iota // powered off by itself, or when asked to
-	EndReboot            // wants to be started again
-	EndKilled            // power was cut
-	EndDied              // the node's PID 1 or the virtual machine broke down
-	EndFailed            // what runs the node couldn't; see the error
-)
-
-func (e End) String() string {
-	return [...]string{"off", "rebooting", "power cut", "died", "failed"}[e]
-}
-
-// Running is one node from power-on to power-off.
-type Running interface {
-	// Wait blocks until the node has ended. It may be called by many.
-	Wait() (End, error)
-	// PowerOff presses the power button: the node stops in order, in its own time.
+// running is one node from power-on to power-off.
+type running interface {
+	// Wait blocks until the node has ended. Several goroutines may call it.
+	Wait() (exit.Reason, error)
+	// PowerOff presses the power button: the node shuts down in order, in its own time.
 	PowerOff(ctx context.Context) error
-	// Cut takes the power away.
+	// Cut ends the node at once, as a power failure does.
 	Cut()
-	// Freeze holds the node's time, or lets it run on.
+	// Freeze stops the node, or lets it run again.
 	Freeze(ctx context.Context, frozen bool) error
 }
 
 // A provisioner runs the nodes of one cluster, on its network.
 type provisioner interface {
-	// Start needs ctx only until the node runs.
-	Start(ctx context.Context, n Node) (Running, error)
-	// Close removes what the nodes shared. All have ended.
+	// Start starts a node. It needs ctx only until the node runs.
+	Start(ctx context.Context, n Node) (running, error)
+	// Close removes what the nodes share. All nodes must have ended.
 	Close() error
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/garboard-os/garboard/qemu/network"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,28 +55,28 @@ func withoutRoot(ctx context.Context, step string) error {
 		return errors.New("this process has rights outside: it sees the files of PID 1")
 	}
 	p := testPlan(QEMU)
-	l, err := newLAN(p, "/", slog.New(slog.DiscardHandler))
+	l, err := network.New(p.lan(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	dhcpd, err := l.serveDHCP()
+	dhcpd, err := l.ServeDHCP()
 	if err != nil {
 		return err
 	}
 	defer dhcpd.Close()
-	cable, err := newMachines(l).makeTap(p.Nodes[0])
+	cable, err := l.Tap(p.Nodes[0].onLAN())
 	if err != nil {
 		return err
 	}
 	defer cable.Close()
 	// The load balancer's way: a port in the network, reached through it.
-	port, err := l.Listen(p.registryAddress())
+	port, err := l.Listen(network.RegistryAddress(p.Network))
 	if !errors.Is(err, unix.EADDRINUSE) { // the registry is there
 		return errors.Join(fmt.Errorf("listen where the registry does: %w", err), port.Close())
 	}
 	var conn net.Conn
-	if conn, err = l.thread.Dial(ctx, p.registryAddress().String()); err != nil {
+	if conn, err = l.Thread().Dial(ctx, network.RegistryAddress(p.Network).String()); err != nil {
 		return err
 	}
 	fmt.Println("heard")

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/qemu/snapshot"
+	"github.com/garboard-os/garboard/qemu/container/snapshot"
 )
 
 const (
@@ -99,7 +99,7 @@ func idleKernel(t *testing.T) Boot {
 	copy(b[0x202:], "HdrS\x0c\x02")                       // version 2.12
 	b[0x211] = 1                                          // loadflags: it belongs high
 	binary.LittleEndian.PutUint32(b[0x22c:], 0x37ff_ffff) // initrd_addr_max
-	copy(b[start:], idle)
+	copy(b[start:], []byte{0xfa, 0xf4, 0xeb, 0xfd})       // cli; hlt; jmp to hlt
 	dir := t.TempDir()
 	boot := Boot{Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs")}
 	if err := errors.Join(os.WriteFile(boot.Kernel, b, 0o600), os.WriteFile(boot.Initramfs, []byte("nothing"), 0o600)); err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu/network"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
@@ -24,8 +25,8 @@ type wireguard struct {
 	keys    map[string]wgtypes.Key // private, by node
 }
 
-func newWireGuard(p Plan, network netip.Prefix) (*wireguard, error) {
-	w := &wireguard{plan: p, network: network, keys: map[string]wgtypes.Key{}}
+func newWireGuard(p Plan, prefix netip.Prefix) (*wireguard, error) {
+	w := &wireguard{plan: p, network: prefix, keys: map[string]wgtypes.Key{}}
 	for _, n := range p.Nodes {
 		key, err := wgtypes.GeneratePrivateKey()
 		if err != nil {
@@ -39,7 +40,7 @@ func newWireGuard(p Plan, network netip.Prefix) (*wireguard, error) {
 // address of the node at an index of the plan: the network has no gateway, so the first
 // node has the first.
 func (w *wireguard) address(index int) netip.Addr {
-	a := gateway(w.network)
+	a := network.Gateway(w.network)
 	for range index {
 		a = a.Next()
 	}

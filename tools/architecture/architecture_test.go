@@ -179,6 +179,23 @@ func TestServicesImportOnlyTheGroupsBelow(t *testing.T) {
 	}
 }
 
+// The parts of a development cluster use neither the cluster nor each other.
+func TestPartsOfTheClusterAreSeparate(t *testing.T) {
+	t.Parallel()
+	parts := []string{"vm", "container", "network"}
+	for _, part := range parts {
+		for _, p := range list(t, "./qemu/"+part+"/...") {
+			for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+				below, ours := strings.CutPrefix(imported, module+"/qemu")
+				other, _, _ := strings.Cut(strings.TrimPrefix(below, "/"), "/")
+				if ours && other != part && (other == "" || slices.Contains(parts, other)) {
+					t.Errorf("%s imports %s: %s uses neither the cluster nor its other parts", p.ImportPath, imported, part)
+				}
+			}
+		}
+	}
+}
+
 // The packages in core know no service by name; some use another of them.
 func TestCoreImportsNoOther(t *testing.T) {
 	t.Parallel()

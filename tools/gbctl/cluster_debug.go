@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/network"
 	"github.com/spf13/cobra"
 )
 
@@ -130,7 +131,7 @@ the node starts again. The node's cable stays in its place: nothing tells it.`
 
 func (a *app) clusterNetworkCommand() *cobra.Command {
 	var name string
-	var to qemu.Network
+	var to network.Conditions
 	var percent float64
 	cmd := nameFlag(&cobra.Command{
 		Use:   "network NODE",
@@ -170,8 +171,8 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 	f.BoolVar(&to.Off, "off", false, "cut it off from everyone")
 	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "cut it off from these nodes, separated by commas")
 	f.StringSliceVar(&to.DeafTo, "deaf-to", nil, "let it reach these nodes but not hear them")
-	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction, such as 100ms; up to "+qemu.MaxDelay.String())
-	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later, by chance; up to "+qemu.MaxDelay.String())
+	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction, such as 100ms; up to "+network.MaxDelay.String())
+	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later, by chance; up to "+network.MaxDelay.String())
 	f.Float64Var(&percent, "loss", 0, "percent of the frames that get lost, in each direction, from 0 to 100")
 	return cmd
 }

@@ -25,9 +25,9 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/container/snapshot"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
-	"github.com/garboard-os/garboard/qemu/registry"
-	"github.com/garboard-os/garboard/qemu/snapshot"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/google/go-cmp/cmp"
 )
 

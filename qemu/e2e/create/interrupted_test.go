@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/garboard-os/garboard/qemu/container/snapshot"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
-	"github.com/garboard-os/garboard/qemu/snapshot"
 )
 
 // Ctrl-C while the nodes boot: nothing is left of a cluster that was to be new, and

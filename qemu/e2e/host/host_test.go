@@ -14,8 +14,8 @@ import (
 
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/container/snapshot"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
-	"github.com/garboard-os/garboard/qemu/snapshot"
 )
 
 func TestMain(m *testing.M) { e2etest.Main(m) }

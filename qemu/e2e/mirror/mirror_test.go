@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
-	"github.com/garboard-os/garboard/qemu/registry"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 )
 
 func TestMain(m *testing.M) { e2etest.Main(m) }

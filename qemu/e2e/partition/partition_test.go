@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/network"
 	"github.com/garboard-os/garboard/qemu/osthread"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -85,7 +86,7 @@ func TestPartition(t *testing.T) {
 			p := p.in(t, part.name)
 			leader, others := p.roles()
 			part.run(p, leader, others[0], others[1])
-			if err := p.SetNetwork(t.Context(), leader.Name, qemu.Network{}); err != nil {
+			if err := p.SetNetwork(t.Context(), leader.Name, network.Conditions{}); err != nil {
 				t.Fatal(err)
 			}
 			p.takesWrites("after " + part.name + " no more")
@@ -122,7 +123,7 @@ func (p *part) roles() (leader qemu.Node, others []qemu.Node) {
 	return leader, others
 }
 
-func (p *part) spoil(n qemu.Node, to qemu.Network) {
+func (p *part) spoil(n qemu.Node, to network.Conditions) {
 	p.t.Helper()
 	if err := p.SetNetwork(p.t.Context(), n.Name, to); err != nil {
 		p.t.Fatal(err)
@@ -138,7 +139,7 @@ func (p *part) takesWrites(why string) {
 
 // alone: the one that led serves nobody any more, and the others go on.
 func (p *part) alone(leader, second, third qemu.Node) {
-	p.spoil(leader, qemu.Network{CutFrom: []string{second.Name, third.Name}})
+	p.spoil(leader, network.Conditions{CutFrom: []string{second.Name, third.Name}})
 	p.lonely(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
@@ -148,7 +149,7 @@ func (p *part) alone(leader, second, third qemu.Node) {
 // an election against one whom the third hears, so it has no leader and serves nobody.
 // Should the third lead instead, all hear it, and all serve.
 func (p *part) halfway(leader, second, third qemu.Node) {
-	p.spoil(leader, qemu.Network{CutFrom: []string{second.Name}})
+	p.spoil(leader, network.Conditions{CutFrom: []string{second.Name}})
 	p.Eventually(lonelyBudget, second.Name+" serves nobody, or "+third.Name+" leads", func() error {
 		now, err := p.Leader(p.etcd)
 		if err == nil && now.Name == third.Name {
@@ -162,7 +163,7 @@ func (p *part) halfway(leader, second, third qemu.Node) {
 
 // deaf: the others hear the leader, and it doesn't hear them.
 func (p *part) deaf(leader, second, third qemu.Node) {
-	p.spoil(leader, qemu.Network{DeafTo: []string{second.Name, third.Name}})
+	p.spoil(leader, network.Conditions{DeafTo: []string{second.Name, third.Name}})
 	p.lonely(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
@@ -170,7 +171,7 @@ func (p *part) deaf(leader, second, third qemu.Node) {
 
 // slow: nothing is lost for good, so nothing happens.
 func (p *part) slow(leader, _, _ qemu.Node) {
-	p.spoil(leader, qemu.Network{Delay: badDelay, Loss: badLoss})
+	p.spoil(leader, network.Conditions{Delay: badDelay, Loss: badLoss})
 	for i := range 2 {
 		p.takesWrites(fmt.Sprintf("while %s (%d)", p.what, i+1))
 	}

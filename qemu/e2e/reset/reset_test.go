@@ -24,6 +24,7 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 	"github.com/garboard-os/garboard/qemu/e2e/history"
+	"github.com/garboard-os/garboard/qemu/exit"
 )
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
@@ -236,7 +237,7 @@ func shuts(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 func off(t *testing.T, c *e2etest.Cluster, name string) error {
 	all, err := c.Status(t.Context())
 	for _, s := range all {
-		if s.Name == name && s.State != qemu.EndOff.String() {
+		if s.Name == name && s.State != exit.Off.String() {
 			return fmt.Errorf("it is %s", s.State)
 		}
 	}

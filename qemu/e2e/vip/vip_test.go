@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/network"
 	"github.com/garboard-os/garboard/qemu/osthread"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -325,10 +326,10 @@ func (c *tale) cutOff() {
 	was := c.one(moveBudget)
 	seen := c.watch()
 	began := time.Now()
-	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{Off: true}))
+	c.must(c.SetNetwork(c.t.Context(), was.Name, network.Conditions{Off: true}))
 	is := c.moves(began, was.Name)
 	c.leaves(was, began, cutBudget)
-	c.must(c.SetNetwork(c.t.Context(), was.Name, qemu.Network{}))
+	c.must(c.SetNetwork(c.t.Context(), was.Name, network.Conditions{}))
 	c.candidates(joinBudget, is)
 	seen.moved(was, is)
 }

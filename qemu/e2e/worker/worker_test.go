@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/network"
 )
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
@@ -199,7 +200,7 @@ func lost(t *testing.T, c *e2etest.Cluster, worker string) {
 			return err
 		}
 	}
-	if err := c.SetNetwork(t.Context(), worker, qemu.Network{Off: true}); err != nil {
+	if err := c.SetNetwork(t.Context(), worker, network.Conditions{Off: true}); err != nil {
 		t.Fatal(err)
 	}
 	off := time.Now()
@@ -216,7 +217,7 @@ func lost(t *testing.T, c *e2etest.Cluster, worker string) {
 	if err := eventually.Took(off, taken, lostBudget); err != nil {
 		t.Errorf("until the worker was taken for lost: %v", err)
 	}
-	if err := c.SetNetwork(t.Context(), worker, qemu.Network{}); err != nil {
+	if err := c.SetNetwork(t.Context(), worker, network.Conditions{}); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()

@@ -1,4 +1,4 @@
-package qemu
+package vm
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// Program is QEMU's name for the machines that we run.
+	// Program is the QEMU program for x86-64.
 	Program = "qemu-system-x86_64"
 
 	// probeBudget is for QEMU to start (0.1 s) and the guest to run (0.1 s),
@@ -32,13 +32,13 @@ const (
 //go:embed probe.bin
 var probeCode []byte
 
-// errNoKVM says why KVM isn't there, or isn't what it says.
+// errNoKVM is the error of a machine without KVM, or with a KVM that runs no guests.
 var errNoKVM = errors.New("no hardware virtualisation")
 
-// probeKVM runs a guest of 222 bytes under KVM. It returns nil if the guest ran to
-// its end. The device file proves nothing: hosts exist where it opens, and then no
-// guest gets past 16-bit mode.
-func probeKVM(ctx context.Context) error {
+// ProbeKVM runs a guest of 222 bytes under KVM. It returns nil if the guest ran to its end.
+// The device file proves nothing: on some hosts it can be opened, but no guest gets past
+// 16-bit mode.
+func ProbeKVM(ctx context.Context) error {
 	kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNoKVM, err)
@@ -69,7 +69,7 @@ func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) e
 		"-bios", rom, "-device", "isa-debug-exit,iobase="+probeDebugPort+",iosize=4")
 	// A guest that hangs inside the kernel takes a moment to be killed.
 	cmd.WaitDelay = time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to handle
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // this process handles Ctrl-C
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	switch {
@@ -83,14 +83,14 @@ func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) e
 	return fmt.Errorf("a guest of %d bytes ended without a word", len(probeCode))
 }
 
-// oneLine is what a program said on several: a KVM that lacks what it promises has an error
-// and a failed assertion.
+// oneLine joins the lines of a program's output: QEMU prints an error and a failed assertion
+// where KVM lacks a feature that it has announced.
 func oneLine(said string) string {
 	return strings.Join(strings.FieldsFunc(strings.TrimSpace(said), func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// probeROM is firmware with nothing in it but the guest. The processor starts at
-// the reset vector, 16 bytes below the end, with a jump to the start.
+// probeROM returns firmware that contains only the guest. The processor starts at the reset
+// vector, 16 bytes below the end, with a jump to the start.
 func probeROM() []byte {
 	const hlt = 0xf4
 	rom := make([]byte, probeROMSize)

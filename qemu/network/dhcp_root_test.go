@@ -1,10 +1,12 @@
-package qemu
+package network
 
 import (
 	"context"
 	"errors"
 	"log/slog"
 	"net"
+	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -15,25 +17,26 @@ import (
 
 const dhcpBudget = 60 * time.Second // for three tries of each question, of which the client makes the second after 5 s
 
-// Each node gets its own address, again and again; nobody else gets one.
+// Each node gets its own address at each request. Other hardware addresses get none.
 func TestDHCP(t *testing.T) {
-	needRoot(t)
-	t.Setenv("GARBOARD_HOME", t.TempDir())
-	p, err := newPlan(Options{Name: "dhcp", ControlPlanes: 1, Workers: 1}, Choice{Name: QEMU})
-	if err != nil {
-		t.Fatal(err)
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: a network namespace")
 	}
-	l, err := newLAN(p, clusterDir(t.TempDir()), slog.New(slog.DiscardHandler))
+	config := Config{Cluster: "dhcp", Prefix: netip.MustParsePrefix("10.5.0.0/24"), Nodes: []Node{
+		{"dhcp-controlplane-1", netip.MustParseAddr("10.5.0.2")},
+		{"dhcp-worker-1", netip.MustParseAddr("10.5.0.3")},
+	}}
+	l, err := New(config, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	s, err := l.serveDHCP()
+	s, err := l.ServeDHCP()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for _, n := range p.Nodes {
+	for _, n := range config.Nodes {
 		c := dhcpClient(t, l, n)
 		ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(dhcpBudget))
 		defer cancel()
@@ -57,20 +60,20 @@ func TestDHCP(t *testing.T) {
 			t.Errorf("%s: another address: %v", n.Name, err)
 		}
 	}
-	quiet := newLeases(p, slog.New(slog.DiscardHandler))
-	stranger, err := dhcpv4.NewDiscovery(net.HardwareAddr{2, 0, 0, 0, 0, 1})
+	quiet := newLeases(config, slog.New(slog.DiscardHandler))
+	unknown, err := dhcpv4.NewDiscovery(net.HardwareAddr{2, 0, 0, 0, 0, 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, err := quiet.answer(stranger); a != nil || err != nil {
-		t.Errorf("a stranger is answered: %v, %v", a, err)
+	if a, err := quiet.answer(unknown); a != nil || err != nil {
+		t.Errorf("an unknown hardware address is answered: %v, %v", a, err)
 	}
 }
 
-// dhcpClient asks from a node's end of its cable.
-func dhcpClient(t *testing.T, l *lan, n Node) *nclient4.Client {
+// dhcpClient is a client at the node's end of its cable.
+func dhcpClient(t *testing.T, l *LAN, n Node) *nclient4.Client {
 	t.Helper()
-	peer, err := (&containers{l}).makeLink(n)
+	peer, err := l.Veth(n)
 	if err != nil {
 		t.Fatal(err)
 	}

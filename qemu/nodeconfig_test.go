@@ -1,19 +1,15 @@
 package qemu
 
 import (
-	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu/network"
 	"github.com/google/go-cmp/cmp"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func testPlan(provisioner string) Plan {
 	p := Plan{
@@ -23,32 +19,6 @@ func testPlan(provisioner string) Plan {
 		Nodes: []Node{{Name: "test-controlplane-1", Type: "init", Address: netip.MustParseAddr("10.5.0.2"), CPUs: 2, MemoryMiB: 2048, DiskGiB: 20}},
 	}
 	return p
-}
-
-func TestQEMUArguments(t *testing.T) {
-	t.Parallel()
-	for _, accelerator := range []string{"tcg", "kvm"} {
-		p := testPlan(QEMU)
-		p.Accelerator = accelerator
-		if accelerator == "kvm" {
-			p.Nodes[0].ClockOffset = -365 * 24 * time.Hour
-		}
-		args := machine{now: time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC), plan: p, node: p.Nodes[0], dir: "/home/me/.garboard/clusters/a,b"}.arguments()
-		got := strings.Join(args, "\n") + "\n"
-		golden := filepath.Join("testdata", "arguments-"+accelerator)
-		if *update {
-			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s (-want +got; -update writes it):\n%s", golden, diff)
-		}
-	}
 }
 
 // Every configuration that we make is one that a node accepts.
@@ -94,32 +64,23 @@ func TestNodeConfigurations(t *testing.T) {
 	}
 }
 
-func TestIdentitiesAreStable(t *testing.T) {
+// S-126, S-127, S-128: which mirrors a registry has. The last mirror of every registry is the
+// one with the images that were built.
+func TestMirrors(t *testing.T) {
 	t.Parallel()
-	if a, b := machineUUID("a", "n"), machineUUID("a", "n"); a != b || len(a) != 36 || a == machineUUID("b", "n") {
-		t.Errorf("UUIDs %s, %s", a, b)
-	}
-	if a, b := hardwareAddress("a", "n").String(), hardwareAddress("a", "n").String(); a != b || a == hardwareAddress("b", "n").String() {
-		t.Errorf("MAC addresses %s, %s", a, b)
-	}
-	if m := hardwareAddress("a", "n"); m[0]&3 != 2 { // locally administered, not multicast
-		t.Errorf("MAC address %s", m)
-	}
-}
-
-func TestDiskIsMadeOnce(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "disk.img")
-	if err := makeDisk(path, 1<<20); err != nil {
+	p := testPlan(QEMU)
+	var err error
+	p.Mirrors, err = network.NewMirrors(map[string][]string{
+		"docker.io": {"http://10.5.0.1:5000/", "https://example.org"}, "*": {"https://example.org"},
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
+	want := map[string][]string{
+		"*":         {"http://10.5.0.1:5001", "http://10.5.0.1:5000"},
+		"docker.io": {"http://10.5.0.1:5002", "http://10.5.0.1:5001"},
 	}
-	if err := makeDisk(path, 1<<20); err != nil {
-		t.Fatal(err)
-	}
-	if data, _ := os.ReadFile(path); string(data) != "data" {
-		t.Errorf("disk is now %q", data)
+	if diff := cmp.Diff(want, p.mirrors()); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -1,39 +1,41 @@
-package qemu
+package network
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/dhcpv4/server4"
 )
 
-// leaseTime is short beside real networks', so that renewals happen in a day's work.
+// leaseTime is shorter than in real networks, so that renewals happen in development.
 const leaseTime = time.Hour
 
-// leases answers the DHCP questions of a cluster's nodes: each gets its own address,
-// by its hardware address (RFC 2131). Nobody else is on their network, so nothing has
-// to be remembered, and others aren't answered.
+// leases answers the DHCP requests of a cluster's nodes: each gets its own address, by its
+// hardware address (RFC 2131). The addresses are in the plan, so no lease is recorded.
+// Requests of other hardware addresses are not answered.
 type leases struct {
-	plan  Plan
-	log   *slog.Logger
-	nodes map[string]Node // by hardware address
+	prefix netip.Prefix
+	log    *slog.Logger
+	nodes  map[string]Node // by hardware address
 }
 
-func newLeases(p Plan, log *slog.Logger) leases {
-	l := leases{plan: p, log: log, nodes: map[string]Node{}}
-	for _, n := range p.Nodes {
-		l.nodes[hardwareAddress(p.Name, n.Name).String()] = n
+func newLeases(c Config, log *slog.Logger) leases {
+	l := leases{prefix: c.Prefix, log: log, nodes: map[string]Node{}}
+	for _, n := range c.Nodes {
+		l.nodes[HardwareAddress(c.Cluster, n.Name).String()] = n
 	}
 	return l
 }
 
-// serveDHCP answers on the bridge until the server is closed.
-func (l *lan) serveDHCP() (*server4.Server, error) {
+// ServeDHCP answers on the bridge until the returned server is closed.
+func (l *LAN) ServeDHCP() (io.Closer, error) {
 	var s *server4.Server
-	handler := newLeases(l.plan, l.log)
+	handler := newLeases(l.config, l.log)
 	err := l.thread.Do(func() (err error) {
 		s, err = server4.NewServer(bridgeName, &net.UDPAddr{IP: net.IPv4zero, Port: dhcpv4.ServerPort}, handler.handle)
 		return err
@@ -55,10 +57,10 @@ func (l leases) handle(conn net.PacketConn, peer net.Addr, question *dhcpv4.DHCP
 	}
 }
 
-// answer is nil where there is nothing to say.
+// answer is nil where no answer must be sent.
 func (l leases) answer(question *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
 	n, known := l.nodes[question.ClientHWAddr.String()]
-	server := gateway(l.plan.Network)
+	server := Gateway(l.prefix)
 	other := question.ServerIdentifier()
 	if !known || question.OpCode != dhcpv4.OpcodeBootRequest || other != nil && !other.Equal(server.AsSlice()) {
 		return nil, nil
@@ -77,14 +79,14 @@ func (l leases) answer(question *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
 				dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice())))
 		}
 	default:
-		return nil, nil // what a node gives back is still its own
+		return nil, nil // a released address stays reserved for its node
 	}
 	return dhcpv4.NewReplyFromRequest(question,
 		dhcpv4.WithMessageType(kind),
 		dhcpv4.WithYourIP(n.Address.AsSlice()),
 		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(server.AsSlice())),
-		dhcpv4.WithNetmask(ipNet(l.plan.Network).Mask),
-		// Leads nowhere: but Kubernetes takes its address from the default route.
+		dhcpv4.WithNetmask(ipNet(l.prefix).Mask),
+		// It is connected to nothing, but Kubernetes gets its address from the default route.
 		dhcpv4.WithOption(dhcpv4.OptRouter(server.AsSlice())),
 		dhcpv4.WithOption(dhcpv4.OptHostName(n.Name)),
 		dhcpv4.WithLeaseTime(uint32(leaseTime/time.Second)))

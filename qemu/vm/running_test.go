@@ -1,4 +1,4 @@
-package qemu
+package vm
 
 import (
 	"context"
@@ -11,11 +11,12 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/qemu/exit"
 	"github.com/garboard-os/garboard/qemu/osthread"
 )
 
 // run starts QEMU with a guest of a few bytes of 16-bit code as its firmware.
-func run(t *testing.T, thread *osthread.Thread, code ...byte) *runningMachine {
+func run(t *testing.T, thread *osthread.Thread, code ...byte) *Running {
 	t.Helper()
 	image := make([]byte, probeROMSize)
 	copy(image[probeResetAt:], code)
@@ -46,18 +47,18 @@ func TestMachineEnds(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		code []byte
-		do   func(*runningMachine)
-		want End
+		do   func(*Running)
+		want exit.Reason
 	}{
-		{"guest resets", reset, func(*runningMachine) {}, EndReboot},
-		{"power is cut", idle, (*runningMachine).Cut, EndKilled},
-		{"QEMU is told to quit", idle, func(r *runningMachine) { _ = r.monitor.Do(context.Background(), "quit") }, EndOff},
-		{"frozen, then cut", idle, func(r *runningMachine) {
+		{"guest resets", reset, func(*Running) {}, exit.Reboot},
+		{"power is cut", idle, (*Running).Cut, exit.Killed},
+		{"QEMU quits", idle, func(r *Running) { _ = r.monitor.Do(context.Background(), "quit") }, exit.Off},
+		{"frozen, then cut", idle, func(r *Running) {
 			if err := r.Freeze(t.Context(), true); err != nil {
 				t.Error(err)
 			}
 			r.Cut()
-		}, EndKilled},
+		}, exit.Killed},
 	} {
 		r := run(t, thread, tc.code...)
 		tc.do(r)
@@ -67,8 +68,8 @@ func TestMachineEnds(t *testing.T) {
 	}
 }
 
-// Machines end with whoever started them, even if that is killed.
-func TestMachineHangsOnTheKeeper(t *testing.T) {
+// A machine ends with the thread that started it, also when the process is killed.
+func TestMachineEndsWithTheThread(t *testing.T) {
 	t.Parallel()
 	thread := osthread.New()
 	r := run(t, thread, idle...)
@@ -77,13 +78,13 @@ func TestMachineHangsOnTheKeeper(t *testing.T) {
 	}
 	eventually.That(t, 5*time.Second, "QEMU is gone", func() error {
 		if err := syscall.Kill(r.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
-			return errors.New("it lives")
+			return errors.New("it runs")
 		}
 		return nil
 	})
 }
 
-func TestMachineThatCantStart(t *testing.T) {
+func TestMachineWithoutFirmwareFails(t *testing.T) {
 	t.Parallel()
 	thread := osthread.New()
 	defer thread.Close()

@@ -1,4 +1,4 @@
-package qemu
+package network
 
 import (
 	"fmt"
@@ -6,35 +6,14 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"testing"
 
 	"github.com/garboard-os/garboard/boot/freeport"
-	"github.com/google/go-cmp/cmp"
 )
 
-// S-126, S-127, S-128: what is asked instead of which registry; the one with what was
-// built is asked last, and for everything.
-func TestMirrors(t *testing.T) {
-	t.Parallel()
-	p := testPlan(QEMU)
-	var err error
-	p.Mirrors, err = planMirrors(Options{Mirrors: map[string][]string{
-		"docker.io": {"http://10.5.0.1:5000/", "https://example.org"}, "*": {"https://example.org"},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string][]string{
-		"*":         {"http://10.5.0.1:5001", "http://10.5.0.1:5000"},
-		"docker.io": {"http://10.5.0.1:5002", "http://10.5.0.1:5001"},
-	}
-	if diff := cmp.Diff(want, p.mirrors()); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// S-129, S-134: a registry of this machine is reached by the gateway's address, with a
-// path and a slash at its end, and what it leads to is followed.
+// S-129, S-134: a registry of this machine is used by the gateway's address, with a path and
+// a slash at its end, and its redirects are followed.
 func TestMirrorProxy(t *testing.T) {
 	t.Parallel()
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +38,7 @@ func TestMirrorProxy(t *testing.T) {
 	cache.Listener = l
 	cache.Start()
 	defer cache.Close()
-	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", at.Port())}.proxy(testPlan(QEMU), slog.New(slog.DiscardHandler))
+	handler, err := Mirror{URL: fmt.Sprintf("http://10.5.0.1:%d/cache/", at.Port())}.proxy(netip.MustParsePrefix("10.5.0.0/24"), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

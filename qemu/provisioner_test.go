@@ -1,0 +1,92 @@
+package qemu
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/qemu/container"
+	"github.com/garboard-os/garboard/qemu/network"
+	"github.com/garboard-os/garboard/qemu/vm"
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestChoice(t *testing.T) {
+	t.Parallel()
+	absent, hangs := errors.New("not found"), errors.New("no hardware virtualisation: it hangs")
+	for _, tc := range []struct {
+		name      string
+		want      string
+		root      bool
+		qemu, kvm error
+		text      string
+	}{
+		{"KVM works", Auto, false, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest"},
+		{"KVM works, root", Auto, true, nil, nil, "nodes run in QEMU (kvm): KVM ran a test guest"},
+		{"KVM hangs, root", Auto, true, nil, hangs, "nodes run as containers: no hardware virtualisation: it hangs"},
+		{"KVM hangs, user", "", false, nil, hangs, "nodes run in QEMU (tcg): emulated, ten times slower; no hardware virtualisation: it hangs, and containers need root"},
+		{"no QEMU, root", Auto, true, absent, nil, "nodes run as containers: no QEMU here (not found)"},
+		{"no QEMU, user", Auto, false, absent, nil, "error: not found; install qemu-system-x86, or run as root to have nodes as containers"},
+		{"container", Container, true, nil, nil, "nodes run as containers: asked for"},
+		{"container, user", Container, false, nil, nil, "error: nodes as containers need root, for namespaces and cgroups: run as root (sudo), or take PROVISIONER=qemu"},
+		{"QEMU", QEMU, true, nil, hangs, "nodes run in QEMU (tcg): asked for; emulated in software, as there is no hardware virtualisation: it hangs"},
+		{"QEMU with KVM", QEMU, true, nil, nil, "nodes run in QEMU (kvm): asked for; KVM ran a test guest"},
+		{"unknown", "docker", true, nil, nil, `error: provisioner "docker": must be qemu, container or auto`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c, err := chooser{
+				root: tc.root,
+				qemu: func() error { return tc.qemu },
+				kvm:  func() error { return tc.kvm },
+			}.choose(tc.want)
+			got := c.String()
+			if err != nil {
+				got = "error: " + err.Error()
+			}
+			if got != tc.text {
+				t.Errorf("got  %s\nwant %s", got, tc.text)
+			}
+		})
+	}
+}
+
+// All of a plan that a virtual machine depends on is in its configuration.
+func TestMachineOfAPlan(t *testing.T) {
+	t.Parallel()
+	p := testPlan(QEMU)
+	p.Accelerator, p.Nodes[0].ClockOffset = "kvm", -time.Hour
+	const dir = "/home/me/.garboard/clusters/a,b/test-controlplane-1/"
+	want := vm.Config{
+		Name: "test/test-controlplane-1", Accelerator: "kvm", CPUs: 2, MemoryMiB: 2048,
+		Kernel: "/cache/vmlinuz", Initramfs: "/cache/initramfs", Cmdline: "garboard.debug=1",
+		Console: dir + "console.log", Chart: dir + "boot-chart.svg", Configuration: dir + "config.yaml",
+		Disk: dir + "disk.img", DiskGiB: 20, HardwareAddr: network.HardwareAddress("test", "test-controlplane-1"), ClockOffset: -time.Hour,
+	}
+	m := machines{plan: p, dir: "/home/me/.garboard/clusters/a,b"}
+	if diff := cmp.Diff(want, m.config(p.Nodes[0])); diff != "" {
+		t.Error(diff)
+	}
+	m.plan.Unplugged, m.plan.Unconfigured = true, true
+	want.Unplugged, want.Configuration = true, ""
+	if diff := cmp.Diff(want, m.config(p.Nodes[0])); diff != "" {
+		t.Errorf("without network and configuration:\n%s", diff)
+	}
+}
+
+func TestContainerOfAPlan(t *testing.T) {
+	t.Parallel()
+	p := testPlan(Container)
+	p.Boot = Boot{Rootfs: "/cache/root.sqsh", Init: "/cache/init", Sandbox: "/cache/sandbox"}
+	c := containers{plan: p, dir: "/home/me/.garboard/clusters/test"}
+	const dir = "/home/me/.garboard/clusters/test/test-controlplane-1/"
+	want := container.Config{
+		ID: "test.test-controlplane-1", Hostname: "test-controlplane-1",
+		Sandbox: "/cache/sandbox", Rootfs: "/cache/root.sqsh", Init: "/cache/init",
+		Work: dir + "work", State: dir + "state", Ephemeral: dir + "var", Configuration: dir + "config.yaml", Console: dir + "console.log",
+		Cgroup: c.dir.nodeCgroup("test-controlplane-1"), CPUs: 2, MemoryMiB: 2048,
+	}
+	if diff := cmp.Diff(want, c.config(p.Nodes[0])); diff != "" {
+		t.Error(diff)
+	}
+}

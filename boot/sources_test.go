@@ -11,8 +11,8 @@ import (
 	"testing/fstest"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
 // files makes a file system of absolute paths.

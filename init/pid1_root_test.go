@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // roleEnv makes this test binary play a part: PID 1 of a PID namespace with one

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // fakeDog remembers what was done to it.

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/container"
 	"github.com/garboard-os/garboard/qemu/container/snapshot"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 func needRoot(t *testing.T) {

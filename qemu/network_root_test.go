@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/container/snapshot"
 	"github.com/garboard-os/garboard/qemu/network"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/google/go-cmp/cmp"
 )
 

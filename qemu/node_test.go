@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/exit"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // switched is a provisioner whose nodes run until they are told how to end.

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // Nobody waits for a cluster that another command has removed or stopped.

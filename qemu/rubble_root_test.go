@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/container/snapshot"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 const (

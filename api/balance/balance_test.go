@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/boot/freeport"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
 // rig is a balancer before API servers, each with a switch.

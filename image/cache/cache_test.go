@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 func TestMain(m *testing.M) {

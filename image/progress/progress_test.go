@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // run is a reporter whose clock and ticks the test makes.

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/garboard-os/garboard/boot/freeport"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
 // S-129, S-134: a registry of this machine is used by the gateway's address, with a path and

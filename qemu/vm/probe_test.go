@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // probe.bin is assembled from probe.asm.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/exit"
 	"github.com/garboard-os/garboard/qemu/osthread"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // run starts QEMU with a guest of a few bytes of 16-bit code as its firmware.

@@ -32,10 +32,10 @@ var mayImport = map[string][]string{
 	"tools":    {"config", "api", "boot", "kernel", "image", "qemu"},
 }
 
-// forTests are what the tests of every room may use: waiting, ports and namespaces are
-// each one thing with one place.
+// forTests are packages that the tests of every room may use.
 var forTests = []string{
-	module + "/boot/eventually", module + "/boot/freeport",
+	module + "/tools/testing/eventually",
+	module + "/tools/testing/freeport",
 	module + "/tools/testing/isolate",
 	module + "/tools/testing/uml",
 }

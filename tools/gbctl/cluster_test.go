@@ -19,9 +19,9 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/client/hangup"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 

@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"golang.org/x/sys/unix"
 )
 

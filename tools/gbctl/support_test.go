@@ -27,9 +27,9 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/boot/eventually"
-	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
 // liveNodes serves handlers as nodes over TLS, and makes the app that can ask

@@ -22,12 +22,12 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/api/client"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/container/snapshot"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 	"github.com/garboard-os/garboard/qemu/network/registry"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/google/go-cmp/cmp"
 )
 

@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/osthread"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 const (

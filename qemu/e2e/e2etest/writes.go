@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu/e2e/history"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 

@@ -16,11 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 	"github.com/garboard-os/garboard/qemu/network"
 	"github.com/garboard-os/garboard/qemu/osthread"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/garboard-os/garboard/boot/freeport"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
 // S-238: a service that answers is healthy; one that doesn't is told with the

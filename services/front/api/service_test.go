@@ -12,8 +12,8 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/google/go-cmp/cmp"
 )
 

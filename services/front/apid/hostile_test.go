@@ -16,8 +16,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // FuzzRequests sends what a reader may make up. Whatever it is: what reaches PID 1

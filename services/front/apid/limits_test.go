@@ -16,7 +16,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 const version = "/garboard.v1.NodeService/Version"

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/api"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // gateVariable, in the environment, makes the test program the gate itself: its

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"golang.org/x/sys/unix"
 )
 

@@ -22,8 +22,8 @@ import (
 	"github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // Without the token there is nothing, and nothing of it is told.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // S-180, S-181: a real API server lets a kubelet do to its own node and pods what a

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // Real etcd and a real control plane go on with certificates that are renewed under

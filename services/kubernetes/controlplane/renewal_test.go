@@ -13,10 +13,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/system/clock"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // The control plane's certificates are renewed under its feet: files change, pods

@@ -18,8 +18,8 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // S-212, S-215, S-219, S-355: others wait, then join as learners and are promoted;

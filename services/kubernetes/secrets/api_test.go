@@ -11,9 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // S-158, S-157: a control plane makes its API's certificate itself, with all the

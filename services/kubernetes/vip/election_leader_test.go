@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 

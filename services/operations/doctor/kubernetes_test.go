@@ -14,13 +14,13 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/boot/freeport"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
 func notReady(w http.ResponseWriter) {

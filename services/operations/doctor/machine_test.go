@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 func TestMaintenance(t *testing.T) {

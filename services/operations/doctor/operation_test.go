@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // An operation that waits for a person, and then fails, is told of until one of its

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // ends is a service that starts, says what is in a file of a real program's last

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"golang.org/x/sys/unix"
 )
 

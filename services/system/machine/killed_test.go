@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // applyIn, set in the environment, makes the test program apply configurations to

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/boot/eventually"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 func TestParseUevent(t *testing.T) {

@@ -19,8 +19,8 @@ type dialer interface {
 	Dial(ctx context.Context, n network.Node, port int) (net.Conn, error)
 }
 
-// ports are what makes the APIs of the nodes reachable: all from this machine, and
-// where the cluster's endpoint is a load balancer, that from the nodes.
+// ports forward connections to the APIs of the nodes: from this machine to all of them,
+// and, where the cluster's endpoint is a load balancer, from the nodes to that.
 type ports struct {
 	plan       Plan
 	lan        *network.LAN
@@ -37,7 +37,7 @@ func openPorts(p Plan, d clusterDir, lan *network.LAN, log *slog.Logger) (_ *por
 		servers = append(servers, n.onLAN())
 	}
 	if p.Shared.IsValid() {
-		servers = []network.Node{{Name: "shared address", Address: p.Shared}} // which one it is, they see to
+		servers = []network.Node{{Name: "shared address", Address: p.Shared}} // the control planes decide which of them has it
 	}
 	var trust *tls.Config
 	if len(servers) > 1 {
@@ -85,8 +85,7 @@ func (p *ports) close() {
 	}
 }
 
-// setEndpoint turns the load balancer on or off that nodes have as their cluster's
-// endpoint.
+// setEndpoint turns on or off the load balancer that is the cluster's endpoint for nodes.
 func (p *ports) setEndpoint(on bool) error {
 	if !p.plan.balanced() {
 		return errors.New("the endpoint of this cluster is its only control plane, not a load balancer")
@@ -109,10 +108,10 @@ func (p *ports) setEndpoint(on bool) error {
 	return nil
 }
 
-// newBalancer hands each connection to the port of one of several nodes. With trust,
-// the API servers there are asked whether they are ready; while none is, the first
-// that takes a connection gets it. So a cluster that is just starting is reached as
-// soon as anybody is there.
+// newBalancer forwards each connection to the port of one of several nodes. With trust, it
+// asks the API servers there whether they are ready. While none is, the first that accepts
+// a connection gets it. So a cluster that is starting can be reached as soon as one node
+// listens.
 func newBalancer(to dialer, nodes []network.Node, port int, trust *tls.Config, log *slog.Logger) *balance.Balancer {
 	byName := map[string]network.Node{}
 	var upstreams []balance.Upstream

@@ -13,8 +13,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// echoes is a dialer whose nodes answer with their name and what they heard,
-// after they have heard all; those whose name starts with "dead" don't exist.
+// echoes is a dialer whose nodes answer with their name and the size of the request, once
+// they have received all of it; those whose name starts with "dead" don't exist.
 type echoes struct{}
 
 func (echoes) Dial(_ context.Context, n network.Node, port int) (net.Conn, error) {
@@ -36,16 +36,16 @@ func echo(l net.Listener, name string) {
 		return
 	}
 	defer conn.Close()
-	heard, _ := io.ReadAll(conn) // to the half-close
-	fmt.Fprintf(conn, "%s heard %d", name, len(heard))
+	request, _ := io.ReadAll(conn) // to the half-close
+	fmt.Fprintf(conn, "%s received %d", name, len(request))
 }
 
 func TestForward(t *testing.T) {
 	t.Parallel()
 	quiet := slog.New(slog.DiscardHandler)
 	for _, tc := range []struct{ nodes, want string }{
-		{"alive", "alive:6443 heard 100000"},
-		{"dead-1 dead-2 alive", "alive:6443 heard 100000"},
+		{"alive", "alive:6443 received 100000"},
+		{"dead-1 dead-2 alive", "alive:6443 received 100000"},
 		{"dead", ""}, // closed, not hanging
 	} {
 		l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -62,7 +62,7 @@ func TestForward(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = conn.Write(make([]byte, 100000)) // fails where nobody is
+		_, _ = conn.Write(make([]byte, 100000)) // fails where no node exists
 		_ = conn.(*net.TCPConn).CloseWrite()
 		got, _ := io.ReadAll(conn)
 		if string(got) != tc.want {

@@ -10,8 +10,8 @@ import (
 
 var errSharedClock = errors.New("nodes that are containers have this machine's clock: only one in QEMU can be wrong")
 
-// SetClock makes a machine's hardware clock wrong, from its next start on and until the
-// cluster stops.
+// SetClock makes the hardware clock of a virtual machine wrong, from its next start on and
+// until the cluster stops.
 func (c *Cluster) SetClock(ctx context.Context, node string, offset time.Duration) error {
 	query := url.Values{"offset": {offset.String()}}
 	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/clock?"+query.Encode(), nil)

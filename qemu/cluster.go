@@ -17,54 +17,56 @@ import (
 )
 
 const (
-	// readyBudget is for the host process to have its nodes started. It takes
-	// less than a second; QEMU on a busy machine takes longest.
+	// readyBudget is for the host process to start its nodes. It takes less than a second;
+	// QEMU on a busy machine takes longest.
 	readyBudget = 60 * time.Second
-	// failBudget is for a host process that can't go on to end by itself.
+	// failBudget is for a host process that has failed to end by itself.
 	failBudget = 5 * time.Second
-	// endBudget is how long a host process may take beyond its nodes' budget: a quarter of
-	// a second for each, on an idle machine.
+	// endBudget is added to the nodes' budget for the host process to end: a quarter of a
+	// second for each node, on an idle machine.
 	endBudget = 10 * time.Second
-	// endPoll is how late an interruption of that wait may be noticed.
+	// endPoll is the largest delay with which an interruption of that wait is noticed.
 	endPoll = 100 * time.Millisecond
 
-	// statusBudget is for a question that a host process answers at once.
+	// statusBudget is for a request that a host process answers at once.
 	statusBudget = 5 * time.Second
 
 	logTail = 2 << 10 // of host.log, in an error
 )
 
-// Defaults of a node in QEMU. 4 GiB is twice what a control plane needs, for pods.
+// Defaults of a node in QEMU. A control plane needs half of 4 GiB; the rest is for pods.
 const (
 	defaultCPUs      = 2
 	defaultMemoryMiB = 4096
 	defaultDiskGiB   = 20
 )
 
-// Options say what Up is to bring up. Name, Boot and Images are required.
+// Options describe the cluster that Up brings up. Name, Boot and Images are required.
 type Options struct {
 	Name        string
 	Provisioner string // QEMU, Container, or Auto, the default
 	Boot        Boot
 	Images      string // directory of an OCI layout
-	// Choice is what Choose said about Provisioner, if it was asked before.
+	// Choice is the result of Choose for Provisioner. Zero: Up calls Choose.
 	Choice Choice
-	// ControlPlanes and Workers are how many nodes there are of each; default one
-	// control plane.
+	// ControlPlanes and Workers are the numbers of nodes of each type; default one control
+	// plane.
 	ControlPlanes, Workers int
 	// Later is how many of the control planes stay off until they are turned on for the
-	// first time: machines that a cluster may grow by.
+	// first time: machines with which the cluster can be extended.
 	Later int
-	// Network is where nodes are; default 10.5.0.0/24. The first address is
+	// Network has the addresses of the nodes; default 10.5.0.0/24. The first address is
 	// this machine's, with the registry and the load balancer.
 	Network netip.Prefix
 	// SharedAddress makes the cluster's endpoint an address that the control planes share,
 	// the last of the network, instead of a load balancer.
 	SharedAddress bool
-	// Mirrors are registries that are asked instead of others, by host or "*", before the
-	// one with the images that were built. This machine asks them for the nodes.
+	// Mirrors are URLs of registry mirrors, by host or "*". Nodes use them before the
+	// registry with the images that were built. This machine forwards the nodes' requests
+	// to them.
 	Mirrors map[string][]string
-	// KubernetesVersion is another one than what was built, from the mirrors.
+	// KubernetesVersion is a version other than that of the images that were built. Its
+	// images come from the mirrors.
 	KubernetesVersion string
 	InstallImage      string // of the installer
 	// WireGuard is the network of a virtual private network between the nodes.
@@ -74,36 +76,36 @@ type Options struct {
 	// Patches change the configurations of all nodes, of control planes or of workers:
 	// JSON patches or strategic merge patches.
 	Patches, ControlPlanePatches, WorkerPatches [][]byte
-	// Self is the command whose subcommand `host --cluster NAME` calls Host; default
-	// this program.
+	// Self is the command whose subcommand `host --cluster NAME` calls Host; default this
+	// program.
 	Self []string
-	// CPUs and MemoryMiB are what a machine has, and what a container may take: as much
-	// as there is, if they are 0.
+	// CPUs and MemoryMiB are the size of a machine, and the limits of a container; 0: a
+	// default size, and no limits.
 	CPUs      int
 	MemoryMiB int
 	DiskGiB   int // of QEMU nodes; negative: no disk
-	// Unplugged gives QEMU nodes a network that nobody else is on.
+	// Unplugged gives QEMU nodes a network card that is connected to nothing.
 	Unplugged bool
-	// Unconfigured keeps its configuration from a QEMU node, which then waits for one
-	// over the machine API.
+	// Unconfigured starts QEMU nodes without a configuration. They wait for one from the
+	// machine API.
 	Unconfigured bool
-	// Prepare may change what a new node begins with, before it starts: in dir,
-	// config.yaml, and disk.img (QEMU) or state and var (containers).
+	// Prepare may change the files of a new node before it starts: in dir, config.yaml, and
+	// disk.img (QEMU) or state and var (containers).
 	Prepare func(dir string) error
-	// Out is told in whole lines what happens.
+	// Out gets progress messages, in whole lines.
 	Out io.Writer
 }
 
-// Cluster is one that exists.
+// Cluster is an existing cluster.
 type Cluster struct {
 	Plan
-	// Made says that it was Up that made it, and Started that it didn't run before Up.
-	// Where neither is so, it is another command's to end.
+	// Made: this call of Up made the cluster. Started: it did not run before this call.
+	// Where neither is set, another command must end the cluster.
 	Made, Started bool
 	dir           clusterDir
 }
 
-// Open finds a cluster. The error is ErrNoCluster where there is none.
+// Open returns a cluster. The error is ErrNoCluster where there is none.
 func Open(name string) (*Cluster, error) {
 	d, err := dirOf(name)
 	if err != nil {
@@ -116,8 +118,8 @@ func Open(name string) (*Cluster, error) {
 	return &Cluster{Plan: p, dir: d}, nil
 }
 
-// List finds all clusters, sorted by name, also if it returns an error: that is of those
-// that are damaged. One that is removed meanwhile is none.
+// List returns all clusters, sorted by name. An error names the damaged ones, and the
+// others are returned with it. A cluster that is being removed is left out.
 func List() ([]*Cluster, error) {
 	home, err := Home()
 	if err != nil {
@@ -132,7 +134,7 @@ func List() ([]*Cluster, error) {
 	for _, p := range plans {
 		name := filepath.Base(filepath.Dir(p))
 		if checkName(name) != nil {
-			continue // a copy that somebody made: it can't be one's name
+			continue // a copy of a directory: no cluster can have this name
 		}
 		c, err := Open(name)
 		if errors.Is(err, ErrNoCluster) {
@@ -147,7 +149,7 @@ func List() ([]*Cluster, error) {
 	return all, errors.Join(damaged...)
 }
 
-// Find is a node by its name, which may be given without the cluster's before it.
+// Find returns a node by its name, with or without the cluster's name before it.
 func (c *Cluster) Find(name string) (Node, error) {
 	var names []string
 	for _, n := range c.Nodes {
@@ -159,23 +161,23 @@ func (c *Cluster) Find(name string) (Node, error) {
 	return Node{}, fmt.Errorf("cluster %s has no node %q; there are %s", c.Name, name, strings.Join(names, ", "))
 }
 
-// Dir is the cluster's directory.
+// Dir returns the cluster's directory.
 func (c *Cluster) Dir() string { return string(c.dir) }
 
-// Kubeconfig is the file for kubectl.
+// Kubeconfig returns the file for kubectl.
 func (c *Cluster) Kubeconfig() string { return c.dir.kubeconfig() }
 
-// ClientConfig is the file for gbctl.
+// ClientConfig returns the file for gbctl.
 func (c *Cluster) ClientConfig() string { return c.dir.clientConfig() }
 
-// Configuration is the file with the configuration that a node began with.
+// Configuration returns the file with the first configuration of a node.
 func (c *Cluster) Configuration(node string) string { return c.dir.config(node) }
 
-// Console is the file with a node's console.
+// Console returns the file with a node's console.
 func (c *Cluster) Console(node string) string { return c.dir.console(node) }
 
-// Status asks the host process for its nodes. The error is ErrSilent where it only starts,
-// stops, or hangs.
+// Status returns the state of all nodes. The error is ErrSilent where the host process is
+// starting, stopping, or hangs.
 func (c *Cluster) Status(ctx context.Context) ([]NodeStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusBudget)
 	defer cancel()
@@ -183,26 +185,26 @@ func (c *Cluster) Status(ctx context.Context) ([]NodeStatus, error) {
 	return s, ask(ctx, c.dir, http.MethodGet, "/status", &s)
 }
 
-// HostPID is the cluster's host process, 0 if the cluster is off.
+// HostPID returns the PID of the cluster's host process, 0 if the cluster is off.
 func (c *Cluster) HostPID() (int, error) { return holder(c.dir.lock()) }
 
 // On starts a node that is off.
 func (c *Cluster) On(ctx context.Context, node string) error { return c.verb(ctx, node, "on") }
 
-// Off presses a node's power button and waits until it's off.
+// Off presses a node's power button and waits until the node is off.
 func (c *Cluster) Off(ctx context.Context, node string) error { return c.verb(ctx, node, "off") }
 
-// Cut takes a node's power away.
+// Cut ends a node at once, as a power failure does.
 func (c *Cluster) Cut(ctx context.Context, node string) error { return c.verb(ctx, node, "cut") }
 
-// Freeze stops a node's time.
+// Freeze stops a node's processors.
 func (c *Cluster) Freeze(ctx context.Context, node string) error { return c.verb(ctx, node, "freeze") }
 
-// Thaw lets it run on.
+// Thaw lets a frozen node run again.
 func (c *Cluster) Thaw(ctx context.Context, node string) error { return c.verb(ctx, node, "thaw") }
 
-// SetEndpoint turns the cluster's endpoint on or off, where it is a load balancer. Who
-// runs the cluster reaches its API in any case.
+// SetEndpoint turns the cluster's endpoint on or off, where it is a load balancer. The port
+// on this machine's loopback stays open in any case.
 func (c *Cluster) SetEndpoint(ctx context.Context, on bool) error {
 	verb := map[bool]string{true: "on", false: "off"}[on]
 	return ask(ctx, c.dir, http.MethodPost, "/endpoint/"+verb, nil)
@@ -212,10 +214,10 @@ func (c *Cluster) verb(ctx context.Context, node, verb string) error {
 	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/"+verb, nil)
 }
 
-// Up brings a cluster up: a new one, or one that exists, with its state. What runs
-// already and boots the same keeps running. When it returns, the nodes have
-// started; Kubernetes hasn't yet. If a new cluster can't be brought up, or ctx
-// ends, nothing remains of it.
+// Up brings a cluster up: a new one, or an existing one with its state. A cluster that runs
+// and boots the same files keeps running. When Up returns, the nodes have started, but
+// Kubernetes may not have. If a new cluster can't be brought up, or ctx ends, nothing
+// remains of it.
 func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	d, err := dirOf(o.Name)
 	if err != nil {
@@ -235,7 +237,8 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 		}
 		defer func() {
 			if err != nil {
-				// Not with ctx: it may have ended, and this must be done still.
+				// Not with ctx, which may have ended: the cluster must be removed in any
+				// case.
 				err = errors.Join(err, remove(context.Background(), d))
 			}
 		}()
@@ -261,7 +264,7 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	}
 	err = spawnHost(ctx, d, c.Plan, o)
 	if err != nil && ctx.Err() == nil {
-		// The host process of a command that was killed may have been quicker.
+		// A command that was killed may have started a host process earlier.
 		if running, again := c.awaitHost(ctx); running && again == nil {
 			return c, nil
 		}
@@ -269,8 +272,8 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	return c, err
 }
 
-// awaitHost turns all nodes on if there is a host process, also one whose starter is gone
-// before it was ready.
+// awaitHost turns all nodes on if there is a host process. It may still be starting, also
+// after the command that started it has ended.
 func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readyBudget)
 	defer cancel()
@@ -291,7 +294,7 @@ func (c *Cluster) awaitHost(ctx context.Context) (running bool, err error) {
 	}
 }
 
-// fits is whether a cluster that exists is what is asked for.
+// fits returns an error if an existing cluster differs from the options.
 func (o Options) fits(plan Plan) error {
 	if o.Provisioner != "" && o.Provisioner != Auto && o.Provisioner != plan.Provisioner {
 		return fmt.Errorf("cluster %s exists with provisioner %s; remove it first, or take another name", plan.Name, plan.Provisioner)
@@ -303,8 +306,8 @@ func (o Options) fits(plan Plan) error {
 	return nil
 }
 
-// renew takes over what the caller boots now, and stops a cluster that boots
-// something else.
+// renew updates the plan with the files that the caller boots now, and stops a cluster that
+// boots other files.
 func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error) {
 	if err := o.fits(plan); err != nil {
 		return plan, err
@@ -314,7 +317,7 @@ func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error
 		return plan, err
 	}
 	if next.Source != plan.Source || next.Boot.Cmdline != plan.Boot.Cmdline {
-		o.say("What cluster %s boots has changed: restarting its nodes.", plan.Name)
+		o.say("The files that cluster %s boots have changed: restarting its nodes.", plan.Name)
 		if err := stopHost(ctx, d, plan.stopBudget()); err != nil {
 			return plan, err
 		}
@@ -344,47 +347,48 @@ func (o Options) self() []string {
 	if len(o.Self) > 0 {
 		return o.Self
 	}
-	// An error is the proc file system's absence; starting the host then says so.
+	// An error means that there is no proc file system. The start of the host process then
+	// fails and reports it.
 	self, _ := os.Executable()
 	return []string{self}
 }
 
-// spawnHost starts the host process, on its own from then on, and waits for its
-// word.
+// spawnHost starts the host process, which outlives this one, and waits for its last
+// report.
 func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 	log, err := os.OpenFile(d.log(), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	hear, speak, err := os.Pipe()
+	reports, reporter, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	defer hear.Close()
+	defer reports.Close()
 	args := append(plan.Self[1:len(plan.Self):len(plan.Self)], "host", "--cluster", plan.Name)
 	cmd := exec.Command(plan.Self[0], args...)
 	cmd.Dir = "/"
-	// Which a relative directory would lead elsewhere from.
+	// A relative directory would be another one from /.
 	cmd.Env = append(os.Environ(), homeVar+"="+filepath.Dir(filepath.Dir(string(d))))
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{speak} // reportFD
+	cmd.ExtraFiles = []*os.File{reporter} // reportFD
 	cmd.SysProcAttr = hostAttributes(os.Geteuid(), os.Getegid())
 	err = cmd.Start()
-	speak.Close()
+	reporter.Close()
 	if err != nil {
 		return fmt.Errorf("start the host process: %w; users other than root need user namespaces for the nodes' network", err)
 	}
 	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }() // so that it doesn't become a zombie of ours
+	go func() { exited <- cmd.Wait() }() // otherwise it becomes a zombie
 	answer := make(chan report, 1)
 	go func() {
 		var r report
-		words := json.NewDecoder(hear)
+		decoder := json.NewDecoder(reports)
 		for !r.Ready && r.Error == "" {
 			r = report{}
-			if words.Decode(&r) != nil {
-				r = report{Error: "the host process ended without a word: " + strings.TrimSpace(readLast(d.log(), logTail))}
+			if decoder.Decode(&r) != nil {
+				r = report{Error: "the host process ended without a report: " + strings.TrimSpace(readLast(d.log(), logTail))}
 			}
 			if r.Step != "" {
 				o.say("%s", r.Step)
@@ -392,19 +396,19 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 		}
 		answer <- r
 	}()
-	heard := false
+	reported := false
 	select {
 	case r := <-answer:
 		if r.Ready {
 			return nil
 		}
-		heard, err = true, errors.New(r.Error)
+		reported, err = true, errors.New(r.Error)
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-time.After(readyBudget):
 		err = fmt.Errorf("the host process isn't ready within %s; see %s", readyBudget, d.log())
 	}
-	// It either ends by itself or must not go on; the nodes die with it.
+	// It either ends by itself or must be ended. Its nodes end with it.
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-exited:
@@ -412,16 +416,16 @@ func spawnHost(ctx context.Context, d clusterDir, plan Plan, o Options) error {
 		_ = cmd.Process.Kill()
 		<-exited
 	}
-	if !heard {
-		hear.Close() // so that nothing is said after this
+	if !reported {
+		reports.Close() // no message must follow
 		<-answer
 	}
 	return err
 }
 
-// hostAttributes are those of a process of its own. Networks take rights that only root
-// has; so another user's host process is the root of a user namespace, which is
-// nobody outside (user_namespaces(7)), and makes them there.
+// hostAttributes are for a process in a session of its own. Only root can make networks. So
+// the host process of another user is root in a user namespace, without any rights outside
+// of it (user_namespaces(7)), and makes its network there.
 func hostAttributes(uid, gid int) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setsid: true}
 	if uid != 0 {

@@ -95,7 +95,7 @@ func up(t *testing.T, o Options) *Cluster {
 	return c
 }
 
-// tell sends a line to the test's init, through the forwarded port.
+// tellNode sends a line to the test's init, through the forwarded port.
 func tellNode(c *Cluster, line string) (string, error) {
 	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", c.KubernetesPort))
 	if err != nil {
@@ -191,7 +191,7 @@ func TestContainerLimits(t *testing.T) {
 	state(t, c, "power cut")           // the kernel has killed it
 }
 
-// After a kill of the host process nothing lives on; the next Up finds the state.
+// After a kill of the host process no process of the cluster runs; the next Up finds the state.
 func TestContainerHostProcessKilled(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "host-killed"
@@ -261,7 +261,7 @@ func TestContainersOfOneNameInTwoHomes(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", homes[0]) // for what up does at the end
 }
 
-// A node that was frozen when its host process was killed is in nobody's way.
+// A node that was frozen when its host process was killed does not stop the next Up.
 func TestFrozenNodeOfADeadHost(t *testing.T) {
 	for name, then := range map[string]func(context.Context, Options) error{
 		"destroyed": func(ctx context.Context, o Options) error { return Down(ctx, o.Name) },
@@ -399,7 +399,7 @@ func TestContainerUpInterrupted(t *testing.T) {
 	}
 }
 
-// What can't start says why, in one line, and leaves nothing.
+// A cluster that can't start reports the reason, in one line, and leaves nothing.
 func TestContainerUpBroken(t *testing.T) {
 	o := artefacts(t)
 	t.Setenv("GARBOARD_HOME", t.TempDir())

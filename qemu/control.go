@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// The host process answers HTTP on a UNIX socket in the cluster's directory, which
-// nobody but its owner may enter:
+// control returns the handler for the UNIX socket in the cluster's directory, which only its
+// owner may enter:
 //
 //	GET  /status                      all nodes
 //	POST /nodes/NAME/VERB             on, off, cut, freeze, thaw
 //	POST /nodes/NAME/network?…        the conditions of its network; see network.Conditions
-//	POST /endpoint/VERB               on, off: the load balancer, as nodes see it
+//	POST /endpoint/VERB               on, off: the load balancer, for the nodes
 //	POST /nodes/NAME/clock?offset=D   how wrong its clock is from its next start on
 //	POST /stop?budget=DURATION        ends the process
 //
-// From then on it refuses all that is a POST: who asks waits for its end.
+// After /stop every other POST is refused: the client waits for the end of the process.
 func (h *hostProcess) control() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
@@ -114,11 +114,11 @@ func (h *hostProcess) control() http.Handler {
 	})
 }
 
-// longestSocket is sun_path of unix(7), with its final zero.
+// longestSocket is the size of sun_path of unix(7), with the final zero.
 const longestSocket = 107
 
-// socketPath gives a name to a socket in a directory however deep: where the path
-// is too long, by way of an open descriptor of the directory.
+// socketPath returns a path for a socket that is short enough, for any directory: where the
+// path is too long, it goes through an open descriptor of the directory.
 func socketPath(path string) (short string, done func(), err error) {
 	if len(path) <= longestSocket {
 		return path, func() {}, nil
@@ -131,7 +131,7 @@ func socketPath(path string) (short string, done func(), err error) {
 }
 
 func listenUnix(path string) (net.Listener, error) {
-	// Only the holder of the lock comes here, so an old one is a dead one's.
+	// The caller holds the lock, so an existing socket is that of a process that has ended.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -143,11 +143,12 @@ func listenUnix(path string) (net.Listener, error) {
 	return net.Listen("unix", short)
 }
 
-// ErrSilent is a host process that isn't there, not yet or not any more.
+// ErrSilent is the error where there is no host process, or where it is starting or
+// stopping.
 var ErrSilent = errors.New("its host process doesn't serve")
 
-// ask sends one request to a cluster's host process. The error wraps ErrSilent where it
-// doesn't do what it is asked because it only starts, or stops.
+// ask sends one request to a cluster's host process. The error wraps ErrSilent where the
+// process is starting or stopping.
 func ask(ctx context.Context, d clusterDir, method, path string, answer any) error {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,

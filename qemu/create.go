@@ -15,11 +15,11 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// defaultNetwork is where nodes are unless asked otherwise (S-333).
+// defaultNetwork is the default of Options.Network (S-333).
 var defaultNetwork = netip.MustParsePrefix("10.5.0.0/24")
 
-// Check finds what is wrong with a cluster that Up is to bring up, as far as that can be
-// seen before what it boots is built: neither Boot nor Images are looked at.
+// Check returns the errors of a cluster that Up would bring up, as far as they can be found
+// before anything is built: it reads neither Boot nor Images.
 func Check(o Options) error {
 	d, err := dirOf(o.Name)
 	if err != nil {
@@ -39,7 +39,7 @@ func Check(o Options) error {
 	return err
 }
 
-// create plans a new cluster and writes its directory, the plan last: without it
+// create plans a new cluster and writes its directory. The plan is written last: without it
 // there is no cluster.
 func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	choice := o.Choice
@@ -51,7 +51,7 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 	}
 	o.say("%s", choice)
 	o.say("validating CIDR and reserving IPs")
-	// Two that are created at the same time must not plan the same port.
+	// Two clusters that are created at the same time must not plan the same port.
 	release, err := waitHold(ctx, portsByte, func() {})
 	if err != nil {
 		return Plan{}, err
@@ -67,7 +67,7 @@ func create(ctx context.Context, d clusterDir, o Options) (Plan, error) {
 		return Plan{}, err
 	}
 	o.say("creating state directory in %q", string(d))
-	// What an interrupted creation left is nobody's.
+	// An interrupted creation may have left files.
 	if err := os.RemoveAll(string(d)); err != nil {
 		return Plan{}, err
 	}
@@ -155,7 +155,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	return p, nil
 }
 
-// check finds what can't be before anything is made.
+// check returns errors of the options before anything is made.
 func (o Options) check(choice Choice) error {
 	version := "v" + strings.TrimPrefix(o.KubernetesVersion, "v")
 	switch {
@@ -179,14 +179,14 @@ func (o Options) controlPlanes() int { return or(o.ControlPlanes, 1) }
 
 func (o Options) nodes() int { return o.controlPlanes() + o.Workers }
 
-// addresses are those of the nodes, control planes first, from the second address of
-// the network on: the first is this machine's.
+// addresses returns those of the nodes, control planes first, from the second address of
+// the network on. The first is this machine's.
 func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	if o.ControlPlanes < 0 || o.Workers < 0 {
 		return nil, netip.Prefix{}, fmt.Errorf("a cluster of %s can't be", counted(o.ControlPlanes, o.Workers))
 	}
 	if o.Later < 0 || o.Later >= o.controlPlanes() {
-		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one begins the cluster", o.controlPlanes(), o.Later)
+		return nil, netip.Prefix{}, fmt.Errorf("of %d control planes %d can't be turned on later: one must start the cluster", o.controlPlanes(), o.Later)
 	}
 	prefix := or(o.Network, defaultNetwork)
 	if !prefix.Addr().Is4() || prefix != prefix.Masked() {
@@ -194,7 +194,7 @@ func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	}
 	var all []netip.Addr
 	for next := network.Gateway(prefix).Next(); len(all) < o.nodes(); next = next.Next() {
-		// The last address of a network is for all (RFC 919).
+		// The last address of a network is the broadcast address (RFC 919).
 		if !prefix.Contains(next.Next()) {
 			return nil, prefix, fmt.Errorf("network %s has no room for %s", prefix, counted(o.controlPlanes(), o.Workers))
 		}
@@ -203,7 +203,7 @@ func (o Options) addresses() ([]netip.Addr, netip.Prefix, error) {
 	return all, prefix, nil
 }
 
-// last is the highest address of an IPv4 network that a node may have.
+// last returns the highest address of an IPv4 network that a node may have.
 func last(network netip.Prefix) netip.Addr {
 	bytes := network.Masked().Addr().As4()
 	hosts := uint32(1)<<(32-network.Bits()) - 1
@@ -211,7 +211,7 @@ func last(network netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(bytes).Prev()
 }
 
-// counted is how many nodes there are, in words.
+// counted returns the numbers of nodes in words.
 func counted(controlPlanes, workers int) string {
 	plural := func(n int, what string) string {
 		if n == 1 {

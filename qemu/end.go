@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopHost ends a cluster's host process and waits until it has ended. Nodes get
-// the budget to power off.
+// stopHost ends a cluster's host process and waits until it has ended. The budget is for
+// the nodes to power off.
 func stopHost(ctx context.Context, d clusterDir, budget time.Duration) error {
 	pid, err := holder(d.lock())
 	if err != nil || pid == 0 {
 		return err
 	}
-	// By a descriptor, so that it's never another process that got its number.
+	// With a descriptor, because another process could get the same PID.
 	process, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -29,7 +29,7 @@ func stopHost(ctx context.Context, d clusterDir, budget time.Duration) error {
 		return fmt.Errorf("host process %d: %w", pid, err)
 	}
 	defer unix.Close(process)
-	// One that doesn't answer is killed below.
+	// A process that does not answer is killed below.
 	end := time.Now().Add(budget + endBudget)
 	asking, cancel := context.WithDeadline(ctx, end)
 	_ = ask(asking, d, http.MethodPost, "/stop?budget="+budget.String(), nil)
@@ -64,7 +64,7 @@ func awaitEnd(ctx context.Context, pidfd int, budget time.Duration) (ended bool,
 	return false, nil
 }
 
-// Stop powers all nodes of a cluster off. Its state stays, for the next Up.
+// Stop powers off all nodes of a cluster. Its state stays, for the next Up.
 func Stop(ctx context.Context, name string) error {
 	c, err := Open(name)
 	if err != nil {
@@ -78,8 +78,8 @@ func Stop(ctx context.Context, name string) error {
 	return stopHost(ctx, c.dir, c.stopBudget())
 }
 
-// Down removes a cluster with all that it has, also one that was killed in any
-// state. A cluster that doesn't exist is fine.
+// Down removes a cluster and all its files and processes, also one that was killed in any
+// state. It is no error if the cluster does not exist.
 func Down(ctx context.Context, name string) error {
 	d, err := dirOf(name)
 	if err != nil {
@@ -93,9 +93,9 @@ func Down(ctx context.Context, name string) error {
 	return remove(ctx, d)
 }
 
-// remove is Down without waiting for other commands. The nodes' power is cut: what they
-// would write goes in any case. The plan goes first: without it, there is no cluster, and
-// what else remains of it, should this be killed, is nobody's.
+// remove is Down without waiting for other commands. The nodes' power is cut, because their
+// data is removed in any case. The plan is removed first: without it, there is no cluster.
+// If this is killed, the next command removes the rest.
 func remove(ctx context.Context, d clusterDir) error {
 	if err := stopHost(ctx, d, 0); err != nil {
 		return err

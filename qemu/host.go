@@ -19,22 +19,22 @@ import (
 )
 
 const (
-	// stopBudget is how long nodes may take to power off when the host process is
-	// asked to end. A machine promises 30 s; emulation is slower than that, and a
-	// container's sandbox cuts its power after 35 s itself.
+	// stopBudget is the time for nodes to power off when the host process is requested to
+	// stop. A machine promises 30 s. Emulation is slower than that, and a container's
+	// sandbox cuts its power after 35 s itself.
 	stopBudget         = 40 * time.Second
 	stopBudgetEmulated = 120 * time.Second
 
 	// startBudget is for a node to be turned on: its sandbox or QEMU runs within a second
-	// or two, and within twenty where nothing else may be expected of the machine.
+	// or two, and within twenty on a very busy machine.
 	startBudget = time.Minute
 
-	// lookPeriod is how often the host process looks whether it still has a directory:
-	// somebody may have removed it by hand, and then nobody could stop it.
+	// lookPeriod is how often the host process checks that its directory exists. A user may
+	// have removed it, and then no command could stop the process.
 	lookPeriod = 2 * time.Second
 
-	// A node that ends right after its start, again and again, is started again
-	// ever more slowly: its console can be read meanwhile, and the machine used.
+	// A node that ends right after its start, again and again, is started after longer and
+	// longer pauses. So its console can be read, and it does not take all of the machine.
 	soonEnded   = 20 * time.Second
 	restartWait = time.Second
 	restartMax  = 30 * time.Second
@@ -43,48 +43,48 @@ const (
 // controlBudget is for the header of a request to the control socket.
 const controlBudget = 5 * time.Second
 
-// reportFD is where Up waits for word from a host process that it starts.
+// reportFD is the pipe on which a host process reports to Up.
 const reportFD = 3
 
-// report is one line of that word. The last has Ready or Error.
+// report is one line on that pipe. The last one has Ready or Error.
 type report struct {
 	Step  string `json:"step,omitempty"` // what is done now
 	Ready bool   `json:"ready,omitempty"`
 	Error string `json:"error,omitempty"`
 }
 
-// Host is the process of one cluster: it runs the nodes until ctx ends or Down
-// asks it to stop. log is its own log.
+// Host runs the nodes of one cluster until ctx ends or Down requests its end. log is its
+// own log.
 func Host(ctx context.Context, name string, log *slog.Logger) error {
 	out := reportFile()
-	err := host(ctx, name, log, func(r report) { tell(out, r) })
+	err := host(ctx, name, log, func(r report) { send(out, r) })
 	if err != nil {
-		tell(out, report{Error: err.Error()})
+		send(out, report{Error: err.Error()})
 	}
 	return err
 }
 
-// reportFile is descriptor 3 where Up has put a pipe there, nil otherwise.
+// reportFile returns descriptor 3 if Up has put a pipe there, and nil otherwise.
 func reportFile() *os.File {
 	var st unix.Stat_t
 	if unix.Fstat(reportFD, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
 		return nil
 	}
-	unix.CloseOnExec(reportFD) // else nodes would hold it open
+	unix.CloseOnExec(reportFD) // otherwise nodes would keep it open
 	return os.NewFile(reportFD, "report")
 }
 
-func tell(out *os.File, r report) {
+func send(out *os.File, r report) {
 	if out == nil {
 		return
 	}
-	_ = json.NewEncoder(out).Encode(r) // nobody may be waiting any more
+	_ = json.NewEncoder(out).Encode(r) // Up may have ended
 	if r.Step == "" {
 		out.Close()
 	}
 }
 
-func host(ctx context.Context, name string, log *slog.Logger, tell func(report)) (err error) {
+func host(ctx context.Context, name string, log *slog.Logger, send func(report)) (err error) {
 	d, err := dirOf(name)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	}
 	defer release()
 	log.Info("cluster starts", "cluster", name, "provisioner", plan.Provisioner)
-	tell(report{Step: "creating network " + name})
+	send(report{Step: "creating network " + name})
 	lan, err := network.New(plan.lan(), log)
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	defer func() { err = errors.Join(err, p.Close()) }()
 
 	if plan.balanced() {
-		tell(report{Step: "creating load balancer"})
+		send(report{Step: "creating load balancer"})
 	}
 	ports, err := openPorts(plan, d, lan, log)
 	if err != nil {
@@ -133,7 +133,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	}
 	defer closeMirrors()
 	if plan.Provisioner == QEMU {
-		tell(report{Step: "creating dhcpd"})
+		send(report{Step: "creating dhcpd"})
 		dhcpd, err := lan.ServeDHCP()
 		if err != nil {
 			return err
@@ -141,7 +141,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 		defer dhcpd.Close()
 	}
 
-	h := &hostProcess{plan: plan, log: log, lan: lan, provisioner: p, ports: ports, tell: tell, stop: make(chan struct{})}
+	h := &hostProcess{plan: plan, log: log, lan: lan, provisioner: p, ports: ports, send: send, stop: make(chan struct{})}
 	if err := h.startAll(ctx); err != nil {
 		h.stopAll(0)
 		return err
@@ -157,7 +157,7 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 			log.Error("control socket", "error", err)
 		}
 	}()
-	tell(report{Ready: true})
+	send(report{Ready: true})
 	budget := h.wait(ctx, d, plan.stopBudget())
 	log.Info("cluster stops", "cluster", name, "budget", budget)
 	h.stopAll(budget)
@@ -165,8 +165,8 @@ func host(ctx context.Context, name string, log *slog.Logger, tell func(report))
 	return nil
 }
 
-// wait returns when the cluster is to stop, and the nodes' budget for that: otherwise,
-// if that is what ends with ctx.
+// wait blocks until the cluster must stop, and returns the nodes' budget for that. The
+// budget is otherwise if ctx has ended.
 func (h *hostProcess) wait(ctx context.Context, d clusterDir, otherwise time.Duration) time.Duration {
 	look := time.NewTicker(lookPeriod)
 	defer look.Stop()
@@ -185,7 +185,7 @@ func (h *hostProcess) wait(ctx context.Context, d clusterDir, otherwise time.Dur
 	}
 }
 
-// hostProcess is what lives in Host.
+// hostProcess is the state of Host.
 type hostProcess struct {
 	plan        Plan
 	log         *slog.Logger
@@ -193,15 +193,15 @@ type hostProcess struct {
 	provisioner provisioner
 	ports       *ports
 	nodes       []*node
-	tell        func(report)
+	send        func(report)
 
 	stopOnce sync.Once
 	budget   time.Duration // set before stop is closed
 	stop     chan struct{} // closed once the process is to end
 }
 
-// stops reports whether the process ends. What runs still is about to stop, so that nobody
-// may count on it.
+// stops reports whether the process is stopping. Nodes may still run then, but will be
+// stopped.
 func (h *hostProcess) stops() bool {
 	select {
 	case <-h.stop:
@@ -211,7 +211,7 @@ func (h *hostProcess) stops() bool {
 	}
 }
 
-// askStop ends the process, giving the nodes the budget.
+// askStop requests the end of the process, with this budget for the nodes.
 func (h *hostProcess) askStop(budget time.Duration) {
 	h.stopOnce.Do(func() {
 		h.budget = budget
@@ -219,13 +219,13 @@ func (h *hostProcess) askStop(budget time.Duration) {
 	})
 }
 
-// startAll starts every node once, so that what is wrong with them is known now.
+// startAll starts every node once, so that their errors are reported now.
 func (h *hostProcess) startAll(ctx context.Context) error {
 	for i, n := range h.plan.Nodes {
 		if i == 0 {
-			h.tell(report{Step: "creating control plane nodes"})
+			h.send(report{Step: "creating control plane nodes"})
 		} else if n.Type == "worker" && h.plan.Nodes[i-1].Type != "worker" {
-			h.tell(report{Step: "creating worker nodes"})
+			h.send(report{Step: "creating worker nodes"})
 		}
 		node := &node{Node: n, log: h.log.With("node", n.Name), provisioner: h.provisioner, pause: restartWait, quit: make(chan struct{}), wake: make(chan struct{}, 1), state: exit.Off.String(), since: time.Now()}
 		if !n.Later {
@@ -239,8 +239,8 @@ func (h *hostProcess) startAll(ctx context.Context) error {
 	return nil
 }
 
-// stopAll stops all nodes at the same time, and cuts the power of those that
-// don't make it within the budget.
+// stopAll stops all nodes at the same time, and cuts the power of those that are still on
+// after the budget.
 func (h *hostProcess) stopAll(budget time.Duration) {
 	var all sync.WaitGroup
 	for _, n := range h.nodes {
@@ -258,7 +258,7 @@ func (h *hostProcess) node(name string) (*node, error) {
 	return nil, fmt.Errorf("cluster %s has no node %q", h.plan.Name, name)
 }
 
-// readLast is the end of a file, for messages.
+// readLast returns the end of a file, for messages.
 func readLast(path string, size int64) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -14,24 +14,24 @@ import (
 	"strings"
 )
 
-// What a cluster boots comes from a cache that forgets, and its host process from a
-// checkout that is built anew or cleaned. So a cluster keeps its own of both: links
-// where the file system allows it, copies where it doesn't.
+// The files that a cluster boots come from a cache, which removes old files, and its host
+// process from a checkout, which can be built again or cleaned. So a cluster has its own
+// copies of both: links where the file system allows it.
 
-// keptPrefix begins the names of directories with what is booted; the rest says
-// what it was made of.
+// keptPrefix is the prefix of directories with files to boot. The rest of the name
+// identifies their source.
 const keptPrefix = "boot-"
 
-// source identifies what the caller boots. The paths do: those of a build cache
-// have the contents' hash in them.
+// source identifies the files that the caller boots, by their paths: in a build cache,
+// paths contain the hash of the content.
 func (o Options) source() string {
 	b := o.Boot
 	sum := sha256.Sum256([]byte(strings.Join([]string{b.Kernel, b.Initramfs, b.Rootfs, b.Init, b.Sandbox, o.Images}, "\n")))
 	return hex.EncodeToString(sum[:8])
 }
 
-// keep makes the plan boot the cluster's own files. Those of an earlier plan go only
-// with forget, once the plan is written.
+// keep makes the plan boot the cluster's own copies. Those of an earlier plan are removed
+// only by forget, once the plan is written.
 func (d clusterDir) keep(ctx context.Context, p *Plan, o Options) error {
 	p.Source = o.source()
 	dir := d.file(keptPrefix + p.Source)
@@ -75,7 +75,7 @@ func (d clusterDir) keep(ctx context.Context, p *Plan, o Options) error {
 	return os.Rename(partial, dir)
 }
 
-// forget removes what earlier plans kept.
+// forget removes the copies of earlier plans.
 func (d clusterDir) forget(p Plan) error {
 	all, err := filepath.Glob(d.file(keptPrefix + "*"))
 	if err != nil {
@@ -93,7 +93,7 @@ func (d clusterDir) forget(p Plan) error {
 	return nil
 }
 
-// keepProgram gives the host process a program that stays.
+// keepProgram makes a copy of the host process's program.
 func (d clusterDir) keepProgram(self []string) ([]string, error) {
 	program, err := filepath.EvalSymlinks(self[0])
 	if err != nil {
@@ -113,7 +113,7 @@ func (d clusterDir) keepProgram(self []string) ([]string, error) {
 	return append([]string{kept}, self[1:]...), os.Rename(partial, kept)
 }
 
-// linkTree gives a file, or a directory with all its files, a second name.
+// linkTree makes links to a file, or to all files of a directory.
 func linkTree(ctx context.Context, from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil {
@@ -141,8 +141,8 @@ func linkTree(ctx context.Context, from, to string) error {
 	})
 }
 
-// linkFile copies where a link isn't possible: across file systems, or where the
-// kernel forbids links to other users' files (proc(5), protected_hardlinks).
+// linkFile makes a link, or a copy where a link is not possible: across file systems, or
+// where the kernel forbids links to other users' files (proc(5), protected_hardlinks).
 func linkFile(from, to string) (err error) {
 	if err := os.Link(from, to); err == nil {
 		return nil

@@ -18,7 +18,7 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-// What a cluster boots outlives the cache that it came from.
+// A cluster boots also when the cache that its files came from is gone.
 func TestClusterKeepsWhatItBoots(t *testing.T) {
 	t.Parallel()
 	cache, d := t.TempDir(), clusterDir(t.TempDir())

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hold takes a lock file for as long as the process lives or until release. The
-// lock is a POSIX one, because that tells others the PID of the living holder: no
-// PID file that can be out of date. Its price: the process must not open the file
-// a second time, as closing any descriptor of it lets go.
+// hold locks a file until release, or until the process ends. The lock is a POSIX one,
+// because other processes can get the PID of its holder from the kernel: a PID file could
+// be out of date. But the process must not open the file a second time, because closing any
+// descriptor of it releases the lock.
 func hold(path string) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -33,22 +33,23 @@ func hold(path string) (release func(), err error) {
 }
 
 const (
-	// busyBudget is how long a command waits for another one at the same cluster. Making
-	// one takes longest, where images are copied and the machine is busy.
+	// busyBudget is how long a command waits for another one that works on the same
+	// cluster. Making a cluster takes longest, where images are copied and the machine is
+	// busy.
 	busyBudget = 2 * time.Minute
 	busyPoll   = 20 * time.Millisecond
 )
 
-// What is locked for a moment, as bytes of one file: a file for each cluster would stay
+// Short locks are bytes of one file. With one file for each cluster, files would stay
 // behind.
 const (
 	portsByte   = 0 // for planning ports
 	clusterByte = 1 // and on: for a cluster, by a hash of its name
 )
 
-// waitHold takes one byte of the lock file of all clusters, also between goroutines of one
-// process: an open file description lock. Nobody can be asked who holds it. Kill the
-// process, and it lets go. waits is told that somebody does.
+// waitHold locks one byte of the lock file of all clusters, also against goroutines of the
+// same process: an open file description lock. The kernel does not report who holds it, and
+// releases it when the process ends. waits is called if another command holds it.
 func waitHold(ctx context.Context, at int64, waits func()) (release func(), err error) {
 	home, err := Home()
 	if err != nil {
@@ -81,13 +82,13 @@ func waitHold(ctx context.Context, at int64, waits func()) (release func(), err 
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			return nil, fmt.Errorf("another command has been at work there for %s; wait for it or end it, then try again", busyBudget)
+			return nil, fmt.Errorf("another command has worked on it for %s; wait for it or end it, then try again", busyBudget)
 		case <-time.After(busyPoll):
 		}
 	}
 }
 
-// waitFor is for commands that make or remove a cluster: one at a time.
+// waitFor is for commands that make or remove a cluster: one of them runs at a time.
 func waitFor(ctx context.Context, cluster string, waits func()) (release func(), err error) {
 	h := fnv.New32a()
 	h.Write([]byte(cluster))
@@ -98,8 +99,8 @@ func waitFor(ctx context.Context, cluster string, waits func()) (release func(),
 	return release, err
 }
 
-// holder is the PID of the process that holds the lock, 0 if none does. The
-// process that asks must not be the holder itself.
+// holder returns the PID of the process that holds the lock, 0 if none does. The calling
+// process must not hold it itself.
 func holder(path string) (int, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

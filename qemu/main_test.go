@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onlyV2 asks for a machine with only cgroup v2. The process has a mount namespace
-// of its own then.
+// onlyV2 requests a machine with only cgroup v2. The process has a mount namespace of its own
+// then.
 const onlyV2 = "GARBOARD_TEST_ONLY_CGROUP_V2"
 
-// The test binary is also the program that a cluster calls back: `host --cluster
-// NAME`, as the developers' tool has it.
 // removeAtEnd are directories that all tests share.
 var removeAtEnd []string
 
+// TestMain: the test binary is also the program that a cluster starts as its host process,
+// as `host --cluster NAME`.
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 4 && os.Args[1] == "host":

@@ -16,7 +16,7 @@ import (
 )
 
 // S-331: several nodes reach each other, the registry and, through the load balancer,
-// the API; each one's network can be spoilt, in both directions, also while it is off.
+// the API; each one's network can have faults, in both directions, also while it is off.
 func TestContainerNetworks(t *testing.T) {
 	o := artefacts(t)
 	o.Name, o.Workers = "networks", 2
@@ -34,7 +34,7 @@ func TestContainerNetworks(t *testing.T) {
 		t.Errorf("what is said (-want +got):\n%s", diff)
 	}
 	one := c.Nodes[1].Name
-	spoil := func(n network.Conditions, shown string) {
+	fault := func(n network.Conditions, shown string) {
 		t.Helper()
 		if err := c.SetNetwork(t.Context(), one, n); err != nil {
 			t.Fatal(err)
@@ -48,14 +48,14 @@ func TestContainerNetworks(t *testing.T) {
 	expect(t, c, "ask 10.5.0.4", "networks-worker-2 boot 1")
 	expect(t, c, "ask 10.5.0.1", "networks-controlplane-1 boot 1") // the load balancer
 
-	spoil(network.Conditions{CutFrom: []string{c.Nodes[0].Name}}, "cut off from networks-controlplane-1")
+	fault(network.Conditions{CutFrom: []string{c.Nodes[0].Name}}, "cut off from networks-controlplane-1")
 	expect(t, c, "ask 10.5.0.3", "timeout")
 	expect(t, c, "ask 10.5.0.4", "networks-worker-2")
-	spoil(network.Conditions{CutFrom: []string{c.Nodes[2].Name}}, "cut off from networks-worker-2")
+	fault(network.Conditions{CutFrom: []string{c.Nodes[2].Name}}, "cut off from networks-worker-2")
 	expect(t, c, "ask 10.5.0.3", "networks-worker-1")
-	spoil(network.Conditions{DeafTo: []string{c.Nodes[0].Name}}, "deaf to networks-controlplane-1")
+	fault(network.Conditions{DeafTo: []string{c.Nodes[0].Name}}, "deaf to networks-controlplane-1")
 	expect(t, c, "ask 10.5.0.3", "timeout")
-	spoil(network.Conditions{Off: true}, "cut off")
+	fault(network.Conditions{Off: true}, "cut off")
 	expect(t, c, "ask 10.5.0.3", "timeout")
 
 	// It stays so over a power cut.
@@ -69,10 +69,10 @@ func TestContainerNetworks(t *testing.T) {
 
 	// The connection and the question are two round trips, of two directions each.
 	const delay = 60 * time.Millisecond
-	spoil(network.Conditions{Delay: delay, Jitter: delay / 10, Loss: 0.001}, "delay 60ms, jitter 6ms, loss 0.1%")
+	fault(network.Conditions{Delay: delay, Jitter: delay / 10, Loss: 0.001}, "delay 60ms, jitter 6ms, loss 0.1%")
 	expect(t, c, "ask 10.5.0.3", "networks-worker-1 boot 2")
 	eventually.That(t, 10*time.Second, "the answer is late", func() error { return late(c, "ask 10.5.0.3", 4*delay) })
-	spoil(network.Conditions{}, "fine")
+	fault(network.Conditions{}, "fine")
 	eventually.That(t, 10*time.Second, "the answer isn't late any more", func() error {
 		if late(c, "ask 10.5.0.3", delay) == nil {
 			return errors.New("it is")
@@ -85,7 +85,7 @@ func TestContainerNetworks(t *testing.T) {
 			t.Errorf("%+v is taken", bad)
 		}
 	}
-	spoil(network.Conditions{Delay: time.Millisecond}, "delay 1ms") // and so it is removed
+	fault(network.Conditions{Delay: time.Millisecond}, "delay 1ms") // and so it is removed
 	if err := Down(t.Context(), o.Name); err != nil {
 		t.Fatal(err)
 	}

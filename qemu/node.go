@@ -23,8 +23,8 @@ type node struct {
 	log         *slog.Logger
 	provisioner provisioner
 	pause       time.Duration // before it starts again after its first end; more after the next ones
-	quit        chan struct{} // closed when nothing shall start any more
-	wake        chan struct{} // someone wants the node on
+	quit        chan struct{} // closed when the node must not start any more
+	wake        chan struct{} // the node has been turned on
 	done        sync.WaitGroup
 
 	starting sync.Mutex // held while it starts; taken before mu
@@ -53,7 +53,8 @@ var (
 	errStopping   = errors.New("the cluster is stopping")
 )
 
-// start turns the node on; again: only if it still waits for that.
+// start turns the node on. With again, it does so only if the node still waits to start
+// again.
 func (n *node) start(ctx context.Context, again bool) error {
 	n.starting.Lock()
 	defer n.starting.Unlock()
@@ -92,11 +93,10 @@ func (n *node) set(r running, state string) {
 	n.running, n.state, n.since, n.why = r, state, time.Now(), nil
 }
 
-// supervise follows the node's runs, from the first one that start made, and begins the
-// next one where the node wants that.
+// supervise waits for the end of each run, and starts the node again where it has to be.
 func (n *node) supervise() {
 	wait := n.pause
-	var due <-chan time.Time // when it starts again; nil: when somebody turns it on
+	var due <-chan time.Time // when it starts again; nil: when it is turned on
 	for {
 		n.mu.Lock()
 		r, began, stopping := n.running, n.since, n.stopping
@@ -129,7 +129,7 @@ func (n *node) supervise() {
 	}
 }
 
-// settle is the end of a run. Only now is the node off, and may be turned on.
+// settle records the end of a run. Only from now on is the node off and can be turned on.
 func (n *node) settle(end exit.Reason, why error) (again bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -153,8 +153,8 @@ func (n *node) turnOn(ctx context.Context) error {
 	return err
 }
 
-// current is what runs, and what is closed once the node is off. A node that is starting
-// is waited for.
+// current returns the run, and a channel that is closed once the node is off. It waits for
+// a node that is starting.
 func (n *node) current() (running, <-chan struct{}, error) {
 	n.starting.Lock()
 	defer n.starting.Unlock()
@@ -166,7 +166,7 @@ func (n *node) current() (running, <-chan struct{}, error) {
 	return n.running, n.ended, nil
 }
 
-// powerOff stops the node in order, and cuts its power after the budget.
+// powerOff shuts the node down in order, and cuts its power after the budget.
 func (n *node) powerOff(budget time.Duration) error {
 	r, ended, err := n.current()
 	if err != nil && n.stay() {
@@ -204,7 +204,7 @@ func (n *node) stay() bool {
 	return waits
 }
 
-// cut returns when the node is off: whoever turns it on then isn't told that it runs.
+// cut returns only when the node is off: a turnOn right after it then starts the node.
 func (n *node) cut() error { return n.powerOff(0) }
 
 func (n *node) freeze(ctx context.Context, frozen bool) error {
@@ -226,9 +226,9 @@ func (n *node) freeze(ctx context.Context, frozen bool) error {
 	return nil
 }
 
-// shutdown ends the node for good.
+// shutdown ends the node. It does not start again.
 func (n *node) shutdown(budget time.Duration) {
-	n.starting.Lock() // what starts is there then, to be stopped
+	n.starting.Lock() // a node that is starting runs afterwards, and can be stopped
 	n.mu.Lock()
 	n.stopping = true
 	n.mu.Unlock()
@@ -240,7 +240,7 @@ func (n *node) shutdown(budget time.Duration) {
 	n.done.Wait()
 }
 
-// NodeStatus is a node as the host process sees it from outside.
+// NodeStatus is the state of a node, without a request to the node.
 type NodeStatus struct {
 	Name     string    `json:"name"`
 	Address  string    `json:"address"`

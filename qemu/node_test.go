@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// switched is a provisioner whose nodes run until they are told how to end.
+// switched is a provisioner whose nodes run until the test ends them.
 type switched struct {
 	stuck bool // starting never ends by itself
 

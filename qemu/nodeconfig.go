@@ -20,15 +20,15 @@ const (
 	qemuDisk       = "/dev/vda"
 )
 
-// files are what a new cluster begins with.
+// files are the first files of a new cluster.
 type files struct {
 	nodes        map[string][]byte // their machine configurations
 	kubeconfig   []byte
 	clientConfig []byte
 }
 
-// configurations makes the machine configuration of each node, from one set of
-// fresh secrets, and what the administrator's programs need.
+// configurations makes the machine configuration of each node, from one set of new secrets,
+// and the files for gbctl and kubectl.
 func configurations(p Plan, o Options, now time.Time) (f files, err error) {
 	secrets, err := config.NewSecrets(now)
 	if err != nil {
@@ -58,8 +58,8 @@ func configurations(p Plan, o Options, now time.Time) (f files, err error) {
 	return f, err
 }
 
-// clientConfig is for gbctl at this machine, which reaches each node through a
-// port of the loopback, by its name or its address.
+// clientConfig is the file for gbctl on this machine, which connects to each node through a
+// port of the loopback, by the node's name or address.
 func clientConfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
 	cert, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{string(api.Admin)}, Client: true, Validity: adminValidity, Now: now})
 	if err != nil {
@@ -80,7 +80,8 @@ func clientConfig(p Plan, ca pki.CA, now time.Time) ([]byte, error) {
 	return c.Encode()
 }
 
-// nodeConfiguration is that of one node, with more interfaces than the one that all have.
+// nodeConfiguration is the configuration of one node, with interfaces in addition to the
+// one that every node has.
 func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now time.Time, more ...config.Interface) ([]byte, error) {
 	g := config.Options{
 		ClusterName: p.Name,
@@ -88,9 +89,9 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 		Type:        config.MachineType(n.Type),
 		Hostname:    n.Name,
 		Mirrors:     p.mirrors(),
-		// The user comes through a port of this machine's loopback.
+		// Users connect through a port of this machine's loopback.
 		CertSANs: []string{"127.0.0.1", "localhost"},
-		// Pods must have a place to run.
+		// There must be a node on which pods can run.
 		AllowScheduling:   len(p.controlPlanes()) == len(p.Nodes),
 		KubernetesVersion: o.KubernetesVersion,
 		Secrets:           secrets,
@@ -103,8 +104,8 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	if err != nil {
 		return nil, err
 	}
-	// The clock is this machine's in a container, and starts from it in QEMU; no
-	// time server could be reached.
+	// A container has this machine's clock, and one in QEMU starts from it. Nodes can't
+	// connect to a time server.
 	c.Machine.Time.Disabled = true
 	if p.Accelerator == "tcg" && n.Type != string(config.Worker) {
 		emulated(&c.Cluster, len(p.controlPlanes()))
@@ -118,8 +119,8 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	return o.patched(n, text)
 }
 
-// interfaces of a node: a container has its address from its configuration, a machine
-// from DHCP, as without any.
+// interfaces returns those of a node: a container has its address from its configuration. A
+// machine has it from DHCP, which is the default.
 func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
 	var shared *config.VIP
 	if p.Shared.IsValid() && n.Type != string(config.Worker) {
@@ -130,7 +131,8 @@ func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
 		return append([]config.Interface{{
 			Name: "eth0",
 			CIDR: netip.PrefixFrom(n.Address, p.Network.Bits()),
-			// Leads nowhere: but Kubernetes takes its address from the default route.
+			// It is connected to nothing, but Kubernetes gets its address from the default
+			// route.
 			Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0"), Gateway: network.Gateway(p.Network)}},
 			VIP:    shared,
 		}}, more...)
@@ -169,11 +171,12 @@ func (o Options) patched(n Node, text []byte) (_ []byte, err error) {
 	return text, err
 }
 
-// emulated gives the control planes of an emulated cluster time. Ten times slower than
-// real ones, a leader misses the 10 s in which it must renew its lease, ends, and starts
-// all over; and after a power cut the next one waits for the old lease. So one that is
-// alone leads without, and several have leases ten times as long. Members of etcd hear
-// of each other ten times as seldom (default: 100 ms and 1 s).
+// emulated sets longer timeouts for the control planes of an emulated cluster. They are ten
+// times slower than real ones. A leader misses the 10 s in which it must renew its lease,
+// ends, and starts again; and after a power cut the next one waits for the end of the old
+// lease. So a single control plane works without leader election, and several have leases
+// ten times as long. Members of etcd send heartbeats ten times as seldom (default: 100 ms
+// and 1 s).
 func emulated(c *config.Cluster, controlPlanes int) {
 	leader := map[string]string{"leader-elect": "false"}
 	if controlPlanes > 1 {
@@ -183,5 +186,5 @@ func emulated(c *config.Cluster, controlPlanes int) {
 	c.ControllerManager.ExtraArgs, c.Scheduler.ExtraArgs = leader, leader
 }
 
-// adminValidity is how long the client configuration of a development cluster works.
+// adminValidity is how long the client certificate of a development cluster is valid.
 const adminValidity = 365 * 24 * time.Hour

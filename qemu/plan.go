@@ -1,21 +1,22 @@
-// Package qemu runs development clusters: whole nodes on this machine, as virtual
-// machines or as containers, behind one small interface.
+// Package qemu runs development clusters: whole nodes on this machine, as virtual machines
+// (package vm) or as containers (package container), in a network of their own (package
+// network).
 //
 //	gbctl / dev ── Up, Down … ──► ~/.garboard/clusters/NAME/   plan.json, kubeconfig, NODE/…
-//	     │ starts, asks over control.sock          ▲
+//	     │ starts, and connects to control.sock    ▲
 //	     ▼                                         │
 //	host process of the cluster ──────────────────-┘
-//	     ├─ sandbox or QEMU, one per node (die with the host process)
-//	     ├─ registry: the images, to nodes only; registries of the user's, asked for them
-//	     ├─ DHCP, to virtual machines
-//	     ├─ load balancer, to nodes: the first address of their network ─► their Kubernetes API,
-//	     │  unless they share an address among themselves
+//	     ├─ sandbox or QEMU, one per node (they end with the host process)
+//	     ├─ registry of the images, for nodes only; mirrors of the user's registries
+//	     ├─ DHCP, for virtual machines
+//	     ├─ load balancer, for nodes: the first address of their network ─► their Kubernetes API,
+//	     │  unless the control planes share an address
 //	     ├─ 127.0.0.1:PORT ─► the same
 //	     └─ 127.0.0.1:PORT ─► the machine API, one port for each node
 //
-// One process per cluster holds all that lives: kill it in any way, and the kernel
-// takes down every node, network and mount with it. What can remain is on disk,
-// where it should, and empty cgroups, which the next Up or Down removes.
+// One process per cluster owns everything that runs. If it is killed in any way, the kernel
+// ends every node, network and mount with it. Only files remain, which is intended, and empty
+// cgroups, which the next Up or Down removes.
 package qemu
 
 import (
@@ -32,8 +33,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-// Plan is what a cluster is made of. It is written once and then only changes with
-// the artefacts that it boots.
+// Plan describes a cluster. It is written once, and later changes only with the files that
+// the cluster boots.
 type Plan struct {
 	Name        string       `json:"name"`
 	Provisioner string       `json:"provisioner"` // QEMU or Container
@@ -42,18 +43,18 @@ type Plan struct {
 	// Shared is the address that the control planes share, and the cluster's endpoint;
 	// invalid: they share none.
 	Shared netip.Addr `json:"shared,omitzero"`
-	// Mirrors are registries outside that nodes may ask.
+	// Mirrors are registries outside of the nodes' network.
 	Mirrors []network.Mirror `json:"mirrors,omitempty"`
-	// Unplugged is a cable to nowhere, for nodes in QEMU.
+	// Unplugged gives nodes in QEMU a network card that is connected to nothing.
 	Unplugged bool `json:"unplugged,omitempty"`
-	// Unconfigured keeps their configurations from nodes in QEMU: they come up in
+	// Unconfigured starts nodes in QEMU without a configuration: they come up in
 	// maintenance mode.
 	Unconfigured bool   `json:"unconfigured,omitempty"`
 	Boot         Boot   `json:"boot"`
 	Images       string `json:"images"` // OCI layout
-	// Source identifies what Boot and Images were kept from.
+	// Source identifies the originals of Boot and Images.
 	Source string `json:"source"`
-	// KubernetesPort on 127.0.0.1 leads to the API of the control planes.
+	// KubernetesPort on 127.0.0.1 forwards to the API of the control planes.
 	KubernetesPort int    `json:"kubernetesPort"`
 	Nodes          []Node `json:"nodes"`
 	// Self is the program, with arguments, whose subcommand `host` calls Host.
@@ -70,16 +71,16 @@ func (p Plan) controlPlanes() []Node {
 	return all
 }
 
-// atOnce are the nodes that are turned on with the cluster.
+// atOnce are the nodes that are turned on together with the cluster.
 func (p Plan) atOnce() []Node {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.Later })
 }
 
-// balanced is whether the cluster's endpoint is a load balancer. A node that is
-// alone is its own: nothing that could be in the way is.
+// balanced reports whether the cluster's endpoint is a load balancer. A single node is its
+// own endpoint: with nothing in between, nothing can fail there.
 func (p Plan) balanced() bool { return len(p.Nodes) > 1 && !p.Shared.IsValid() }
 
-// endpoint is where nodes reach the Kubernetes API.
+// endpoint is the address of the Kubernetes API for nodes.
 func (p Plan) endpoint() netip.AddrPort {
 	if p.Shared.IsValid() {
 		return netip.AddrPortFrom(p.Shared, kubernetesPort)
@@ -90,7 +91,7 @@ func (p Plan) endpoint() netip.AddrPort {
 	return netip.AddrPortFrom(p.Nodes[0].Address, kubernetesPort)
 }
 
-// Boot is what nodes boot from: paths of files.
+// Boot has the paths of the files that nodes boot.
 type Boot struct {
 	Kernel    string `json:"kernel,omitempty"`    // QEMU
 	Initramfs string `json:"initramfs,omitempty"` // QEMU
@@ -106,8 +107,8 @@ type Node struct {
 	Name      string     `json:"name"`
 	Type      string     `json:"type"` // machine.type of its configuration
 	Address   netip.Addr `json:"address"`
-	APIPort   int        `json:"apiPort"`   // on 127.0.0.1, leads to its machine API
-	CPUs      int        `json:"cpus"`      // of a container: what it may take, 0 for all
+	APIPort   int        `json:"apiPort"`   // on 127.0.0.1, forwards to its machine API
+	CPUs      int        `json:"cpus"`      // of a container: its limit, 0 for none
 	MemoryMiB int        `json:"memoryMiB"` // likewise
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
 	// Later is a node that isn't turned on with the others.
@@ -116,7 +117,7 @@ type Node struct {
 	ClockOffset time.Duration `json:"clockOffset,omitempty"`
 }
 
-// clusterName becomes part of paths, cgroups and links.
+// clusterName is the form of names, which are part of paths, cgroups and links.
 var clusterName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
 func checkName(name string) error {
@@ -126,7 +127,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// stopBudget is how long its nodes may take to power off.
+// stopBudget is how long the nodes may take to power off.
 func (p Plan) stopBudget() time.Duration {
 	if p.Accelerator == "tcg" {
 		return stopBudgetEmulated
@@ -150,7 +151,7 @@ func Home() (string, error) {
 	return filepath.Abs(filepath.Join(base, "clusters"))
 }
 
-// clusterDir is where things of one cluster are.
+// clusterDir is the directory of one cluster.
 type clusterDir string
 
 func dirOf(name string) (clusterDir, error) {
@@ -178,7 +179,7 @@ func (d clusterDir) work(n string) string      { return filepath.Join(d.node(n),
 func (d clusterDir) state(n string) string     { return filepath.Join(d.node(n), "state") }
 func (d clusterDir) ephemeral(n string) string { return filepath.Join(d.node(n), "var") }
 
-// ErrNoCluster is for those who may take it as an answer.
+// ErrNoCluster is the error where no cluster has the name.
 var ErrNoCluster = errors.New("there is no such cluster")
 
 func readPlan(d clusterDir) (Plan, error) {
@@ -205,8 +206,9 @@ func writePlan(d clusterDir, p Plan) error {
 	return replace(d.plan(), append(data, '\n'), 0o600)
 }
 
-// replace writes a file so that readers see the old or the new one, whole. It
-// isn't synced: what is here is worth less than the machine that it is on.
+// replace writes a file so that readers see the old or the new content, and never a part.
+// It does not sync: the files of a development cluster need not survive a crash of this
+// machine.
 func replace(path string, data []byte, perm os.FileMode) error {
 	partial := path + ".partial"
 	defer os.Remove(partial)

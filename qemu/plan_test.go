@@ -55,7 +55,7 @@ func TestPlanIsKept(t *testing.T) {
 	if diff := cmp.Diff(want, all[0].Plan, cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
 		t.Errorf("plan (-want +got):\n%s", diff)
 	}
-	// A plan that is broken is said, with its place.
+	// The error of a damaged plan has its path.
 	if err := os.WriteFile(d.plan(), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestPortsDontCollide(t *testing.T) {
 	}
 }
 
-// Who waits for another command is told so, and may stop.
+// A command that waits for another one reports it, and can be interrupted.
 func TestUpWaitsForAnotherCommand(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	release, err := waitFor(t.Context(), "busy", func() { t.Error("nobody else is there") })
@@ -156,7 +156,7 @@ func TestUpWaitsForAnotherCommand(t *testing.T) {
 	}
 }
 
-// The holder of a lock is known to other processes, and nobody once it's dead.
+// Other processes get the PID of a lock's holder, and 0 once it has ended.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")

@@ -6,17 +6,17 @@ import (
 	"net"
 )
 
-// Ports are taken below what Linux gives to outgoing connections (32768 and up,
-// ip_local_port_range): otherwise any of those could sit on a cluster's port when
-// it starts again.
+// Ports are below those that Linux uses for outgoing connections (32768 and up,
+// ip_local_port_range). Otherwise such a connection could have a cluster's port when the
+// cluster starts again.
 const (
 	firstPort = 20000
 	lastPort  = 29999
 )
 
-// freePorts finds ports of the loopback for a new cluster: such as are free, and in
-// no other cluster's plan. It starts looking at a place that depends on the name,
-// so that a cluster that is made again mostly keeps its ports.
+// freePorts returns ports of the loopback for a new cluster that are free and in no other
+// cluster's plan. The search starts at a port that depends on the name, so that a cluster
+// that is made again mostly gets the same ports.
 func freePorts(name string, want int) ([]int, error) {
 	clusters, _ := List() // one that is damaged won't be brought up again
 	planned := map[int]bool{}

@@ -18,7 +18,7 @@ const (
 	Container = "container"
 )
 
-// Choice is a way to run nodes, and why it was taken.
+// Choice is a way to run nodes, and the reason for it.
 type Choice struct {
 	Name string // QEMU or Container
 	// Accelerator is QEMU's: kvm or tcg (software emulation). Empty for Container.
@@ -42,7 +42,7 @@ func Choose(ctx context.Context, want string) (Choice, error) {
 	}.choose(want)
 }
 
-// chooser is the decision with its facts as fields, for tests.
+// chooser makes the decision. Its facts are fields, so that tests can set them.
 type chooser struct {
 	root bool
 	qemu func() error // nil if QEMU is installed
@@ -89,7 +89,7 @@ func (c chooser) qemuChoice(why string) (Choice, error) {
 	return Choice{Name: QEMU, Accelerator: "kvm", Why: why + "; KVM ran a test guest"}, nil
 }
 
-// AptPackages are what a Debian machine needs to run nodes, and why.
+// AptPackages are the Debian packages that running nodes needs, each with the reason.
 func AptPackages() map[string]string {
 	return map[string]string{
 		"qemu-system-x86": "runs nodes as virtual machines",

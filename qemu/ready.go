@@ -20,31 +20,31 @@ import (
 
 const (
 	readyPoll = 200 * time.Millisecond
-	// readyPollEmulated: an answer costs an emulated API server half a second of its
-	// processors, and it has better things to do while it starts.
+	// readyPollEmulated is longer: an answer costs an emulated API server half a second of
+	// its processors, which it needs for its own start.
 	readyPollEmulated = 3 * time.Second
-	// answerBudget is for one question to an API server that may just be starting.
+	// answerBudget is for one request to an API server that may be starting.
 	answerBudget = 5 * time.Second
 	answerLimit  = 16 << 20 // bytes of one list
 )
 
-// What WaitReady tells of, in this order.
+// The milestones of WaitReady, in this order.
 const (
 	MilestoneAPI   = "Kubernetes API answers"
 	MilestoneReady = "node Ready" // "all nodes Ready" where there are several
 	MilestoneDNS   = "cluster DNS answers"
 )
 
-// A Milestone is something that a new cluster reaches.
+// A Milestone is a state that a new cluster reaches.
 type Milestone struct {
 	What  string
 	After time.Duration // since the wait began
 }
 
-// WaitReady returns once the API answers, every planned node is Ready and the
-// cluster's DNS runs. tell hears of each step as it is reached; waiting, on each
-// try, what isn't so yet. Both may be nil. It ends with the cluster.
-func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting func(error)) error {
+// WaitReady returns once the API answers, every planned node is Ready and the cluster's DNS
+// runs. It calls reached for each milestone, and waiting after each attempt with what is
+// still missing. Both may be nil. It returns an error when the cluster ends.
+func (c *Cluster) WaitReady(ctx context.Context, reached func(Milestone), waiting func(error)) error {
 	api, err := c.kubeAPI()
 	if err != nil {
 		return err
@@ -83,14 +83,15 @@ func (c *Cluster) WaitReady(ctx context.Context, tell func(Milestone), waiting f
 			case <-time.After(poll):
 			}
 		}
-		if tell != nil {
-			tell(Milestone{step.what, time.Since(start)})
+		if reached != nil {
+			reached(Milestone{step.what, time.Since(start)})
 		}
 	}
 	return nil
 }
 
-// ended is why nothing more can come of a cluster; nil while it has a host process.
+// ended returns the reason why a cluster can't become ready any more; nil while it has a
+// host process.
 func (c *Cluster) ended() error {
 	pid, err := c.HostPID()
 	if err != nil || pid != 0 {
@@ -99,11 +100,11 @@ func (c *Cluster) ended() error {
 	if _, err := readPlan(c.dir); errors.Is(err, ErrNoCluster) {
 		return fmt.Errorf("cluster %s was removed meanwhile, by another command", c.Name)
 	}
-	return fmt.Errorf("cluster %s was stopped meanwhile, or its host process broke down: %s says which; create it again to start it", c.Name, c.dir.log())
+	return fmt.Errorf("cluster %s was stopped meanwhile, or its host process crashed: %s has the reason; create it again to start it", c.Name, c.dir.log())
 }
 
-// Chart is the file with the picture of a node's last boot. The node makes it once
-// all its services are up.
+// Chart returns the file with the chart of a node's last boot. The node writes it once all
+// its services are up.
 func (c *Cluster) Chart(node string) string {
 	if c.Provisioner == Container {
 		return filepath.Join(c.dir.ephemeral(node), "log", "boot-chart.svg")
@@ -111,7 +112,7 @@ func (c *Cluster) Chart(node string) string {
 	return c.dir.chart(node)
 }
 
-// kubeAPI asks the Kubernetes API with the cluster's own kubeconfig.
+// kubeAPI is a client of the Kubernetes API with the cluster's own kubeconfig.
 type kubeAPI struct {
 	server string
 	trust  *tls.Config
@@ -162,7 +163,8 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 		trust:  trust,
 		client: &http.Client{
 			Timeout: answerBudget,
-			// A proxy of the user's environment doesn't lead to loopback.
+			// No proxy: one of the user's environment can't connect to this machine's
+			// loopback.
 			Transport: &http.Transport{TLSClientConfig: trust},
 		},
 	}, nil
@@ -198,10 +200,10 @@ func (a *kubeAPI) answers(ctx context.Context) error {
 	return err
 }
 
-// condition is how Kubernetes states a fact about a node or a deployment.
+// condition is a condition of a node or a deployment, as in the Kubernetes API.
 type condition struct{ Type, Status, Message string }
 
-// holds is nil if the condition is true, and says why it isn't otherwise.
+// holds returns nil if the condition is true, and otherwise an error with the reason.
 func holds(conditions []condition, want string) error {
 	for _, c := range conditions {
 		if c.Type != want {

@@ -13,7 +13,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// Nobody waits for a cluster that another command has removed or stopped.
+// WaitReady fails for a cluster that another command has removed or stopped.
 func TestWaitReadyEndsWithTheCluster(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	ctx, cancel := context.WithTimeout(t.Context(), eventually.Scale(20*time.Second))

@@ -19,21 +19,20 @@ import (
 // nobody is a user without any rights.
 const nobody = 65534
 
-// A network of machines takes no root: it is made by whoever a user's host process is.
-// That /dev/net/tun is for everyone, as udev leaves it, it takes; so the test is root, to
-// make one.
+// A network of machines needs no root: the host process of any user can make it. It needs a
+// /dev/net/tun that everyone may open, as udev makes it. The test is root to make one.
 func TestNetworkWithoutRoot(t *testing.T) {
 	needRoot(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "without-root", "prepare")
 	// Go makes the mounts of the new namespace private.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasSuffix(string(out), "heard\n") {
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.HasSuffix(string(out), "connected\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// withoutRoot is that test in processes of its own: one with the device, and in that, as
-// a user's host process is started, one with the network.
+// withoutRoot is that test in processes of its own: one with the device, and below it one
+// with the network, which is started like a user's host process.
 func withoutRoot(ctx context.Context, step string) error {
 	if step == "prepare" {
 		err := errors.Join(
@@ -46,13 +45,13 @@ func withoutRoot(ctx context.Context, step string) error {
 		cmd := exec.CommandContext(ctx, "/proc/self/exe", "without-root", "network")
 		cmd.Dir = "/"
 		cmd.SysProcAttr = hostAttributes(nobody, nobody)
-		// Which nobody would be already.
+		// The process of a real user has this already.
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true}
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		return cmd.Run()
 	}
 	if _, err := os.ReadDir("/proc/1/fd"); err == nil {
-		return errors.New("this process has rights outside: it sees the files of PID 1")
+		return errors.New("this process has rights outside of its namespace: it can read the files of PID 1")
 	}
 	p := testPlan(QEMU)
 	l, err := network.New(p.lan(), slog.New(slog.DiscardHandler))
@@ -70,7 +69,7 @@ func withoutRoot(ctx context.Context, step string) error {
 		return err
 	}
 	defer cable.Close()
-	// The load balancer's way: a port in the network, reached through it.
+	// A port in the network, as the load balancer has one.
 	port, err := l.Listen(network.RegistryAddress(p.Network))
 	if !errors.Is(err, unix.EADDRINUSE) { // the registry is there
 		return errors.Join(fmt.Errorf("listen where the registry does: %w", err), port.Close())
@@ -79,6 +78,6 @@ func withoutRoot(ctx context.Context, step string) error {
 	if conn, err = l.Thread().Dial(ctx, network.RegistryAddress(p.Network).String()); err != nil {
 		return err
 	}
-	fmt.Println("heard")
+	fmt.Println("connected")
 	return conn.Close()
 }

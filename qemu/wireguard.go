@@ -13,7 +13,7 @@ import (
 const (
 	wireguardLink = "wg0"
 	wireguardPort = 51111 // of control planes
-	// wireguardKeepalive keeps the way open that a packet of a node has taken.
+	// wireguardKeepalive is how often a node sends a packet, so that answers still reach it.
 	wireguardKeepalive = 5 * time.Second
 )
 
@@ -37,8 +37,8 @@ func newWireGuard(p Plan, prefix netip.Prefix) (*wireguard, error) {
 	return w, nil
 }
 
-// address of the node at an index of the plan: the network has no gateway, so the first
-// node has the first.
+// address of the node at an index of the plan. This network has no gateway, so the first
+// node has the first address.
 func (w *wireguard) address(index int) netip.Addr {
 	a := network.Gateway(w.network)
 	for range index {
@@ -47,7 +47,7 @@ func (w *wireguard) address(index int) netip.Addr {
 	return a
 }
 
-// link is what the node at an index has of it.
+// link is the WireGuard interface of the node at an index.
 func (w *wireguard) link(index int) config.Interface {
 	own := w.plan.Nodes[index]
 	serves := own.Type != string(config.Worker)

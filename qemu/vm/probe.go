@@ -80,7 +80,7 @@ func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) e
 	case err != nil:
 		return fmt.Errorf("%s: %w: %s", Program, err, oneLine(string(out)))
 	}
-	return fmt.Errorf("a guest of %d bytes ended without a word", len(probeCode))
+	return fmt.Errorf("a guest of %d bytes ended without a result", len(probeCode))
 }
 
 // oneLine joins the lines of a program's output: QEMU prints an error and a failed assertion

@@ -1,11 +1,10 @@
-// Package cgroup finds, freezes, limits, looks into and removes the cgroups of container
-// nodes, from outside.
+// Package cgroup freezes, limits and removes the cgroups of container nodes, and lists their
+// processes, from outside of the nodes.
 //
-// A node's cgroup is one directory in each mounted hierarchy: several on a host
-// with cgroup v1 or both versions ("hybrid"), one where there is only v2. While a
-// node lives, its sandbox owns them; what is here is for what a sandbox that was
-// killed leaves behind, as cgroups are the one thing that the kernel doesn't
-// collect by itself.
+// A node's cgroup is one directory in each mounted hierarchy: several on a host with cgroup
+// v1 or both versions ("hybrid"), one where there is only v2. While a node runs, its sandbox
+// program manages them. A sandbox program that was killed leaves them behind: the kernel does
+// not remove cgroups by itself.
 package cgroup
 
 import (
@@ -28,9 +27,9 @@ import (
 const Parent = "/garboard"
 
 const (
-	// busyBudget is how long a cgroup may stay busy after its processes were
-	// killed: the kernel takes them out only when they have really ended, and one that
-	// waits for a slow disk ends when it has been written.
+	// busyBudget is how long a cgroup may stay busy after its processes were killed: the
+	// kernel removes them only when they have really ended, and one that waits for a slow
+	// disk ends when the disk has written.
 	busyBudget = time.Minute
 	busyPoll   = 10 * time.Millisecond
 )
@@ -42,7 +41,7 @@ type Hierarchy struct {
 	Unified     bool     // v2
 }
 
-// Hierarchies are those of this machine.
+// Hierarchies returns those of this machine.
 func Hierarchies() ([]Hierarchy, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -85,9 +84,9 @@ func parse(mountinfo io.Reader) ([]Hierarchy, error) {
 	return all, lines.Err()
 }
 
-// Remove removes a cgroup with all below it in every hierarchy. What is above stays,
-// though it be empty: another node or cluster may be about to make its own there.
-// What doesn't exist is fine.
+// Remove removes a cgroup and all below it in every hierarchy. Cgroups above it stay, even
+// if they are empty: another node or cluster may be about to make its own there. It is no
+// error if the cgroup does not exist.
 func Remove(path string) error {
 	hierarchies, err := Hierarchies()
 	if err != nil {
@@ -104,8 +103,8 @@ func Remove(path string) error {
 	return errors.Join(errs...)
 }
 
-// thaw lets a cgroup and all below it go: with cgroup v1 what was killed while it was
-// frozen dies only then, and each has a state of its own.
+// thaw thaws a cgroup and all below it, each of which has a state of its own. With cgroup
+// v1, a process that was killed while it was frozen ends only then.
 func thaw(hierarchies []Hierarchy, path string) {
 	file, value, err := freezer(hierarchies, path, false)
 	if err != nil {
@@ -164,7 +163,7 @@ func remaining(dir string) string {
 	return "; processes in it that haven't ended: " + strings.Join(all, ", ")
 }
 
-// Limits are what a cgroup may take of the machine; 0 is all of it.
+// Limits are the largest share of the machine that a cgroup may use; 0: all of it.
 type Limits struct {
 	CPUs      int
 	MemoryMiB int
@@ -207,7 +206,7 @@ func in(hierarchies []Hierarchy, controller, path string) (dir string, unified b
 	return "", false, fmt.Errorf("no cgroup hierarchy with the controller %s", controller)
 }
 
-// Processes are the PIDs of all processes in a cgroup and below it.
+// Processes returns the PIDs of all processes in a cgroup and below it.
 func Processes(path string) (all []int, err error) {
 	hierarchies, err := Hierarchies()
 	if err != nil {
@@ -272,7 +271,7 @@ func (l Limits) files(hierarchies []Hierarchy, path string) (all []file, err err
 	return all, nil
 }
 
-// Freeze stops every process in a cgroup, or lets them run on.
+// Freeze stops every process in a cgroup, or lets them run again.
 func Freeze(path string, frozen bool) error {
 	hierarchies, err := Hierarchies()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package snapshot looks at everything that nodes could change about the machine
-// that they run on, so that tests can hold "before" against "after".
+// Package snapshot records everything that nodes could change on the machine on which they
+// run, so that tests can compare the states before and after.
 package snapshot
 
 import (
@@ -13,12 +13,12 @@ import (
 	"testing"
 )
 
-// Snapshot is the state of a machine: for each aspect a set of lines. Processes and
-// cgroups are only those of the clusters in question, and loop devices those with
-// files of theirs, as other things come and go.
+// Snapshot is the state of a machine: for each aspect a set of lines. Processes and cgroups
+// are only those of the given clusters, and loop devices those with files of theirs,
+// because others change all the time.
 type Snapshot map[Aspect][]string
 
-// Aspect is one kind of thing that a machine has.
+// Aspect is one kind of state that a machine has.
 type Aspect string
 
 // The aspects.
@@ -34,14 +34,14 @@ const (
 	Processes Aspect = "process"
 )
 
-// Living are the aspects that clusters have while they are up.
+// Living are the aspects that running clusters change.
 var Living = []Aspect{Cgroups, Processes, Loops}
 
-// Take looks at the machine and at what these clusters have on it.
+// Take records the state of the machine and of these clusters.
 func Take(t testing.TB, clusters ...string) Snapshot {
 	t.Helper()
 	s := Snapshot{}
-	// First: to look at some settings mounts what shows them, on a machine with systemd.
+	// First: on a machine with systemd, reading some settings mounts a file system.
 	s[Settings] = settings()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -84,8 +84,8 @@ func Take(t testing.TB, clusters ...string) Snapshot {
 	return s
 }
 
-// withoutUses leaves out how many use a route of IPv6, and how often it was used: each
-// connection counts (net/ipv6/route.c, rt6_info_route).
+// withoutUses removes the numbers of references and uses from a route of IPv6: each
+// connection changes them (net/ipv6/route.c, rt6_info_route).
 func withoutUses(file, line string) string {
 	fields := strings.Fields(line)
 	const references, uses = 6, 7
@@ -147,7 +147,7 @@ func processes(cluster string) []string {
 	return all
 }
 
-// Diff says what has come and gone, but for some aspects; "" for nothing.
+// Diff returns what was added and removed, except for some aspects; "" for no difference.
 func (s Snapshot) Diff(now Snapshot, but ...Aspect) string {
 	aspects := map[Aspect]bool{}
 	for _, of := range []Snapshot{s, now} {
@@ -171,7 +171,7 @@ func (s Snapshot) Diff(now Snapshot, but ...Aspect) string {
 	return strings.Join(out, "\n")
 }
 
-// missing are the lines of a that b hasn't.
+// missing returns the lines of a that are not in b.
 func missing(a, b []string) []string {
 	have := make(map[string]bool, len(b))
 	for _, line := range b {

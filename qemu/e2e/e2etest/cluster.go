@@ -21,28 +21,29 @@ import (
 )
 
 const (
-	// emulation is how many times slower a node under software emulation is, on
-	// two cores: Go code runs 6 to 15 times slower there.
+	// emulation is how many times slower a node under software emulation is, on two cores:
+	// Go code runs 6 to 15 times slower there.
 	emulation = 12
 
-	// ReadyBudget is for a node to be Ready and its DNS to serve, at native speed.
-	// The design promises 15 s to Ready with nothing else on the machine.
+	// ReadyBudget is for a node to be Ready and its DNS to answer, at native speed. The
+	// design promises 15 s to Ready with nothing else on the machine.
 	ReadyBudget = 45 * time.Second
-	// furtherBudget is what each further node adds: they share this machine.
+	// furtherBudget is added for each further node: all nodes share this machine.
 	furtherBudget = 15 * time.Second
 
 	consoleTail = 60 // lines of each console in the message of a failed test
 	askBudget   = 30 * time.Second
-	// completeBudget is for further members to vote, one after the other, and to serve.
+	// completeBudget is for further members to become voters, one after the other, and for
+	// their API servers to be ready.
 	completeBudget = 60 * time.Second
 )
 
-// Cluster is a cluster that ends with its test.
+// Cluster is a cluster that is removed at the end of its test.
 type Cluster struct {
 	*qemu.Cluster
 	t       *testing.T
 	kubectl string
-	// patience is what a command may take beyond askBudget.
+	// patience is the time that a command may take instead of askBudget, if it is longer.
 	patience time.Duration
 	inside   *osthread.Thread // where gbctl runs; nil: on this machine
 	options  qemu.Options
@@ -52,19 +53,19 @@ type Cluster struct {
 // Option changes how a cluster is made.
 type Option func(*qemu.Options)
 
-// Nodes are how many there are of each type; without it there is one control plane.
+// Nodes sets the numbers of nodes of each type; the default is one control plane.
 func Nodes(controlPlanes, workers int) Option {
 	return func(o *qemu.Options) { o.ControlPlanes, o.Workers = controlPlanes, workers }
 }
 
-// Home is a directory for several clusters of one test.
+// Home makes one directory for several clusters of a test.
 func Home(t *testing.T) Option {
 	t.Helper()
 	t.Setenv(homeVar, t.TempDir())
 	return func(*qemu.Options) {}
 }
 
-// Ready is Start, and waits until the cluster is Ready.
+// Ready is Start, and then waits until the cluster is Ready.
 func Ready(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	c, m := Start(t, name, provisioner, options...)
@@ -72,8 +73,8 @@ func Ready(t *testing.T, name, provisioner string, options ...Option) (*Cluster,
 	return c, m
 }
 
-// Start is New, with what counts how long all took: without what was there before the
-// cluster.
+// Start is New, with a Mark that measures how long the cluster takes, without the time for
+// what is made before it.
 func Start(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	Built(t, provisioner)
@@ -132,7 +133,7 @@ func (c *Cluster) consoles() {
 	}
 }
 
-// Up brings the cluster up; New has done it once.
+// Up brings the cluster up. New has done this once.
 func (c *Cluster) Up() {
 	c.t.Helper()
 	var err error
@@ -141,7 +142,7 @@ func (c *Cluster) Up() {
 	}
 }
 
-// Down removes the cluster; the end of the test does it in any case.
+// Down removes the cluster. The end of the test does this in any case.
 func (c *Cluster) Down() {
 	c.t.Helper()
 	// Not with the test's context, which may have ended.
@@ -150,21 +151,21 @@ func (c *Cluster) Down() {
 	}
 }
 
-// In is the cluster for a subtest, with a testing.T of its own.
+// In returns the cluster for a subtest, with a testing.T of its own.
 func (c *Cluster) In(t *testing.T) *Cluster {
 	part := *c
 	part.t = t
 	return &part
 }
 
-// T is the test that the cluster belongs to.
+// T returns the test that the cluster belongs to.
 func (c *Cluster) T() *testing.T { return c.t }
 
-// Node is the name of the first node, the only one in most tests.
+// Node returns the name of the first node, the only one in most tests.
 func (c *Cluster) Node() string { return c.Nodes[0].Name }
 
-// Scale is a time at native speed on this cluster's nodes. How busy this machine
-// is comes on top, in package eventually.
+// Scale multiplies a time at native speed by the slowness of this cluster's nodes. Package
+// eventually adds the slowness of this machine.
 func (c *Cluster) Scale(d time.Duration) time.Duration {
 	if c.Accelerator == "tcg" {
 		return d * emulation
@@ -172,8 +173,8 @@ func (c *Cluster) Scale(d time.Duration) time.Duration {
 	return d
 }
 
-// Promised is nil if what took from start to end took no longer than users are promised,
-// at the pace that this machine had before the test's first cluster.
+// Promised returns nil if the time from start to end was no longer than the promise to
+// users, at the pace that this machine had before the test's first cluster.
 func (c *Cluster) Promised(start, end time.Time, promise time.Duration) error {
 	return c.pace.Kept(start, end, c.Scale(promise))
 }
@@ -184,8 +185,8 @@ func (c *Cluster) Eventually(budget time.Duration, name string, check func() err
 	eventually.That(c.t, c.Scale(budget), name, check)
 }
 
-// Ready waits until all nodes are Ready and the cluster's DNS serves, and prints when what
-// was reached.
+// Ready waits until all nodes are Ready and the cluster's DNS answers, and prints when each
+// milestone was reached.
 func (c *Cluster) Ready(m *Mark) {
 	c.t.Helper()
 	budget := ReadyBudget + time.Duration(len(c.Nodes)-1)*furtherBudget
@@ -196,7 +197,7 @@ func (c *Cluster) Ready(m *Mark) {
 	}
 }
 
-// Text is all that the first node said on its console.
+// Text returns the first node's console.
 func (c *Cluster) Text() string {
 	c.t.Helper()
 	return c.text(c.Node())
@@ -216,16 +217,16 @@ func (c *Cluster) tail(node string) string {
 	return strings.Join(lines[max(len(lines)-consoleTail, 0):], "\n")
 }
 
-// own are lines that Garboard said, after the time since the boot.
+// own matches the lines of Garboard on the console, after the time since the boot.
 var own = regexp.MustCompile(`^\[ *([0-9.]+)\] \[garboard\] (.*)$`)
 
-// A Line is one that Garboard said on the console.
+// A Line is a line of Garboard on the console.
 type Line struct {
 	At   time.Duration // since the boot
 	Text string
 }
 
-// Lines are what Garboard said from an offset of the console on.
+// Lines returns Garboard's lines from an offset of the console on.
 func (c *Cluster) Lines(offset int) []Line {
 	c.t.Helper()
 	var all []Line
@@ -243,8 +244,8 @@ func (c *Cluster) Lines(offset int) []Line {
 	return all
 }
 
-// Says waits until one line of the console, from the offset on, has all the
-// parts, and returns it.
+// Says waits until one line of the console, from the offset on, contains all the parts, and
+// returns it.
 func (c *Cluster) Says(budget time.Duration, offset int, parts ...string) Line {
 	c.t.Helper()
 	var found Line
@@ -272,7 +273,7 @@ func containsAll(text string, parts []string) bool {
 // Try runs the kubectl that was built with the cluster.
 func (c *Cluster) Try(args ...string) (string, error) { return c.TryWith("", args...) }
 
-// TryWith gives kubectl something to read.
+// TryWith is Try with standard input.
 func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
 	ctx, cancel := eventually.Context(c.t.Context(), c.Scale(askBudget))
 	defer cancel()
@@ -287,12 +288,13 @@ func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// passing are the words of a cluster that has no time for an answer: its etcd elects or waits
-// for a disk, an API server is replaced. What was asked for may be done all the same.
+// passing matches errors of a cluster that is temporarily not able to answer: its etcd
+// elects a leader or waits for a disk, or an API server is replaced. The request may have
+// been executed all the same.
 var passing = regexp.MustCompile(`etcdserver: |request timed out|deadline exceeded|[Tt]imeout|connection (refused|reset)|EOF|server is currently unable`)
 
-// Kubectl is Try where nothing may go wrong. Like a person it tries again where there was no
-// answer.
+// Kubectl is Try where an error fails the test. It repeats the command, as a person does,
+// where there was no answer.
 func (c *Cluster) Kubectl(args ...string) (out string) {
 	c.t.Helper()
 	tried := false
@@ -310,7 +312,7 @@ func (c *Cluster) Kubectl(args ...string) (out string) {
 	return out
 }
 
-// TryWrite is Try for a check that is repeated: an earlier try may have done it.
+// TryWrite is Try for a check that is repeated: an earlier attempt may have been executed.
 func (c *Cluster) TryWrite(args ...string) error {
 	_, err := c.Try(args...)
 	if done(args[0], err) {
@@ -319,14 +321,14 @@ func (c *Cluster) TryWrite(args ...string) error {
 	return err
 }
 
-// done is whether the error says that what was asked for is so.
+// done reports whether the error means that an earlier attempt was executed.
 func done(verb string, err error) bool {
 	return err != nil && (verb == "create" && strings.Contains(err.Error(), "AlreadyExists") ||
 		verb == "delete" && strings.Contains(err.Error(), "NotFound"))
 }
 
-// Complete waits until all control planes vote in etcd, and their API servers serve: some do
-// long after the cluster is Ready.
+// Complete waits until all control planes vote in etcd and their API servers are ready.
+// This can be long after the cluster is Ready.
 func (c *Cluster) Complete() {
 	c.t.Helper()
 	all := c.ControlPlanes()
@@ -338,7 +340,7 @@ func (c *Cluster) Complete() {
 		if err != nil {
 			return err
 		}
-		// Where each API server that is ready puts itself.
+		// Each API server that is ready adds its address here.
 		out, err = c.Try("get", "endpointslice", "kubernetes", "-o", "jsonpath={.endpoints[*].addresses[*]}")
 		for _, n := range all {
 			if err == nil && !slices.Contains(strings.Fields(out), n.Address.String()) {
@@ -349,7 +351,7 @@ func (c *Cluster) Complete() {
 	})
 }
 
-// NodesReady is nil if these nodes, and no others, are Kubernetes' and Ready.
+// NodesReady returns nil if Kubernetes has these nodes, no others, and all are Ready.
 func (c *Cluster) NodesReady(nodes ...qemu.Node) error {
 	out, err := c.Try("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}`)
 	if err != nil {
@@ -368,7 +370,7 @@ func (c *Cluster) NodesReady(nodes ...qemu.Node) error {
 	return nil
 }
 
-// Apply hands manifests to the cluster. Like a person it tries again: a member of etcd that
+// Apply applies manifests. It repeats the command, as a person does: a member of etcd that
 // has just joined may be the next leader.
 func (c *Cluster) Apply(manifests string) {
 	c.t.Helper()

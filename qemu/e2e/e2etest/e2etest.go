@@ -33,10 +33,10 @@ import (
 
 const (
 	homeVar = "GARBOARD_HOME" // qemu.Home
-	// ownerVar tells a host process which test it belongs to.
+	// ownerVar has the PID of the test that a host process belongs to.
 	ownerVar = "GARBOARD_E2E_PID"
 	// Booted is the attribute of a test whose cluster has come up; its value is the
-	// provisioner. Who runs the tests can count what was really booted.
+	// provisioner. tools/dev counts with it what was really booted.
 	Booted = "booted"
 )
 
@@ -50,7 +50,7 @@ func Main(m *testing.M) {
 		os.Exit(callback(func(ctx context.Context) error { return sweep(ctx, strings.TrimPrefix(os.Args[1], sweepPrefix)) }))
 	}
 	os.Setenv(ownerVar, strconv.Itoa(os.Getpid()))
-	os.Unsetenv(homeVar) // the user's clusters are none of ours
+	os.Unsetenv(homeVar) // tests must not use the user's clusters
 	code := m.Run()
 	if err := endShared(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -69,8 +69,8 @@ func callback(f func(context.Context) error) int {
 	return 0
 }
 
-// host runs a cluster for as long as its test lives. A test that was interrupted,
-// or ran out of time, cleans nothing up, so this does.
+// host runs a cluster until its test ends. A test that was interrupted, or ran out of time,
+// does not remove its cluster, so this does.
 func host(ctx context.Context, cluster string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -87,7 +87,7 @@ func host(ctx context.Context, cluster string) error {
 		for {
 			n, err := unix.Poll([]unix.PollFd{{Fd: int32(test), Events: unix.POLLIN}}, 1000)
 			if n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
-				break // it has ended
+				break // the test has ended
 			}
 			if ctx.Err() != nil {
 				return
@@ -107,8 +107,8 @@ func host(ctx context.Context, cluster string) error {
 	return err
 }
 
-// builds are by provisioner: a container boots no kernel and no initramfs, which
-// takes longest to make after an edit of PID 1.
+// builds are by provisioner: a container needs no kernel and no initramfs. The initramfs
+// takes longest to make after a change of PID 1.
 var builds = map[string]func() (*image.Artifacts, error){
 	qemu.Container: sync.OnceValues(func() (*image.Artifacts, error) { return build(image.BuildRoot) }),
 	qemu.QEMU:      sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build) }),
@@ -122,8 +122,8 @@ func build(node image.Builder) (*image.Artifacts, error) {
 	return image.BuildAll(context.Background(), root, os.Stderr, node, image.Cloud)
 }
 
-// Built makes what `make up` would boot with a provisioner, once, from the cache where they are
-// there.
+// Built builds the files that `make up` boots with a provisioner, once. It takes them from
+// the cache if they are there.
 func Built(t testing.TB, provisioner string) *image.Artifacts {
 	t.Helper()
 	a, err := builds[provisioner]()
@@ -136,8 +136,8 @@ func Built(t testing.TB, provisioner string) *image.Artifacts {
 // paces are of type func() eventually.Pace, by test.
 var paces sync.Map
 
-// Pace is measured when the test first asks for it, which is before its first cluster: that
-// one may slow down the next one.
+// Pace returns this machine's pace. It is measured at the test's first call, which is
+// before its first cluster, because that may slow down the next one.
 func Pace(t testing.TB) eventually.Pace {
 	test, _, _ := strings.Cut(t.Name(), "/")
 	measured, _ := paces.LoadOrStore(test, sync.OnceValue(eventually.Measure))
@@ -152,16 +152,16 @@ func repository() (string, error) {
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
 
-// A Mark notes how long things took, for the reader of the test's output.
+// A Mark prints how long steps took, for the reader of the test's output.
 type Mark struct {
 	t     testing.TB
 	start time.Time
 }
 
-// Marks begins to count.
+// Marks returns a Mark that starts now.
 func Marks(t testing.TB) *Mark { return &Mark{t: t, start: time.Now()} }
 
-// Reached prints what has come true since the beginning.
+// Reached prints a step that is complete, with the time since the start.
 func (m *Mark) Reached(what string) {
 	m.t.Helper()
 	m.t.Logf("%7.1fs  %s", time.Since(m.start).Seconds(), what)

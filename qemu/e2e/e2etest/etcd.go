@@ -24,11 +24,11 @@ import (
 
 const (
 	etcdPort = 2379
-	// callBudget is for one question to one server, which may be cut off.
+	// callBudget is for one request to one server, which may be cut off.
 	callBudget = 5 * time.Second
 )
 
-// Secrets are all that the cluster was made with.
+// Secrets returns the secrets with which the cluster was made.
 func (c *Cluster) Secrets() *config.Secrets {
 	c.t.Helper()
 	data, err := os.ReadFile(c.Configuration(c.Node()))
@@ -42,7 +42,7 @@ func (c *Cluster) Secrets() *config.Secrets {
 	return s
 }
 
-// as is a client with a new certificate of an authority.
+// as returns the TLS configuration of a client with a new certificate of an authority.
 func (c *Cluster) as(ca pki.CA, leaf pki.Leaf) *tls.Config {
 	c.t.Helper()
 	leaf.Client, leaf.Now = true, time.Now()
@@ -59,7 +59,7 @@ func (c *Cluster) as(ca pki.CA, leaf pki.Leaf) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}
 }
 
-// ControlPlanes are the cluster's nodes that have an etcd and an API server.
+// ControlPlanes returns the nodes that have an etcd and an API server.
 func (c *Cluster) ControlPlanes() []qemu.Node {
 	var all []qemu.Node
 	for _, n := range c.Nodes {
@@ -74,7 +74,7 @@ func etcdURL(n qemu.Node) string {
 	return "https://" + netip.AddrPortFrom(n.Address, etcdPort).String()
 }
 
-// Etcd speaks to the members on these nodes, as an API server does.
+// Etcd returns a client of the members on these nodes, like that of an API server.
 func (c *Cluster) Etcd(inside *osthread.Thread, nodes ...qemu.Node) *clientv3.Client {
 	c.t.Helper()
 	var urls []string
@@ -96,14 +96,14 @@ func (c *Cluster) Etcd(inside *osthread.Thread, nodes ...qemu.Node) *clientv3.Cl
 	return client
 }
 
-// Leader is the node whose etcd says that it leads.
+// Leader returns the node whose etcd reports that it is the leader.
 func (c *Cluster) Leader(client *clientv3.Client) (leader qemu.Node, err error) {
 	leader, _, err = c.Term(client)
 	return leader, err
 }
 
-// Term is the node whose etcd says that it leads, and since which term. One that was
-// overthrown may not have heard of it: the highest term counts.
+// Term returns the leader and its term. A former leader may still report that it leads: the
+// highest term counts.
 func (c *Cluster) Term(client *clientv3.Client) (leader qemu.Node, term uint64, err error) {
 	for _, n := range c.ControlPlanes() {
 		ctx, cancel := eventually.Context(c.t.Context(), c.Scale(callBudget))
@@ -120,8 +120,8 @@ func (c *Cluster) Term(client *clientv3.Client) (leader qemu.Node, term uint64, 
 	return leader, 0, errors.Join(errors.New("no member of etcd says that it leads"), err)
 }
 
-// InSync is nil if the members on these nodes vote, no others do, and all have the same
-// data.
+// InSync returns nil if the members on these nodes vote, there are no other members, and
+// all have the same data.
 func (c *Cluster) InSync(client *clientv3.Client, nodes ...qemu.Node) error {
 	ctx, cancel := eventually.Context(c.t.Context(), callBudget)
 	defer cancel()
@@ -152,7 +152,7 @@ func (c *Cluster) InSync(client *clientv3.Client, nodes ...qemu.Node) error {
 		if err != nil {
 			return fmt.Errorf("member %s: %w", m.Name, err)
 		}
-		// What was compacted isn't in the hash.
+		// Compacted revisions are not in the hash.
 		sum := fmt.Sprintf("%x up to %d, compacted up to %d", h.Hash, revision, h.CompactRevision)
 		hashes[sum] = append(hashes[sum], m.Name)
 	}

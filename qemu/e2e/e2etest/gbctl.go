@@ -22,7 +22,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// gbctl is built once for all tests of a test program, in the way of `make gbctl`.
+// gbctl builds the program once for all tests of a test program, as `make gbctl` does.
 var gbctl = sync.OnceValues(func() (string, error) {
 	root, err := repository()
 	if err != nil {
@@ -38,15 +38,15 @@ var gbctl = sync.OnceValues(func() (string, error) {
 	return program, nil
 })
 
-// Patient is the cluster for commands that take as long as this at native speed.
+// Patient returns the cluster for commands that take as long as this at native speed.
 func (c *Cluster) Patient(budget time.Duration) *Cluster {
 	patient := *c
 	patient.patience = budget
 	return &patient
 }
 
-// Inside is the cluster for who runs gbctl in the nodes' network, where addresses lead
-// that have no port of this machine.
+// Inside returns the cluster with gbctl in the nodes' network, where it can use addresses
+// that have no port on this machine.
 func (c *Cluster) Inside(network *osthread.Thread) *Cluster {
 	inside := *c
 	inside.inside = network
@@ -57,20 +57,20 @@ func (c *Cluster) Inside(network *osthread.Thread) *Cluster {
 // and nothing else. The output is standard output alone.
 func (c *Cluster) TryGbctl(args ...string) (string, error) { return c.TryGbctlWith("", nil, args...) }
 
-// TryGbctlWith gives gbctl something to read, and variables of the environment.
+// TryGbctlWith is TryGbctl with standard input and environment variables.
 func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (string, error) {
 	return runGbctl(c.t, c.inside, c.Scale(max(c.patience, askBudget)), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
 }
 
-// UserGbctl runs gbctl with no more than the test's environment, as a user does who has
-// files of their own. The budget is for native speed.
+// UserGbctl runs gbctl with only the test's environment, like a user with files of their
+// own. The budget is for native speed.
 func UserGbctl(t testing.TB, budget time.Duration, args ...string) (string, error) {
 	t.Helper()
 	return runGbctl(t, nil, budget, "", nil, args...)
 }
 
-// InterruptedGbctl is UserGbctl with Ctrl-C as soon as it has printed a line. The output
-// is all that it printed, and the exit code is the one that it ended with.
+// InterruptedGbctl is UserGbctl with Ctrl-C as soon as it has printed a line. It returns
+// all output and the exit code.
 func InterruptedGbctl(t testing.TB, budget time.Duration, line string, args ...string) (output string, exitCode int) {
 	t.Helper()
 	program, err := gbctl()
@@ -104,7 +104,7 @@ func InterruptedGbctl(t testing.TB, budget time.Duration, line string, args ...s
 	return all.String(), cmd.ProcessState.ExitCode()
 }
 
-// Gbctl runs gbctl for what asks no node, where nothing may go wrong.
+// Gbctl runs gbctl for a command that connects to no node. An error fails the test.
 func Gbctl(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := runGbctl(t, nil, askBudget, "", nil, args...)
@@ -139,7 +139,7 @@ func runGbctl(t testing.TB, inside *osthread.Thread, budget time.Duration, stdin
 	return stdout.String(), nil
 }
 
-// Gbctl is TryGbctl where nothing may go wrong.
+// Gbctl is TryGbctl where an error fails the test.
 func (c *Cluster) Gbctl(args ...string) string {
 	c.t.Helper()
 	out, err := c.TryGbctl(args...)
@@ -149,7 +149,7 @@ func (c *Cluster) Gbctl(args ...string) string {
 	return out
 }
 
-// Row is whether a table has a row with all of these.
+// Row reports whether a table has a row with all of these fields.
 func Row(table string, parts ...string) bool {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
@@ -160,9 +160,10 @@ func Row(table string, parts ...string) bool {
 	return false
 }
 
-// KnowsServers is nil where Kubernetes has told a node of the API servers of others, as
-// ready. Each tells of itself once it serves, which may be long after its node is Ready.
-// Who dies before all are known leaves a node that knows none that lives.
+// KnowsServers returns nil if a node has the API servers of the others, as ready ones, from
+// Kubernetes. An API server publishes its address once it is ready, which may be long after
+// its node is Ready. If it is killed before that, the node may have no address of a running
+// one.
 func (c *Cluster) KnowsServers(n qemu.Node, of ...qemu.Node) error {
 	out, err := c.TryGbctl("-n", n.Address.String(), "get", "apiservers")
 	if err != nil {

@@ -25,19 +25,19 @@ const (
 	answerMax     = 64 << 20 // bytes
 )
 
-// A Server is one way to the Kubernetes API, as an administrator.
+// A Server is a client of the Kubernetes API, as an administrator.
 type Server struct {
 	URL    string
 	client *http.Client
-	limit  time.Duration // that it is told; 0: none
+	limit  time.Duration // the timeout in requests; 0: none
 }
 
-// Endpoint is the cluster's API, through the load balancer.
+// Endpoint returns a client that uses the load balancer.
 func (c *Cluster) Endpoint() *Server {
 	return c.server(fmt.Sprintf("https://127.0.0.1:%d", c.KubernetesPort), new(net.Dialer).DialContext)
 }
 
-// Server is the API server on one node.
+// Server returns a client of the API server on one node.
 func (c *Cluster) Server(inside *osthread.Thread, n qemu.Node) *Server {
 	return c.server("https://"+netip.AddrPortFrom(n.Address, apiServerPort).String(), func(ctx context.Context, _, address string) (net.Conn, error) {
 		return inside.Dial(ctx, address)
@@ -47,22 +47,22 @@ func (c *Cluster) Server(inside *osthread.Thread, n qemu.Node) *Server {
 func (c *Cluster) server(url string, dial func(context.Context, string, string) (net.Conn, error)) *Server {
 	c.t.Helper()
 	trust := c.as(c.Secrets().KubernetesCA.CA(), pki.Leaf{CN: "e2e", Orgs: []string{"system:masters"}})
-	// HTTP/1: a request whose time is up ends its connection, so that the next one finds
-	// another server instead of waiting on the same.
+	// HTTP/1: after a timeout the connection is closed, so that the next request goes to
+	// another server and does not wait for the same one.
 	transport := &http.Transport{TLSClientConfig: trust, DialContext: dial, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
 	c.t.Cleanup(transport.CloseIdleConnections)
 	return &Server{URL: url, client: &http.Client{Transport: transport, Timeout: eventually.Scale(callBudget)}}
 }
 
-// Limited is the same way, where the server is told how long it may try, and is waited
-// for longer than that: what it makes of a question that it can't answer is heard.
+// Limited returns the same client, but requests ask the server for a timeout of limit, and
+// the client waits longer than that. So it gets the server's error.
 func (s *Server) Limited(limit, wait time.Duration) *Server {
 	client := *s.client
 	client.Timeout = wait
 	return &Server{URL: s.URL, client: &client, limit: limit}
 }
 
-// Get is the answer to one question, if it is 200.
+// Get returns the answer to one request, if its status is 200.
 func (s *Server) Get(ctx context.Context, path string) ([]byte, error) {
 	return s.do(ctx, http.MethodGet, path, "", http.StatusOK)
 }
@@ -92,7 +92,7 @@ func (s *Server) do(ctx context.Context, method, path, body string, want int) ([
 	return answer, nil
 }
 
-// Objects are the UIDs and contents of objects, by name, as one server tells.
+// Objects returns objects, by name, as one server has them.
 func (s *Server) Objects(ctx context.Context, path string) (map[string]Object, error) {
 	answer, err := s.Get(ctx, path)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 // ownMountsVar marks the process that has a mount namespace of its own.
 const ownMountsVar = "GARBOARD_E2E_OWN_MOUNTS"
 
-// InOwnMounts runs the calling test once more, in a process whose mounts nobody
-// else sees, and which go with it. It is true in that process.
+// InOwnMounts runs the calling test once more, in a process with a mount namespace of its
+// own. Its mounts end with that process, in which InOwnMounts returns true.
 func InOwnMounts(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(ownMountsVar) != "" {

@@ -11,8 +11,8 @@ import (
 	"github.com/garboard-os/garboard/qemu/osthread"
 )
 
-// Network is a place in the network of nodes that are containers: what is started
-// there is on the machine that has the network's first address.
+// Network returns a thread in the network of nodes that are containers. Programs that are
+// started on it use the network's first address.
 func (c *Cluster) Network() *osthread.Thread {
 	c.t.Helper()
 	thread, err := c.network()
@@ -27,8 +27,8 @@ func (c *Cluster) Network() *osthread.Thread {
 	return thread
 }
 
-// network finds the namespace, which has no name, by the thread of the host process
-// that lives in it.
+// network finds the namespace, which has no name, through the thread of the host process
+// that is in it.
 func (c *Cluster) network() (*osthread.Thread, error) {
 	pid, err := c.HostPID()
 	if err != nil {

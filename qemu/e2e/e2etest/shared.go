@@ -13,20 +13,21 @@ import (
 )
 
 // shared is the cluster that tests of this package have in common. Tests that share do not
-// run in parallel, so nothing guards it.
+// run in parallel, so it needs no lock.
 var shared struct {
 	*Cluster
 	home   string
-	spoilt bool // a test failed with it: the next test gets a new one
+	failed bool // a test failed with it: the next test gets a new one
 }
 
-// Shared is Ready with a cluster that other tests of the package have, too: the first makes
-// it, and the end of the test program removes it. A test leaves it as it found it.
+// Shared is Ready with a cluster that other tests of the package use, too: the first test
+// makes it, and the end of the test program removes it. A test must leave it as it found
+// it.
 func Shared(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	made := Built(t, provisioner)
 	m := Marks(t)
-	if shared.spoilt {
+	if shared.failed {
 		if err := endShared(); err != nil {
 			t.Fatal(err)
 		}
@@ -40,16 +41,16 @@ func Shared(t *testing.T, name, provisioner string, options ...Option) (*Cluster
 		shared.home = filepath.Join(dir, "home")
 		os.Setenv(homeVar, shared.home)
 		shared.Cluster = &Cluster{t: t, kubectl: made.Kubectl(), options: newOptions(made, name, provisioner, options), pace: pace}
-		shared.spoilt = true // until it is up
+		shared.failed = true // until it is up
 		shared.Up()
-		shared.spoilt = false
+		shared.failed = false
 		t.Attr(Booted, provisioner)
 		m.Reached("power is on")
 	}
 	c := shared.In(t)
 	t.Cleanup(func() {
 		c.consoles()
-		shared.spoilt = t.Failed()
+		shared.failed = t.Failed()
 	})
 	c.Ready(m)
 	return c, m
@@ -66,6 +67,6 @@ func endShared() error {
 		return fmt.Errorf("remove the shared cluster: %w", err)
 	}
 	err := os.RemoveAll(filepath.Dir(shared.home))
-	shared.Cluster, shared.home, shared.spoilt = nil, "", false
+	shared.Cluster, shared.home, shared.failed = nil, "", false
 	return err
 }

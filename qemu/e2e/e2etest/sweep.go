@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 )
 
-// sweepPrefix is before the cluster's name in one argument, so that the process doesn't
+// sweepPrefix is before the cluster's name in one argument, so that the process does not
 // count as one of the cluster's (package snapshot).
 const sweepPrefix = "sweep="
 

@@ -17,12 +17,13 @@ import (
 )
 
 const (
-	// writePeriod is the load: enough for one to be under way whenever something breaks,
-	// and little enough for two cores that carry three control planes.
+	// writePeriod is the load: enough that a write is under way at each moment, and little
+	// enough for two cores that run three control planes.
 	writePeriod = 25 * time.Millisecond
 
-	// writeWait is how long a write may take: one that a leader took with it is answered
-	// only after seven seconds, when others have long been written. So it isn't scaled.
+	// writeWait is how long a write may take. A write that was lost with a leader fails
+	// only after seven seconds, when other writes have succeeded for a long time. So it is
+	// not scaled.
 	writeWait = 2 * time.Second
 
 	etcdPrefix = "/e2e/"
@@ -66,7 +67,7 @@ func etcdKeys(ctx context.Context, client *clientv3.Client, options ...clientv3.
 	return found, nil
 }
 
-// EtcdCopy reads what one member itself has, without asking the others.
+// EtcdCopy reads the data of one member, without a request to the others.
 func EtcdCopy(client *clientv3.Client) func(context.Context) (map[string]string, error) {
 	return func(ctx context.Context) (map[string]string, error) {
 		return etcdKeys(ctx, client, clientv3.WithSerializable())
@@ -103,8 +104,8 @@ type Writer struct {
 	stop func()
 }
 
-// Write begins to write to a store, one key after the other. One that isn't answered
-// in time isn't tried again: whether it was written, nobody knows.
+// Write starts to write to a store, one key after the other. A write without an answer in
+// time is not repeated: whether it was executed is unknown.
 func (c *Cluster) Write(to Store) *Writer {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	w := &Writer{History: history.New(time.Now()), Store: to, c: c}
@@ -141,8 +142,8 @@ func (w *Writer) write(ctx context.Context, key string) {
 	}
 }
 
-// Goes waits until more writes are acknowledged than have been, and prints the longest
-// time in which none was.
+// Goes waits until further writes are acknowledged, and prints the longest time without an
+// acknowledged write.
 func (w *Writer) Goes(budget time.Duration, why string) {
 	w.c.t.Helper()
 	const more = 15 // one alone may have been under way before
@@ -166,7 +167,7 @@ func (w *Writer) In(c *Cluster) *Writer {
 // Stop ends the writing.
 func (w *Writer) Stop() { w.stop() }
 
-// missed is the twin: what nobody has written isn't found, and is said to be lost.
+// missed checks the check: a write that was never made must be reported as lost.
 func missed(found map[string]string) error {
 	twin := history.New(time.Now())
 	twin.Acknowledged("never-written", "", time.Now())
@@ -176,7 +177,7 @@ func missed(found map[string]string) error {
 	return nil
 }
 
-// Complete waits until all that was acknowledged is found by all who are asked.
+// Complete waits until all readers find each acknowledged write.
 func (w *Writer) Complete(budget time.Duration, readers map[string]func(context.Context) (map[string]string, error)) {
 	w.c.t.Helper()
 	for who, read := range readers {

@@ -123,7 +123,7 @@ func (p *part) roles() (leader qemu.Node, others []qemu.Node) {
 	return leader, others
 }
 
-func (p *part) spoil(n qemu.Node, to network.Conditions) {
+func (p *part) setNetwork(n qemu.Node, to network.Conditions) {
 	p.t.Helper()
 	if err := p.SetNetwork(p.t.Context(), n.Name, to); err != nil {
 		p.t.Fatal(err)
@@ -139,7 +139,7 @@ func (p *part) takesWrites(why string) {
 
 // alone: the one that led serves nobody any more, and the others go on.
 func (p *part) alone(leader, second, third qemu.Node) {
-	p.spoil(leader, network.Conditions{CutFrom: []string{second.Name, third.Name}})
+	p.setNetwork(leader, network.Conditions{CutFrom: []string{second.Name, third.Name}})
 	p.lonely(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
@@ -149,7 +149,7 @@ func (p *part) alone(leader, second, third qemu.Node) {
 // an election against one whom the third hears, so it has no leader and serves nobody.
 // Should the third lead instead, all hear it, and all serve.
 func (p *part) halfway(leader, second, third qemu.Node) {
-	p.spoil(leader, network.Conditions{CutFrom: []string{second.Name}})
+	p.setNetwork(leader, network.Conditions{CutFrom: []string{second.Name}})
 	p.Eventually(lonelyBudget, second.Name+" serves nobody, or "+third.Name+" leads", func() error {
 		now, err := p.Leader(p.etcd)
 		if err == nil && now.Name == third.Name {
@@ -163,7 +163,7 @@ func (p *part) halfway(leader, second, third qemu.Node) {
 
 // deaf: the others hear the leader, and it doesn't hear them.
 func (p *part) deaf(leader, second, third qemu.Node) {
-	p.spoil(leader, network.Conditions{DeafTo: []string{second.Name, third.Name}})
+	p.setNetwork(leader, network.Conditions{DeafTo: []string{second.Name, third.Name}})
 	p.lonely(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
@@ -171,7 +171,7 @@ func (p *part) deaf(leader, second, third qemu.Node) {
 
 // slow: nothing is lost for good, so nothing happens.
 func (p *part) slow(leader, _, _ qemu.Node) {
-	p.spoil(leader, network.Conditions{Delay: badDelay, Loss: badLoss})
+	p.setNetwork(leader, network.Conditions{Delay: badDelay, Loss: badLoss})
 	for i := range 2 {
 		p.takesWrites(fmt.Sprintf("while %s (%d)", p.what, i+1))
 	}

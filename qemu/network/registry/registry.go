@@ -1,10 +1,9 @@
-// Package registry serves the images of an OCI layout to nodes, read-only, by the
-// pull half of the OCI distribution specification.
+// Package registry serves the images of an OCI layout to nodes, read-only, by the pull half
+// of the OCI distribution specification.
 //
-// Nodes reach it as a mirror of every registry: they ask for the path of a
-// reference as it is, without the registry's host. So
-// registry.k8s.io/coredns/coredns:v1 of the layout is found as
-// coredns/coredns:v1. Nothing is held in memory but the names; blobs are files.
+// Nodes use it as a mirror of every registry: they request the path of a reference, without
+// the registry's host. So registry.k8s.io/coredns/coredns:v1 of the layout has the name
+// coredns/coredns:v1. Only the names are in memory; blobs are files.
 package registry
 
 import (
@@ -25,8 +24,8 @@ import (
 
 const refAnnotation = "org.opencontainers.image.ref.name"
 
-// manifestLimit is the size above which a file isn't taken for a manifest: what
-// the distribution specification advises registries to accept.
+// manifestLimit is the largest size of a manifest. The distribution specification advises
+// registries to accept this size.
 const manifestLimit = 4 << 20
 
 var (
@@ -108,7 +107,7 @@ func (r *Registry) manifest(w http.ResponseWriter, req *http.Request, repository
 	w.Header().Set("Docker-Content-Digest", reference)
 	w.Header().Set("Content-Length", fmt.Sprint(len(data)))
 	if req.Method == http.MethodGet {
-		_, _ = w.Write(data) // an error is the client's, which went away
+		_, _ = w.Write(data) // an error means that the client has closed its connection
 	}
 }
 
@@ -125,8 +124,8 @@ func (r *Registry) blob(w http.ResponseWriter, req *http.Request, reference stri
 	defer f.Close()
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Docker-Content-Digest", reference)
-	// Content never changes under a digest; no time, so that nothing is compared
-	// by it. ServeContent does ranges.
+	// The content of a digest never changes. No time is set, so that clients do not compare
+	// it. ServeContent handles ranges.
 	w.Header().Set("ETag", `"`+reference+`"`)
 	http.ServeContent(w, req, "", time.Time{}, f)
 }

@@ -1,10 +1,10 @@
-// Package wire is a bad network cable. It carries Ethernet frames between two tap
-// interfaces, and is late with some and loses others on the way.
+// Package wire is a network cable with faults. It carries Ethernet frames between two tap
+// interfaces, and delays some and drops others.
 //
-// The kernel has the same (tc, netem, nftables), and many kernels are built without.
-// Every one that runs virtual machines has taps. A tap gets frames as they would be
-// on a real cable, cut to size and with their checksums; that costs some speed, so a
-// wire is put only where the network is to be bad.
+// The kernel can do the same (tc, netem, nftables), but many kernels are built without it.
+// Every kernel that runs virtual machines has taps. A tap gets frames as they would be on a
+// real cable, segmented and with their checksums. That costs some speed, so a wire is used
+// only for a network with faults.
 package wire
 
 import (
@@ -21,33 +21,33 @@ import (
 const (
 	// frameMax is more than any frame has: an MTU of 9000 with headers.
 	frameMax = 9216
-	// underway is how many frames are on the cable at most, in each direction: at
-	// 1500 bytes, those of 100 Mbit/s and a delay of 250 ms. What comes on top is lost,
-	// as in a switch whose buffer is full.
+	// underway is the largest number of frames on the cable, in each direction: at 1500
+	// bytes, those of 100 Mbit/s and a delay of 250 ms. Further frames are dropped, as in a
+	// switch whose buffer is full.
 	underway = 2048
 )
 
-// HeaderSize is what a frame begins with: two addresses of six bytes, and a type.
+// HeaderSize is the size of a frame's header: two addresses of six bytes, and a type.
 const HeaderSize = 14
 
-// Conditions are how bad it is, in each direction. They must not change.
+// Conditions are the faults in each direction. They must not change.
 type Conditions struct {
 	Delay  time.Duration
-	Jitter time.Duration // up to so much on top of Delay; frames keep their order
+	Jitter time.Duration // at most so much is added to Delay; frames keep their order
 	Loss   float64       // part of the frames, 0 to 1
-	// Drop says of a frame whether it gets lost; nil: none does.
+	// Drop reports whether a frame is dropped; nil: none is.
 	Drop func(frame []byte) bool
 }
 
 // Wire carries frames until it is closed.
 type Wire struct {
 	ends [2]*os.File
-	gone chan struct{} // closed with it: what is under way is lost
+	gone chan struct{} // closed by Close: frames on their way are lost
 	done sync.WaitGroup
 }
 
-// Open makes taps with these names, in the network namespace of the thread that it is
-// called on, and lays a wire between them. They aren't up yet, and go with the wire.
+// Open makes taps with these names, in the network namespace of the calling thread, and
+// carries frames between them. The taps are down at first, and end with the wire.
 func Open(names [2]string, c Conditions) (*Wire, error) {
 	w := &Wire{gone: make(chan struct{})}
 	for i, name := range names {
@@ -62,8 +62,8 @@ func Open(names [2]string, c Conditions) (*Wire, error) {
 	return w, nil
 }
 
-// OpenTap makes a tap, in the network namespace of the thread that it is called on. It
-// goes with the last descriptor of it.
+// OpenTap makes a tap, in the network namespace of the calling thread. It ends with its
+// last descriptor.
 func OpenTap(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -81,7 +81,7 @@ func OpenTap(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Close takes the wire and its taps away, once.
+// Close removes the wire and its taps. It must be called once.
 func (w *Wire) Close() error {
 	close(w.gone)
 	var errs []error
@@ -94,7 +94,7 @@ func (w *Wire) Close() error {
 	return errors.Join(errs...)
 }
 
-// late is a frame that is under way.
+// late is a frame on its way.
 type late struct {
 	frame []byte
 	due   time.Time
@@ -109,7 +109,7 @@ func (w *Wire) carry(to, from *os.File, c Conditions) {
 		for {
 			n, err := from.Read(frame)
 			if err != nil {
-				return // closed; a tap that is down only has nothing to say
+				return // closed; a tap that is down only has no frames
 			}
 			if n < HeaderSize || c.lost(frame[:n]) {
 				continue
@@ -129,7 +129,7 @@ func (w *Wire) carry(to, from *os.File, c Conditions) {
 					continue
 				}
 			}
-			_, _ = to.Write(next.frame) // an end that is down or gone takes nothing
+			_, _ = to.Write(next.frame) // fails where the tap is down or gone
 		}
 	})
 }

@@ -19,10 +19,10 @@ import (
 	"sync"
 )
 
-// Event is something that QEMU tells unasked.
+// Event is a message of QEMU that is not an answer.
 type Event struct {
 	Name   string
-	Guest  bool   // it was the guest's doing
+	Guest  bool   // the guest has caused it
 	Reason string // of SHUTDOWN and RESET: guest-shutdown, guest-reset, host-qmp-quit, …
 }
 
@@ -49,8 +49,8 @@ type message struct {
 	} `json:"data"`
 }
 
-// New takes over a fresh connection. onEvent is called for each event, in order,
-// and must not call back.
+// New takes over a new connection. onEvent is called for each event, in order, and must not
+// call the client.
 func New(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, error) {
 	c := &Client{conn: conn, answers: make(chan message, 1), done: make(chan struct{})}
 	go c.read(onEvent)
@@ -75,7 +75,7 @@ func (c *Client) read(onEvent func(Event)) {
 		case m.QMP == nil:
 			select {
 			case c.answers <- m:
-			default: // nobody waits for it any more
+			default: // its command was given up
 			}
 		}
 	}
@@ -96,7 +96,7 @@ func (c *Client) Do(ctx context.Context, command string) error {
 	select {
 	case m = <-c.answers:
 	case <-c.done:
-		select { // the answer may have been the last word
+		select { // the answer may have been the last message
 		case m = <-c.answers:
 		default:
 			return fmt.Errorf("qmp %s: %w", command, net.ErrClosed)
@@ -110,7 +110,7 @@ func (c *Client) Do(ctx context.Context, command string) error {
 	return nil
 }
 
-// Done is closed when the connection has ended and every event is out.
+// Done is closed when the connection has ended and onEvent was called for every event.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Close ends the connection.

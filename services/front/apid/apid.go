@@ -1,11 +1,11 @@
 // Package apid is the gate of the machine API, and PID 1's side of it.
 //
-// The gate is the only program of a node that strangers talk to before anything
-// is known about them. So it is a process of its own, in a sandbox (Main). It
-// ends TLS, finds out who calls, looks up who may call that method, and hands
-// what is allowed to PID 1 over a socket. All that it knows lies in a directory
-// that PID 1 writes (Service) and that it looks at every second: so certificates
-// are renewed, authorities replaced, and maintenance mode left, without a restart.
+// The gate accepts connections from clients that aren't authenticated yet. So it is
+// a process of its own, in a sandbox (Main). It ends TLS, identifies the caller,
+// checks that the caller may call the method, and forwards allowed calls to PID 1
+// over a socket. Its state is in a directory that PID 1 writes (Service) and that it
+// checks every second: so certificates are renewed, authorities replaced, and
+// maintenance mode left, without a restart.
 //
 //	client ──mTLS 1.3──▶ gate ──h2c, machine.sock──▶ PID 1
 //	                      ▲ mode, certificate, authorities
@@ -56,5 +56,5 @@ func runAt(dir, socket, address string) int {
 	})
 }
 
-// errClosed is why nobody may come in while the node is between its modes.
+// errClosed is the answer to all calls while the node is between its modes.
 var errClosed = errors.New("the node has a configuration, but no certificate for its API yet")

@@ -27,9 +27,9 @@ import (
 const (
 	// maxConns bounds all connections: with HTTP/2 a client needs one.
 	maxConns = 400
-	// maxFresh bounds those that haven't said yet who they are; two hundred clients
-	// may come at once.
-	maxFresh = 256
+	// maxNew bounds connections before the first request; two hundred clients may
+	// connect at once.
+	maxNew = 256
 	// maxBody is the largest request: a configuration of 1 MiB, in base64 as JSON
 	// has it, and what is around it.
 	maxBody = 2 << 20
@@ -39,13 +39,13 @@ const (
 	// unaryTimeout ends a call that PID 1 doesn't answer: applying a configuration
 	// restarts services, which takes the longest.
 	unaryTimeout = 5 * time.Minute
-	// machineHost is what PID 1 is called in requests to it: it goes by no name.
+	// machineHost is the host in requests to PID 1, which ignores it.
 	machineHost = "machine"
 )
 
 // gate is the handler behind TLS.
 type gate struct {
-	told    statefile.Watcher // the housekeeper's
+	watcher statefile.Watcher // used by tick only
 	log     *slog.Logger
 	state   atomic.Pointer[state]
 	calls   atomic.Int32
@@ -57,22 +57,22 @@ type gate struct {
 	now     func() time.Time // a node's clock may be wrong; a field for tests
 }
 
-// newGate is a gate that goes by what is in dir and hands on to socket.
+// newGate is a gate with the state in dir that forwards calls to socket.
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
-		told: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
-		backend: newBackend(socket), open: connlimit.Conns{Max: maxConns, Fresh: maxFresh}, piece: readTimeout, now: time.Now,
+		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
+		backend: newBackend(socket), open: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, piece: readTimeout, now: time.Now,
 	}
 	g.proxy = g.newProxy()
-	if err := g.told.Next(g.refresh); err != nil {
+	if err := g.watcher.Next(g.refresh); err != nil {
 		return nil, err
 	}
 	return g, nil
 }
 
-// call is one request that goes through.
+// call is what the gate found out about a request.
 type call struct {
-	who    caller
+	caller identity
 	mode   string
 	remote string
 }
@@ -112,52 +112,52 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.proxy.ServeHTTP(newSteady(w), r.WithContext(ctx))
 }
 
-// decide says who calls, and whether the call may go on. Its errors are connect's.
+// decide identifies the caller, and returns an error of connect if the call isn't allowed.
 func (g *gate) decide(r *http.Request) (call, api.Method, error) {
 	s := g.state.Load()
 	c := call{mode: s.mode, remote: r.RemoteAddr}
 	if s.mode == modeClosed {
 		return c, api.Method{}, connect.NewError(connect.CodeUnavailable, errClosed)
 	}
-	who, err := g.caller(s, r)
+	caller, err := g.authenticate(s, r)
 	if err != nil {
-		return c, api.Method{}, g.refuse(r, who, connect.CodeUnauthenticated, err)
+		return c, api.Method{}, g.refuse(r, caller, connect.CodeUnauthenticated, err)
 	}
-	c.who = who
+	c.caller = caller
 	m, known := lookup(r)
 	switch {
 	case s.mode == api.ModeMaintenance && known && m.Maintenance:
 		return c, m, nil
 	case s.mode == api.ModeMaintenance:
-		return c, m, g.refuse(r, who, connect.CodePermissionDenied,
+		return c, m, g.refuse(r, caller, connect.CodePermissionDenied,
 			fmt.Errorf("%s isn't there in maintenance mode: the node has no configuration yet; apply one first", printablePath(r)))
 	case !known:
-		return c, m, g.refuse(r, who, connect.CodePermissionDenied,
-			fmt.Errorf("nobody may call %s %s", printable(r.Method), printablePath(r)))
-	case !api.Allowed(m, who.roles):
+		return c, m, g.refuse(r, caller, connect.CodePermissionDenied,
+			fmt.Errorf("no role may call %s %s", printable(r.Method), printablePath(r)))
+	case !api.Allowed(m, caller.roles):
 		has := "none"
-		if len(who.roles) > 0 {
-			has = strings.Join(who.roles, ", ")
+		if len(caller.roles) > 0 {
+			has = strings.Join(caller.roles, ", ")
 		}
-		return c, m, g.refuse(r, who, connect.CodePermissionDenied,
-			fmt.Errorf("%s needs the role %s; client certificate %q has %s", m.Procedure, m.Role, who.name, has))
+		return c, m, g.refuse(r, caller, connect.CodePermissionDenied,
+			fmt.Errorf("%s needs the role %s; client certificate %q has %s", m.Procedure, m.Role, caller.name, has))
 	}
 	return c, m, nil
 }
 
-func (g *gate) refuse(r *http.Request, who caller, code connect.Code, why error) error {
-	g.log.Warn("refused", "who", who.name, "from", r.RemoteAddr, "method", printablePath(r), "why", why.Error())
+func (g *gate) refuse(r *http.Request, caller identity, code connect.Code, why error) error {
+	g.log.Warn("refused", "who", caller.name, "from", r.RemoteAddr, "method", printablePath(r), "why", why.Error())
 	return connect.NewError(code, why)
 }
 
-// caller is who is at the other end, by the authorities of now: a connection may
-// be older than they are.
-func (g *gate) caller(s *state, r *http.Request) (caller, error) {
-	who, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates)
+// authenticate identifies the caller with the current authorities, which may be newer
+// than the connection.
+func (g *gate) authenticate(s *state, r *http.Request) (identity, error) {
+	caller, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates)
 	if err != nil {
-		return caller{}, err
+		return identity{}, err
 	}
-	return who, who.current(g.now())
+	return caller, caller.current(g.now())
 }
 
 // lookup finds the method that a request is for. The path that is looked at here
@@ -190,8 +190,8 @@ func (g *gate) fail(w http.ResponseWriter, r *http.Request, code connect.Code, e
 	_ = g.errors.Write(w, r, connect.NewError(code, err))
 }
 
-// passed are the headers that are handed on. PID 1 reads no others, so that none
-// can say there what this gate alone says.
+// passed are the headers that are forwarded. Clients can't set those by which the gate
+// reports the caller to PID 1.
 var passed = []string{
 	"Accept", "Accept-Encoding", "Content-Type", "Content-Encoding", "User-Agent",
 	"Connect-Protocol-Version", "Connect-Timeout-Ms", "Connect-Content-Encoding", "Connect-Accept-Encoding",
@@ -226,8 +226,8 @@ func rewrite(p *httputil.ProxyRequest) {
 		out.Header.Set("Te", "trailers") // gRPC insists
 	}
 	out.Header.Set(api.HeaderMode, c.mode)
-	out.Header.Set(api.HeaderPeer, c.who.name)
-	out.Header.Set(api.HeaderRoles, strings.Join(c.who.roles, ","))
+	out.Header.Set(api.HeaderPeer, c.caller.name)
+	out.Header.Set(api.HeaderRoles, strings.Join(c.caller.roles, ","))
 	out.Header.Set(api.HeaderRemote, c.remote)
 }
 

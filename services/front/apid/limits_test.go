@@ -141,7 +141,7 @@ func TestStrangersDontKeepOthersOut(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), everything())
-	for range 2 * maxFresh {
+	for range 2 * maxNew {
 		conn, err := net.Dial("tcp", b.address)
 		if err != nil {
 			t.Fatal(err)
@@ -152,7 +152,7 @@ func TestStrangersDontKeepOthersOut(t *testing.T) {
 	if err := ask(t.Context(), b.client(t, admin(t, ca), true), b.url(""), m); err != nil {
 		t.Error(err)
 	}
-	if n := b.gate.open.Len(); n > maxFresh+1 {
+	if n := b.gate.open.Len(); n > maxNew+1 {
 		t.Errorf("%d connections are open", n)
 	}
 }

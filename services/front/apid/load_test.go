@@ -63,7 +63,7 @@ func startProgram(t testing.TB) program {
 	t.Helper()
 	dir := t.TempDir()
 	p := program{b: &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), address: freeport.Find(t).String()}, ca: newCA(t)}
-	p.b.tell(t, normal(t, p.ca))
+	p.b.write(t, normal(t, p.ca))
 	p.b.backend = newRecorder(t, p.b.socket, resources())
 	p.b.backend.forget = true
 	cmd := exec.Command(os.Args[0])

@@ -100,7 +100,7 @@ type bench struct {
 	backend              *recorder
 }
 
-// logBuffer is what the gate has said.
+// logBuffer is the log of the gate.
 type logBuffer struct {
 	mu   sync.Mutex
 	text []byte
@@ -129,7 +129,7 @@ func newCA(t testing.TB) pki.CA {
 }
 
 // normal is what PID 1 writes for a configured node.
-func normal(t testing.TB, ca pki.CA, more ...pki.CA) knowledge {
+func normal(t testing.TB, ca pki.CA, more ...pki.CA) settings {
 	t.Helper()
 	cert, key, err := ca.Issue(pki.Leaf{CN: "n1", DNS: []string{"localhost"}, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Server: true, Now: time.Now()})
 	if err != nil {
@@ -139,24 +139,24 @@ func normal(t testing.TB, ca pki.CA, more ...pki.CA) knowledge {
 	for _, other := range more {
 		bundle = append(bundle[:len(bundle):len(bundle)], other.Cert...)
 	}
-	return knowledge{mode: api.ModeNormal, bundle: bundle, cert: cert, key: key}
+	return settings{mode: api.ModeNormal, bundle: bundle, cert: cert, key: key}
 }
 
-func maintenance(t testing.TB, pinned string) knowledge {
+func maintenance(t testing.TB, pinned string) settings {
 	t.Helper()
 	s, err := newSelf(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return knowledge{mode: api.ModeMaintenance, pinnedCA: pinned, cert: s.cert, key: s.key}
+	return settings{mode: api.ModeMaintenance, pinnedCA: pinned, cert: s.cert, key: s.key}
 }
 
 // newBench starts a gate in this process that goes by k.
-func newBench(t testing.TB, k knowledge, handler http.Handler) *bench {
+func newBench(t testing.TB, k settings, handler http.Handler) *bench {
 	t.Helper()
 	dir := t.TempDir()
 	b := &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), log: new(logBuffer)}
-	b.tell(t, k)
+	b.write(t, k)
 	b.backend = newRecorder(t, b.socket, handler)
 	var err error
 	if b.gate, err = newGate(b.dir, b.socket, slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
@@ -180,19 +180,19 @@ func newBench(t testing.TB, k knowledge, handler http.Handler) *bench {
 	return b
 }
 
-// tell writes k as PID 1 does.
-func (b *bench) tell(t testing.TB, k knowledge) {
+// write writes k as PID 1 does.
+func (b *bench) write(t testing.TB, k settings) {
 	t.Helper()
-	if err := k.briefing().Write(b.dir, os.Getuid()); err != nil {
+	if err := k.toState().Write(b.dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// took waits until the gate goes by k.
-func (b *bench) took(t testing.TB, k knowledge) {
+// writeAndWait writes k, and waits until the gate uses it.
+func (b *bench) writeAndWait(t testing.TB, k settings) {
 	t.Helper()
 	before := b.gate.state.Load() // the gate looks by itself, too, and may be quicker than we
-	b.tell(t, k)
+	b.write(t, k)
 	eventually.That(t, 10*time.Second, "the gate to take in what was written", func() error {
 		if b.gate.state.Load() == before {
 			return os.ErrDeadlineExceeded

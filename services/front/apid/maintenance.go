@@ -21,19 +21,19 @@ const paramPinned = "garboard.maintenance.ca"
 
 const (
 	selfName = "garboard-maintenance"
-	// selfSerial: nobody keeps books about it.
+	// selfSerial: there is no list of serial numbers.
 	selfSerial = 1
 )
 
-// self is what the API is served with while nobody has told the node what to
-// trust. It lives in memory, for one boot; a person compares its fingerprint.
+// self is the certificate of the API while the node has no configuration. It is kept
+// in memory, for one boot; a person compares its fingerprint.
 type self struct {
 	cert, key   []byte // PEM
 	fingerprint string // as people compare them: AB:CD:…
 }
 
-// newSelf makes the certificate. It is valid from the oldest to the newest time
-// that a wrong clock could make of now: who pins a certificate needs no date.
+// newSelf makes the certificate. It is valid from the oldest to the newest time that a
+// wrong clock could show: a client that compares the fingerprint needs no date.
 func newSelf(now time.Time) (self, error) {
 	public, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -60,8 +60,8 @@ func newSelf(now time.Time) (self, error) {
 	return self{cert: pki.EncodeCert(der), key: keyPEM, fingerprint: api.ShownFingerprint(der)}, nil
 }
 
-// parsePinned reads the kernel parameter. One that can't be read must not open
-// the door that it was to close.
+// parsePinned reads the kernel parameter. With an error, maintenance mode must stay
+// closed, not open to all.
 func parsePinned(text string) (string, error) {
 	plain, err := api.ParseFingerprint(text)
 	if err != nil {

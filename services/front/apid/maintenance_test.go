@@ -102,13 +102,13 @@ func TestMaintenanceEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.took(t, knowledge{mode: modeClosed})
+	b.writeAndWait(t, settings{mode: modeClosed})
 	for _, c := range []*http.Client{nobody, boss, b.client(t, nil, true)} {
 		if err := call(c); err == nil {
 			t.Error("a call went through while the gate is closed")
 		}
 	}
-	b.took(t, normal(t, ca))
+	b.writeAndWait(t, normal(t, ca))
 	if err := call(nobody); err == nil {
 		t.Error("a stranger was served by a node with a configuration")
 	}

@@ -267,13 +267,13 @@ func TestMatrixRevoked(t *testing.T) {
 		t.Error("an authority was trusted before the rotation")
 	}
 	// Both, for as long as the rotation takes.
-	b.took(t, normal(t, next, old))
+	b.writeAndWait(t, normal(t, next, old))
 	for name, c := range map[string]*http.Client{"old": oldOpen, "new": nextClient, "old, again": b.client(t, admin(t, old), true)} {
 		if err := call(c); err != nil {
 			t.Errorf("during the rotation, %s: %v", name, err)
 		}
 	}
-	b.took(t, normal(t, next))
+	b.writeAndWait(t, normal(t, next))
 	if err := call(oldOpen); err == nil {
 		t.Error("an open connection with a certificate of the old authority was served")
 	}
@@ -299,7 +299,7 @@ func TestRevokedConnectionIsClosed(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	b.took(t, normal(t, next))
+	b.writeAndWait(t, normal(t, next))
 	ended := make(chan error, 1)
 	go func() {
 		for {
@@ -399,7 +399,7 @@ func TestCurlByHand(t *testing.T) {
 		{"logs", reader, []string{b.url("/v1/logs/kube-system/kube-apiserver-n1:kube-apiserver?tail=5&follow=true")}, `{"line":"x"}` + "\n"},
 		{"refused", reader, []string{"-d", "{}", "-H", "Content-Type: application/json", b.url("/garboard.v1.ConfigService/Apply")},
 			`{"code":"permission_denied","message":"/garboard.v1.ConfigService/Apply needs the role os:admin; client certificate \"bob\" has os:reader"}`},
-		{"writing a log", reader, []string{"-d", "{}", b.url("/v1/logs/kubelet")}, `{"code":"permission_denied","message":"nobody may call POST /v1/logs/kubelet"}`},
+		{"writing a log", reader, []string{"-d", "{}", b.url("/v1/logs/kubelet")}, `{"code":"permission_denied","message":"no role may call POST /v1/logs/kubelet"}`},
 	} {
 		if out, err := tc.curl.run(tc.args...); err != nil || out != tc.want {
 			t.Errorf("%s: %v: %s", tc.name, err, out)

@@ -120,7 +120,7 @@ func TestWithTheRealServer(t *testing.T) {
 
 	// A stranger in maintenance mode may ask for the version while the node has no
 	// configuration, and not a moment longer.
-	b.took(t, maintenance(t, ""))
+	b.writeAndWait(t, maintenance(t, ""))
 	version := func() error {
 		_, err := garboardv1connect.NewNodeServiceClient(b.client(t, nil, true), b.url("")).Version(t.Context(), connect.NewRequest(&apiv1.VersionRequest{}))
 		return err

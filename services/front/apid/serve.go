@@ -36,7 +36,7 @@ func (g *gate) server() *connlimit.Server {
 		Handler: g, Log: g.log, Conns: &g.open, TLS: g.config,
 		Read: readTimeout, Idle: idleTimeout, Stall: stallTimeout,
 		MaxHeader: maxHeader, MaxStreams: maxStreams,
-		Tick: g.keepHouse,
+		Tick: g.tick,
 	}
 }
 
@@ -68,9 +68,9 @@ func newBackend(socket string) *http.Transport {
 	}
 }
 
-// refresh takes in what PID 1 has written.
+// refresh loads the state that PID 1 has written.
 func (g *gate) refresh() error {
-	k, err := read(g.told.Dir)
+	k, err := read(g.watcher.Dir)
 	if err != nil {
 		return err
 	}
@@ -83,15 +83,15 @@ func (g *gate) refresh() error {
 	return nil
 }
 
-// keepHouse looks for what is new, and ends connections of those who may no longer
-// come in.
-func (g *gate) keepHouse() {
-	g.told.Poll(g.log, g.refresh)
+// tick loads a changed state, and closes connections of clients that are no longer
+// allowed.
+func (g *gate) tick() {
+	g.watcher.Poll(g.log, g.refresh)
 	s, now := g.state.Load(), g.now()
 	g.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
-		who, err := s.recall(c, chain)
+		caller, err := s.recall(c, chain)
 		if err == nil {
-			err = who.current(now)
+			err = caller.current(now)
 		}
 		return err == nil && s.mode != modeClosed
 	})

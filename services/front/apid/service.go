@@ -53,31 +53,31 @@ type Options struct {
 // Service is apid in the graph. It depends on little, so that a node can be asked
 // what is wrong, and be given another configuration, whatever else fails.
 func Service(o Options) dag.Service {
-	s := newKeeper(o)
+	s := newSupervisor(o)
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
 		DependsOn:  []string{"udevd"},
-		Needs:      []dag.Condition{looked(s.Store), certificate{s.Store}, listening(s.socket)},
-		Prepare:    s.told.Prepare,
-		Run:        func(ctx context.Context, h *dag.Handle) error { return s.told.Run(ctx, h, s.process) },
+		Needs:      []dag.Condition{stageKnown(s.Store), certificate{s.Store}, listening(s.socket)},
+		Prepare:    s.publisher.Prepare,
+		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },
 		Health:     &dag.Health{Check: s.healthy},
 		Restart:    dag.RestartAlways,
 		StopBudget: serviceStop,
 	}
 }
 
-// keeper tells the gate what it goes by.
-type keeper struct {
+// supervisor is PID 1's side of apid: it writes the state of the gate.
+type supervisor struct {
 	Options
-	told statefile.Publisher[facts]
+	publisher statefile.Publisher[facts]
 	// mu guards all following fields.
-	mu   sync.Mutex
-	self self   // once maintenance mode was entered
-	said string // on the console
+	mu        sync.Mutex
+	self      self   // set when maintenance mode was entered
+	announced string // on the console
 }
 
-func newKeeper(o Options) *keeper {
+func newSupervisor(o Options) *supervisor {
 	if o.dir == "" {
 		o.dir = boot.APIDir
 	}
@@ -98,19 +98,19 @@ func newKeeper(o Options) *keeper {
 			StopBudget: processStop,
 		}.Run
 	}
-	k := &keeper{Options: o}
-	k.told = statefile.Publisher[facts]{
+	s := &supervisor{Options: o}
+	s.publisher = statefile.Publisher[facts]{
 		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type()},
-		Know: func() (statefile.State[facts], error) {
-			known, err := k.know()
-			return known.briefing(), err
+		Current: func() (statefile.State[facts], error) {
+			c, err := s.current()
+			return c.toState(), err
 		},
 	}
-	return k
+	return s
 }
 
-// looked is the condition that the node knows whether it has a configuration.
-func looked(store *resource.Store) dag.Condition {
+// stageKnown is the condition that the node has looked for a configuration.
+func stageKnown(store *resource.Store) dag.Condition {
 	return machine.Stages.When(store, machine.StageID, "the configuration to be looked for", nil)
 }
 
@@ -122,7 +122,7 @@ func (certificate) String() string { return "certificate of the machine API to b
 
 // Wait implements dag.Condition.
 func (c certificate) Wait(ctx context.Context) error {
-	if err := looked(c.store).Wait(ctx); err != nil {
+	if err := stageKnown(c.store).Wait(ctx); err != nil {
 		return err
 	}
 	stage, err := machine.Stages.Get(c.store, machine.StageID)
@@ -152,82 +152,82 @@ func (l listening) Wait(ctx context.Context) error {
 	}
 }
 
-// know puts together what the gate is to go by now.
-func (k *keeper) know() (knowledge, error) {
-	stage, err := machine.Stages.Get(k.Store, machine.StageID)
+// current returns the settings that the gate is to use now.
+func (s *supervisor) current() (settings, error) {
+	stage, err := machine.Stages.Get(s.Store, machine.StageID)
 	if err != nil {
-		return knowledge{}, err
+		return settings{}, err
 	}
 	if stage.Spec == machine.Maintenance {
-		return k.maintenance()
+		return s.maintenance()
 	}
-	o, err := secrets.API.Get(k.Store, secrets.APIID)
+	o, err := secrets.API.Get(s.Store, secrets.APIID)
 	switch {
 	case errors.Is(err, resource.ErrNotFound):
 		// Maintenance mode is over either way: a configured node must not take a
 		// configuration from anybody who comes along.
-		return knowledge{mode: modeClosed}, nil
+		return settings{mode: modeClosed}, nil
 	case err != nil:
-		return knowledge{}, err
+		return settings{}, err
 	}
-	return knowledge{mode: api.ModeNormal, bundle: o.Spec.CA, cert: o.Spec.Serving.Crt, key: o.Spec.Serving.Key}, nil
+	return settings{mode: api.ModeNormal, bundle: o.Spec.CA, cert: o.Spec.Serving.Crt, key: o.Spec.Serving.Key}, nil
 }
 
-func (k *keeper) maintenance() (knowledge, error) {
+func (s *supervisor) maintenance() (settings, error) {
 	pinned := ""
-	if text, given := k.Cmdline.Get(paramPinned); given {
+	if text, given := s.Cmdline.Get(paramPinned); given {
 		var err error
 		if pinned, err = parsePinned(text); err != nil {
-			return knowledge{}, err
+			return settings{}, err
 		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.self.cert == nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.self.cert == nil {
 		made, err := newSelf(time.Now())
 		if err != nil {
-			return knowledge{}, err
+			return settings{}, err
 		}
-		k.self = made
+		s.self = made
 	}
-	return knowledge{mode: api.ModeMaintenance, pinnedCA: pinned, cert: k.self.cert, key: k.self.key}, nil
+	return settings{mode: api.ModeMaintenance, pinnedCA: pinned, cert: s.self.cert, key: s.self.key}, nil
 }
 
-// healthy is a TLS handshake: the gate is there, and has taken in the certificate
-// that it was last given.
-func (k *keeper) healthy(ctx context.Context) error {
-	want := heard(k.told.Written())
-	if want.mode == modeClosed {
+// healthy makes a TLS handshake: the gate listens, and serves the certificate that was
+// last written for it.
+func (s *supervisor) healthy(ctx context.Context) error {
+	wanted := fromState(s.publisher.Written())
+	if wanted.mode == modeClosed {
 		return errClosed
 	}
-	if err := k.told.Shown(ctx, k.address, want.cert); err != nil {
+	if err := s.publisher.ServesCertificate(ctx, s.address, wanted.cert); err != nil {
 		return err
 	}
-	k.tell(want.mode)
+	s.announce(wanted.mode)
 	return nil
 }
 
-// tell says at the console how a node without a configuration is reached, once it
-// can be.
-func (k *keeper) tell(mode string) {
+// announce prints to the console how a node without a configuration is reached, as
+// soon as it has an address.
+func (s *supervisor) announce(mode string) {
 	if mode != api.ModeMaintenance {
 		return
 	}
-	o, err := network.Addresses.Get(k.Store, network.AddressID)
+	o, err := network.Addresses.Get(s.Store, network.AddressID)
 	if err != nil || !o.Spec.Primary.IsValid() {
 		return // the next check looks again
 	}
-	k.mu.Lock()
-	text := invitation(o.Spec.Primary, k.self.fingerprint)
-	news := text != k.said
-	k.said = text
-	k.mu.Unlock()
-	if news {
-		k.Logs.Logger(ID).Info(text, logs.Console)
+	s.mu.Lock()
+	text := announcement(o.Spec.Primary, s.self.fingerprint)
+	changed := text != s.announced
+	s.announced = text
+	s.mu.Unlock()
+	if changed {
+		s.Logs.Logger(ID).Info(text, logs.Console)
 	}
 }
 
-func invitation(addr netip.Addr, fingerprint string) string {
+func announcement(addr netip.Addr, fingerprint string) string {
 	at := netip.AddrPortFrom(addr, api.Port)
 	return fmt.Sprintf("maintenance mode: API at https://%s, certificate SHA-256 %s; apply a configuration with: gbctl apply-config --insecure --fingerprint %s -n %s -f FILE",
 		at, fingerprint, fingerprint, addr)

@@ -11,18 +11,18 @@ import (
 	"github.com/garboard-os/garboard/services/front/statefile"
 )
 
-// Files of the gate's briefing.
+// Files of the gate's state.
 const (
 	bundleName = "ca.crt" // authorities of clients; several during a rotation
 	certName   = "server.crt"
 	keyName    = "server.key"
 )
 
-// modeClosed is beside api.ModeNormal and api.ModeMaintenance: nobody may come in.
-// The node has a configuration, but its certificate isn't made yet.
+// modeClosed, beside api.ModeNormal and api.ModeMaintenance, refuses every client. The
+// node has a configuration, but its certificate isn't made yet.
 const modeClosed = "closed"
 
-// facts are what the gate is told beside files.
+// facts are the part of the gate's state that isn't in files of its own.
 type facts struct {
 	Mode string `json:"mode"`
 	// PinnedCA, in maintenance mode, is the SHA-256 of a certificate that clients
@@ -30,8 +30,8 @@ type facts struct {
 	PinnedCA string `json:"pinnedCA,omitempty"`
 }
 
-// knowledge is what PID 1 tells the gate.
-type knowledge struct {
+// settings are what PID 1 writes for the gate.
+type settings struct {
 	mode     string
 	pinnedCA string
 	bundle   []byte
@@ -39,26 +39,26 @@ type knowledge struct {
 	key      []byte
 }
 
-func (k knowledge) briefing() statefile.State[facts] {
+func (s settings) toState() statefile.State[facts] {
 	return statefile.State[facts]{
-		Facts: facts{Mode: k.mode, PinnedCA: k.pinnedCA},
-		Files: map[string][]byte{bundleName: k.bundle, certName: k.cert, keyName: k.key},
+		Facts: facts{Mode: s.mode, PinnedCA: s.pinnedCA},
+		Files: map[string][]byte{bundleName: s.bundle, certName: s.cert, keyName: s.key},
 	}
 }
 
-func heard(b statefile.State[facts]) knowledge {
-	return knowledge{
+func fromState(b statefile.State[facts]) settings {
+	return settings{
 		mode: b.Facts.Mode, pinnedCA: b.Facts.PinnedCA,
 		bundle: b.Files[bundleName], cert: b.Files[certName], key: b.Files[keyName],
 	}
 }
 
-func read(dir string) (knowledge, error) {
+func read(dir string) (settings, error) {
 	b, err := statefile.Read[facts](dir, bundleName, certName, keyName)
-	return heard(b), err
+	return fromState(b), err
 }
 
-// state is what the gate goes by. It never changes: another one takes its place.
+// state is made of settings. It never changes: a new one replaces it.
 type state struct {
 	mode    string
 	pinned  string         // SHA-256 in lower-case hexadecimal; "": none
@@ -66,23 +66,23 @@ type state struct {
 	tls     *tls.Config    // nil when closed
 }
 
-// newState makes sense of k.
-func newState(k knowledge) (*state, error) {
-	s := &state{mode: k.mode, pinned: k.pinnedCA}
-	switch k.mode {
+// newState parses and checks in.
+func newState(in settings) (*state, error) {
+	s := &state{mode: in.mode, pinned: in.pinnedCA}
+	switch in.mode {
 	case modeClosed:
 		return s, nil
 	case api.ModeNormal:
-		pool, err := authorities(k.bundle)
+		pool, err := authorities(in.bundle)
 		if err != nil {
 			return nil, err
 		}
 		s.trusted = pool
 	case api.ModeMaintenance:
 	default:
-		return nil, fmt.Errorf("mode %q: there is no such mode", k.mode)
+		return nil, fmt.Errorf("mode %q: there is no such mode", in.mode)
 	}
-	cert, err := tls.X509KeyPair(k.cert, k.key)
+	cert, err := tls.X509KeyPair(in.cert, in.key)
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the API: %w", err)
 	}
@@ -98,15 +98,15 @@ func (s *state) config(cert tls.Certificate) *tls.Config {
 		// A ticket would bring back a client whose authority is gone.
 		SessionTicketsDisabled: true,
 	}
-	if s.knowsCallers() {
+	if s.requiresCertificate() {
 		c.ClientAuth = tls.RequireAnyClientCert
 		c.VerifyConnection = s.admit
 	}
 	return c
 }
 
-// knowsCallers tells whether clients must show a certificate.
-func (s *state) knowsCallers() bool { return s.mode == api.ModeNormal || s.pinned != "" }
+// requiresCertificate reports whether clients must show a certificate.
+func (s *state) requiresCertificate() bool { return s.mode == api.ModeNormal || s.pinned != "" }
 
 // authorities are all certificates of a bundle.
 func authorities(bundle []byte) (*x509.CertPool, error) {

@@ -12,14 +12,14 @@ import (
 	"github.com/garboard-os/garboard/services/front/statefile"
 )
 
-// Whatever is wrong with what is written, the gate goes by what it had.
+// With an error of any kind in what is written, the former state stays in use.
 func TestBadStateIsNotTaken(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
 	good := normal(t, ca)
 	b := newBench(t, good, everything())
 	was := b.gate.state.Load()
-	for name, k := range map[string]knowledge{
+	for name, k := range map[string]settings{
 		"no authority":   {mode: api.ModeNormal, cert: good.cert, key: good.key},
 		"half a pair":    {mode: api.ModeNormal, bundle: good.bundle, cert: good.cert},
 		"another's key":  {mode: api.ModeNormal, bundle: good.bundle, cert: good.cert, key: normal(t, ca).key},
@@ -28,12 +28,12 @@ func TestBadStateIsNotTaken(t *testing.T) {
 		"much too large": {mode: api.ModeNormal, bundle: append(good.bundle, make([]byte, statefile.MaxFile)...), cert: good.cert, key: good.key},
 	} {
 		dir := t.TempDir()
-		if err := k.briefing().Write(dir, os.Getuid()); err != nil {
+		if err := k.toState().Write(dir, os.Getuid()); err != nil {
 			t.Fatal(err)
 		}
-		g := &gate{told: statefile.Watcher{Dir: dir}, log: discard}
+		g := &gate{watcher: statefile.Watcher{Dir: dir}, log: discard}
 		g.state.Store(was)
-		if err := g.told.Next(g.refresh); err == nil || g.state.Load() != was {
+		if err := g.watcher.Next(g.refresh); err == nil || g.state.Load() != was {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -44,10 +44,10 @@ func TestHalfAChange(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first, second := normal(t, newCA(t)), normal(t, newCA(t))
-	if err := first.briefing().Write(dir, os.Getuid()); err != nil {
+	if err := first.toState().Write(dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range second.briefing().Files {
+	for name, data := range second.toState().Files {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -55,10 +55,10 @@ func TestHalfAChange(t *testing.T) {
 			t.Errorf("after %s: %v", name, err)
 		}
 	}
-	if err := second.briefing().Write(dir, os.Getuid()); err != nil {
+	if err := second.toState().Write(dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := read(dir); err != nil || !k.briefing().Equal(second.briefing()) {
+	if k, err := read(dir); err != nil || !k.toState().Equal(second.toState()) {
 		t.Errorf("%+v, %v", k, err)
 	}
 }
@@ -71,8 +71,8 @@ func TestNewCaller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	who := newCaller(parse(t, cert))
-	if who.name != "eve??Garboard-Roles: os:admin"+strings.Repeat("?", maxName-29) || len(who.roles) != 1 || who.roles[0] != "os:reader" {
-		t.Errorf("%+v", who)
+	caller := newIdentity(parse(t, cert))
+	if caller.name != "eve??Garboard-Roles: os:admin"+strings.Repeat("?", maxName-29) || len(caller.roles) != 1 || caller.roles[0] != "os:reader" {
+		t.Errorf("%+v", caller)
 	}
 }

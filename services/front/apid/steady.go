@@ -47,8 +47,8 @@ func (s *steady) FlushError() error {
 func (s *steady) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // upload is a large request, which has a time for each piece of it to come: a server has
-// one for the whole. While nobody reads, because PID 1 is busy with what it has, no clock
-// runs: HTTP/2 would end the call for good.
+// one for the whole. While PID 1 is busy and doesn't read, no timeout runs: HTTP/2 would
+// end the call for good.
 type upload struct {
 	io.ReadCloser
 	control *http.ResponseController

@@ -13,82 +13,82 @@ import (
 	"github.com/garboard-os/garboard/services/front/connlimit"
 )
 
-// maxName bounds what is told of a certificate's common name: an X.520 name has
-// at most 64 characters.
+// maxName bounds how much of a certificate's common name is printed: an X.520 name
+// has at most 64 characters.
 const maxName = 64
 
-// caller is who is at the other end of a connection.
-type caller struct {
+// identity is the client's, by its certificate.
+type identity struct {
 	name  string
-	roles []string // only those that there are
-	// from and until bound the certificate's validity; both are zero for one that
-	// is trusted for what it is, and for nobody.
+	roles []string // of api.Roles only
+	// from and until bound the certificate's validity; both are zero for one that is
+	// trusted by its hash, and for a client without a certificate.
 	from, until time.Time
 }
 
-// admit is the check of a TLS handshake: who isn't known at all gets no further,
-// and learns no more than that from TLS. A certificate that only the clock speaks
-// against comes in to be told so, by every call (see current).
+// admit is the check of a TLS handshake, which fails for unknown clients; TLS reports
+// no reason to them. With a certificate that isn't valid at this time, the handshake
+// succeeds, and every call returns the reason (see current).
 func (s *state) admit(c tls.ConnectionState) error {
 	_, err := s.identify(c.PeerCertificates)
 	return err
 }
 
-// identify finds out who shows these certificates. It doesn't look at the clock.
-func (s *state) identify(chain []*x509.Certificate) (caller, error) {
-	if !s.knowsCallers() {
-		return caller{}, nil
+// identify returns the identity that these certificates prove. It ignores the time.
+func (s *state) identify(chain []*x509.Certificate) (identity, error) {
+	if !s.requiresCertificate() {
+		return identity{}, nil
 	}
 	if len(chain) == 0 {
-		return caller{}, errors.New("the client shows no certificate")
+		return identity{}, errors.New("the client shows no certificate")
 	}
 	if s.mode == api.ModeMaintenance {
 		return s.identifyPinned(chain)
 	}
 	if err := verify(chain, s.trusted); err != nil {
-		return caller{}, err
+		return identity{}, err
 	}
-	return newCaller(chain[0]), nil
+	return newIdentity(chain[0]), nil
 }
 
-// verdict is who the caller is, by one state.
+// verdict is the result of identify with one state.
 type verdict struct {
-	by  *state
-	who caller
-	err error
+	by     *state
+	caller identity
+	err    error
 }
 
 // recall is identify, once per connection and state.
-func (s *state) recall(c *connlimit.Conn, chain []*x509.Certificate) (caller, error) {
+func (s *state) recall(c *connlimit.Conn, chain []*x509.Certificate) (identity, error) {
 	if v, _ := c.Memo.Load().(*verdict); v != nil && v.by == s {
-		return v.who, v.err
+		return v.caller, v.err
 	}
-	who, err := s.identify(chain)
-	c.Memo.Store(&verdict{s, who, err})
-	return who, err
+	caller, err := s.identify(chain)
+	c.Memo.Store(&verdict{s, caller, err})
+	return caller, err
 }
 
 // identifyPinned looks for the pinned certificate among those that are shown.
-func (s *state) identifyPinned(chain []*x509.Certificate) (caller, error) {
+func (s *state) identifyPinned(chain []*x509.Certificate) (identity, error) {
 	i := slices.IndexFunc(chain, func(c *x509.Certificate) bool { return api.Fingerprint(c.Raw) == s.pinned })
 	switch {
 	case i < 0:
-		return caller{}, fmt.Errorf("none of the client's %d certificates is the one that the kernel command line names", len(chain))
+		return identity{}, fmt.Errorf("none of the client's %d certificates is the one that the kernel command line names", len(chain))
 	case i == 0:
-		// It was named by its hash, so it is good whatever it says about itself. In
-		// maintenance mode the clock may not be set yet, either.
-		who := newCaller(chain[0])
-		who.from, who.until = time.Time{}, time.Time{}
-		return who, nil
+		// It was named by its hash, so its contents don't matter. In maintenance mode the
+		// clock may not be set yet, either.
+		caller := newIdentity(chain[0])
+		caller.from, caller.until = time.Time{}, time.Time{}
+		return caller, nil
 	case !chain[i].IsCA:
-		return caller{}, errors.New("the certificate that the kernel command line names isn't an authority's")
+		return identity{}, errors.New("the certificate that the kernel command line names isn't an authority's")
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(chain[i])
 	if err := verify(chain, pool); err != nil {
-		return caller{}, err
+		return identity{}, err
 	}
-	return newCaller(chain[0]), nil
+	return newIdentity(chain[0]), nil
 }
 
 // verify checks the first of chain against roots, whatever the time is.
@@ -119,21 +119,21 @@ func within(t, from, until time.Time) time.Time {
 	return t
 }
 
-func newCaller(c *x509.Certificate) caller {
-	who := caller{name: printable(c.Subject.CommonName), from: c.NotBefore, until: c.NotAfter}
+func newIdentity(c *x509.Certificate) identity {
+	caller := identity{name: printable(c.Subject.CommonName), from: c.NotBefore, until: c.NotAfter}
 	// Only our own roles: they are handed on as a list with commas between, and an
 	// organisation may be called anything.
 	for _, role := range api.Roles() {
 		if slices.Contains(c.Subject.Organization, string(role)) {
-			who.roles = append(who.roles, string(role))
+			caller.roles = append(caller.roles, string(role))
 		}
 	}
-	return who
+	return caller
 }
 
 // current checks the caller's certificate with the node's clock. That may be the
 // one that is wrong, so both sides are named.
-func (c caller) current(now time.Time) error {
+func (c identity) current(now time.Time) error {
 	var why string
 	switch {
 	case c.until.IsZero():

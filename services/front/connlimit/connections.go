@@ -16,22 +16,22 @@ const (
 	// callGrace is how long calls go on that were let in before a change: the
 	// answer to a configuration that ends maintenance mode is one.
 	callGrace = 30 * time.Second
-	// idleGrace is for a client that reads why it is refused.
+	// idleGrace is for a client to read why it is refused.
 	idleGrace = time.Second
 )
 
 // Conn is a connection of a client.
 type Conn struct {
 	net.Conn
-	// Memo is for the server: what it has found out about the client.
+	// Memo is for the server: what it stores about the client.
 	Memo atomic.Value
 	list *Conns
 
 	// list.mu guards all following fields.
-	state  http.ConnState
-	since  time.Time           // in state
-	chain  []*x509.Certificate // of the client; once it isn't new any more
-	doomed time.Time           // not welcome since then; zero: it is
+	state        http.ConnState
+	since        time.Time           // in state
+	chain        []*x509.Certificate // of the client; set after the handshake
+	refusedSince time.Time           // since when the client isn't allowed; zero: it is allowed
 }
 
 // Close implements net.Conn.
@@ -68,9 +68,10 @@ func under(c net.Conn) *Conn {
 type Conns struct {
 	// Max bounds all connections: with HTTP/2 a client needs one.
 	Max int
-	// Fresh bounds those that haven't said yet who they are. When one more comes,
-	// the oldest goes: strangers can't keep others out, only hurry them.
-	Fresh int
+	// MaxNew bounds the connections whose client hasn't sent a request yet. One more
+	// replaces the oldest of them: unknown clients can't lock out others, they only
+	// shorten the time for a handshake.
+	MaxNew int
 
 	mu  sync.Mutex // guards all
 	all map[*Conn]struct{}
@@ -99,31 +100,31 @@ func (l *limited) Accept() (net.Conn, error) {
 		if own := l.open.add(c); own != nil {
 			return own, nil
 		}
-		_ = c.Close() // there is no place for it, and nobody to tell
+		_ = c.Close() // all connections are in use
 	}
 }
 
-// add takes a connection in, if need be in place of another one. It returns nil
-// when all are in use, and no other host has too many of them.
+// add accepts a connection, if necessary in place of another one. It returns nil
+// when all are in use and no other host has too many of them.
 func (l *Conns) add(c net.Conn) *Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	fresh, many := l.oldest(http.StateNew)
-	if many >= l.Fresh {
-		l.evict(fresh)
+	waiting, many := l.oldest(http.StateNew)
+	if many >= l.MaxNew {
+		l.evict(waiting)
 	} else if len(l.all) >= l.Max {
 		idle, _ := l.oldest(http.StateIdle)
 		switch {
 		case idle != nil: // its client makes another one when it needs it
 			l.evict(idle)
-		case fresh != nil:
-			l.evict(fresh)
+		case waiting != nil:
+			l.evict(waiting)
 		default:
-			crowd := l.crowd(hostOf(c))
-			if crowd == nil {
+			busiest := l.oldestOfBusiest(hostOf(c))
+			if busiest == nil {
 				return nil
 			}
-			l.evict(crowd)
+			l.evict(busiest)
 		}
 	}
 	own := &Conn{Conn: c, list: l, state: http.StateNew, since: time.Now()}
@@ -148,15 +149,15 @@ func (l *Conns) oldest(state http.ConnState) (found *Conn, count int) {
 	return found, count
 }
 
-// crowd is the oldest connection of the host that has the most, if those are still as
-// many as the newcomer's host has when one has changed hands: no host can keep all others
-// out. The caller holds mu.
-func (l *Conns) crowd(newcomer netip.Addr) (oldest *Conn) {
+// oldestOfBusiest is the oldest connection of the host that has the most, if that host
+// has at least two more than host: so no host can lock out all others. The caller holds
+// mu.
+func (l *Conns) oldestOfBusiest(host netip.Addr) (oldest *Conn) {
 	count := make(map[netip.Addr]int)
 	for c := range l.all {
 		count[hostOf(c)]++
 	}
-	most := count[newcomer] + 2
+	most := count[host] + 2
 	for _, n := range count {
 		most = max(most, n)
 	}
@@ -169,7 +170,7 @@ func (l *Conns) crowd(newcomer netip.Addr) (oldest *Conn) {
 	return oldest
 }
 
-// hostOf is whose connection it is.
+// hostOf is the client's address.
 func hostOf(c net.Conn) netip.Addr {
 	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap().WithZone("")
@@ -200,9 +201,9 @@ func (l *Conns) changed(c net.Conn, state http.ConnState) {
 	}
 }
 
-// Sweep ends the connections whose clients aren't welcome any longer: where no call
-// runs soon, and else after callGrace.
-func (l *Conns) Sweep(welcome func(c *Conn, chain []*x509.Certificate) bool) {
+// Sweep closes the connections whose clients aren't allowed any longer: idle ones after
+// idleGrace, others after callGrace.
+func (l *Conns) Sweep(allowed func(c *Conn, chain []*x509.Certificate) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.all {
@@ -210,14 +211,14 @@ func (l *Conns) Sweep(welcome func(c *Conn, chain []*x509.Certificate) bool) {
 			continue // each call of it is looked at
 		}
 		switch {
-		case welcome(c, c.chain):
-			c.doomed = time.Time{}
+		case allowed(c, c.chain):
+			c.refusedSince = time.Time{}
 			continue
-		case c.doomed.IsZero():
-			c.doomed = time.Now()
+		case c.refusedSince.IsZero():
+			c.refusedSince = time.Now()
 		}
 		idle := c.state == http.StateIdle && time.Since(c.since) > idleGrace
-		if idle || time.Since(c.doomed) > callGrace {
+		if idle || time.Since(c.refusedSince) > callGrace {
 			l.evict(c)
 		}
 	}

@@ -36,7 +36,7 @@ func come(l *Conns, from string) (*conn, bool) {
 // and not the other way round.
 func TestOneHostDoesntKeepOthersOut(t *testing.T) {
 	t.Parallel()
-	l := &Conns{Max: 8, Fresh: 4}
+	l := &Conns{Max: 8, MaxNew: 4}
 	var crowd []*conn
 	for range 6 {
 		c, _ := come(l, "192.0.2.66")

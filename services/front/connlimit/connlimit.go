@@ -1,10 +1,10 @@
-// Package strangers is a server for those about whom nothing is known yet: what
-// the programs that face the network, apid and trustd, have in common.
+// Package connlimit is a TLS server with limits, for clients that aren't
+// authenticated yet. apid and trustd, which serve the network, use it.
 //
-// TLS 1.3 only, and nothing in it grows without limit: connections, streams,
+// It takes TLS 1.3 only, and nothing in it grows without limit: connections, streams,
 // headers, time, what is buffered for a reader that is slow, lines of the log. When all
-// connections are in use, the host that has the most makes place for another one. What
-// a call may be, and how many run at once, is the handler's to say.
+// connections are in use, the host that has the most loses one to a new client. The
+// handler decides which calls are allowed, and how many run at once.
 package connlimit
 
 import (
@@ -35,7 +35,7 @@ const (
 
 	// headerTimeout is for a TLS handshake, and for the header of a request.
 	headerTimeout = 10 * time.Second
-	// pingAfter and pingTimeout find out that a client is gone without a word.
+	// pingAfter and pingTimeout detect a client that is gone without closing.
 	pingAfter   = 30 * time.Second
 	pingTimeout = 15 * time.Second
 	// HPACKTable is for each connection, both ways: our headers are short.
@@ -44,19 +44,19 @@ const (
 	// for its connection. A configuration is the only large one.
 	uploadWindow = 64 << 10
 
-	// stopBudget is for the calls that run when the server has to go.
+	// stopBudget is for the calls that run when the server stops.
 	stopBudget = 2 * time.Second
-	// tick is how often the housekeeper looks around.
+	// tick is how often Server.Tick is called.
 	tick = time.Second
-	// After quietFor ticks without a call, memory is given back to the kernel; three
+	// After freeAfter ticks without a call, memory is given back to the kernel; three
 	// times, as what pools keep outlives two collections.
-	quietFor   = 3
-	quietUntil = quietFor + 3
+	freeAfter = 3
+	freeUntil = freeAfter + 3
 )
 
-// Process is a program's frame: its log, what ends it, its share of the machine.
-// memory is from where on Go collects more often, in bytes. It returns the exit
-// status.
+// Process sets up a program: its log, the signals that end it, its share of the
+// machine. memory, in bytes, is Go's memory limit: garbage is collected more often
+// beyond it. It returns the exit status.
 func Process(memory int64, run func(ctx context.Context, log *slog.Logger) error) int {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memory)
@@ -79,12 +79,12 @@ func withoutTime(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// Server is what differs between them.
+// Server is what differs between apid and trustd.
 type Server struct {
 	Handler http.Handler
 	Log     *slog.Logger // Limited
 	Conns   *Conns
-	// TLS is the configuration of now. An error means that nobody may come in.
+	// TLS returns the current configuration. With an error, every handshake fails.
 	TLS func() (*tls.Config, error)
 	// Read is for a whole request, Idle how long a connection without calls stays,
 	// Stall how long a client may take nothing of an answer.
@@ -107,11 +107,11 @@ func (s *Server) Listen(ctx context.Context, address string) error {
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	calls := &counter{Handler: s.Handler}
 	server := s.http(calls)
-	hctx, stopHousekeeper := context.WithCancel(context.WithoutCancel(ctx))
-	housekeeper := make(chan struct{})
+	hctx, stopTicks := context.WithCancel(context.WithoutCancel(ctx))
+	ticks := make(chan struct{})
 	go func() {
-		defer close(housekeeper)
-		s.keepHouse(hctx, calls)
+		defer close(ticks)
+		s.tickEverySecond(hctx, calls)
 	}()
 	stopping := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -126,8 +126,8 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	if !stop() {
 		<-stopping
 	}
-	stopHousekeeper()
-	<-housekeeper
+	stopTicks()
+	<-ticks
 	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -166,7 +166,7 @@ func (s *Server) http(handler http.Handler) *http.Server {
 	}
 }
 
-// counter knows whether anything is going on.
+// counter counts calls.
 type counter struct {
 	http.Handler
 	served  atomic.Uint64 // calls so far
@@ -180,12 +180,13 @@ func (c *counter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.Handler.ServeHTTP(w, r)
 }
 
-// keepHouse lets the server look around, and gives memory back when all is quiet.
-func (s *Server) keepHouse(ctx context.Context, calls *counter) {
+// tickEverySecond calls Tick, and gives memory back to the kernel when there are no
+// calls.
+func (s *Server) tickEverySecond(ctx context.Context, calls *counter) {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	var before uint64
-	quiet := 0
+	idleTicks := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -194,10 +195,10 @@ func (s *Server) keepHouse(ctx context.Context, calls *counter) {
 		}
 		s.Tick()
 		if served := calls.served.Load(); served != before || calls.running.Load() > 0 {
-			before, quiet = served, 0
+			before, idleTicks = served, 0
 			continue
 		}
-		if quiet = min(quiet+1, quietUntil); quiet >= quietFor && quiet < quietUntil {
+		if idleTicks = min(idleTicks+1, freeUntil); idleTicks >= freeAfter && idleTicks < freeUntil {
 			debug.FreeOSMemory()
 		}
 	}

@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// logBurst lines are written at once, and then one per logEvery: strangers
-	// decide how many there could be, and PID 1 keeps them.
+	// logBurst lines are written at once, and then one per logEvery: clients that
+	// aren't authenticated cause them, and PID 1 stores them.
 	logBurst = 20
 	logEvery = time.Second
 )
 
-// limiter is a log handler that drops lines when there are too many, and tells how
-// many with the next one.
+// limiter is a log handler that drops lines when there are too many, and adds their
+// number to the next one.
 type limiter struct {
 	slog.Handler
 	now func() time.Time
@@ -55,11 +55,11 @@ func (l *limiter) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// Writer takes what net/http has to say, for log.New.
+// Writer takes the log lines of net/http, for log.New.
 type Writer struct{ Log *slog.Logger }
 
-// own is how the health checks of PID 1 look, every few seconds: they see our
-// certificate, and go without showing one.
+// own is how net/http logs PID 1's health checks, every few seconds: they check our
+// certificate, and close the connection without one of their own.
 const own = "TLS handshake error from 127.0.0.1:"
 
 var ownEnds = []string{": tls: client didn't provide a certificate", ": EOF", ": connection reset by peer", ": broken pipe"}

@@ -1,14 +1,14 @@
-// Package sandboxed runs a service of the node as a process in a sandbox, for
-// programs that strangers talk to: apid and trustd.
+// Package sandbox runs a service of the node as a process in a sandbox, for the
+// programs that accept connections from unauthenticated clients: apid and trustd.
 //
-// The sandbox is made by another program, /usr/bin/sandbox, as that takes cgo. It
-// leaves once the sandbox stands, and the service becomes PID 1's own child: it
-// costs no more memory than the service itself, and its end is seen as any child's
-// is. The two programs' protocol is drawn above runService there.
+// Another program, /usr/bin/sandbox, makes the sandbox, because that takes cgo. It
+// exits when the sandbox is ready, and the service becomes PID 1's own child: it
+// costs no more memory than the service itself, and PID 1 reaps it like any child.
+// The two programs' protocol is drawn above runService there.
 //
-// What a sandbox gives is in that program's tables: an own mount, PID, IPC, UTS,
+// That program's tables list what a sandbox has: an own mount, PID, IPC, UTS,
 // cgroup and (where possible) user namespace, the node's network; a read-only root
-// with nothing in it but what Runner.Binds shows, /proc of its own processes only,
+// with nothing in it but Runner.Binds, /proc of its own processes only,
 // /tmp, /dev/null and /dev/urandom; no capability, no new privileges, a list of
 // system calls; a cgroup with ceilings; a user of its own.
 package sandbox

@@ -208,7 +208,7 @@ func parseReport(t *testing.T, text string) map[string]string {
 	return said
 }
 
-// S-097: apid and trustd are what strangers can reach. All that the sandbox
+// S-097: unauthenticated clients can reach apid and trustd. All that the sandbox
 // promises, seen from inside.
 func TestSandboxFromInside(t *testing.T) {
 	b := newBench(t, "report", "/run/secrets")

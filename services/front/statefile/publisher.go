@@ -14,36 +14,37 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// rewriteRetry is when writing a briefing is tried again.
+// rewriteRetry is the time after which a failed write is tried again.
 const rewriteRetry = 5 * time.Second
 
-// Publisher is PID 1's side: it keeps what is written in step with what is known.
+// Publisher is PID 1's side: it writes the state, and writes it again when it changes.
 type Publisher[F any] struct {
 	Name  string // of the program
 	Store *resource.Store
 	Dir   string
 	UID   int
-	// Know puts together what the program is to go by now, from the types in Inputs.
-	Know   func() (State[F], error)
-	Inputs []string
+	// Current returns the state that the program is to use now. It is made from
+	// resources of the types in Inputs.
+	Current func() (State[F], error)
+	Inputs  []string
 
 	// mu guards all following fields.
 	mu      sync.Mutex
 	written State[F]
 }
 
-// Written is what the program was last told.
+// Written is the state that was last written.
 func (p *Publisher[F]) Written() State[F] {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.written
 }
 
-// Prepare is for dag.Service: it writes whatever there was before.
+// Prepare is for dag.Service: it writes the state, also if it hasn't changed.
 func (p *Publisher[F]) Prepare(context.Context, *dag.Handle) error { return p.update(true) }
 
 func (p *Publisher[F]) update(always bool) error {
-	next, err := p.Know()
+	next, err := p.Current()
 	if err != nil {
 		return err
 	}
@@ -53,13 +54,13 @@ func (p *Publisher[F]) update(always bool) error {
 		return nil
 	}
 	if err := next.Write(p.Dir, p.UID); err != nil {
-		return fmt.Errorf("tell %s what it goes by: %w", p.Name, err)
+		return fmt.Errorf("write the state of %s: %w", p.Name, err)
 	}
 	p.written = next
 	return nil
 }
 
-// Run runs the program, and tells it what changes meanwhile.
+// Run runs the program, and writes what changes meanwhile.
 func (p *Publisher[F]) Run(ctx context.Context, h *dag.Handle, program func(context.Context, *dag.Handle) error) error {
 	wctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -99,19 +100,20 @@ func (p *Publisher[F]) follow(ctx context.Context, h *dag.Handle, changes <-chan
 	}
 }
 
-// Shown is a TLS handshake: the program is there, and has taken in the certificate
-// that it was last given. It goes before it would have to say who it is.
-func (p *Publisher[F]) Shown(ctx context.Context, address string, certificate []byte) error {
+// ServesCertificate makes a TLS handshake: it returns an error if the program doesn't
+// listen, or doesn't serve this certificate. It closes the connection before it would
+// have to send a client certificate.
+func (p *Publisher[F]) ServesCertificate(ctx context.Context, address string, certificate []byte) error {
 	cert, err := pki.ParseCert(certificate)
 	if err != nil {
 		return err
 	}
 	dialer := tls.Dialer{Config: &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // it is known to the byte
+		InsecureSkipVerify: true, // VerifyConnection compares all bytes
 		VerifyConnection: func(c tls.ConnectionState) error {
 			if !bytes.Equal(c.PeerCertificates[0].Raw, cert.Raw) {
-				return errors.New(p.Name + " still shows a former certificate")
+				return errors.New(p.Name + " still serves a former certificate")
 			}
 			return nil
 		},

@@ -1,11 +1,11 @@
-// Package briefing is what PID 1 tells a program in a sandbox: facts and files, in
-// a directory that the program looks at every second. So certificates are renewed,
-// authorities and tokens replaced, without a restart.
+// Package statefile passes state from PID 1 to a program in a sandbox: facts and
+// files, in a directory that the program reads when it changed; it checks every
+// second. So certificates, authorities and tokens are replaced without a restart.
 //
 //	Publisher, in PID 1 ──▶ ca.crt, server.key, …, then state.json ──▶ Watcher, in the sandbox
 //
-// state.json is written last and names the digest of the others: so half a change is
-// never taken for a whole one.
+// state.json is written last and holds the digest of the others: so a reader never
+// uses half of a change.
 package statefile
 
 import (
@@ -33,7 +33,7 @@ const StateName = "state.json"
 // authorities fit.
 const MaxFile = 256 << 10
 
-// State is all that a program is told: facts, which are JSON, and files.
+// State is all that a program gets: facts, which are JSON, and files.
 type State[F any] struct {
 	Facts F
 	Files map[string][]byte // by name; empty ones are written, too
@@ -45,28 +45,28 @@ type stateFile[F any] struct {
 	Digest string `json:"digest"`
 }
 
-func (b State[F]) digest() string {
+func (s State[F]) digest() string {
 	h := sha256.New()
-	for _, name := range slices.Sorted(maps.Keys(b.Files)) {
-		fmt.Fprintf(h, "%s %d ", name, len(b.Files[name]))
-		h.Write(b.Files[name])
+	for _, name := range slices.Sorted(maps.Keys(s.Files)) {
+		fmt.Fprintf(h, "%s %d ", name, len(s.Files[name]))
+		h.Write(s.Files[name])
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-func (b State[F]) state() ([]byte, error) {
-	return json.Marshal(stateFile[F]{Facts: b.Facts, Digest: b.digest()})
+func (s State[F]) state() ([]byte, error) {
+	return json.Marshal(stateFile[F]{Facts: s.Facts, Digest: s.digest()})
 }
 
-// Equal tells whether both say the same.
-func (b State[F]) Equal(other State[F]) bool {
-	one, err1 := b.state()
+// Equal reports whether both hold the same.
+func (s State[F]) Equal(other State[F]) bool {
+	one, err1 := s.state()
 	two, err2 := other.state()
 	return err1 == nil && err2 == nil && bytes.Equal(one, two)
 }
 
-// Write puts b into dir, for one user alone.
-func (b State[F]) Write(dir string, uid int) error {
+// Write puts s into dir, for one user alone.
+func (s State[F]) Write(dir string, uid int) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -83,38 +83,38 @@ func (b State[F]) Write(dir string, uid int) error {
 		// In between the program can't read it, and tries again in a second.
 		return os.Lchown(path, uid, uid)
 	}
-	for _, name := range slices.Sorted(maps.Keys(b.Files)) {
-		if err := put(name, b.Files[name]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(s.Files)) {
+		if err := put(name, s.Files[name]); err != nil {
 			return err
 		}
 	}
-	text, err := b.state()
+	text, err := s.state()
 	if err != nil {
 		return err
 	}
 	return put(StateName, text)
 }
 
-// Read is the other side of Write, for the files that are named.
-func Read[F any](dir string, names ...string) (b State[F], err error) {
+// Read reads what Write wrote; names are the files that belong to it.
+func Read[F any](dir string, names ...string) (s State[F], err error) {
 	text, err := readFile(filepath.Join(dir, StateName))
 	if err != nil {
-		return b, err
+		return s, err
 	}
-	var f stateFile[F]
-	if err := json.Unmarshal(text, &f); err != nil {
-		return b, fmt.Errorf("read %s: %w", StateName, err)
+	var w stateFile[F]
+	if err := json.Unmarshal(text, &w); err != nil {
+		return s, fmt.Errorf("read %s: %w", StateName, err)
 	}
-	b = State[F]{Facts: f.Facts, Files: make(map[string][]byte, len(names))}
+	s = State[F]{Facts: w.Facts, Files: make(map[string][]byte, len(names))}
 	for _, name := range names {
-		if b.Files[name], err = readFile(filepath.Join(dir, name)); err != nil {
-			return b, err
+		if s.Files[name], err = readFile(filepath.Join(dir, name)); err != nil {
+			return s, err
 		}
 	}
-	if b.digest() != f.Digest {
-		return b, fmt.Errorf("read %s: its files are not those that it was written for", StateName)
+	if s.digest() != w.Digest {
+		return s, fmt.Errorf("read %s: its files are not those that it was written for", StateName)
 	}
-	return b, nil
+	return s, nil
 }
 
 func readFile(path string) ([]byte, error) {
@@ -133,41 +133,41 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Watcher tells a new briefing from the one that is known. It is for one goroutine
-// at a time.
+// Watcher detects that the state on disk has changed. It is for one goroutine at a
+// time.
 type Watcher struct {
-	Dir  string
-	seen stamp  // of the one that was taken
-	said string // what was wrong
+	Dir      string
+	seen     stamp  // of the state that was taken
+	reported string // the last error that was logged
 }
 
-// Next calls take if there is another state.json than the one that was last taken.
-// One that take doesn't want is offered again.
-func (f *Watcher) Next(take func() error) error {
-	at, err := stampOf(filepath.Join(f.Dir, StateName))
-	if err != nil || at == f.seen {
+// Next calls take if state.json has changed since it was last taken. If take returns
+// an error, the next call tries again.
+func (w *Watcher) Next(take func() error) error {
+	at, err := stampOf(filepath.Join(w.Dir, StateName))
+	if err != nil || at == w.seen {
 		return err
 	}
 	if err := take(); err != nil {
 		return err
 	}
-	f.seen = at
+	w.seen = at
 	return nil
 }
 
-// Poll is Next, every second: it says once what is wrong.
-func (f *Watcher) Poll(log *slog.Logger, take func() error) {
+// Poll is Next for a call every second: it logs an error once.
+func (w *Watcher) Poll(log *slog.Logger, take func() error) {
 	why := ""
-	if err := f.Next(take); err != nil {
+	if err := w.Next(take); err != nil {
 		why = err.Error()
 	}
-	if why != "" && why != f.said {
-		log.Warn("what PID 1 has written can't be used; going on with what was before", slog.String("err", why))
+	if why != "" && why != w.reported {
+		log.Warn("the state that PID 1 has written can't be used; the former one stays in use", slog.String("err", why))
 	}
-	f.said = why
+	w.reported = why
 }
 
-// stamp tells one state.json from the next.
+// stamp identifies a version of state.json.
 type stamp struct {
 	inode    uint64
 	size     int64

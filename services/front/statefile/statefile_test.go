@@ -14,7 +14,7 @@ type facts struct {
 	Mode string `json:"mode"`
 }
 
-func brief(mode, a, b string) State[facts] {
+func stateOf(mode, a, b string) State[facts] {
 	return State[facts]{Facts: facts{mode}, Files: map[string][]byte{"a": []byte(a), "b": []byte(b)}}
 }
 
@@ -30,13 +30,13 @@ func write(t *testing.T, b State[facts], dir string) {
 func TestWriteAndRead(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "program")
-	want := brief("x", "12", "")
+	want := stateOf("x", "12", "")
 	write(t, want, dir)
 	got, err := Read[facts](dir, "a", "b")
 	if err != nil || !got.Equal(want) || !want.Equal(got) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for _, other := range []State[facts]{brief("y", "12", ""), brief("x", "1", "2"), brief("x", "", "12"), {Facts: facts{"x"}}} {
+	for _, other := range []State[facts]{stateOf("y", "12", ""), stateOf("x", "1", "2"), stateOf("x", "", "12"), {Facts: facts{"x"}}} {
 		if other.Equal(want) {
 			t.Errorf("%+v is the same", other)
 		}
@@ -58,21 +58,21 @@ func TestWriteAndRead(t *testing.T) {
 func TestReadIsBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	write(t, brief("x", strings.Repeat("a", MaxFile+1), ""), dir)
+	write(t, stateOf("x", strings.Repeat("a", MaxFile+1), ""), dir)
 	if _, err := Read[facts](dir, "a", "b"); err == nil || !strings.Contains(err.Error(), "more than 262144 bytes") {
 		t.Error(err)
 	}
 }
 
-// A follower takes each briefing once, and one that it couldn't use again; half of
-// one is never used. It says once what is wrong.
-func TestFollower(t *testing.T) {
+// A watcher takes each state once, and tries again one that it couldn't use; half of
+// one is never used. It logs an error once.
+func TestWatcher(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var taken []string
-	var said bytes.Buffer
-	log := slog.New(slog.NewTextHandler(&said, nil))
-	f := Watcher{Dir: dir}
+	var logged bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&logged, nil))
+	first := Watcher{Dir: dir}
 	take := func() error {
 		b, err := Read[facts](dir, "a", "b")
 		if err == nil {
@@ -80,12 +80,12 @@ func TestFollower(t *testing.T) {
 		}
 		return err
 	}
-	if err := f.Next(take); !errors.Is(err, os.ErrNotExist) {
+	if err := first.Next(take); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
-	write(t, brief("one", "1", "1"), dir)
+	write(t, stateOf("one", "1", "1"), dir)
 	for range 2 {
-		if err := f.Next(take); err != nil {
+		if err := first.Next(take); err != nil {
 			t.Error(err)
 		}
 	}
@@ -93,16 +93,16 @@ func TestFollower(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("2"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	fresh := Watcher{Dir: dir}
+	later := Watcher{Dir: dir}
 	for range 2 {
-		fresh.Poll(log, take)
+		later.Poll(log, take)
 	}
-	if text := said.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "not those that it was written for") {
+	if text := logged.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "not those that it was written for") {
 		t.Error(text)
 	}
-	write(t, brief("two", "2", "1"), dir)
-	for _, follower := range []*Watcher{&f, &fresh} {
-		follower.Poll(log, take)
+	write(t, stateOf("two", "2", "1"), dir)
+	for _, w := range []*Watcher{&first, &later} {
+		w.Poll(log, take)
 	}
 	if got := strings.Join(taken, " "); got != "one two two" {
 		t.Error(got)

@@ -45,7 +45,7 @@ type bucket struct {
 	used   time.Time
 }
 
-// take says whether addr may ask now, and if not, after which time it may. An address
+// take reports whether addr may ask now, and if not, after which time it may. An address
 // that asks too often takes nothing from its site.
 func (l *limits) take(addr netip.Addr, now time.Time) (wait time.Duration, ok bool) {
 	l.mu.Lock()

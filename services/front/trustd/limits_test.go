@@ -211,7 +211,7 @@ func TestHostileClients(t *testing.T) {
 	began := time.Now()
 	b := newBench(t)
 	procedure := "https://" + b.address + garboardv1connect.TrustServiceSignProcedure
-	for range 2 * maxFresh { // who say nothing
+	for range 2 * maxNew { // who say nothing
 		conn, err := net.Dial("tcp", b.address)
 		if err != nil {
 			t.Fatal(err)

@@ -34,7 +34,7 @@ var (
 	controlPlane = netip.MustParseAddr("192.0.2.2")
 )
 
-// logBuffer is what trustd has said.
+// logBuffer is the log of trustd.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -95,8 +95,8 @@ func newCA(t testing.TB) pki.CA {
 	return ca
 }
 
-// told is what PID 1 of a control plane tells.
-func told(t testing.TB, ca pki.CA, token string) statefile.State[facts] {
+// controlPlaneState is what PID 1 of a control plane writes.
+func controlPlaneState(t testing.TB, ca pki.CA, token string) statefile.State[facts] {
 	t.Helper()
 	cert, key, err := ca.Issue(pki.Leaf{CN: "cp-1", DNS: []string{"cp-1", "localhost", "cluster.example.org"}, IPs: []netip.Addr{controlPlane, netip.MustParseAddr("127.0.0.1")}, Server: true, Now: time.Now()})
 	if err != nil {
@@ -117,7 +117,7 @@ func newBench(t testing.TB) *bench {
 	t.Helper()
 	b := &bench{dir: t.TempDir(), ca: newCA(t), log: new(logBuffer)}
 	b.peer.Store(&worker)
-	b.tell(t, told(t, b.ca, token))
+	b.write(t, controlPlaneState(t, b.ca, token))
 	var err error
 	if b.server, err = newServer(b.dir, slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
 		t.Fatal(err)
@@ -139,9 +139,9 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-func (b *bench) tell(t testing.TB, told statefile.State[facts]) {
+func (b *bench) write(t testing.TB, s statefile.State[facts]) {
 	t.Helper()
-	if err := told.Write(b.dir, os.Getuid()); err != nil {
+	if err := s.Write(b.dir, os.Getuid()); err != nil {
 		t.Fatal(err)
 	}
 }

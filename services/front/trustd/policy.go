@@ -26,9 +26,10 @@ const (
 	maxName = 64
 )
 
-// facts are what trustd is told beside files.
+// facts are the part of trustd's state that isn't in files of its own.
 type facts struct {
-	// Token is the SHA-256 of machine.token, hexadecimal. The token itself isn't told.
+	// Token is the SHA-256 of machine.token, hexadecimal. trustd doesn't get the token
+	// itself.
 	Token string `json:"token"`
 	// Taken are the names and addresses under which this control plane is reached, and
 	// all of them together. Those of other nodes aren't known. Pods have addresses of
@@ -60,10 +61,10 @@ var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Lo
 
 const localhost = "localhost"
 
-// judge reads what a node at peer asks for, and returns for which key and with what
-// in it it gets a certificate. A request for anything else is refused: its maker is
-// to know.
-func (p policy) judge(text []byte, peer netip.Addr) (crypto.PublicKey, pki.Leaf, error) {
+// check reads the request of a node at peer, and returns the key and the contents of its
+// certificate. A request for anything else is refused, not changed, so that the error
+// reaches whoever made the request.
+func (p policy) check(text []byte, peer netip.Addr) (crypto.PublicKey, pki.Leaf, error) {
 	if len(text) > maxRequest {
 		return nil, pki.Leaf{}, fmt.Errorf("the request has %d bytes, of at most %d", len(text), maxRequest)
 	}
@@ -80,7 +81,7 @@ func (p policy) judge(text []byte, peer netip.Addr) (crypto.PublicKey, pki.Leaf,
 	}, nil
 }
 
-// origin says whether the peer's address can be a node's own.
+// origin checks that the peer's address can be a node's own.
 func (p policy) origin(peer netip.Addr) error {
 	switch {
 	case !peer.IsGlobalUnicast():
@@ -164,13 +165,13 @@ func nothingElse(request *x509.CertificateRequest) error {
 	}
 	for _, extension := range request.Extensions {
 		if !extension.Id.Equal(subjectAltName) {
-			return fmt.Errorf("the request wants the extension %s: what a certificate may be used for isn't for it to say", extension.Id)
+			return fmt.Errorf("the request has the extension %s: trustd decides what a certificate may be used for", extension.Id)
 		}
 	}
 	return nil
 }
 
-// quote makes a stranger's text fit for a log.
+// quote makes text of an unauthenticated client fit for a log.
 func quote(text string) string {
 	return strconv.QuoteToASCII(text[:min(len(text), maxName)])
 }

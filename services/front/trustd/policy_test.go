@@ -119,7 +119,7 @@ func TestPolicyRefuses(t *testing.T) {
 		{"no name", "", with(func(l *pki.Leaf) { l.CN = "" }), `"" isn't a host name`},
 		{"too long a name", "", with(func(l *pki.Leaf) { l.CN, l.DNS = strings.Repeat("a", 65), nil }), "isn't a host name"},
 		{"RSA", "", request(t, pki.RSA, leaf()), "must be Ed25519 or ECDSA"},
-		{"an authority", "", raw(t, x509.CertificateRequest{ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Value: ca}}}), "wants the extension 2.5.29.19"},
+		{"an authority", "", raw(t, x509.CertificateRequest{ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Value: ca}}}), "has the extension 2.5.29.19"},
 		{"more of a subject", "", raw(t, x509.CertificateRequest{Subject: pkix.Name{OrganizationalUnit: []string{"x"}}}), "nothing else in its subject"},
 		{"a mail address", "", raw(t, x509.CertificateRequest{EmailAddresses: []string{"root@example.org"}}), "names and addresses only"},
 		{"a URI", "", raw(t, x509.CertificateRequest{URIs: []*url.URL{{Scheme: "spiffe", Host: "x"}}}), "names and addresses only"},
@@ -143,13 +143,13 @@ func TestPolicyRefuses(t *testing.T) {
 }
 
 // Whatever is asked for, what is granted is within the policy.
-func FuzzJudge(f *testing.F) {
+func FuzzPolicy(f *testing.F) {
 	f.Add(request(f, pki.Ed25519, leaf()))
 	f.Add(raw(f, x509.CertificateRequest{DNSNames: []string{"worker-1"}}))
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nMAA=\n-----END CERTIFICATE REQUEST-----\n"))
 	p := newPolicy(facts{Taken: []string{"cp-1", "192.0.2.2"}})
 	f.Fuzz(func(t *testing.T, text []byte) {
-		_, leaf, err := p.judge(text, worker)
+		_, leaf, err := p.check(text, worker)
 		if err != nil {
 			return
 		}

@@ -27,9 +27,9 @@ import (
 )
 
 const (
-	// maxConns and maxFresh bound connections: a node has one, for a moment.
+	// maxConns and maxNew bound connections: a node has one, for a moment.
 	maxConns = 200
-	maxFresh = 128
+	maxNew   = 128
 	// maxCalls bounds what is looked at at once: a call takes a millisecond.
 	maxCalls = 64
 	// maxBody is the largest message: a token, and a request.
@@ -41,12 +41,12 @@ const (
 	// callTimeout is for a whole request, its answer, and for what follows it: all of
 	// it fits into one segment of TCP.
 	callTimeout = 10 * time.Second
-	// refusedTimeout is for the rest of a request that nobody reads: it comes with the
+	// refusedTimeout is for the rest of a request that isn't read: it comes with the
 	// header, or in the next segment. It holds a connection for as long.
 	refusedTimeout = time.Second
 )
 
-// Files of trustd's briefing.
+// Files of trustd's state.
 const (
 	caName      = "ca.crt"
 	caKeyName   = "ca.key"
@@ -56,17 +56,17 @@ const (
 
 // server signs.
 type server struct {
-	told   statefile.Watcher // the housekeeper's
-	log    *slog.Logger
-	state  atomic.Pointer[state]
-	conns  connlimit.Conns
-	calls  atomic.Int32
-	limits limits
-	errors *connect.ErrorWriter
-	now    func() time.Time
+	watcher statefile.Watcher // used by Tick only
+	log     *slog.Logger
+	state   atomic.Pointer[state]
+	conns   connlimit.Conns
+	calls   atomic.Int32
+	limits  limits
+	errors  *connect.ErrorWriter
+	now     func() time.Time
 }
 
-// state is what the server goes by. It never changes: another one takes its place.
+// state is what the server uses. It never changes: a new one replaces it.
 type state struct {
 	token  [sha256.Size]byte // hash
 	policy policy
@@ -91,21 +91,21 @@ func newState(b statefile.State[facts]) (*state, error) {
 	}
 	s.tls = &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"},
-		SessionTicketsDisabled: true, // nobody comes twice
+		SessionTicketsDisabled: true, // a client connects once
 	}
 	return s, nil
 }
 
 func newServer(dir string, log *slog.Logger) (*server, error) {
 	s := &server{
-		told: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log),
-		conns: connlimit.Conns{Max: maxConns, Fresh: maxFresh}, errors: connect.NewErrorWriter(), now: time.Now,
+		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log),
+		conns: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, errors: connect.NewErrorWriter(), now: time.Now,
 	}
-	return s, s.told.Next(s.refresh)
+	return s, s.watcher.Next(s.refresh)
 }
 
 func (s *server) refresh() error {
-	b, err := statefile.Read[facts](s.told.Dir, caName, caKeyName, certName, certKeyName)
+	b, err := statefile.Read[facts](s.watcher.Dir, caName, caKeyName, certName, certKeyName)
 	if err != nil {
 		return err
 	}
@@ -126,32 +126,33 @@ func (s *server) listener() *connlimit.Server {
 		Log:     s.log, Conns: &s.conns, TLS: func() (*tls.Config, error) { return s.state.Load().tls, nil },
 		Read: callTimeout, Idle: callTimeout, Stall: callTimeout,
 		MaxHeader: maxHeader, MaxStreams: maxStreams,
-		Tick: func() { s.told.Poll(s.log, s.refresh) },
+		Tick: func() { s.watcher.Poll(s.log, s.refresh) },
 	}
 }
 
-// bounded lets a call in. The limit of its address comes first, and then its body, which
-// may come slowly, before it has one of the places that all share. So who sends slowly
-// has connections, as many as their address may ask, and keeps nobody out.
+// bounded admits a call. It checks the limit of the caller's address first, then reads
+// the body, which may come slowly, and only then counts the call as one of maxCalls. So
+// clients that send slowly use connections, as many as their address may, but don't block
+// other clients' calls.
 func (s *server) bounded(next http.Handler, w http.ResponseWriter, r *http.Request) {
 	peer, err := peerOf(r.RemoteAddr)
 	if err != nil {
-		s.turnAway(w, r, s.refuse(connect.CodeInternal, r.RemoteAddr, err))
+		s.reject(w, r, s.refuse(connect.CodeInternal, r.RemoteAddr, err))
 		return
 	}
 	if wait, ok := s.limits.take(peer, s.now()); !ok {
-		s.turnAway(w, r, s.refuse(connect.CodeResourceExhausted, peer.String(), fmt.Errorf("%s asks too often; try again in %s", peer, wait.Round(time.Second))))
+		s.reject(w, r, s.refuse(connect.CodeResourceExhausted, peer.String(), fmt.Errorf("%s asks too often; try again in %s", peer, wait.Round(time.Second))))
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
-		s.turnAway(w, r, notWhole(err))
+		s.reject(w, r, notWhole(err))
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	defer s.calls.Add(-1)
 	if s.calls.Add(1) > maxCalls {
-		s.turnAway(w, r, connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls at once; try again later")))
+		s.reject(w, r, connect.NewError(connect.CodeResourceExhausted, errors.New("too many calls at once; try again later")))
 		return
 	}
 	// An error means that there is no such deadline: HTTP/2 has Stall.
@@ -166,8 +167,8 @@ func notWhole(err error) error {
 	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request didn't come whole: %w", err))
 }
 
-// turnAway answers a call; if its body hasn't been read, that needn't come any more.
-func (s *server) turnAway(w http.ResponseWriter, r *http.Request, why error) {
+// reject answers a call with an error, and doesn't wait for the rest of its body.
+func (s *server) reject(w http.ResponseWriter, r *http.Request, why error) {
 	// Errors here mean that the caller is gone.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedTimeout))
 	_ = s.errors.Write(w, r, why)
@@ -189,11 +190,11 @@ func (s *server) Sign(_ context.Context, r *connect.Request[apiv1.SignRequest]) 
 		return nil, s.refuse(connect.CodeInternal, r.Peer().Addr, err)
 	}
 	by := s.state.Load()
-	// Hashes have one length, so that comparing them tells nothing of the token.
+	// Hashes have one length, so that comparing them reveals nothing of the token.
 	if hash := sha256.Sum256([]byte(r.Msg.GetToken())); subtle.ConstantTimeCompare(hash[:], by.token[:]) != 1 {
 		return nil, s.refuse(connect.CodeUnauthenticated, peer.String(), errors.New("the token isn't machine.token of this control plane"))
 	}
-	public, leaf, err := by.policy.judge(r.Msg.GetRequest(), peer)
+	public, leaf, err := by.policy.check(r.Msg.GetRequest(), peer)
 	if err != nil {
 		return nil, s.refuse(connect.CodePermissionDenied, peer.String(), err)
 	}

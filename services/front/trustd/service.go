@@ -62,9 +62,9 @@ func Service(o Options) dag.Service {
 			StopBudget: processStop,
 		}.Run
 	}
-	told := &statefile.Publisher[facts]{
+	publisher := &statefile.Publisher[facts]{
 		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid,
-		Inputs: []string{machine.Configs.Type(), secrets.API.Type()}, Know: o.know,
+		Inputs: []string{machine.Configs.Type(), secrets.API.Type()}, Current: o.current,
 	}
 	return dag.Service{
 		ID:        ID,
@@ -72,10 +72,10 @@ func Service(o Options) dag.Service {
 		DependsOn: []string{"networkd", "timed"},
 		Needs:     []dag.Condition{certificate{o}},
 		Skip:      o.skip,
-		Prepare:   told.Prepare,
-		Run:       func(ctx context.Context, h *dag.Handle) error { return told.Run(ctx, h, o.process) },
+		Prepare:   publisher.Prepare,
+		Run:       func(ctx context.Context, h *dag.Handle) error { return publisher.Run(ctx, h, o.process) },
 		Health: &dag.Health{Check: func(ctx context.Context) error {
-			return told.Shown(ctx, o.address, told.Written().Files[certName])
+			return publisher.ServesCertificate(ctx, o.address, publisher.Written().Files[certName])
 		}},
 		Restart:    dag.RestartAlways,
 		StopBudget: serviceStop,
@@ -108,10 +108,10 @@ func (c certificate) Wait(ctx context.Context) error {
 	return secrets.API.When(c.o.Store, secrets.APIID, c.String(), nil).Wait(ctx)
 }
 
-// know puts together what trustd is to go by now. It serves with the certificate of
-// the machine API, and all names in that are taken: they are this node's, and those
+// current returns the state that trustd is to use now. It serves with the certificate
+// of the machine API, and all names in that are taken: they are this node's, and those
 // that all control planes share.
-func (o Options) know() (b statefile.State[facts], err error) {
+func (o Options) current() (b statefile.State[facts], err error) {
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
 		return b, err

@@ -90,7 +90,7 @@ func (n *node) configure(cfg *config.Config) {
 // certify is what secrets.APIController does on a control plane.
 func (n *node) certify(ca pki.CA) {
 	n.t.Helper()
-	files := told(n.t, ca, token).Files
+	files := controlPlaneState(n.t, ca, token).Files
 	spec := secrets.APISpec{CA: ca.Cert, Serving: config.CertKey{Crt: files[certName], Key: files[certKeyName]}}
 	if err := secrets.API.Put(n.store.As("test"), secrets.APIID, spec); err != nil {
 		n.t.Fatal(err)
@@ -203,7 +203,7 @@ func TestWorkersHaveNoTrustd(t *testing.T) {
 	})
 }
 
-// Whatever is wrong with what is written, it goes by what it had.
+// With an error of any kind in what is written, the former state stays in use.
 func TestBadBriefingIsNotTaken(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -217,16 +217,16 @@ func TestBadBriefingIsNotTaken(t *testing.T) {
 		"no token":                     func(_ map[string][]byte, f *facts) { f.Token = "" },
 		"a token that isn't a SHA-256": func(_ map[string][]byte, f *facts) { f.Token = "00" },
 	} {
-		next := told(t, b.ca, token)
+		next := controlPlaneState(t, b.ca, token)
 		change(next.Files, &next.Facts)
 		dir := t.TempDir()
 		if err := next.Write(dir, os.Getuid()); err != nil {
 			t.Fatal(err)
 		}
 		s := &server{log: slog.New(slog.DiscardHandler)}
-		s.told.Dir = dir
+		s.watcher.Dir = dir
 		s.state.Store(was)
-		if err := s.told.Next(s.refresh); err == nil || s.state.Load() != was {
+		if err := s.watcher.Next(s.refresh); err == nil || s.state.Load() != was {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

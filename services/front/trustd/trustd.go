@@ -1,20 +1,20 @@
 // Package trustd signs certificates for the nodes that can't make their own, and
 // PID 1's side of that.
 //
-// Workers don't hold the key of the machine API's authority. They ask a control
-// plane, with the token that their configuration holds. What answers is a process of
-// its own, in a sandbox (Main), which knows what PID 1 tells it (Service): the
-// authority, the hash of the token, and which names are taken.
+// Workers don't hold the key of the machine API's authority. They request certificates
+// from a control plane, with the token in their configuration. The server is a process
+// of its own, in a sandbox (Main). PID 1 writes its state (Service): the authority, the
+// hash of the token, and which names are taken.
 //
 //	worker ──TLS 1.3, token, CSR──▶ trustd ──▶ certificate
 //	                                 ▲ authority, hash of the token, names
 //	                                 └── /run/garboard/trustd ◀── Service, in PID 1
 //
-// What a certificate says is the policy's to decide (policy.go), and never the
-// request's: who holds the token gets a certificate for a server, without a role,
-// for the address that it asks from. So a stolen token doesn't make an
-// administrator, nor the cluster's endpoint, nor an address that its thief hasn't.
-// It does make any other name: which are nodes', and whose, nobody here knows.
+// The policy (policy.go) decides what is in a certificate, never the request: a client
+// with the token gets a certificate for a server, without a role, for the address that
+// it connects from. So a stolen token gives no certificate of an administrator, of the
+// cluster's endpoint, or of an address that the thief doesn't have. It does give one for
+// any other name: trustd has no list of the nodes' names.
 package trustd
 
 import (
@@ -58,6 +58,6 @@ func runAt(dir, address string) int {
 }
 
 var (
-	errNoPeer = errors.New("the caller's address can't be told")
+	errNoPeer = errors.New("the caller's address is unknown")
 	errNoKey  = errors.New("its key isn't there")
 )

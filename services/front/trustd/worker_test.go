@@ -39,7 +39,7 @@ type cluster struct {
 	store  *resource.Store
 	log    *logBuffer
 	config *config.Config
-	kept   string // file
+	stored string // file
 
 	mu            sync.Mutex // guards all following fields
 	controlPlanes map[string]*bench
@@ -51,7 +51,7 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{
-		t: t, ca: newCA(t), store: resource.NewStore(), log: new(logBuffer), kept: filepath.Join(t.TempDir(), "machine-api.pem"),
+		t: t, ca: newCA(t), store: resource.NewStore(), log: new(logBuffer), stored: filepath.Join(t.TempDir(), "machine-api.pem"),
 		controlPlanes: map[string]*bench{}, hang: map[string]bool{},
 	}
 	endpoint, err := config.ParseURL("https://127.0.0.1:6443")
@@ -78,7 +78,7 @@ func (c *cluster) must(err error) {
 func (c *cluster) start() (stop func()) {
 	c.t.Helper()
 	runtime, err := resource.NewRuntime(c.store, slog.New(slog.NewTextHandler(c.log, nil)), secrets.Controllers(secrets.Options{
-		Dir: c.t.TempDir(), Now: c.now, APIFile: c.kept, Dial: c.dial,
+		Dir: c.t.TempDir(), Now: c.now, APIFile: c.stored, Dial: c.dial,
 	})...)
 	c.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -117,11 +117,11 @@ func (c *cluster) controlPlane(addr string, ca pki.CA) *bench {
 	c.t.Helper()
 	b := newBench(c.t)
 	b.server.now = c.now
-	state := told(c.t, ca, token)
+	state := controlPlaneState(c.t, ca, token)
 	cert, key, err := ca.Issue(pki.Leaf{CN: "cp", IPs: []netip.Addr{netip.MustParseAddr(addr)}, Server: true, Now: time.Now()})
 	c.must(err)
 	state.Files[certName], state.Files[certKeyName] = cert, key
-	b.tell(c.t, state)
+	b.write(c.t, state)
 	eventually.That(c.t, 10*time.Second, "trustd to take in its certificate", func() error {
 		if !bytes.Equal(b.server.state.Load().tls.Certificates[0].Certificate[0], parse(c.t, cert).Raw) {
 			return errors.New("not yet")
@@ -161,8 +161,8 @@ func (c *cluster) dial(ctx context.Context, local netip.Addr, address string) (n
 	return new(net.Dialer).DialContext(ctx, "tcp", b.address)
 }
 
-// knows are the control planes that Kubernetes has told of.
-func (c *cluster) knows(addresses ...string) {
+// publish publishes control planes as those that Kubernetes reports.
+func (c *cluster) publish(addresses ...string) {
 	c.t.Helper()
 	for _, a := range addresses {
 		c.must(balancer.APIServers.Put(c.store.As(balancer.ID), a+":6443", balancer.APIServer{From: balancer.FromKubernetes}))
@@ -189,8 +189,8 @@ func (c *cluster) certificate(what string, ok func(*x509.Certificate) bool) secr
 	return spec
 }
 
-// says waits for a line of the log.
-func (c *cluster) says(texts ...string) {
+// logged waits for a line of the log.
+func (c *cluster) logged(texts ...string) {
 	c.t.Helper()
 	eventually.That(c.t, 30*time.Second, fmt.Sprintf("the log to say %q", texts), func() error {
 		for line := range strings.Lines(c.log.String()) {
@@ -212,7 +212,7 @@ func TestWorkerAsksTheNextControlPlane(t *testing.T) {
 		t.Run(fmt.Sprint("mute ", mute), func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			c.knows("10.5.0.2", "10.5.0.3")
+			c.publish("10.5.0.2", "10.5.0.3")
 			c.hang["10.5.0.2"] = mute
 			c.controlPlane("10.5.0.3", c.ca)
 			c.start()
@@ -244,8 +244,8 @@ func TestWorkerAsksWhenItIsTold(t *testing.T) {
 	c := newCluster(t)
 	c.controlPlane("10.5.0.3", c.ca)
 	c.start()
-	c.says("no control plane is known yet")
-	c.knows("10.5.0.3")
+	c.logged("no control plane is known yet")
+	c.publish("10.5.0.3")
 	c.certificate("the worker's certificate", made)
 }
 
@@ -254,12 +254,12 @@ func TestWorkerAsksWhenItIsTold(t *testing.T) {
 func TestWorkerKeepsItsCertificate(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.knows("10.5.0.3")
+	c.publish("10.5.0.3")
 	b := c.controlPlane("10.5.0.3", c.ca)
 	stop := c.start()
 	first := c.certificate("the worker's certificate", made)
-	eventually.That(t, 10*time.Second, "it is kept", func() error { _, err := os.Stat(c.kept); return err })
-	if info, err := os.Stat(c.kept); err != nil || info.Mode() != 0o600 {
+	eventually.That(t, 10*time.Second, "it is kept", func() error { _, err := os.Stat(c.stored); return err })
+	if info, err := os.Stat(c.stored); err != nil || info.Mode() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 	reboot := func() {
@@ -286,7 +286,7 @@ func TestWorkerKeepsItsCertificate(t *testing.T) {
 	c.set("10.5.0.3", nil)
 	c.later(pki.LeafValidity + time.Hour)
 	reboot()
-	c.says("the kept certificate of the machine API", "isn't used: it expired on")
+	c.logged("the kept certificate of the machine API", "isn't used: it expired on")
 	if _, err := secrets.API.Get(c.store, secrets.APIID); err == nil {
 		t.Error("it is used")
 	}
@@ -296,11 +296,11 @@ func TestWorkerKeepsItsCertificate(t *testing.T) {
 func TestWorkerWaitsForControlPlanes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.knows("10.5.0.2", "10.5.0.3")
+	c.publish("10.5.0.2", "10.5.0.3")
 	b := c.controlPlane("10.5.0.3", c.ca)
 	c.set("10.5.0.3", nil)
 	c.start()
-	c.says("controller failed: no control plane signs a certificate for the machine API: 10.5.0.2: ", "connection refused; 10.5.0.3: ", "; 127.0.0.1: ")
+	c.logged("controller failed: no control plane signs a certificate for the machine API: 10.5.0.2: ", "connection refused; 10.5.0.3: ", "; 127.0.0.1: ")
 	c.set("10.5.0.3", b)
 	c.certificate("the worker's certificate", made)
 }
@@ -309,12 +309,12 @@ func TestWorkerWaitsForControlPlanes(t *testing.T) {
 func TestWorkerWithWrongToken(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.knows("10.5.0.2")
+	c.publish("10.5.0.2")
 	b := c.controlPlane("10.5.0.2", c.ca)
 	wrong := "zzzzzz.0123456789abcdef"
 	c.configure(wrong)
 	c.start()
-	c.says("10.5.0.2: it doesn't take this node's token: machine.token must be the same on all nodes of the cluster", "change that: it takes effect at once")
+	c.logged("10.5.0.2: it doesn't take this node's token: machine.token must be the same on all nodes of the cluster", "change that: it takes effect at once")
 	if text := c.log.String() + b.log.String(); strings.Contains(text, wrong) {
 		t.Errorf("a log holds the token: %s", text)
 	}
@@ -326,7 +326,7 @@ func TestWorkerWithWrongToken(t *testing.T) {
 func TestWorkerDoesntTrustAnImpostor(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.knows("10.5.0.2", "10.5.0.3")
+	c.publish("10.5.0.2", "10.5.0.3")
 	impostor := c.controlPlane("10.5.0.2", newCA(t))
 	c.controlPlane("10.5.0.3", c.ca)
 	c.start()
@@ -341,7 +341,7 @@ func TestWorkerDoesntTrustAnImpostor(t *testing.T) {
 func TestWorkerRenews(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.knows("10.5.0.2", "10.5.0.3")
+	c.publish("10.5.0.2", "10.5.0.3")
 	c.controlPlane("10.5.0.2", c.ca)
 	second := c.controlPlane("10.5.0.3", c.ca)
 	c.start()
@@ -350,7 +350,7 @@ func TestWorkerRenews(t *testing.T) {
 	c.set("10.5.0.2", nil)
 	c.set("10.5.0.3", nil)
 	c.later(2 * time.Hour)
-	c.says("renew the certificate of the machine API, which expires on " + parse(t, first.Serving.Crt).NotAfter.Format(time.DateOnly))
+	c.logged("renew the certificate of the machine API, which expires on " + parse(t, first.Serving.Crt).NotAfter.Format(time.DateOnly))
 	if now := c.certificate("the certificate to be there", made); !bytes.Equal(now.Serving.Crt, first.Serving.Crt) {
 		t.Error("the certificate is another one, and nobody is there to sign it")
 	}

@@ -14,27 +14,27 @@ import (
 )
 
 const (
-	// checkEvery is how often this node's API server is asked whether it is ready, and
-	// checkTimeout how long that may take.
+	// checkEvery is how often this node's API server is checked, and checkTimeout how long
+	// one check may take.
 	checkEvery   = time.Second
 	checkTimeout = 2 * time.Second
 
 	ready = "/readyz"
-	// readyAlone leaves out what only etcd's quorum makes true. Who holds the address
-	// keeps it without: nobody else could do better.
+	// readyAlone leaves out the checks that need etcd's quorum. A holder keeps the address
+	// without a quorum: no other node would be better.
 	readyAlone = ready + "?exclude=etcd&exclude=etcd-readiness"
 
 	maxAnswer = 4 << 10 // bytes; so that the connection can be used again
 )
 
-// checker asks this node's API server over one connection.
+// checker checks this node's API server over one connection.
 type checker struct {
 	store  *resource.Store
 	client *http.Client
 	made   uint64 // version of the secrets that client was made of
 }
 
-// check asks for one of the paths above.
+// check requests one of the paths above.
 func (c *checker) check(ctx context.Context, path string) error {
 	keys, err := secrets.Kubernetes.Get(c.store, secrets.KubernetesID)
 	if err != nil {

@@ -17,27 +17,26 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// shared is what the configuration says: an address, and the link that it is on.
+// shared is an address of the configuration, and the link that it is on.
 type shared struct {
 	link    string
 	address netip.Addr
 }
 
-// controller looks after one shared address. Its state, and the link, belong to the
-// goroutine of run.
+// controller manages one shared address. Only the goroutine of run uses state and wire.
 type controller struct {
 	shared
 	store    *resource.Store
 	h        *dag.Handle
 	election *election
 
-	views   chan view
-	checks  chan [2]bool // whether etcd didn't count, and whether it went well
-	frames  chan observed
-	alone   atomic.Bool            // for the checks: etcd doesn't count
-	silent  atomic.Pointer[string] // why etcd gave no view
-	problem map[string]string      // by what it is about: what was told last
-	there   bool                   // the address may be on a link
+	views     chan view
+	checks    chan [2]bool // whether the check left out etcd, and whether it succeeded
+	frames    chan observed
+	alone     atomic.Bool            // for the checks: etcd doesn't count
+	etcdError atomic.Pointer[string] // why etcd gave no view
+	problem   map[string]string      // by what it is about: what was told last
+	onLink    bool                   // the address may be on a link
 
 	// The kernel; tests have another.
 	find   func(link string) (netlink.Link, error)
@@ -48,30 +47,30 @@ type controller struct {
 }
 
 func newController(s shared, store *resource.Store, h *dag.Handle) *controller {
-	k := &controller{
+	c := &controller{
 		shared: s, store: store, h: h,
-		// What comes while the controller is busy, which it is for milliseconds, waits.
+		// Buffers: the controller is busy for milliseconds at a time.
 		views: make(chan view, 8), checks: make(chan [2]bool, 8), frames: make(chan observed, 64),
 		problem: map[string]string{}, find: netlink.LinkByName, remove: remove,
-		there: true, // of an earlier life, of which nobody knows whether it still may
+		onLink: true, // it may be left from before a restart
 	}
-	k.election = newElection(store, s.address, k.told, k.lost)
-	return k
+	c.election = newElection(store, s.address, c.viewReceived, c.electionFailed)
+	return c
 }
 
-// told and lost are called by the election, checked by the checks.
-func (k *controller) told(w view) { offer(k.views, w) }
+// viewReceived and electionFailed are called by the election.
+func (c *controller) viewReceived(w view) { offer(c.views, w) }
 
-func (k *controller) lost(err error) {
+func (c *controller) electionFailed(err error) {
 	var why *string
 	if err != nil {
 		text := err.Error()
 		why = &text
 	}
-	k.silent.Store(why)
+	c.etcdError.Store(why)
 }
 
-// offer drops what nobody takes: a newer one comes.
+// offer sends v if the channel has room. Otherwise v is dropped: a newer one comes.
 func offer[T any](to chan T, v T) {
 	select {
 	case to <- v:
@@ -79,80 +78,80 @@ func offer[T any](to chan T, v T) {
 	}
 }
 
-// run keeps the address until ctx ends, or something panics: strangers have a say in
-// what is decided. Then this node doesn't have it any more.
-func (k *controller) run(ctx context.Context) {
-	k.drop()
+// run manages the address until ctx ends, or a decision panics: frames of any machine on
+// the link influence it. When run returns, this node doesn't have the address any more.
+func (c *controller) run(ctx context.Context) {
+	c.drop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	// The election ends last: nobody else may be elected while the address is here.
+	// The election ends last: no other node may be elected while the address is here.
 	cctx, stopClaim := context.WithCancel(context.WithoutCancel(ctx))
-	wg.Go(func() { k.election.run(cctx) })
-	wg.Go(func() { k.check(ctx) })
-	_ = dag.Guard(k.h.Log, func() error { k.loop(ctx); return nil })
+	wg.Go(func() { c.election.run(cctx) })
+	wg.Go(func() { c.check(ctx) })
+	_ = dag.Guard(c.h.Log, func() error { c.loop(ctx); return nil })
 	cancel()
 	for range dropTries {
-		k.drop()
+		c.drop()
 	}
-	if k.wire != nil {
-		k.note("wire", k.wire.close())
+	if c.wire != nil {
+		c.note("wire", c.wire.close())
 	}
-	if k.state.hold {
-		k.h.Log.Info(fmt.Sprintf("gave %s up: the service ends", k.address))
+	if c.state.hold {
+		c.h.Log.Info(fmt.Sprintf("gave %s up: the service ends", c.address))
 	}
 	stopClaim()
 	wg.Wait()
-	_ = Statuses.Delete(k.store.As(ID), k.address.String()) // it is ours, so it can be deleted
+	_ = Statuses.Delete(c.store.As(ID), c.address.String()) // the service is its only writer
 }
 
-// drop takes the address off the link, if it isn't known to be off already: one that
-// stays there is on two nodes soon.
-func (k *controller) drop() {
-	if !k.there {
+// drop removes the address from the link, unless it is known to be removed: an address
+// that stays there is soon on two nodes.
+func (c *controller) drop() {
+	if !c.onLink {
 		return
 	}
-	err := k.remove(k.address)
-	k.note("address", err)
-	k.there = err != nil
+	err := c.remove(c.address)
+	c.note("address", err)
+	c.onLink = err != nil
 }
 
-func (k *controller) loop(ctx context.Context) {
+func (c *controller) loop(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var next, least time.Time // when there is something to do, and when at the soonest for a frame
+	var next, least time.Time // of the next step, and the earliest time of a step for a frame
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-		case w := <-k.views:
-			k.state.view = w
-		case c := <-k.checks:
-			k.state.checked(c[0], c[1])
-		case h := <-k.frames:
-			k.state.observe(time.Now(), h)
+		case w := <-c.views:
+			c.state.view = w
+		case api := <-c.checks:
+			c.state.checked(api[0], api[1])
+		case h := <-c.frames:
+			c.state.observe(time.Now(), h)
 			if now := time.Now(); now.Before(least) && least.Before(next) {
 				timer.Reset(least.Sub(now))
 				continue
 			}
 		}
-		again := k.step(time.Now())
+		again := c.step(time.Now())
 		next, least = time.Now().Add(again), time.Now().Add(frameEvery)
 		timer.Reset(again)
 	}
 }
 
-// check asks the API server again and again.
-func (k *controller) check(ctx context.Context) {
-	c := &checker{store: k.store}
-	defer c.close()
+// check probes this node's API server every checkEvery.
+func (c *controller) check(ctx context.Context) {
+	api := &checker{store: c.store}
+	defer api.close()
 	for {
-		path, alone := ready, k.alone.Load()
+		path, alone := ready, c.alone.Load()
 		if alone {
 			path = readyAlone
 		}
-		offer(k.checks, [2]bool{alone, c.check(ctx, path) == nil})
+		offer(c.checks, [2]bool{alone, api.check(ctx, path) == nil})
 		select {
 		case <-ctx.Done():
 			return
@@ -161,165 +160,169 @@ func (k *controller) check(ctx context.Context) {
 	}
 }
 
-// step looks at the link, decides, and does what was decided.
-func (k *controller) step(now time.Time) (again time.Duration) {
-	l, err := k.attach()
-	k.note("link", err)
+// step examines the link, decides, and acts on the decision.
+func (c *controller) step(now time.Time) (again time.Duration) {
+	l, err := c.attach()
+	c.note("link", err)
 	if err == nil {
 		if stats := l.Attrs().Statistics; stats != nil {
-			k.state.counted(now, stats.RxPackets)
+			c.state.counted(now, stats.RxPackets)
 		}
 	}
-	before := k.state.hold
-	o := k.state.decide(now)
-	k.alone.Store(o.alone)
+	before := c.state.hold
+	o := c.state.decide(now)
+	c.alone.Store(o.alone)
 	switch {
 	case !o.hold:
-		k.drop() // before the election is given up
+		c.drop() // before this node leaves the election
 	case l != nil:
-		k.there = true
-		k.note("address", k.ensure(l))
+		c.onLink = true
+		c.note("address", c.ensure(l))
 	}
-	k.say(before)
-	k.election.want(k.self(l, o))
-	if k.wire != nil && o.announce {
-		k.note("announce", k.wire.send(announcements(k.wire.mac, k.address)...))
+	c.reportChange(before)
+	c.election.setCandidate(c.self(l, o))
+	if c.wire != nil && o.announce {
+		c.note("announce", c.wire.send(announcements(c.wire.mac, c.address)...))
 	}
-	if k.wire != nil && o.probe {
-		k.note("ask", k.ask(l, o))
+	if c.wire != nil && o.probe {
+		c.note("probe", c.probe(l, o))
 	}
-	if k.wire != nil && o.keepalive != nil {
-		k.note("keepalive", k.wire.send(keepalive(k.wire.mac, o.keepalive, k.address)))
+	if c.wire != nil && o.keepalive != nil {
+		c.note("keepalive", c.wire.send(keepalive(c.wire.mac, o.keepalive, c.address)))
 	}
-	if k.wire != nil && o.lookAfter {
-		k.note("look after", k.lookAfter(o.evict))
+	if c.wire != nil && o.checkHolder {
+		c.note("holder", c.checkHolder(o.evict))
 	}
-	k.publish()
+	c.publish()
 	return o.again
 }
 
-// lookAfter asks the holder's machine whether it is there, or has etcd go on without.
-func (k *controller) lookAfter(gone string) error {
-	w := &k.state.view
+// checkHolder sends a probe to the holder's machine. With a reason it evicts the holder
+// from the queue in etcd first.
+func (c *controller) checkHolder(reason string) error {
+	w := &c.state.view
 	var err error
-	if gone != "" {
-		err = fmt.Errorf("%s, which holds %s, %s on %s any more: etcd is to elect another one", w.holder.Name, k.address, gone, k.link)
-		offer(k.election.out, *w)
+	if reason != "" {
+		err = fmt.Errorf("%s, which holds %s, %s, on link %s: evicting it in etcd, so that another node is elected", w.holder.Name, c.address, reason, c.link)
+		offer(c.election.evictions, *w)
 	}
 	to, bad := net.ParseMAC(w.holder.MAC)
 	if bad != nil {
 		return errors.Join(err, bad)
 	}
-	return errors.Join(err, k.wire.send(question(k.wire.mac, to, k.address)))
+	return errors.Join(err, c.wire.send(probeFrame(c.wire.mac, to, c.address)))
 }
 
-// attach finds the link, and listens on it. A link that was made anew is another one.
-func (k *controller) attach() (netlink.Link, error) {
-	l, err := k.find(k.link)
+// attach finds the link, and opens a wire on it; a new wire where the link was made anew.
+func (c *controller) attach() (netlink.Link, error) {
+	l, err := c.find(c.link)
 	if err != nil {
-		err = fmt.Errorf("link %s: %w", k.link, err)
+		err = fmt.Errorf("link %s: %w", c.link, err)
 	}
-	if k.wire != nil && (err != nil || k.wire.index != l.Attrs().Index || k.wire.mac.String() != l.Attrs().HardwareAddr.String() || isClosed(k.wire.dead)) {
-		k.note("wire", k.wire.close())
-		k.wire = nil
+	if c.wire != nil && (err != nil || c.wire.index != l.Attrs().Index || c.wire.mac.String() != l.Attrs().HardwareAddr.String() || isClosed(c.wire.dead)) {
+		c.note("wire", c.wire.close())
+		c.wire = nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if k.wire == nil {
-		if k.wire, err = openWire(l, k.address, k.h.Log, func(h observed) { offer(k.frames, h) }); err != nil {
+	if c.wire == nil {
+		if c.wire, err = openWire(l, c.address, c.h.Log, func(h observed) { offer(c.frames, h) }); err != nil {
 			return nil, err
 		}
-		k.state.mac = k.wire.mac
+		c.state.mac = c.wire.mac
 	}
 	return l, nil
 }
 
-func isClosed(c <-chan struct{}) bool {
+func isClosed(api <-chan struct{}) bool {
 	select {
-	case <-c:
+	case <-api:
 		return true
 	default:
 		return false
 	}
 }
 
-// ensure puts the address on the link, also on one that has lost it, or was made anew:
-// that is to be announced.
-func (k *controller) ensure(l netlink.Link) error {
-	if there, err := has(l, k.address); there || err != nil {
+// ensure adds the address to the link if it isn't there, as after the link was made
+// anew. Then the address is announced again.
+func (c *controller) ensure(l netlink.Link) error {
+	if onLink, err := has(l, c.address); onLink || err != nil {
 		return err
 	}
-	k.state.defended = time.Time{}
-	return put(l, k.address)
+	c.state.defended = time.Time{}
+	return put(l, c.address)
 }
 
-// self is this node as a candidate, nil if it isn't one. One without the link is none.
-func (k *controller) self(l netlink.Link, o orders) *node {
-	address, err := network.Addresses.Get(k.store, network.AddressID)
-	name, err2 := network.Hostnames.Get(k.store, network.HostnameID)
+// self is this node as a candidate. It is nil if the node isn't one; without the link it
+// isn't.
+func (c *controller) self(l netlink.Link, o orders) *node {
+	address, err := network.Addresses.Get(c.store, network.AddressID)
+	name, err2 := network.Hostnames.Get(c.store, network.HostnameID)
 	if errors.Join(err, err2) != nil || l == nil || !o.candidate {
 		return nil
 	}
 	return &node{Name: name.Spec, Address: address.Spec.Primary, MAC: l.Attrs().HardwareAddr.String()}
 }
 
-// ask asks for another holder; stale also for whoever else may be on the link.
-func (k *controller) ask(l netlink.Link, o orders) error {
-	targets := []netip.Addr{k.address}
+// probe sends probes for the address. With a stale view it also probes routers and other
+// control planes, to find out whether this node is cut off.
+func (c *controller) probe(l netlink.Link, o orders) error {
+	targets := []netip.Addr{c.address}
 	if o.stale {
-		targets = append(targets, neighbours(l, k.address)...)
-		for _, n := range k.state.view.nodes {
-			if n.Address.IsValid() && n.Address.Is4() == k.address.Is4() && len(targets) < maxNeighbours {
+		targets = append(targets, neighbours(l, c.address)...)
+		for _, n := range c.state.view.nodes {
+			if n.Address.IsValid() && n.Address.Is4() == c.address.Is4() && len(targets) < maxNeighbours {
 				targets = append(targets, n.Address)
 			}
 		}
 	}
 	var errs []error
 	for _, t := range targets {
-		errs = append(errs, k.wire.send(question(k.wire.mac, nil, t)))
+		errs = append(errs, c.wire.send(probeFrame(c.wire.mac, nil, t)))
 	}
 	return errors.Join(errs...)
 }
 
-// say tells the story of the address.
-func (k *controller) say(before bool) {
-	s := &k.state
+// reportChange logs that this node took the address or gave it up, and logs a foreign
+// machine that has it.
+func (c *controller) reportChange(before bool) {
+	s := &c.state
 	if s.hold != before {
-		text := fmt.Sprintf("gave %s up: %s", k.address, s.why)
+		text := fmt.Sprintf("gave %s up: %s", c.address, s.why)
 		if s.hold {
-			text = fmt.Sprintf("this node has %s, on %s: %s", k.address, k.link, s.why)
+			text = fmt.Sprintf("this node has %s, on %s: %s", c.address, c.link, s.why)
 		}
-		k.h.Event(text)
-		k.h.Log.Info(text)
+		c.h.Event(text)
+		c.h.Log.Info(text)
 	}
 	var taken error
 	if s.foreign != "" {
-		taken = fmt.Errorf("the machine %s on %s has %s, too, and is none of the control planes that share it: give it another address, or choose another one for machine.network.interfaces[].vip.ip",
-			s.foreign, k.link, k.address)
+		taken = fmt.Errorf("the machine %s on %s has %s, too, and isn't one of the control planes that share it: give it another address, or choose another one for machine.network.interfaces[].vip.ip",
+			s.foreign, c.link, c.address)
 	}
-	k.note("foreign", taken)
+	c.note("foreign", taken)
 }
 
-// note tells what goes wrong, once for each change.
-func (k *controller) note(what string, err error) {
+// note logs an error of the operation what, once for each change.
+func (c *controller) note(what string, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if k.problem[what] == text {
+	if c.problem[what] == text {
 		return
 	}
 	if text != "" {
-		k.h.Log.Warn(text, slog.String("address", k.address.String()))
+		c.h.Log.Warn(text, slog.String("address", c.address.String()))
 	}
-	k.problem[what] = text
+	c.problem[what] = text
 }
 
-func (k *controller) publish() {
-	s := &k.state
+func (c *controller) publish() {
+	s := &c.state
 	status := Status{
-		Address: k.address, Link: k.link, Holder: s.hold, Why: s.why, Since: s.changed,
+		Address: c.address, Link: c.link, Holder: s.hold, Why: s.why, Since: s.changed,
 		Known: !s.stale(time.Now()), Conflict: s.foreign,
 	}
 	if status.Known && s.view.held {
@@ -331,8 +334,8 @@ func (k *controller) publish() {
 			status.Candidates++
 		}
 	}
-	if why := k.silent.Load(); why != nil {
+	if why := c.etcdError.Load(); why != nil {
 		status.Etcd = *why
 	}
-	_ = Statuses.Put(k.store.As(ID), k.address.String(), status) // the service is its only writer
+	_ = Statuses.Put(c.store.As(ID), c.address.String(), status) // the service is its only writer
 }

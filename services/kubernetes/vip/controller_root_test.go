@@ -15,8 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The elected one has the address, and the neighbours know, whatever they knew
-// before. It gives it up when its service ends.
+// The elected one has the address, and the neighbours' caches have its MAC address. It
+// gives the address up when its service ends.
 func TestTakesAndReleases(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
@@ -29,7 +29,7 @@ func TestTakesAndReleases(t *testing.T) {
 		l, err := netlink.LinkByName("eth0")
 		f.must(err)
 		eventually.That(t, 5*time.Second, "the other machine knows where the address is", func() error {
-			if got := f.believes(address); got != l.Attrs().HardwareAddr.String() {
+			if got := f.neighbour(address); got != l.Attrs().HardwareAddr.String() {
 				return fmt.Errorf("it believes that %s is at %s", address, got)
 			}
 			return nil
@@ -50,9 +50,9 @@ func TestTakesAndReleases(t *testing.T) {
 	}
 }
 
-// A machine that is none of the control planes has the address: it isn't taken, and
-// the machine is named. When it is gone, it is.
-func TestAStrangerOnTheLink(t *testing.T) {
+// A machine that isn't one of the control planes has the address: the node doesn't take
+// it, and reports the machine. It takes it when that machine is gone.
+func TestForeignMachineOnTheLink(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
 		p := netip.PrefixFrom(address, address.BitLen())
@@ -73,8 +73,8 @@ func TestAStrangerOnTheLink(t *testing.T) {
 	}
 }
 
-// The same machine, but one of the control planes: etcd has voted it out, and its
-// kernel goes on answering. The address is taken.
+// The same machine, but one of the control planes: it isn't the holder in etcd any more,
+// and its kernel goes on answering. The node takes the address.
 func TestAFrozenHolderOnTheLink(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
@@ -92,8 +92,8 @@ func TestAFrozenHolderOnTheLink(t *testing.T) {
 	}
 }
 
-// When stale, it leaves to who announces itself.
-func TestLeavesInDoubt(t *testing.T) {
+// With a stale view, it gives the address up to a node that announces itself.
+func TestLeavesWhenStale(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
 		// Somebody is there, so that it isn't cut off.
@@ -107,10 +107,10 @@ func TestLeavesInDoubt(t *testing.T) {
 			return w
 		})
 		r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
-		r.says(nil)
+		r.setView(nil)
 		r.status(10*time.Second, "it is stale", func(s Status) bool { return s.Holder && !s.Known })
 		w, seen := f.listen(address)
-		hears(t, seen, asks, "it asks for another holder")
+		waitForFrame(t, seen, observedProbe, "it asks for another holder")
 		f.must(w.send(announcements(f.mac, address)...))
 		r.status(5*time.Second, "it leaves the address", func(s Status) bool { return !s.Holder })
 		if r.here() {
@@ -124,9 +124,9 @@ func TestLeavesInDoubt(t *testing.T) {
 	}
 }
 
-// To a control plane that asks it alone, a holder says that it is there, beside what
-// its kernel answers; stale, it leaves that to the kernel.
-func TestVouches(t *testing.T) {
+// A holder sends keepalives to a control plane that probes it alone, beside its kernel's
+// answers; with a stale view, only the kernel answers.
+func TestSendsKeepalives(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
 		r := newRig(t, "eth0", address, func() view {
@@ -138,26 +138,26 @@ func TestVouches(t *testing.T) {
 		l, err := netlink.LinkByName("eth0")
 		f.must(err)
 		w, seen := f.listen(address)
-		check := func() { f.must(w.send(question(f.mac, l.Attrs().HardwareAddr, address))) }
-		eventually.That(t, 10*time.Second, "it confirms for itself", func() error {
-			check() // each time: one that was busy for long is stale for a moment
+		check := func() { f.must(w.send(probeFrame(f.mac, l.Attrs().HardwareAddr, address))) }
+		eventually.That(t, 10*time.Second, "it sends a keepalive", func() error {
+			check() // each time: after it was busy for long, its view is stale for a moment
 			for len(seen) > 0 {
-				if h := <-seen; h.what == confirms {
+				if h := <-seen; h.what == observedKeepalive {
 					return nil
 				}
 			}
 			return errors.New("it says nothing, or something else")
 		})
-		r.says(nil)
+		r.setView(nil)
 		r.status(10*time.Second, "it is stale", func(s Status) bool { return s.Holder && !s.Known })
 		for len(seen) > 0 {
 			<-seen
 		}
 		check()
-		before := hears(t, seen, answers, "its kernel answers")
-		before = append(before, hears(t, seen, asks, "it has had time to say more")...) // each second
-		if slices.Contains(before, confirms) {
-			t.Error("it confirms for itself stale")
+		before := waitForFrame(t, seen, observedReply, "its kernel answers")
+		before = append(before, waitForFrame(t, seen, observedProbe, "it has had time to say more")...) // each second
+		if slices.Contains(before, observedKeepalive) {
+			t.Error("it sends keepalives with a stale view")
 		}
 		f.must(w.close())
 		r.end()
@@ -184,7 +184,7 @@ func TestRemovesUntilItIsGone(t *testing.T) {
 		if ends {
 			r.end()
 		} else {
-			r.says(func() view { return view{held: true, holder: node{Name: "peer"}} })
+			r.setView(func() view { return view{held: true, holder: node{Name: "peer"}} })
 			r.status(10*time.Second, "another holds it", func(s Status) bool { return s.HeldBy == "peer" && !s.Holder })
 		}
 		eventually.That(t, 5*time.Second, "the address is off the link", func() error {
@@ -200,7 +200,7 @@ func TestRemovesUntilItIsGone(t *testing.T) {
 	}
 }
 
-// What an earlier life left is removed at once, from whichever link.
+// An address that is left from before a restart is removed at once, from any link.
 func TestLeftOver(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
@@ -217,7 +217,7 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// Whoever sends many frames doesn't keep PID 1 busy, and is heard all the same.
+// A machine that sends many frames doesn't keep PID 1 busy, and they still have effect.
 func TestManyFrames(t *testing.T) {
 	f := cable(t, "eth0")
 	var steps atomic.Int32
@@ -232,7 +232,7 @@ func TestManyFrames(t *testing.T) {
 	steps.Store(0)
 	began, sent := time.Now(), 0
 	for ; time.Since(began) < time.Second; sent++ {
-		f.must(w.send(question(f.mac, nil, shared4)))
+		f.must(w.send(probeFrame(f.mac, nil, shared4)))
 	}
 	took := int32(time.Since(began) / frameEvery)
 	t.Logf("%d frames, acted upon %d times in %s", sent, steps.Load(), time.Since(began))
@@ -240,9 +240,9 @@ func TestManyFrames(t *testing.T) {
 		t.Errorf("%d frames were acted upon %d times within %s", sent, done, time.Since(began))
 	}
 	eventually.That(t, 10*time.Second, "it answers", func() error {
-		f.must(w.send(question(f.mac, nil, shared4)))
+		f.must(w.send(probeFrame(f.mac, nil, shared4)))
 		for len(seen) > 0 {
-			if h := <-seen; h.what == announces {
+			if h := <-seen; h.what == observedAnnouncement {
 				return nil
 			}
 		}
@@ -260,7 +260,7 @@ func TestAPanic(t *testing.T) {
 	w, err := openWire(l, shared4, slog.New(slog.DiscardHandler), func(observed) { panic("a frame that nobody thought of") })
 	f.must(err)
 	other, _ := f.listen(shared4)
-	f.must(other.send(question(f.mac, nil, shared4)))
+	f.must(other.send(probeFrame(f.mac, nil, shared4)))
 	eventually.That(t, 5*time.Second, "the wire is closed", func() error {
 		if !isClosed(w.dead) {
 			return errors.New("it is open")
@@ -281,7 +281,7 @@ func TestAPanic(t *testing.T) {
 	})
 	r.status(10*time.Second, "this node has the address", func(s Status) bool { return s.Holder })
 	bad.Store(true)
-	r.says(func() view { return view{held: true, holder: node{Name: "peer"}} })
+	r.setView(func() view { return view{held: true, holder: node{Name: "peer"}} })
 	eventually.That(t, 5*time.Second, "the address is off the link", func() error {
 		if bad.Load() || r.here() {
 			return errors.New("it is still there")
@@ -355,7 +355,7 @@ func TestTheLinkComesBack(t *testing.T) {
 		if there, err := has(l, shared4); err != nil || !there {
 			return fmt.Errorf("it isn't there (%v)", err)
 		}
-		if got := f.believes(shared4); got != l.Attrs().HardwareAddr.String() {
+		if got := f.neighbour(shared4); got != l.Attrs().HardwareAddr.String() {
 			return fmt.Errorf("its neighbour believes that it is at %s", got)
 		}
 		return nil

@@ -25,93 +25,92 @@ import (
 )
 
 const (
-	// candidateTTL is how long, in seconds, etcd waits for a candidate that is silent. A
-	// slow disk keeps etcd from hearing a sign of life for two or three seconds, and the
-	// address isn't to move for that. A holder that is gone or frozen is noticed by the
-	// next in the queue before; this is for the others, and for where there is no link
-	// between the two.
+	// candidateTTL is the TTL of a candidate's lease, in seconds. A slow disk delays a
+	// keepalive in etcd by two or three seconds, and the address isn't to move for that.
+	// The next in the queue detects earlier that a holder is gone or frozen; the TTL is for
+	// the other candidates, and for nodes without a link between them.
 	candidateTTL = 5
-	// askEvery is how often etcd is asked who holds the address, whether it has told of
-	// a change or not; askTimeout how long one answer may take.
+	// askEvery is how often etcd is queried for the holder, beside the watch; askTimeout
+	// is for one answer.
 	askEvery   = time.Second
 	askTimeout = time.Second
 	// againAfter is the pause after etcd couldn't be reached at all, and after a panic.
 	againAfter = time.Second
-	// returnWithin is how long a holder has, whose place in the queue is lost though nobody
-	// took it away, to be there again: a leader of etcd that was frozen ends all leases for
-	// expired when it is back, those of living candidates too. One that no watch tells asks
-	// within askEvery, and has as long again for going back; etcd is asked just after that.
+	// returnWithin is how long a holder has to enter the queue again after its place was
+	// lost without an eviction: a leader of etcd that was frozen ends all leases as expired
+	// when it is back, also those of living candidates. A holder without a watch notices
+	// within askEvery, and has askEvery to enter again; the next query comes just after that.
 	returnWithin = 2*askEvery - askEvery/10
 
 	keyPrefix  = "/garboard.dev/shared-address/"
-	holders    = "/holder"      // who has it, until it leaves or is put out
-	candidates = "/candidates/" // one key per candidate, which goes with its lease
-	nodes      = "/nodes/"      // one key per node that ever was one, which stays
+	holders    = "/holder"      // the node that has the address, until it leaves or is evicted
+	candidates = "/candidates/" // one key per candidate, bound to its lease
+	nodes      = "/nodes/"      // one key per node that ever was a candidate, without a lease
 )
 
-// node is a control plane that shares the address, as etcd knows it.
+// node is a control plane that shares the address, as it is stored in etcd.
 type node struct {
 	Name    string     `json:"name"`
 	Address netip.Addr `json:"address"`
 	MAC     string     `json:"mac"` // of the link with the shared address
 }
 
-// view is what etcd said.
+// view is the state of the election, as etcd returned it.
 type view struct {
-	asked  time.Time
-	holder node
-	held   bool             // somebody is the holder
-	mine   bool             // this node is
-	own    bool             // this node is a candidate
-	next   bool             // this node is the next in the queue after the holder
-	lease  clientv3.LeaseID // the holder's
-	named  int64            // the revision at which a holder was named; 0: none is
-	others int              // candidates beside this node
-	nodes  []node
+	askedAt time.Time
+	holder  node
+	held    bool             // there is a holder
+	mine    bool             // this node is the holder
+	own     bool             // this node is a candidate
+	next    bool             // this node is the next in the queue after the holder
+	lease   clientv3.LeaseID // the holder's
+	named   int64            // the revision at which the holder was written; 0: there is none
+	others  int              // candidates beside this node
+	nodes   []node
 	// revision is etcd's. It goes back when etcd is restored from a snapshot.
 	revision int64
 }
 
 // election is this node's part in the election for one address. etcd has a queue of
-// candidates. Each is in it with a lease, so that one that is silent falls out. The
-// holder is in the queue, too, and named beside it: where it lost its place but comes
-// back at once, it still is the holder. Without one, the first in the queue is.
+// candidates. Each has a place with a lease, and loses it without keepalives. The holder
+// is in the queue, too, and has a key of its own: if it loses its place and enters again
+// at once, it still is the holder. Without a holder, the first in the queue becomes it.
 //
-//	run ── wanted ──▶ lease, own MAC in nodes/, key in candidates/ ── no holder, first in the queue ──▶ holder, mine
-//	           ◀── not wanted: key, lease and holder go; etcd has ended the lease: to the end of the queue
+//	run ── candidate ──▶ lease, own MAC in nodes/, key in candidates/ ── no holder, first in the queue ──▶ holder, mine
+//	           ◀── no candidate: key, lease and holder are deleted; etcd has ended the lease: to the end of the queue
 type election struct {
-	store *resource.Store
-	key   string // of the address
-	tell  func(view)
-	trace func(error) // why etcd gave no view; nil: it did
+	store   *resource.Store
+	key     string // of the address
+	onView  func(view)
+	onError func(error) // nil: the last request to etcd succeeded
 
-	self   atomic.Pointer[node] // nil: not a candidate
-	change chan struct{}        // has one element after self changed
-	out    chan view            // whose holder is to be put out
+	self      atomic.Pointer[node] // nil: not a candidate
+	change    chan struct{}        // has one element after self changed
+	evictions chan view            // whose holder is to be evicted
 
-	missing time.Time // run's own: since when the holder isn't in the queue, as etcd says again and again; zero: it is
+	missing time.Time // for run only: since when the holder isn't in the queue; zero: it is in it
 }
 
-func newElection(store *resource.Store, address netip.Addr, tell func(view), trace func(error)) *election {
-	return &election{store: store, key: keyPrefix + address.String(), tell: tell, trace: trace, change: make(chan struct{}, 1), out: make(chan view, 1)}
+func newElection(store *resource.Store, address netip.Addr, onView func(view), onError func(error)) *election {
+	return &election{store: store, key: keyPrefix + address.String(), onView: onView, onError: onError, change: make(chan struct{}, 1), evictions: make(chan view, 1)}
 }
 
-// want makes this node a candidate, as self, or with nil none.
-func (c *election) want(self *node) {
-	old := c.self.Swap(self)
+// setCandidate makes this node a candidate, as self; nil ends its candidacy.
+func (e *election) setCandidate(self *node) {
+	old := e.self.Swap(self)
 	if old == self || old != nil && self != nil && *old == *self {
 		return
 	}
 	select {
-	case c.change <- struct{}{}:
+	case e.change <- struct{}{}:
 	default:
 	}
 }
 
-// run goes on until ctx ends. Then this node is no candidate any more.
-func (c *election) run(ctx context.Context) {
+// run takes part in the election until ctx ends. Then this node isn't a candidate.
+func (e *election) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		c.trace(c.session(ctx))
+		e.onError(e.session(ctx))
 		select {
 		case <-ctx.Done():
 		case <-time.After(againAfter):
@@ -120,8 +119,8 @@ func (c *election) run(ctx context.Context) {
 }
 
 // session is the part in the election with one client.
-func (c *election) session(ctx context.Context) error {
-	client, err := c.dial()
+func (e *election) session(ctx context.Context) error {
+	client, err := e.dial()
 	if err != nil {
 		return err
 	}
@@ -130,75 +129,75 @@ func (c *election) session(ctx context.Context) error {
 	var as node
 	leave := func() {
 		if lease != clientv3.NoLease {
-			c.leave(client, lease, as)
+			e.leave(client, lease, as)
 			lease = clientv3.NoLease
 		}
 	}
 	defer leave()
-	changes, unwatch := c.watch(ctx, client)
+	changes, unwatch := e.watch(ctx, client)
 	defer func() { unwatch() }()
 	revision := int64(0)
-	c.missing = time.Time{}
+	e.missing = time.Time{}
 	for {
-		self := c.self.Load()
+		self := e.self.Load()
 		if self == nil || *self != as {
 			leave()
 		}
 		if lease != clientv3.NoLease {
-			c.trace(c.renew(ctx, client, lease))
+			e.onError(e.renew(ctx, client, lease))
 		} else if self != nil {
-			if lease, err = c.enter(ctx, client, *self); err != nil {
+			if lease, err = e.enter(ctx, client, *self); err != nil {
 				return err
 			}
 			as = *self
 		}
-		w, err := c.ask(ctx, client, lease)
+		w, err := e.ask(ctx, client, lease)
 		if err == nil {
-			c.tell(w)
+			e.onView(w)
 			if w.revision < revision {
-				changes = nil // it would wait for a revision that is long to come
+				changes = nil // etcd was restored: the watch would wait for a much later revision
 			}
 			revision = w.revision
 		}
-		c.trace(err)
+		e.onError(err)
 		if err == nil && lease != clientv3.NoLease && !w.own {
-			c.revoke(client, lease)
+			e.revoke(client, lease)
 			lease = clientv3.NoLease
 			continue // to the end of the queue
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.change:
-		case gone := <-c.out:
-			c.trace(c.evict(ctx, client, gone))
+		case <-e.change:
+		case holder := <-e.evictions:
+			e.onError(e.evict(ctx, client, holder))
 		case _, open := <-changes:
-			if !open { // without a leader nothing is watched
+			if !open { // without a leader a watch ends
 				changes = nil
 			}
 		case <-time.After(askEvery):
 			if changes == nil && err == nil {
 				unwatch()
-				changes, unwatch = c.watch(ctx, client)
+				changes, unwatch = e.watch(ctx, client)
 			}
 		}
 	}
 }
 
-// watch is told of changes, until there is no leader.
-func (c *election) watch(ctx context.Context, client *clientv3.Client) (clientv3.WatchChan, context.CancelFunc) {
+// watch watches the election's keys until etcd has no leader.
+func (e *election) watch(ctx context.Context, client *clientv3.Client) (clientv3.WatchChan, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	return client.Watch(clientv3.WithRequireLeader(ctx), c.key+"/", clientv3.WithPrefix()), cancel
+	return client.Watch(clientv3.WithRequireLeader(ctx), e.key+"/", clientv3.WithPrefix()), cancel
 }
 
-// dial makes a client of this node's own member: who can't reach the others from
-// there has no part in the election, as its API server couldn't either.
-func (c *election) dial() (*clientv3.Client, error) {
-	status, err := controlplane.EtcdStatuses.Get(c.store, controlplane.EtcdID)
+// dial makes a client of this node's own member only: where that has no quorum, the
+// node can't take part in the election, and its API server couldn't work either.
+func (e *election) dial() (*clientv3.Client, error) {
+	status, err := controlplane.EtcdStatuses.Get(e.store, controlplane.EtcdID)
 	if err != nil {
 		return nil, err
 	}
-	keys, err := secrets.Etcd.Get(c.store, secrets.EtcdID)
+	keys, err := secrets.Etcd.Get(e.store, secrets.EtcdID)
 	if err != nil {
 		return nil, err
 	}
@@ -221,12 +220,12 @@ func (c *election) dial() (*clientv3.Client, error) {
 }
 
 // place is the key of a candidate.
-func (c *election) place(lease clientv3.LeaseID) string {
-	return fmt.Sprintf("%s%s%016x", c.key, candidates, lease)
+func (e *election) place(lease clientv3.LeaseID) string {
+	return fmt.Sprintf("%s%s%016x", e.key, candidates, lease)
 }
 
 // enter puts this node at the end of the queue.
-func (c *election) enter(ctx context.Context, client *clientv3.Client, self node) (clientv3.LeaseID, error) {
+func (e *election) enter(ctx context.Context, client *clientv3.Client, self node) (clientv3.LeaseID, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTimeout)
 	defer cancel()
 	text, err := json.Marshal(self)
@@ -238,20 +237,21 @@ func (c *election) enter(ctx context.Context, client *clientv3.Client, self node
 		return clientv3.NoLease, fmt.Errorf("lease of etcd: %w", err)
 	}
 	_, err = client.Txn(ctx).Then(
-		clientv3.OpPut(c.key+nodes+self.Name, string(text)),
-		clientv3.OpPut(c.place(lease.ID), string(text), clientv3.WithLease(lease.ID)),
+		clientv3.OpPut(e.key+nodes+self.Name, string(text)),
+		clientv3.OpPut(e.place(lease.ID), string(text), clientv3.WithLease(lease.ID)),
 	).Commit()
 	if err != nil {
-		c.revoke(client, lease.ID)
+		e.revoke(client, lease.ID)
 		return clientv3.NoLease, fmt.Errorf("be a candidate in etcd: %w", err)
 	}
 	return lease.ID, nil
 }
 
-// renew is one sign of life, over a stream of its own. The client's own way, one stream
-// for all, is stuck for seven seconds when the leader is gone to which the member was
-// about to pass one on: a lease would be lost although there is another leader.
-func (c *election) renew(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
+// renew sends one keepalive, over a stream of its own. The client's own method, one
+// stream for all, blocks for seven seconds when the member was about to forward a
+// keepalive to a leader that is gone: a lease would be lost although there is another
+// leader.
+func (e *election) renew(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	stream, err := pb.NewLeaseClient(client.ActiveConnection()).LeaseKeepAlive(ctx)
@@ -259,7 +259,7 @@ func (c *election) renew(ctx context.Context, client *clientv3.Client, lease cli
 		err = stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease)})
 	}
 	if err == nil {
-		_, err = stream.Recv() // whether there still is such a lease, the queue says
+		_, err = stream.Recv() // the queue shows whether the lease still exists
 	}
 	if err != nil {
 		return fmt.Errorf("renew the lease of etcd: %w", err)
@@ -267,39 +267,40 @@ func (c *election) renew(ctx context.Context, client *clientv3.Client, lease cli
 	return nil
 }
 
-// leave takes this node out of the queue, and makes room for another holder at once.
-func (c *election) leave(client *clientv3.Client, lease clientv3.LeaseID, as node) {
+// leave removes this node from the queue and as the holder, so that another one can be
+// elected at once.
+func (e *election) leave(client *clientv3.Client, lease clientv3.LeaseID, as node) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
 	text, err := json.Marshal(as)
 	if err == nil {
-		holder, own := c.key+holders, clientv3.OpDelete(c.place(lease))
+		holder, own := e.key+holders, clientv3.OpDelete(e.place(lease))
 		_, err = client.Txn(ctx).If(
 			clientv3.Compare(clientv3.Value(holder), "=", string(text)),
 		).Then(clientv3.OpDelete(holder), own).Else(own).Commit()
 	}
 	if err != nil {
-		c.trace(fmt.Errorf("leave the queue in etcd: %w", err))
+		e.onError(fmt.Errorf("leave the queue in etcd: %w", err))
 	}
-	c.revoke(client, lease)
+	e.revoke(client, lease)
 }
 
-// revoke ends a lease. Where etcd doesn't answer, time does it.
-func (c *election) revoke(client *clientv3.Client, lease clientv3.LeaseID) {
+// revoke ends a lease. If etcd doesn't answer, the lease expires.
+func (e *election) revoke(client *clientv3.Client, lease clientv3.LeaseID) {
 	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
 	defer cancel()
 	if _, err := client.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		c.trace(fmt.Errorf("end a lease of etcd: %w", err))
+		e.onError(fmt.Errorf("end a lease of etcd: %w", err))
 	}
 }
 
-// evict puts a holder out that is gone, if it still is as etcd said: with the same place
-// in the queue, and nobody named since. One that isn't gone finds out, and goes to the end
-// of the queue.
-func (c *election) evict(ctx context.Context, client *clientv3.Client, w view) error {
+// evict removes a holder that is gone, if w is still true: the holder has the same place
+// in the queue, and no other one was written since. A holder that isn't gone notices, and
+// enters the end of the queue.
+func (e *election) evict(ctx context.Context, client *clientv3.Client, w view) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	holder, place := c.key+holders, c.place(w.lease)
+	holder, place := e.key+holders, e.place(w.lease)
 	done, err := client.Txn(ctx).If(
 		clientv3.Compare(clientv3.ModRevision(holder), "=", w.named),
 		clientv3.Compare(clientv3.CreateRevision(place), ">", 0),
@@ -308,32 +309,33 @@ func (c *election) evict(ctx context.Context, client *clientv3.Client, w view) e
 		return fmt.Errorf("take the holder's place in the queue of etcd away: %w", err)
 	}
 	if done.Succeeded {
-		c.revoke(client, w.lease)
+		e.revoke(client, w.lease)
 	}
 	return nil
 }
 
-// ask is the quorum's view: what a member that was cut off remembers doesn't count.
-func (c *election) ask(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (view, error) {
+// ask returns the quorum's view: a linearizable read, as a member that was cut off may
+// have old data.
+func (e *election) ask(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (view, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	asked := time.Now()
-	got, err := client.Get(ctx, c.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	askedAt := time.Now()
+	got, err := client.Get(ctx, e.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
-		c.missing = time.Time{} // the holder may have had no answer either
+		e.missing = time.Time{} // the holder may have had no answer either
 		return view{}, fmt.Errorf("ask etcd who holds the address: %w", err)
 	}
-	w, unnamed, err := c.read(got, lease, asked)
+	w, unnamed, err := e.read(got, lease, askedAt)
 	if err == nil && unnamed {
-		err = c.take(ctx, client, &w)
+		err = e.take(ctx, client, &w)
 	}
 	return w, err
 }
 
-// read is what etcd's answer says; unnamed: this node is to be the holder, and isn't
-// named yet.
-func (c *election) read(got *clientv3.GetResponse, lease clientv3.LeaseID, asked time.Time) (w view, unnamed bool, err error) {
-	w = view{asked: asked, revision: got.Header.Revision}
+// read parses etcd's answer; unnamed: this node is to be the holder, and isn't written
+// as such yet.
+func (e *election) read(got *clientv3.GetResponse, lease clientv3.LeaseID, askedAt time.Time) (w view, unnamed bool, err error) {
+	w = view{askedAt: askedAt, revision: got.Header.Revision}
 	var queue []place
 	var holder node
 	for _, kv := range got.Kvs {
@@ -342,46 +344,47 @@ func (c *election) read(got *clientv3.GetResponse, lease clientv3.LeaseID, asked
 			return w, false, fmt.Errorf("key %s in etcd: %w", kv.Key, err)
 		}
 		switch key := string(kv.Key); {
-		case key == c.key+holders:
+		case key == e.key+holders:
 			holder, w.named = n, kv.ModRevision
-		case strings.HasPrefix(key, c.key+nodes):
+		case strings.HasPrefix(key, e.key+nodes):
 			w.nodes = append(w.nodes, n)
-		case strings.HasPrefix(key, c.key+candidates):
+		case strings.HasPrefix(key, e.key+candidates):
 			queue = append(queue, place{n, clientv3.LeaseID(kv.Lease)})
 		}
 	}
-	w.count(queue, c.first(queue, holder, lease, asked), lease)
+	w.count(queue, e.first(queue, holder, lease, askedAt), lease)
 	return w, w.mine && w.holder != holder, nil
 }
 
-// place is a candidate's, in the queue.
+// place is a candidate's place in the queue.
 type place struct {
 	node
 	lease clientv3.LeaseID
 }
 
-// first is the place of the holder, or of the one that is to be it; -1: there is none.
-func (c *election) first(queue []place, holder node, lease clientv3.LeaseID, now time.Time) int {
+// first is the index of the holder, or of the candidate that is to be it; -1: there is
+// none.
+func (e *election) first(queue []place, holder node, lease clientv3.LeaseID, now time.Time) int {
 	at := slices.IndexFunc(queue, func(p place) bool { return p.node == holder && p.lease == lease })
-	if at < 0 { // another node, which may be in the queue from before it started anew, too
+	if at < 0 { // another node, which after a restart may be in the queue twice
 		at = slices.IndexFunc(queue, func(p place) bool { return p.node == holder })
 	}
 	switch {
 	case at >= 0 || holder == node{} || len(queue) == 0:
-		c.missing = time.Time{}
-	case c.missing.IsZero():
-		c.missing = now
+		e.missing = time.Time{}
+	case e.missing.IsZero():
+		e.missing = now
 	}
 	switch {
 	case at >= 0:
 		return at
-	case len(queue) == 0 || !c.missing.IsZero() && now.Sub(c.missing) < returnWithin:
+	case len(queue) == 0 || !e.missing.IsZero() && now.Sub(e.missing) < returnWithin:
 		return -1
 	}
 	return 0
 }
 
-// count fills in what the queue tells a node. One that has started anew may be in it
+// count fills in what follows from the queue. A node that was restarted may be in it
 // twice, until its old lease ends.
 func (w *view) count(queue []place, first int, lease clientv3.LeaseID) {
 	if first >= 0 {
@@ -402,30 +405,30 @@ func (w *view) count(queue []place, first int, lease clientv3.LeaseID) {
 	w.others = len(others)
 }
 
-// take names this node the holder, if nobody else was meanwhile, and nobody has come
-// into the queue who may be the one that was missing.
-func (c *election) take(ctx context.Context, client *clientv3.Client, w *view) error {
+// take writes this node as the holder, unless another one was written meanwhile, or a
+// candidate has entered the queue that may be the missing holder.
+func (e *election) take(ctx context.Context, client *clientv3.Client, w *view) error {
 	text, err := json.Marshal(w.holder)
 	if err != nil {
 		return err
 	}
-	key := c.key + holders
+	key := e.key + holders
 	done, err := client.Txn(ctx).If(
 		clientv3.Compare(clientv3.ModRevision(key), "=", w.named),
-		clientv3.Compare(clientv3.CreateRevision(c.place(w.lease)), ">", 0),
-		clientv3.Compare(clientv3.CreateRevision(c.key+candidates), "<", w.revision+1).WithPrefix(),
+		clientv3.Compare(clientv3.CreateRevision(e.place(w.lease)), ">", 0),
+		clientv3.Compare(clientv3.CreateRevision(e.key+candidates), "<", w.revision+1).WithPrefix(),
 	).Then(clientv3.OpPut(key, string(text))).Commit()
 	if err != nil {
 		return fmt.Errorf("be the holder in etcd: %w", err)
 	}
-	if !done.Succeeded { // and etcd tells of what has changed
+	if !done.Succeeded { // the watch reports the change
 		w.held, w.mine = false, false
 	}
 	return nil
 }
 
-// knows is the name of the control plane with this MAC address.
-func (w view) knows(mac net.HardwareAddr) (name string, ok bool) {
+// nodeByMAC returns the name of the control plane with this MAC address.
+func (w view) nodeByMAC(mac net.HardwareAddr) (name string, ok bool) {
 	for _, n := range w.nodes {
 		if n.MAC == mac.String() {
 			return n.Name, true

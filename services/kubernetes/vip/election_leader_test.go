@@ -23,7 +23,7 @@ const (
 	// frozenFor is longer than a lease, so that all are expired for who was frozen.
 	frozenFor = (candidateTTL + 2) * time.Second
 	// keptFor is longer than it takes until a holder that is missing is given up.
-	keptFor = returnWithin + 2*askEvery
+	heldFor = returnWithin + 2*askEvery
 )
 
 // S-116: the member of the holder leads etcd, and is frozen. Another node gets the address,
@@ -36,7 +36,7 @@ func TestTheLeaderIsFrozen(t *testing.T) {
 	var all []*candidate
 	for i, n := range []node{nodeA, nodeB, nodeC} {
 		c := newCandidate(t, stores[i], n)
-		c.want(&c.self)
+		c.setCandidate(&c.self)
 		all = append(all, c)
 	}
 	client, err := all[0].dial()
@@ -52,7 +52,7 @@ func TestTheLeaderIsFrozen(t *testing.T) {
 	ended := 0
 	for range freezes {
 		was := slices.IndexFunc(all, func(c *candidate) bool {
-			return c.hears("one is the holder", func(w view) bool { return w.held && w.own && w.others == 2 }).mine
+			return c.waitFor("one is the holder", func(w view) bool { return w.held && w.own && w.others == 2 }).mine
 		})
 		lead(t, client, members[was].endpoint)
 		for _, c := range all {
@@ -69,17 +69,17 @@ func TestTheLeaderIsFrozen(t *testing.T) {
 				w := c.last
 				c.mu.Unlock()
 				switch {
-				case i == was || time.Since(w.asked) > askEvery:
+				case i == was || time.Since(w.askedAt) > askEvery:
 				case w.mine:
 					is = i
 					return nil
 				case w.next && w.holder == all[was].self:
-					offer(c.out, w)
+					offer(c.evictions, w)
 				}
 			}
 			return errors.New("nobody else")
 		})
-		before := all[is].hears("it is", func(w view) bool { return w.mine })
+		before := all[is].waitFor("it is", func(w view) bool { return w.mine })
 		eventually.That(t, 2*frozenFor, "all leases are expired for who is frozen", func() error {
 			if time.Since(began) < frozenFor {
 				return errors.New("not yet")
@@ -88,16 +88,16 @@ func TestTheLeaderIsFrozen(t *testing.T) {
 		})
 		signal(t, members[was], syscall.SIGCONT)
 		thawed := time.Now()
-		eventually.That(t, 2*keptFor, "the address stays", func() error {
-			if time.Since(thawed) < keptFor {
+		eventually.That(t, 2*heldFor, "the address stays", func() error {
+			if time.Since(thawed) < heldFor {
 				return errors.New("so far")
 			}
 			return nil
 		})
 		for _, c := range all {
-			c.hears("all are back", func(w view) bool { return w.own && w.others == 2 && w.holder == all[is].self })
+			c.waitFor("all are back", func(w view) bool { return w.own && w.others == 2 && w.holder == all[is].self })
 		}
-		if after := all[is].hears("it is", func(w view) bool { return w.mine }); after.lease != before.lease {
+		if after := all[is].waitFor("it is", func(w view) bool { return w.mine }); after.lease != before.lease {
 			ended++
 		}
 		want := fmt.Sprint([]string{all[was].self.Name, all[is].self.Name})

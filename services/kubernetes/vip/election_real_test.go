@@ -110,7 +110,7 @@ func realEtcds(t *testing.T, count int) (stores []*resource.Store, members []*me
 	return stores, members
 }
 
-// candidate is a election, and the last that it was told.
+// candidate is an election, and its last view.
 type candidate struct {
 	*election
 	t    *testing.T
@@ -119,7 +119,7 @@ type candidate struct {
 
 	mu      sync.Mutex // guards all below
 	last    view
-	holders []string // that it heard of, in order
+	holders []string // of the views, in order
 	err     error
 }
 
@@ -142,54 +142,54 @@ func newCandidate(t *testing.T, store *resource.Store, self node) *candidate {
 	return c
 }
 
-func (c *candidate) hears(what string, check func(view) bool) view {
+func (c *candidate) waitFor(what string, check func(view) bool) view {
 	c.t.Helper()
 	var w view
 	eventually.That(c.t, 20*time.Second, c.self.Name+" hears that "+what, func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if w = c.last; !check(w) || time.Since(w.asked) > 2*askEvery {
-			return fmt.Errorf("it was told %+v (%v)", w, c.err)
+		if w = c.last; !check(w) || time.Since(w.askedAt) > 2*askEvery {
+			return fmt.Errorf("its view is %+v (%v)", w, c.err)
 		}
 		return nil
 	})
 	return w
 }
 
-// S-116: etcd's queue. One is the holder, in the order of coming; one that is put out
-// or goes makes room; and without etcd nobody is told anything.
+// S-116: etcd's queue. The first is the holder; a holder that is evicted or leaves makes
+// room for the next; and without etcd there are no views.
 func TestTheQueueInEtcd(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
 	}
 	store, etcd := realEtcd(t)
 	a := newCandidate(t, store, nodeA)
-	a.hears("nobody holds it", func(w view) bool { return !w.held && !w.mine && w.others == 0 })
-	a.want(&a.self)
-	a.hears("it is the holder", func(w view) bool { return w.mine && w.holder == a.self && w.others == 0 })
+	a.waitFor("nobody holds it", func(w view) bool { return !w.held && !w.mine && w.others == 0 })
+	a.setCandidate(&a.self)
+	a.waitFor("it is the holder", func(w view) bool { return w.mine && w.holder == a.self && w.others == 0 })
 	b := newCandidate(t, store, nodeB)
-	b.want(&b.self)
-	w := b.hears("it is next", func(w view) bool { return w.held && !w.mine && w.holder == a.self && w.next && w.others == 1 })
-	if name, ok := w.knows(ownMAC); !ok || name != "a" {
+	b.setCandidate(&b.self)
+	w := b.waitFor("it is next", func(w view) bool { return w.held && !w.mine && w.holder == a.self && w.next && w.others == 1 })
+	if name, ok := w.nodeByMAC(ownMAC); !ok || name != "a" {
 		t.Errorf("whose MAC address is %s? %q", ownMAC, name)
 	}
-	a.hears("another one is there", func(w view) bool { return w.mine && w.others == 1 })
+	a.waitFor("another one is there", func(w view) bool { return w.mine && w.others == 1 })
 
-	offer(b.out, w)
-	b.hears("it is the holder", func(w view) bool { return w.mine })
-	a.hears("it is next, as it came back", func(w view) bool { return !w.mine && w.holder == b.self && w.next })
+	offer(b.evictions, w)
+	b.waitFor("it is the holder", func(w view) bool { return w.mine })
+	a.waitFor("it is next, as it came back", func(w view) bool { return !w.mine && w.holder == b.self && w.next })
 
-	b.want(nil)
-	a.hears("it is the holder", func(w view) bool { return w.mine && w.others == 0 })
-	b.hears("it is none of the candidates", func(w view) bool { return w.held && !w.mine && !w.next && w.others == 1 })
+	b.setCandidate(nil)
+	a.waitFor("it is the holder", func(w view) bool { return w.mine && w.others == 0 })
+	b.waitFor("it is none of the candidates", func(w view) bool { return w.held && !w.mine && !w.next && w.others == 1 })
 	a.stop()
-	b.hears("nobody holds it, and both are remembered", func(w view) bool { return !w.held && len(w.nodes) == 2 })
+	b.waitFor("nobody holds it, and both are remembered", func(w view) bool { return !w.held && len(w.nodes) == 2 })
 
 	etcd.kill()
 	eventually.That(t, 20*time.Second, "b is told nothing more", func() error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if b.err == nil || time.Since(b.last.asked) < 2*askEvery {
+		if b.err == nil || time.Since(b.last.askedAt) < 2*askEvery {
 			return errors.New("it is")
 		}
 		return nil
@@ -205,11 +205,11 @@ func TestTheHolderStaysWhenAllLeasesEnd(t *testing.T) {
 	}
 	store, _ := realEtcd(t)
 	a := newCandidate(t, store, nodeA)
-	a.want(&a.self)
-	a.hears("it is the holder", func(w view) bool { return w.mine })
+	a.setCandidate(&a.self)
+	a.waitFor("it is the holder", func(w view) bool { return w.mine })
 	b := newCandidate(t, store, nodeB)
-	b.want(&b.self)
-	b.hears("it is next", func(w view) bool { return w.next && w.holder == a.self })
+	b.setCandidate(&b.self)
+	b.waitFor("it is next", func(w view) bool { return w.next && w.holder == a.self })
 
 	client, err := a.dial()
 	if err != nil {
@@ -229,8 +229,8 @@ func TestTheHolderStaysWhenAllLeasesEnd(t *testing.T) {
 			ended[l.ID] = true
 		}
 		back := func(w view) bool { return w.own && w.others == 1 && w.held && !ended[w.lease] }
-		a.hears("it is the holder again", func(w view) bool { return back(w) && w.mine })
-		b.hears("it is next again", func(w view) bool { return back(w) && w.next })
+		a.waitFor("it is the holder again", func(w view) bool { return back(w) && w.mine })
+		b.waitFor("it is next again", func(w view) bool { return back(w) && w.next })
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -239,7 +239,7 @@ func TestTheHolderStaysWhenAllLeasesEnd(t *testing.T) {
 	}
 }
 
-// A holder that is named, and never comes back, keeps nobody from the address.
+// A holder that never comes back doesn't block the address.
 func TestAHolderThatDoesNotComeBack(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -254,8 +254,8 @@ func TestAHolderThatDoesNotComeBack(t *testing.T) {
 	if _, err := client.Put(t.Context(), b.key+holders, `{"name":"ghost"}`); err != nil {
 		t.Fatal(err)
 	}
-	b.want(&b.self)
-	b.hears("it is the holder", func(w view) bool { return w.mine })
+	b.setCandidate(&b.self)
+	b.waitFor("it is the holder", func(w view) bool { return w.mine })
 	got, err := client.Get(t.Context(), b.key+holders)
 	if err != nil || len(got.Kvs) != 1 || !strings.Contains(string(got.Kvs[0].Value), `"b"`) {
 		t.Errorf("etcd names %v, %v", got, err)
@@ -263,27 +263,27 @@ func TestAHolderThatDoesNotComeBack(t *testing.T) {
 }
 
 // S-116: a snapshot of etcd names who was the holder when it was made, and has the places
-// in the queue of then. All agree on one soon, and hear of changes at once, as before.
+// in the queue of then. All agree on one soon, and get changes at once, as before.
 func TestEtcdIsRestored(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
 	}
 	store, etcd := realEtcd(t)
 	a, b := newCandidate(t, store, nodeA), newCandidate(t, store, nodeB)
-	a.want(&a.self)
-	a.hears("it is the holder", func(w view) bool { return w.mine })
-	b.want(&b.self)
-	b.hears("it is next", func(w view) bool { return w.next })
+	a.setCandidate(&a.self)
+	a.waitFor("it is the holder", func(w view) bool { return w.mine })
+	b.setCandidate(&b.self)
+	b.waitFor("it is next", func(w view) bool { return w.next })
 	etcd.kill()
 	old := filepath.Join(t.TempDir(), "snapshot")
 	if err := os.CopyFS(old, os.DirFS(etcd.data)); err != nil {
 		t.Fatal(err)
 	}
 	etcd.start()
-	a.hears("it still is", func(w view) bool { return w.mine && w.others == 1 })
-	a.want(nil)
-	w := b.hears("it is the holder", func(w view) bool { return w.mine && w.others == 0 })
-	heardIn := func(round int) time.Duration {
+	a.waitFor("it still is", func(w view) bool { return w.mine && w.others == 1 })
+	a.setCandidate(nil)
+	w := b.waitFor("it is the holder", func(w view) bool { return w.mine && w.others == 0 })
+	delayOf := func(round int) time.Duration {
 		t.Helper()
 		client, err := b.dial()
 		if err != nil {
@@ -296,11 +296,11 @@ func TestEtcdIsRestored(t *testing.T) {
 			_, err := client.Put(t.Context(), b.key+nodes+c.Name, fmt.Sprintf(`{"name":%q,"mac":%q}`, c.Name, c.MAC))
 			return err
 		})
-		b.hears("there is one more", func(w view) bool { return slices.Contains(w.nodes, c) })
+		b.waitFor("there is one more", func(w view) bool { return slices.Contains(w.nodes, c) })
 		return time.Since(began)
 	}
 	for round := range 20 { // the revision is beyond what it is soon after the restoring
-		heardIn(round)
+		delayOf(round)
 	}
 
 	etcd.kill()
@@ -308,20 +308,20 @@ func TestEtcdIsRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	etcd.start()
-	b.hears("it is the holder, as a doesn't come back", func(now view) bool { return now.mine && now.others == 0 && now.revision < w.revision+20 })
-	a.hears("b is the holder", func(w view) bool { return w.holder == b.self && !w.mine })
+	b.waitFor("it is the holder, as a doesn't come back", func(now view) bool { return now.mine && now.others == 0 && now.revision < w.revision+20 })
+	a.waitFor("b is the holder", func(w view) bool { return w.holder == b.self && !w.mine })
 	least := time.Hour
 	for round := range 5 {
-		least = min(least, heardIn(100+round))
+		least = min(least, delayOf(100+round))
 	}
 	if least > askEvery/2 {
 		t.Errorf("what changed was heard after %s at best: nobody watches", least)
 	}
 }
 
-// What is found out about a holder may be old when it is acted upon, and counts only as
-// long as nothing has changed.
-func TestOldWordsDoNothing(t *testing.T) {
+// A view may be old when a holder is evicted because of it. The eviction works only if
+// nothing has changed since.
+func TestOldViewsDoNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
 	}

@@ -35,41 +35,40 @@ const (
 )
 
 var (
-	everyone = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	nobody   = make(net.HardwareAddr, macSize)
-	allNodes = netip.MustParseAddr("ff02::1")
+	broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	zeroMAC   = make(net.HardwareAddr, macSize)
+	allNodes  = netip.MustParseAddr("ff02::1")
 )
 
-// observation is what a frame says about the address.
+// observation is the meaning of a frame for the address.
 type observation int
 
 const (
-	nothing observation = iota
-	// asks: somebody asks everybody whether it is taken (RFC 5227 §2.1.1, RFC 4862
-	// §5.4).
-	asks
-	// checks: somebody asks this machine alone, to know whether it is there.
-	checks
-	// answers: the kernel of whoever has it says so, also where nothing else of that
-	// machine works any more.
-	answers
-	// announces: a node says on its own that it is its now. Ours do that only while
-	// etcd agrees.
-	announces
-	// confirms is the same, to this machine alone, which has asked: not only the kernel
-	// there is alive.
-	confirms
+	observedNothing observation = iota
+	// observedProbe: a probe of the address, sent to all (RFC 5227 §2.1.1, RFC 4862 §5.4).
+	observedProbe
+	// observedDirectProbe: a probe sent to this machine alone, to check whether it is there.
+	observedDirectProbe
+	// observedReply: the answer of the kernel of a machine that has the address, also if
+	// nothing else of that machine works any more.
+	observedReply
+	// observedAnnouncement: a machine announces, unasked, that it has the address. Our
+	// nodes do that only while etcd agrees.
+	observedAnnouncement
+	// observedKeepalive: an announcement to this machine alone, after its probe. So more
+	// than the kernel of that machine works.
+	observedKeepalive
 )
 
-// question asks who has an address without telling one's own: it changes nobody's
-// cache. It goes out as well while another has the address as while it is ours. to is
-// the one machine that is asked; nil: all are.
-func question(mac, to net.HardwareAddr, target netip.Addr) []byte {
+// probeFrame asks for the owner of an address without the sender's own address: it
+// changes no neighbour cache. It can be sent while another machine has the address, and
+// while this one has it. to is the only receiver; nil: all machines on the link.
+func probeFrame(mac, to net.HardwareAddr, target netip.Addr) []byte {
 	if target.Is4() {
 		if to == nil {
-			to = everyone
+			to = broadcast
 		}
-		return arp(mac, to, arpRequest, netip.IPv4Unspecified(), nobody, target)
+		return arp(mac, to, arpRequest, netip.IPv4Unspecified(), zeroMAC, target)
 	}
 	// The multicast group of those whose address ends like that (RFC 4291 §2.7.1).
 	group := allNodes.As16()
@@ -81,23 +80,23 @@ func question(mac, to net.HardwareAddr, target netip.Addr) []byte {
 	return frame
 }
 
-// announcements tell everybody on the link that the address is at mac. ARP has two
-// forms, as some take only the one and some only the other.
+// announcements tell all machines on the link that the address is at mac. ARP has two
+// forms, as some machines accept only one of them.
 func announcements(mac net.HardwareAddr, address netip.Addr) [][]byte {
 	if address.Is4() {
 		return [][]byte{
-			arp(mac, everyone, arpRequest, address, nobody, address),
-			arp(mac, everyone, arpReply, address, mac, address),
+			arp(mac, broadcast, arpRequest, address, zeroMAC, address),
+			arp(mac, broadcast, arpReply, address, mac, address),
 		}
 	}
 	options := append([]byte{optionTarget, 1}, mac...)
-	// Kernels answer with advertisements, too. This option, which receivers ignore,
-	// tells ours from those.
+	// Kernels answer with advertisements, too. This option, which receivers ignore, marks
+	// ours.
 	options = append(append(options, optionNonce, 1), mac...)
 	return [][]byte{icmp6(mac, address, allNodes, advertisement, override, address, options)}
 }
 
-// keepalive is an announcement for one machine.
+// keepalive is an announcement to one machine.
 func keepalive(mac, to net.HardwareAddr, address netip.Addr) []byte {
 	all := announcements(mac, address)
 	frame := all[len(all)-1] // ARP's reply
@@ -150,11 +149,11 @@ func checksum(ip []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// read is what a frame says about the address, and who says so. Frames come from
-// anybody: what isn't exactly as it should be says nothing.
+// read returns what a frame means for the address, and the MAC address of its sender.
+// Any machine may send frames: those that aren't exactly as expected are ignored.
 func read(frame []byte, address netip.Addr) (observation, net.HardwareAddr) {
 	if len(frame) < ethernetSize {
-		return nothing, nil
+		return observedNothing, nil
 	}
 	kind, body := binary.BigEndian.Uint16(frame[2*macSize:]), frame[ethernetSize:]
 	var what observation
@@ -169,46 +168,46 @@ func read(frame []byte, address netip.Addr) (observation, net.HardwareAddr) {
 		return what, mac
 	}
 	switch what {
-	case asks:
-		return checks, net.HardwareAddr(bytes.Clone(frame[macSize : 2*macSize]))
-	case announces:
-		return confirms, mac
+	case observedProbe:
+		return observedDirectProbe, net.HardwareAddr(bytes.Clone(frame[macSize : 2*macSize]))
+	case observedAnnouncement:
+		return observedKeepalive, mac
 	}
 	return what, mac
 }
 
 func readARP(body []byte, address [4]byte) (observation, net.HardwareAddr) {
 	if len(body) < arpSize || !bytes.Equal(body[:6], []byte{0, 1, 8, 0, macSize, 4}) {
-		return nothing, nil
+		return observedNothing, nil
 	}
 	mac := net.HardwareAddr(bytes.Clone(body[8:14]))
 	sender, target := [4]byte(body[14:18]), [4]byte(body[24:28])
 	switch {
 	case sender == address && target == address:
-		return announces, mac
+		return observedAnnouncement, mac
 	case sender == address:
-		return answers, mac
+		return observedReply, mac
 	case sender == [4]byte{} && target == address && binary.BigEndian.Uint16(body[6:]) == arpRequest:
-		return asks, mac
+		return observedProbe, mac
 	}
-	return nothing, nil
+	return observedNothing, nil
 }
 
 func readICMP6(body []byte, address [16]byte) (observation, net.HardwareAddr) {
 	if len(body) < ip6Size+icmpSize || body[6] != nextICMP6 || body[7] != farthest || [16]byte(body[ip6Size+8:]) != address {
-		return nothing, nil
+		return observedNothing, nil
 	}
 	message, unspecified := body[ip6Size:], [16]byte(body[8:24]) == [16]byte{}
 	size := int(binary.BigEndian.Uint16(body[4:]))
 	if size < icmpSize || size > len(message) {
-		return nothing, nil
+		return observedNothing, nil
 	}
 	var mac net.HardwareAddr
 	marked := false
 	for options := message[icmpSize:size]; len(options) >= optionSize; {
 		length := int(options[1]) * optionSize
 		if length == 0 || length > len(options) {
-			return nothing, nil
+			return observedNothing, nil
 		}
 		switch options[0] {
 		case optionTarget:
@@ -220,11 +219,11 @@ func readICMP6(body []byte, address [16]byte) (observation, net.HardwareAddr) {
 	}
 	switch {
 	case message[0] == solicitation && unspecified:
-		return asks, nobody
+		return observedProbe, zeroMAC
 	case message[0] == advertisement && mac != nil && marked:
-		return announces, mac
+		return observedAnnouncement, mac
 	case message[0] == advertisement && mac != nil:
-		return answers, mac
+		return observedReply, mac
 	}
-	return nothing, nil
+	return observedNothing, nil
 }

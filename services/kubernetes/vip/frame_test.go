@@ -21,13 +21,13 @@ func TestFrames(t *testing.T) {
 		frame []byte
 		want  string
 	}{
-		"ARP probe": {question(ownMAC, nil, shared4), "ffffffffffff" + "020000000005" + "0806" +
+		"ARP probe": {probeFrame(ownMAC, nil, shared4), "ffffffffffff" + "020000000005" + "0806" +
 			"0001" + "0800" + "0604" + "0001" + "020000000005" + "00000000" + "000000000000" + "0a0500fe" + padding},
 		"ARP announcement": {announcements(ownMAC, shared4)[0], "ffffffffffff" + "020000000005" + "0806" +
 			"0001" + "0800" + "0604" + "0001" + "020000000005" + "0a0500fe" + "000000000000" + "0a0500fe" + padding},
 		"ARP announcement as a reply": {announcements(ownMAC, shared4)[1], "ffffffffffff" + "020000000005" + "0806" +
 			"0001" + "0800" + "0604" + "0002" + "020000000005" + "0a0500fe" + "020000000005" + "0a0500fe" + padding},
-		"neighbour solicitation": {question(ownMAC, nil, shared6), "3333ff0500fe" + "020000000005" + "86dd" +
+		"neighbour solicitation": {probeFrame(ownMAC, nil, shared6), "3333ff0500fe" + "020000000005" + "86dd" +
 			"60000000" + "0018" + "3aff" + "00000000000000000000000000000000" + "ff0200000000000000000001ff0500fe" +
 			"8700" + "7ba1" + "00000000" + "fd0000000000000000000000000500fe"},
 		"neighbour advertisement": {announcements(ownMAC, shared6)[0], "333300000001" + "020000000005" + "86dd" +
@@ -50,30 +50,30 @@ func TestRead(t *testing.T) {
 		of    netip.Addr
 		want  observation
 	}{
-		"a question":                  {question(peerMAC, nil, shared4), shared4, asks},
-		"a question to one alone":     {question(peerMAC, ownMAC, shared4), shared4, checks},
-		"IPv6: question to one alone": {question(peerMAC, ownMAC, shared6), shared6, checks},
-		"an answer to that":           {keepalive(peerMAC, ownMAC, shared4), shared4, confirms},
-		"IPv6: an answer to that":     {keepalive(peerMAC, ownMAC, shared6), shared6, confirms},
-		"a question for another":      {question(peerMAC, nil, other4), shared4, nothing},
-		"an announcement":             {announcements(peerMAC, shared4)[0], shared4, announces},
-		"another's announcement":      {announcements(peerMAC, other4)[0], shared4, nothing},
-		"an answer":                   {reply, shared4, answers},
-		"IPv6: a question":            {question(peerMAC, nil, shared6), shared6, asks},
-		"IPv6: question, another":     {question(peerMAC, nil, other6), shared6, nothing},
-		"IPv6: an announcement":       {announcements(peerMAC, shared6)[0], shared6, announces},
-		"IPv6: a kernel's answer":     {kernel, shared6, answers},
-		"IPv6: another's":             {announcements(peerMAC, other6)[0], shared6, nothing},
-		"IPv4, where IPv6 is shared":  {reply, shared6, nothing},
-		"IPv6, where IPv4 is shared":  {kernel, shared4, nothing},
-		"IPv6: without what it is of": {icmp6(peerMAC, shared6, allNodes, advertisement, override, shared6, nil), shared6, nothing},
-		"IPv6: an option of no size":  {icmp6(peerMAC, shared6, allNodes, advertisement, override, shared6, make([]byte, 8)), shared6, nothing},
+		"a question":                  {probeFrame(peerMAC, nil, shared4), shared4, observedProbe},
+		"a question to one alone":     {probeFrame(peerMAC, ownMAC, shared4), shared4, observedDirectProbe},
+		"IPv6: question to one alone": {probeFrame(peerMAC, ownMAC, shared6), shared6, observedDirectProbe},
+		"an answer to that":           {keepalive(peerMAC, ownMAC, shared4), shared4, observedKeepalive},
+		"IPv6: an answer to that":     {keepalive(peerMAC, ownMAC, shared6), shared6, observedKeepalive},
+		"a question for another":      {probeFrame(peerMAC, nil, other4), shared4, observedNothing},
+		"an announcement":             {announcements(peerMAC, shared4)[0], shared4, observedAnnouncement},
+		"another's announcement":      {announcements(peerMAC, other4)[0], shared4, observedNothing},
+		"an answer":                   {reply, shared4, observedReply},
+		"IPv6: a question":            {probeFrame(peerMAC, nil, shared6), shared6, observedProbe},
+		"IPv6: question, another":     {probeFrame(peerMAC, nil, other6), shared6, observedNothing},
+		"IPv6: an announcement":       {announcements(peerMAC, shared6)[0], shared6, observedAnnouncement},
+		"IPv6: a kernel's answer":     {kernel, shared6, observedReply},
+		"IPv6: another's":             {announcements(peerMAC, other6)[0], shared6, observedNothing},
+		"IPv4, where IPv6 is shared":  {reply, shared6, observedNothing},
+		"IPv6, where IPv4 is shared":  {kernel, shared4, observedNothing},
+		"IPv6: without what it is of": {icmp6(peerMAC, shared6, allNodes, advertisement, override, shared6, nil), shared6, observedNothing},
+		"IPv6: an option of no size":  {icmp6(peerMAC, shared6, allNodes, advertisement, override, shared6, make([]byte, 8)), shared6, observedNothing},
 	} {
 		got, mac := read(c.frame, c.of)
 		if got != c.want {
 			t.Errorf("%s: got %d, want %d", name, got, c.want)
 		}
-		if got != asks && got != nothing && mac.String() != peerMAC.String() {
+		if got != observedProbe && got != observedNothing && mac.String() != peerMAC.String() {
 			t.Errorf("%s: it is from %s", name, mac)
 		}
 		for n := range c.frame { // cut short anywhere
@@ -87,7 +87,7 @@ func TestReadAnything(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		for _, address := range []netip.Addr{shared4, shared6} {
-			valid := append(announcements(peerMAC, address), question(peerMAC, nil, address), question(peerMAC, ownMAC, address), keepalive(peerMAC, ownMAC, address))
+			valid := append(announcements(peerMAC, address), probeFrame(peerMAC, nil, address), probeFrame(peerMAC, ownMAC, address), keepalive(peerMAC, ownMAC, address))
 			frame := rapid.SampledFrom(valid).Draw(t, "frame")
 			for range rapid.IntRange(0, 4).Draw(t, "changes") {
 				frame[rapid.IntRange(0, len(frame)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")

@@ -15,8 +15,8 @@ import (
 // forever is the lifetime of an address without an end.
 const forever = 0xffffffff // seconds
 
-// alias is the shared address as it is put on a link: a network of its own, so that
-// the node's routes and other addresses don't hang on it. In IPv6 it is deprecated
+// alias is the shared address as it is put on a link: with a prefix of its own, so that
+// the node's routes and other addresses don't depend on it. In IPv6 it is deprecated
 // from the start, so that the kernel never takes it as the source of what the node
 // sends (RFC 6724 §5, rule 3), and usable at once: duplicates were looked for.
 func alias(address netip.Addr) *netlink.Addr {
@@ -28,8 +28,8 @@ func alias(address netip.Addr) *netlink.Addr {
 	return a
 }
 
-// isAlias is false of the same address in the network of the link: it is the node's
-// own then, as a DHCP server gave it away, and another service's.
+// isAlias is false for the same address with the prefix of the link: then it is the
+// node's own address, from DHCP, and belongs to networkd.
 func isAlias(a netlink.Addr, address netip.Addr) bool {
 	return a.IP.Equal(address.AsSlice()) && bytes.Equal(a.Mask, net.CIDRMask(address.BitLen(), address.BitLen()))
 }
@@ -41,7 +41,7 @@ func family(address netip.Addr) int {
 	return netlink.FAMILY_V6
 }
 
-// has says whether the address is on the link.
+// has reports whether the address is on the link.
 func has(l netlink.Link, address netip.Addr) (bool, error) {
 	all, err := netlink.AddrList(l, family(address))
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // others change meanwhile; it does no harm to add it again
@@ -57,8 +57,8 @@ func put(l netlink.Link, address netip.Addr) error {
 	return nil
 }
 
-// remove takes the address from every link that has it: of an earlier life of ours,
-// it may be on one that has got another name since.
+// remove removes the address from every link that has it: after a restart it may be on
+// one that has got another name since.
 func remove(address netip.Addr) error {
 	all, err := netlink.AddrList(nil, family(address))
 	var errs []error
@@ -80,7 +80,7 @@ func remove(address netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// neighbours are who else is likely to be on the link: routers.
+// neighbours are machines that are likely to be on the link: routers.
 func neighbours(l netlink.Link, address netip.Addr) []netip.Addr {
 	routes, err := netlink.RouteList(l, family(address))
 	if err != nil {
@@ -95,5 +95,5 @@ func neighbours(l netlink.Link, address netip.Addr) []netip.Addr {
 	return all
 }
 
-// maxNeighbours bounds how many are asked for at once.
+// maxNeighbours bounds how many are probed at once.
 const maxNeighbours = 8

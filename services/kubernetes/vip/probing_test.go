@@ -28,14 +28,14 @@ func TestStandingStillIsNotListening(t *testing.T) {
 	}
 }
 
-func TestAStrangerHasIt(t *testing.T) {
+func TestForeignMachineHasIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.pass(100 * time.Millisecond)
 	w.pass(800 * time.Millisecond)
 	for range 3 {
 		w.pass(100 * time.Millisecond)
-		w.says(answers, foreignMAC)
+		w.observe(observedReply, foreignMAC)
 	}
 	w.want(false, foreignMAC.String())
 	if w.last.candidate || w.s.foreign != foreignMAC.String() {
@@ -50,7 +50,7 @@ func TestAStrangerHasIt(t *testing.T) {
 	// One that comes later is named, and doesn't get the address.
 	w.pass(5 * time.Second)
 	w.announced = 0
-	w.says(announces, foreignMAC)
+	w.observe(observedAnnouncement, foreignMAC)
 	w.want(true, "elected")
 	if w.announced != 1 || w.s.foreign != foreignMAC.String() {
 		t.Errorf("announced %d times; the foreign is %q", w.announced, w.s.foreign)

@@ -83,7 +83,7 @@ func (f *far) must(err error) {
 	}
 }
 
-// listen is the other machine's wire, and what it hears.
+// listen is the other machine's wire, and the frames that it receives.
 func (f *far) listen(address netip.Addr) (w *wire, seen chan observed) {
 	f.t.Helper()
 	done := make(chan error)
@@ -100,8 +100,8 @@ func (f *far) listen(address netip.Addr) (w *wire, seen chan observed) {
 	return w, seen
 }
 
-// hears waits until something is said, and returns what was said before that.
-func hears(t *testing.T, all chan observed, want observation, name string) (before []observation) {
+// waitForFrame waits for a frame, and returns what came before it.
+func waitForFrame(t *testing.T, all chan observed, want observation, name string) (before []observation) {
 	t.Helper()
 	eventually.That(t, 10*time.Second, name, func() error {
 		for {
@@ -112,7 +112,7 @@ func hears(t *testing.T, all chan observed, want observation, name string) (befo
 				}
 				before = append(before, h.what)
 			default:
-				return errors.New("it says nothing, or something else")
+				return errors.New("no such frame")
 			}
 		}
 	})
@@ -150,8 +150,8 @@ func (f *far) drop(p netip.Prefix) {
 	f.must(f.h.AddrDel(f.link(), addr(p)))
 }
 
-// believes is where the other machine thinks that the address is.
-func (f *far) believes(address netip.Addr) string {
+// neighbour is the MAC address for address in the other machine's neighbour cache.
+func (f *far) neighbour(address netip.Addr) string {
 	f.t.Helper()
 	all, err := f.h.NeighList(f.link().Attrs().Index, family(address))
 	f.must(err)
@@ -174,9 +174,9 @@ type rig struct {
 
 var both = []netip.Addr{shared4, shared6}
 
-func newRig(t *testing.T, link string, address netip.Addr, say func() view, changes ...func(*controller)) *rig {
+func newRig(t *testing.T, link string, address netip.Addr, etcdView func() view, changes ...func(*controller)) *rig {
 	t.Helper()
-	r := &rig{t: t, view: say}
+	r := &rig{t: t, view: etcdView}
 	store := resource.NewStore()
 	as := store.As(network.ID)
 	if err := errors.Join(
@@ -187,12 +187,12 @@ func newRig(t *testing.T, link string, address netip.Addr, say func() view, chan
 	}
 	started := make(chan *controller)
 	g, err := dag.New(dag.Options{Log: func(string) *slog.Logger { return slog.New(slog.NewTextHandler(t.Output(), nil)) }}, dag.Service{ID: ID, Run: func(ctx context.Context, h *dag.Handle) error {
-		k := newController(shared{link, address}, store, h)
+		c := newController(shared{link, address}, store, h)
 		for _, change := range changes {
-			change(k)
+			change(c)
 		}
-		started <- k
-		k.run(ctx)
+		started <- c
+		c.run(ctx)
 		return nil
 	}})
 	if err != nil {
@@ -211,8 +211,8 @@ func newRig(t *testing.T, link string, address netip.Addr, say func() view, chan
 			r.mu.Lock()
 			if r.view != nil {
 				w := r.view()
-				w.asked = time.Now()
-				r.told(w)
+				w.askedAt = time.Now()
+				r.viewReceived(w)
 			}
 			r.mu.Unlock()
 			offer(r.checks, [2]bool{false, true}) // more often than the controller's own checks fail
@@ -227,8 +227,8 @@ func newRig(t *testing.T, link string, address netip.Addr, say func() view, chan
 	return r
 }
 
-// says changes what etcd says; nil: nothing.
-func (r *rig) says(f func() view) {
+// setView sets the view that etcd returns; nil: etcd doesn't answer.
+func (r *rig) setView(f func() view) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.view = f

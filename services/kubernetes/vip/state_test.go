@@ -15,8 +15,8 @@ var (
 	foreignMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 )
 
-// world is one node's, with a time of its own: each second etcd gives its view, the
-// API server its answer and the link a frame, unless that has been taken away.
+// world is one node, with a clock of its own: each second etcd returns a view, the API
+// server answers and the link receives a frame, unless that is switched off.
 type world struct {
 	t   *testing.T
 	now time.Time
@@ -24,10 +24,10 @@ type world struct {
 
 	etcd, apiserver, link bool
 	holder                string // by etcd's view; "self" is this node
-	next, answers         bool   // this node is next; the holder's machine answers it
-	confirms              bool   // more than its kernel does
+	next, replies         bool   // this node is next; the holder's machine answers it
+	sendsKeepalives       bool   // more than its kernel does
 	lease                 clientv3.LeaseID
-	lookedAfter, evicted  int
+	holderChecks, evicted int
 	others                int
 	frames                uint64
 	last                  orders
@@ -55,7 +55,7 @@ func (w *world) step(full bool) {
 	if full {
 		if w.etcd {
 			w.s.view = view{
-				asked: w.now, held: w.holder != "", mine: w.holder == "self", holder: node{Name: w.holder, MAC: peerMAC.String()}, others: w.others,
+				askedAt: w.now, held: w.holder != "", mine: w.holder == "self", holder: node{Name: w.holder, MAC: peerMAC.String()}, others: w.others,
 				next: w.next, lease: w.lease,
 				nodes: []node{{Name: "self", MAC: ownMAC.String()}, {Name: "peer", MAC: peerMAC.String()}},
 			}
@@ -76,19 +76,19 @@ func (w *world) step(full bool) {
 	if w.last.evict != "" {
 		w.evicted++
 	}
-	if w.last.lookAfter {
-		w.lookedAfter++
-		if w.answers {
-			w.s.observe(w.now, observed{answers, peerMAC})
+	if w.last.checkHolder {
+		w.holderChecks++
+		if w.replies {
+			w.s.observe(w.now, observed{observedReply, peerMAC})
 		}
-		if w.confirms {
-			w.s.observe(w.now, observed{confirms, peerMAC})
+		if w.sendsKeepalives {
+			w.s.observe(w.now, observed{observedKeepalive, peerMAC})
 		}
 	}
 }
 
-// says lets another machine say something, and this node act on it at once.
-func (w *world) says(what observation, mac net.HardwareAddr) orders {
+// observe passes in a frame of another machine, and lets this node act on it at once.
+func (w *world) observe(what observation, mac net.HardwareAddr) orders {
 	w.s.observe(w.now, observed{what, mac})
 	w.step(false)
 	return w.last
@@ -180,11 +180,11 @@ func TestWithoutQuorumTheHolderKeepsIt(t *testing.T) {
 	w.pass(time.Hour)
 	w.want(true, "etcd doesn't answer")
 	if w.announced > 0 {
-		t.Errorf("stale it announced itself %d times", w.announced)
+		t.Errorf("with a stale view it announced itself %d times", w.announced)
 	}
 	w.apiserver = false
 	w.pass(time.Minute)
-	w.want(true, "nobody is known") // who could do better
+	w.want(true, "no other node is known")
 	w.etcd, w.apiserver = true, true
 	w.pass(2 * time.Second)
 	w.want(true, "elected")
@@ -212,8 +212,8 @@ func TestEtcdTookItAway(t *testing.T) {
 	w.want(false, "peer holds it")
 }
 
-// A node that was frozen knows nothing of the time. Whoever was elected meanwhile
-// announces itself when it is asked.
+// A node that was frozen doesn't notice the time. A node that was elected meanwhile
+// announces itself after a probe.
 func TestThawed(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
@@ -225,9 +225,9 @@ func TestThawed(t *testing.T) {
 	if w.probed != 1 {
 		t.Fatal("it didn't ask at once who has it")
 	}
-	w.says(answers, peerMAC) // a kernel's answer alone says nothing
+	w.observe(observedReply, peerMAC) // a kernel's answer alone says nothing
 	w.want(true, "")
-	w.says(announces, peerMAC)
+	w.observe(observedAnnouncement, peerMAC)
 	w.want(false, "peer announces")
 	w.pass(time.Minute)
 	w.want(false, "")
@@ -236,15 +236,15 @@ func TestThawed(t *testing.T) {
 	other := holding(t)
 	other.pass(5 * time.Second)
 	other.announced = 0
-	other.says(asks, peerMAC)
+	other.observe(observedProbe, peerMAC)
 	if other.announced != 1 {
 		t.Errorf("asked, it announced itself %d times, want once", other.announced)
 	}
 	other.want(true, "elected")
 }
 
-// A frozen node's kernel goes on answering, so the next one has to say again and
-// again where the address is.
+// A frozen node's kernel goes on answering, so the new holder has to announce the
+// address again and again.
 func TestAFrozenOnesAnswersDontMatter(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -253,13 +253,13 @@ func TestAFrozenOnesAnswersDontMatter(t *testing.T) {
 	w.holder = "self"
 	for range 13 {
 		w.pass(100 * time.Millisecond)
-		w.says(answers, peerMAC)
+		w.observe(observedReply, peerMAC)
 	}
 	w.want(true, "elected")
 	w.pass(4 * time.Second)
 	w.announced = 0
 	for range 10 {
-		w.says(answers, peerMAC)
+		w.observe(observedReply, peerMAC)
 		w.pass(time.Second)
 	}
 	if w.announced < 9 {
@@ -269,12 +269,12 @@ func TestAFrozenOnesAnswersDontMatter(t *testing.T) {
 	w.announced = 0
 	w.pass(10 * time.Second)
 	if w.announced > 1 {
-		t.Errorf("long after the other's last view it still announced itself %d times", w.announced)
+		t.Errorf("long after the other's last frame it still announced itself %d times", w.announced)
 	}
 }
 
-// One that hears nobody at all is cut off: the others, if there are any, have the
-// address. It comes back if nobody has it.
+// A node that receives no frames is cut off: the others, if there are any, have the
+// address. It takes it again if no machine has it.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
@@ -290,12 +290,12 @@ func TestCutOff(t *testing.T) {
 	w.want(true, "etcd doesn't answer")
 
 	// A link may be quiet as long as nobody is asked for.
-	quiet := holding(t)
-	quiet.link = false
-	quiet.pass(time.Hour)
-	quiet.etcd = false
-	quiet.pass(staleAfter + time.Second)
-	quiet.want(true, "etcd doesn't answer")
+	noFrames := holding(t)
+	noFrames.link = false
+	noFrames.pass(time.Hour)
+	noFrames.etcd = false
+	noFrames.pass(staleAfter + time.Second)
+	noFrames.want(true, "etcd doesn't answer")
 
 	healed := holding(t)
 	healed.etcd, healed.link = false, false
@@ -303,14 +303,14 @@ func TestCutOff(t *testing.T) {
 	healed.want(false, "cut off")
 	healed.link = true
 	healed.pass(200 * time.Millisecond)
-	healed.says(answers, peerMAC)
+	healed.observe(observedReply, peerMAC)
 	healed.want(false, "peer holds it")
 	healed.pass(time.Minute)
 	healed.want(false, "")
 }
 
-// Two that etcd tells nothing don't both go, nor both stay.
-func TestTwoInDoubt(t *testing.T) {
+// Of two holders with stale views exactly one gives the address up.
+func TestTwoStaleHolders(t *testing.T) {
 	t.Parallel()
 	for _, own := range []net.HardwareAddr{{2, 0, 0, 0, 0, 5}, {2, 0, 0, 0, 0, 7}} {
 		w := holding(t)
@@ -318,7 +318,7 @@ func TestTwoInDoubt(t *testing.T) {
 		w.etcd = false
 		w.pass(5 * time.Second)
 		for range 10 {
-			w.says(answers, peerMAC)
+			w.observe(observedReply, peerMAC)
 			w.pass(time.Second)
 		}
 		if stays := own[5] < peerMAC[5]; w.last.hold != stays {
@@ -328,17 +328,17 @@ func TestTwoInDoubt(t *testing.T) {
 }
 
 // The next in the queue notices when the holder's machine is gone, and only then.
-func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
+func TestTheNextOneChecksTheHolder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.holder = "peer"
 	w.next = true
-	w.answers = true
+	w.replies = true
 	w.pass(time.Minute)
-	if w.lookedAfter < 150 || w.evicted > 0 {
-		t.Fatalf("in a minute it asked %d times and evicted %d times", w.lookedAfter, w.evicted)
+	if w.holderChecks < 150 || w.evicted > 0 {
+		t.Fatalf("in a minute it asked %d times and evicted %d times", w.holderChecks, w.evicted)
 	}
-	w.answers = false
+	w.replies = false
 	w.pass(time.Second)
 	if w.evicted > 0 {
 		t.Error("it gave the holder a second only")
@@ -348,9 +348,9 @@ func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
 		t.Error("it didn't see that the holder is gone")
 	}
 	// The holder led etcd: it is put out as soon as there is another leader.
-	w.answers = true
+	w.replies = true
 	w.pass(5 * time.Second)
-	w.answers, w.etcd = false, false
+	w.replies, w.etcd = false, false
 	w.pass(4 * time.Second)
 	w.evicted, w.etcd = 0, true
 	w.pass(1100 * time.Millisecond)
@@ -380,23 +380,23 @@ func TestTheNextOneLooksAfterTheHolder(t *testing.T) {
 		w.pass(5 * time.Second)
 		change(w)
 		w.pass(4 * time.Second)
-		w.lookedAfter = 0
+		w.holderChecks = 0
 		w.pass(time.Minute)
-		if w.lookedAfter > 0 {
-			t.Errorf("%s: it asked %d times", name, w.lookedAfter)
+		if w.holderChecks > 0 {
+			t.Errorf("%s: it asked %d times", name, w.holderChecks)
 		}
 	}
 }
 
-// A holder of which only the kernel still answers is frozen, where it has confirms for
-// itself before; the kernel of one that is of another release says nothing.
+// A holder of which only the kernel still answers is frozen, if it has sent keepalives
+// before; a node of another release may send none.
 func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 	t.Parallel()
 	for _, led := range []bool{false, true} { // the holder's member led etcd
 		w := newWorld(t)
-		w.holder, w.next, w.answers, w.confirms = "peer", true, true, true
+		w.holder, w.next, w.replies, w.sendsKeepalives = "peer", true, true, true
 		w.pass(time.Minute)
-		w.confirms, w.etcd = false, !led
+		w.sendsKeepalives, w.etcd = false, !led
 		w.pass(3500 * time.Millisecond)
 		if w.evicted > 0 {
 			t.Errorf("led %v: the holder was given no time", led)
@@ -411,7 +411,7 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 			t.Errorf("led %v: the holder's lease is waited for", led)
 		}
 		// The holder is back before etcd has done it.
-		w.confirms = true
+		w.sendsKeepalives = true
 		w.pass(time.Second)
 		w.evicted = 0
 		w.pass(time.Minute)
@@ -421,59 +421,59 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 	}
 	// Where etcd answers nobody, nobody can be confirms for.
 	silent := newWorld(t)
-	silent.holder, silent.next, silent.answers, silent.confirms = "peer", true, true, true
+	silent.holder, silent.next, silent.replies, silent.sendsKeepalives = "peer", true, true, true
 	silent.pass(time.Minute)
-	silent.confirms, silent.etcd = false, false
+	silent.sendsKeepalives, silent.etcd = false, false
 	silent.pass(time.Minute)
 	silent.etcd = true
 	silent.pass(500 * time.Millisecond)
-	silent.confirms = true
+	silent.sendsKeepalives = true
 	silent.pass(time.Minute)
 	if silent.evicted > 0 {
-		t.Error("the holder is put out for what it couldn't say while etcd was silent")
+		t.Error("the holder is evicted for keepalives that it couldn't send while etcd was silent")
 	}
 	old := newWorld(t)
-	old.holder, old.next, old.answers = "peer", true, true
+	old.holder, old.next, old.replies = "peer", true, true
 	old.pass(time.Minute)
-	old.says(announces, peerMAC)
+	old.observe(observedAnnouncement, peerMAC)
 	old.pass(time.Minute)
 	if old.evicted > 0 {
-		t.Error("one that has never confirms is taken for frozen")
+		t.Error("one that has never sent keepalives counts as frozen")
 	}
 }
 
-// A holder confirms for itself to the control planes that ask, while etcd agrees, and
-// only then.
-func TestTheHolderVouches(t *testing.T) {
+// A holder sends keepalives to the control planes that probe it, and only while its view
+// isn't stale.
+func TestTheHolderSendsKeepalives(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
-	if o := w.says(checks, peerMAC); o.keepalive.String() != peerMAC.String() {
+	if o := w.observe(observedDirectProbe, peerMAC); o.keepalive.String() != peerMAC.String() {
 		t.Errorf("it answers %q", o.keepalive)
 	}
 	if o := w.pass(time.Second); o.keepalive != nil {
 		t.Errorf("it answers %q, which hasn't asked again", o.keepalive)
 	}
-	if o := w.says(checks, foreignMAC); o.keepalive != nil {
-		t.Errorf("it answers %q, a foreign", o.keepalive)
+	if o := w.observe(observedDirectProbe, foreignMAC); o.keepalive != nil {
+		t.Errorf("it answers %q, a foreign machine", o.keepalive)
 	}
 	w.etcd = false
 	w.pass(staleAfter + time.Second)
-	if o := w.says(checks, peerMAC); o.keepalive != nil || !o.hold {
-		t.Errorf("stale it answers %q", o.keepalive)
+	if o := w.observe(observedDirectProbe, peerMAC); o.keepalive != nil || !o.hold {
+		t.Errorf("with a stale view it answers %q", o.keepalive)
 	}
 	other := newWorld(t)
 	other.holder = "peer"
 	other.pass(5 * time.Second)
-	if o := other.says(checks, peerMAC); o.keepalive != nil {
+	if o := other.observe(observedDirectProbe, peerMAC); o.keepalive != nil {
 		t.Errorf("without the address it answers %q", o.keepalive)
 	}
 }
 
-// A node that was frozen itself hasn't asked meanwhile: silence says nothing.
-func TestAFrozenOneBlamesNobody(t *testing.T) {
+// A node that was frozen itself sent no probes meanwhile: missing answers don't count.
+func TestAFrozenOneEvictsNoHolder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.holder, w.next, w.answers, w.confirms = "peer", true, true, true
+	w.holder, w.next, w.replies, w.sendsKeepalives = "peer", true, true, true
 	w.pass(5 * time.Second)
 	w.now = w.now.Add(time.Hour)
 	w.pass(10 * time.Second)

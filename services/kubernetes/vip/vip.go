@@ -1,22 +1,22 @@
-// Package vip looks after the address that the control planes share.
+// Package vip manages the address that the control planes share.
 //
 // It is the service `vip`. The address is on one control plane at a time, beside the
-// node's own ones, and goes to another one when its holder is gone, or is no use any
-// more. Who holds it is decided in etcd, by a queue in which every control plane whose
-// API server is ready has a place for as long as it gives a sign of life: the first is
-// named the holder, until it leaves, or is put out by the next when it is gone. A holder
-// whose etcd has no quorum keeps the address: nobody could take it in an orderly way,
-// and it still serves.
+// node's own ones, and moves to another one when its holder is gone, or its API server
+// has failed. etcd decides the holder, by a queue in which every control plane whose API
+// server is ready has a place for as long as it renews its lease: the first becomes the
+// holder, until it leaves, or the next in the queue evicts it because it is gone. A
+// holder whose etcd has no quorum keeps the address: without a quorum no other node can
+// be elected, and it still serves.
 //
-// For each address of the configuration there is a controller, which takes everything in,
-// asks the rule (state) and does what it says:
+// For each address of the configuration there is a controller, which collects the facts,
+// lets state decide, and acts on the decision:
 //
-//	etcd ────── election ──── view ───┐
-//	API server ─ check ─── health ─┼─▶ controller ─▶ state ─▶ address on the link, announcements,
-//	link ─────── wire ──── frames ─┘                       questions, place in etcd's queue
+//	etcd ─────── election ── view ───┐
+//	API server ─ check ───── health ─┼─▶ controller ─▶ state ─▶ address on the link, announcements,
+//	link ─────── wire ────── frames ─┘                          probes, place in etcd's queue
 //
-// The address is none of networkd's: that leaves alone what it hasn't put on a link
-// itself, and so never takes it for the node's own.
+// networkd doesn't manage this address: it ignores addresses that it hasn't added itself,
+// and so never uses it as the node's own.
 package vip
 
 import (
@@ -40,21 +40,21 @@ import (
 const (
 	// ID of the service.
 	ID = "vip"
-	// stopBudget is for taking the address off the link, which is a matter of
-	// milliseconds, and for telling etcd, which may have to be given up.
+	// stopBudget is for removing the address from the link, which takes milliseconds, and
+	// for leaving the queue in etcd, which may not answer.
 	stopBudget = 5 * time.Second
 	// dropTries: the kernel's list of addresses is incomplete while others change.
 	dropTries = 3
 )
 
-// Status is how it is with one shared address, as far as this node is concerned.
+// Status is the status of one shared address, as this node sees it.
 type Status struct {
 	Address netip.Addr `yaml:"address"`
 	Link    string     `yaml:"link"`
 	Holder  bool       `yaml:"holder"` // this node has it
-	// HeldBy is the node that holds it by etcd's view; "": nobody, or not Known.
+	// HeldBy is the node that holds it, as etcd has it; "": none, or not Known.
 	HeldBy string `yaml:"heldBy,omitempty"`
-	// Known: etcd answers who holds it.
+	// Known: the answer of etcd is recent.
 	Known bool `yaml:"known"`
 	// Candidates are the nodes that could hold it.
 	Candidates int       `yaml:"candidates"`
@@ -84,8 +84,8 @@ type Options struct {
 }
 
 // Service is vip in the graph. It follows the configuration while it runs; without a
-// shared address it has nothing to do. It stops before etcd: so it can tell that the
-// address is free.
+// shared address it does nothing. It stops before etcd, so that it can leave the queue
+// there.
 func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
@@ -105,7 +105,7 @@ func (o Options) skip() string {
 	return "only control planes share an address"
 }
 
-// run has a controller for each address of the configuration.
+// run runs a controller for each address of the configuration.
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -117,7 +117,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			stop()
 		}
 	}()
-	told := ""
+	reported := ""
 	for range o.Store.Watch(ctx, machine.Configs.Type()) {
 		wanted, err := o.wanted()
 		if err != nil {
@@ -147,8 +147,8 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 			})
 			running[s] = func() { stop(); <-done }
 		}
-		if text := describe(wanted); text != told {
-			told = text
+		if text := describe(wanted); text != reported {
+			reported = text
 			h.Started(text)
 		}
 	}

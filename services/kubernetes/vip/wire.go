@@ -15,25 +15,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// observed is what another machine said about the address.
+// observed is a frame of another machine about the address.
 type observed struct {
 	what observation
 	mac  net.HardwareAddr
 }
 
-// wire is a packet socket on a link, that hears what is said about one address.
+// wire is a packet socket on a link that receives frames about one address.
 type wire struct {
 	index   int
 	mac     net.HardwareAddr
 	address netip.Addr
 	file    *os.File
 	done    sync.WaitGroup
-	dead    chan struct{} // closed when nothing is heard any more
+	dead    chan struct{} // closed when nothing is received any more
 }
 
-// openWire listens on a link until close, or until the link goes away. hear must
-// not block.
-func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, hear func(observed)) (_ *wire, err error) {
+// openWire listens on a link until close, or until the link is removed. receive must not
+// block.
+func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, receive func(observed)) (_ *wire, err error) {
 	a := l.Attrs()
 	if len(a.HardwareAddr) != macSize {
 		return nil, fmt.Errorf("%s is no Ethernet link: an address can't be shared on it", a.Name)
@@ -43,7 +43,7 @@ func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, hear func(ob
 		return nil, fmt.Errorf("packet socket: %w", err)
 	}
 	w := &wire{index: a.Index, mac: a.HardwareAddr, address: address, file: os.NewFile(uintptr(fd), "packets of "+a.Name), dead: make(chan struct{})}
-	// The filter first: until it is bound, the socket hears nothing.
+	// The filter first: the socket receives nothing before it is bound.
 	program := filter(address)
 	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 	if err == nil {
@@ -54,21 +54,21 @@ func openWire(l netlink.Link, address netip.Addr, log *slog.Logger, hear func(ob
 	}
 	w.done.Go(func() {
 		defer close(w.dead)
-		// Anybody may write what is read here. The controller opens another wire.
-		_ = dag.Guard(log, func() error { w.listen(hear); return nil })
+		// Guard: any machine may send frames. After a panic the controller opens another wire.
+		_ = dag.Guard(log, func() error { w.listen(receive); return nil })
 	})
 	return w, nil
 }
 
-func (w *wire) listen(hear func(observed)) {
+func (w *wire) listen(receive func(observed)) {
 	frame := make([]byte, longestReceive)
 	for {
 		n, err := w.file.Read(frame)
 		if err != nil {
 			return
 		}
-		if what, mac := read(frame[:n], w.address); what != nothing && mac.String() != w.mac.String() {
-			hear(observed{what, mac})
+		if what, mac := read(frame[:n], w.address); what != observedNothing && mac.String() != w.mac.String() {
+			receive(observed{what, mac})
 		}
 	}
 }

@@ -67,7 +67,7 @@ var Statuses = resource.Define[Status](resource.Definition{
 	},
 })
 
-// kernel is the clock that is kept: the machine's, or a test's.
+// kernel is the clock that is synchronised: the machine's, or a test's.
 type kernel interface {
 	Now() time.Time
 	Set(t time.Time) error
@@ -83,7 +83,7 @@ type Options struct {
 	kernel kernel
 	file   string // the saved time; tests have their own
 	built  time.Time
-	ask    asker
+	ask    queryFunc
 }
 
 // Daemon is the service.

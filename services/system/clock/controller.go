@@ -9,11 +9,11 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// StatusController tells in the log of the controllers when the node's time
-// becomes good, and when it stops being so: certificates, and with them most of
-// the other controllers, depend on it.
+// StatusController logs to the log of the controllers when the node's time becomes
+// synchronised, and when it stops being so: certificates, and with them most of the other
+// controllers, depend on it.
 type StatusController struct {
-	told string // only Reconcile uses it
+	logged string // the last text; only Reconcile uses it
 }
 
 // Name implements resource.Controller (S-275).
@@ -43,8 +43,8 @@ func (c *StatusController) Reconcile(_ context.Context, v resource.View) (time.D
 	case o.Spec.Synced:
 		text = fmt.Sprintf("the time is synchronised with %s", o.Spec.Server)
 	}
-	if text != c.told {
-		c.told = text
+	if text != c.logged {
+		c.logged = text
 		v.Log().Info(text)
 	}
 	return 0, nil

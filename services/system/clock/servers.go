@@ -45,8 +45,8 @@ type refusal struct{ code string }
 
 func (r refusal) Error() string { return "the server refuses us: " + r.code }
 
-// asker asks every address of one server.
-type asker func(ctx context.Context, server string, now func() time.Time, skip func(addr string) bool) ([]sample, error)
+// queryFunc asks every address of one server.
+type queryFunc func(ctx context.Context, server string, now func() time.Time, skip func(addr string) bool) ([]sample, error)
 
 // network asks over the network.
 type network struct {
@@ -177,11 +177,11 @@ func pick(all []sample) (sample, error) {
 		}
 	}
 	if 2*len(most) <= len(all) {
-		var says []string
+		var times []string
 		for _, s := range all {
-			says = append(says, fmt.Sprintf("%s %s", s.addr, s.offset.Round(time.Millisecond)))
+			times = append(times, fmt.Sprintf("%s %s", s.addr, s.offset.Round(time.Millisecond)))
 		}
-		return sample{}, fmt.Errorf("%w: %s", errDisagree, strings.Join(says, ", "))
+		return sample{}, fmt.Errorf("%w: %s", errDisagree, strings.Join(times, ", "))
 	}
 	return slices.MinFunc(most, func(a, b sample) int { return cmp.Compare(a.distance, b.distance) }), nil
 }

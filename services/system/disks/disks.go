@@ -32,11 +32,11 @@ const (
 	// ID of the service.
 	ID = "disks"
 
-	// lookEvery is how often a disk that isn't there is looked for.
-	lookEvery = 500 * time.Millisecond
-	// quietFor is how long a missing disk is nobody's business: controllers of
+	// pollEvery is how often a disk that isn't there is looked for.
+	pollEvery = 500 * time.Millisecond
+	// warnAfter is how long a disk may be missing before that is logged: controllers of
 	// real machines take that long to find theirs.
-	quietFor = 10 * time.Second
+	warnAfter = 10 * time.Second
 	// nearlyFull is the percentage of free space below which the kubelet evicts
 	// pods by default (nodefs.available<10%); half of that is worth a line.
 	nearlyFull = 5
@@ -91,7 +91,7 @@ func New(o Options) *Disks {
 		o.idFile = machineIDFile
 	}
 	if o.patience == 0 {
-		o.patience = quietFor
+		o.patience = warnAfter
 	}
 	if o.before == nil {
 		o.before = func(string) error { return nil }
@@ -241,7 +241,7 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device,
 	if name == "" {
 		return device{}, errors.New("machine.install.disk isn't set, and no disk holds a Garboard system; the disks here:\n" + d.table())
 	}
-	since, told := time.Now(), false
+	since, warned := time.Now(), false
 	for waiting := false; ; waiting = true {
 		devices, err := d.devices()
 		if err != nil {
@@ -255,15 +255,15 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device,
 		if !waiting {
 			h.Event(fmt.Sprintf("Waiting for disk %q to appear", name))
 		}
-		if !told && time.Since(since) >= d.o.patience {
-			told = true
+		if !warned && time.Since(since) >= d.o.patience {
+			warned = true
 			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk; the disks here:\n%s",
 				name, time.Since(since).Round(time.Second), d.table()))
 		}
 		select {
 		case <-ctx.Done():
 			return device{}, ctx.Err()
-		case <-time.After(lookEvery):
+		case <-time.After(pollEvery):
 		}
 	}
 }

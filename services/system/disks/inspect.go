@@ -55,14 +55,14 @@ func (d *Disks) inspect(dev device) (found, error) {
 		return found{}, err
 	}
 	defer file.Close()
-	f, err := look(file, dev)
+	f, err := examine(file, dev)
 	if err != nil {
 		return found{}, fmt.Errorf("inspect %s: %w", dev.Path, err)
 	}
 	return f, nil
 }
 
-func look(file *os.File, dev device) (found, error) {
+func examine(file *os.File, dev device) (found, error) {
 	f := found{}
 	var err error
 	if f.pending, err = readJournal(file); err != nil {
@@ -81,10 +81,10 @@ func look(file *os.File, dev device) (found, error) {
 		f.verdict, f.holds = foreign, describe(whole)
 		return f, nil
 	}
-	return lookAtTable(file, dev, f)
+	return examineTable(file, dev, f)
 }
 
-func lookAtTable(file *os.File, dev device, f found) (found, error) {
+func examineTable(file *os.File, dev device, f found) (found, error) {
 	table, err := gpt.Read(file, dev.Sector, dev.Sector)
 	if err == nil {
 		f.table = table

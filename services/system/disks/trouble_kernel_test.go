@@ -260,7 +260,7 @@ func TestFullState(t *testing.T) {
 	m.off()
 	m = bootMachine(t, l)
 	err := m.up(config.Install{Disk: l.path})
-	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "keep the configuration on STATE") {
+	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "store the configuration on STATE") {
 		t.Errorf("up with a full STATE: %v", err)
 	}
 }

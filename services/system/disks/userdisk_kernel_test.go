@@ -132,7 +132,7 @@ func TestUserDiskWithoutHelpOfTheDisk(t *testing.T) {
 	if err := errors.Join(zeroEdges(t.Context(), file, parts[0].start, parts[0].size), zeroEdges(t.Context(), file, 0, dev.Size), file.Sync()); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := look(file, dev); err != nil || f.verdict != empty {
+	if f, err := examine(file, dev); err != nil || f.verdict != empty {
 		t.Errorf("it holds %s, %v", f, err)
 	}
 }

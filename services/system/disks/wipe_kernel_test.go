@@ -152,7 +152,7 @@ func TestWipeWithoutHelpOfTheDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := look(file, dev)
+	f, err := examine(file, dev)
 	if err != nil {
 		t.Fatal(err)
 	}

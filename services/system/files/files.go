@@ -116,7 +116,7 @@ type Daemon struct {
 
 	laid   map[string]string // by path: the digest of what was laid; nil before the first time
 	made   map[string]bool   // directories that were made for files
-	told   map[string]string // by path: the problem that was told
+	logged map[string]string // by path: the problem that was logged last
 	broken bool              // something is to be tried again
 }
 
@@ -128,7 +128,7 @@ func New(o Options) *Daemon {
 	if o.image == nil {
 		o.image = openImage
 	}
-	return &Daemon{o: o, log: o.Logs.Logger(ID), made: map[string]bool{}, told: map[string]string{}}
+	return &Daemon{o: o, log: o.Logs.Logger(ID), made: map[string]bool{}, logged: map[string]string{}}
 }
 
 // Service is files in the graph: up when all that can be laid is. Disks come
@@ -170,7 +170,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 }
 
 // follow makes the files what the configuration says now. Entries that can't be
-// laid are told in their status and in the log; an error is about all of them.
+// laid are reported in their status and in the log; an error is about all of them.
 func (d *Daemon) follow() error {
 	cfg, err := machine.Configs.Get(d.o.Store, machine.ConfigID)
 	if err != nil {
@@ -221,23 +221,23 @@ func (d *Daemon) lay(img image, entries []config.File) (problems int, err error)
 	return d.publish(statuses)
 }
 
-// publish writes the statuses and tells each new problem once.
+// publish writes the statuses and logs each new problem once.
 func (d *Daemon) publish(statuses map[string]Status) (problems int, err error) {
 	w := d.o.Store.As(ID)
 	var errs []error
 	for name, s := range statuses {
 		if s.Problem != "" {
 			problems++
-			if d.told[name] != s.Problem {
+			if d.logged[name] != s.Problem {
 				d.log.Warn(fmt.Sprintf("machine.files: %s: %s", name, s.Problem))
 			}
 		}
-		d.told[name] = s.Problem
+		d.logged[name] = s.Problem
 		errs = append(errs, Statuses.Put(w, name, s))
 	}
 	for _, old := range Statuses.List(w) {
 		if _, still := statuses[old.ID]; !still {
-			delete(d.told, old.ID)
+			delete(d.logged, old.ID)
 			errs = append(errs, Statuses.Delete(w, old.ID))
 		}
 	}

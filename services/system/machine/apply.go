@@ -102,8 +102,8 @@ type ApplierOptions struct {
 // STATE. A document counts as applied once config.yaml holds it; what follows
 // from it can be done again at any time.
 type Applier struct {
-	o    ApplierOptions
-	keep keeper
+	o     ApplierOptions
+	stored store
 
 	// given is closed when a node without a configuration has got one.
 	given chan struct{}
@@ -132,7 +132,7 @@ func NewApplier(o ApplierOptions) *Applier {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Applier{o: o, keep: keeper{o.StateDir}, given: make(chan struct{}), wake: make(chan struct{}, 1)}
+	return &Applier{o: o, stored: store{o.StateDir}, given: make(chan struct{}), wake: make(chan struct{}, 1)}
 }
 
 // Apply checks a document and applies it. An error leaves the node as it was;
@@ -206,7 +206,7 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 		return fmt.Errorf("mode %q isn't one; there are auto, immediate, on-reboot, reboot and try", r.Mode)
 	}
 	res.Rebooting = res.Mode == Reboot || res.Mode == Try && len(reboot) > 0
-	if !isKept(next) && (res.Rebooting || res.Mode == OnReboot) {
+	if !isPersistent(next) && (res.Rebooting || res.Mode == OnReboot) {
 		return errors.New("persist is false, so the next boot takes its configuration from where the first one came from: change it there, or set persist")
 	}
 	if res.Mode == Try {
@@ -247,7 +247,7 @@ func (a *Applier) ready() error {
 	return nil
 }
 
-// carryOut does what decide has said.
+// carryOut does what decide has decided.
 func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	entry := a.entry(res.Mode, r.By, res.Changes)
 	switch {
@@ -269,11 +269,11 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	if res.Mode == Try {
 		timeout, _ := tryTimeout(r.TryTimeout) // decide has checked it
 		t := trial{Previous: a.text, Tried: digest(r.Text), Timeout: timeout, Reboot: res.Rebooting, By: r.By}
-		if err := a.keep.writeTrial(t); err != nil {
+		if err := a.stored.writeTrial(t); err != nil {
 			return err
 		}
 		a.trial, a.deadline = &t, res.Deadline
-	} else if err := a.keep.remove(tryFile); err != nil { // one that an error has left
+	} else if err := a.stored.remove(tryFile); err != nil { // one that an error has left
 		return err
 	}
 	if err := a.commit(next, r.Text); err != nil {
@@ -338,21 +338,21 @@ func (a *Applier) first(next *config.Config, r Request, entry Entry, res *Result
 
 // commit makes a document the one that counts.
 func (a *Applier) commit(next *config.Config, text []byte) error {
-	if isKept(next) {
-		if err := boot.WriteFile(a.keep.config(), text, keptMode); err != nil {
-			return fmt.Errorf("keep the configuration on STATE: %w", err)
+	if isPersistent(next) {
+		if err := boot.WriteFile(a.stored.config(), text, storeMode); err != nil {
+			return fmt.Errorf("store the configuration on STATE: %w", err)
 		}
-	} else if err := a.keep.remove(filepath.Base(boot.ConfigFile)); err != nil { // S-021
-		return fmt.Errorf("keep no configuration on STATE: %w", err)
+	} else if err := a.stored.remove(filepath.Base(boot.ConfigFile)); err != nil { // S-021
+		return fmt.Errorf("remove the configuration from STATE: %w", err)
 	}
 	a.text, a.config = text, next
 	return nil
 }
 
-// isKept tells whether a configuration is to be on STATE (S-021).
-func isKept(c *config.Config) bool { return c.Persist == nil || *c.Persist }
+// isPersistent reports whether a configuration is to be on STATE (S-021).
+func isPersistent(c *config.Config) bool { return c.Persist == nil || *c.Persist }
 
-// publish lets everybody act on the configuration.
+// publish publishes the configuration to all services and controllers.
 func (a *Applier) publish(restarts []string) error {
 	w := a.o.Store.As(ID)
 	if err := Configs.Put(w, ConfigID, a.config); err != nil {
@@ -383,11 +383,11 @@ func (a *Applier) poke() {
 	}
 }
 
-// remember adds to the history. The document is applied already: a history that
-// can't be written is a pity, not an error.
+// remember adds to the history. The document is applied already, so a failed write of
+// the history is only logged.
 func (a *Applier) remember(e Entry, text []byte) (version uint64) {
 	e.Digest = digest(text)
-	version, err := a.keep.remember(e, text)
+	version, err := a.stored.remember(e, text)
 	if err != nil {
 		a.o.Log.Warn("the configuration is applied, but isn't in the history", "err", err)
 	}
@@ -402,20 +402,20 @@ func (a *Applier) reboot(why string) {
 
 // stage keeps a document for the next boot (S-034).
 func (a *Applier) stage(e Entry, text []byte) error {
-	data, err := json.Marshal(kept{Entry: e, Text: text})
+	data, err := json.Marshal(historyEntry{Entry: e, Text: text})
 	if err != nil {
 		return err
 	}
-	return boot.WriteFile(a.keep.path(stagedFile), data, keptMode)
+	return boot.WriteFile(a.stored.path(stagedFile), data, storeMode)
 }
 
 // dropStaged: the newest document is the one that counts, so what was staged
 // before must not replace it at the next boot.
 func (a *Applier) dropStaged(res *Result) error {
-	staged, err := a.keep.read(stagedFile)
+	staged, err := a.stored.read(stagedFile)
 	if err != nil || staged == nil {
 		return err
 	}
 	res.Warnings = append(res.Warnings, config.Warning{Problem: config.Problem{Name: "configuration", What: "the one that was staged for the next boot is dropped: this one is newer"}})
-	return a.keep.remove(stagedFile)
+	return a.stored.remove(stagedFile)
 }

@@ -55,7 +55,7 @@ func (p *power) on(medium []byte) {
 		p.t.Fatal(err)
 	}
 	source := "STATE"
-	text, err := p.keep.read("config.yaml")
+	text, err := p.stored.read("config.yaml")
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -449,7 +449,7 @@ func TestBootAfterInterruptedWrites(t *testing.T) {
 		if err := os.WriteFile(left, []byte("machine:"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.keep.writeTrial(trial{Previous: with(base, "zero"), Tried: digest(with(base, "two")), Timeout: time.Minute}); err != nil {
+		if err := p.stored.writeTrial(trial{Previous: with(base, "zero"), Tried: digest(with(base, "two")), Timeout: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		p.on(nil)

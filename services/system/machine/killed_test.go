@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// applyForever boots on a STATE, says which configuration it found, and applies
+// applyForever boots on a STATE, prints which configuration it found, and applies
 // one after the other, in all modes. It says what it is about to apply, and what it has
 // applied.
 func applyForever(dir string) error {
@@ -53,19 +53,19 @@ func applyForever(dir string) error {
 	if err := a.stateFound(); err != nil {
 		return err
 	}
-	text, err := os.ReadFile(a.keep.config())
+	text, err := os.ReadFile(a.stored.config())
 	if err != nil {
 		return err
 	}
 	if err := a.begin("STATE", text); err != nil {
 		return err
 	}
-	say := bufio.NewWriter(os.Stdout)
-	tell := func(what, digest string) error {
-		fmt.Fprintf(say, "%s %s\n", what, digest)
-		return say.Flush()
+	stdout := bufio.NewWriter(os.Stdout)
+	print := func(what, digest string) error {
+		fmt.Fprintf(stdout, "%s %s\n", what, digest)
+		return stdout.Flush()
 	}
-	if err := tell("found", digest(text)); err != nil {
+	if err := print("found", digest(text)); err != nil {
 		return err
 	}
 	for i := 0; ; i++ {
@@ -77,33 +77,33 @@ func applyForever(dir string) error {
 		case 4:
 			r.Mode = OnReboot
 		}
-		if err := tell(string(r.Mode), digest(next)); err != nil {
+		if err := print(string(r.Mode), digest(next)); err != nil {
 			return err
 		}
 		if _, err := a.Apply(context.Background(), r); err != nil {
 			return err
 		}
-		if err := tell("done", digest(next)); err != nil {
+		if err := print("done", digest(next)); err != nil {
 			return err
 		}
 		if r.Mode == Try && i%2 == 0 {
-			if err := tell("confirm", digest(next)); err != nil {
+			if err := print("confirm", digest(next)); err != nil {
 				return err
 			}
 			if err := a.Confirm(context.Background(), "test"); err != nil {
 				return err
 			}
-			if err := tell("confirmed", digest(next)); err != nil {
+			if err := print("confirmed", digest(next)); err != nil {
 				return err
 			}
 		} else if r.Mode == Try {
-			if err := tell("undo", digest(text)); err != nil {
+			if err := print("undo", digest(text)); err != nil {
 				return err
 			}
 			if _, err := a.Rollback(context.Background(), 0, Request{By: "test"}); err != nil {
 				return err
 			}
-			if err := tell("undone", digest(text)); err != nil {
+			if err := print("undone", digest(text)); err != nil {
 				return err
 			}
 		}
@@ -204,7 +204,7 @@ func outcomes(current string, lines []string) []string {
 	return next
 }
 
-// runAndKill runs the applier until it has said so many lines, and a little more,
+// runAndKill runs the applier until it has printed so many lines, and a little more,
 // kills it, and returns all its lines.
 func runAndKill(t *testing.T, dir string, lines int, more time.Duration) []string {
 	t.Helper()
@@ -219,14 +219,14 @@ func runAndKill(t *testing.T, dir string, lines int, more time.Duration) []strin
 	}
 	deadline := time.AfterFunc(eventually.Scale(time.Minute), func() { _ = cmd.Process.Kill() })
 	defer deadline.Stop()
-	var said []string
+	var printed []string
 	read := bufio.NewReader(out)
-	for len(said) < lines {
+	for len(printed) < lines {
 		line, err := read.ReadString('\n')
 		if err != nil {
 			break
 		}
-		said = append(said, strings.TrimSpace(line))
+		printed = append(printed, strings.TrimSpace(line))
 	}
 	kill := time.AfterFunc(more, func() { _ = cmd.Process.Kill() }) // at a point that nobody chose
 	defer kill.Stop()
@@ -237,13 +237,13 @@ func runAndKill(t *testing.T, dir string, lines int, more time.Duration) []strin
 	_ = cmd.Wait() // killed
 	for line := range bytes.Lines(rest) {
 		if bytes.HasSuffix(line, []byte("\n")) { // whole
-			said = append(said, strings.TrimSpace(string(line)))
+			printed = append(printed, strings.TrimSpace(string(line)))
 		}
 	}
-	for _, line := range said {
+	for _, line := range printed {
 		if strings.HasPrefix(line, "error:") {
 			t.Fatal(line)
 		}
 	}
-	return said
+	return printed
 }

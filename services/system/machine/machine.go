@@ -67,16 +67,16 @@ func Service(o Options) dag.Service {
 }
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
-	if err := o.look(ctx, h); err != nil {
+	if err := o.findConfig(ctx, h); err != nil {
 		return err
 	}
 	o.Applier.run(ctx)
 	return nil
 }
 
-// look returns once there is a configuration, from a source or over the API.
-func (o Options) look(ctx context.Context, h *dag.Handle) error {
-	wait, said := retryFirst, ""
+// findConfig returns once there is a configuration, from a source or over the API.
+func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
+	wait, reported := retryFirst, ""
 	for {
 		source, err := o.find(ctx)
 		if err == nil {
@@ -85,10 +85,10 @@ func (o Options) look(ctx context.Context, h *dag.Handle) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		// Once per finding: what it waits for, and since when, is told every few
-		// seconds in any case.
-		if why := err.Error(); why != said {
-			said = why
+		// Once per finding: the service graph reports every few seconds what it waits for,
+		// and since when.
+		if why := err.Error(); why != reported {
+			reported = why
 			if err := o.Applier.maintain(); err != nil {
 				return err
 			}

@@ -87,8 +87,8 @@ func (n *node) put(data []byte) {
 	n.data = data
 }
 
-// told counts the events with a text.
-func (n *node) told(text string) (count int) {
+// events counts the events with a text.
+func (n *node) events(text string) (count int) {
 	for _, e := range n.graph.Events() {
 		if e.Service == ID && strings.Contains(e.Message, text) {
 			count++
@@ -112,7 +112,7 @@ func TestS269ConfigurationIsPublished(t *testing.T) {
 		if err != nil || c.Machine.Type != config.Init {
 			t.Fatalf("configuration %v, error %v", c, err)
 		}
-		if !n.up() || n.told("configuration from test") != 1 {
+		if !n.up() || n.events("configuration from test") != 1 {
 			t.Errorf("up %v, events %v", n.up(), n.graph.Events())
 		}
 	})
@@ -127,14 +127,14 @@ func TestMissingThenBrokenThenGood(t *testing.T) {
 		run(t, n, nil)
 		time.Sleep(10 * time.Minute) // virtual
 		synctest.Wait()
-		if n.up() || n.told("nothing on the desk") != 1 {
-			t.Errorf("without one: up %v, told %d times", n.up(), n.told("nothing on the desk"))
+		if n.up() || n.events("nothing on the desk") != 1 {
+			t.Errorf("without one: up %v, told %d times", n.up(), n.events("nothing on the desk"))
 		}
 		n.put(bytes.Replace(data, []byte("type: init"), []byte("typ: init"), 1))
 		time.Sleep(retryMax + time.Second)
 		synctest.Wait()
-		if n.up() || n.told("did you mean type") != 1 {
-			t.Errorf("with a broken one: up %v, told %d times", n.up(), n.told("did you mean type"))
+		if n.up() || n.events("did you mean type") != 1 {
+			t.Errorf("with a broken one: up %v, told %d times", n.up(), n.events("did you mean type"))
 		}
 		if _, err := Config(n.store); !errors.Is(err, resource.ErrNotFound) {
 			t.Errorf("a broken configuration was published: %v", err)
@@ -188,7 +188,7 @@ func TestBrokenStateIsNotPassedBy(t *testing.T) {
 			}
 			return true, nil
 		})
-		if n.up() || n.told("mount STATE: structure needs cleaning") != 1 {
+		if n.up() || n.events("mount STATE: structure needs cleaning") != 1 {
 			t.Errorf("up %v, events %v", n.up(), n.graph.Events())
 		}
 		broken.Store(false)

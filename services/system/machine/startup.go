@@ -27,17 +27,17 @@ func (a *Applier) stateFound() error {
 
 // settle ends, or begins, a trial, and takes over what was staged.
 func (a *Applier) settle() error {
-	if err := a.keep.sweep(); err != nil {
+	if err := a.stored.sweep(); err != nil {
 		return err
 	}
-	current, err := a.keep.read(filepath.Base(boot.ConfigFile))
+	current, err := a.stored.read(filepath.Base(boot.ConfigFile))
 	if err != nil {
 		return err
 	}
-	t, err := a.keep.readTrial()
+	t, err := a.stored.readTrial()
 	if err != nil { // written in one step, so by somebody else: it can't be followed
 		a.o.Log.Warn("a journal of a tried configuration is dropped", "err", err)
-		if err := a.keep.remove(tryFile); err != nil {
+		if err := a.stored.remove(tryFile); err != nil {
 			return err
 		}
 	}
@@ -48,12 +48,12 @@ func (a *Applier) settle() error {
 			return err
 		}
 	case !tried(t, current): // the power went before the change was made
-		if err := a.keep.remove(tryFile); err != nil {
+		if err := a.stored.remove(tryFile); err != nil {
 			return err
 		}
 	case t.Reboot: // this boot is the trial, and the next one its end
 		t.Reboot = false
-		if err := a.keep.writeTrial(*t); err != nil {
+		if err := a.stored.writeTrial(*t); err != nil {
 			return err
 		}
 		a.trial = t
@@ -66,17 +66,17 @@ func (a *Applier) settle() error {
 	return a.promote()
 }
 
-// tried tells whether the change of a journal was made: the document is there, or
-// the one before isn't, as what is tried isn't to be kept.
+// tried reports whether the change of a journal was made: the new document is there, or
+// the former one isn't, as the tried configuration has persist: false.
 func tried(t *trial, current []byte) bool {
-	return t.Tried == digest(current) || current == nil && keeps(t.Previous)
+	return t.Tried == digest(current) || current == nil && textPersistent(t.Previous)
 }
 
-// keeps tells whether a document is to be on STATE. One that can't be read any
+// textPersistent reports whether a document is to be on STATE. One that can't be read any
 // more was there.
-func keeps(text []byte) bool {
+func textPersistent(text []byte) bool {
 	c, _, err := config.Load("configuration", text)
-	return err != nil || isKept(c)
+	return err != nil || isPersistent(c)
 }
 
 // readable is false of a document that another release wrote, or that was damaged: a
@@ -89,16 +89,16 @@ func readable(text []byte) bool {
 // restore ends a trial that a restart of the node has cut off, or that it can't begin.
 func (a *Applier) restore(t *trial, current []byte, why string) error {
 	a.o.Log.Warn("the node restarted while a configuration was being tried: the one before comes back", "tried by", t.By, "why", why)
-	if !keeps(t.Previous) { // it comes from where the boot before had it
-		if err := a.keep.remove(filepath.Base(boot.ConfigFile)); err != nil {
+	if !textPersistent(t.Previous) { // it comes from where the boot before had it
+		if err := a.stored.remove(filepath.Base(boot.ConfigFile)); err != nil {
 			return err
 		}
-		return a.keep.remove(tryFile)
+		return a.stored.remove(tryFile)
 	}
-	if err := boot.WriteFile(a.keep.config(), t.Previous, keptMode); err != nil {
+	if err := boot.WriteFile(a.stored.config(), t.Previous, storeMode); err != nil {
 		return err
 	}
-	if err := a.keep.remove(tryFile); err != nil {
+	if err := a.stored.remove(tryFile); err != nil {
 		return err
 	}
 	var changes []config.Change
@@ -113,24 +113,24 @@ func (a *Applier) restore(t *trial, current []byte, why string) error {
 
 // promote makes a staged document the current one (S-034).
 func (a *Applier) promote() error {
-	data, err := a.keep.read(stagedFile)
+	data, err := a.stored.read(stagedFile)
 	if err != nil || data == nil {
 		return err
 	}
-	var staged kept
+	var staged historyEntry
 	err = json.Unmarshal(data, &staged)
 	if err == nil {
 		_, _, err = config.Load("the staged configuration", staged.Text)
 	}
 	if err != nil { // this release reads it otherwise than the one that staged it
 		a.o.Log.Error("the staged configuration is dropped, the current one stays", "err", err)
-		return a.keep.remove(stagedFile)
+		return a.stored.remove(stagedFile)
 	}
-	if err := boot.WriteFile(a.keep.config(), staged.Text, keptMode); err != nil {
+	if err := boot.WriteFile(a.stored.config(), staged.Text, storeMode); err != nil {
 		return err
 	}
 	a.remember(staged.Entry, staged.Text)
-	return a.keep.remove(stagedFile)
+	return a.stored.remove(stagedFile)
 }
 
 // begin takes over what a boot has found.
@@ -153,16 +153,16 @@ func (a *Applier) begin(source string, text []byte) error {
 		a.o.Log.Warn("this configuration is being tried: it is undone unless it is confirmed", "within", a.trial.Timeout, "tried by", a.trial.By)
 	}
 	if a.state {
-		if err := a.keepBegun("found at boot: " + source); err != nil {
+		if err := a.storeBootConfig("found at boot: " + source); err != nil {
 			a.o.Log.Error("the configuration isn't kept on STATE: the next boot may begin with another", "err", err)
 		}
 	}
 	return a.publish(nil)
 }
 
-// keepBegun writes to STATE what this boot began with, if it isn't there.
-func (a *Applier) keepBegun(by string) error {
-	have, err := a.keep.read(filepath.Base(boot.ConfigFile))
+// storeBootConfig writes to STATE what this boot began with, if it isn't there.
+func (a *Applier) storeBootConfig(by string) error {
+	have, err := a.stored.read(filepath.Base(boot.ConfigFile))
 	if err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (a *Applier) keepBegun(by string) error {
 			return err
 		}
 	}
-	all, err := a.keep.history()
+	all, err := a.stored.history()
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (a *Applier) StateReady() error {
 	if err := a.settle(); err != nil {
 		return fmt.Errorf("settle the configuration on STATE: %w", err)
 	}
-	own, err := a.keep.read(filepath.Base(boot.ConfigFile))
+	own, err := a.stored.read(filepath.Base(boot.ConfigFile))
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (a *Applier) StateReady() error {
 		a.poke()
 	}
 	a.state = true
-	return a.keepBegun("found at boot")
+	return a.storeBootConfig("found at boot")
 }
 
 // Text is the document as it was applied, with its comments: of a version in the
@@ -248,7 +248,7 @@ func (a *Applier) Text(version uint64) ([]byte, error) {
 func (a *Applier) History() ([]Entry, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	all, err := a.keep.history()
+	all, err := a.stored.history()
 	if err != nil {
 		return nil, fmt.Errorf("read the history of the configuration: %w", err)
 	}
@@ -274,7 +274,7 @@ func (a *Applier) Situation() Situation {
 			s.Version = e.Version
 		}
 	}
-	if staged, err := a.keep.read(stagedFile); err == nil {
+	if staged, err := a.stored.read(stagedFile); err == nil {
 		s.Staged = staged != nil
 	}
 	return s

@@ -90,16 +90,16 @@ func TestUnreadableTrialIsUndone(t *testing.T) {
 				}
 				p.off()
 				broken := []byte("version: v1alpha1\nof: the future\n")
-				if err := os.WriteFile(p.keep.config(), broken, keptMode); err != nil {
+				if err := os.WriteFile(p.stored.config(), broken, storeMode); err != nil {
 					t.Fatal(err)
 				}
 				if !damaged {
-					j, err := p.keep.readTrial()
+					j, err := p.stored.readTrial()
 					if err != nil {
 						t.Fatal(err)
 					}
 					j.Tried = digest(broken)
-					if err := p.keep.writeTrial(*j); err != nil {
+					if err := p.stored.writeTrial(*j); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -121,7 +121,7 @@ func TestUnreadableTrialIsUndone(t *testing.T) {
 func TestApplyForgetsAnOldJournal(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		two := with(base, "two")
-		if err := p.keep.writeTrial(trial{Previous: with(base, "one"), Tried: digest(two), Timeout: time.Minute}); err != nil {
+		if err := p.stored.writeTrial(trial{Previous: with(base, "one"), Tried: digest(two), Timeout: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		p.must(Request{Text: two})
@@ -212,7 +212,7 @@ func TestLivesOfAConfiguration(t *testing.T) {
 				act(t, p, &l, what, next, medium)
 				synctest.Wait()
 				text, err := p.Text(0)
-				onDisk, diskErr := p.keep.read("config.yaml")
+				onDisk, diskErr := p.stored.read("config.yaml")
 				if err != nil || diskErr != nil || string(text) != l.now || string(onDisk) != l.disk {
 					t.Fatalf("seed %d, after %q: %v, %v; has:\n%.60s\non disk:\n%.60s\nshould have:\n%.60s\non disk:\n%.60s", seed, done, err, diskErr, text, onDisk, l.now, l.disk)
 				}

@@ -25,7 +25,7 @@ func (a *Applier) Confirm(_ context.Context, by string) error {
 	if a.trial.Reboot {
 		return fmt.Errorf("confirm configuration: %w: the reboot into it is still to come", ErrBusy)
 	}
-	if err := a.keep.remove(tryFile); err != nil {
+	if err := a.stored.remove(tryFile); err != nil {
 		return fmt.Errorf("confirm configuration: %w", err)
 	}
 	a.trial, a.deadline = nil, time.Time{}
@@ -73,7 +73,7 @@ func (a *Applier) rollTrial(r Request) (Result, error) {
 
 // earlier is a document of the history; the caller holds mu.
 func (a *Applier) earlier(version uint64) ([]byte, error) {
-	all, err := a.keep.history()
+	all, err := a.stored.history()
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 		return false, nil, fmt.Errorf("undo a tried configuration: %w", err)
 	}
 	// It is undone. A journal that stays speaks of a document that isn't there.
-	if err := a.keep.remove(tryFile); err != nil {
+	if err := a.stored.remove(tryFile); err != nil {
 		a.o.Log.Warn("the journal of a tried configuration stays until the next change", "err", err)
 	}
 	a.trial, a.deadline = nil, time.Time{}

@@ -126,24 +126,24 @@ func reach(address string, wait time.Duration) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := talk(c, wait); err != nil {
+	if err := echo(c, wait); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }
 
-func talk(c net.Conn, wait time.Duration) error {
+func echo(c net.Conn, wait time.Duration) error {
 	const text = "is somebody there?"
 	err := c.SetDeadline(time.Now().Add(wait))
 	if err == nil {
 		_, err = io.WriteString(c, text)
 	}
-	heard := make([]byte, len(text))
+	got := make([]byte, len(text))
 	if err == nil {
-		_, err = io.ReadFull(c, heard)
+		_, err = io.ReadFull(c, got)
 	}
-	if err == nil && string(heard) != text {
-		err = fmt.Errorf("heard %q", heard)
+	if err == nil && string(got) != text {
+		err = fmt.Errorf("heard %q", got)
 	}
 	return err
 }
@@ -163,7 +163,7 @@ func connect(t *testing.T, address string) net.Conn {
 // goesOn checks that a connection lives. TCP sends again what was lost.
 func goesOn(t *testing.T, c net.Conn) {
 	t.Helper()
-	if err := talk(c, eventually.Scale(10*time.Second)); err != nil {
+	if err := echo(c, eventually.Scale(10*time.Second)); err != nil {
 		t.Errorf("traffic doesn't go on: %v", err)
 	}
 }

@@ -24,13 +24,13 @@ const (
 	extendMin = 60 * time.Second
 	// answerWait is how long an answer may take; more is a lost packet.
 	answerWait = 10 * time.Second
-	// quietFor is how long a missing answer is nobody's business.
-	quietFor = 10 * time.Second
-	// remindEvery is how often a wait that goes on is told again.
+	// warnAfter is how long a missing answer is nobody's business.
+	warnAfter = 10 * time.Second
+	// remindEvery is how often a wait that goes on is logged again.
 	remindEvery = 5 * time.Minute
 )
 
-// errNak is the server's no: the lease is over, or never was.
+// errNak is the server's refusal: the lease is over, or never was.
 var errNak = errors.New("DHCP server refused (NAK)")
 
 // exchange sends one message and waits for its answer, at most until ctx ends.
@@ -90,7 +90,7 @@ func (c *dhcpClient) keep(ctx context.Context) {
 
 // acquire asks until there is a lease; nil when ctx has ended.
 func (c *dhcpClient) acquire(ctx context.Context) *lease {
-	since, told := time.Now(), time.Time{}
+	since, warned := time.Now(), time.Time{}
 	for pause := discoverFirst; ctx.Err() == nil; pause = min(pause*2, discoverMax) {
 		wait := jitter(pause)
 		next := time.Now().Add(wait)
@@ -104,8 +104,8 @@ func (c *dhcpClient) acquire(ctx context.Context) *lease {
 			return l
 		}
 		now := time.Now()
-		if ctx.Err() == nil && now.Sub(since) >= quietFor && (told.IsZero() || now.Sub(told) >= remindEvery) {
-			told = now
+		if ctx.Err() == nil && now.Sub(since) >= warnAfter && (warned.IsZero() || now.Sub(warned) >= remindEvery) {
+			warned = now
 			c.log.Warn(noAnswer(c.link, now.Sub(since), err))
 		}
 		c.sleep(ctx, time.Until(next))

@@ -175,13 +175,13 @@ func TestNoDHCPAnswerThenOne(t *testing.T) {
 	silence, began := regexp.MustCompile(`\[garboard\] networkd: no DHCP answer on eth0 for (\d+s);`), time.Now()
 	eventually.That(t, 30*time.Second, "the console says that there is no answer", func() error {
 		text := n.console.String()
-		said := silence.FindStringSubmatch(text)
-		if said == nil {
+		match := silence.FindStringSubmatch(text)
+		if match == nil {
 			return fmt.Errorf("console: %q", text)
 		}
-		lasted, err := time.ParseDuration(said[1])
+		lasted, err := time.ParseDuration(match[1])
 		if lost := eventually.Lost(began, time.Now()); err != nil || lasted < 10*time.Second || lasted-lost >= 20*time.Second {
-			t.Fatalf("it says so after %s, %s of them lost: %v", said[1], lost, err)
+			t.Fatalf("it says so after %s, %s of them lost: %v", match[1], lost, err)
 		}
 		for _, part := range []string{"; asking again at least every 1m4s. ", "machine.network.interfaces"} {
 			if !strings.Contains(text, part) {

@@ -28,7 +28,7 @@ type script struct {
 	asked  []string
 }
 
-func (s *script) say(ctx context.Context, what string) (*dhcpv4.DHCPv4, error) {
+func (s *script) next(ctx context.Context, what string) (*dhcpv4.DHCPv4, error) {
 	s.mu.Lock()
 	s.asked = append(s.asked, fmt.Sprintf("%s@%d", what, int(time.Since(s.start).Seconds()+0.5)))
 	ack, err := s.answer(what)
@@ -56,18 +56,18 @@ func (s *script) discover(ctx context.Context, prefer netip.Addr) (*dhcpv4.DHCPv
 	if prefer.IsValid() {
 		what += "(" + prefer.String() + ")"
 	}
-	return s.say(ctx, what)
+	return s.next(ctx, what)
 }
 
 func (s *script) request(ctx context.Context, _ *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
-	return s.say(ctx, "request")
+	return s.next(ctx, "request")
 }
 
 func (s *script) extend(ctx context.Context, _ *lease, broadcast bool) (*dhcpv4.DHCPv4, error) {
 	if broadcast {
-		return s.say(ctx, "rebind")
+		return s.next(ctx, "rebind")
 	}
-	return s.say(ctx, "renew")
+	return s.next(ctx, "renew")
 }
 
 // ack grants 10.0.0.5/24.

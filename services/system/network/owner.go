@@ -60,13 +60,13 @@ type owner struct {
 	found      chan lookup
 	lookups    sync.WaitGroup
 
-	firstAddr time.Time // when the first unlisted link had an address
-	waiting   string    // what was last said to be waited for
-	since     time.Time // since when
-	told      bool      // whether a missing link was told at the console
-	settled   bool      // all that is waited for was there once
-	bare      bool      // it was told that the node has no address
-	hostname  string    // from DHCP or a MAC address: stays once chosen
+	firstAddr       time.Time // when the first unlisted link had an address
+	waiting         string    // the last reported reason to wait
+	since           time.Time // since when
+	linkWarned      bool      // a missing link was logged at the console
+	settled         bool      // all that is waited for was there once
+	warnedNoAddress bool      // the loss of the address was logged
+	hostname        string    // from DHCP or a MAC address: stays once chosen
 	// announced is the configured name, for the goroutines of the clients: a server
 	// hears of a new one when the lease is extended.
 	announced atomic.Pointer[string]

@@ -10,7 +10,7 @@ import (
 // link is called that.
 const namesKey = "the node's names"
 
-// publish tells the others, once everything is there and on each change after.
+// publish writes files and resources, once everything is there and on each change after.
 func (o *owner) publish(all []candidate) {
 	lacking := o.lacking()
 	addr, chosen := choose(all, o.pinned)
@@ -19,11 +19,11 @@ func (o *owner) publish(all []candidate) {
 			lacking = []string{"an address that machine.kubelet.nodeIP.validSubnets allows"}
 		}
 		if len(lacking) > 0 {
-			o.said(lacking)
+			o.reportWaiting(lacking)
 			return
 		}
 	}
-	if err := o.tell(addr, chosen); err != nil {
+	if err := o.writeAll(addr, chosen); err != nil {
 		o.log.Warn(err.Error() + "; trying again")
 		o.errs[namesKey] = err
 		return
@@ -36,8 +36,8 @@ func (o *owner) publish(all []candidate) {
 	}
 }
 
-// tell writes files and resources.
-func (o *owner) tell(addr NodeAddress, chosen bool) error {
+// writeAll writes files and resources.
+func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
 	errs := []error{
 		o.files.resolvers(o.resolvers()),
@@ -46,13 +46,13 @@ func (o *owner) tell(addr NodeAddress, chosen bool) error {
 	}
 	if !chosen {
 		// The last address stays published: those that use it can't do without.
-		if !o.bare {
-			o.bare = true
+		if !o.warnedNoAddress {
+			o.warnedNoAddress = true
 			o.log.Warn("the node has no address at the moment")
 		}
 		return errors.Join(errs...)
 	}
-	o.bare = false
+	o.warnedNoAddress = false
 	if o.pinned.IsValid() && o.pinned != addr.Primary {
 		o.log.Warn(fmt.Sprintf("the node's address changes from %s to %s: %s", o.pinned, addr.Primary, addr.Why))
 		o.pinSaved = false

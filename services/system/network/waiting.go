@@ -80,19 +80,19 @@ func (o *owner) lackingUnlisted() []string {
 	return without
 }
 
-// said reports what is waited for, once per change, and at the console when it
-// is a link that doesn't come.
-func (o *owner) said(lacking []string) {
+// reportWaiting reports what the service waits for, once per change, and at the console
+// if a link doesn't appear.
+func (o *owner) reportWaiting(lacking []string) {
 	text := "Waiting for " + strings.Join(lacking, ", ")
 	if text != o.waiting {
 		o.waiting, o.since = text, time.Now()
 		o.h.Event(text)
 	}
 	waited := time.Since(o.since)
-	if o.told || waited < quietFor || !strings.Contains(text, "appear") && !strings.Contains(text, "a link on") {
+	if o.linkWarned || waited < warnAfter || !strings.Contains(text, "appear") && !strings.Contains(text, "a link on") {
 		return
 	}
-	o.told = true
+	o.linkWarned = true
 	o.log.Warn(fmt.Sprintf("waiting for %s since %s; the interfaces here are: %s. "+
 		"Plug it in, load its driver, or correct machine.network.interfaces",
 		strings.Join(lacking, ", "), waited.Round(time.Second), strings.Join(slices.Sorted(maps.Keys(o.links)), ", ")))

@@ -43,16 +43,16 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 				if test.pinned != "" {
 					o.pinned = netip.MustParsePrefix(test.pinned).Addr()
 				}
-				began, said := time.Now(), ""
+				began, reported := time.Now(), ""
 				for lacking := o.lackingUnlisted(); len(lacking) > 0; lacking = o.lackingUnlisted() {
-					said = strings.Join(lacking, ", ")
+					reported = strings.Join(lacking, ", ")
 					time.Sleep(time.Second)
 				}
 				if took := time.Since(began); took != test.want {
-					t.Errorf("it waits %s, not %s, for %s", took, test.want, said)
+					t.Errorf("it waits %s, not %s, for %s", took, test.want, reported)
 				}
-				if named := strings.Contains(said, "10.0.0.9, on eth1"); named != (test.want == pinGrace) {
-					t.Errorf("it says that it waits for %s", said)
+				if named := strings.Contains(reported, "10.0.0.9, on eth1"); named != (test.want == pinGrace) {
+					t.Errorf("it says that it waits for %s", reported)
 				}
 			})
 		})

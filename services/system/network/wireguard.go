@@ -52,7 +52,7 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 			continue
 		}
 		if named[host] = o.named[host].addr; !named[host].IsValid() {
-			errs = append(errs, o.lookUp(ctx, host))
+			errs = append(errs, o.resolve(ctx, host))
 		}
 	}
 	name := l.Attrs().Name
@@ -71,9 +71,9 @@ func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) er
 	return errors.Join(errs...)
 }
 
-// lookUp asks for a name beside the owner's goroutine, and returns why it isn't
-// known.
-func (o *owner) lookUp(ctx context.Context, host string) error {
+// resolve resolves a name beside the owner's goroutine, and returns why there is no
+// address yet.
+func (o *owner) resolve(ctx context.Context, host string) error {
 	last, asked := o.named[host]
 	if !asked || last.err != nil && time.Since(last.at) >= lookupAgain {
 		o.named[host] = lookup{host: host} // under way

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	// lookEvery is how often parameters are compared with the configuration: soon
+	// checkEvery is how often parameters are compared with the configuration: soon
 	// enough after a module brought one or a program changed one.
-	lookEvery = 30 * time.Second
+	checkEvery = 30 * time.Second
 	// maxValue is what the kernel takes at most in one write: a page.
 	maxValue = 4096
 	// reservedPorts are what the kernel doesn't give to connections. What init has
@@ -82,7 +82,7 @@ type parameter struct {
 	known  bool   // whether before is known: some can't be read
 	wrote  string // what was last written, "" for nothing
 	after  string // what the kernel made of it
-	told   string // the problem that was last told
+	logged string // the problem that was logged last
 }
 
 // New makes the controller.
@@ -136,7 +136,7 @@ func (c *Controller) Reconcile(_ context.Context, v resource.View) (time.Duratio
 	if err := errors.Join(errs...); err != nil || len(c.set) == 0 {
 		return 0, err
 	}
-	return lookEvery, nil
+	return checkEvery, nil
 }
 
 // restore gives back what isn't configured any more, last first: a parameter of
@@ -158,7 +158,7 @@ func (c *Controller) restore(names map[string]string, log *slog.Logger) {
 		}
 		_, err := c.write(path, p.before)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			p.tell(log, fmt.Sprintf("give %s back its value %q: %s", p.name, p.before, why(err)))
+			p.warnOnce(log, fmt.Sprintf("give %s back its value %q: %s", p.name, p.before, why(err)))
 			continue
 		}
 		if err == nil {
@@ -179,9 +179,9 @@ func (c *Controller) apply(name, value string, log *slog.Logger) Status {
 	p.name = name
 	problem := c.reconcile(path, p, value, log)
 	if problem != "" {
-		p.tell(log, name+": "+problem)
+		p.warnOnce(log, name+": "+problem)
 	} else {
-		p.told = ""
+		p.logged = ""
 	}
 	return Status{Value: p.after, Default: p.before, Problem: problem}
 }
@@ -254,12 +254,12 @@ func (c *Controller) write(path, value string) (after string, err error) {
 	return after, err
 }
 
-// tell warns once of each problem.
-func (p *parameter) tell(log *slog.Logger, problem string) {
-	if p.told != problem {
+// warnOnce logs each problem once.
+func (p *parameter) warnOnce(log *slog.Logger, problem string) {
+	if p.logged != problem {
 		log.Warn("machine.sysctls: " + problem)
 	}
-	p.told = problem
+	p.logged = problem
 }
 
 // why is the reason without the path, which the name says already.

@@ -19,18 +19,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-type said struct {
+type logBuffer struct {
 	mu sync.Mutex // guards b
 	b  bytes.Buffer
 }
 
-func (s *said) Write(p []byte) (int, error) {
+func (s *logBuffer) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.Write(p)
 }
 
-func (s *said) count(text string) int {
+func (s *logBuffer) count(text string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return strings.Count(s.b.String(), text)
@@ -38,10 +38,10 @@ func (s *said) count(text string) int {
 
 // bench is the controller over a kernel made of files.
 type bench struct {
-	t     *testing.T
-	store *resource.Store
-	dir   string
-	said  said
+	t      *testing.T
+	store  *resource.Store
+	dir    string
+	logged logBuffer
 }
 
 func newBench(t *testing.T, mode boot.Mode, parameters map[string]string) *bench {
@@ -58,7 +58,7 @@ func newBench(t *testing.T, mode boot.Mode, parameters map[string]string) *bench
 func (b *bench) run(mode boot.Mode) {
 	t := b.t
 	t.Helper()
-	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(&b.said, nil)), New(Options{Mode: mode, root: b.dir}))
+	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(&b.logged, nil)), New(Options{Mode: mode, root: b.dir}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +140,11 @@ func TestMissingParameterComesLater(t *testing.T) {
 		b.configure(wanted)
 		time.Sleep(10 * time.Minute) // virtual
 		synctest.Wait()
-		if n := b.said.count("level=WARN"); n != 1 || b.said.count("net.netfilter.nf_conntrack_max: this kernel has no such parameter") != 1 {
-			t.Errorf("%d warnings: %s", n, &b.said.b)
+		if n := b.logged.count("level=WARN"); n != 1 || b.logged.count("net.netfilter.nf_conntrack_max: this kernel has no such parameter") != 1 {
+			t.Errorf("%d warnings: %s", n, &b.logged.b)
 		}
 		b.kernel("net/netfilter/nf_conntrack_max", "65536")
-		time.Sleep(lookEvery)
+		time.Sleep(checkEvery)
 		synctest.Wait()
 		b.is("net/netfilter/nf_conntrack_max", "262144")
 		b.statuses(map[string]Status{"net.netfilter.nf_conntrack_max": {Value: "262144", Default: "65536"}})
@@ -158,11 +158,11 @@ func TestChangeByAnotherProgram(t *testing.T) {
 		b := newBench(t, boot.Machine, map[string]string{"kernel/panic": "10"})
 		b.configure(map[string]string{"kernel.panic": "60"})
 		b.kernel("kernel/panic", "10")
-		time.Sleep(lookEvery)
+		time.Sleep(checkEvery)
 		synctest.Wait()
 		b.is("kernel/panic", "60")
-		if b.said.count("changed to \\\"10\\\" by another program") != 1 {
-			t.Errorf("said %s", &b.said.b)
+		if b.logged.count("changed to \\\"10\\\" by another program") != 1 {
+			t.Errorf("logged %s", &b.logged.b)
 		}
 		b.configure(nil)
 		b.is("kernel/panic", "10")
@@ -177,8 +177,8 @@ func TestContainerSetsOnlyItsOwn(t *testing.T) {
 		b.is("vm/swappiness", "60")
 		b.is("net/core/somaxconn", "512")
 		b.is("kernel/shmmax", "2")
-		if b.said.count("vm.swappiness: belongs to the host") != 1 {
-			t.Errorf("said %s", &b.said.b)
+		if b.logged.count("vm.swappiness: belongs to the host") != 1 {
+			t.Errorf("logged %s", &b.logged.b)
 		}
 	})
 }

@@ -17,33 +17,33 @@ import (
 )
 
 const (
-	// historySize is how many applied configurations stay on STATE: at 10 to 100
-	// KiB each, little beside what STATE has.
+	// historySize is how many applied configurations are stored on STATE: 10 to 100 KiB
+	// each, little compared with the size of STATE.
 	historySize = 10
 
 	stagedFile = "config-staged.json"
 	tryFile    = "config-try.json"
 	historyDir = "config-history"
 
-	// keptMode: they hold the keys of the cluster.
-	keptMode = 0o600
+	// storeMode is the mode of the files: they hold the keys of the cluster.
+	storeMode = 0o600
 )
 
-// keeper is what stays of the configuration when the power goes. Each file is
+// store is what stays of the configuration when the power goes. Each file is
 // replaced in one step, and config.yaml is the one that counts:
 //
 //	config.yaml          the configuration
 //	config-staged.json   becomes config.yaml at the next boot
 //	config-try.json      what comes back unless the change is confirmed
 //	config-history/N     what was applied, newest last
-type keeper struct{ dir string }
+type store struct{ dir string }
 
-func (k keeper) path(name string) string { return filepath.Join(k.dir, name) }
+func (k store) path(name string) string { return filepath.Join(k.dir, name) }
 
-func (k keeper) config() string { return k.path(filepath.Base(boot.ConfigFile)) }
+func (k store) config() string { return k.path(filepath.Base(boot.ConfigFile)) }
 
 // read returns nil for a file that isn't there.
-func (k keeper) read(name string) ([]byte, error) {
+func (k store) read(name string) ([]byte, error) {
 	data, err := os.ReadFile(k.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -52,7 +52,7 @@ func (k keeper) read(name string) ([]byte, error) {
 }
 
 // remove is durable: what is removed stays so after a power cut.
-func (k keeper) remove(name string) error {
+func (k store) remove(name string) error {
 	err := os.Remove(k.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -63,8 +63,8 @@ func (k keeper) remove(name string) error {
 	return boot.SyncDir(k.dir)
 }
 
-// sweep removes what a write left that the power cut off.
-func (k keeper) sweep() error {
+// sweep removes temporary files of writes that a power cut interrupted.
+func (k store) sweep() error {
 	for _, pattern := range []string{".config*", filepath.Join(historyDir, ".*")} {
 		left, err := filepath.Glob(k.path(pattern))
 		if err != nil {
@@ -85,31 +85,31 @@ func digest(text []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// kept is an entry of the history as a file.
-type kept struct {
+// historyEntry is an entry of the history as a file.
+type historyEntry struct {
 	Entry
 	Text []byte `json:"text"`
 }
 
-func (k keeper) entryPath(version uint64) string {
+func (k store) entryPath(version uint64) string {
 	return filepath.Join(historyDir, fmt.Sprintf("%012d.json", version))
 }
 
-// history reads all entries, oldest first. One that can't be read is left out:
-// it is of no use to anybody, and nothing hangs on it.
-func (k keeper) history() ([]kept, error) {
+// history reads all entries, oldest first. An entry that can't be parsed is left out:
+// nothing depends on it.
+func (k store) history() ([]historyEntry, error) {
 	paths, err := filepath.Glob(k.path(filepath.Join(historyDir, "*.json")))
 	if err != nil {
 		return nil, err
 	}
 	slices.Sort(paths)
-	var all []kept
+	var all []historyEntry
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
 		}
-		var one kept
+		var one historyEntry
 		if json.Unmarshal(data, &one) == nil && one.Version > 0 {
 			all = append(all, one)
 		}
@@ -117,8 +117,8 @@ func (k keeper) history() ([]kept, error) {
 	return all, nil
 }
 
-// remember adds an entry as the newest, and forgets those beyond historySize.
-func (k keeper) remember(e Entry, text []byte) (version uint64, err error) {
+// remember adds an entry as the newest, and removes those beyond historySize.
+func (k store) remember(e Entry, text []byte) (version uint64, err error) {
 	all, err := k.history()
 	if err != nil {
 		return 0, err
@@ -127,14 +127,14 @@ func (k keeper) remember(e Entry, text []byte) (version uint64, err error) {
 	if len(all) > 0 {
 		e.Version = all[len(all)-1].Version + 1
 	}
-	data, err := json.Marshal(kept{Entry: e, Text: text})
+	data, err := json.Marshal(historyEntry{Entry: e, Text: text})
 	if err != nil {
 		return 0, err
 	}
 	if err := os.MkdirAll(k.path(historyDir), 0o700); err != nil {
 		return 0, err
 	}
-	if err := boot.WriteFile(k.path(k.entryPath(e.Version)), data, keptMode); err != nil {
+	if err := boot.WriteFile(k.path(k.entryPath(e.Version)), data, storeMode); err != nil {
 		return 0, err
 	}
 	for len(all) >= historySize {
@@ -165,16 +165,16 @@ type trial struct {
 	By     string `json:"by"`
 }
 
-func (k keeper) writeTrial(t trial) error {
+func (k store) writeTrial(t trial) error {
 	data, err := json.Marshal(t)
 	if err != nil {
 		return err
 	}
-	return boot.WriteFile(k.path(tryFile), data, keptMode)
+	return boot.WriteFile(k.path(tryFile), data, storeMode)
 }
 
 // readTrial returns nil if nothing is being tried.
-func (k keeper) readTrial() (*trial, error) {
+func (k store) readTrial() (*trial, error) {
 	data, err := k.read(tryFile)
 	if err != nil || data == nil {
 		return nil, err

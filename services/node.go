@@ -152,14 +152,14 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("controllers: %w", err)
 	}
-	physician := doctor.New(doctor.Options{
+	doctor := doctor.New(doctor.Options{
 		Mode: o.Mode, Store: store, Statuses: n.graph.Statuses, Events: n.graph.Events, Tail: o.Logs.Tail,
 		Configuration: applier, SinceBoot: since,
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Since: since, Disks: listDisks(d), UserDisks: d.UserDisks,
-		Diagnose: physician.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot,
+		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot,
 	})
 	if err != nil {
 		return nil, err

@@ -1,22 +1,23 @@
 // Package balancer is the node's own load balancer of the Kubernetes API.
 //
 // The kubelet, the control plane's programs, kube-proxy, the pod network and PID 1
-// itself all talk to 127.0.0.1:7445, and from there to an API server that is ready: the
+// itself connect to 127.0.0.1:7445, and are connected to an API server that is ready: the
 // node's own on a control plane, else one of the cluster's in turn, and last the
 // cluster's endpoint. So the endpoint is needed to join a cluster, and by people, but
-// not for a node that has joined; and a control plane that dies is felt for seconds.
+// not by a node that has joined; and a control plane that dies interrupts clients for
+// seconds only.
 //
 //	kubelet, … ─► 127.0.0.1:7445 ─► own API server, the others, the endpoint
 //	EndpointSlice default/kubernetes ─► list of API servers ─► STATE
 //
-// Kubernetes itself says where its API servers are. What it said last is kept on STATE:
-// after a reboot the endpoint may be gone.
+// The list of API servers comes from Kubernetes. The last list is stored on STATE: after
+// a reboot the endpoint may be gone.
 //
-// While a node is to join, clients are held for a moment; later, when nobody serves,
-// they are refused at once: the kubelet may be what has to start the API server.
+// While a node is to join, clients without a server are held for a moment; later they
+// are refused at once: it may be the kubelet that has to start the API server.
 //
-// TLS goes from the client to the API server, who is who is decided there as ever.
-// Whoever may use the node's network may connect, and is nobody by that.
+// TLS goes from the client to the API server, which authenticates the client. Any program
+// with the node's network may connect; the balancer gives it no rights.
 package balancer
 
 import (
@@ -47,8 +48,8 @@ const (
 	// ID of the service.
 	ID = "balancer"
 
-	// Address is where it listens, and URL what clients are told. IPv4 loopback is on
-	// every node, also where all other addresses are IPv6.
+	// Address is where it listens, and URL is for the configuration of clients. IPv4
+	// loopback is on every node, also where all other addresses are IPv6.
 	Address = "127.0.0.1:7445"
 	URL     = "https://" + Address
 	// ServerName is what clients expect in the certificate, which may be another
@@ -83,7 +84,7 @@ type APIServer struct {
 	Ready bool `yaml:"ready"`
 	// Since is when that began; zero: it wasn't asked yet.
 	Since time.Time `yaml:"since"`
-	// From says who told of it: node, kubernetes or config.
+	// From is the source: node, kubernetes or config.
 	From   string `yaml:"from"`
 	Reason string `yaml:"reason,omitempty"` // why it isn't ready
 }
@@ -149,31 +150,31 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	}
 	b := balance.New(balance.Options{Dial: o.dial, TLS: o.trust, Period: period, Hold: o.hold, Max: maxConnections, Changed: mark, Log: h.Log})
 	ctx, cancel := context.WithCancel(ctx)
-	defer func() { _ = o.publish(nil) }() // what isn't asked any more isn't known
+	defer func() { _ = o.publish(nil) }() // the servers aren't checked any more
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer b.Close()
 	defer cancel()
-	k := &known{o: o, log: h.Log, mark: mark}
-	k.recall()
-	door := door{o: o, b: b}
-	if err := door.set(true); err != nil { // also to see that the port is free
+	servers := &serverList{o: o, log: h.Log, mark: mark}
+	servers.load()
+	listener := gate{o: o, b: b}
+	if err := listener.set(true); err != nil { // also to see that the port is free
 		return err
 	}
 	h.Started("passes connections to " + o.address + " on to the Kubernetes API")
-	wg.Go(func() { k.follow(ctx) })
+	wg.Go(func() { servers.follow(ctx) })
 	configs, addresses := o.Store.Watch(ctx, machine.Configs.Type()), o.Store.Watch(ctx, network.Addresses.Type())
 	var set []balance.Upstream
 	for {
-		if next, err := o.upstreams(k.list()); err != nil {
+		if next, err := o.upstreams(servers.list()); err != nil {
 			h.Log.Warn(err.Error())
 		} else if !slices.Equal(next, set) {
 			set = next
 			b.Set(set)
 		}
 		all := b.Upstreams()
-		// The door first: who is told that a server is ready may come at once.
-		if err := errors.Join(door.set(o.hold() > 0 || slices.ContainsFunc(all, open)), o.publish(all)); err != nil {
+		// The gate first: a client that reads that a server is ready may connect at once.
+		if err := errors.Join(listener.set(o.hold() > 0 || slices.ContainsFunc(all, open)), o.publish(all)); err != nil {
 			return err
 		}
 		select {
@@ -197,35 +198,35 @@ func (o Options) hold() time.Duration {
 // open is whether a connection to it would get anywhere. A first check takes milliseconds.
 func open(s balance.Status) bool { return s.Reachable }
 
-// door is where clients come in. It is shut while no API server takes connections (a
-// load balancer may, and end them, as long as nobody is behind it), so that clients are
-// refused as they would be by the API server itself: a connection that is
-// taken and then ended they try ten times over, a second each, and a kubelet that has
-// to start the API server does nothing else meanwhile.
-type door struct {
+// gate opens and closes the listener. It is closed while no API server takes connections
+// (a load balancer without servers may take them and end them), so that clients are
+// refused as by the API server itself: clients repeat a connection that is accepted and
+// then ended ten times, a second each, and a kubelet that has to start the API server
+// does nothing else meanwhile.
+type gate struct {
 	o Options
 	b *balance.Balancer
-	l net.Listener // nil: it is shut
+	l net.Listener // nil: closed
 }
 
-func (d *door) set(open bool) error {
+func (g *gate) set(open bool) error {
 	switch {
-	case open == (d.l != nil):
+	case open == (g.l != nil):
 	case open:
-		l, err := net.Listen("tcp4", d.o.address)
+		l, err := net.Listen("tcp4", g.o.address)
 		if err != nil {
 			return fmt.Errorf("listen for the node's clients of the Kubernetes API: %w; a program or pod with the node's network may have the port", err)
 		}
-		d.l = l
-		d.b.Serve(l)
+		g.l = l
+		g.b.Serve(l)
 	default:
-		d.b.End(d.l)
-		d.l = nil
+		g.b.End(g.l)
+		g.l = nil
 	}
 	return nil
 }
 
-// trust is by what an API server is believed: the cluster's authority, which may be
+// trust is how an API server is verified: by the cluster's authority, which may be
 // replaced, and a name that only API servers have.
 func (o Options) trust() *tls.Config {
 	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: ServerName, RootCAs: x509.NewCertPool()}
@@ -235,7 +236,7 @@ func (o Options) trust() *tls.Config {
 	return t
 }
 
-// upstreams puts together whom there is to pass connections on to.
+// upstreams are the servers that connections may be passed on to.
 func (o Options) upstreams(known []netip.AddrPort) ([]balance.Upstream, error) {
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
@@ -275,7 +276,7 @@ func endpoint(c *config.Config) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// publish tells what is known of the API servers.
+// publish writes the status of the API servers as resources.
 func (o Options) publish(all []balance.Status) error {
 	w := o.Store.As(ID)
 	names := map[string]bool{}

@@ -143,8 +143,8 @@ func (r *rig) dial(ctx context.Context, address string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp4", s.Listener.Addr().String())
 }
 
-// tell makes Kubernetes name these addresses.
-func (r *rig) tell(addresses ...string) {
+// setEndpoints makes Kubernetes name these addresses.
+func (r *rig) setEndpoints(addresses ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.slice = addresses
@@ -217,11 +217,11 @@ func up(id string) dag.Service {
 	return dag.Service{ID: id, Run: func(ctx context.Context, h *dag.Handle) error { h.Started("up"); <-ctx.Done(); return nil }}
 }
 
-// knows waits until the node's API servers are these: by name, where they are from and
+// waitForServers waits until the node's API servers are these: by name, where they are from and
 // whether they are ready.
-func (r *rig) knows(want map[string]string) {
+func (r *rig) waitForServers(want map[string]string) {
 	r.t.Helper()
-	eventually.That(r.t, 20*time.Second, "the node knows its API servers", func() error {
+	eventually.That(r.t, 20*time.Second, "the node has its API servers", func() error {
 		got := map[string]string{}
 		for _, o := range APIServers.List(r.store) {
 			got[o.ID] = fmt.Sprint(o.Spec.From, " ", o.Spec.Ready)
@@ -246,31 +246,31 @@ func (r *rig) answers() error {
 	return err
 }
 
-// A worker knows the endpoint, learns of the API servers from Kubernetes, follows
-// changes of their list, and knows them at the next boot, when the endpoint is gone.
+// A worker uses the endpoint, gets the API servers from Kubernetes, follows changes of
+// their list, and still has them at the next boot, when the endpoint is gone.
 func TestListIsLearntAndKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, config.Worker, endpointName)
-	r.tell()
+	r.setEndpoints()
 	stop := r.run()
-	r.knows(map[string]string{endpointName: "config true"})
+	r.waitForServers(map[string]string{endpointName: "config true"})
 	r.serve(ownAddress)
-	r.tell(strings.TrimSuffix(ownAddress, ":6443"))
-	r.knows(map[string]string{endpointName: "config true", ownAddress: "kubernetes true"})
-	r.tell(strings.TrimSuffix(ownAddress, ":6443"), strings.TrimSuffix(otherAddress, ":6443"))
+	r.setEndpoints(strings.TrimSuffix(ownAddress, ":6443"))
+	r.waitForServers(map[string]string{endpointName: "config true", ownAddress: "kubernetes true"})
+	r.setEndpoints(strings.TrimSuffix(ownAddress, ":6443"), strings.TrimSuffix(otherAddress, ":6443"))
 	all := map[string]string{endpointName: "config true", ownAddress: "kubernetes true", otherAddress: "kubernetes false"}
-	r.knows(all)
-	r.tell() // nonsense
+	r.waitForServers(all)
+	r.setEndpoints() // nonsense
 	r.stop(endpointName)
 	all[endpointName] = "config false"
-	r.knows(all)
+	r.waitForServers(all)
 	stop()
 	must(t, os.Remove(r.o.kubeletClient)) // nobody to ask
 	if left := APIServers.List(r.store); len(left) > 0 {
 		t.Errorf("left are %v", left)
 	}
 	r.run()
-	r.knows(all)
+	r.waitForServers(all)
 	must(t, r.answers())
 }
 
@@ -279,18 +279,18 @@ func TestListIsBroken(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, config.Worker, endpointName)
 	must(t, os.WriteFile(r.o.file, []byte("not a list"), 0o600))
-	r.tell(strings.TrimSuffix(otherAddress, ":6443"))
+	r.setEndpoints(strings.TrimSuffix(otherAddress, ":6443"))
 	r.run()
-	r.knows(map[string]string{endpointName: "config true", otherAddress: "kubernetes false"})
+	r.waitForServers(map[string]string{endpointName: "config true", otherAddress: "kubernetes false"})
 }
 
 // A control plane's own API server comes first, and is one, not two.
 func TestOwnFirst(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, config.ControlPlane, endpointName, loopback, otherAddress)
-	r.tell(strings.TrimSuffix(ownAddress, ":6443"), strings.TrimSuffix(otherAddress, ":6443"))
+	r.setEndpoints(strings.TrimSuffix(ownAddress, ":6443"), strings.TrimSuffix(otherAddress, ":6443"))
 	r.run()
-	r.knows(map[string]string{loopback: "node true", otherAddress: "kubernetes true", endpointName: "config true"})
+	r.waitForServers(map[string]string{loopback: "node true", otherAddress: "kubernetes true", endpointName: "config true"})
 	r.mu.Lock()
 	r.dialled = nil
 	r.mu.Unlock()
@@ -305,17 +305,17 @@ func TestOwnFirst(t *testing.T) {
 	}
 	r.mu.Unlock()
 	r.stop(loopback)
-	r.knows(map[string]string{loopback: "node false", otherAddress: "kubernetes true", endpointName: "config true"})
+	r.waitForServers(map[string]string{loopback: "node false", otherAddress: "kubernetes true", endpointName: "config true"})
 	must(t, r.answers())
 }
 
 // While nobody takes connections, clients are refused, as by the API server itself; a
 // node that is to join is held instead.
-func TestDoorIsShut(t *testing.T) {
+func TestGateIsClosed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, config.ControlPlane, loopback)
 	r.run()
-	r.knows(map[string]string{loopback: "node true", endpointName: "config false"})
+	r.waitForServers(map[string]string{loopback: "node true", endpointName: "config false"})
 	must(t, r.answers())
 	r.empty(endpointName)
 	r.stop(loopback)
@@ -335,7 +335,7 @@ func TestDoorIsShut(t *testing.T) {
 	joins := newRig(t, config.Worker)
 	must(t, os.Remove(joins.o.kubeletClient))
 	joins.run()
-	joins.knows(map[string]string{endpointName: "config false"})
+	joins.waitForServers(map[string]string{endpointName: "config false"})
 	answer := make(chan error, 1)
 	go func() { answer <- joins.answers() }()
 	joins.serve(endpointName)

@@ -57,9 +57,9 @@ func catalogue() string {
 	var b strings.Builder
 	b.WriteString(`# Troubleshooting
 
-` + "`gbctl doctor`" + ` looks at a node and says which of the conditions below hold, worst first, with the evidence: the event, the log line, the answer that it
-was seen in. It looks at services and their last words, controllers, files, free space, memory, routes, the clock, certificates, etcd, the control plane's programs, the
-cluster's endpoint, and at what Kubernetes says of the node. It changes nothing, and takes a few seconds.
+` + "`gbctl doctor`" + ` examines a node and reports which of the conditions below hold, worst first, with the evidence: the event, the log line, the answer that it
+was seen in. It examines services and their last log lines, controllers, files, free space, memory, routes, the clock, certificates, etcd, the control plane's programs, the
+cluster's endpoint, and the status of the node in Kubernetes. It changes nothing, and takes a few seconds.
 
 - **error**: it doesn't work. **warning**: it works, and shouldn't stay so. **info**: it passes by itself.
 - What follows from another condition is told as info, and names it: end that one first. A cause is as bad as its worst consequence.

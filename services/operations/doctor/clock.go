@@ -12,7 +12,7 @@ const maxSkew = 15 * time.Second
 var clockConditions = []condition{
 	{
 		id: "clock-not-synced", severity: warning,
-		sees:    "gbctl time says that the time isn't synchronised; certificates count as expired or not yet valid.",
+		sees:    "gbctl time shows that the time isn't synchronised; certificates count as expired or not yet valid.",
 		why:     "No time server has answered.",
 		next:    "Name a time server that this network reaches in machine.time.servers.",
 		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
@@ -51,9 +51,9 @@ func clockWrong(s *snapshot) []finding {
 			}
 			// Any time within the request is right.
 			skew := s.now.Add(a.took).Sub(a.date)
-			if skew < -maxSkew || skew > maxSkew+lookBudget {
+			if skew < -maxSkew || skew > maxSkew+collectBudget {
 				f.what = fmt.Sprintf("The clock is off by %s from that of the cluster's endpoint.", skew.Round(time.Second))
-				f.evidence = append(f.evidence, fmt.Sprintf("here it is %s; %s says it is %s", stamp(s.now), a.from, stamp(a.date)))
+				f.evidence = append(f.evidence, fmt.Sprintf("here it is %s; by %s it is %s", stamp(s.now), a.from, stamp(a.date)))
 			}
 		}
 	}

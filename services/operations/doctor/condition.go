@@ -60,8 +60,8 @@ type finding struct {
 var conditions = slices.Concat(machineConditions, networkConditions, clockConditions, serviceConditions, etcdConditions, kubeletConditions,
 	controlPlaneConditions, sharedConditions, endpointConditions, nodeConditions, configurationConditions, operationConditions)
 
-// judge asks every condition, and puts causes before their consequences.
-func judge(s *snapshot) []*garboardv1.Finding {
+// evaluate evaluates every condition, and puts causes before their consequences.
+func evaluate(s *snapshot) []*garboardv1.Finding {
 	var found []*finding
 	held := map[string]*condition{}
 	for i := range conditions {

@@ -35,8 +35,8 @@ var configurationConditions = []condition{
 	{
 		id: "configuration-warnings", severity: warning,
 		sees: "gbctl validate, and machined at boot, warn of fields.",
-		why:  "What the configuration says is accepted, and is deprecated or risky.",
-		next: "Change it as the warning says: gbctl edit mc.",
+		why:  "The configuration is accepted, but parts of it are deprecated or risky.",
+		next: "Change it as the warning describes: gbctl edit mc.",
 		holds: func(s *snapshot) []finding {
 			if len(s.warnings) == 0 {
 				return nil

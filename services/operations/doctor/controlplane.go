@@ -19,19 +19,19 @@ const (
 
 var controlPlanePrograms = []string{apiServer, controllerManager, scheduler}
 
-// etcdTrouble is what keeps etcd from running.
-var etcdTrouble = []string{"maintenance", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "etcd-not-running"}
+// etcdProblem is what keeps etcd from running.
+var etcdProblem = []string{"maintenance", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "etcd-not-running"}
 
-// podTrouble is what keeps the control plane's pods from running.
-var podTrouble = append(slices.Clone(etcdTrouble), "secrets-missing", "static-pods-not-generated", "kubelet-not-running")
+// podProblem is what keeps the control plane's pods from running.
+var podProblem = append(slices.Clone(etcdProblem), "secrets-missing", "static-pods-not-generated", "kubelet-not-running")
 
 var controlPlaneConditions = []condition{
 	{
 		id: "static-pods-not-generated", severity: failure,
 		sees:    boot.ManifestsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
-		why:     "They are written when etcd is up and all secrets are made; and by controllers, whose log says if they fail.",
+		why:     "They are written when etcd is up and all secrets are made; and by controllers, which log their failures.",
 		next:    "See gbctl service etcd and gbctl logs controller-runtime.",
-		follows: append(slices.Clone(etcdTrouble), "secrets-missing", "disk-full", "network-no-address"),
+		follows: append(slices.Clone(etcdProblem), "secrets-missing", "disk-full", "network-no-address"),
 		holds: func(s *snapshot) []finding {
 			if !s.controlPlane() || !s.files.seen {
 				return nil
@@ -53,15 +53,15 @@ var controlPlaneConditions = []condition{
 			return one(f)
 		},
 	},
-	programCondition(apiServer, "apiserver-not-running", podTrouble),
-	programCondition(controllerManager, "controller-manager-not-running", append(slices.Clone(podTrouble), "apiserver-not-running")),
-	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podTrouble), "apiserver-not-running")),
+	programCondition(apiServer, "apiserver-not-running", podProblem),
+	programCondition(controllerManager, "controller-manager-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
+	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
 	{
 		id: "controller-failing", severity: warning,
 		sees:    "gbctl logs controller-runtime ends in controller failed: … again and again.",
 		why:     "A controller of the node can't make so what it is for. It tries again by itself, so what fails only while a cluster starts is none of this.",
-		next:    "What it says tells what it lacks.",
-		follows: append(slices.Clone(etcdTrouble), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
+		next:    "Its answer names what is missing.",
+		follows: append(slices.Clone(etcdProblem), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
 		holds: func(s *snapshot) []finding {
 			var out []finding
 			for _, c := range s.controllerFailures() {
@@ -86,7 +86,7 @@ func programCondition(program, id string, follows []string) condition {
 		id: id, severity: failure, follows: append(slices.Clone(follows), "image-pull-failing"),
 		sees:  fmt.Sprintf("gbctl containers -k shows %s as CONTAINER_EXITED or not at all.", program),
 		why:   "Its image is still being pulled, or it ends, mostly for a wrong argument.",
-		next:  fmt.Sprintf("Its last words say what it lacks; gbctl logs -k %s/%s-NODE:%s has the rest.", kubeSystem, program, program),
+		next:  fmt.Sprintf("Its last log lines show what is missing; gbctl logs -k %s/%s-NODE:%s shows the rest.", kubeSystem, program, program),
 		holds: func(s *snapshot) []finding { return s.programDown(program) },
 	}
 	if program == apiServer {
@@ -109,17 +109,17 @@ func (s *snapshot) programDown(program string) []finding {
 	if asked == nil || asked.ok() {
 		return nil
 	}
-	f := finding{what: program + " doesn't serve on this node.", passing: s.starting(program), evidence: []string{asked.said()}}
+	f := finding{what: program + " doesn't serve on this node.", passing: s.starting(program), evidence: []string{asked.text()}}
 	if asked.err == nil && program == apiServer {
 		f.why = fmt.Sprintf("It runs and isn't ready; to others that is: an error on the server (%q) has prevented the request from succeeding.", lastBad(asked.body))
 	}
 	s.addPod(&f, program)
-	words := lastWords(s.files.pods[program])
+	words := lastError(s.files.pods[program])
 	if !s.runs(program) { // what it says while it runs isn't why it doesn't
 		f.evidence = append(f.evidence, asLog(program, words))
 	}
 	path, image, extra := s.programConfig(program)
-	if why, next, ok := blame(words, path, image, extra); ok {
+	if why, next, ok := explainArgument(words, path, image, extra); ok {
 		f.why, f.next, f.passing = why, next, false
 	}
 	if f.passing && f.next == "" {

@@ -1,19 +1,18 @@
-// Package doctor says what is wrong with a node, why, and what ends it.
+// Package doctor reports what is wrong with a node, why, and what ends it.
 //
-// It is a table of conditions. A condition has a name that doesn't change, the
-// words that a person needs, and a small function over a snapshot: everything
-// that is known about the node at one moment, collected first. What a person
-// would do with a dozen commands and a troubleshooting guide (look at services
-// and their last words, at files, ask etcd and Kubernetes, try the endpoint) is
-// so done at once, and nothing is claimed without its evidence.
+// It is a table of conditions. A condition has an ID that doesn't change, texts for
+// the user, and a small function over a snapshot: everything that is known about the
+// node at one moment, collected first. So one command does what a person would do with
+// a dozen commands and a troubleshooting guide (look at services and their logs, at
+// files, ask etcd and Kubernetes, try the endpoint). Each finding has its evidence.
 //
-// Most of what one sees on a sick node are consequences. A condition names those
-// that it may follow from; where one of them holds too, it is told behind it and
-// no longer as something to be repaired.
+// Most symptoms on a broken node are consequences. A condition names the conditions
+// that it may follow from; if one of them holds too, it is listed behind that one, as
+// info.
 //
 //	collect ─▶ snapshot ─▶ conditions ─▶ findings ─▶ fold consequences ─▶ worst first
 //
-// Looking changes nothing, and is bounded: whatever hangs is itself a finding.
+// Collecting changes nothing, and its time is bounded: whatever hangs is itself a finding.
 package doctor
 
 import (
@@ -32,8 +31,8 @@ import (
 const (
 	// budget of one diagnosis: a person waits for it.
 	budget = 5 * time.Second
-	// lookBudget is what is left of it for each look; they go on side by side.
-	lookBudget = 4 * time.Second
+	// collectBudget is the time for each collector; they run in parallel.
+	collectBudget = 4 * time.Second
 )
 
 // Configuration is what is known of the machine configuration besides its
@@ -43,7 +42,7 @@ type Configuration interface {
 	Situation() machine.Situation
 }
 
-// Options are what the doctor looks at.
+// Options are the doctor's sources.
 type Options struct {
 	Mode  boot.Mode
 	Store *resource.Store
@@ -131,7 +130,7 @@ func (d *Doctor) run(ctx context.Context, run *diagnosis) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	s := d.collect(ctx)
-	run.findings, run.checked = judge(s), s.checked
+	run.findings, run.checked = evaluate(s), s.checked
 	d.mu.Lock()
 	d.current = nil
 	d.mu.Unlock()

@@ -82,7 +82,7 @@ var endpointConditions = []condition{
 	{
 		id: "endpoint-not-answering", severity: failure,
 		sees: "dial tcp …: connection refused, no route to host, or i/o timeout; or an error on the server, at the endpoint.",
-		why:  "No API server answers at cluster.controlPlane.endpoint: none runs yet, or it points to nobody.",
+		why:  "No API server answers at cluster.controlPlane.endpoint: none runs yet, or no machine is at its address.",
 		next: "It must always point to a healthy API server: the address of a control plane, a load balancer that checks port 6443, or a shared address. Start the control plane, or correct it.",
 		follows: append([]string{"network-no-address", "network-no-route", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated"}, "apiserver-not-running",
 			"shared-address-taken", "shared-address-not-held", "shared-address-not-served"),
@@ -128,11 +128,11 @@ func (s *snapshot) eachAnswer(about func(answer) string) []finding {
 		if what == "" {
 			continue
 		}
-		f := finding{what: fmt.Sprintf("The cluster's endpoint %s %s.", s.endpoint.url, what), evidence: []string{a.said()}}
-		if a.shown != nil {
-			sum := sha256.Sum256(a.shown.Raw)
+		f := finding{what: fmt.Sprintf("The cluster's endpoint %s %s.", s.endpoint.url, what), evidence: []string{a.text()}}
+		if a.rejected != nil {
+			sum := sha256.Sum256(a.rejected.Raw)
 			f.evidence = append(f.evidence, fmt.Sprintf("it shows a certificate of %q for %v %v, issued by %q, SHA-256 %s",
-				a.shown.Subject, a.shown.DNSNames, a.shown.IPAddresses, a.shown.Issuer, hex.EncodeToString(sum[:])))
+				a.rejected.Subject, a.rejected.DNSNames, a.rejected.IPAddresses, a.rejected.Issuer, hex.EncodeToString(sum[:])))
 		}
 		out = append(out, f)
 	}
@@ -151,10 +151,10 @@ func endpointSilent(s *snapshot) []finding {
 	for i, a := range e.answers {
 		mine = mine || s.isMine(e.addresses[i])
 		switch {
-		case a.ok() || a.shown != nil:
+		case a.ok() || a.rejected != nil:
 			serving++
 		case a.err != nil || a.code >= http.StatusInternalServerError:
-			f.evidence = append(f.evidence, a.said())
+			f.evidence = append(f.evidence, a.text())
 		}
 	}
 	if len(f.evidence) == 0 {
@@ -196,7 +196,7 @@ func (s *snapshot) expiring(bad func(time.Duration, certificate) bool) []finding
 			f.what = fmt.Sprintf("The certificate of %s expires in %d days.", c.of, int(left.Hours()/24))
 		}
 		if !c.renewed {
-			f.why, f.next = "It is part of the configuration, and nobody replaces it by itself.", "Make a new one and apply it to all nodes, before the old one ends."
+			f.why, f.next = "It is part of the configuration, and isn't replaced automatically.", "Make a new one and apply it to all nodes, before the old one ends."
 		}
 		out = append(out, f)
 	}

@@ -17,7 +17,7 @@ import (
 var etcdConditions = []condition{
 	{
 		id: "etcd-waits-for-bootstrap", severity: warning,
-		sees:    "Service etcd on a control plane stays in Preparing, and says that it waits for bootstrap, or for a control plane to join.",
+		sees:    "Service etcd on a control plane stays in Preparing, and reports that it waits for bootstrap, or for a control plane to join.",
 		why:     "This node's etcd has no data and is not the one that begins a cluster: it joins when Kubernetes serves on the bootstrap node, where it finds the other members through cluster.controlPlane.endpoint.",
 		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: gbctl -n ADDRESS bootstrap, once. Two would be two clusters.",
 		follows: []string{"maintenance", "network-no-address"},
@@ -25,7 +25,7 @@ var etcdConditions = []condition{
 	},
 	{
 		id: "etcd-foreign-data", severity: failure,
-		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that nobody knows.",
+		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that the cluster doesn't have.",
 		why:   boot.EtcdDataDir + " holds data of another cluster, or of this node under another address.",
 		next:  "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If only the address changed, give the node its old address again.",
 		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
@@ -50,7 +50,7 @@ var etcdConditions = []condition{
 		id: "etcd-not-running", severity: failure,
 		sees: "Service etcd isn't up: it crashes and is tried again, or runs and isn't healthy.",
 		why:  "Mostly a wrong argument in cluster.etcd.extraArgs, or data of an older installation in " + boot.EtcdDataDir + ". One that runs and isn't healthy mostly has too few of the other members.",
-		next: "Its last words say what it lacks; gbctl logs etcd has the rest. Other members are to be brought back, or, if they are lost for good, the cluster recovered from a snapshot: see gbctl bootstrap --help.",
+		next: "Its last log lines show what is missing; gbctl logs etcd shows the rest. Other members are to be brought back, or, if they are lost for good, the cluster recovered from a snapshot: see gbctl bootstrap --help.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling",
 			"etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "clock-wrong"},
 		holds: etcdDown,
@@ -94,10 +94,10 @@ func etcdWaits(s *snapshot) []finding {
 	}
 	if e := s.endpoint; e != nil {
 		for _, a := range e.answers {
-			f.evidence = append(f.evidence, a.said())
+			f.evidence = append(f.evidence, a.text())
 			if a.ok() {
 				f.why = "Kubernetes serves at " + e.url + ", and this node hasn't joined its etcd yet."
-				f.next = "It should join within a minute; gbctl logs etcd says why not."
+				f.next = "It should join within a minute; gbctl logs etcd shows why not."
 			}
 		}
 	}
@@ -151,7 +151,7 @@ func etcdForeign(s *snapshot) []finding {
 	f.since = s.at(svc.Since)
 	f.evidence = append(f.evidence, svc.asStatus())
 	if s.etcd != nil && !s.etcd.ready.ok() {
-		f.evidence = append(f.evidence, s.etcd.ready.said())
+		f.evidence = append(f.evidence, s.etcd.ready.text())
 	}
 	return one(f)
 }
@@ -169,7 +169,7 @@ func foreignSecrets(s *snapshot) []finding {
 				what:     "etcd's data holds Secrets of another cluster.",
 				why:      "They are encrypted with another key than the one that is made from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration was made anew.",
 				next:     "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If it is to be kept, apply the configuration with the cluster's own secrets.",
-				evidence: []string{asLog(apiServer, line), s.local.said()},
+				evidence: []string{asLog(apiServer, line), s.local.text()},
 			})
 		}
 	}
@@ -213,7 +213,7 @@ func etcdDown(s *snapshot) []finding {
 	for i := range found {
 		f := &found[i]
 		words := strings.Join(f.evidence, "\n")
-		if why, next, ok := blame(words, "cluster.etcd.extraArgs", s.config.Cluster.Etcd.Image, s.config.Cluster.Etcd.ExtraArgs); ok {
+		if why, next, ok := explainArgument(words, "cluster.etcd.extraArgs", s.config.Cluster.Etcd.Image, s.config.Cluster.Etcd.ExtraArgs); ok {
 			f.why, f.next = why, next
 		}
 		if svc := s.services[etcd.ID]; svc.State == "Running" {
@@ -226,7 +226,7 @@ func etcdDown(s *snapshot) []finding {
 				f.next = "Wait; gbctl etcd status on another control plane shows how far it is behind, and gbctl service etcd what holds it up."
 			}
 			if s.etcd != nil {
-				f.evidence = append(f.evidence, s.etcd.ready.said())
+				f.evidence = append(f.evidence, s.etcd.ready.text())
 				for _, m := range s.etcd.members {
 					f.evidence = append(f.evidence, "etcd member "+m.String())
 				}

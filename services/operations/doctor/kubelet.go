@@ -17,7 +17,7 @@ var kubeletConditions = []condition{
 		id: "kubelet-not-running", severity: failure,
 		sees:    "Service kubelet isn't up; no pod of this node starts, so on a control plane no API server either.",
 		why:     "Mostly a wrong argument in machine.kubelet.extraArgs.",
-		next:    "Its last words say what it lacks; gbctl logs kubelet has the rest.",
+		next:    "Its last log lines show what is missing; gbctl logs kubelet shows the rest.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling", "secrets-missing"},
 		holds:   kubeletDown,
 	},
@@ -31,13 +31,13 @@ func kubeletDown(s *snapshot) []finding {
 	for i := range found {
 		f := &found[i]
 		k := s.config.Machine.Kubelet
-		if why, next, ok := blame(strings.Join(f.evidence, "\n"), "machine.kubelet.extraArgs", k.Image, k.ExtraArgs); ok {
+		if why, next, ok := explainArgument(strings.Join(f.evidence, "\n"), "machine.kubelet.extraArgs", k.Image, k.ExtraArgs); ok {
 			f.why, f.next = why, next
 			continue
 		}
 		if svc := s.services[kubelet.ID]; svc.State == dag.Running {
 			f.what = "The kubelet runs and is not healthy."
-			f.why = "It doesn't say that it is well; its last words say what it lacks."
+			f.why = "Its health check fails; its last log lines show why."
 		}
 	}
 	return found

@@ -23,19 +23,19 @@ const (
 var machineConditions = []condition{
 	{
 		id: "look-unanswered", severity: warning,
-		sees: "gbctl doctor, and other commands that look at files, take long or say nothing.",
+		sees: "gbctl doctor, and other commands that look at files, take long or print nothing.",
 		why:  "Something that the node was asked for didn't answer in time: for files mostly a disk that hangs or fails.",
-		next: "See gbctl dmesg for errors of disks and network devices; what is said besides may be incomplete.",
+		next: "See gbctl dmesg for errors of disks and network devices; the other findings may be incomplete.",
 		holds: func(s *snapshot) []finding {
 			if len(s.silent) == 0 {
 				return nil
 			}
-			return one(finding{what: "Not all could be looked at within " + lookBudget.String() + ".", evidence: s.silent})
+			return one(finding{what: "Not all could be looked at within " + collectBudget.String() + ".", evidence: s.silent})
 		},
 	},
 	{
 		id: "maintenance", severity: failure,
-		sees: "The console says no usable configuration; only the commands that maintenance mode allows are answered.",
+		sees: "The console shows that there is no usable configuration; only the commands that maintenance mode allows are answered.",
 		why:  "None of the places where a configuration may be has a usable one.",
 		next: "Give it one: gbctl -n ADDRESS apply-config --insecure -f FILE.",
 		holds: func(s *snapshot) []finding {
@@ -46,7 +46,7 @@ var machineConditions = []condition{
 			if svc, ok := s.services[machine.ID]; ok {
 				f.since, f.evidence = s.at(svc.Since), []string{svc.asStatus()}
 				if strings.Contains(svc.Message, ".yaml:") || strings.Contains(svc.Message, "configuration:") || strings.Contains(svc.Message, "seed:") {
-					f.why = "A configuration was found, and it can't be used: the evidence says where it is wrong, or that there was none."
+					f.why = "A configuration was found, and it can't be used: the evidence shows where it is wrong, or that there was none."
 				}
 			}
 			return one(f)
@@ -54,7 +54,7 @@ var machineConditions = []condition{
 	},
 	{
 		id: "secrets-missing", severity: failure,
-		sees: "controller-runtime says controller failed: missing cluster.aggregatorCA secret (or another one).",
+		sees: "controller-runtime logs controller failed: missing cluster.aggregatorCA secret (or another one).",
 		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
 		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it.",
 		holds: func(s *snapshot) []finding {

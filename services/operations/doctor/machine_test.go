@@ -108,7 +108,7 @@ func TestClockWrong(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Worker)
 	n.now = func() time.Time { return time.Now().Add(-2 * time.Hour) }
-	n.finds("clock-wrong", failure, "off by -2h", "says it is")
+	n.finds("clock-wrong", failure, "off by -2h", " it is ")
 	n.now = func() time.Time { return time.Now().Add(-30 * 24 * time.Hour) }
 	n.finds("clock-wrong", failure, "before the time", "is valid from")
 	n.now = time.Now
@@ -116,7 +116,7 @@ func TestClockWrong(t *testing.T) {
 }
 
 // A look that hangs is told, and not repeated until it has returned.
-func TestLookUnanswered(t *testing.T) {
+func TestCollectorUnanswered(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
 	n := start(t, config.Worker)

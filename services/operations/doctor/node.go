@@ -14,8 +14,8 @@ const manifestApplier = "k8s.ManifestApplyController"
 // apiSecrets gets the certificate of a worker's API.
 const apiSecrets = "secrets.APIController"
 
-// apiTrouble is what keeps Kubernetes from being asked.
-var apiTrouble = []string{"maintenance", "network-no-address", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated",
+// apiProblem is what keeps Kubernetes from being asked.
+var apiProblem = []string{"maintenance", "network-no-address", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated",
 	"apiserver-not-running", "endpoint-not-resolving", "endpoint-other-cluster", "endpoint-wrong-name", "endpoint-not-kubernetes", "endpoint-not-answering", "certificate-expired"}
 
 var nodeConditions = []condition{
@@ -24,7 +24,7 @@ var nodeConditions = []condition{
 		sees:    "Nodes can't join, there is no cluster DNS or no pod network: objects that a new cluster gets are missing.",
 		why:     "They are made once the API server serves, by one control plane at a time; what is missing fails, or was deleted.",
 		next:    "gbctl logs controller-runtime has why (k8s.ManifestApplyController); what is missing is made again by itself when that is gone.",
-		follows: apiTrouble,
+		follows: apiProblem,
 		holds: func(s *snapshot) []finding {
 			if s.cluster == nil || len(s.cluster.missing) == 0 {
 				return nil
@@ -47,13 +47,13 @@ var nodeConditions = []condition{
 		sees: `nodes "NAME" not found`,
 		why: "The API server is up, and the kubelet hasn't registered the node: mostly it has no client certificate yet. For that the endpoint must be healthy, the bootstrap manifests be applied (they " +
 			"approve the request) and kube-controller-manager run (it signs).",
-		next:    "It passes within a minute when these are so; gbctl logs kubelet says what the kubelet waits for.",
-		follows: append(append([]string{}, apiTrouble...), "controller-manager-not-running", "manifests-not-applied"),
+		next:    "It passes within a minute when these are so; gbctl logs kubelet shows what the kubelet waits for.",
+		follows: append(append([]string{}, apiProblem...), "controller-manager-not-running", "manifests-not-applied"),
 		holds:   nodeMissing,
 	},
 	{
 		id: "node-not-ready", severity: failure,
-		sees:    "kubectl get nodes says NotReady.",
+		sees:    "kubectl get nodes shows NotReady.",
 		why:     "A node is Ready once its pod network is up; images of the CNI are pulled for that.",
 		next:    "Wait a minute or two. If it stays so, see the pods of the CNI in kube-system.",
 		follows: []string{"disk-full", "kubelet-not-running", "image-pull-failing", "controller-manager-not-running", "manifests-not-applied", "endpoint-not-answering", "endpoint-other-cluster"},
@@ -79,7 +79,7 @@ var nodeConditions = []condition{
 		id: "system-pods-failing", severity: warning,
 		sees:    "Pods of kube-system restart, or don't run.",
 		why:     "A container of theirs ends again and again, or can't be started.",
-		next:    "kubectl -n kube-system logs POD --previous, or gbctl logs -k, has its last words.",
+		next:    "kubectl -n kube-system logs POD --previous, or gbctl logs -k, shows its last log lines.",
 		follows: []string{"disk-full", "memory-low", "image-pull-failing", "apiserver-not-running", "controller-manager-not-running", "scheduler-not-running"},
 		holds:   systemPods,
 	},
@@ -88,7 +88,7 @@ var nodeConditions = []condition{
 		sees:    "apid of a worker isn't healthy.",
 		why:     "A worker has no certificate for its API until a control plane gives it one: it finds them through Kubernetes once its kubelet has joined, and else asks the endpoint.",
 		next:    "Make sure that the endpoint is healthy, that the worker's kubelet joined the cluster, that machine.token is the same on all nodes, and that port 50001 of the control planes can be reached.",
-		follows: append(append([]string{}, apiTrouble...), "node-not-registered"),
+		follows: append(append([]string{}, apiProblem...), "node-not-registered"),
 		holds: func(s *snapshot) []finding {
 			if s.config == nil || s.controlPlane() {
 				return nil
@@ -107,7 +107,7 @@ var nodeConditions = []condition{
 		id: "api-not-up", severity: failure,
 		sees:    "gbctl can't connect; apid isn't up on a control plane.",
 		why:     "It ends, or has no certificate.",
-		next:    "Its last words say what it lacks.",
+		next:    "Its last log lines show what is missing.",
 		follows: []string{"network-no-address", "secrets-missing", "disk-full"},
 		holds: func(s *snapshot) []finding {
 			if s.config != nil && !s.controlPlane() {
@@ -152,7 +152,7 @@ func nodeMissing(s *snapshot) []finding {
 		f.evidence = append(f.evidence, "csr: none of a kubelet")
 		f.why = "The kubelet has no client certificate, and hasn't asked for one: it hasn't reached the endpoint, or its token isn't accepted."
 	}
-	f.evidence = append(f.evidence, asLog("kubelet", lastWords(s.tail("kubelet", tailLines))))
+	f.evidence = append(f.evidence, asLog("kubelet", lastError(s.tail("kubelet", tailLines))))
 	return one(f)
 }
 

@@ -62,7 +62,7 @@ func TestRealProgramsRefuse(t *testing.T) {
 			t.Errorf("%s took --%s=%s: %v", name, flag, value, err)
 			return
 		}
-		words := lastWords(strings.Split(string(out), "\n"))
+		words := lastError(strings.Split(string(out), "\n"))
 		if got := wrongFlag(words); got != flag {
 			t.Errorf("%s: the last words are %q, which blames %q", name, words, got)
 		}
@@ -101,19 +101,19 @@ func realEtcd(n *node) (url string) {
 		n.must(os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
 	url, peer := "https://"+freeport.Find(n.t).String(), "http://"+freeport.Find(n.t).String()
-	said, err := os.Create(filepath.Join(dir, "log"))
+	output, err := os.Create(filepath.Join(dir, "log"))
 	n.must(err)
 	etcd := exec.Command(program(n.t, "etcd"), "--data-dir="+filepath.Join(dir, "data"), "--unsafe-no-fsync", fmt.Sprintf("--quota-backend-bytes=%d", quota),
 		"--listen-client-urls="+url, "--advertise-client-urls="+url, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer,
 		"--client-cert-auth", "--trusted-ca-file="+filepath.Join(dir, "ca.crt"), "--cert-file="+filepath.Join(dir, "tls.crt"), "--key-file="+filepath.Join(dir, "tls.key"))
-	etcd.Stdout, etcd.Stderr = said, said
+	etcd.Stdout, etcd.Stderr = output, output
 	etcd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	n.must(etcd.Start())
 	n.t.Cleanup(func() {
 		_ = etcd.Process.Kill()
 		_ = etcd.Wait()
-		said.Close()
-		if text, _ := os.ReadFile(said.Name()); n.t.Failed() {
+		output.Close()
+		if text, _ := os.ReadFile(output.Name()); n.t.Failed() {
 			n.t.Logf("etcd said:\n%s", text[max(0, len(text)-4000):])
 		}
 	})

@@ -26,7 +26,7 @@ var serviceConditions = []condition{
 		id: "service-failing", severity: failure,
 		sees:    "A service is Failed, and is tried again with growing pauses, or runs and isn't healthy.",
 		why:     "It ends with an error each time, or doesn't answer.",
-		next:    "Its last words say what it lacks; gbctl logs SERVICE has the rest.",
+		next:    "Its last log lines show what is missing; gbctl logs SERVICE shows the rest.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "memory-low"},
 		holds: func(s *snapshot) []finding {
 			var out []finding
@@ -42,7 +42,7 @@ var serviceConditions = []condition{
 		id: "service-restarting", severity: warning,
 		sees:    "A service runs, and has ended several times within minutes.",
 		why:     "It comes up each time and doesn't stay.",
-		next:    "Its last words say why; gbctl logs SERVICE has the rest.",
+		next:    "Its last log lines show why; gbctl logs SERVICE shows the rest.",
 		follows: []string{"disk-full", "memory-low", "service-failing"},
 		holds: func(s *snapshot) []finding {
 			var out []finding
@@ -53,7 +53,7 @@ var serviceConditions = []condition{
 					continue
 				}
 				f := finding{what: fmt.Sprintf("Service %s is up, and ended %d times in the last %s.", id, len(ends), flapping), since: s.at(ends[0].SinceBoot)}
-				f.evidence = []string{asEvent(ends[len(ends)-1]), asLog(id, lastWords(s.tail(id, tailLines)))}
+				f.evidence = []string{asEvent(ends[len(ends)-1]), asLog(id, lastError(s.tail(id, tailLines)))}
 				out = append(out, f)
 			}
 			return out
@@ -129,13 +129,13 @@ func (s *snapshot) down(id, what string) []finding {
 		f.passing = s.age(svc) < startTime
 	}
 	if len(ends) > 0 || !f.passing {
-		f.evidence = append(f.evidence, asLog(id, lastWords(s.tail(id, tailLines))))
+		f.evidence = append(f.evidence, asLog(id, lastError(s.tail(id, tailLines))))
 	}
 	return one(f)
 }
 
-// trouble is an image that can't be pulled: whose, and the words.
-type trouble struct {
+// pullError is an image that can't be pulled: whose, and the words.
+type pullError struct {
 	of, words, evidence string
 	since               time.Time
 }
@@ -149,8 +149,8 @@ func imagePullFailing(s *snapshot) []finding {
 	return out
 }
 
-func (s *snapshot) servicePulls() []trouble {
-	var out []trouble
+func (s *snapshot) servicePulls() []pullError {
+	var out []pullError
 	for _, id := range slices.Sorted(maps.Keys(s.services)) {
 		svc := s.services[id]
 		ends := s.failures(svc, flapping)
@@ -158,7 +158,7 @@ func (s *snapshot) servicePulls() []trouble {
 			continue
 		}
 		if last := ends[len(ends)-1]; strings.Contains(last.Message, "pull image ") {
-			out = append(out, trouble{"service " + id, last.Message, asEvent(last), s.at(ends[0].SinceBoot)})
+			out = append(out, pullError{"service " + id, last.Message, asEvent(last), s.at(ends[0].SinceBoot)})
 		}
 	}
 	return out
@@ -166,13 +166,13 @@ func (s *snapshot) servicePulls() []trouble {
 
 // podPulls are those of the pods of kube-system on this node, as Kubernetes or the
 // kubelet tells them, or else its log: it doesn't answer while no API server does.
-func (s *snapshot) podPulls() []trouble {
-	var out []trouble
+func (s *snapshot) podPulls() []pullError {
+	var out []pullError
 	seen := map[string]bool{}
 	add := func(name, words, evidence string) {
 		if !seen[name] {
 			seen[name] = true
-			out = append(out, trouble{of: "pod " + name, words: words, evidence: evidence})
+			out = append(out, pullError{of: "pod " + name, words: words, evidence: evidence})
 		}
 	}
 	for _, pod := range s.allPods() {
@@ -204,7 +204,7 @@ var pullReasons = []struct {
 }{
 	{[]string{"no space left on device", "the disk is full"}, "There is no room for it.", "See disk-full."},
 	{[]string{"401 Unauthorized", "403 Forbidden", "authorization failed", "authentication required", "pull access denied", "insufficient_scope"},
-		"The registry wants to know who asks, and doesn't accept it.", "Give it a user in machine.registries.config, or correct the one that is there."},
+		"The registry requires authentication, and doesn't accept what it got.", "Give it a user in machine.registries.config, or correct the one that is there."},
 	{[]string{"x509:", "certificate"}, "The registry's certificate isn't accepted.", "Name its authority in machine.registries.config.HOST.tls.ca; and see that the node's clock is right."},
 	{[]string{"no such host", "server misbehaving"}, "The registry's name can't be resolved.", "Correct machine.network.nameservers or the name, or configure a mirror in machine.registries.mirrors."},
 	{[]string{"connection refused", "i/o timeout", "no route to host", "network is unreachable", "context deadline exceeded", "EOF", "connection reset"},

@@ -144,7 +144,7 @@ func TestImagePullFailing(t *testing.T) {
 		"failed to resolve reference \"" + image + "\": " + image + ": not found":                                                                                     "no image of that name",
 		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": dial tcp 10.5.0.1:5000: connect: connection refused":                              "doesn't answer",
 		"failed to do request: Head \"https://registry.k8s.io/v2/etcd/manifests/v0\": dial tcp: lookup registry.k8s.io on 10.5.0.1:53: no such host":                  "can't be resolved",
-		"failed to authorize: failed to fetch anonymous token: unexpected status from GET request to https://auth/token: 401 Unauthorized":                            "who asks",
+		"failed to authorize: failed to fetch anonymous token: unexpected status from GET request to https://auth/token: 401 Unauthorized":                            "requires authentication",
 		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": tls: failed to verify certificate: x509: certificate signed by unknown authority": "certificate isn't accepted",
 		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": http: server gave HTTP response to HTTPS client":                                  "plain HTTP",
 	} {

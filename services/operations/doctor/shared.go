@@ -31,10 +31,10 @@ var sharedConditions = []condition{
 		sees:    "no route to host, at the shared address.",
 		why:     "The API server of no control plane is ready, so that none may have the address.",
 		next:    "Look at the other findings on each control plane, at its own address. Until the cluster is bootstrapped, this is as it should be.",
-		follows: append(slices.Clone(etcdTrouble), "apiserver-not-running", "shared-address-taken"),
+		follows: append(slices.Clone(etcdProblem), "apiserver-not-running", "shared-address-taken"),
 		holds: func(s *snapshot) []finding {
 			found := s.eachShared(func(a vip.Status) (string, bool) {
-				return fmt.Sprintf("Nobody holds the shared address %s.", a.Address), a.Known && a.HeldBy == "" && !a.Holder && s.now.Sub(a.Since) > moveTime
+				return fmt.Sprintf("No node holds the shared address %s.", a.Address), a.Known && a.HeldBy == "" && !a.Holder && s.now.Sub(a.Since) > moveTime
 			})
 			for i := range found {
 				found[i].passing = s.sinceBoot < bootstrapTime
@@ -47,16 +47,16 @@ var sharedConditions = []condition{
 		sees:    "connection refused, at the shared address.",
 		why:     "This node has the address, and its API server doesn't serve. It keeps it where no other control plane could take it: none has an API server that is ready, or etcd has no quorum.",
 		next:    "Start the API server of this node, or bring another control plane back.",
-		follows: append(slices.Clone(etcdTrouble), "apiserver-not-running"),
+		follows: append(slices.Clone(etcdProblem), "apiserver-not-running"),
 		holds: func(s *snapshot) []finding {
 			if s.local == nil || s.local.okButForEtcd() {
 				return nil
 			}
 			found := s.eachShared(func(a vip.Status) (string, bool) {
-				return fmt.Sprintf("Nobody serves at the shared address %s: this node has it.", a.Address), a.Holder
+				return fmt.Sprintf("No API server serves at the shared address %s: this node has it.", a.Address), a.Holder
 			})
 			for i := range found {
-				found[i].evidence = append(found[i].evidence, s.local.said())
+				found[i].evidence = append(found[i].evidence, s.local.text())
 			}
 			return found
 		},
@@ -97,7 +97,7 @@ func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) 
 		case a.Holder:
 			holder = "this node"
 		case a.Known && a.HeldBy == "":
-			holder = "nobody"
+			holder = "no node"
 		case a.Known:
 			holder = a.HeldBy
 		}

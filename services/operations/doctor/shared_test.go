@@ -34,8 +34,8 @@ func TestSharedAddress(t *testing.T) {
 	n.shares(func(s *vip.Status) { s.HeldBy, s.Since = "", time.Now() })
 	n.healthy() // it moves
 	n.shares(func(s *vip.Status) { s.HeldBy, s.Candidates = "", 0 })
-	n.finds("shared-address-not-held", failure, "10.5.0.254", "holder nobody")
-	// Without etcd's word nobody can say who has it.
+	n.finds("shared-address-not-held", failure, "10.5.0.254", "holder no node")
+	// Without etcd the holder is unknown.
 	n.shares(func(s *vip.Status) { s.HeldBy, s.Known, s.Etcd = "", false, "context deadline exceeded" })
 	n.healthy()
 
@@ -44,7 +44,7 @@ func TestSharedAddress(t *testing.T) {
 	n.finds("shared-address-two-members", warning, "10.5.0.254", "3 candidates")
 }
 
-func TestNobodyServesAtTheSharedAddress(t *testing.T) {
+func TestNoServerAtTheSharedAddress(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init)
 	n.shares(func(s *vip.Status) { s.Holder, s.HeldBy = true, nodeName })

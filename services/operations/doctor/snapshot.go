@@ -73,46 +73,47 @@ type service struct {
 
 // certificate is one that something on the node works with.
 type certificate struct {
-	of   string // in words
+	of   string // its purpose, for the user
 	cert *x509.Certificate
-	// renewed says that the node replaces it by itself.
+	// renewed: the node replaces it automatically.
 	renewed bool
 }
 
-// look is one thing to be looked at. It gets what is known from memory, which it
-// must not change, and returns what it adds; nil for nothing.
-type look struct {
-	name string // what was checked, in words
-	see  func(ctx context.Context, s *snapshot) func(*snapshot)
+// collector collects one kind of facts. It gets the snapshot of what is in memory, which
+// it must not change, and returns a function that adds to it; nil: it adds nothing.
+type collector struct {
+	name string // what is checked, for the user
+	run  func(ctx context.Context, s *snapshot) func(*snapshot)
 }
 
-// collect takes everything in. Memory comes first; the rest side by side.
+// collect makes a snapshot: first of what is in memory, then with all collectors in
+// parallel.
 func (d *Doctor) collect(ctx context.Context) *snapshot {
 	s := d.remember()
-	ctx, cancel := context.WithTimeout(ctx, lookBudget)
+	ctx, cancel := context.WithTimeout(ctx, collectBudget)
 	defer cancel()
-	looks := d.looks(s)
+	collectors := d.collectors(s)
 	type result struct {
 		index int
 		add   func(*snapshot)
 	}
-	results := make(chan result, len(looks)) // room for those that come too late
+	results := make(chan result, len(collectors)) // room for those that come too late
 	waiting := map[int]bool{}
-	for i, l := range looks {
+	for i, l := range collectors {
 		s.checked = append(s.checked, l.name)
 		if !d.begin(l.name) {
 			s.silent = append(s.silent, l.name)
 			continue
 		}
 		waiting[i] = true
-		known := *s // a look never sees what another adds
+		known := *s // a collector doesn't see what another one adds
 		go func() {
 			defer d.end(l.name)
 			results <- result{i, l.try(ctx, &known)}
 		}()
 	}
-	// A moment more than the looks have, for those that end because of it.
-	grace := time.NewTimer(lookBudget + (budget-lookBudget)/2)
+	// A moment longer than the collectors' timeout, for those that end because of it.
+	grace := time.NewTimer(collectBudget + (budget-collectBudget)/2)
 	defer grace.Stop()
 	for len(waiting) > 0 {
 		select {
@@ -122,9 +123,9 @@ func (d *Doctor) collect(ctx context.Context) *snapshot {
 				r.add(s)
 			}
 		case <-grace.C:
-			for i := range looks {
+			for i := range collectors {
 				if waiting[i] {
-					s.silent = append(s.silent, looks[i].name)
+					s.silent = append(s.silent, collectors[i].name)
 				}
 			}
 			return s
@@ -133,18 +134,18 @@ func (d *Doctor) collect(ctx context.Context) *snapshot {
 	return s
 }
 
-// try turns a defect of the look into something that is told.
-func (l look) try(ctx context.Context, known *snapshot) (add func(*snapshot)) {
+// try runs the collector. A panic becomes an entry of silent.
+func (l collector) try(ctx context.Context, known *snapshot) (add func(*snapshot)) {
 	defer func() {
 		if p := recover(); p != nil {
 			add = func(s *snapshot) { s.silent = append(s.silent, fmt.Sprintf("%s: panic: %v", l.name, p)) }
 		}
 	}()
-	return l.see(ctx, known)
+	return l.run(ctx, known)
 }
 
-// begin is false while an earlier look of that name still hangs, in a disk that
-// doesn't answer: it isn't joined by a second one.
+// begin returns false while an earlier collector of that name still hangs, as on a disk
+// that doesn't answer: a second one isn't started.
 func (d *Doctor) begin(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -161,27 +162,27 @@ func (d *Doctor) end(name string) {
 	delete(d.stuck, name)
 }
 
-// looks are those that make sense with what is known.
-func (d *Doctor) looks(s *snapshot) []look {
-	looks := []look{
-		{fmt.Sprintf("files: static pods, etcd's data, container logs, free space of %s and %s, memory", boot.StateDir, boot.EphemeralDir), d.lookAtFiles},
-		{"default routes", d.lookAtRoutes},
+// collectors are those that fit the configuration.
+func (d *Doctor) collectors(s *snapshot) []collector {
+	collectors := []collector{
+		{fmt.Sprintf("files: static pods, etcd's data, container logs, free space of %s and %s, memory", boot.StateDir, boot.EphemeralDir), d.collectFiles},
+		{"default routes", d.collectRoutes},
 	}
 	if s.config == nil {
-		return looks
+		return collectors
 	}
-	looks = append(looks, look{"the cluster's endpoint " + s.config.Cluster.ControlPlane.Endpoint.String(), d.lookAtEndpoint})
+	collectors = append(collectors, collector{"the cluster's endpoint " + s.config.Cluster.ControlPlane.Endpoint.String(), d.collectEndpoint})
 	if s.config.Machine.Type.ControlPlane() {
-		looks = append(looks,
-			look{"kube-apiserver on this node", d.lookAtLocal},
-			look{"kube-controller-manager and kube-scheduler on this node", d.lookAtPrograms},
-			look{"etcd on this node: health, members, alarms", d.lookAtEtcd},
+		collectors = append(collectors,
+			collector{"kube-apiserver on this node", d.collectLocal},
+			collector{"kube-controller-manager and kube-scheduler on this node", d.collectPrograms},
+			collector{"etcd on this node: health, members, alarms", d.collectEtcd},
 		)
 	}
-	return append(looks, look{"Kubernetes: the node, its certificate requests, the pods of kube-system, what was to be made at bootstrap", d.lookAtCluster})
+	return append(collectors, collector{"Kubernetes: the node, its certificate requests, the pods of kube-system, what was to be made at bootstrap", d.collectCluster})
 }
 
-// remember is what is in memory: nothing of it can hang.
+// remember is a snapshot of what is in memory: nothing of it can hang.
 func (d *Doctor) remember() *snapshot {
 	s := &snapshot{now: d.o.Now(), sinceBoot: d.o.SinceBoot(), mode: d.o.Mode, tail: d.o.Tail, services: map[string]service{}}
 	d.rememberServices(s)
@@ -222,8 +223,8 @@ func (d *Doctor) remember() *snapshot {
 	}
 	s.certificates = d.rememberCertificates(s.config)
 	s.checked = append(s.checked,
-		fmt.Sprintf("services: %s, with their events and last words", strings.Join(slices.Sorted(maps.Keys(s.services)), ", ")),
-		"controllers and their last words", "the machine configuration, its warnings and whether one is staged or tried",
+		fmt.Sprintf("services: %s, with their events and last log lines", strings.Join(slices.Sorted(maps.Keys(s.services)), ", ")),
+		"controllers and their last log lines", "the machine configuration, its warnings and whether one is staged or tried",
 		"operations", "addresses, the shared one among them, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
 	return s
 }

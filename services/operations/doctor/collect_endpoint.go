@@ -37,7 +37,7 @@ const (
 	schedulerHealth         = "https://127.0.0.1:10259/readyz"
 )
 
-// endpoint is what cluster.controlPlane.endpoint was seen to be.
+// endpoint is what was collected about cluster.controlPlane.endpoint.
 type endpoint struct {
 	url       string
 	host      string
@@ -46,23 +46,23 @@ type endpoint struct {
 	answers   []answer
 }
 
-// answer is what came of one question over HTTPS.
+// answer is the result of one request over HTTPS.
 type answer struct {
-	from string // what was asked: a URL, with the address where that isn't the host
-	err  error  // no answer came, or not from whom it should
+	from string // the URL, with the address where that isn't the host
+	err  error  // no answer came, or the certificate wasn't accepted
 	code int
 	body string
-	date time.Time // by the clock of who answered; zero: it didn't say
+	date time.Time // by the server's clock; zero: not in the answer
 	took time.Duration
-	// shown is the certificate that was not accepted; nil: none was refused.
-	shown *x509.Certificate
+	// rejected is the certificate that was not accepted; nil: none was refused.
+	rejected *x509.Certificate
 }
 
-// ok says that it serves.
+// ok reports whether it serves.
 func (a answer) ok() bool { return a.err == nil && a.code == http.StatusOK }
 
-// said is the answer verbatim.
-func (a answer) said() string {
+// text is the answer verbatim.
+func (a answer) text() string {
 	if a.err != nil {
 		return a.from + ": " + a.err.Error()
 	}
@@ -84,7 +84,7 @@ func lastBad(body string) string {
 	return first
 }
 
-func (d *Doctor) lookAtEndpoint(ctx context.Context, s *snapshot) func(*snapshot) {
+func (d *Doctor) collectEndpoint(ctx context.Context, s *snapshot) func(*snapshot) {
 	u := s.config.Cluster.ControlPlane.Endpoint
 	e := endpoint{url: strings.TrimSuffix(u.String(), "/"), host: u.Hostname()}
 	if e.addresses, e.resolve = resolve(ctx, e.host); e.resolve != nil {
@@ -100,8 +100,8 @@ func (d *Doctor) lookAtEndpoint(ctx context.Context, s *snapshot) func(*snapshot
 	return func(s *snapshot) { s.endpoint = &e }
 }
 
-// lookAtLocal asks this node's apiserver, which anybody may ask whether it is ready.
-func (d *Doctor) lookAtLocal(ctx context.Context, s *snapshot) func(*snapshot) {
+// collectLocal asks this node's apiserver for /readyz, which needs no authentication.
+func (d *Doctor) collectLocal(ctx context.Context, s *snapshot) func(*snapshot) {
 	o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID)
 	if err != nil {
 		return nil
@@ -110,9 +110,9 @@ func (d *Doctor) lookAtLocal(ctx context.Context, s *snapshot) func(*snapshot) {
 	return func(s *snapshot) { s.local = &a }
 }
 
-// lookAtPrograms asks the other two, on loopback. Their certificates are their own:
-// nothing but "I am well" is taken from them.
-func (d *Doctor) lookAtPrograms(ctx context.Context, _ *snapshot) func(*snapshot) {
+// collectPrograms asks the other two, on loopback. Their certificates are self-signed, so
+// only their health is used.
+func (d *Doctor) collectPrograms(ctx context.Context, _ *snapshot) func(*snapshot) {
 	var mu sync.Mutex // guards answers
 	answers := map[string]answer{}
 	var wg sync.WaitGroup
@@ -183,12 +183,12 @@ func ask(ctx context.Context, target string, addr netip.Addr, config *tls.Config
 		a.err = err
 		var refused *tls.CertificateVerificationError
 		if errors.As(err, &refused) && len(refused.UnverifiedCertificates) > 0 {
-			a.shown = refused.UnverifiedCertificates[0]
+			a.rejected = refused.UnverifiedCertificates[0]
 		}
 		return a
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // the code says most
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // the code is enough
 	a.code, a.body = resp.StatusCode, string(bytes.ToValidUTF8(body, []byte("\uFFFD")))
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		a.date = date

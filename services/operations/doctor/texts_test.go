@@ -18,7 +18,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-func TestLastWords(t *testing.T) {
+func TestLastError(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]struct{ part, flag string }{
 		"etcd-unknown-flag.log":      {"flag provided but not defined", "no-such-flag"},
@@ -30,15 +30,15 @@ func TestLastWords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		words := lastWords(strings.Split(string(data), "\n"))
+		words := lastError(strings.Split(string(data), "\n"))
 		if !strings.Contains(words, want.part) || wrongFlag(words) != want.flag {
 			t.Errorf("%s: %q, which blames %q", name, words, wrongFlag(words))
 		}
 	}
-	if got := lastWords([]string{"one", "two", ""}); got != "two" {
+	if got := lastError([]string{"one", "two", ""}); got != "two" {
 		t.Errorf("of nothing telling: %q", got)
 	}
-	if got := lastWords(nil); got != "" {
+	if got := lastError(nil); got != "" {
 		t.Errorf("of nothing: %q", got)
 	}
 }
@@ -46,9 +46,9 @@ func TestLastWords(t *testing.T) {
 func TestBlame(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		words string
-		extra map[string]string
-		blame string
+		words           string
+		extra           map[string]string
+		explainArgument string
 	}{
 		{"unknown flag: --nope", map[string]string{"nope": "1"}, `args has nope: "1"`},
 		{"unknown flag: --node-ip", map[string]string{"v": "4"}, "image doesn't know the argument node-ip"},
@@ -58,8 +58,8 @@ func TestBlame(t *testing.T) {
 		{"the server is overloaded", map[string]string{"over": "1"}, ""},
 		{"connection refused", nil, ""},
 	} {
-		why, _, ok := blame(c.words, "args", "image", c.extra)
-		if ok != (c.blame != "") || !strings.Contains(why, c.blame) {
+		why, _, ok := explainArgument(c.words, "args", "image", c.extra)
+		if ok != (c.explainArgument != "") || !strings.Contains(why, c.explainArgument) {
 			t.Errorf("%q: %v %q", c.words, ok, why)
 		}
 	}
@@ -86,18 +86,18 @@ func TestEndpointPartlyAnswering(t *testing.T) {
 	s := &snapshot{sinceBoot: time.Hour, now: time.Now(), tail: nothing, endpoint: &endpoint{url: "https://k", addresses: []netip.Addr{a, b}, answers: []answer{
 		{from: "https://k at 10.5.0.2", code: http.StatusOK, body: "ok"}, {from: "https://k at 10.5.0.3", err: errors.New("connection refused")},
 	}}}
-	found := judge(s)
+	found := evaluate(s)
 	if len(found) != 1 || found[0].Id != "endpoint-not-answering" || found[0].Severity != warning || !strings.Contains(found[0].What, "1 of the 2 addresses") {
 		t.Errorf("found:\n%s", showAll(found))
 	}
 	s.endpoint.answers[1] = s.endpoint.answers[0]
-	if found := judge(s); len(found) > 0 {
+	if found := evaluate(s); len(found) > 0 {
 		t.Errorf("found:\n%s", showAll(found))
 	}
 }
 
 // What services, containers and servers say is anything at all.
-func FuzzJudge(f *testing.F) {
+func FuzzEvaluate(f *testing.F) {
 	f.Add(`{"msg":"recovered/added member from store","local-member-id":"6","recovered-remote-peer-id":"6","recovered-remote-peer-urls":["http://127.0.0.9:33380"]}`,
 		podList(staticPod(apiServer, crashed), staticPod(scheduler, unpulled)), "[-]etcd failed")
 	f.Add(`2026/11/21 15:00:00  warning: k8s.X: controller failed: missing cluster.aggregatorCA secret`, `{"items":[{"status":{"conditions":[{"type":"Ready","status":"False"}]}}]}`, "ok")
@@ -129,7 +129,7 @@ func FuzzJudge(f *testing.F) {
 			etcd:     &member{ready: answer{code: 503, body: body}, members: []etcdMember{{Name: body}}, alarms: []string{body}},
 			cluster:  &cluster{node: first, csrs: items, pods: items, nodeErr: &kubeclient.StatusError{Code: http.StatusNotFound, Message: body}, missing: []string{body}},
 		}
-		for _, found := range judge(s) {
+		for _, found := range evaluate(s) {
 			if found.What == "" || found.Why == "" || found.Next == "" || found.Severity == 0 || len(found.Evidence) > maxEvidence {
 				t.Errorf("it lacks something:\n%s", show(found))
 			}

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// etcdHealth is where etcd says how it is, in plain HTTP on loopback.
+	// etcdHealth is where etcd serves its health, in plain HTTP on loopback.
 	etcdHealth = "http://127.0.0.1:2381"
 	// maxList of members and alarms: a large cluster has seven.
 	maxList = 1 << 20
 )
 
-// member is what this node's etcd says of itself and of its cluster.
+// member is what this node's etcd returns about itself and its cluster.
 type member struct {
 	ready   answer
 	members []etcdMember
@@ -30,7 +30,7 @@ type member struct {
 	listed  error    // why the last two are not known
 }
 
-// etcdMember is one of the cluster, in the words of etcd's JSON gateway.
+// etcdMember is one of the cluster, as etcd's JSON gateway encodes it.
 type etcdMember struct {
 	ID         string   `json:"ID"`
 	Name       string   `json:"name"`
@@ -47,7 +47,7 @@ func (m etcdMember) String() string {
 	return fmt.Sprintf("%s %s%s", m.Name, m.PeerURLs, learner)
 }
 
-func (d *Doctor) lookAtEtcd(ctx context.Context, _ *snapshot) func(*snapshot) {
+func (d *Doctor) collectEtcd(ctx context.Context, _ *snapshot) func(*snapshot) {
 	m := &member{}
 	var wg sync.WaitGroup
 	wg.Go(func() { m.ready = d.askEtcd(ctx) })
@@ -72,7 +72,7 @@ func (d *Doctor) askEtcd(ctx context.Context) answer {
 		return a
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // the code says most
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // the code is enough
 	a.code, a.body = resp.StatusCode, string(body)
 	return a
 }

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// tailBytes of a container's log hold its last words, and the stack of a panic.
+	// tailBytes of a container's log hold its last lines, and the stack of a panic.
 	tailBytes = 32 << 10
 	// maxSmall bounds files that are small on a healthy node.
 	maxSmall = 1 << 20
@@ -30,12 +30,12 @@ const (
 	clientFile = boot.KubeletClient
 )
 
-// files is what was seen in the node's file systems.
+// files is what was collected from the node's file systems.
 type files struct {
 	seen bool
 	// manifests are the names of our static pods' files.
 	manifests []string
-	// etcdData says whether etcd has data, and whether that could be seen.
+	// etcdData: etcd has data; etcdSeen: its directory could be read.
 	etcdData, etcdSeen bool
 	// client is the kubelet's certificate; nil where it has none.
 	client *x509.Certificate
@@ -54,7 +54,7 @@ type space struct {
 	readOnly    bool
 }
 
-func (d *Doctor) lookAtFiles(context.Context, *snapshot) func(*snapshot) {
+func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 	f := files{seen: true, pods: map[string][]string{}}
 	entries, _ := os.ReadDir(d.path(boot.ManifestsDir))
 	for _, e := range entries {
@@ -84,7 +84,7 @@ func (d *Doctor) lookAtFiles(context.Context, *snapshot) func(*snapshot) {
 	}
 }
 
-// hasEntries says whether a directory holds anything, and whether that is known: one
+// hasEntries reports whether a directory holds anything, and whether that is known: one
 // that isn't there holds nothing.
 func hasEntries(dir string) (has, known bool) {
 	f, err := os.Open(dir)
@@ -190,8 +190,8 @@ func tailOf(path string) []string {
 // route is whether there is a way to other networks.
 type route struct{ seen, v4, v6 bool }
 
-// lookAtRoutes reads what the kernel says of its tables (proc_net(5)).
-func (d *Doctor) lookAtRoutes(context.Context, *snapshot) func(*snapshot) {
+// collectRoutes reads the kernel's routing tables (proc_net(5)).
+func (d *Doctor) collectRoutes(context.Context, *snapshot) func(*snapshot) {
 	v4, err := readSmall(d.path("/proc/net/route"))
 	if err != nil {
 		return nil

@@ -21,11 +21,11 @@ const (
 // maxMissing objects of the manifests are named; one is enough to know.
 const maxMissing = 8
 
-// cluster is what Kubernetes said.
+// cluster is what Kubernetes returned.
 type cluster struct {
 	through string // the URL that was asked
 	as      string // in whose name
-	err     error  // nobody to ask, or no answer at all
+	err     error  // there is no server to ask, or no answer at all
 
 	node       kubeclient.Object
 	nodeErr    error
@@ -37,9 +37,9 @@ type cluster struct {
 	missingErr error
 }
 
-// lookAtCluster asks this node's apiserver where there is one that serves, else another
+// collectCluster asks this node's apiserver where there is one that serves, else another
 // one through the node's balancer.
-func (d *Doctor) lookAtCluster(ctx context.Context, s *snapshot) func(*snapshot) {
+func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	c := &cluster{}

@@ -12,31 +12,31 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 )
 
-// tailLines of a log are searched for last words: etcd prints its whole usage
-// after the line that says what is wrong.
+// tailLines of a log are searched for the last error: etcd prints its whole usage
+// after the line with the error.
 const tailLines = 400
 
-// telling are lines that say why a program ended, the surest first: what it failed
-// with, then any error, in the ways in which the node's programs write them (klog
-// as text and as JSON, zap, Go's flag and log packages).
-var telling = []*regexp.Regexp{
+// errorPatterns match lines with the reason why a program ended, the surest first: fatal
+// errors, then any error, then warnings, in the formats of the node's programs (klog as
+// text and as JSON, zap, Go's flag and log packages).
+var errorPatterns = []*regexp.Regexp{
 	regexp.MustCompile(`command failed|"level":"(?:fatal|panic)"|^panic: |flag provided but not defined|unknown flag|invalid value .* for flag|^F\d{4} |[Ff]atal error`),
 	regexp.MustCompile(`"level":"error"|^E\d{4} |^(?:stderr F )?Error: |"err":"`),
 	regexp.MustCompile(`"level":"warn"|^W\d{4} |\bwarning: |\berror: `),
 }
 
-// criLine takes the time and stream away that CRI puts before each line of a
-// container's output.
+// criLine matches the time and stream that CRI puts before each line of a container's
+// output.
 var criLine = regexp.MustCompile(`^\S+Z? (?:stdout|stderr) [FP] `)
 
-// ownStory are lines of a service's log that repeat its events.
-var ownStory = regexp.MustCompile(`^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d  .* state=\w+$`)
+// eventLine matches lines of a service's log that repeat its events.
+var eventLine = regexp.MustCompile(`^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d  .* state=\w+$`)
 
-// lastWords is the line that tells most of why something ended, "" where there are
-// no lines: the last of the surest kind.
-func lastWords(lines []string) string {
-	lines = slices.DeleteFunc(slices.Clone(lines), ownStory.MatchString)
-	for _, kind := range telling {
+// lastError is the line with the most likely reason why something ended: the last line
+// that matches the surest pattern. It is "" if there are no lines.
+func lastError(lines []string) string {
+	lines = slices.DeleteFunc(slices.Clone(lines), eventLine.MatchString)
+	for _, kind := range errorPatterns {
 		for _, line := range slices.Backward(lines) {
 			if kind.MatchString(criLine.ReplaceAllString(line, "")) {
 				return line
@@ -69,10 +69,10 @@ func wrongFlag(words string) string {
 	return ""
 }
 
-// blame says which of the configuration's arguments a program refused, and where
-// to put it right; false when the words tell of none. Arguments that are named in
-// another way than by the flag are found by their names.
-func blame(words, path, image string, extra map[string]string) (why, next string, ok bool) {
+// explainArgument returns which of the configuration's arguments a program refused, and
+// where to correct it; false if words, the program's message, mentions none. Arguments
+// that are mentioned in another form than the flag are found by their names.
+func explainArgument(words, path, image string, extra map[string]string) (why, next string, ok bool) {
 	flag := wrongFlag(words)
 	if _, own := extra[flag]; flag != "" && !own {
 		return fmt.Sprintf("%s doesn't know the argument %s, which Garboard gives it: the image is of a release that doesn't fit.", image, flag),
@@ -153,12 +153,12 @@ type controllerFailure struct {
 	at              time.Time
 }
 
-// failing is how old the last line of a failing controller may be: it tries again,
-// and says so, after half a minute at most, and some of its tries take as long.
+// failing is how old the last line of a failing controller may be: it tries again after
+// half a minute at most and logs that, and some of its tries take as long.
 const failing = time.Minute
 
-// controllerFailures are the controllers whose last word is that they failed:
-// success is silence, after "controller starting".
+// controllerFailures are the controllers whose last log line is a failure: after a
+// success they log nothing but "controller starting".
 func (s *snapshot) controllerFailures() []controllerFailure {
 	last := map[string]controllerFailure{}
 	var order []string
@@ -190,8 +190,8 @@ func (s *snapshot) controllerFailures() []controllerFailure {
 	return out
 }
 
-// syncing is how old the kubelet's last word about a pod may be: it tries again
-// within some ten seconds.
+// syncing is how old the kubelet's last line about a pod may be: it tries again within
+// some ten seconds.
 const syncing = 2 * time.Minute
 
 // syncError is what the kubelet's log says last about a pod of kube-system that it

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// listFile is what Kubernetes said last, on STATE.
+	// listFile is the last list from Kubernetes, on STATE.
 	listFile = "api-servers.json"
 	listMode = 0o600
 	// maxServers are taken from it: clusters have three API servers, or five.
@@ -29,40 +29,39 @@ const (
 	// watchTime is how long one watch goes on; the server ends them after some minutes
 	// in any case.
 	watchTime = 5 * time.Minute
-	// joinLook is how often one looks whether the kubelet has joined, as whom Kubernetes
-	// is asked.
-	joinLook = time.Second
+	// joinPoll is how often is checked whether the kubelet has joined: Kubernetes is asked
+	// with the kubelet's certificate.
+	joinPoll = time.Second
 	// Pauses between tries: the API server may only just start, or be gone for long.
 	againFirst = time.Second
 	againMax   = 30 * time.Second
 )
 
-// slices of default/kubernetes: the manifests of a cluster let nodes read this one.
+// slices of default/kubernetes: the bootstrap manifests let nodes read this one.
 var (
 	servers   = kubeclient.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: "default"}
 	selection = kubeclient.Selection{Fields: "metadata.name=kubernetes"}
 )
 
-// known is where the API servers are, as Kubernetes says.
-type known struct {
+// serverList is the list of API servers from Kubernetes.
+type serverList struct {
 	o    Options
 	log  *slog.Logger
-	mark func() // wakes who reads the list
+	mark func() // wakes the reader of the list
 
 	mu      sync.Mutex // guards all below
 	servers []netip.AddrPort
 }
 
-func (k *known) list() []netip.AddrPort {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.servers
+func (s *serverList) list() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.servers
 }
 
-// recall reads what was known at the last boot. It is a help: without it there is the
-// endpoint.
-func (k *known) recall() {
-	data, err := os.ReadFile(k.o.file)
+// load reads the list of the last boot. Without it there is the endpoint.
+func (s *serverList) load() {
+	data, err := os.ReadFile(s.o.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -71,33 +70,33 @@ func (k *known) recall() {
 		err = json.Unmarshal(data, &found)
 	}
 	if err != nil {
-		k.log.Warn(fmt.Sprintf("the API servers that were known at the last boot: %s: %v", k.o.file, err))
+		s.log.Warn(fmt.Sprintf("the API servers that were known at the last boot: %s: %v", s.o.file, err))
 		return
 	}
-	k.servers = found[:min(len(found), maxServers)]
+	s.servers = found[:min(len(found), maxServers)]
 }
 
-// learn takes what Kubernetes says now. That there are none is never true: who says it
-// is one.
-func (k *known) learn(slice kubeclient.Object) {
+// update sets the list to what Kubernetes returned. An empty list is ignored: the server
+// that returned it is one itself.
+func (s *serverList) update(slice kubeclient.Object) {
 	found := addresses(slice)
-	if len(found) == 0 || slices.Equal(found, k.list()) {
+	if len(found) == 0 || slices.Equal(found, s.list()) {
 		return
 	}
-	k.log.Info(fmt.Sprintf("the cluster's API servers are at %v", found))
-	k.mu.Lock()
-	k.servers = found
-	k.mu.Unlock()
-	k.mark()
+	s.log.Info(fmt.Sprintf("the cluster's API servers are at %v", found))
+	s.mu.Lock()
+	s.servers = found
+	s.mu.Unlock()
+	s.mark()
 	data, err := json.Marshal(found)
 	if err == nil {
-		if have, rerr := os.ReadFile(k.o.file); rerr == nil && bytes.Equal(have, data) {
+		if have, rerr := os.ReadFile(s.o.file); rerr == nil && bytes.Equal(have, data) {
 			return
 		}
-		err = boot.WriteFile(k.o.file, data, listMode)
+		err = boot.WriteFile(s.o.file, data, listMode)
 	}
 	if err != nil {
-		k.log.Warn(fmt.Sprintf("keep the API servers for the next boot: %v", err))
+		s.log.Warn(fmt.Sprintf("store the list of API servers for the next boot: %v", err))
 	}
 }
 
@@ -124,36 +123,36 @@ func addresses(slice kubeclient.Object) []netip.AddrPort {
 }
 
 // follow keeps the list in step with Kubernetes until ctx ends.
-func (k *known) follow(ctx context.Context) {
+func (s *serverList) follow(ctx context.Context) {
 	var client *kubeclient.Client // kept, for what it has learnt of the API
 	var authority []byte
-	pause, told := time.Duration(0), ""
+	pause, logged := time.Duration(0), ""
 	for ctx.Err() == nil {
-		if _, err := os.Stat(k.o.kubeletClient); err != nil {
-			if !rest(ctx, joinLook) {
+		if _, err := os.Stat(s.o.kubeletClient); err != nil {
+			if !rest(ctx, joinPoll) {
 				return
 			}
 			continue
 		}
-		cfg, err := machine.Config(k.o.Store)
+		cfg, err := machine.Config(s.o.Store)
 		if err == nil && (client == nil || !bytes.Equal(authority, cfg.Cluster.CA.Crt)) {
 			authority = cfg.Cluster.CA.Crt
 			client, err = kubeclient.New(kubeclient.Options{
-				Server: "https://" + k.o.address, ServerName: ServerName, CA: authority, CertFile: k.o.kubeletClient,
+				Server: "https://" + s.o.address, ServerName: ServerName, CA: authority, CertFile: s.o.kubeletClient,
 			})
 		}
 		if err == nil {
-			err = k.watch(ctx, client)
+			err = s.watch(ctx, client)
 		}
 		if client != nil {
 			client.Close()
 		}
 		switch {
 		case err == nil:
-			pause, told = againFirst, ""
-		case err.Error() != told && ctx.Err() == nil:
-			told = err.Error()
-			k.log.Info(fmt.Sprintf("ask Kubernetes for its API servers: %v", err))
+			pause, logged = againFirst, ""
+		case err.Error() != logged && ctx.Err() == nil:
+			logged = err.Error()
+			s.log.Info(fmt.Sprintf("ask Kubernetes for its API servers: %v", err))
 			fallthrough
 		default:
 			pause = min(max(2*pause, againFirst), againMax)
@@ -175,17 +174,17 @@ func rest(ctx context.Context, d time.Duration) bool {
 }
 
 // watch reads the list, and then its changes for as long as the stream lasts.
-func (k *known) watch(ctx context.Context, client *kubeclient.Client) error {
+func (s *serverList) watch(ctx context.Context, client *kubeclient.Client) error {
 	list, err := client.List(ctx, servers, selection)
 	if err != nil {
 		return err
 	}
 	for _, slice := range list.Items() {
-		k.learn(slice)
+		s.update(slice)
 	}
 	err = client.Watch(ctx, servers, selection, list.ResourceVersion(), watchTime, func(e kubeclient.Event) error {
 		if e.Type == kubeclient.Added || e.Type == kubeclient.Modified {
-			k.learn(e.Object)
+			s.update(e.Object)
 		}
 		return nil
 	})

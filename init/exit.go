@@ -37,7 +37,7 @@ type request struct {
 // has one end, and a second ctrl-alt-del must not start it over.
 func (p *pid1) ask(r request) {
 	if p.leaving.Load() {
-		p.logs.Say("%s asked for by %s: the machine is on its way out already", r.intent, r.why)
+		p.logs.Printf("%s asked for by %s: the machine is on its way out already", r.intent, r.why)
 	}
 	select {
 	case p.requests <- r:
@@ -132,14 +132,14 @@ func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
 	for _, ph := range p.phases(r, stop, ended) {
 		p.do(ph)
 	}
-	p.logs.Say("%s now, after %s", r.intent, time.Since(start).Round(time.Millisecond))
+	p.logs.Printf("%s now, after %s", r.intent, time.Since(start).Round(time.Millisecond))
 	p.logs.Flush(consoleBudget)
 	if p.dog != nil {
 		p.dog.release(r.intent)
 	}
 	err := p.leave(r.intent)
 	// Here only if the kernel didn't let go.
-	p.logs.Say("%s: %v", r.intent, err)
+	p.logs.Printf("%s: %v", r.intent, err)
 	for {
 		unix.Pause()
 	}
@@ -151,7 +151,7 @@ func (p *pid1) wait(r request) {
 	if r.delay == 0 {
 		return
 	}
-	p.logs.Say("%s in %s; ctrl-alt-del or the power button: at once", r.intent, r.delay)
+	p.logs.Printf("%s in %s; ctrl-alt-del or the power button: at once", r.intent, r.delay)
 	timer := time.NewTimer(r.delay)
 	defer timer.Stop()
 	for {
@@ -182,12 +182,12 @@ func (p *pid1) do(ph phase) {
 		select {
 		case err := <-done:
 			if err != nil {
-				p.logs.Say("%v", err)
+				p.logs.Printf("%v", err)
 				p.leaveUndone(ph)
 			}
 			return
 		case <-late.C:
-			p.logs.Say("%s: not done after %s; going on without", ph.what, ph.budget)
+			p.logs.Printf("%s: not done after %s; going on without", ph.what, ph.budget)
 			p.leaveUndone(ph)
 			return
 		case answer := <-p.heartbeat:
@@ -200,7 +200,7 @@ func (p *pid1) do(ph phase) {
 // on it: a disk that was reset may be given away.
 func (p *pid1) leaveUndone(ph phase) {
 	if ph.what == erasePhase {
-		p.logs.Say("this node is NOT wiped: its next boot does it, before it uses anything of what is left. Let it boot before you give its disk away")
+		p.logs.Printf("this node is NOT wiped: its next boot does it, before it uses anything of what is left. Let it boot before you give its disk away")
 	}
 }
 
@@ -269,11 +269,11 @@ func afterFailure(cmdline boot.Cmdline) (intent, time.Duration) {
 func giveUp(console *logs.Logs, err error) {
 	line, _ := os.ReadFile("/proc/cmdline") // none before /proc is mounted
 	next, delay := afterFailure(boot.ParseCmdline(string(line)))
-	console.Say("this machine can't boot: %v; what follows: %s in %s", err, next, delay)
+	console.Printf("this machine can't boot: %v; what follows: %s in %s", err, next, delay)
 	time.Sleep(delay)
 	console.Flush(consoleBudget)
 	unix.Sync()
-	console.Say("%s: %v", next, leaveFor(boot.Machine)(next))
+	console.Printf("%s: %v", next, leaveFor(boot.Machine)(next))
 	for {
 		unix.Pause()
 	}

@@ -94,7 +94,7 @@ func (n testNode) Run(ctx context.Context) error { return n.run(n.p, ctx) }
 
 // nodes are what the tests' PID 1s run.
 var nodes = map[string]func(p *pid1, ctx context.Context) error{
-	"idle":     func(p *pid1, ctx context.Context) error { p.logs.Say("ready"); <-ctx.Done(); return nil },
+	"idle":     func(p *pid1, ctx context.Context) error { p.logs.Printf("ready"); <-ctx.Done(); return nil },
 	"failing":  func(*pid1, context.Context) error { return errors.New("no way on") },
 	"panics":   func(*pid1, context.Context) error { panic("node") },
 	"storm":    storm,
@@ -184,7 +184,7 @@ func storm(p *pid1, ctx context.Context) error {
 		if i%(1+stormChildren/stormForkers) == 0 {
 			start(func() {
 				if err := p.processes.Run(ctx, asRole("forget")); err != nil {
-					p.logs.Say("forker: %v", err)
+					p.logs.Printf("forker: %v", err)
 				}
 			})
 			continue
@@ -194,7 +194,7 @@ func storm(p *pid1, ctx context.Context) error {
 			err := p.processes.Run(ctx, exec.Command("/bin/sh", "-c", fmt.Sprint("exit ", code)))
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() != code {
-				p.logs.Say("LOST exit code %d: %v", code, err)
+				p.logs.Printf("LOST exit code %d: %v", code, err)
 			}
 		})
 	}
@@ -206,7 +206,7 @@ func storm(p *pid1, ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-	p.logs.Say("storm over: %d orphans", p.processes.Reaped())
+	p.logs.Printf("storm over: %d orphans", p.processes.Reaped())
 	<-ctx.Done()
 	return nil
 }
@@ -244,7 +244,7 @@ func stubborn(p *pid1, ctx context.Context) error {
 				return err
 			}
 			h.Started("running")
-			p.logs.Say("ready")
+			p.logs.Printf("ready")
 			context.AfterFunc(ctx, func() { child.Signal(syscall.SIGTERM) })
 			return child.Wait()
 		},
@@ -286,7 +286,7 @@ func panicky(p *pid1, ctx context.Context) error {
 			first = false
 			panic("loop")
 		}
-		p.logs.Say("own loop goes on")
+		p.logs.Printf("own loop goes on")
 	})
 	service := 0
 	g, err := dag.New(dag.Options{Log: p.logs.Logger}, dag.Service{
@@ -294,9 +294,9 @@ func panicky(p *pid1, ctx context.Context) error {
 		Run: func(ctx context.Context, h *dag.Handle) error {
 			if service++; service == 1 {
 				var nothing *pid1
-				nothing.logs.Say("boom")
+				nothing.logs.Printf("boom")
 			}
-			p.logs.Say("service goes on")
+			p.logs.Printf("service goes on")
 			h.Started("running")
 			<-ctx.Done()
 			return nil

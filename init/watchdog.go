@@ -46,7 +46,7 @@ func newWatchdog(p *pid1) *watchdog {
 		open:  openWatchdog,
 		beats: time.Tick(watchdogPeriod),
 		alive: p.alive,
-		tell:  p.logs.Say,
+		tell:  p.logs.Printf,
 		again: p.forever,
 	}
 }

@@ -58,7 +58,7 @@ func (r *reporter) run(ctx context.Context, events <-chan dag.Event) {
 			r.pods(ready)
 		case <-tick.C:
 			if waiting := waitingFor(r.graph.Statuses(), r.since()); waiting != "" {
-				r.logs.Say("not up yet: %s", waiting)
+				r.logs.Printf("not up yet: %s", waiting)
 			}
 		}
 	}
@@ -69,11 +69,11 @@ func (r *reporter) event(e dag.Event) {
 	if e.Up {
 		up = " (up)"
 	}
-	r.logs.Say("%s: %s%s: %s", e.Service, e.State, up, besides(e.State, e.Message))
+	r.logs.Printf("%s: %s%s: %s", e.Service, e.State, up, besides(e.State, e.Message))
 	if e.Service == disks.ID && e.Up && !r.persisted {
 		r.persisted = true
 		if err := r.logs.Persist(boot.LogDir); err != nil {
-			r.logs.Say("logs stay in memory only: %v", err)
+			r.logs.Printf("logs stay in memory only: %v", err)
 		}
 	}
 	if e.Up && !r.charted && waitingFor(r.graph.Statuses(), 0) == "" {
@@ -89,7 +89,7 @@ func (r *reporter) pods(ready map[string]bool) {
 		if now := pod.Spec.Ready(); now != ready[pod.ID] {
 			ready[pod.ID] = now
 			word := map[bool]string{true: "ready", false: "not ready"}[now]
-			r.logs.Say("static pod %s: %s", pod.ID, word)
+			r.logs.Printf("static pod %s: %s", pod.ID, word)
 		}
 	}
 }
@@ -100,26 +100,26 @@ func (r *reporter) chart() {
 	chart := dag.NewChart(r.graph.BootEvents())
 	var text, svg bytes.Buffer
 	if err := chart.Text(&text); err != nil {
-		r.logs.Say("boot chart: %v", err)
+		r.logs.Printf("boot chart: %v", err)
 		return
 	}
-	r.logs.Say("boot chart:")
+	r.logs.Printf("boot chart:")
 	for line := range strings.Lines(text.String()) {
-		r.logs.Say("%s", strings.TrimRight(line, "\n"))
+		r.logs.Printf("%s", strings.TrimRight(line, "\n"))
 	}
-	r.logs.Say("boot chart ends")
+	r.logs.Printf("boot chart ends")
 	if err := chart.SVG(&svg); err != nil {
-		r.logs.Say("boot chart: %v", err)
+		r.logs.Printf("boot chart: %v", err)
 		return
 	}
 	if err := boot.WriteFile(filepath.Join(boot.LogDir, chartFile), svg.Bytes(), 0o644); err != nil {
-		r.logs.Say("boot chart: %v", err)
+		r.logs.Printf("boot chart: %v", err)
 	}
 	if r.chartTo == "" {
 		return
 	}
 	if err := writeDevice(r.chartTo, svg.Bytes()); err != nil {
-		r.logs.Say("boot chart: %v", err)
+		r.logs.Printf("boot chart: %v", err)
 	}
 }
 

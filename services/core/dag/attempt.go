@@ -39,7 +39,7 @@ func (r *runner) try(s *session) outcome {
 	a := &attempt{r: r, ctx: ctx, result: make(chan error, 1)}
 	r.g.mu.Lock()
 	r.attempt = a
-	log := r.tell(messagePrepare, change{state: Preparing})
+	log := r.record(messagePrepare, change{state: Preparing})
 	r.g.mu.Unlock()
 	log()
 	returned := make(chan struct{})
@@ -57,7 +57,7 @@ func (r *runner) try(s *session) outcome {
 		end.stopped = true
 	}
 	if end.stopped {
-		r.say(messageStopping, change{state: Stopping})
+		r.report(messageStopping, change{state: Stopping})
 		cancel()
 		timer := time.NewTimer(r.svc.StopBudget)
 		defer timer.Stop()
@@ -89,7 +89,7 @@ func (a *attempt) close(end *outcome, returned <-chan struct{}) {
 		if waitAtMost(&a.checks, budget) {
 			return
 		}
-		r.say(fmt.Sprintf("Given up: a health check did not return within %s", budget), change{level: slog.LevelError})
+		r.report(fmt.Sprintf("Given up: a health check did not return within %s", budget), change{level: slog.LevelError})
 	}
 	former := make(chan struct{})
 	r.g.mu.Lock()
@@ -116,26 +116,26 @@ func (a *attempt) run(h *Handle) error {
 	if a.ctx.Err() != nil {
 		return a.ctx.Err()
 	}
-	if !a.tell(messageRun, change{state: Starting}) {
+	if !a.record(messageRun, change{state: Starting}) {
 		return context.Canceled
 	}
 	return r.guard(func() error { return r.svc.Run(a.ctx, h) })
 }
 
-// tell records a step of this attempt, unless it is over or about to be.
-func (a *attempt) tell(message string, c change) bool {
+// record records a step of this attempt, unless the attempt is over or stopping.
+func (a *attempt) record(message string, c change) bool {
 	a.r.g.mu.Lock()
 	if a.r.attempt != a || a.r.state == Stopping {
 		a.r.g.mu.Unlock()
 		return false
 	}
-	log := a.r.tell(message, c)
+	log := a.r.record(message, c)
 	a.r.g.mu.Unlock()
 	log()
 	return true
 }
 
-func (a *attempt) event(message string) { a.tell(message, change{}) }
+func (a *attempt) event(message string) { a.record(message, change{}) }
 
 func (a *attempt) started(message string) {
 	r := a.r
@@ -146,7 +146,7 @@ func (a *attempt) started(message string) {
 		return
 	}
 	a.startedAt = time.Now()
-	log := r.tell(message, change{state: Running})
+	log := r.record(message, change{state: Running})
 	if r.svc.Health != nil {
 		a.checks.Go(a.watchHealth)
 	}

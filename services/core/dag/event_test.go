@@ -17,7 +17,7 @@ func TestRingKeepsTheLastAndHeadTheFirst(t *testing.T) {
 	}
 	const total = 3*ringSize + 7
 	for i := range total {
-		g.runners["a"].say(strconv.Itoa(i), change{})
+		g.runners["a"].report(strconv.Itoa(i), change{})
 	}
 	events := g.Events()
 	if len(events) != ringSize {
@@ -44,7 +44,7 @@ func TestASlowSubscriberLosesTheOldestAndHoldsUpNobody(t *testing.T) {
 		slow, quick := g.Subscribe(ctx), g.Subscribe(ctx)
 		const total = 5 * queueSize
 		for i := range total {
-			g.runners["a"].say("", change{})
+			g.runners["a"].report("", change{})
 			if e := <-quick; e.Seq != uint64(i+1) {
 				t.Fatalf("event %d is %+v", i, e)
 			}
@@ -58,7 +58,7 @@ func TestASlowSubscriberLosesTheOldestAndHoldsUpNobody(t *testing.T) {
 		if len(got) != queueSize || got[0] != total-queueSize+1 || got[queueSize-1] != total {
 			t.Errorf("%d events from %d on", len(got), got[0])
 		}
-		g.runners["a"].say("nobody listens", change{})
+		g.runners["a"].report("nobody listens", change{})
 	})
 }
 
@@ -67,7 +67,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.runners["a"].say(strings.Repeat("ä€", messageSize), change{})
+	g.runners["a"].report(strings.Repeat("ä€", messageSize), change{})
 	s, _ := g.Status("a")
 	if len(s.Message) > messageSize+len("…") || !utf8.ValidString(s.Message) {
 		t.Errorf("%d bytes", len(s.Message))
@@ -80,8 +80,8 @@ func TestEventsCountFromTheKernelsStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.runners["a"].say("one", change{})
-	g.runners["a"].say("two", change{})
+	g.runners["a"].report("one", change{})
+	g.runners["a"].report("two", change{})
 	events := g.Events()
 	if first, second := events[0].SinceBoot, events[1].SinceBoot; first <= 0 || second < first || second-first > time.Minute {
 		t.Errorf("%s, %s", first, second)

@@ -52,7 +52,7 @@ func (a *attempt) watchHealth() {
 			return
 		}
 		late.Stop()
-		a.judge(err, h.Period)
+		a.evaluate(err, h.Period)
 		wasOK = wasOK || err == nil
 		if wasOK || pause > h.Period {
 			pause = h.Period
@@ -74,10 +74,10 @@ func (a *attempt) check(h Health) chan error {
 	return result
 }
 
-// judge takes the result of one check into the service's health. The first
-// failure in a row is an event, and so are the verdict and the recovery; what
-// repeats isn't, or it would push everything else out of the ring.
-func (a *attempt) judge(err error, period time.Duration) {
+// evaluate updates the service's health with the result of one check. The first failure
+// in a row is an event, and so are the change to unhealthy and the recovery; repetitions
+// aren't, or they would push everything else out of the ring.
+func (a *attempt) evaluate(err error, period time.Duration) {
 	r := a.r
 	r.g.mu.Lock()
 	if r.attempt != a || r.state != Running {
@@ -87,16 +87,16 @@ func (a *attempt) judge(err error, period time.Duration) {
 	log := func() {}
 	if err == nil {
 		if a.failures > 0 || r.health != HealthOK {
-			log = r.tell(messageHealthy, change{health: HealthOK})
+			log = r.record(messageHealthy, change{health: HealthOK})
 		}
 		a.failures = 0
 	} else {
 		now := time.Now()
 		if a.failures++; a.failures == 1 {
 			a.failedAt = now
-			log = r.tell(messageUnhealthy+err.Error(), change{})
+			log = r.record(messageUnhealthy+err.Error(), change{})
 		} else if r.health != HealthFail && a.failures >= HealthFailures && now.Sub(a.failedAt) >= (HealthFailures-1)*period {
-			log = r.tell(messageUnhealthy+err.Error(), change{health: HealthFail, level: slog.LevelWarn})
+			log = r.record(messageUnhealthy+err.Error(), change{health: HealthFail, level: slog.LevelWarn})
 		}
 	}
 	r.g.mu.Unlock()

@@ -52,7 +52,7 @@ func TestS240UnhealthyIsNotUp(t *testing.T) {
 	})
 }
 
-func TestOneFailureIsNoVerdict(t *testing.T) {
+func TestOneFailureIsNotEnough(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, sick(9500*time.Millisecond, 11500*time.Millisecond))
 		for range 20 {

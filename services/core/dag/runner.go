@@ -138,9 +138,9 @@ type change struct {
 	level   slog.Level
 }
 
-// tell records a step: new state, event, wake-up of those who wait. The caller
-// holds mu, and logs what it returns after it has let go of it.
-func (r *runner) tell(message string, c change) (log func()) {
+// record records a step: new state, event, wake-up of waiters. The caller holds mu, and
+// calls the returned function, which logs, after it has released mu.
+func (r *runner) record(message string, c change) (log func()) {
 	wasUp := r.up()
 	now := r.g.opts.SinceBoot()
 	if c.state != "" && c.state != r.state {
@@ -163,10 +163,10 @@ func (r *runner) tell(message string, c change) (log func()) {
 	return func() { r.story.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
 }
 
-// say is tell for callers without mu.
-func (r *runner) say(message string, c change) {
+// report is record and the log, for callers that don't hold mu.
+func (r *runner) report(message string, c change) {
 	r.g.mu.Lock()
-	log := r.tell(message, c)
+	log := r.record(message, c)
 	r.g.mu.Unlock()
 	log()
 }
@@ -236,14 +236,14 @@ func (r *runner) supervise(ctx context.Context) {
 // serve takes the service from its needs to its rest.
 func (r *runner) serve(s *session) {
 	if !r.await(s.idle) {
-		r.say(messageStopped, change{state: Finished})
+		r.report(messageStopped, change{state: Finished})
 		return
 	}
 	if why, err := r.skip(); err != nil {
-		r.say(err.Error(), change{state: Failed, level: slog.LevelError})
+		r.report(err.Error(), change{state: Failed, level: slog.LevelError})
 		return
 	} else if why != "" {
-		r.say(why, change{state: Skipped})
+		r.report(why, change{state: Skipped})
 		return
 	}
 	var p pace
@@ -251,38 +251,38 @@ func (r *runner) serve(s *session) {
 		end := r.try(s)
 		switch {
 		case end.stopped:
-			r.sayStopped(end)
+			r.reportStopped(end)
 			return
 		case end.err == nil && r.svc.Restart != RestartAlways:
 			r.g.mu.Lock()
 			r.succeeded = true
-			log := r.tell(messageFinished, change{state: Finished})
+			log := r.record(messageFinished, change{state: Finished})
 			r.g.mu.Unlock()
 			log()
 			return
 		case r.svc.Restart == RestartNever:
-			r.say("Failed: "+end.err.Error(), change{state: Failed, level: slog.LevelError})
+			r.report("Failed: "+end.err.Error(), change{state: Failed, level: slog.LevelError})
 			return
 		}
 		if !r.pause(s, &p, end) {
-			r.say(messageStopped, change{state: Finished})
+			r.report(messageStopped, change{state: Finished})
 			return
 		}
 	}
 }
 
-func (r *runner) sayStopped(end outcome) {
+func (r *runner) reportStopped(end outcome) {
 	switch {
 	case end.abandoned:
-		r.say(fmt.Sprintf("Given up: it did not stop within %s", r.svc.StopBudget), change{state: Failed, level: slog.LevelError})
+		r.report(fmt.Sprintf("Given up: it did not stop within %s", r.svc.StopBudget), change{state: Failed, level: slog.LevelError})
 	case end.err != nil:
-		r.say(fmt.Sprintf("%s (%v)", messageStopped, end.err), change{state: Finished})
+		r.report(fmt.Sprintf("%s (%v)", messageStopped, end.err), change{state: Finished})
 	default:
-		r.say(messageStopped, change{state: Finished})
+		r.report(messageStopped, change{state: Finished})
 	}
 }
 
-// pause lets the time before a restart pass; false says to stop instead.
+// pause waits for the time before a restart; false: stop instead.
 func (r *runner) pause(s *session, p *pace, end outcome) bool {
 	pause, looping := p.next(time.Now(), end.ran)
 	cause := "it ended without an error"
@@ -298,7 +298,7 @@ func (r *runner) pause(s *session, p *pace, end outcome) bool {
 	case <-s.kick: // asked for while it still ran
 	default:
 	}
-	r.say(message, change{state: Failed, level: slog.LevelWarn, waiting: fmt.Sprintf("the next try at %s UTC", at)})
+	r.report(message, change{state: Failed, level: slog.LevelWarn, waiting: fmt.Sprintf("the next try at %s UTC", at)})
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {

@@ -48,7 +48,7 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 	defer func() {
 		cancel()
 		if !waitAtMost(&wg, r.svc.StopBudget) {
-			r.say(fmt.Sprintf("Given up: a condition did not return within %s", r.svc.StopBudget), change{level: slog.LevelError})
+			r.report(fmt.Sprintf("Given up: a condition did not return within %s", r.svc.StopBudget), change{level: slog.LevelError})
 		}
 	}()
 	held := make(chan int, len(open))
@@ -62,7 +62,7 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 	closed := make([]bool, len(open))
 	for left := len(open); left > 0; left-- {
 		text := describe(unmet(open, closed))
-		r.say(messageWaiting+text, change{state: Waiting, waiting: text})
+		r.report(messageWaiting+text, change{state: Waiting, waiting: text})
 		select {
 		case i := <-held:
 			closed[i] = true

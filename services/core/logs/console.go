@@ -48,7 +48,7 @@ func newConsole(w io.Writer) *console {
 	return &console{w: w, tokens: consoleBurst, now: time.Now}
 }
 
-func (c *console) say(level slog.Level, text string) {
+func (c *console) write(level slog.Level, text string) {
 	text = oneLine(text)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -26,8 +26,8 @@ const (
 
 // disk writes lines to files, in one goroutine between Persist and Release.
 type disk struct {
-	say  func(format string, args ...any)
-	open func(path string) (file, error)
+	report func(format string, args ...any)
+	open   func(path string) (file, error)
 
 	mu      sync.Mutex  // guards all below; the innermost of the locks
 	queue   chan record // nil: nothing is persisted
@@ -126,11 +126,11 @@ func (d *disk) takeDropped() int {
 
 // diskWriter is the state of the one goroutine that writes files.
 type diskWriter struct {
-	disk  *disk
-	dir   string
-	files map[string]*logFile
-	lost  int  // lines since writing last worked
-	said  bool // the console knows
+	disk     *disk
+	dir      string
+	files    map[string]*logFile
+	lost     int  // lines since writing last worked
+	reported bool // on the console, since then
 }
 
 func (w *diskWriter) run(queue <-chan record) {
@@ -151,7 +151,7 @@ func (w *diskWriter) write(rec record) {
 		err = f.append(w.disk.open, fmt.Sprintf("%s  warning: %d lines of all logs are missing here: the disk was full or too slow",
 			time.Now().UTC().Format(timeLayout), w.lost))
 		if err == nil {
-			w.lost, w.said = 0, false
+			w.lost, w.reported = 0, false
 		}
 	}
 	if err == nil {
@@ -161,9 +161,9 @@ func (w *diskWriter) write(rec record) {
 		return
 	}
 	w.lost++
-	if !w.said {
-		w.said = true
-		w.disk.say("logs: %v; lines are kept in memory only until writing works again", err)
+	if !w.reported {
+		w.reported = true
+		w.disk.report("logs: %v; lines are kept in memory only until writing works again", err)
 	}
 }
 

@@ -72,7 +72,7 @@ func (h *handler) Handle(_ context.Context, rec slog.Record) error {
 	}
 	h.logs.add(h.id, when.UTC().Format(timeLayout)+"  "+levelPrefix(rec.Level)+text)
 	if notice && !h.quiet {
-		h.logs.console.say(max(rec.Level, LevelNotice), h.id+": "+text)
+		h.logs.console.write(max(rec.Level, LevelNotice), h.id+": "+text)
 	}
 	return nil
 }

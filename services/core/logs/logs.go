@@ -1,15 +1,14 @@
-// Package logs keeps what the services of a node say.
+// Package logs stores the logs of the node's services.
 //
 // Each service, process and container has its own log: a bounded ring in
 // memory from the first line on, and, once EPHEMERAL is mounted, a rotated file
 // of bounded size beside it. What a person at the console has to know (warnings,
 // and lines that ask for it) also goes there as `[garboard] <service>: message`.
 //
-// Whoever writes a line never waits for a disk: files are written by one
-// goroutine behind a bounded queue, and so is a console that isn't the kernel's.
-// What doesn't fit, or fails to be written, is counted, said once on the console,
-// and noted in the file when writing works again; the ring in memory has it in any
-// case.
+// Writing a line never waits for a disk: files are written by one goroutine behind a
+// bounded queue, and so is a console that isn't the kernel's. Lines that don't fit, or
+// fail to be written, are counted, reported once on the console, and noted in the file
+// when writing works again; the ring in memory has them in any case.
 package logs
 
 import (
@@ -36,8 +35,8 @@ const (
 	maxLine = 16 << 10
 )
 
-// ConsoleID is the log of what was said on the console. It is there only where
-// the kernel doesn't keep that: on nodes in containers.
+// ConsoleID is the log of the console. It is there only where the kernel doesn't store
+// that: on nodes in containers.
 const ConsoleID = "console"
 
 // consoleKey can't clash with a key that somebody prints: it has a blank.
@@ -71,7 +70,7 @@ func New(consoleWriter io.Writer) *Logs {
 			l.add(ConsoleID, l.now().UTC().Format(timeLayout)+"  "+levelPrefix(level)+text)
 		}
 	}
-	l.disk.say = l.Say
+	l.disk.report = l.Printf
 	l.disk.open = openFile
 	return l
 }
@@ -82,19 +81,19 @@ func (l *Logs) Logger(id string) *slog.Logger {
 	return slog.New(&handler{logs: l, id: id})
 }
 
-// Quiet is Logger without the console: for what is told there in another way.
+// Quiet is Logger without the console: for events that are shown there in another form.
 func (l *Logs) Quiet(id string) *slog.Logger {
 	return slog.New(&handler{logs: l, id: id, quiet: true})
 }
 
-// Say writes one line to the console only.
-func (l *Logs) Say(format string, args ...any) {
-	l.console.say(LevelNotice, fmt.Sprintf(format, args...))
+// Printf writes one line to the console only.
+func (l *Logs) Printf(format string, args ...any) {
+	l.console.write(LevelNotice, fmt.Sprintf(format, args...))
 }
 
-// Flush waits until the console has all that was said before, at most for so long.
-// The kernel has it at once; a plain console may be behind, and what it hasn't
-// written when the program ends is lost.
+// Flush waits until the console has all lines that were written before, at most for
+// limit. The kernel has them at once; a plain console may be behind, and lines that it
+// hasn't written when the program ends are lost.
 func (l *Logs) Flush(limit time.Duration) {
 	if p, ok := l.console.w.(*plain); ok {
 		p.flush(limit)

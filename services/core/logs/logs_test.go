@@ -50,7 +50,7 @@ func TestLoggerWritesOwnLogAndConsole(t *testing.T) {
 	log.Info("address set", "addr", "10.0.0.2/24")
 	log.Warn("no answer", "err", errors.Join(errors.New("a"), errors.New("b")), "after", 1500*time.Millisecond)
 	log.WithGroup("dns").Info("resolvers", "n", 2, Console)
-	l.Say("up after %d s", 3)
+	l.Printf("up after %d s", 3)
 
 	var got []string
 	for _, line := range l.Tail("networkd", 0) {
@@ -88,7 +88,7 @@ func TestConsoleSplitsLongLinesAtCharacters(t *testing.T) {
 	s := &screen{t: t}
 	l := New(s)
 	long := strings.Repeat("ä", 1000)
-	l.Say("%s", long)
+	l.Printf("%s", long)
 	var joined string
 	for line := range strings.Lines(s.String()) {
 		if len(line) > 1000 {
@@ -107,13 +107,13 @@ func TestConsoleIsNotDrowned(t *testing.T) {
 	now := time.Unix(0, 0)
 	l.console.now = func() time.Time { return now }
 	for i := range 3 * consoleBurst {
-		l.Say("line %d", i)
+		l.Printf("line %d", i)
 	}
 	if n := strings.Count(s.String(), "\n"); n != consoleBurst {
 		t.Errorf("%d lines shown of a burst, want %d", n, consoleBurst)
 	}
 	now = now.Add(time.Second)
-	l.Say("later")
+	l.Printf("later")
 	if want := fmt.Sprintf("%d lines not shown here", 2*consoleBurst); !strings.Contains(s.String(), want) {
 		t.Errorf("console doesn't say %q", want)
 	}
@@ -125,7 +125,7 @@ func TestConsoleIsNotDrowned(t *testing.T) {
 func TestKmsgPriorities(t *testing.T) {
 	var b bytes.Buffer
 	l := New(&Kmsg{w: &b})
-	l.Say("hello")
+	l.Printf("hello")
 	l.Logger("x").Warn("w")
 	l.Logger("x").Error("e")
 	want := "<29>[garboard] hello\n<28>[garboard] x: w\n<27>[garboard] x: e\n"
@@ -270,7 +270,7 @@ func (f fullDisk) Write(p []byte) (int, error) {
 	return f.file.Write(p)
 }
 
-func TestFullDiskIsSaidOnceAndCounted(t *testing.T) {
+func TestFullDiskIsReportedOnceAndCounted(t *testing.T) {
 	s := &screen{t: t}
 	l := New(s)
 	state := &fill{full: true}
@@ -357,7 +357,7 @@ func TestStalledConsoleDoesNotBlockSpeakers(t *testing.T) {
 	now := time.Unix(0, 0)
 	l.console.now = func() time.Time { now = now.Add(time.Second); return now } // nothing is too fast
 	for i := range 1 + plainQueue + more {
-		l.Say("line %d", i) // ends only if it doesn't block
+		l.Printf("line %d", i) // ends only if it doesn't block
 	}
 	l.Flush(time.Millisecond) // the same
 	if got := l.Tail(ConsoleID, 1)[0]; !strings.HasSuffix(got, fmt.Sprintf("line %d", plainQueue+more)) {
@@ -365,7 +365,7 @@ func TestStalledConsoleDoesNotBlockSpeakers(t *testing.T) {
 	}
 	close(s.free)
 	l.Flush(eventually.Scale(5 * time.Second))
-	l.Say("up")
+	l.Printf("up")
 	l.Flush(eventually.Scale(5 * time.Second))
 	shown, missing := 0, 0
 	for line := range strings.Lines(s.String()) {
@@ -475,7 +475,7 @@ func TestAReaderFollowsAndLosesOnlyWhatTheRingLost(t *testing.T) {
 func TestTheConsoleIsALogWhereTheKernelKeepsNone(t *testing.T) {
 	var b bytes.Buffer
 	l := New(Plain(&b))
-	l.Say("up")
+	l.Printf("up")
 	l.Logger("x").Warn("odd")
 	l.Flush(eventually.Scale(5 * time.Second))
 	var got []string
@@ -489,7 +489,7 @@ func TestTheConsoleIsALogWhereTheKernelKeepsNone(t *testing.T) {
 		t.Errorf("the console shows %q", said)
 	}
 	kernel := New(&Kmsg{w: &b})
-	kernel.Say("up")
+	kernel.Printf("up")
 	if got := kernel.Tail(ConsoleID, 0); got != nil {
 		t.Errorf("beside the kernel's log: %q", got)
 	}

@@ -87,7 +87,7 @@ func behind(w io.Writer, t *tail) (io.Writer, bool) {
 	return io.MultiWriter(t, w), true
 }
 
-// same tells whether both streams go to one writer, which os/exec then writes to
+// same reports whether both streams go to one writer, which os/exec then writes to
 // from one goroutine only; that must stay so. Values that can't be compared are
 // not the same, as os/exec sees it too.
 func same(a, b io.Writer) (equal bool) {
@@ -99,8 +99,8 @@ func same(a, b io.Writer) (equal bool) {
 	return a == b
 }
 
-// verdict turns what the kernel said into the error of Wait.
-func (c *Child) verdict(state *os.ProcessState, err error) error {
+// exitError makes the error of Wait from the exit status.
+func (c *Child) exitError(state *os.ProcessState, err error) error {
 	if err == nil && !state.Success() {
 		err = &exec.ExitError{ProcessState: state}
 	}
@@ -109,7 +109,7 @@ func (c *Child) verdict(state *os.ProcessState, err error) error {
 	}
 	killed := false
 	if state != nil { // nil: the kernel had no status for us
-		// Who is killed has no time for last words: what it said before isn't why.
+		// A killed process can't log the reason: its last output isn't the cause.
 		status, ok := state.Sys().(syscall.WaitStatus)
 		killed = ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 	}

@@ -38,7 +38,7 @@ const outputGrace = 2 * time.Second
 // maxCommand bounds how much of a command line goes into an error.
 const maxCommand = 256
 
-// Table knows the child processes that this program has started. Its methods
+// Table holds the child processes that this program has started. Its methods
 // may be called from any goroutine.
 type Table struct {
 	// mu guards all following fields, and is held while a child is forked and
@@ -50,7 +50,7 @@ type Table struct {
 	cutShort bool
 	reaped   uint64
 
-	// children lists the PIDs of our children, or says that this kernel can't.
+	// children lists the PIDs of our children, or returns an error if this kernel can't.
 	// A field so that tests can take it away (CONFIG_PROC_CHILDREN).
 	children func() ([]int, error)
 }

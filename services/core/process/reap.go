@@ -31,7 +31,7 @@ func (c *Child) collect() {
 	// and reports that, which is no news.
 	_ = c.cmd.Wait()
 	c.cmd.ProcessState = state
-	c.err = c.verdict(state, err)
+	c.err = c.exitError(state, err)
 	close(c.done)
 }
 

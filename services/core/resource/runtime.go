@@ -111,7 +111,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 	mark := make(chan struct{}, 1)
 	defer rt.store.notify(c.Inputs(), mark)()
 	v := newView(rt.store, c, rt.log)
-	starting, pause, told := true, time.Duration(0), ""
+	starting, pause, logged := true, time.Duration(0), ""
 	for ctx.Err() == nil {
 		if starting {
 			v.log.Info("controller starting") // S-276
@@ -122,13 +122,13 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 			return
 		}
 		if err != nil {
-			// The first failure of a kind is news; its repetitions, while what it waits
-			// for comes up, are only worth a line in the log.
+			// The first failure of a kind is a warning; its repetitions, while the controller
+			// waits for something, are only a line in the log.
 			level := slog.LevelWarn
-			if err.Error() == told {
+			if err.Error() == logged {
 				level = slog.LevelInfo
 			}
-			told = err.Error()
+			logged = err.Error()
 			v.log.Log(ctx, level, fmt.Sprintf("controller failed: %v", err)) // S-279
 			starting, pause = true, min(max(2*pause, retryFirst), retryMax)
 			if own := (retryIn{}); errors.As(err, &own) {
@@ -139,7 +139,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 			}
 			continue
 		}
-		pause, told = 0, ""
+		pause, logged = 0, ""
 		if again <= 0 {
 			again = -1
 		}

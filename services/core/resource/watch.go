@@ -18,7 +18,7 @@ const (
 	Updated           // spec, phase or finalizers
 	Deleted           // Object is what it was last
 	Present           // it was there when the watch began; WatchSynced only
-	Synced            // all that was there has been told; no Object; WatchSynced only
+	Synced            // all objects that were there have been sent; no Object; WatchSynced only
 )
 
 func (k EventKind) String() string {

@@ -26,7 +26,7 @@ const maxOutcome = 200
 // get so far, because they are refused or can't be read, the guard records.
 type audit struct{ log *slog.Logger }
 
-func (a *audit) record(who caller, procedure, what string, err error, took time.Duration) {
+func (a *audit) record(caller caller, procedure, what string, err error, took time.Duration) {
 	outcome := "ok"
 	if err != nil {
 		outcome = connect.CodeOf(err).String()
@@ -37,7 +37,7 @@ func (a *audit) record(who caller, procedure, what string, err error, took time.
 		}
 	}
 	attrs := []slog.Attr{
-		slog.String("peer", who.String()), slog.String("roles", strings.Join(who.roles, ",")), slog.String("remote", who.remote),
+		slog.String("peer", caller.String()), slog.String("roles", strings.Join(caller.roles, ",")), slog.String("remote", caller.remote),
 		slog.String("outcome", outcome), slog.Duration("took", took),
 	}
 	if what != "" {

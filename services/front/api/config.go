@@ -58,15 +58,15 @@ func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.Ap
 	case size > maxDocument:
 		return nil, failed(connect.CodeInvalidArgument, "the document has %d bytes; a configuration has at most %d", size, maxDocument)
 	}
-	who := callOf(ctx)
-	r, err := applyRequest(req.Msg.GetMode(), req.Msg.GetTryTimeout(), req.Msg.GetDryRun(), who.String())
+	caller := callOf(ctx)
+	r, err := applyRequest(req.Msg.GetMode(), req.Msg.GetTryTimeout(), req.Msg.GetDryRun(), caller.String())
 	if err != nil {
 		return nil, err
 	}
 	r.Text, r.Base = req.Msg.GetDocument(), req.Msg.GetBase()
 	// The guard has looked before the document came: of two strangers at once, the
 	// second must find that the node has a configuration.
-	r.First = who.maintenance
+	r.First = caller.maintenance
 	return s.change(ctx, r, s.opts.Config.Apply)
 }
 

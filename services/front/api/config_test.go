@@ -202,13 +202,13 @@ func TestHistoryAndRollback(t *testing.T) {
 	}
 }
 
-// TestAStrangerConfiguresANodeOnce has many try at once.
-func TestAStrangerConfiguresANodeOnce(t *testing.T) {
+// TestUnknownClientsConfigureANodeOnce has many clients try at once.
+func TestUnknownClientsConfigureANodeOnce(t *testing.T) {
 	r := newRig(t)
 	stages := r.opts.Store.As(machine.ID)
 	must(t, machine.Stages.Put(stages, machine.StageID, machine.Maintenance))
 	r.serve()
-	client := garboardv1connect.NewConfigServiceClient(r.as(stranger), host)
+	client := garboardv1connect.NewConfigServiceClient(r.as(unknownClient), host)
 	_, err := ask(t, client.Get, &apiv1.GetConfigRequest{})
 	wantCode(t, err, connect.CodeFailedPrecondition, "maintenance mode")
 
@@ -234,7 +234,7 @@ func TestAStrangerConfiguresANodeOnce(t *testing.T) {
 		t.Errorf("%d were taken, %d asked for", taken, len(r.applier.requests))
 	}
 	if !r.applier.requests[0].First {
-		t.Error("a stranger's configuration isn't for a node without one only")
+		t.Error("an unknown client's configuration isn't for a node without one only")
 	}
 	if by := r.applier.requests[0].By; by != "maintenance mode, from 10.5.0.9:41000" {
 		t.Errorf("by %q", by)

@@ -59,7 +59,7 @@ func (s *logService) Dmesg(ctx context.Context, req *connect.Request[apiv1.Dmesg
 			}
 		}
 	}
-	for _, m := range tail.kept {
+	for _, m := range tail.lines {
 		if err := send(m); err != nil {
 			return err
 		}
@@ -83,8 +83,8 @@ func (s *logService) Dmesg(ctx context.Context, req *connect.Request[apiv1.Dmesg
 
 // tail holds messages back until it is known which are the last.
 type tail struct {
-	most int // 0: all, negative: none
-	kept []*apiv1.KernelMessage
+	most  int // 0: all, negative: none
+	lines []*apiv1.KernelMessage
 }
 
 func newTail(most int) *tail { return &tail{most: min(most, maxTail)} }
@@ -95,9 +95,9 @@ func (t *tail) push(m *apiv1.KernelMessage) *apiv1.KernelMessage {
 	case t.most == 0:
 		return m
 	case t.most > 0:
-		if t.kept = append(t.kept, m); len(t.kept) > t.most {
-			t.kept[0] = nil
-			t.kept = t.kept[1:]
+		if t.lines = append(t.lines, m); len(t.lines) > t.most {
+			t.lines[0] = nil
+			t.lines = t.lines[1:]
 		}
 	}
 	return nil

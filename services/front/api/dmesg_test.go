@@ -88,7 +88,7 @@ func TestTheTailOfDmesg(t *testing.T) {
 				through = append(through, m.GetMessage())
 			}
 		}
-		for _, m := range tail.kept {
+		for _, m := range tail.lines {
 			kept = append(kept, m.GetMessage())
 		}
 		if got := strings.Join(through, " ") + "|" + strings.Join(kept, " "); got != want {
@@ -111,7 +111,7 @@ func TestDmesgWithoutAKernelLog(t *testing.T) {
 
 func TestDmesgOfAContainerIsItsConsole(t *testing.T) {
 	r := newRig(t)
-	r.opts.Logs.Say("begin")
+	r.opts.Logs.Printf("begin")
 	r.opts.Logs.Logger("kubelet").Error("lost: everything")
 	r.serve()
 	stream, err := r.logs().Dmesg(t.Context(), connect.NewRequest(&apiv1.DmesgRequest{Tail: 2}))

@@ -45,15 +45,15 @@ func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.
 // bootstrapped tells the cluster's ID as well: who asks again sees that it is the same
 // cluster.
 func bootstrapped(begun etcd.Begun, now, already string) *apiv1.BootstrapResponse {
-	said := now
+	message := now
 	if begun.Already {
-		said = already
+		message = already
 	}
-	said += "; cluster ID " + begun.Token
+	message += "; cluster ID " + begun.Token
 	if begun.Cluster != "" {
-		said += ", in etcd " + begun.Cluster
+		message += ", in etcd " + begun.Cluster
 	}
-	return &apiv1.BootstrapResponse{Message: said, Already: begun.Already, Token: begun.Token}
+	return &apiv1.BootstrapResponse{Message: message, Already: begun.Already, Token: begun.Token}
 }
 
 func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[apiv1.RecoverRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
@@ -192,11 +192,11 @@ func (s *etcdService) ForfeitLeadership(ctx context.Context, _ *connect.Request[
 	if err != nil {
 		return nil, etcdError(err)
 	}
-	said := fmt.Sprintf("etcd member %s leads now", leader)
+	message := fmt.Sprintf("etcd member %s leads now", leader)
 	if !was {
-		said = fmt.Sprintf("this node's member doesn't lead: %s does", leader)
+		message = fmt.Sprintf("this node's member doesn't lead: %s does", leader)
 	}
-	return connect.NewResponse(&apiv1.EtcdForfeitLeadershipResponse{Message: readable(said)}), nil
+	return connect.NewResponse(&apiv1.EtcdForfeitLeadershipResponse{Message: readable(message)}), nil
 }
 
 func (s *etcdService) RemoveMember(ctx context.Context, req *connect.Request[apiv1.EtcdRemoveMemberRequest]) (*connect.Response[apiv1.EtcdRemoveMemberResponse], error) {
@@ -212,9 +212,9 @@ func (s *etcdService) Leave(ctx context.Context, _ *connect.Request[apiv1.EtcdLe
 	if err != nil {
 		return nil, etcdError(err)
 	}
-	said := "this node has no member of etcd that could leave"
+	message := "this node has no member of etcd that could leave"
 	if name != "" {
-		said = fmt.Sprintf("etcd member %s has left, its data is removed, and service etcd is stopped; it joins again when it is started", name)
+		message = fmt.Sprintf("etcd member %s has left, its data is removed, and service etcd is stopped; it joins again when it is started", name)
 	}
-	return connect.NewResponse(&apiv1.EtcdLeaveResponse{Message: readable(said)}), nil
+	return connect.NewResponse(&apiv1.EtcdLeaveResponse{Message: readable(message)}), nil
 }

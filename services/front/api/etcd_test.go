@@ -75,16 +75,16 @@ func TestBootstrapSaysTheClusterID(t *testing.T) {
 func TestEtcdErrors(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		err  error
-		code connect.Code
-		says string
+		err     error
+		code    connect.Code
+		message string
 	}{
 		{fmt.Errorf("remove: %w", etcd.ErrNoMember), connect.CodeNotFound, "remove: "},
 		{fmt.Errorf("list: %w", context.DeadlineExceeded), connect.CodeUnavailable, "has no quorum"},
 		{errors.New("etcdserver: unhealthy cluster"), connect.CodeUnavailable, "unhealthy cluster"},
 	} {
 		err := etcdError(tt.err)
-		if connect.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.says) {
+		if connect.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.message) {
 			t.Errorf("%v became %v", tt.err, err)
 		}
 	}

@@ -219,6 +219,6 @@ func (s *nodeService) Diagnose(ctx context.Context, _ *connect.Request[apiv1.Dia
 
 // asked is why the node ends, for its console and its next boot.
 func asked(ctx context.Context) string {
-	who := callOf(ctx)
-	return fmt.Sprintf("%s over the machine API, from %s", who, who.remote)
+	caller := callOf(ctx)
+	return fmt.Sprintf("%s over the machine API, from %s", caller, caller.remote)
 }

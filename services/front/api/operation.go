@@ -90,8 +90,8 @@ func (s *operationService) permit(ctx context.Context, verb, id string) error {
 		return operationError(err)
 	}
 	role := contract.Role(cmp.Or(o.Role, string(contract.Admin)))
-	if who := callOf(ctx); !contract.Allowed(contract.Method{Role: role}, who.roles) {
-		return failed(connect.CodePermissionDenied, "%s %s: this takes role %s; the certificate of %q has %s", verb, o.ID, role, who.peer, listed(who.roles))
+	if caller := callOf(ctx); !contract.Allowed(contract.Method{Role: role}, caller.roles) {
+		return failed(connect.CodePermissionDenied, "%s %s: this takes role %s; the certificate of %q has %s", verb, o.ID, role, caller.peer, listed(caller.roles))
 	}
 	return nil
 }

@@ -80,20 +80,20 @@ func TestOperationIsWatchedAndAnswered(t *testing.T) {
 	defer cancel()
 	stream, err := watcher.Watch(ctx, connect.NewRequest(&apiv1.WatchOperationRequest{Id: id}))
 	must(t, err)
-	var heard []string
+	var received []string
 	var cursor uint64
 	var question *apiv1.OperationQuestion
 	for question == nil && stream.Receive() {
 		for _, e := range stream.Msg().Events {
-			heard, cursor = append(heard, strings.TrimPrefix(e.Kind.String(), "KIND_")+" "+e.Text), e.Cursor
+			received, cursor = append(received, strings.TrimPrefix(e.Kind.String(), "KIND_")+" "+e.Text), e.Cursor
 		}
 		question = stream.Msg().Operation.Question
 	}
 	cancel()
 	stream.Close()
 	want := "CHANGED asked by joe|SAID warning: mind the gap|CHANGED ask whether to go on|SAID it is up to you|ASKS Go on? [yes/no]"
-	if got := strings.Join(heard, "|"); got != want {
-		t.Errorf("heard %s\nwant  %s", got, want)
+	if got := strings.Join(received, "|"); got != want {
+		t.Errorf("received %s\nwant  %s", got, want)
 	}
 	if question.GetId() != "go-on" || question.GetStep() != "ask" || question.GetTimeout().AsDuration() != time.Hour {
 		t.Errorf("asked %v", question)
@@ -111,17 +111,17 @@ func TestOperationIsWatchedAndAnswered(t *testing.T) {
 
 	stream, err = watcher.Watch(t.Context(), connect.NewRequest(&apiv1.WatchOperationRequest{Id: id, After: cursor}))
 	must(t, err)
-	heard = nil
+	received = nil
 	var last *apiv1.Operation
 	for stream.Receive() {
 		last = stream.Msg().Operation
 		for _, e := range stream.Msg().Events {
-			heard = append(heard, e.Text)
+			received = append(received, e.Text)
 		}
 	}
 	must(t, stream.Err())
-	if len(heard) != 3 || !strings.HasPrefix(heard[0], "yes, by jane over the machine API") || last.State != apiv1.Operation_STATE_DONE || last.Steps[0].State != apiv1.OperationStep_STATE_DONE {
-		t.Errorf("heard %q, and it is %v", heard, last)
+	if len(received) != 3 || !strings.HasPrefix(received[0], "yes, by jane over the machine API") || last.State != apiv1.Operation_STATE_DONE || last.Steps[0].State != apiv1.OperationStep_STATE_DONE {
+		t.Errorf("received %q, and it is %v", received, last)
 	}
 	all, err := ask(t, watcher.List, &apiv1.ListOperationsRequest{})
 	must(t, err)

@@ -12,11 +12,11 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// maxName bounds what a header says about the caller: names in certificates are
-// at most 64 characters (RFC 5280, ub-common-name), and there are five roles.
+// maxName bounds the headers about the caller: names in certificates are at most 64
+// characters (RFC 5280, ub-common-name), and there are five roles.
 const maxName = 512
 
-// caller is who calls, as the gate says.
+// caller is the client, as the gate reports it.
 type caller struct {
 	peer        string // "" in maintenance mode: unknown
 	roles       []string
@@ -32,7 +32,8 @@ type call struct {
 
 type callKey struct{}
 
-// callOf is the call that ctx belongs to. One that nobody made may nothing.
+// callOf is the call that ctx belongs to. Without one it is an empty call, which has no
+// roles.
 func callOf(ctx context.Context) *call {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c
@@ -40,7 +41,7 @@ func callOf(ctx context.Context) *call {
 	return new(call)
 }
 
-// admin tells whether secrets may be shown.
+// admin reports whether secrets may be shown.
 func (c caller) admin() bool {
 	return !c.maintenance && slices.Contains(c.roles, string(contract.Admin))
 }
@@ -53,8 +54,7 @@ func (c caller) String() string {
 	return c.peer
 }
 
-// identify reads the gate's headers. Whoever comes without them didn't come
-// through the gate.
+// identify reads the gate's headers. A request without them didn't come through the gate.
 func identify(h http.Header) (caller, error) {
 	var c caller
 	for _, header := range []struct {
@@ -86,21 +86,21 @@ func identify(h http.Header) (caller, error) {
 	case mode[0] == contract.ModeNormal && c.peer != "":
 		return c, nil
 	}
-	return caller{}, failed(connect.CodeUnauthenticated, "nobody says who calls: the machine API is reached through the gate (apid) on port %d only", contract.Port)
+	return caller{}, failed(connect.CodeUnauthenticated, "the caller is unknown: the machine API is reached through the gate (apid) on port %d only", contract.Port)
 }
 
 // permit is the same decision that the gate has made, made again where it
 // counts.
-func (s *Server) permit(who caller, m contract.Method, known bool) error {
+func (s *Server) permit(caller caller, m contract.Method, known bool) error {
 	switch {
 	case !known:
 		return failed(connect.CodeUnimplemented, "this node has no such method: gbctl and the node may be of different versions (gbctl version)")
-	case who.maintenance && !m.Maintenance:
+	case caller.maintenance && !m.Maintenance:
 		return failed(connect.CodeFailedPrecondition, "the node is in maintenance mode, in which %s isn't possible: give it a configuration first (gbctl apply-config --insecure)", m.Procedure)
-	case who.maintenance:
+	case caller.maintenance:
 		return inMaintenance(s.opts)
-	case !contract.Allowed(m, who.roles):
-		return failed(connect.CodePermissionDenied, "%s needs role %s; the certificate of %q has %s", m.Procedure, m.Role, who.peer, listed(who.roles))
+	case !contract.Allowed(m, caller.roles):
+		return failed(connect.CodePermissionDenied, "%s needs role %s; the certificate of %q has %s", m.Procedure, m.Role, caller.peer, listed(caller.roles))
 	}
 	return nil
 }

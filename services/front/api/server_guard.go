@@ -20,9 +20,9 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		method, known := contract.Lookup(r.URL.Path)
-		who, err := identify(r.Header)
+		caller, err := identify(r.Header)
 		if err == nil {
-			err = s.permit(who, method, known)
+			err = s.permit(caller, method, known)
 		}
 		var leave func()
 		if err == nil {
@@ -30,13 +30,13 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		}
 		if err != nil {
 			if method.Changes {
-				s.audit.record(who, method.Procedure, "", err, time.Since(began))
+				s.audit.record(caller, method.Procedure, "", err, time.Since(began))
 			}
 			s.refuse(w, r, err)
 			return
 		}
 		defer leave()
-		call := &call{caller: who}
+		call := &call{caller: caller}
 		ctx, cancel := s.bound(context.WithValue(r.Context(), callKey{}, call), method)
 		defer cancel()
 		pw := &patientWriter{ResponseWriter: w, control: http.NewResponseController(w), patience: s.patience.write}
@@ -54,7 +54,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(pw, r)
 		if method.Changes && !call.audited {
-			s.audit.record(who, method.Procedure, "", failed(connect.CodeInvalidArgument, "the request couldn't be read"), time.Since(began))
+			s.audit.record(caller, method.Procedure, "", failed(connect.CodeInvalidArgument, "the request couldn't be read"), time.Since(began))
 		}
 	})
 }

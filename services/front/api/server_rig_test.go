@@ -183,8 +183,8 @@ func identity(roles ...contract.Role) map[string]string {
 	}
 }
 
-// stranger is what it says while nobody can be known.
-var stranger = map[string]string{contract.HeaderRemote: "10.5.0.9:41000", contract.HeaderMode: contract.ModeMaintenance}
+// unknownClient are the gate's headers in maintenance mode, without a client certificate.
+var unknownClient = map[string]string{contract.HeaderRemote: "10.5.0.9:41000", contract.HeaderMode: contract.ModeMaintenance}
 
 var (
 	admin    = identity(contract.Admin)

@@ -33,7 +33,7 @@ func TestOnlyTheGateMayCall(t *testing.T) {
 		"long":             {map[string]string{contract.HeaderPeer: strings.Repeat("j", maxName+1), contract.HeaderRoles: "os:admin", contract.HeaderRemote: "1.1.1.1:1", contract.HeaderMode: contract.ModeNormal}, connect.CodeUnauthenticated},
 		"no role":          {identity(), connect.CodePermissionDenied},
 		"not the roles":    {identity("system:masters", contract.Peer, contract.EtcdBackup), connect.CodePermissionDenied},
-		"maintenance over": {stranger, connect.CodeFailedPrecondition},
+		"maintenance over": {unknownClient, connect.CodeFailedPrecondition},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ask(t, garboardv1connect.NewServiceServiceClient(r.as(test.headers), host).List, &apiv1.ListServicesRequest{})
@@ -187,9 +187,9 @@ func TestAnIdleSenderAndAnIdleReaderAreEnded(t *testing.T) {
 					req.Header.Set("Content-Type", "application/connect+proto")
 				}
 				if res, err := r.client(admin, http2).Do(req); err == nil {
-					said, err := io.ReadAll(res.Body)
-					if res.StatusCode == http.StatusOK && !strings.Contains(string(said), "error") {
-						t.Errorf("%s: got %s: %s, %v", procedure, res.Status, said, err)
+					body, err := io.ReadAll(res.Body)
+					if res.StatusCode == http.StatusOK && !strings.Contains(string(body), "error") {
+						t.Errorf("%s: got %s: %s, %v", procedure, res.Status, body, err)
 					}
 					res.Body.Close()
 				}

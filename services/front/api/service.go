@@ -117,7 +117,7 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 		err = s.opts.Graph.Start(ctx, id)
 	case apiv1.ControlServiceRequest_ACTION_STOP:
 		if slices.Contains(lifelines, id) {
-			return nil, failed(connect.CodeFailedPrecondition, "service %q stays: without it nobody could reach the node to start it again; restart it instead", id)
+			return nil, failed(connect.CodeFailedPrecondition, "service %q stays: without it the node can't be reached to start it again; restart it instead", id)
 		}
 		did = "service " + id + " is stopped"
 		err = s.opts.Graph.Stop(ctx, id)

@@ -106,19 +106,19 @@ func TestServicesAreStartedAndStopped(t *testing.T) {
 	}
 	r.up("kubelet")
 	for _, step := range []struct {
-		action apiv1.ControlServiceRequest_Action
-		state  string
-		says   string
+		action  apiv1.ControlServiceRequest_Action
+		state   string
+		message string
 	}{
 		{apiv1.ControlServiceRequest_ACTION_START, "Running", "runs already"},
 		{apiv1.ControlServiceRequest_ACTION_STOP, "Finished", "containerd is stopped"},
 		{apiv1.ControlServiceRequest_ACTION_START, "Running", "is started"},
 		{apiv1.ControlServiceRequest_ACTION_RESTART, "Running", "is restarted"},
 	} {
-		says, err := control("cri", step.action)
+		message, err := control("cri", step.action)
 		must(t, err)
-		if !strings.Contains(says, step.says) {
-			t.Errorf("%s: %q", step.action, says)
+		if !strings.Contains(message, step.message) {
+			t.Errorf("%s: %q", step.action, message)
 		}
 		eventually.That(t, 10*time.Second, "containerd is "+step.state, func() error {
 			if s := r.service(t, "containerd", 0); s.GetState() != step.state {
@@ -136,10 +136,10 @@ func TestServicesAreStartedAndStopped(t *testing.T) {
 
 	r.up("apid")
 	before := len(r.service(t, "apid", 100).GetEvents())
-	says, err := control("apid", apiv1.ControlServiceRequest_ACTION_RESTART)
+	message, err := control("apid", apiv1.ControlServiceRequest_ACTION_RESTART)
 	must(t, err)
-	if !strings.Contains(says, "the connection may break") {
-		t.Errorf("says %q", says)
+	if !strings.Contains(message, "the connection may break") {
+		t.Errorf("says %q", message)
 	}
 	eventually.That(t, 10*time.Second, "apid was restarted", func() error {
 		if s := r.service(t, "apid", 100); len(s.GetEvents()) <= before || !s.GetUp() {

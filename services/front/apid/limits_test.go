@@ -136,8 +136,8 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// Strangers who open connections and say nothing don't keep others out.
-func TestStrangersDontKeepOthersOut(t *testing.T) {
+// Unauthenticated clients that open connections and send nothing don't lock out others.
+func TestUnknownClientsDontLockOutOthers(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), everything())

@@ -95,22 +95,22 @@ func TestMaintenanceEnds(t *testing.T) {
 	ca := newCA(t)
 	b := newBench(t, maintenance(t, ""), everything())
 	method, _ := api.Lookup("/garboard.v1.NodeService/Version")
-	nobody, boss := b.client(t, nil, true), b.client(t, admin(t, ca), true)
+	anonymous, boss := b.client(t, nil, true), b.client(t, admin(t, ca), true)
 	call := func(c *http.Client) error { return ask(t.Context(), c, b.url(""), method) }
-	for _, c := range []*http.Client{nobody, boss} {
+	for _, c := range []*http.Client{anonymous, boss} {
 		if err := call(c); err != nil {
 			t.Fatal(err)
 		}
 	}
 	b.writeAndWait(t, settings{mode: modeClosed})
-	for _, c := range []*http.Client{nobody, boss, b.client(t, nil, true)} {
+	for _, c := range []*http.Client{anonymous, boss, b.client(t, nil, true)} {
 		if err := call(c); err == nil {
 			t.Error("a call went through while the gate is closed")
 		}
 	}
 	b.writeAndWait(t, normal(t, ca))
-	if err := call(nobody); err == nil {
-		t.Error("a stranger was served by a node with a configuration")
+	if err := call(anonymous); err == nil {
+		t.Error("an unknown client was served by a node with a configuration")
 	}
 	if err := call(b.client(t, admin(t, ca), true)); err != nil {
 		t.Error(err)

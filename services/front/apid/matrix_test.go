@@ -114,29 +114,29 @@ func TestMatrixRoles(t *testing.T) {
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), everything())
 	allowed, refused := 0, 0
-	for _, who := range people() {
-		cert := shown(t, ca, pki.Leaf{CN: who.name, Orgs: who.orgs})
+	for _, caller := range people() {
+		cert := shown(t, ca, pki.Leaf{CN: caller.name, Orgs: caller.orgs})
 		for _, p := range protocols {
 			client := b.client(t, cert, p.http2)
 			for _, m := range api.Methods() {
 				err := ask(t.Context(), client, b.url(""), m, p.options...)
 				seen := b.backend.take()
-				if !api.Allowed(m, who.orgs) {
+				if !api.Allowed(m, caller.orgs) {
 					refused++
 					if connect.CodeOf(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), string(m.Role)) || len(seen) > 0 {
-						t.Errorf("%s, %s, %s: %v; %d requests went through", who.name, p.name, m.Procedure, err, len(seen))
+						t.Errorf("%s, %s, %s: %v; %d requests went through", caller.name, p.name, m.Procedure, err, len(seen))
 					}
 					continue
 				}
 				allowed++
 				if err != nil || len(seen) != 1 {
-					t.Errorf("%s, %s, %s: %v; %d requests went through", who.name, p.name, m.Procedure, err, len(seen))
+					t.Errorf("%s, %s, %s: %v; %d requests went through", caller.name, p.name, m.Procedure, err, len(seen))
 					continue
 				}
 				h := seen[0].Header
-				if h.Get(api.HeaderPeer) != who.name || h.Get(api.HeaderMode) != api.ModeNormal ||
-					!strings.HasPrefix(h.Get(api.HeaderRemote), "127.0.0.1:") || !sameRoles(h.Get(api.HeaderRoles), who.orgs) {
-					t.Errorf("%s, %s: headers %v", who.name, m.Procedure, h)
+				if h.Get(api.HeaderPeer) != caller.name || h.Get(api.HeaderMode) != api.ModeNormal ||
+					!strings.HasPrefix(h.Get(api.HeaderRemote), "127.0.0.1:") || !sameRoles(h.Get(api.HeaderRoles), caller.orgs) {
+					t.Errorf("%s, %s: headers %v", caller.name, m.Procedure, h)
 				}
 			}
 		}
@@ -234,7 +234,7 @@ func refusedAs(err error, code connect.Code, text string) bool {
 		}
 	}
 	return connect.CodeOf(err) == code && strings.Contains(err.Error(), text) &&
-		(code != connect.CodeUnauthenticated || strings.Contains(err.Error(), "the node's clock says "))
+		(code != connect.CodeUnauthenticated || strings.Contains(err.Error(), "the node's clock shows "))
 }
 
 // TLS 1.2 isn't spoken, with any certificate.
@@ -350,8 +350,8 @@ func TestMatrixCurl(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
 	b := newBench(t, normal(t, ca), everything())
-	for _, who := range people() {
-		c := newCurl(t, ca, shown(t, ca, pki.Leaf{CN: who.name, Orgs: who.orgs}))
+	for _, caller := range people() {
+		c := newCurl(t, ca, shown(t, ca, pki.Leaf{CN: caller.name, Orgs: caller.orgs}))
 		args := []string{"-d", "{}", "-H", "Content-Type: application/json", "-w", "%{http_code} %{url_effective}\n"}
 		want := map[string]int{}
 		for _, m := range api.Methods() {
@@ -360,7 +360,7 @@ func TestMatrixCurl(t *testing.T) {
 			}
 			args = append(args, "-o", "/dev/null", b.url(m.Procedure))
 			want[m.Procedure] = http.StatusForbidden
-			if api.Allowed(m, who.orgs) {
+			if api.Allowed(m, caller.orgs) {
 				want[m.Procedure] = http.StatusOK
 			}
 		}
@@ -373,11 +373,11 @@ func TestMatrixCurl(t *testing.T) {
 			code, url, _ := strings.Cut(strings.TrimSpace(line), " ")
 			procedure := strings.TrimPrefix(url, b.url(""))
 			if got++; strconv.Itoa(want[procedure]) != code {
-				t.Errorf("%s, %s: %s, want %d", who.name, procedure, code, want[procedure])
+				t.Errorf("%s, %s: %s, want %d", caller.name, procedure, code, want[procedure])
 			}
 		}
 		if got != len(want) {
-			t.Errorf("%s: %d answers to %d calls", who.name, got, len(want))
+			t.Errorf("%s: %d answers to %d calls", caller.name, got, len(want))
 		}
 	}
 }

@@ -145,7 +145,7 @@ func (c identity) current(now time.Time) error {
 	default:
 		return nil
 	}
-	return fmt.Errorf("client certificate %q %s; the node's clock says %s: if that is wrong, set it (machine.time.servers), else make a new client certificate",
+	return fmt.Errorf("client certificate %q %s; the node's clock shows %s: if that is wrong, set it (machine.time.servers), else make a new client certificate",
 		c.name, why, now.UTC().Format(time.RFC3339))
 }
 

@@ -50,7 +50,7 @@ func TestKilledServiceIsStartedAgain(t *testing.T) {
 }
 
 // The exit status of a process that another program has started reaches the user.
-func TestExitStatusIsTold(t *testing.T) {
+func TestExitStatusIsReported(t *testing.T) {
 	b := newBench(t, "exit", "7")
 	b.service.Restart = dag.RestartNever
 	b.start()

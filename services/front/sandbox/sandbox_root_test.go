@@ -201,19 +201,19 @@ func secretDir(t *testing.T) string {
 
 func parseReport(t *testing.T, text string) map[string]string {
 	t.Helper()
-	var said map[string]string
-	if err := json.Unmarshal([]byte(text), &said); err != nil {
+	var result map[string]string
+	if err := json.Unmarshal([]byte(text), &result); err != nil {
 		t.Fatal(err)
 	}
-	return said
+	return result
 }
 
 // S-097: unauthenticated clients can reach apid and trustd. All that the sandbox
 // promises, seen from inside.
 func TestSandboxFromInside(t *testing.T) {
 	b := newBench(t, "report", "/run/secrets")
-	said := b.report()
-	if said["ns user"] == own(t, "user") {
+	result := b.report()
+	if result["ns user"] == own(t, "user") {
 		t.Error("the user namespace is ours")
 	}
 	if text := strings.Join(b.logs.Tail(b.runner.ID, 0), "\n"); strings.Contains(text, "lacks") {
@@ -234,8 +234,8 @@ exec unshare --mount sh -c 'mount --bind /dev/null /proc/uptime && exec "$0" "$@
 		t.Fatal(err)
 	}
 	b.runner.Env = []string{"PATH=/usr/bin:/bin"}
-	said := b.report()
-	if said["ns user"] != own(t, "user") {
+	result := b.report()
+	if result["ns user"] != own(t, "user") {
 		t.Error("it has a user namespace: the test is in vain")
 	}
 	if text := strings.Join(b.logs.Tail(b.runner.ID, 0), "\n"); !strings.Contains(text, "warning: the sandbox lacks something here without=\"its own user namespace: ") {
@@ -250,7 +250,7 @@ func (b *bench) report() map[string]string {
 	b.runner.Binds = []Bind{{Source: secretDir(t), Target: "/run/secrets"}}
 	b.start()
 	pid := b.pid(0)
-	said := parseReport(t, b.line("report "))
+	result := parseReport(t, b.line("report "))
 
 	const refused, readOnly = "function not implemented", "read-only file system"
 	for what, want := range map[string]string{
@@ -267,31 +267,31 @@ func (b *bench) report() map[string]string {
 		"unshare": refused, "keyctl": refused, "mount": refused, "prctl": refused, "fork": refused, "ioctl": refused,
 		"GOMEMLIMIT": fmt.Sprint(DefaultMemoryMax / 4 * 3),
 	} {
-		if got := said[what]; got != want && !strings.HasSuffix(got, want) {
+		if got := result[what]; got != want && !strings.HasSuffix(got, want) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
-	for _, name := range strings.Fields(said["ls /proc"]) {
+	for _, name := range strings.Fields(result["ls /proc"]) {
 		if strings.Trim(name, "0123456789") == "" && name != "1" {
 			t.Errorf("it sees process %s", name)
 		}
 	}
 	// libcontainer makes the links; ptmx leads nowhere.
-	if got := strings.TrimPrefix(said["ls /dev"], "core "); got != "fd null ptmx stderr stdin stdout urandom" {
+	if got := strings.TrimPrefix(result["ls /dev"], "core "); got != "fd null ptmx stderr stdin stdout urandom" {
 		t.Errorf("devices: %s", got)
 	}
 	for _, ns := range []string{"mnt", "pid", "ipc", "uts", "cgroup"} {
-		if said["ns "+ns] == own(t, ns) || said["ns "+ns] == "" {
-			t.Errorf("%s namespace is ours: %s", ns, said["ns "+ns])
+		if result["ns "+ns] == own(t, ns) || result["ns "+ns] == "" {
+			t.Errorf("%s namespace is ours: %s", ns, result["ns "+ns])
 		}
 	}
-	if said["ns net"] != own(t, "net") {
-		t.Errorf("network namespace %s isn't ours", said["ns net"])
+	if result["ns net"] != own(t, "net") {
+		t.Errorf("network namespace %s isn't ours", result["ns net"])
 	}
 	if stat, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err != nil || stat.Sys().(*syscall.Stat_t).Uid != testUID {
 		t.Errorf("process %d: %v, %v", pid, stat, err)
 	}
-	return said
+	return result
 }
 
 // own is our own namespace.
@@ -319,19 +319,19 @@ func TestNegativeTwinOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, _ := strings.CutPrefix(strings.TrimSpace(out.String()), "report ")
-	said := parseReport(t, text)
+	result := parseReport(t, text)
 	for _, what := range []string{
 		"write dir", "read secret", "change settings", "read /sys", "read the kernel's command line", "packet socket", "raw socket", "netfilter socket",
 		"unshare", "keyctl", "mount", "prctl", "fork", "ioctl",
 	} {
-		if said[what] != "allowed" {
-			t.Errorf("%s: %s", what, said[what])
+		if result[what] != "allowed" {
+			t.Errorf("%s: %s", what, result[what])
 		}
 	}
-	if said["Seccomp"] != "0" || said["NoNewPrivs"] != "0" || strings.Trim(said["CapEff"], "0") == "" || said["uid"] != "0 0" {
-		t.Errorf("the twin is restricted: %v", said)
+	if result["Seccomp"] != "0" || result["NoNewPrivs"] != "0" || strings.Trim(result["CapEff"], "0") == "" || result["uid"] != "0 0" {
+		t.Errorf("the twin is restricted: %v", result)
 	}
-	if !strings.Contains(said["ls /proc"], fmt.Sprint(os.Getpid())) {
+	if !strings.Contains(result["ls /proc"], fmt.Sprint(os.Getpid())) {
 		t.Error("the twin doesn't see us")
 	}
 }

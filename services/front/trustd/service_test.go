@@ -204,7 +204,7 @@ func TestWorkersHaveNoTrustd(t *testing.T) {
 }
 
 // With an error of any kind in what is written, the former state stays in use.
-func TestBadBriefingIsNotTaken(t *testing.T) {
+func TestBadStateIsNotTaken(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	was := b.server.state.Load()

@@ -239,7 +239,7 @@ func TestWorkerFallsBackToTheEndpoint(t *testing.T) {
 }
 
 // A worker that knows nobody yet asks at once when Kubernetes has told whom.
-func TestWorkerAsksWhenItIsTold(t *testing.T) {
+func TestWorkerAsksWhenKubernetesLists(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.controlPlane("10.5.0.3", c.ca)
@@ -286,7 +286,7 @@ func TestWorkerKeepsItsCertificate(t *testing.T) {
 	c.set("10.5.0.3", nil)
 	c.later(pki.LeafValidity + time.Hour)
 	reboot()
-	c.logged("the kept certificate of the machine API", "isn't used: it expired on")
+	c.logged("the stored certificate of the machine API", "isn't used: it expired on")
 	if _, err := secrets.API.Get(c.store, secrets.APIID); err == nil {
 		t.Error("it is used")
 	}

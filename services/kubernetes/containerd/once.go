@@ -12,8 +12,8 @@ import (
 	client "github.com/containerd/containerd/v2/client"
 )
 
-// lastWords bounds what is kept of what a container said, for people to read.
-const lastWords = 2 << 10
+// maxOutput bounds what is kept of what a container said, for people to read.
+const maxOutput = 2 << 10
 
 // ExitError is a container that ended by itself.
 type ExitError struct {
@@ -25,12 +25,12 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("container %s ended with status %d", e.ID, e.Status)
 }
 
-// Once runs the container to its end, and returns the last of what it said; all of it
-// goes to the log. The error is an *ExitError where it ended with another status than 0.
-func (r *Runner) Once(ctx context.Context, log string) (said string, err error) {
-	to, words := r.Containerd.Logs.Writer(log), &tail{}
+// Once runs the container to its end, and returns the end of its output; all of it goes
+// to the log. The error is an *ExitError if it ended with another status than 0.
+func (r *Runner) Once(ctx context.Context, log string) (output string, err error) {
+	to, end := r.Containerd.Logs.Writer(log), &tail{}
 	defer to.Close()
-	err = r.with(ctx, io.MultiWriter(to, words), func(string) {}, func(nctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+	err = r.with(ctx, io.MultiWriter(to, end), func(string) {}, func(nctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
 		err := r.supervise(nctx, cl, task, exited)
 		var exit *ExitError
 		switch {
@@ -39,10 +39,10 @@ func (r *Runner) Once(ctx context.Context, log string) (said string, err error) 
 		case exit.Status == 0:
 			err = nil
 		}
-		task.IO().Wait() // for its last words
+		task.IO().Wait() // for its last output
 		return err
 	})
-	return words.String(), err
+	return end.String(), err
 }
 
 // tail keeps the end of what is written to it.
@@ -55,7 +55,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.data = append(t.data, p...)
-	if over := len(t.data) - lastWords; over > 0 {
+	if over := len(t.data) - maxOutput; over > 0 {
 		t.data = append(t.data[:0], t.data[over:]...)
 	}
 	return len(p), nil

@@ -59,7 +59,7 @@ func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
 }
 
 // Pull fetches ref into the given containerd namespace unless it is there.
-func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(string)) (client.Image, error) {
+func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event func(string)) (client.Image, error) {
 	cl, err := c.Client()
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, tell func(
 		if err != nil {
 			return nil, err
 		}
-		tell("Pulling image " + ref)
+		event("Pulling image " + ref)
 		from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
 		defer done()
 		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
@@ -108,7 +108,7 @@ func (c *Containerd) unpackOptions() []client.UnpackOpt {
 // would make sync all that the host has in memory.
 func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
 
-// pullError says what a person can do about it. containerd's errors come over
+// pullError adds what a person can do about it. containerd's errors come over
 // gRPC, as text: of a full disk there is only the message of ENOSPC.
 func pullError(ref string, err error) error {
 	if !strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
@@ -122,8 +122,8 @@ func pullError(ref string, err error) error {
 	return fmt.Errorf("the disk is full: %s (EPHEMERAL) has no room in %s for image %s; remove what fills it, or give the machine a larger disk", boot.EphemeralDir, size, ref)
 }
 
-func (r *Runner) image(ctx context.Context, ref string, tell func(string)) (client.Image, error) {
-	return r.Containerd.Pull(ctx, Namespace, ref, tell)
+func (r *Runner) image(ctx context.Context, ref string, event func(string)) (client.Image, error) {
+	return r.Containerd.Pull(ctx, Namespace, ref, event)
 }
 
 // Run is the service's run function.
@@ -137,7 +137,7 @@ func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
 }
 
 // with makes the container anew and starts its task, does something, and removes both.
-func (r *Runner) with(ctx context.Context, out io.Writer, tell func(string), do func(context.Context, *client.Client, client.Task, <-chan client.ExitStatus) error) error {
+func (r *Runner) with(ctx context.Context, out io.Writer, event func(string), do func(context.Context, *client.Client, client.Task, <-chan client.ExitStatus) error) error {
 	cl, err := r.Containerd.Client()
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func (r *Runner) with(ctx context.Context, out io.Writer, tell func(string), do 
 	if err := r.remove(ctx, cl); err != nil {
 		return fmt.Errorf("remove the old container %s: %w", r.ID, err)
 	}
-	container, err := r.create(ctx, cl, tell)
+	container, err := r.create(ctx, cl, event)
 	if err != nil {
 		return err
 	}
@@ -174,12 +174,12 @@ func (r *Runner) with(ctx context.Context, out io.Writer, tell func(string), do 
 	return do(ctx, cl, task, exited)
 }
 
-func (r *Runner) create(ctx context.Context, cl *client.Client, tell func(string)) (client.Container, error) {
+func (r *Runner) create(ctx context.Context, cl *client.Client, event func(string)) (client.Container, error) {
 	ref, err := r.Image()
 	if err != nil {
 		return nil, err
 	}
-	img, err := r.image(ctx, ref, tell)
+	img, err := r.image(ctx, ref, event)
 	if err != nil {
 		return nil, err
 	}

@@ -27,21 +27,20 @@ const (
 	// applyBudget bounds one attempt, most of which is waiting for the mutex.
 	applyBudget = 2 * time.Minute
 	etcdTimeout = 10 * time.Second
-	// letGo is for etcd to hear that a node which was called off doesn't want the mutex
-	// any more: others would wait for applyTTL.
+	// letGo is for releasing the mutex in etcd after a node was stopped: otherwise others
+	// would wait for applyTTL.
 	letGo = 2 * time.Second
 
-	// readyWait is how long one attempt waits for the apiserver before it says that it
-	// failed; readyPoll how often it asks. The first start takes some seconds, a minute
+	// readyWait is how long one attempt waits for the apiserver before it fails; readyPoll
+	// is how often it asks. The first start takes some seconds, a minute
 	// under emulation: so the log stays short, and the pauses after failures don't add
 	// to it.
 	readyWait = 20 * time.Second
 	readyPoll = 250 * time.Millisecond
 )
 
-// ManifestApplyController makes the objects of the manifests that are missing. It
-// never changes or removes one (S-218): once made, they belong to the cluster's
-// owner.
+// ManifestApplyController makes the missing objects of the bootstrap manifests. It never
+// changes or removes one (S-218): once made, they belong to the cluster's owner.
 type ManifestApplyController struct{}
 
 // Name implements resource.Controller.
@@ -50,7 +49,7 @@ func (*ManifestApplyController) Name() string { return "k8s.ManifestApplyControl
 // Inputs implements resource.Controller.
 func (*ManifestApplyController) Inputs() []resource.Input {
 	return []resource.Input{
-		{Type: Manifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()},
+		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()},
 		{Type: secrets.Kubernetes.Type()}, {Type: secrets.Etcd.Type()},
 	}
 }
@@ -85,7 +84,7 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	ctx, cancel := context.WithTimeout(ctx, applyBudget)
 	defer cancel()
 	waitReady(ctx, client)
-	// A look first: almost always nothing is missing, and then no mutex is needed.
+	// Check first: almost always nothing is missing, and then no mutex is needed.
 	missing, err := missingObjects(ctx, client, objects)
 	if err != nil || len(missing) == 0 {
 		return 0, err
@@ -95,17 +94,17 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	})
 }
 
-// wantedObjects are the objects of all manifests, in order.
+// wantedObjects are the objects of all bootstrap manifests, in order.
 func wantedObjects(r resource.Reader) []kubeclient.Object {
 	var objects []kubeclient.Object
-	for _, o := range inOrder(Manifests.List(r)) {
+	for _, o := range inOrder(BootstrapManifests.List(r)) {
 		objects = append(objects, o.Spec...)
 	}
 	return objects
 }
 
-// waitReady gives the apiserver a moment to come up. What is wrong with it, the first
-// request says.
+// waitReady gives the apiserver a moment to come up. If it doesn't, the first request
+// returns the error.
 func waitReady(ctx context.Context, client *kubeclient.Client) {
 	ctx, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()

@@ -96,7 +96,7 @@ func start(t *testing.T, c *config.Config) *fixture {
 
 func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
-		Logs: logs.New(testWriter{f.t}), ManifestsDir: f.path("manifests"), FilesDir: f.path("files"), SecretsDir: f.path("secrets"),
+		Logs: logs.New(testWriter{f.t}), StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 	})...)
 	rt, err := resource.NewRuntime(f.store, testLog(f.t), controllers...)
@@ -326,7 +326,7 @@ func TestManifestResources(t *testing.T) {
 		t.Helper()
 		eventually.That(t, 10*time.Second, "manifests", func() error {
 			var got []string
-			for _, o := range Manifests.List(f.store) {
+			for _, o := range BootstrapManifests.List(f.store) {
 				if o.Namespace == "extras" || strings.HasPrefix(o.ID, "05-") {
 					got = append(got, o.Namespace+" "+o.ID)
 				}
@@ -356,7 +356,7 @@ func TestWorker(t *testing.T) {
 		_, err := os.Stat(f.path("cni", cniFile))
 		return err
 	})
-	if got := len(StaticPods.List(f.store)) + len(Manifests.List(f.store)) + len(Configs.List(f.store)); got != 0 {
+	if got := len(StaticPods.List(f.store)) + len(BootstrapManifests.List(f.store)) + len(Configs.List(f.store)); got != 0 {
 		t.Errorf("%d control plane resources on a worker", got)
 	}
 }

@@ -7,8 +7,8 @@
 //	MachineConfigs ─→ KubernetesControlPlaneConfigs ─┐
 //	SecretsStatuses (content hash), EtcdStatuses ────┴→ StaticPods ─→ /etc/kubernetes/manifests ─→ kubelet
 //	                                                                  StaticPodStatuses ←───────────┘
-//	MachineConfigs ─→ Manifests ─→ API server: what is missing is made, nothing is ever changed
-//	                  ManifestDrifts ←───┘ what differs there
+//	MachineConfigs ─→ Manifests (bootstrap manifests) ─→ API server: what is missing is made, nothing is ever changed
+//	                  ManifestDrifts ←───────────────────────┘ what differs there
 //
 // It takes no part in scheduling or in anything that Kubernetes does by itself.
 package controlplane
@@ -48,7 +48,7 @@ var StaticPods = resource.Define[kubeclient.Object](resource.Definition{
 	Type: "StaticPods.kubernetes.garboard.dev", Kind: "StaticPod", Namespace: namespace,
 })
 
-// StaticPodStatuses are what the kubelet says about them (S-263); the ID is
+// StaticPodStatuses are what the kubelet reports about them (S-263); the ID is
 // namespace/name.
 var StaticPodStatuses = resource.Define[PodStatus](resource.Definition{
 	Type: "StaticPodStatuses.kubernetes.garboard.dev", Kind: "StaticPodStatus", Namespace: namespace,
@@ -89,12 +89,12 @@ var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 type Options struct {
 	Logs *logs.Logs
 
-	ManifestsDir string // boot.ManifestsDir
-	FilesDir     string // configuration files of the programs that hold no secret
-	SecretsDir   string // boot.SecretsDir
-	CNIConfDir   string // boot.CNIConfDir
-	SubnetFile   string // flannel's
-	KubeletURL   string
+	StaticPodsDir string // boot.ManifestsDir
+	FilesDir      string // configuration files of the programs that hold no secret
+	SecretsDir    string // boot.SecretsDir
+	CNIConfDir    string // boot.CNIConfDir
+	SubnetFile    string // flannel's
+	KubeletURL    string
 }
 
 const (
@@ -109,7 +109,7 @@ func Controllers(o Options) []resource.Controller {
 		to    *string
 		value string
 	}{
-		{&o.ManifestsDir, boot.ManifestsDir}, {&o.FilesDir, filesDir}, {&o.SecretsDir, boot.SecretsDir},
+		{&o.StaticPodsDir, boot.ManifestsDir}, {&o.FilesDir, filesDir}, {&o.SecretsDir, boot.SecretsDir},
 		{&o.CNIConfDir, boot.CNIConfDir}, {&o.SubnetFile, subnetFile}, {&o.KubeletURL, kubeletURL},
 	} {
 		if *option.to == "" {
@@ -120,11 +120,11 @@ func Controllers(o Options) []resource.Controller {
 		&BootstrapStatusController{},
 		&ConfigController{},
 		&StaticPodController{filesDir: o.FilesDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")},
-		&KubeletStaticPodController{manifestsDir: o.ManifestsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL},
+		&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL},
 		&ManifestController{},
 		&ManifestApplyController{},
 		&ManifestDriftController{},
-		&NodeLabelController{say: o.Logs.Say, kubeletClient: boot.KubeletClient},
+		&NodeLabelController{printf: o.Logs.Printf, kubeletClient: boot.KubeletClient},
 		&ServingApprovalController{},
 		&NodeLeaveController{},
 		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},

@@ -31,7 +31,7 @@ const (
 	driftType = "ManifestDrifts.kubernetes.garboard.dev"
 )
 
-// ManifestDrift is how the cluster's objects differ from a manifest. Nothing is
+// ManifestDrift is how the cluster's objects differ from a bootstrap manifest. Nothing is
 // done about it: once made, they belong to the cluster's owner (S-218).
 type ManifestDrift struct {
 	Objects []ObjectDrift `yaml:"objects"` // only those that differ
@@ -66,16 +66,16 @@ var ManifestDrifts = resource.Define[ManifestDrift](resource.Definition{
 	Columns: []resource.Column{{Name: "DRIFT", Value: func(spec any) string { return spec.(ManifestDrift).String() }}},
 })
 
-// ManifestDriftController compares the cluster's objects with the manifests that
-// they were made from. The API server says what the manifest would change, so that
-// defaults and other spellings of a value are no difference.
+// ManifestDriftController compares the cluster's objects with the bootstrap manifests that
+// they were made from. The API server returns what the manifest would change (a dry run),
+// so that defaults and other spellings of a value are no difference.
 type ManifestDriftController struct {
 	compared map[string]comparison // by the object's path
-	client   *kubeclient.Client    // kept, for what it has learnt of the API
+	client   *kubeclient.Client    // kept, because it caches the API's discovery
 	made     uint64                // version of the secrets that client was made of
 }
 
-// comparison is kept until one of both sides changes.
+// comparison is cached until one of both sides changes.
 type comparison struct {
 	wanted  kubeclient.Object
 	version string
@@ -88,7 +88,7 @@ func (*ManifestDriftController) Name() string { return "k8s.ManifestDriftControl
 // Inputs implements resource.Controller.
 func (*ManifestDriftController) Inputs() []resource.Input {
 	return []resource.Input{
-		{Type: Manifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()}, {Type: secrets.Kubernetes.Type()},
+		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()}, {Type: secrets.Kubernetes.Type()},
 	}
 }
 
@@ -97,7 +97,7 @@ func (*ManifestDriftController) Outputs() []string { return []string{ManifestDri
 
 // Reconcile implements resource.Controller.
 func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
-	manifests := inOrder(Manifests.List(v))
+	manifests := inOrder(BootstrapManifests.List(v))
 	if err := forgetDrift(v, manifests); err != nil {
 		return 0, err
 	}
@@ -119,16 +119,16 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 		}
 		c.client, c.made = client, keys.Version
 	}
-	defer c.client.Close() // its connections: the next look is a while away
+	defer c.client.Close() // its connections: the next comparison is a while away
 	ctx, cancel := context.WithTimeout(ctx, driftBudget)
 	defer cancel()
 	if c.client.Ready(ctx) != nil {
-		return driftAgain, nil // others say that the apiserver is down
+		return driftAgain, nil // other controllers report that the apiserver is down
 	}
 	compared := make(map[string]comparison)
 	var problems []error
 	for _, m := range manifests {
-		drift, err := c.look(ctx, m.Spec, compared)
+		drift, err := c.compareManifest(ctx, m.Spec, compared)
 		if err == nil {
 			err = ManifestDrifts.In(m.Namespace).Put(v, m.ID, drift)
 		}
@@ -143,8 +143,8 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	return driftPeriod, errors.Join(problems...)
 }
 
-// look compares the objects of one manifest.
-func (c *ManifestDriftController) look(ctx context.Context, wanted []kubeclient.Object, compared map[string]comparison) (ManifestDrift, error) {
+// compareManifest compares the objects of one bootstrap manifest.
+func (c *ManifestDriftController) compareManifest(ctx context.Context, wanted []kubeclient.Object, compared map[string]comparison) (ManifestDrift, error) {
 	drift := ManifestDrift{Objects: []ObjectDrift{}}
 	for _, o := range wanted {
 		d, err := c.compare(ctx, o, compared)
@@ -158,7 +158,7 @@ func (c *ManifestDriftController) look(ctx context.Context, wanted []kubeclient.
 	return drift, nil
 }
 
-// forgetDrift removes what is known of manifests that are gone.
+// forgetDrift removes the drifts of bootstrap manifests that are gone.
 func forgetDrift(v resource.View, manifests []resource.Object[[]kubeclient.Object]) error {
 	for _, namespace := range []string{namespace, extrasNamespace} {
 		wanted := map[string]bool{}
@@ -213,16 +213,16 @@ func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient
 
 // owned is an object without what the API server keeps there itself.
 func owned(o kubeclient.Object) map[string]any {
-	kept := maps.Clone(map[string]any(o))
-	delete(kept, "status")
-	if metadata, ok := kept["metadata"].(map[string]any); ok {
+	clone := maps.Clone(map[string]any(o))
+	delete(clone, "status")
+	if metadata, ok := clone["metadata"].(map[string]any); ok {
 		metadata = maps.Clone(metadata)
 		for _, field := range []string{"managedFields", "resourceVersion", "generation", "creationTimestamp"} {
 			delete(metadata, field)
 		}
-		kept["metadata"] = metadata
+		clone["metadata"] = metadata
 	}
-	return kept
+	return clone
 }
 
 // differences are the paths at which two objects differ, in order, at most

@@ -24,18 +24,18 @@ const (
 	maxManifest = 32 << 20
 )
 
-// extraManifests are the manifests from URLs (S-265): of a custom CNI, and extra ones.
-var extraManifests = Manifests.In("extras")
+// extraBootstrapManifests are the manifests from URLs (S-265): of a custom CNI, and extra ones.
+var extraBootstrapManifests = BootstrapManifests.In("extras")
 
-// fetchExtras publishes them. Each is downloaded once for each boot and change of the
-// list: what a cluster is made of doesn't change under its feet.
+// fetchExtras publishes them. Each is downloaded only once for each boot and change of the
+// list, so that a change at the URL doesn't change the cluster.
 func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 	wanted := map[string]bool{}
 	var problems []error
 	for _, u := range extraURLs(&c.Cluster) {
 		id := "05-" + u.String()
 		wanted[id] = true
-		if _, err := extraManifests.Get(v, id); err == nil {
+		if _, err := extraBootstrapManifests.Get(v, id); err == nil {
 			continue
 		}
 		objects, err := fetchManifest(ctx, c.Machine.Env, u)
@@ -43,11 +43,11 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 			problems = append(problems, err)
 			continue
 		}
-		if err := extraManifests.Put(v, id, objects); err != nil {
+		if err := extraBootstrapManifests.Put(v, id, objects); err != nil {
 			return err
 		}
 	}
-	if err := prune(v, extraManifests, wanted); err != nil {
+	if err := prune(v, extraBootstrapManifests, wanted); err != nil {
 		return err
 	}
 	if len(problems) > 0 {

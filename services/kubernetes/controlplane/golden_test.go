@@ -70,7 +70,7 @@ func TestIPv6NodeBindsBoth(t *testing.T) {
 // policy that Kubernetes no longer has, and with flannel, the default CNI.
 func TestManifests(t *testing.T) {
 	c := testConfig(t)
-	manifests, err := renderManifests(&c.Cluster, true)
+	manifests, err := renderBootstrapManifests(&c.Cluster, true)
 	put(t, err)
 	want := []string{
 		"00-kubelet-bootstrapping-token", "01-csr-approver-role-binding", "01-csr-node-bootstrap", "01-csr-renewal-role-binding",
@@ -100,7 +100,7 @@ func TestManifestChoices(t *testing.T) {
 	c.Cluster.Proxy.Disabled = true
 	c.Cluster.CoreDNS.Disabled = true
 	c.Cluster.InlineManifests = []config.InlineManifest{{Name: "mine", Contents: "# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: Namespace, metadata: {name: b}}\n"}}
-	manifests, err := renderManifests(&c.Cluster, true)
+	manifests, err := renderBootstrapManifests(&c.Cluster, true)
 	put(t, err)
 	for _, id := range []string{"05-flannel", "10-kube-proxy", "11-core-dns", "11-core-dns-svc"} {
 		if manifests[id] != nil {
@@ -114,7 +114,7 @@ func TestManifestChoices(t *testing.T) {
 	c = testConfig(t)
 	c.Cluster.Network.PodSubnets = append(c.Cluster.Network.PodSubnets, netip.MustParsePrefix("fd00:244::/56"))
 	c.Cluster.Network.ServiceSubnets = append(c.Cluster.Network.ServiceSubnets, netip.MustParsePrefix("fd00:10:96::/112"))
-	manifests, err = renderManifests(&c.Cluster, true)
+	manifests, err = renderBootstrapManifests(&c.Cluster, true)
 	put(t, err)
 	if diff := cmp.Diff([]any{"10.96.0.10", "fd00:10:96::a"}, manifests["11-core-dns-svc"][0].At("spec", "clusterIPs")); diff != "" {
 		t.Error(diff)
@@ -139,7 +139,7 @@ func TestBadManifests(t *testing.T) {
 	} {
 		c := testConfig(t)
 		spoil(&c.Cluster)
-		if _, err := renderManifests(&c.Cluster, true); err == nil || strings.Contains(err.Error(), "nodot") {
+		if _, err := renderBootstrapManifests(&c.Cluster, true); err == nil || strings.Contains(err.Error(), "nodot") {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}

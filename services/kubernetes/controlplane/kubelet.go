@@ -25,12 +25,12 @@ import (
 )
 
 const (
-	// manifestPrefix starts the names of the files that are ours; a user's own static
+	// staticPodPrefix starts the names of the files that are ours; a user's own static
 	// pods may lie beside them.
-	manifestPrefix = "garboard-"
-	manifestMode   = 0o600
-	fileMode       = 0o600 // the programs' configuration files; they run as root
-	dirMode        = 0o755
+	staticPodPrefix = "garboard-"
+	staticPodMode   = 0o600
+	fileMode        = 0o600 // the programs' configuration files; they run as root
+	dirMode         = 0o755
 
 	// How often the kubelet is asked about the pods: they come up within seconds, and
 	// then rarely change.
@@ -45,16 +45,16 @@ const (
 //go:embed files
 var files embed.FS
 
-// KubeletStaticPodController gives the pods to the kubelet and asks it how they do.
+// KubeletStaticPodController writes the pods for the kubelet and asks it for their status.
 type KubeletStaticPodController struct {
-	manifestsDir, filesDir, kubeletURL string
+	staticPodsDir, filesDir, kubeletURL string
 
-	// client is kept for its connection: a handshake for each look at the pods would be
-	// most of what an idle node computes.
+	// client is kept for its connection: a handshake for each request would be most of what
+	// an idle node computes.
 	client     *kubeclient.Client
 	clientWith kubeclient.Options // what it was made with
 	retry      time.Duration      // the pause after the last failure to look; 0 after success
-	told       string             // that failure, "" after success
+	reported   string             // that failure, "" after success
 }
 
 // Name implements resource.Controller.
@@ -88,9 +88,9 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		if err := StaticPods.AddFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
 			return 0, err
 		}
-		name := manifestPrefix + pod.ID + ".yaml"
+		name := staticPodPrefix + pod.ID + ".yaml"
 		wanted[name] = true
-		wrote, err := c.writePod(v, filepath.Join(c.manifestsDir, name), pod.Spec)
+		wrote, err := c.writePod(v, filepath.Join(c.staticPodsDir, name), pod.Spec)
 		if err != nil {
 			return 0, err
 		}
@@ -111,22 +111,22 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	ready, err := c.refresh(ctx, v)
 	if err != nil {
-		// As the runtime says it of controllers that fail (S-280), but without its pause: a
-		// change of the configuration must not wait for a kubelet that can't answer yet.
-		// As there, only what is new goes to the console.
+		// As the runtime logs failures of controllers (S-280), but without its pause: a change
+		// of the configuration must not wait for a kubelet that can't answer yet. As there,
+		// only a new error goes to the console.
 		level := slog.LevelWarn
-		if err.Error() == c.told {
+		if err.Error() == c.reported {
 			level = slog.LevelInfo
 		}
-		c.told = err.Error()
+		c.reported = err.Error()
 		v.Log().Log(ctx, level, fmt.Sprintf("controller failed: error refreshing pod status: %v", err))
 		c.retry = min(max(2*c.retry, statusSoon), statusLater)
 		return c.retry, nil
 	}
-	if c.told != "" {
+	if c.reported != "" {
 		v.Log().Info("pod status refreshed") // or the failure would be the last word
 	}
-	c.retry, c.told = 0, ""
+	c.retry, c.reported = 0, ""
 	if ready {
 		return statusLater, nil
 	}
@@ -160,10 +160,10 @@ func (c *KubeletStaticPodController) writePod(v resource.View, path string, pod 
 	if err != nil {
 		return false, fmt.Errorf("encode static pod %s: %w", pod.Name(), err)
 	}
-	if err := os.MkdirAll(c.manifestsDir, dirMode); err != nil {
+	if err := os.MkdirAll(c.staticPodsDir, dirMode); err != nil {
 		return false, fmt.Errorf("write static pod %s: %w", pod.Name(), err)
 	}
-	wrote, err := writeChanged(path, data, manifestMode)
+	wrote, err := writeChanged(path, data, staticPodMode)
 	if wrote && err == nil {
 		v.Log().Info(fmt.Sprintf("writing static pod %q", path)) // S-278
 	}
@@ -180,15 +180,15 @@ func writeChanged(path string, data []byte, mode fs.FileMode) (wrote bool, err e
 }
 
 func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[string]bool) error {
-	entries, err := os.ReadDir(c.manifestsDir)
+	entries, err := os.ReadDir(c.staticPodsDir)
 	if err != nil {
 		return fmt.Errorf("look for stale static pods: %w", err)
 	}
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), manifestPrefix) || wanted[e.Name()] {
+		if !strings.HasPrefix(e.Name(), staticPodPrefix) || wanted[e.Name()] {
 			continue
 		}
-		path := filepath.Join(c.manifestsDir, e.Name())
+		path := filepath.Join(c.staticPodsDir, e.Name())
 		v.Log().Info(fmt.Sprintf("removing static pod %q", path))
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove stale static pod: %w", err)

@@ -39,9 +39,9 @@ const (
 // A control plane makes them as the cluster's administrator, a worker as its own
 // kubelet, which may set the labels that the configuration may have, but no taints.
 type NodeLabelController struct {
-	say           func(format string, args ...any) // to the console
+	printf        func(format string, args ...any) // to the console
 	kubeletClient string
-	told          bool // the start of the task was said
+	announced     bool // the start of the task was said
 }
 
 // Name implements resource.Controller.
@@ -82,11 +82,11 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 	ctx, cancel := context.WithTimeout(ctx, labelBudget)
 	defer cancel()
 	if err := client.Ready(ctx); err != nil {
-		return later, nil // others say that the apiserver is down; this task waits for it
+		return later, nil // other controllers report that the apiserver is down; this task waits for it
 	}
-	if !c.told && cfg.Machine.Type.ControlPlane() {
-		c.told = true
-		c.say("task %s (1/1): starting", labelTask) // S-255
+	if !c.announced && cfg.Machine.Type.ControlPlane() {
+		c.announced = true
+		c.printf("task %s (1/1): starting", labelTask) // S-255
 	}
 	ref := kubeclient.Ref{APIVersion: "v1", Kind: "Node", Name: hostname.Spec}
 	node, err := client.Get(ctx, ref)
@@ -94,7 +94,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 		return later, nil // the kubelet hasn't registered it yet
 	}
 	if err != nil {
-		c.say("retrying error: %v", err)
+		c.printf("retrying error: %v", err)
 		return 0, err
 	}
 	patch := nodePatch(cfg, node)
@@ -102,11 +102,11 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 		return 0, nil
 	}
 	if _, err := client.Merge(ctx, ref, patch); err != nil {
-		c.say("retrying error: %v", err)
+		c.printf("retrying error: %v", err)
 		return 0, err
 	}
 	if cfg.Machine.Type.ControlPlane() {
-		c.say("task %s (1/1): done", labelTask)
+		c.printf("task %s (1/1): done", labelTask)
 	}
 	v.Log().Info("labels and taints of the node are those of the configuration")
 	return 0, nil

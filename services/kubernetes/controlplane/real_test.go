@@ -93,7 +93,7 @@ func (n *realNode) runControllers() {
 	controllers := append(
 		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now, Balancer: n.config.Cluster.ControlPlane.Endpoint.String()}),
 		Controllers(Options{
-			Logs: logs.New(testWriter{n.t}), ManifestsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
+			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 		})...)
 	rt, err := resource.NewRuntime(n.store, testLog(n.t), controllers...)
@@ -221,7 +221,7 @@ func (n *realNode) checkDrift(want, id string) {
 	// The controller looks again when something changes, and now and then.
 	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL, MemberID: want}))
 	eventually.That(n.t, 60*time.Second, "the drift of "+id+" to be "+want, func() error {
-		for _, m := range Manifests.List(n.store) {
+		for _, m := range BootstrapManifests.List(n.store) {
 			d, err := ManifestDrifts.In(m.Namespace).Get(n.store, m.ID)
 			expected := "none"
 			if m.ID == id {

@@ -24,18 +24,18 @@ const (
 	// requestTimeout of one request. etcd gives up a change of members after 7 s: five
 	// for its quorum, and two of its election timeouts.
 	requestTimeout = 10 * time.Second
-	// lookTimeout bounds the question who is there, of an apiserver that may be on a
+	// lookTimeout bounds a request for the control planes to an apiserver that may be on a
 	// machine that is gone.
 	lookTimeout = 10 * time.Second
-	// knownTimeout bounds it where this node knows whom else to ask: a machine that is
+	// knownTimeout bounds it if this node knows other addresses to ask: a machine that is
 	// gone must leave time for that, also where all of it takes examineTimeout at most.
 	knownTimeout = 2 * time.Second
-	// statusTimeout: a member that takes longer to say how it is doesn't count.
+	// statusTimeout: a member that takes longer to answer a status request doesn't count.
 	statusTimeout = 3 * time.Second
 )
 
-// errNobody: no other control plane is in sight.
-var errNobody = errors.New("no other control plane is known to Kubernetes")
+// errNoControlPlane: Kubernetes lists no other control plane.
+var errNoControlPlane = errors.New("no other control plane is known to Kubernetes")
 
 // dial makes a client for the members at the URLs. It connects with the first
 // request.
@@ -113,7 +113,7 @@ func (e *Etcd) find(ctx context.Context, me self, patience time.Duration) ([]str
 	if urls := others(found, me); len(urls) > 0 {
 		return urls, nil
 	}
-	return nil, errNobody
+	return nil, errNoControlPlane
 }
 
 // remembered are the URLs by what this node's balancer knows of API servers, maybe from

@@ -82,8 +82,8 @@ type Options struct {
 type Etcd struct {
 	o      Options
 	runner *containerd.Runner
-	// utility runs etcdutl, and returns the last of what it said. A field for tests.
-	utility func(ctx context.Context, args []string) (said string, err error)
+	// utility runs etcdutl, and returns the end of its output. A field for tests.
+	utility func(ctx context.Context, args []string) (output string, err error)
 
 	// turn is held by whoever decides what becomes of this member, and writes that
 	// into the journal.
@@ -97,14 +97,15 @@ type Etcd struct {
 	beginning atomic.Int32 // looks whether it may begin a cluster that go on right now
 	going     atomic.Bool  // it is decided how the member begins: etcd starts, or runs
 	ready     atomic.Bool  // it was healthy when it was looked at last
-	// suspect: the last run ended by itself, killed by nobody. The others know why, perhaps.
+	// suspect: the last run ended by itself, without being stopped. The cluster may have
+	// removed the member.
 	suspect atomic.Bool
 	// well is when this run was healthy last, or else began.
 	well atomic.Pointer[time.Time]
 	// unsettled: the journal's phase is new or joining.
 	unsettled atomic.Pointer[record]
-	// whose data this run of etcd goes on with, once it is there.
-	whose atomic.Pointer[identity]
+	// dataID is the identity of the data of this run of etcd; set once data is there.
+	dataID atomic.Pointer[identity]
 }
 
 // New makes this node's member; nothing runs yet.
@@ -156,7 +157,7 @@ func (e *Etcd) Service() dag.Service {
 func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	now := time.Now()
 	e.well.Store(&now)
-	e.whose.Store(nil)
+	e.dataID.Store(nil)
 	defer func() {
 		e.publish(false)
 		e.suspect.Store(outer.Err() == nil && !killed(err))
@@ -364,9 +365,10 @@ func (e *Etcd) healthy(ctx context.Context) error {
 	return err
 }
 
-// recognise finds out once in a run whose the data is, and notes that beside it.
+// recognise finds out once in a run which cluster the data is of, and records that
+// beside it.
 func (e *Etcd) recognise() error {
-	if e.whose.Load() != nil {
+	if e.dataID.Load() != nil {
 		return nil
 	}
 	id, ok, err := e.identity()
@@ -376,14 +378,14 @@ func (e *Etcd) recognise() error {
 	if err := e.own(id); err != nil {
 		return err
 	}
-	e.whose.Store(&id)
+	e.dataID.Store(&id)
 	return nil
 }
 
 func (e *Etcd) publish(ready bool) {
 	e.ready.Store(ready)
 	status := controlplane.EtcdStatus{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
-	if id := e.whose.Load(); id != nil {
+	if id := e.dataID.Load(); id != nil {
 		status.MemberID = HexID(id.member)
 	}
 	// The store refuses only a type that was never defined.

@@ -94,7 +94,7 @@ func TestS355WaitIsToldOnce(t *testing.T) {
 	if err := n.prepare(ctx, tell, log); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
-	if told != 1 || logged != errNobody.Error() {
+	if told != 1 || logged != errNoControlPlane.Error() {
 		t.Errorf("told %d times, logged %q", told, logged)
 	}
 }

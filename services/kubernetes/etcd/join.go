@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// joinRetry is the pause between two looks for a cluster: an idle API server
-	// doesn't feel a request of each waiting node.
+	// joinRetry is the pause between two searches for a cluster: a request of each waiting
+	// node is no load for an idle API server.
 	joinRetry = 2 * time.Second
-	// promoteRetry is the pause before a change of members is asked for again: a small
-	// cluster's data is with a new one within a second.
+	// promoteRetry is the pause before a change of members is requested again: a new member
+	// of a small cluster has the data within a second.
 	promoteRetry = 500 * time.Millisecond
 	// initTimeout bounds how long a node of type init looks for a living cluster before
-	// it begins one. Where nobody is at the endpoint yet, that is said at once, but for
-	// an address that nobody has: the kernel waits three seconds for it.
+	// it begins one. If nothing listens at the endpoint yet, the connection fails at once;
+	// if no machine has the address, the kernel waits three seconds for it.
 	initTimeout = 5 * time.Second
 )
 
-// wait is what the member waits for; it is no failure.
+// wait is an error that says what the member waits for; it isn't a failure.
 type wait struct {
 	what  string
 	cause error // why it isn't so yet
@@ -46,11 +46,11 @@ func (w *wait) Error() string {
 
 func (w *wait) Unwrap() error { return w.cause }
 
-// teller tells the story of a service.
-type teller func(message string)
+// eventFunc reports an event of a service, or writes to its log.
+type eventFunc func(message string)
 
-// changing tells only what differs from what was told last.
-func (t teller) changing() teller {
+// onlyChanges leaves out messages that equal the one before.
+func (t eventFunc) onlyChanges() eventFunc {
 	var last string
 	return func(message string) {
 		if message != last {
@@ -60,9 +60,9 @@ func (t teller) changing() teller {
 	}
 }
 
-// prepare returns once it is clear how the member begins; until then it says what
-// it waits for (S-355).
-func (e *Etcd) prepare(ctx context.Context, tell, log teller) error {
+// prepare returns once it is clear how the member begins; until then it reports what it
+// waits for (S-355).
+func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 	// etcd insists on 0700.
 	if err := os.MkdirAll(e.o.DataDir, 0o700); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (e *Etcd) prepare(ctx context.Context, tell, log teller) error {
 	if err := os.Chmod(e.o.DataDir, 0o700); err != nil {
 		return err
 	}
-	tell, log = tell.changing(), log.changing()
+	event, log = event.onlyChanges(), log.onlyChanges()
 	e.going.Store(false)
 	for {
 		err := e.decide(ctx)
@@ -78,7 +78,7 @@ func (e *Etcd) prepare(ctx context.Context, tell, log teller) error {
 		if !errors.As(err, &w) {
 			return err
 		}
-		tell("Waiting for " + w.Error())
+		event("Waiting for " + w.Error())
 		if w.seen != nil {
 			log(w.seen.Error())
 		}
@@ -105,7 +105,7 @@ func (e *Etcd) decide(ctx context.Context) error {
 	return nil
 }
 
-// settleBeginning is for the one whose turn it is.
+// settleBeginning is for the holder of turn.
 func (e *Etcd) settleBeginning(ctx context.Context) error {
 	r, err := e.readOrPutAside()
 	if err != nil {
@@ -142,7 +142,7 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 	return e.join(ctx, r)
 }
 
-// goOn is for one with data, unless it is known not to be a member with it.
+// goOn is for a member with data, unless the data is known to be of no member.
 func (e *Etcd) goOn(ctx context.Context, r record) error {
 	if err := e.foreignData(r); err != nil {
 		return err
@@ -160,8 +160,8 @@ func (e *Etcd) goOn(ctx context.Context, r record) error {
 	return nil
 }
 
-// beginByItself is for a node of type init at its first start (S-214): one that was
-// installed anew finds its cluster alive, and joins that.
+// beginByItself is for a node of type init at its first start (S-214): a node that was
+// reinstalled finds its cluster alive, and joins that.
 func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
 	if errors.As(err, new(Refusal)) {
@@ -187,9 +187,9 @@ func (e *Etcd) tidy() error {
 	return os.RemoveAll(e.recoveryDir())
 }
 
-// resume looks at the data of a join, or a leave, that was cut short. Unless the
-// cluster says that this isn't a member, it goes on: should the whole cluster have
-// been down, the others may be waiting for this one.
+// resume examines the data of a join, or a leave, that was interrupted. Unless the
+// cluster reports that this isn't a member, it goes on: if the whole cluster was down,
+// the others may be waiting for this one.
 func (e *Etcd) resume(ctx context.Context, r record) error {
 	if r.Phase == joining && !e.hasLog() {
 		return e.again(ctx, r)
@@ -237,7 +237,7 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 			urls = e.remembered(me)
 		}
 		if len(urls) == 0 {
-			return nil, nil, e.lonely(r, err)
+			return nil, nil, e.waitForCluster(r, err)
 		}
 	}
 	c, err := e.dial(ctx, urls)
@@ -259,8 +259,8 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 	return found, c, nil
 }
 
-// lonely is the wait of one that sees nobody, or only strangers.
-func (e *Etcd) lonely(r record, seen error) error {
+// waitForCluster is the wait of a node that finds no control plane of its cluster.
+func (e *Etcd) waitForCluster(r record, seen error) error {
 	if why := e.foreign(seen); why != nil {
 		return why
 	}
@@ -322,8 +322,8 @@ func (e *Etcd) join(ctx context.Context, r record) error {
 	return e.write(r)
 }
 
-// makeRoom removes what this node was before it lost its data: its member would
-// never come back. One that was added and never ran can be taken as it is: own.
+// makeRoom removes the member that this node was before it lost its data: that member
+// would never come back. A member that was added and never ran can be used as it is: own.
 func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.Member, me self) (rest []*pb.Member, own *pb.Member, err error) {
 	at := slices.IndexFunc(members, func(m *pb.Member) bool { return slices.Contains(m.PeerURLs, me.peerURL()) })
 	if at >= 0 && members[at].IsLearner && members[at].Name == "" {
@@ -347,17 +347,17 @@ func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.M
 
 // promote makes a voting member of a learner once it has the cluster's data. An
 // error means that it isn't a member any more.
-func (e *Etcd) promote(ctx context.Context, tell teller) error {
+func (e *Etcd) promote(ctx context.Context, event eventFunc) error {
 	r := e.unsettled.Load()
 	if r == nil || r.Phase != joining {
 		return nil
 	}
-	once := tell.changing()
+	once := event.onlyChanges()
 	for {
 		err := e.promoteOnce(ctx, *r)
 		switch {
 		case err == nil:
-			tell(fmt.Sprintf("etcd member %s has the cluster's data and votes", r.Member))
+			event(fmt.Sprintf("etcd member %s has the cluster's data and votes", r.Member))
 			return nil
 		case ctx.Err() != nil:
 			return nil

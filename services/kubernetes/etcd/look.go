@@ -55,14 +55,14 @@ func (seen) begun() bool { return true }
 // living is what is in the way of a recovery: not a cluster that lost its quorum.
 func (s seen) living() bool { return s.lives || s.beginning }
 
-// look asks whoever could know of a cluster: the API server at the endpoint, and
-// etcd and the machine API of the addresses that may be control planes. Those that
-// answer with a certificate of this cluster's authorities count, and no others.
+// look searches for a cluster: it asks the API server at the endpoint, and etcd and the
+// machine API of the addresses that may be control planes. Only answers with a
+// certificate of this cluster's authorities count.
 //
-// What nobody can find out: whether a cluster lives behind a network that is cut off
-// meanwhile, or on control planes that neither the configuration, nor the journal, nor
-// the one who asks knows of, while no API server answers at the endpoint.
-func (e *Etcd) look(ctx context.Context, r record, told []string) ([]seen, error) {
+// It can't find a cluster behind a network that is cut off meanwhile, or on control planes
+// that are neither in the configuration, nor in the journal, nor in given, while no API
+// server answers at the endpoint.
+func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, error) {
 	cfg, err := machine.Config(e.o.Store)
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func (e *Etcd) look(ctx context.Context, r record, told []string) ([]seen, error
 		return nil, err
 	}
 	r.Peers = append(slices.Clone(r.Peers), e.remembered(me)...)
-	hosts := e.candidates(ctx, cfg, r, told)
+	hosts := e.candidates(ctx, cfg, r, given)
 	found := make([][]seen, 1+2*len(hosts))
 	var wg sync.WaitGroup
 	wg.Go(func() { found[0] = e.askAPIServer(ctx, cfg.Cluster.ControlPlane.Endpoint.String(), me) })
@@ -89,8 +89,8 @@ func (e *Etcd) look(ctx context.Context, r record, told []string) ([]seen, error
 }
 
 // candidates are the addresses of other nodes that may be control planes: behind the
-// endpoint, in the names of the API server, in the journal, and told.
-func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, told []string) []netip.Addr {
+// endpoint, in the names of the API server, in the journal, and given.
+func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, given []string) []netip.Addr {
 	own := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback(), netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	if a, err := network.Addresses.Get(e.o.Store, network.AddressID); err == nil {
 		own = append(own, a.Spec.Primary)
@@ -112,7 +112,7 @@ func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, tol
 			add(addresses(u.Hostname())...)
 		}
 	}
-	for _, text := range slices.Concat(told[:min(len(told), maxCandidates)], cfg.Cluster.APIServer.CertSANs, cfg.Machine.CertSANs) {
+	for _, text := range slices.Concat(given[:min(len(given), maxCandidates)], cfg.Cluster.APIServer.CertSANs, cfg.Machine.CertSANs) {
 		add(addresses(text)...)
 	}
 	host := cfg.Cluster.ControlPlane.Endpoint.Hostname()
@@ -206,12 +206,12 @@ func (e *Etcd) askMachine(ctx context.Context, host netip.Addr, peer *tls.Config
 		return nil
 	}
 	m := got.Msg
-	who := fmt.Sprintf("control plane %q at %s", m.GetName(), host)
+	node := fmt.Sprintf("control plane %q at %s", m.GetName(), host)
 	switch {
 	case m.GetBeginning():
-		return []seen{{beginning: true, what: who + " begins the cluster, or was told to at this very moment: ask only one node"}}
+		return []seen{{beginning: true, what: node + " begins the cluster, or was told to at this very moment: ask only one node"}}
 	case m.GetMember():
-		return []seen{{lives: m.GetReady(), what: who + " is a member of the cluster already"}}
+		return []seen{{lives: m.GetReady(), what: node + " is a member of the cluster already"}}
 	}
 	return nil
 }

@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// watchPeriod is how often a running member is looked at: who the others are
-	// changes by people's hands.
+	// watchPeriod is how often a running member is checked: the other members change only
+	// by commands of people.
 	watchPeriod = 30 * time.Second
 	// sickFor is how long a member may be without a quorum before others are asked
 	// whether it still is one: an election takes seconds.
 	sickFor = 25 * time.Second
-	// examineTimeout bounds that question: most often nobody answers, and the member
+	// examineTimeout bounds that request: most often there is no answer, and the member
 	// that waits for the answer may be the one that all wait for.
 	examineTimeout = 5 * time.Second
 )
@@ -39,9 +39,9 @@ const ForeignData = "holds data of another etcd cluster"
 // errRemoved: the data is of a member that the cluster has no more.
 var errRemoved = errors.New("the cluster has removed this member")
 
-// owner is whose cluster the data was begun for. It lies beside the data and not on
-// STATE, so that data which outlives an installation is told from data which outlives
-// the loss of STATE.
+// owner is the cluster that the data was begun for. It is stored beside the data and not
+// on STATE, so that data which outlives an installation can be distinguished from data
+// which outlives the loss of STATE.
 type owner struct {
 	Cluster   string `json:"cluster"`   // hexadecimal
 	Authority string `json:"authority"` // SHA-256 of etcd's CA certificate
@@ -94,20 +94,20 @@ func (e *Etcd) authority() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// foreignData returns a *wait where the data is known to be another cluster's (S-225).
-// The journal is what this installation did, so it decides; without it, what is beside
-// the data. Where neither says anything, the data counts as this cluster's.
+// foreignData returns a *wait if the data is known to be another cluster's (S-225). The
+// journal records what this installation did, so it decides; without it, the owner file
+// beside the data. If neither has the cluster, the data counts as this cluster's.
 func (e *Etcd) foreignData(r record) error {
 	id, ok, err := e.identity()
 	if err != nil || !ok {
-		return nil // etcd says what is wrong with it
+		return nil // etcd reports what is wrong with it
 	}
 	cluster := HexID(id.cluster)
 	if r.Cluster == cluster {
 		return nil
 	}
 	if r.Cluster != "" {
-		return e.stranger(id, "this node is a member of cluster "+r.Cluster)
+		return e.foreignDataError(id, "this node is a member of cluster "+r.Cluster)
 	}
 	has, err := e.readOwner()
 	if err != nil {
@@ -118,18 +118,19 @@ func (e *Etcd) foreignData(r record) error {
 		return err
 	}
 	if has.Cluster == cluster && has.Authority != authority {
-		return e.stranger(id, "its authority isn't that of cluster.etcd.ca in this node's configuration")
+		return e.foreignDataError(id, "its authority isn't that of cluster.etcd.ca in this node's configuration")
 	}
 	return nil
 }
 
-func (e *Etcd) stranger(id identity, why string) error {
+// foreignDataError is the *wait for data of another cluster.
+func (e *Etcd) foreignDataError(id identity, why string) error {
 	return &wait{what: fmt.Sprintf("a decision: %s %s (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To be kept, it needs the configuration that it was begun with",
 		e.o.DataDir, ForeignData, HexID(id.member), HexID(id.cluster), why)}
 }
 
 // examine asks the others about a member that isn't well: errRemoved, or a *wait
-// where they are another cluster. It is nil where nobody knows better.
+// where they are another cluster. It is nil if no other node contradicts.
 func (e *Etcd) examine(ctx context.Context, r record) error {
 	id, ok, err := e.identity()
 	if err != nil || !ok {
@@ -144,15 +145,15 @@ func (e *Etcd) examine(ctx context.Context, r record) error {
 	defer c.Close()
 	switch {
 	case found.Header.ClusterId != id.cluster:
-		return e.stranger(id, fmt.Sprintf("the control planes at %s are cluster %s", strings.Join(c.Endpoints(), ", "), HexID(found.Header.ClusterId)))
+		return e.foreignDataError(id, fmt.Sprintf("the control planes at %s are cluster %s", strings.Join(c.Endpoints(), ", "), HexID(found.Header.ClusterId)))
 	case !slices.ContainsFunc(found.Members, func(m *pb.Member) bool { return m.ID == id.member }):
 		return errRemoved
 	}
 	return nil
 }
 
-// watch looks after a running member until ctx ends: while it is well, it notes who
-// the others are; when it isn't, it asks them about it. An error ends the run.
+// watch checks a running member until ctx ends: while it is healthy, watch records the
+// other members; when it isn't, watch asks them about it. An error ends the run.
 func (e *Etcd) watch(ctx context.Context) error {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()

@@ -34,9 +34,9 @@ func NodeRef(name string) Ref { return Ref{APIVersion: "v1", Kind: "Node", Name:
 // runs one at a time, so that one has ended, and couldn't.
 func (c *Client) Cordon(ctx context.Context, node, by string) (did bool, err error) {
 	err = c.changeNode(ctx, node, func(n Object) Object {
-		whose := n.Text("metadata", "annotations", cordonedBy)
-		if n.At("spec", "unschedulable") == true && (whose == "" || whose == by) {
-			did = whose == by
+		owner := n.Text("metadata", "annotations", cordonedBy)
+		if n.At("spec", "unschedulable") == true && (owner == "" || owner == by) {
+			did = owner == by
 			return nil
 		}
 		did = true
@@ -156,7 +156,7 @@ func (e *Left) Unwrap() error { return e.Err }
 // Until ctx ends it tries again whatever goes wrong; then it is a *Left.
 func (d Drain) Run(ctx context.Context) error {
 	tries := map[string]*eviction{} // by UID
-	told, last := "", &Left{Node: d.Node}
+	reported, last := "", &Left{Node: d.Node}
 	for {
 		left, err := d.round(ctx, tries)
 		switch {
@@ -169,8 +169,8 @@ func (d Drain) Run(ctx context.Context) error {
 		case last.Err == nil && len(last.Pods) == 0: // the first question wasn't answered in time
 			last.Err = err
 		}
-		if text := last.now(); text != told && ctx.Err() == nil {
-			told = text
+		if text := last.now(); text != reported && ctx.Err() == nil {
+			reported = text
 			d.Say("%s", text)
 		}
 		select {

@@ -159,9 +159,9 @@ func TestDrain(t *testing.T) {
 		c := newCluster(podOf("web", "Running", "ReplicaSet"), podOf("slow", "Running", "StatefulSet"), podOf("done", "Succeeded", "Job"),
 			podOf("net", "Running", "DaemonSet"), mirror(podOf("kube-apiserver", "Running", "Node")), podOf("alone", "Running", ""))
 		c.budget["slow"], c.budget["done"] = 3, 2
-		var said []string
+		var reports []string
 		start := time.Now()
-		err := Drain{Client: c.client(), Node: "n1", Say: func(f string, a ...any) { said = append(said, fmt.Sprintf(f, a...)) }}.Run(t.Context())
+		err := Drain{Client: c.client(), Node: "n1", Say: func(f string, a ...any) { reports = append(reports, fmt.Sprintf(f, a...)) }}.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,11 +176,11 @@ func TestDrain(t *testing.T) {
 		if took := time.Since(start); took != 10*time.Second {
 			t.Errorf("it took %s", took)
 		}
-		if !strings.Contains(said[0], "ns/done (Cannot evict") || !strings.Contains(said[0], "ns/slow (Cannot evict pod as it would violate the pod's disruption budget. The disruption budget keep-slow needs 1 healthy pods and has 1 currently)") {
-			t.Errorf("said %q", said)
+		if !strings.Contains(reports[0], "ns/done (Cannot evict") || !strings.Contains(reports[0], "ns/slow (Cannot evict pod as it would violate the pod's disruption budget. The disruption budget keep-slow needs 1 healthy pods and has 1 currently)") {
+			t.Errorf("said %q", reports)
 		}
-		if len(said) > 5 {
-			t.Errorf("it repeats itself: %q", said)
+		if len(reports) > 5 {
+			t.Errorf("it repeats itself: %q", reports)
 		}
 	})
 }

@@ -100,8 +100,8 @@ func whileAddressed(ctx context.Context, s *resource.Store, run func(context.Con
 	return err
 }
 
-// joinedLook is how often one looks whether the kubelet has its certificate.
-const joinedLook = 250 * time.Millisecond
+// joinedPoll is how often one looks whether the kubelet has its certificate.
+const joinedPoll = 250 * time.Millisecond
 
 // againOnceJoined runs the kubelet and, if it began without a certificate, once more as
 // soon as it has got one. By then all that it tries backs off: it registers the node up
@@ -115,13 +115,13 @@ func againOnceJoined(ctx context.Context, client string, run func(context.Contex
 	first, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		look := time.NewTicker(joinedLook)
-		defer look.Stop()
+		ticker := time.NewTicker(joinedPoll)
+		defer ticker.Stop()
 		for !joined() {
 			select {
 			case <-first.Done():
 				return
-			case <-look.C:
+			case <-ticker.C:
 			}
 		}
 		cancel()

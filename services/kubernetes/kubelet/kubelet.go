@@ -83,7 +83,7 @@ func Service(o Options) dag.Service {
 						return err
 					}
 					ready := func() bool { return apiServerReady(o.Store) }
-					return againForManifests(ctx, boot.ManifestsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
+					return restartForStaticPods(ctx, boot.ManifestsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
 				})
 			})
 		},

@@ -28,9 +28,9 @@ var API = resource.Define[APISpec](resource.Definition{
 // APIController makes the machine API's certificate or, on a worker, gets it from a
 // control plane.
 type APIController struct {
-	now  func() time.Time
-	kept keptFile
-	asker
+	now    func() time.Time
+	stored certFile
+	signingClient
 }
 
 // askAgain is the pause after nobody has signed. It doesn't grow: in a new cluster the
@@ -85,7 +85,7 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 	if len(have.Serving.Crt) == 0 {
 		// What an earlier boot got serves until there is a better one, also under a name or
 		// an address that the node had then.
-		if have.Serving = c.kept.read(v, ca, now); len(have.Serving.Crt) > 0 {
+		if have.Serving = c.stored.read(v, ca, now); len(have.Serving.Crt) > 0 {
 			if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
 				return 0, err
 			}
@@ -97,7 +97,7 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 		if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
 			return 0, err
 		}
-		if !c.kept.write(v, have.Serving) {
+		if !c.stored.write(v, have.Serving) {
 			return keepAgain, nil
 		}
 		return renewal(now, have.Serving.Crt), nil
@@ -119,7 +119,7 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 	if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: serving}); err != nil {
 		return 0, err
 	}
-	if !c.kept.write(v, serving) {
+	if !c.stored.write(v, serving) {
 		return keepAgain, nil
 	}
 	return renewal(now, crt), nil
@@ -138,7 +138,7 @@ func laterWith(err error, cert *x509.Certificate, good bool) error {
 		return resource.RetryIn(err, askAgain)
 	}
 	err = fmt.Errorf("renew the certificate of the machine API, which expires on %s: %w", cert.NotAfter.Format(time.DateOnly), err)
-	return resource.RetryIn(err, lookAgainMin)
+	return resource.RetryIn(err, checkAgainMin)
 }
 
 // worker has what trustd gives a node: its name, and the address that it is known by

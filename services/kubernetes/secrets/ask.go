@@ -32,12 +32,12 @@ const (
 	// askTimeout bounds all of the question to one control plane: under emulation a
 	// TLS handshake takes a second.
 	askTimeout = 10 * time.Second
-	// maxAnswer is a certificate, and what an error has to say.
+	// maxAnswer is a certificate, or an error text.
 	maxAnswer = 16 << 10
 )
 
-// asker gets a worker's certificate from trustd.
-type asker struct {
+// signingClient gets a worker's certificate from trustd.
+type signingClient struct {
 	dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)
 }
 
@@ -47,7 +47,7 @@ func dial(ctx context.Context, from netip.Addr, address string) (net.Conn, error
 }
 
 // ask asks one host after the other until one has signed.
-func (a *asker) ask(ctx context.Context, n node, hosts []string, key config.KeyPEM, want pki.Leaf) (config.PEM, error) {
+func (a *signingClient) ask(ctx context.Context, n node, hosts []string, key config.KeyPEM, want pki.Leaf) (config.PEM, error) {
 	request, err := pki.NewRequest(key, want)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (a *asker) ask(ctx context.Context, n node, hosts []string, key config.KeyP
 	return nil, noneSigned(errs)
 }
 
-var errNoneKnown = errors.New("no control plane is known yet: Kubernetes tells of them once the kubelet has joined")
+var errNoneKnown = errors.New("no control plane is known yet: Kubernetes lists them once the kubelet has joined")
 
 // controlPlanes are the hosts of the API servers that Kubernetes has told of, those last
 // that aren't ready: trustd may be there all the same. So none sticks to one that died.
@@ -109,7 +109,7 @@ func (e noneSigned) Error() string {
 func (e noneSigned) Unwrap() []error { return e }
 
 // askOne asks one control plane, from the address that the certificate is to be for.
-func (a *asker) askOne(ctx context.Context, n node, host string, request []byte) (config.PEM, error) {
+func (a *signingClient) askOne(ctx context.Context, n node, host string, request []byte) (config.PEM, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	roots := x509.NewCertPool()
@@ -140,7 +140,7 @@ func (a *asker) askOne(ctx context.Context, n node, host string, request []byte)
 }
 
 var errToken = errors.New("it doesn't take this node's token: machine.token must be the same on all nodes of the cluster. " +
-	"Without a certificate this node can't be told another one, so give it a new configuration with the control planes' token; " +
+	"Without a certificate the machine API of this node can't take another token, so give it a new configuration with the control planes' token; " +
 	"or, if theirs is the wrong one, change that: it takes effect at once")
 
 // checkAnswer makes sure that the answer is a certificate of the cluster, for our key, with

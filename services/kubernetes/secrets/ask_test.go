@@ -134,17 +134,17 @@ func TestDialFrom(t *testing.T) {
 }
 
 // A worker that nobody signs for says whom it has asked.
-func TestWorkerSaysWhoWasAsked(t *testing.T) {
+func TestWorkerReportsWhoWasAsked(t *testing.T) {
 	t.Parallel()
 	c := controlPlane(t)
 	c.Machine.Type = config.Worker
 	c.Machine.CA.Key = nil
 	b := newBench(t, c)
-	want := "controller failed: no control plane signs a certificate for the machine API: no control plane is known yet: Kubernetes tells of them once the kubelet has joined; cluster.example.org: "
+	want := "controller failed: no control plane signs a certificate for the machine API: no control plane is known yet: Kubernetes lists them once the kubelet has joined; cluster.example.org: "
 	deadline := time.After(eventually.Scale(5 * time.Second))
 	for {
 		select {
-		case line := <-b.said.lines:
+		case line := <-b.log.lines:
 			if strings.Contains(line, want) && strings.Contains(line, "there is no network") {
 				return
 			}

@@ -68,22 +68,22 @@ func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 func renewAt(cert *x509.Certificate) time.Time { return cert.NotAfter.Add(-pki.RenewBefore) }
 
 const (
-	// lookAgainMin: an authority near its own end gives certificates that are due at once.
-	lookAgainMin = time.Hour
-	// lookAgainMax: a timer doesn't count the time that a machine was suspended.
-	lookAgainMax = 24 * time.Hour
+	// checkAgainMin: an authority near its own end gives certificates that are due at once.
+	checkAgainMin = time.Hour
+	// checkAgainMax: a timer doesn't count the time that a machine was suspended.
+	checkAgainMax = 24 * time.Hour
 )
 
 // renewal is the time until the first of certs has to be replaced, or looked at
 // again.
 func renewal(now time.Time, certs ...config.PEM) time.Duration {
-	first := lookAgainMax
+	first := checkAgainMax
 	for _, c := range certs {
 		if cert, err := pki.ParseCert(c); err == nil {
 			first = min(first, renewAt(cert).Sub(now))
 		}
 	}
-	return min(max(first+time.Second, lookAgainMin), lookAgainMax)
+	return min(max(first+time.Second, checkAgainMin), checkAgainMax)
 }
 
 // uniqueAddrs sorts, so that the same addresses in another order are the same.

@@ -139,9 +139,9 @@ func Controllers(o Options) []resource.Controller {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	kept := keptFile{path: o.APIFile, ready: func() bool { return true }}
+	stored := certFile{path: o.APIFile, ready: func() bool { return true }}
 	if o.APIFile == "" {
-		kept = keptFile{path: filepath.Join(boot.StateDir, apiFile), ready: func() bool { return boot.IsMountPoint(boot.StateDir) }}
+		stored = certFile{path: filepath.Join(boot.StateDir, apiFile), ready: func() bool { return boot.IsMountPoint(boot.StateDir) }}
 	}
 	if o.Balancer == "" {
 		o.Balancer = balancer.URL
@@ -150,7 +150,7 @@ func Controllers(o Options) []resource.Controller {
 		o.Dial = dial
 	}
 	return []resource.Controller{
-		&APIController{now: o.Now, kept: kept, asker: asker{dial: o.Dial}},
+		&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial}},
 		&EtcdController{now: o.Now},
 		&KubernetesController{now: o.Now, balancer: o.Balancer},
 		&FilesController{dir: o.Dir},

@@ -37,13 +37,13 @@ type bench struct {
 	dir   string
 	store *resource.Store
 	now   chan time.Time // holds the present
-	said  *said
+	log   *logLines
 }
 
-// said collects the log.
-type said struct{ lines chan string }
+// logLines collects the log.
+type logLines struct{ lines chan string }
 
-func (s *said) Write(line []byte) (int, error) {
+func (s *logLines) Write(line []byte) (int, error) {
 	select {
 	case s.lines <- string(line):
 	default: // nobody reads that much
@@ -55,12 +55,12 @@ var start = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 
 func newBench(t *testing.T, c *config.Config) *bench {
 	t.Helper()
-	b := &bench{t: t, dir: t.TempDir(), store: resource.NewStore(), now: make(chan time.Time, 1), said: &said{make(chan string, 1000)}}
+	b := &bench{t: t, dir: t.TempDir(), store: resource.NewStore(), now: make(chan time.Time, 1), log: &logLines{make(chan string, 1000)}}
 	b.now <- start
 	b.configure(c)
 	b.put(network.Hostnames.Put(b.store.As("test"), network.HostnameID, "n1"))
 	b.addresses("192.0.2.10/24", "10.244.0.1/24", "fe80::1/64", "127.0.0.1/8")
-	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(b.said, nil)), Controllers(Options{Dir: b.dir, Now: b.time, APIFile: filepath.Join(b.dir, "machine-api.pem"), Dial: noNetwork})...)
+	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(b.log, nil)), Controllers(Options{Dir: b.dir, Now: b.time, APIFile: filepath.Join(b.dir, "machine-api.pem"), Dial: noNetwork})...)
 	b.put(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -353,7 +353,7 @@ func TestMissingSecrets(t *testing.T) {
 			deadline := time.After(eventually.Scale(5 * time.Second))
 			for {
 				select {
-				case line := <-b.said.lines:
+				case line := <-b.log.lines:
 					if strings.Contains(line, want) {
 						return
 					}

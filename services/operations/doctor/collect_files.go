@@ -33,8 +33,8 @@ const (
 // files is what was collected from the node's file systems.
 type files struct {
 	seen bool
-	// manifests are the names of our static pods' files.
-	manifests []string
+	// staticPodFiles are the names of our static pods' files.
+	staticPodFiles []string
 	// etcdData: etcd has data; etcdSeen: its directory could be read.
 	etcdData, etcdSeen bool
 	// client is the kubelet's certificate; nil where it has none.
@@ -58,8 +58,8 @@ func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 	f := files{seen: true, pods: map[string][]string{}}
 	entries, _ := os.ReadDir(d.path(boot.ManifestsDir))
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), manifestPrefix) {
-			f.manifests = append(f.manifests, e.Name())
+		if strings.HasPrefix(e.Name(), staticPodPrefix) {
+			f.staticPodFiles = append(f.staticPodFiles, e.Name())
 		}
 	}
 	f.etcdData, f.etcdSeen = hasEntries(d.path(boot.EtcdDataDir))

@@ -12,13 +12,13 @@ import (
 
 // How Kubernetes names what is looked at.
 const (
-	kubeSystem     = "kube-system"
-	csrVersion     = "certificates.k8s.io/v1"
-	csrKind        = "CertificateSigningRequest"
-	manifestPrefix = "garboard-" // of the static pods' files
+	kubeSystem      = "kube-system"
+	csrVersion      = "certificates.k8s.io/v1"
+	csrKind         = "CertificateSigningRequest"
+	staticPodPrefix = "garboard-" // of the static pods' files
 )
 
-// maxMissing objects of the manifests are named; one is enough to know.
+// maxMissing objects of the bootstrap manifests are named; one is enough to know.
 const maxMissing = 8
 
 // cluster is what Kubernetes returned.
@@ -99,11 +99,11 @@ func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclie
 	return kubeclient.New(options)
 }
 
-// missing are the objects of the manifests that Kubernetes doesn't have. They are
-// asked for one after the other, over one connection.
+// missing are the objects of the bootstrap manifests that Kubernetes doesn't have. They
+// are requested one after the other, over one connection.
 func (d *Doctor) missing(ctx context.Context, client *kubeclient.Client) ([]string, error) {
 	var names []string
-	for _, m := range controlplane.Manifests.List(d.o.Store) {
+	for _, m := range controlplane.BootstrapManifests.List(d.o.Store) {
 		for _, o := range m.Spec {
 			gone, err := client.Missing(ctx, o)
 			if kubeclient.IsNotFound(err) {

@@ -38,7 +38,7 @@ var controlPlaneConditions = []condition{
 			}
 			var missing []string
 			for _, p := range controlPlanePrograms {
-				if name := manifestPrefix + p + ".yaml"; !slices.Contains(s.files.manifests, name) {
+				if name := staticPodPrefix + p + ".yaml"; !slices.Contains(s.files.staticPodFiles, name) {
 					missing = append(missing, name)
 				}
 			}
@@ -46,7 +46,7 @@ var controlPlaneConditions = []condition{
 				return nil
 			}
 			f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", passing: s.sinceBoot < startTime}
-			f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.ManifestsDir, strings.Join(s.files.manifests, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
+			f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.ManifestsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
 			for _, c := range s.controllerFailures() {
 				f.evidence = append(f.evidence, asLog("controller-runtime", c.line))
 			}

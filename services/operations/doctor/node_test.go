@@ -185,7 +185,7 @@ func (n *node) publish() {
 	rt, err := resource.NewRuntime(n.store, n.logs.Logger("controller-runtime"), append(
 		makers,
 		controlplane.Controllers(controlplane.Options{
-			Logs: n.logs, ManifestsDir: n.path(boot.ManifestsDir), FilesDir: n.path("etc/kubernetes"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
+			Logs: n.logs, StaticPodsDir: n.path(boot.ManifestsDir), FilesDir: n.path("etc/kubernetes"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
 			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url,
 		})...)...)
 	n.must(err)
@@ -226,7 +226,7 @@ func (n *node) settle() {
 					return fmt.Errorf("%d static pods", len(names))
 				}
 			}
-			if err == nil && len(controlplane.Manifests.List(n.store)) == 0 {
+			if err == nil && len(controlplane.BootstrapManifests.List(n.store)) == 0 {
 				return errors.New("no manifests")
 			}
 			return err

@@ -226,7 +226,7 @@ func (s *syncer) take(a answer) {
 		err = a.err // the reason why there was no answer is more useful
 	}
 	if now := s.o.kernel.Now(); err == nil && now.Add(best.offset).Before(s.o.built) {
-		err = fmt.Errorf("%s says it is %s, and this system was built later", best.addr, stamp(now.Add(best.offset)))
+		err = fmt.Errorf("by %s it is %s, and this system was built later", best.addr, stamp(now.Add(best.offset)))
 	}
 	if err != nil {
 		s.failed(err)

@@ -102,7 +102,7 @@ type ApplierOptions struct {
 // STATE. A document counts as applied once config.yaml holds it; what follows
 // from it can be done again at any time.
 type Applier struct {
-	o     ApplierOptions
+	o      ApplierOptions
 	stored store
 
 	// given is closed when a node without a configuration has got one.

@@ -20,7 +20,7 @@ import (
 var required = []struct{ name, why string }{
 	{"xfs", "STATE and EPHEMERAL; first, since disks are what the node looks for next"},
 	{"overlay", "layers of containers"},
-	{"br_netfilter", "packets between pods on one bridge pass kube-proxy's rules; nobody asks, and it brings its own settings, switched on"},
+	{"br_netfilter", "packets between pods on one bridge pass kube-proxy's rules; the kernel never requests it, and it brings its own settings, switched on"},
 	{"nf_conntrack", "its settings, which kube-proxy writes, exist only once it is loaded"},
 	{"veth", "pods' links"},
 	{"vxlan", "flannel's link"},
@@ -31,8 +31,8 @@ var required = []struct{ name, why string }{
 	{"nft_masq", "kube-proxy's rules"},
 	{"nft_numgen", "kube-proxy's rules"},
 	{"nft_reject_inet", "kube-proxy's rules"},
-	{"ip_tables", "iptables-legacy in containers looks whether it is there; nobody asks"},
-	{"ip6_tables", "iptables-legacy in containers looks whether it is there; nobody asks"},
+	{"ip_tables", "iptables-legacy in containers looks whether it is there; the kernel never requests it"},
+	{"ip6_tables", "iptables-legacy in containers looks whether it is there; the kernel never requests it"},
 }
 
 // substitutes are loaded when, after all devices have been seen to, the node

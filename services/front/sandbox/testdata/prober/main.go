@@ -97,37 +97,37 @@ func threads() {
 
 // report prints one JSON object. dir is a directory with a file "secret" in it.
 func report(dir string) {
-	said := map[string]string{
+	result := map[string]string{
 		"uid": fmt.Sprint(os.Getuid(), os.Geteuid()),
 		"gid": fmt.Sprint(os.Getgid(), os.Getegid()),
 	}
 	groups, _ := os.Getgroups()
-	said["groups"] = fmt.Sprint(len(groups))
+	result["groups"] = fmt.Sprint(len(groups))
 	status, _ := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(status)) {
 		key, value, _ := strings.Cut(line, ":")
 		switch key {
 		case "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp":
-			said[key] = strings.TrimSpace(value)
+			result[key] = strings.TrimSpace(value)
 		}
 	}
 	for _, path := range []string{"/", "/dev", "/proc", dir} {
-		said["ls "+path] = list(path)
+		result["ls "+path] = list(path)
 	}
 	if id, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil {
-		said["oom"] = strings.TrimSpace(string(id))
+		result["oom"] = strings.TrimSpace(string(id))
 	}
 	for _, ns := range []string{"mnt", "pid", "ipc", "uts", "cgroup", "user", "net"} {
-		said["ns "+ns], _ = os.Readlink("/proc/self/ns/" + ns)
+		result["ns "+ns], _ = os.Readlink("/proc/self/ns/" + ns)
 	}
-	said["GOMEMLIMIT"] = os.Getenv("GOMEMLIMIT")
+	result["GOMEMLIMIT"] = os.Getenv("GOMEMLIMIT")
 	for _, a := range attempts(dir) {
-		said[a.name] = "allowed"
+		result[a.name] = "allowed"
 		if err := a.try(); err != nil {
-			said[a.name] = err.Error()
+			result[a.name] = err.Error()
 		}
 	}
-	line, _ := json.Marshal(said)
+	line, _ := json.Marshal(result)
 	fmt.Println("report " + string(line))
 }
 

@@ -25,11 +25,11 @@ func TestStartedAnewForManifests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ready atomic.Bool
 		var runs atomic.Int32
-		var said atomic.Value
+		var event atomic.Value
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			ended <- againForManifests(ctx, dir, ready.Load, func(text string) { said.Store(text) }, func(ctx context.Context) error {
+			ended <- restartForStaticPods(ctx, dir, ready.Load, func(text string) { event.Store(text) }, func(ctx context.Context) error {
 				runs.Add(1)
 				<-ctx.Done()
 				return errors.New("told to end")
@@ -47,20 +47,20 @@ func TestStartedAnewForManifests(t *testing.T) {
 		write(filepath.Join(dir, "garboard-kube-scheduler.yaml"), "added")
 		after(time.Minute, 1)
 		write(file, "image: right")
-		after(3*manifestLook, 2)
-		if text, _ := said.Load().(string); !strings.Contains(text, file) {
+		after(3*staticPodPoll, 2)
+		if text, _ := event.Load().(string); !strings.Contains(text, file) {
 			t.Errorf("it says %q", text)
 		}
 		must(t, os.Remove(file))
-		after(3*manifestLook, 3)
+		after(3*staticPodPoll, 3)
 		// An API server that is up for a moment only counts for nothing.
 		write(file, "image: wrong")
 		ready.Store(true)
 		after(reachedAfter/2, 3)
 		ready.Store(false)
-		after(2*manifestLook, 3)
+		after(2*staticPodPoll, 3)
 		write(filepath.Join(dir, "garboard-kube-scheduler.yaml"), "changed")
-		after(3*manifestLook, 4)
+		after(3*staticPodPoll, 4)
 		ready.Store(true)
 		after(2*reachedAfter, 4)
 		write(file, "image: another")

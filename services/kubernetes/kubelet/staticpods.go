@@ -14,21 +14,21 @@ import (
 )
 
 const (
-	// manifestLook is how often the files are compared.
-	manifestLook = time.Second
-	// reachedAfter: once an API server has been ready for so long, the kubelet has heard
-	// of it. Its tries back off to 30 s.
+	// staticPodPoll is how often the files are compared.
+	staticPodPoll = time.Second
+	// reachedAfter: once an API server has been ready for so long, the kubelet has reached
+	// it. Its tries back off to 30 s.
 	reachedAfter = 40 * time.Second
 )
 
-// againForManifests runs the kubelet, and runs it anew when the static pods in dir
-// change before it has reached Kubernetes. A kubelet doesn't take away pods until it
-// knows from Kubernetes which there should be, and a changed static pod is another
-// pod, which waits for the old one to be taken away. If that is the API server,
-// nothing would ever end it: an image that isn't there could not be put right.
-func againForManifests(ctx context.Context, dir string, ready func() bool, say func(string), run func(context.Context) error) error {
+// restartForStaticPods runs the kubelet, and restarts it when the static pods in dir
+// change before it has reached Kubernetes. A kubelet doesn't remove pods before it has
+// the list of pods from Kubernetes, and a changed static pod is another pod, which waits
+// until the old one is removed. If that is the API server, the wait would never end: an
+// image that isn't there could not be corrected.
+func restartForStaticPods(ctx context.Context, dir string, ready func() bool, event func(string), run func(context.Context) error) error {
 	for {
-		began := manifests(dir)
+		began := staticPodFiles(dir)
 		once, cancel := context.WithCancel(ctx)
 		changed := ""
 		var wg sync.WaitGroup
@@ -43,29 +43,29 @@ func againForManifests(ctx context.Context, dir string, ready func() bool, say f
 		if ctx.Err() != nil || changed == "" {
 			return err
 		}
-		say(fmt.Sprintf("starts anew for the changed static pod %s, as it hasn't reached Kubernetes yet", changed))
+		event(fmt.Sprintf("starts anew for the changed static pod %s, as it hasn't reached Kubernetes yet", changed))
 	}
 }
 
 // changedBefore is the file that has changed, or is gone, before the kubelet reached
 // Kubernetes, once the files are still again; or "".
 func changedBefore(ctx context.Context, dir string, began map[string][]byte, ready func() bool) string {
-	look := time.NewTicker(manifestLook)
-	defer look.Stop()
+	ticker := time.NewTicker(staticPodPoll)
+	defer ticker.Stop()
 	last, reached := began, time.Duration(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return ""
-		case <-look.C:
+		case <-ticker.C:
 		}
-		if reached += manifestLook; !ready() {
+		if reached += staticPodPoll; !ready() {
 			reached = 0
 		}
 		if reached >= reachedAfter {
 			return ""
 		}
-		now := manifests(dir)
+		now := staticPodFiles(dir)
 		if path := other(last, now); path != "" {
 			last = now
 			continue // it may be the first of several
@@ -86,8 +86,8 @@ func other(a, b map[string][]byte) string {
 	return ""
 }
 
-// manifests are the static pods' files. What can't be read isn't there.
-func manifests(dir string) map[string][]byte {
+// staticPodFiles are the static pods' files. A file that can't be read is left out.
+func staticPodFiles(dir string) map[string][]byte {
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.yaml")) // the pattern is right
 	found := map[string][]byte{}
 	for _, path := range paths {
@@ -98,7 +98,7 @@ func manifests(dir string) map[string][]byte {
 	return found
 }
 
-// apiServerReady is whether the node knows of an API server that is.
+// apiServerReady reports whether an API server is ready.
 func apiServerReady(r resource.Reader) bool {
 	for _, s := range balancer.APIServers.List(r) {
 		if s.Spec.Ready {

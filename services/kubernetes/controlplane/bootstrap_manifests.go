@@ -26,25 +26,25 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// Manifests are the objects that a new cluster gets (S-264): the spec is a list of
-// objects (S-266). They are made in the order of the IDs, when missing, and never
+// BootstrapManifests are the objects that a new cluster gets (S-264): the spec is a list
+// of objects (S-266). They are made in the order of the IDs, when missing, and never
 // changed afterwards (S-218).
-var Manifests = resource.Define[[]kubeclient.Object](resource.Definition{
+var BootstrapManifests = resource.Define[[]kubeclient.Object](resource.Definition{
 	Type: "Manifests.kubernetes.garboard.dev", Kind: "Manifest", Namespace: namespace,
 	Columns: []resource.Column{{Name: "DRIFT", From: driftType, Value: func(spec any) string { return spec.(ManifestDrift).String() }}},
 })
 
-//go:embed manifests
-var manifestFiles embed.FS
+//go:embed bootstrap_manifests
+var bootstrapManifestFiles embed.FS
 
-// manifestTemplates are the built-in manifests. Every value goes in through json,
+// bootstrapManifestTemplates are the built-in manifests. Every value goes in through json,
 // which is YAML with everything quoted.
-var manifestTemplates = template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
+var bootstrapManifestTemplates = template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
 	"json": func(v any) (string, error) { data, err := json.Marshal(v); return string(data), err },
-}).ParseFS(manifestFiles, "manifests/*.yaml"))
+}).ParseFS(bootstrapManifestFiles, "bootstrap_manifests/*.yaml"))
 
-// manifestInput is what the templates say.
-type manifestInput struct {
+// bootstrapManifestInput is the data for the templates.
+type bootstrapManifestInput struct {
 	TokenID, TokenSecret string
 	KubeletClientUser    string
 	Balancer, ServerName string
@@ -57,10 +57,10 @@ type manifestInput struct {
 	DNSAddresses         []string
 }
 
-// builtin are the manifests that don't come from elsewhere.
-var builtin = Manifests.In(namespace)
+// builtin are the bootstrap manifests from files in this package, and inline ones.
+var builtin = BootstrapManifests.In(namespace)
 
-// ManifestController renders the built-in manifests and those in the machine
+// ManifestController renders the built-in bootstrap manifests and those in the machine
 // configuration, and downloads the extra ones.
 type ManifestController struct{}
 
@@ -73,7 +73,7 @@ func (*ManifestController) Inputs() []resource.Input {
 }
 
 // Outputs implements resource.Controller.
-func (*ManifestController) Outputs() []string { return []string{Manifests.Type()} }
+func (*ManifestController) Outputs() []string { return []string{BootstrapManifests.Type()} }
 
 // Reconcile implements resource.Controller.
 func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
@@ -85,7 +85,7 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 	if err != nil && ignoreNotFound(err) != nil {
 		return 0, err
 	}
-	manifests, err := renderManifests(&c.Cluster, len(resolvers.Spec) > 0)
+	manifests, err := renderBootstrapManifests(&c.Cluster, len(resolvers.Spec) > 0)
 	if err != nil {
 		return 0, err
 	}
@@ -102,9 +102,8 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 	return 0, fetchExtras(ctx, v, c)
 }
 
-// prune deletes the manifests of a namespace, or what is known of them, that are no
-// longer wanted. What has been
-// made of them in the cluster stays.
+// prune deletes the bootstrap manifests of a namespace, or their drifts, that are no
+// longer wanted. Objects that were made of them in the cluster stay.
 func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]bool) error {
 	for _, o := range kind.List(v) {
 		if wanted[o.ID] {
@@ -117,10 +116,10 @@ func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]boo
 	return nil
 }
 
-// renderManifests makes the manifests of a cluster, by ID. hasResolvers says whether
+// renderBootstrapManifests makes the manifests of a cluster, by ID. hasResolvers says whether
 // names outside of the cluster can be asked for at all.
-func renderManifests(c *config.Cluster, hasResolvers bool) (map[string][]kubeclient.Object, error) {
-	input, err := newManifestInput(c, hasResolvers)
+func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string][]kubeclient.Object, error) {
+	input, err := newBootstrapManifestInput(c, hasResolvers)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +130,7 @@ func renderManifests(c *config.Cluster, hasResolvers bool) (map[string][]kubecli
 		"11-core-dns-svc": c.CoreDNS.Disabled,
 	}
 	manifests := map[string][]kubeclient.Object{}
-	for _, t := range manifestTemplates.Templates() {
+	for _, t := range bootstrapManifestTemplates.Templates() {
 		id := strings.TrimSuffix(path.Base(t.Name()), ".yaml")
 		if id == "" || skip[id] {
 			continue
@@ -153,19 +152,19 @@ func renderManifests(c *config.Cluster, hasResolvers bool) (map[string][]kubecli
 	return manifests, nil
 }
 
-func newManifestInput(c *config.Cluster, hasResolvers bool) (manifestInput, error) {
+func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapManifestInput, error) {
 	id, secret, ok := strings.Cut(string(c.Token), ".")
 	if !ok {
-		return manifestInput{}, errors.New("cluster.token isn't of the form id.secret")
+		return bootstrapManifestInput{}, errors.New("cluster.token isn't of the form id.secret")
 	}
 	if len(c.Network.PodSubnets) == 0 || len(c.Network.ServiceSubnets) == 0 {
-		return manifestInput{}, errors.New("cluster.network has no podSubnets or no serviceSubnets")
+		return bootstrapManifestInput{}, errors.New("cluster.network has no podSubnets or no serviceSubnets")
 	}
 	flannel, err := flannelConfig(c.Network.PodSubnets)
 	if err != nil {
-		return manifestInput{}, err
+		return bootstrapManifestInput{}, err
 	}
-	in := manifestInput{
+	in := bootstrapManifestInput{
 		TokenID: id, TokenSecret: secret,
 		KubeletClientUser: secrets.KubeletClientUser,
 		Balancer:          balancer.URL,

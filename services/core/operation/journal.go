@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,7 +22,7 @@ import (
 const (
 	// format of a journal. One with a higher number is of a newer release: it stays as
 	// it is, for that release.
-	format = 1
+	format = 2
 	// keptFinished is how many operations are remembered after their end.
 	keptFinished = 20
 	// keptBroken is how many journals that can't be read are kept for whoever looks
@@ -49,7 +50,8 @@ const (
 	Skipped State = "skipped" // a step that wasn't needed, or optional and failed
 	Failed  State = "failed"
 	Aborted State = "aborted"
-	Undone  State = "undone" // a step
+	Undone  State = "undone" // a step, or a part of one
+	Moved   State = "moved"  // another node has taken the operation over
 )
 
 // Operation is one that runs or ran.
@@ -63,6 +65,11 @@ type Operation struct {
 	Error    string    `json:"error,omitempty"` // why it failed or was aborted
 	Warnings []string  `json:"warnings,omitempty"`
 	Steps    []Status  `json:"steps"`
+	// Coordinator is the node that runs a shared operation.
+	Coordinator string `json:"coordinator,omitempty"`
+	// Elsewhere: another node is its coordinator. Orphaned: that node is gone.
+	Elsewhere bool `json:"-"`
+	Orphaned  bool `json:"-"`
 	// Question is what it waits for an answer to.
 	Question *Asked `json:"-"`
 	// Role is the least one that may answer and abort.
@@ -82,6 +89,7 @@ type Status struct {
 	Ended           time.Time     `json:"ended,omitzero"`
 	Attempts        int           `json:"attempts,omitempty"`
 	UndoAttempts    int           `json:"undoAttempts,omitempty"`
+	Parts           []PartStatus  `json:"parts,omitempty"`
 }
 
 // Finished tells whether it has come to its end.
@@ -107,6 +115,12 @@ type record struct {
 	// Unlocked: it runs without the lock of the cluster.
 	Unlocked bool     `json:"unlocked,omitempty"`
 	Answers  []answer `json:"answers,omitempty"`
+	// Data are the values that steps have left, by key.
+	Data map[string]json.RawMessage `json:"data,omitempty"`
+	// Term counts how often a node became the coordinator of a shared operation, and Seq
+	// the changes: of two copies, the one with the higher term, then the higher Seq, is newer.
+	Term uint64 `json:"term,omitempty"`
+	Seq  uint64 `json:"seq,omitempty"`
 	// Wiped: STATE is gone, and the journal with it.
 	Wiped bool `json:"-"`
 	// Boots counts how often it was begun or resumed.
@@ -125,6 +139,11 @@ type answer struct {
 func (r *record) clone() *record {
 	next := *r
 	next.Steps, next.Answers, next.Warnings = slices.Clone(r.Steps), slices.Clone(r.Answers), slices.Clone(r.Warnings)
+	for i := range next.Steps {
+		next.Steps[i].Parts = slices.Clone(r.Steps[i].Parts)
+	}
+	next.Data = make(map[string]json.RawMessage, len(r.Data))
+	maps.Copy(next.Data, r.Data)
 	return &next
 }
 
@@ -134,7 +153,7 @@ func (r *record) returnable() bool {
 }
 
 var (
-	operationStates = []State{Running, Undoing, Done, Failed, Aborted}
+	operationStates = []State{Running, Undoing, Done, Failed, Aborted, Moved}
 	stepStates      = []State{Pending, Running, Undoing, Done, Skipped, Failed, Undone}
 )
 
@@ -156,12 +175,16 @@ func decode(data []byte) (*record, error) {
 	if err := json.Unmarshal(data, r); err != nil {
 		return nil, err
 	}
-	return r, r.validate()
+	if err := r.validate(); err != nil {
+		return nil, err
+	}
+	r.Format = format
+	return r, nil
 }
 
 func (r *record) validate() error {
 	switch {
-	case r.Format != format:
+	case r.Format < 1: // 1 had no parts and no data, and is as good
 		return fmt.Errorf("format %d", r.Format)
 	case !nameForm.MatchString(r.ID) || !nameForm.MatchString(r.Name):
 		return fmt.Errorf("operation %.80q has the ID %.80q", r.Name, r.ID)
@@ -171,6 +194,8 @@ func (r *record) validate() error {
 		return fmt.Errorf("it is undone, and the verdict %.80q", r.Verdict)
 	case len(r.Steps) == 0 || len(r.Steps) > maxSteps || len(r.Arguments) > maxArguments || len(r.Events) > maxEvents || len(r.Answers) > maxAnswers || len(r.Warnings) > maxWarnings:
 		return fmt.Errorf("%d steps, %d bytes of arguments, %d events, %d answers, %d warnings", len(r.Steps), len(r.Arguments), len(r.Events), len(r.Answers), len(r.Warnings))
+	case len(r.Data) > maxData || slices.ContainsFunc(slices.Collect(maps.Values(r.Data)), func(v json.RawMessage) bool { return len(v) > maxValue }):
+		return fmt.Errorf("%d values of data", len(r.Data))
 	case r.Boots > maxBoots:
 		return fmt.Errorf("%d boots", r.Boots)
 	}
@@ -180,6 +205,9 @@ func (r *record) validate() error {
 			return fmt.Errorf("step %.80q in state %.80q, begun %d times, undone %d times", s.ID, s.State, s.Attempts, s.UndoAttempts)
 		}
 		seen[s.ID] = true
+		if err := s.validateParts(); err != nil {
+			return err
+		}
 		if s.State == Running || s.State == Undoing {
 			running++
 		}

@@ -113,11 +113,10 @@ func told(o Operation) string {
 
 // leaving is an operation whose steps leave something each.
 func leaving(name string, count int, leave func(id, what string) error) Definition {
-	return Definition{Name: name, Exclusive: true, Plan: func(_ context.Context, r Request) (Plan, error) {
-		var p Plan
+	all := func(r Request) (steps []Step, err error) {
 		for i := range count {
 			n := fmt.Sprint(i + 1)
-			p.Steps = append(p.Steps, Step{
+			steps = append(steps, Step{
 				ID: n, What: "leave " + n, Deadline: time.Minute,
 				Run: func(_ context.Context, p *Progress) error {
 					p.Say("at work")
@@ -132,7 +131,11 @@ func leaving(name string, count int, leave func(id, what string) error) Definiti
 				Undo: func(context.Context, *Progress) error { return leave(r.ID, "undo "+n) },
 			})
 		}
-		return p, nil
+		return steps, nil
+	}
+	return Definition{Name: name, Exclusive: true, Steps: all, Plan: func(_ context.Context, r Request) (Plan, error) {
+		steps, err := all(r)
+		return Plan{Steps: steps}, err
 	}}
 }
 
@@ -161,7 +164,7 @@ func TestKilledWhileOperating(t *testing.T) {
 			if before, over := ended[id]; over && before != state {
 				t.Errorf("%s was %s, and is %s now", id, before, state)
 			} else if state == string(Failed)+exhausted {
-				ended[id] = state // nobody may have heard of it at its end
+				ended[id] = state // nobody may have delivered of it at its end
 			}
 		case "begun":
 		case "ended":

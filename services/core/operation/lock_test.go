@@ -265,7 +265,7 @@ func TestLockOverARestart(t *testing.T) {
 		n.definitions = []Definition{planned("reboot", restart, n.noting("uncordon"))}
 		n.boot()
 		n.start("reboot")
-		time.Sleep(2 * lastWords)
+		time.Sleep(2 * watcherBudget)
 		n.halt()
 		if holder, _, given := k.state(); holder == nil || len(given) != 1 || given[0] != 10*time.Minute {
 			t.Fatalf("%v has it; given back: %v", holder, given)
@@ -354,7 +354,7 @@ func TestAbortOfWhatIsLeftAfterARestart(t *testing.T) {
 		n.definitions = []Definition{planned("reboot", n.noting("cordon"), restart, uncordon), planned("upgrade", restart, check)}
 		n.boot()
 		id := n.start("reboot")
-		time.Sleep(2 * lastWords)
+		time.Sleep(2 * watcherBudget)
 		if err := n.r.Abort(id, "jo"); err == nil || !strings.Contains(err.Error(), "restart has begun") {
 			t.Errorf("while the node goes down: %v", err)
 		}
@@ -371,7 +371,7 @@ func TestAbortOfWhatIsLeftAfterARestart(t *testing.T) {
 		n.expect("cordon", "restart")
 		k.set(nil, nil)
 		id = n.start("upgrade")
-		time.Sleep(2 * lastWords)
+		time.Sleep(2 * watcherBudget)
 		n.halt()
 		k.set(holderOf(k), errors.New("etcd has no quorum"))
 		n.boot()
@@ -400,7 +400,7 @@ func TestLockThatIsLostOverARestart(t *testing.T) {
 				n.definitions = []Definition{planned("reboot", restart, n.noting("uncordon"))}
 				n.boot()
 				id := n.start("reboot")
-				time.Sleep(2 * lastWords)
+				time.Sleep(2 * watcherBudget)
 				n.halt()
 				k.set(c.holder, c.broken)
 				n.boot()

@@ -52,8 +52,15 @@ type Definition struct {
 	// WithoutJournal: it goes on where the journal can't be written, for what is the
 	// way out of a broken STATE. After a restart nobody knows of it then.
 	WithoutJournal bool
-	// Plan says what would be done, or refuses with the reason. It changes nothing.
+	// Shared: the record is also in Options.Shared, where the other control planes read
+	// it, so that one of them can take the operation over.
+	Shared bool
+	// Plan returns what would be done, or refuses with the reason. It changes nothing.
 	Plan func(ctx context.Context, r Request) (Plan, error)
+	// Steps are all steps that a plan for these arguments may have. After a restart, and
+	// on a node that takes the operation over, the record has the plan and Steps has its
+	// code. It must not look at anything but r: the cluster may be down.
+	Steps func(r Request) ([]Step, error)
 }
 
 // Request is what an operation was asked for.
@@ -65,9 +72,7 @@ type Request struct {
 	By string
 	// ID of the operation; "" for a dry run.
 	ID string
-	// Resuming: it began before the node restarted. Preconditions don't count any
-	// more, and little of the node is up. The plan has all steps that it might have
-	// had at its beginning; those of the journal are run.
+	// Resuming: it began before the node restarted, or on another node.
 	Resuming bool
 }
 
@@ -137,6 +142,8 @@ type Options struct {
 	Dir string
 	// Lock keeps disruptive operations of several nodes apart; nil: nothing does.
 	Lock Lock
+	// Shared is where the records of shared operations are; nil: there are none.
+	Shared Shared
 
 	writeFile func(path string, data []byte, mode os.FileMode) error // tests fill STATE up
 }
@@ -144,19 +151,19 @@ type Options struct {
 var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
 func (d Definition) validate() error {
-	if !nameForm.MatchString(d.Name) || d.Plan == nil {
-		return fmt.Errorf("operation %q: its name must be like %s, and it needs a plan", d.Name, nameForm)
+	if !nameForm.MatchString(d.Name) || d.Plan == nil || d.Steps == nil {
+		return fmt.Errorf("operation %q: its name must be like %s, and it needs a plan and steps", d.Name, nameForm)
 	}
 	return nil
 }
 
-// validate finds what the program has done wrong; plans don't come from outside.
-func (p Plan) validate() error {
-	if len(p.Steps) == 0 || len(p.Steps) > maxSteps {
-		return fmt.Errorf("a plan has 1 to %d steps, and not %d", maxSteps, len(p.Steps))
+// validateSteps finds what the program has done wrong; plans don't come from outside.
+func validateSteps(steps []Step) error {
+	if len(steps) == 0 || len(steps) > maxSteps {
+		return fmt.Errorf("a plan has 1 to %d steps, and not %d", maxSteps, len(steps))
 	}
 	seen := map[string]bool{}
-	for _, s := range p.Steps {
+	for _, s := range steps {
 		switch {
 		case !nameForm.MatchString(s.ID) || seen[s.ID]:
 			return fmt.Errorf("step %q: its ID must be unique, and like %s", s.ID, nameForm)

@@ -27,6 +27,7 @@ type node struct {
 	dir         string
 	definitions []Definition
 	lock        Lock
+	shared      Shared
 	full        atomic.Bool // STATE
 	store       *resource.Store
 
@@ -58,7 +59,7 @@ func (n *node) bootStateless() {
 		}
 		return boot.WriteFile(path, data, mode)
 	}
-	r, err := New(Options{Store: n.store, Definitions: n.definitions, Log: slog.New(slog.DiscardHandler), Dir: n.dir, Lock: n.lock, writeFile: write})
+	r, err := New(Options{Store: n.store, Definitions: n.definitions, Log: slog.New(slog.DiscardHandler), Dir: n.dir, Lock: n.lock, Shared: n.shared, writeFile: write})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -148,7 +149,11 @@ func (n *node) journal(id string) *record {
 
 // planned is a definition whose plan is always the same.
 func planned(name string, steps ...Step) Definition {
-	return Definition{Name: name, Exclusive: true, Plan: func(context.Context, Request) (Plan, error) { return Plan{Steps: steps}, nil }}
+	return Definition{
+		Name: name, Exclusive: true,
+		Plan:  func(context.Context, Request) (Plan, error) { return Plan{Steps: steps}, nil },
+		Steps: func(Request) ([]Step, error) { return steps, nil },
+	}
 }
 
 // noting is a step that notes that it ran, and that it was undone.

@@ -42,14 +42,15 @@ type asked struct {
 
 // Progress is how a step talks to those who watch.
 type Progress struct {
-	l       *live
-	step    string
-	patient *patient
+	x        *execution
+	step     string
+	part     string // "": the step as a whole
+	deadline *pausable
 }
 
 // Say tells what the step does, in a line.
 func (p *Progress) Say(format string, args ...any) {
-	p.l.say(p.step, fmt.Sprintf(format, args...))
+	p.x.say(p.step, p.part, fmt.Sprintf(format, args...))
 }
 
 // Ask asks a question, and waits for its answer. One that was given before, also
@@ -59,11 +60,11 @@ func (p *Progress) Ask(ctx context.Context, q Question) (string, error) {
 		return "", fmt.Errorf("question %q needs an ID, a text and a timeout, and has at most %d options", q.ID, maxOptions)
 	}
 	open := &asked{Asked: Asked{Question: q, Step: p.step, Since: time.Now()}, answer: make(chan string, 1)}
-	if text, known, err := p.l.open(open); known || err != nil {
+	if text, known, err := p.x.open(open); known || err != nil {
 		return text, err
 	}
-	defer p.l.close(open)
-	defer p.patient.pause()()
+	defer p.x.close(open)
+	defer p.deadline.pause()()
 	select {
 	case text := <-open.answer:
 		return text, nil
@@ -72,7 +73,7 @@ func (p *Progress) Ask(ctx context.Context, q Question) (string, error) {
 	case <-time.After(q.Timeout):
 	}
 	if q.Default != "" {
-		if err := p.l.answer(q.ID, q.Default, "nobody, within "+q.Timeout.String()); err == nil {
+		if err := p.x.answer(q.ID, q.Default, "nobody, within "+q.Timeout.String()); err == nil {
 			return q.Default, nil
 		}
 	}
@@ -85,68 +86,68 @@ func (p *Progress) Ask(ctx context.Context, q Question) (string, error) {
 }
 
 // open puts a question, unless its answer is known.
-func (l *live) open(q *asked) (text string, known bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, a := range l.rec.Answers {
+func (x *execution) open(q *asked) (text string, known bool, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, a := range x.rec.Answers {
 		if a.Step == q.Step && a.Question == q.ID {
 			return a.Text, true, nil
 		}
 	}
-	if l.asked != nil {
-		return "", false, fmt.Errorf("question %q: %q is still open", q.ID, l.asked.ID)
+	if x.asked != nil {
+		return "", false, fmt.Errorf("question %q: %q is still open", q.ID, x.asked.ID)
 	}
-	if len(l.rec.Answers) >= maxAnswers {
+	if len(x.rec.Answers) >= maxAnswers {
 		return "", false, fmt.Errorf("question %q: an operation asks at most %d", q.ID, maxAnswers)
 	}
-	l.asked = q
+	x.asked = q
 	text = q.Text
 	if len(q.Options) > 0 {
 		text += " [" + strings.Join(q.Options, "/") + "]"
 	}
-	l.tell(stamped([]Event{{Kind: Asks, Step: q.Step, Text: text}})...)
-	l.publish()
+	x.tell(stamped([]Event{{Kind: Asks, Step: q.Step, Text: text}})...)
+	x.publish()
 	return "", false, nil
 }
 
-func (l *live) close(q *asked) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.asked == q {
-		l.asked = nil
-		l.publish()
+func (x *execution) close(q *asked) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.asked == q {
+		x.asked = nil
+		x.publish()
 	}
 }
 
 // Answer answers the question that an operation asks. The answer is in the journal
 // before the step has it.
 func (r *Runner) Answer(id, question, text, by string) error {
-	l, err := r.find(id)
+	x, err := r.find(id)
 	if err != nil {
 		return err
 	}
-	return l.answer(question, text, by)
+	return x.answer(question, text, by)
 }
 
-func (l *live) answer(question, text, by string) error {
-	return l.commit(func(next *record) ([]Event, error) {
-		l.mu.Lock()
-		open := l.asked
-		l.mu.Unlock()
+func (x *execution) answer(question, text, by string) error {
+	return x.commit(func(next *record) ([]Event, error) {
+		x.mu.Lock()
+		open := x.asked
+		x.mu.Unlock()
 		if open == nil || open.ID != question {
-			return nil, refuse("operation %s doesn't ask %q (any more): gbctl operation list shows what it waits for", l.id, bounded(question))
+			return nil, refuse("operation %s doesn't ask %q (any more): gbctl operation list shows what it waits for", x.id, bounded(question))
 		}
 		if len(open.Options) > 0 && !slices.Contains(open.Options, text) {
-			return nil, refuse("operation %s: %q isn't an answer: it must be one of %s", l.id, bounded(text), strings.Join(open.Options, ", "))
+			return nil, refuse("operation %s: %q isn't an answer: it must be one of %s", x.id, bounded(text), strings.Join(open.Options, ", "))
 		}
 		if len(text) > maxText || text == "" {
-			return nil, refuse("operation %s: an answer has 1 to %d bytes, and this one %d", l.id, maxText, len(text))
+			return nil, refuse("operation %s: an answer has 1 to %d bytes, and this one %d", x.id, maxText, len(text))
 		}
 		next.Answers = append(next.Answers, answer{Step: open.Step, Question: question, Text: text, By: by, Time: time.Now()})
 		return []Event{{Kind: Answered, Step: open.Step, Text: fmt.Sprintf("%s, by %s", text, by)}}, nil
 	}, func() {
-		open := l.asked
-		l.asked = nil
+		open := x.asked
+		x.asked = nil
 		open.answer <- text // has room for it
 	})
 }

@@ -38,8 +38,8 @@ var Operations = resource.Define[Spec](resource.Definition{
 
 // publish puts how the operation stands where everybody can see it; the caller
 // holds mu.
-func (l *live) publish() {
-	o := l.status()
+func (x *execution) publish() {
+	o := x.status()
 	spec := Spec{Name: o.Name, State: o.State, By: o.By, Began: o.Began, Ended: o.Ended, Error: o.Error}
 	if s := o.Current(); s != nil {
 		spec.Step = s.ID
@@ -48,5 +48,5 @@ func (l *live) publish() {
 		spec.Question = o.Question.Text
 	}
 	// The store refuses only a type that was never defined.
-	_ = Operations.Put(l.r.o.Store.As(ID), l.id, spec)
+	_ = Operations.Put(x.r.o.Store.As(ID), x.id, spec)
 }

@@ -32,47 +32,60 @@ var (
 )
 
 // run brings an operation to its end. It returns early when the node stops.
-func (l *live) run(ctx context.Context) {
+func (x *execution) run(ctx context.Context) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	l.mu.Lock()
-	l.cancel = cancel
-	rec := l.rec
-	l.mu.Unlock()
+	x.mu.Lock()
+	x.cancel = cancel
+	rec := x.rec
+	x.mu.Unlock()
 	before := !rec.Unlocked && rec.Boots > 1 // an earlier boot has taken the lock
-	h := Holder{Name: rec.Name, ID: l.id, Since: rec.Began}
+	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began}
 	if before {
-		l.lock = l.r.retake(ctx, h, func(text string) { l.say("", text) })
+		x.lock = x.r.retake(ctx, h, func(text string) { x.say("", "", text) })
 	}
-	if rec.State == Running && rec.Boots > 1 && l.unwritten {
-		// What ends the node would do so at each boot, with nothing to count how often.
-		l.force(func(next *record) ([]Event, error) {
-			next.Error = "after a restart, its journal can't be written"
-			return l.conclude(next, Failed), nil
-		})
-	} else if rec.State == Running {
-		l.forward(ctx)
-	}
-	if l.record().State == Undoing {
-		// Undoing isn't aborted.
-		l.backward(l.r.ctx)
-	}
-	if !l.record().Finished() {
-		l.release(restartHold)
+	if x.def.Shared && !x.claimed() && !x.coordinate(ctx) {
+		x.dropClaim()
+		x.release(0) // another boot, or another node, goes on with it
 		return
 	}
-	if before && l.lock == nil { // aborted too early to have it again: nobody is to wait for this node
-		tctx, stop := context.WithTimeout(l.r.ctx, lockReclaim)
-		l.lock = l.r.retake(tctx, h, func(string) {})
+	rec = x.record()
+	if rec.State == Running && rec.Boots > 1 && x.unwritten {
+		// What ends the node would do so at each boot, with nothing to count how often.
+		x.force(func(next *record) ([]Event, error) {
+			next.Error = "after a restart, its journal can't be written"
+			return x.conclude(next, Failed), nil
+		})
+	} else if rec.State == Running {
+		for errors.Is(x.forward(ctx), errLost) && x.coordinate(ctx) {
+		}
+	}
+	if x.record().State == Undoing {
+		// Undoing isn't aborted.
+		x.backward(x.r.ctx)
+	}
+	x.dropClaim()
+	if !x.record().Finished() {
+		x.release(restartHold)
+		return
+	}
+	if x.def.Shared {
+		if err := x.r.prune(x.r.ctx); err != nil {
+			x.r.o.Log.Warn("remove the records of former operations from etcd", "err", err)
+		}
+	}
+	if before && x.lock == nil { // aborted too early to have it again: nobody is to wait for this node
+		tctx, stop := context.WithTimeout(x.r.ctx, lockReclaim)
+		x.lock = x.r.retake(tctx, h, func(string) {})
 		stop()
 	}
-	l.release(0)
+	x.release(0)
 }
 
 // over tells whether nothing of it runs any more.
-func (l *live) over() bool {
+func (x *execution) over() bool {
 	select {
-	case <-l.ended:
+	case <-x.ended:
 		return true
 	default:
 		return false
@@ -80,63 +93,73 @@ func (l *live) over() bool {
 }
 
 // release gives the lock back, if it has one.
-func (l *live) release(after time.Duration) {
-	if l.lock == nil {
+func (x *execution) release(after time.Duration) {
+	if x.lock == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	if err := l.lock.Release(ctx, after); err != nil {
-		l.r.o.Log.Warn("the lock of the cluster ends by itself only", "operation", l.id, "err", err)
+	if err := x.lock.Release(ctx, after); err != nil {
+		x.r.o.Log.Warn("the lock of the cluster ends by itself only", "operation", x.id, "err", err)
 	}
-	l.lock = nil
+	x.lock = nil
 }
 
-// forward runs the steps, from the first one that isn't done.
-func (l *live) forward(ctx context.Context) {
-	steps := l.record().Steps
+// forward runs the steps, from the first one that isn't done. It returns errLost where this
+// node may not be the coordinator of the operation any more.
+func (x *execution) forward(ctx context.Context) error {
+	steps := x.record().Steps
 	for i, s := range steps {
 		if s.State == Done || s.State == Skipped {
 			continue
 		}
-		step, known := l.steps[s.ID]
+		step, known := x.steps[s.ID]
 		if !known {
-			l.fail(i, fmt.Errorf("this release knows no step %q", s.ID))
-			return
+			x.fail(i, fmt.Errorf("this release knows no step %q", s.ID))
+			return nil
 		}
-		if err := l.step(ctx, i, step); err != nil {
+		if err := x.step(ctx, i, step); errors.Is(err, errLost) {
+			return errLost
+		} else if err != nil {
 			if !errors.Is(err, errAborted) && !errors.Is(err, errStopped) {
-				l.fail(i, err)
+				x.fail(i, err)
 			}
-			return
+			return nil
 		}
 	}
-	if !l.record().Finished() {
-		l.end(Done, "")
+	if !x.record().Finished() {
+		x.end(Done, "")
 	}
+	return nil
+}
+
+func (x *execution) claimed() bool {
+	x.turn.Lock()
+	defer x.turn.Unlock()
+	return x.claim != nil
 }
 
 // step runs one step, and writes down before that it begins and after it how it
 // went.
-func (l *live) step(ctx context.Context, i int, step Step) error {
+func (x *execution) step(ctx context.Context, i int, step Step) error {
 	if step.EndsNode {
-		l.ending.Store(true)
+		x.ending.Store(true)
 	}
-	if err := l.commit(func(next *record) ([]Event, error) { return l.beginStep(next, i, step) }, nil); err != nil {
+	if err := x.commit(func(next *record) ([]Event, error) { return x.beginStep(next, i, step) }, nil); err != nil {
 		return err
 	}
-	if s := l.record().Steps[i]; s.State == Skipped { // it has had its attempts
+	if s := x.record().Steps[i]; s.State == Skipped { // it has had its attempts
 		return nil
 	}
 	if step.EndsNode {
-		return l.endNode(ctx, i, step)
+		return x.endNode(ctx, i, step)
 	}
-	err := l.attempt(ctx, step, step.Run)
+	err := x.attempt(ctx, step, step.Run)
 	var skip skipped
 	state, reason := Done, ""
 	switch {
 	case err == nil:
-	case errors.Is(err, errAborted), errors.Is(err, errStopped):
+	case errors.Is(err, errAborted), errors.Is(err, errStopped), errors.Is(err, errLost):
 		return err
 	case errors.As(err, &skip):
 		state, reason = Skipped, skip.why
@@ -145,7 +168,7 @@ func (l *live) step(ctx context.Context, i int, step Step) error {
 	default:
 		return err
 	}
-	return l.commit(func(next *record) ([]Event, error) {
+	return x.commit(func(next *record) ([]Event, error) {
 		if next.State != Running {
 			return nil, errAborted
 		}
@@ -156,7 +179,7 @@ func (l *live) step(ctx context.Context, i int, step Step) error {
 	}, nil)
 }
 
-func (l *live) beginStep(next *record, i int, step Step) ([]Event, error) {
+func (x *execution) beginStep(next *record, i int, step Step) ([]Event, error) {
 	s := &next.Steps[i]
 	if next.State != Running {
 		return nil, errAborted
@@ -184,10 +207,10 @@ func (l *live) beginStep(next *record, i int, step Step) ([]Event, error) {
 }
 
 // endNode runs a step that counts as done already, and waits for the node to end.
-func (l *live) endNode(ctx context.Context, i int, step Step) error {
-	l.farewell(ctx)
-	l.release(step.Hold)
-	err := l.attempt(ctx, step, step.Run)
+func (x *execution) endNode(ctx context.Context, i int, step Step) error {
+	x.drainWatchers(ctx)
+	x.release(step.Hold)
+	err := x.attempt(ctx, step, step.Run)
 	if err == nil {
 		select {
 		case <-ctx.Done():
@@ -200,28 +223,28 @@ func (l *live) endNode(ctx context.Context, i int, step Step) error {
 }
 
 // fail ends an operation because of a step: what was done is undone if it can be.
-func (l *live) fail(i int, err error) {
-	l.force(func(next *record) ([]Event, error) {
+func (x *execution) fail(i int, err error) {
+	x.force(func(next *record) ([]Event, error) {
 		s := &next.Steps[i]
 		s.State, s.Reason, s.Ended = Failed, bounded(err.Error()), time.Now()
 		next.Error = bounded(s.ID + ": " + err.Error())
 		events := []Event{{Kind: Changed, Step: s.ID, State: Failed, Text: err.Error()}}
-		return append(events, l.conclude(next, Failed)...), nil
+		return append(events, x.conclude(next, Failed)...), nil
 	})
 }
 
 // conclude turns an operation to its end: over undoing where there is something to
 // undo, and where that is possible. A step that runs and isn't undone has failed:
 // nobody says later how it went.
-func (l *live) conclude(next *record, verdict State) []Event {
+func (x *execution) conclude(next *record, verdict State) []Event {
 	var events []Event
 	for i := range next.Steps {
-		if s := &next.Steps[i]; s.State == Running && !(next.returnable() && l.undoable(*s)) {
+		if s := &next.Steps[i]; s.State == Running && !(next.returnable() && x.undoable(*s)) {
 			s.State, s.Reason, s.Ended = Failed, next.Error, time.Now()
 			events = append(events, Event{Kind: Changed, Step: s.ID, State: Failed, Text: s.Reason})
 		}
 	}
-	if next.returnable() && slices.ContainsFunc(next.Steps, l.undoable) {
+	if next.returnable() && slices.ContainsFunc(next.Steps, x.undoable) {
 		next.State, next.Verdict, next.Ended = Undoing, verdict, time.Time{}
 	} else {
 		next.State, next.Ended = verdict, time.Now()
@@ -230,40 +253,40 @@ func (l *live) conclude(next *record, verdict State) []Event {
 }
 
 // undoable tells whether something of a step is to be undone.
-func (l *live) undoable(s Status) bool {
-	return s.Attempts > 0 && s.State != Undone && l.steps[s.ID].Undo != nil
+func (x *execution) undoable(s Status) bool {
+	return s.Attempts > 0 && s.State != Undone && x.steps[s.ID].Undo != nil
 }
 
 // abort turns an operation round.
-func (l *live) abort(by string) error {
-	return l.commit(func(next *record) ([]Event, error) {
+func (x *execution) abort(by string) error {
+	return x.commit(func(next *record) ([]Event, error) {
 		switch {
 		case next.Finished():
-			return nil, refuse("abort %s: it has ended already: %s", l.id, next.State)
+			return nil, refuse("abort %s: it has ended already: %s", x.id, next.State)
 		case next.State == Undoing:
-			return nil, refuse("abort %s: what it did is being undone already", l.id)
-		case !next.returnable() && !l.back(next):
+			return nil, refuse("abort %s: what it did is being undone already", x.id)
+		case !next.returnable() && !x.back(next):
 			at := slices.IndexFunc(next.Steps, func(s Status) bool { return s.PointOfNoReturn })
-			return nil, refuse("abort %s: step %s has begun, and can't be undone: the operation must come to its end", l.id, next.Steps[at].ID)
+			return nil, refuse("abort %s: step %s has begun, and can't be undone: the operation must come to its end", x.id, next.Steps[at].ID)
 		}
 		next.Error = bounded("aborted by " + by)
-		return l.conclude(next, Aborted), nil
-	}, func() { l.cancel(errAborted) })
+		return x.conclude(next, Aborted), nil
+	}, func() { x.cancel(errAborted) })
 }
 
 // back tells whether the node was ended, has started again, and nothing of what is left
 // must be done: whoever wants something else of the node needn't wait for it.
-func (l *live) back(r *record) bool {
-	if l.ending.Load() {
+func (x *execution) back(r *record) bool {
+	if x.ending.Load() {
 		return false
 	}
-	ended := slices.ContainsFunc(r.Steps, func(s Status) bool { return s.State == Done && l.steps[s.ID].EndsNode })
+	ended := slices.ContainsFunc(r.Steps, func(s Status) bool { return s.State == Done && x.steps[s.ID].EndsNode })
 	return ended && !slices.ContainsFunc(r.Steps, func(s Status) bool { return (s.State == Pending || s.State == Running) && !s.Optional })
 }
 
 // end is the end without more ado.
-func (l *live) end(state State, why string) {
-	l.force(func(next *record) ([]Event, error) {
+func (x *execution) end(state State, why string) {
+	x.force(func(next *record) ([]Event, error) {
 		next.State, next.Ended = state, time.Now()
 		if why != "" {
 			next.Error = bounded(strings.TrimPrefix(next.Error+"; "+why, "; "))
@@ -274,27 +297,33 @@ func (l *live) end(state State, why string) {
 
 // backward undoes what was done, the last first. What can't be undone is said, and
 // keeps nothing else from being undone.
-func (l *live) backward(ctx context.Context) {
-	steps := l.record().Steps
+func (x *execution) backward(ctx context.Context) {
+	steps := x.record().Steps
 	for i, s := range slices.Backward(steps) {
-		if !l.undoable(s) {
+		if !x.undoable(s) {
 			continue
 		}
-		l.force(func(next *record) ([]Event, error) {
+		x.force(func(next *record) ([]Event, error) {
 			s := &next.Steps[i]
 			s.State = Undoing
 			s.UndoAttempts++
 			return []Event{{Kind: Changed, Step: s.ID, State: Undoing}}, nil
 		})
-		step := l.steps[s.ID]
+		step := x.steps[s.ID]
 		err := fmt.Errorf("the node has ended %d times while it was undone", s.UndoAttempts)
 		if s.UndoAttempts < maxAttempts {
-			err = l.attempt(ctx, step, step.Undo)
+			err = x.attempt(ctx, step, step.Undo)
 		}
 		if errors.Is(err, errStopped) {
 			return
 		}
-		l.force(func(next *record) ([]Event, error) {
+		if errors.Is(err, errLost) {
+			if x.coordinate(ctx) {
+				x.backward(ctx) // from the record, which another node may have changed
+			}
+			return
+		}
+		x.force(func(next *record) ([]Event, error) {
 			s := &next.Steps[i]
 			s.State, s.Ended = Undone, time.Now()
 			if err == nil {
@@ -305,17 +334,34 @@ func (l *live) backward(ctx context.Context) {
 			return []Event{{Kind: Changed, Step: s.ID, State: Failed, Text: s.Reason}}, nil
 		})
 	}
-	l.end(l.record().Verdict, "")
+	x.end(x.record().Verdict, "")
 }
 
 // attempt calls a function of a step within its deadline. The error wraps the reason
 // where it was told to end: errAborted, errDeadline, errStopped.
-func (l *live) attempt(ctx context.Context, step Step, run func(context.Context, *Progress) error) error {
-	p := newPatient(ctx, step.Deadline)
+func (x *execution) attempt(ctx context.Context, step Step, run func(context.Context, *Progress) error) error {
+	p := newPausable(ctx, step.Deadline)
 	defer p.end()
+	if x.def.Shared {
+		x.turn.Lock()
+		claim := x.claim
+		x.turn.Unlock()
+		if claim == nil {
+			return errLost
+		}
+		ended := make(chan struct{})
+		defer close(ended)
+		x.r.running.Go(func() {
+			select {
+			case <-claim.Lost():
+				p.cancel(errLost)
+			case <-ended:
+			}
+		})
+	}
 	done := make(chan error, 1)
-	l.r.running.Go(func() {
-		done <- dag.Guard(l.r.o.Log, func() error { return run(p.ctx, &Progress{l: l, step: step.ID, patient: p}) })
+	x.r.running.Go(func() {
+		done <- dag.Guard(x.r.o.Log, func() error { return run(p.ctx, &Progress{x: x, step: step.ID, deadline: p}) })
 	})
 	select {
 	case err := <-done:
@@ -330,8 +376,8 @@ func (l *live) attempt(ctx context.Context, step Step, run func(context.Context,
 	}
 }
 
-// patient is a context whose deadline stands still while a person is asked.
-type patient struct {
+// pausable is a context whose deadline stands still while a person is asked.
+type pausable struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	deadline time.Duration
@@ -342,15 +388,15 @@ type patient struct {
 	timer *time.Timer
 }
 
-func newPatient(parent context.Context, deadline time.Duration) *patient {
-	p := &patient{deadline: deadline, left: deadline, since: time.Now()}
+func newPausable(parent context.Context, deadline time.Duration) *pausable {
+	p := &pausable{deadline: deadline, left: deadline, since: time.Now()}
 	p.ctx, p.cancel = context.WithCancelCause(parent)
 	p.timer = time.AfterFunc(deadline, func() { p.cancel(errDeadline) })
 	return p
 }
 
 // pause stops the clock until the returned function is called.
-func (p *patient) pause() (resume func()) {
+func (p *pausable) pause() (resume func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.timer.Stop() {
@@ -366,7 +412,7 @@ func (p *patient) pause() (resume func()) {
 	}
 }
 
-func (p *patient) end() {
+func (p *pausable) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.timer.Stop()
@@ -374,7 +420,7 @@ func (p *patient) end() {
 }
 
 // why adds to the error of a step why it was told to end.
-func (p *patient) why(err error) error {
+func (p *pausable) why(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -386,6 +432,8 @@ func (p *patient) why(err error) error {
 		return fmt.Errorf("not done within %s: %w", p.deadline, err)
 	case errors.Is(cause, errAborted):
 		return errAborted
+	case errors.Is(cause, errLost):
+		return errLost
 	default:
 		return errStopped
 	}

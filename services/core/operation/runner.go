@@ -45,7 +45,7 @@ type Runner struct {
 	opened     bool // STATE is there
 	read       bool // and so is what its journals say
 	leaving    bool // nothing is begun any more
-	operations map[string]*live
+	operations map[string]*execution
 }
 
 // New makes a runner; nothing runs yet. An error is a defect of the definitions.
@@ -58,7 +58,7 @@ func New(o Options) (*Runner, error) {
 	}
 	r := &Runner{
 		o: o, definitions: map[string]Definition{}, files: journals{o.Dir, o.Log, o.writeFile},
-		beginning: make(chan struct{}, 1), operations: map[string]*live{},
+		beginning: make(chan struct{}, 1), operations: map[string]*execution{},
 	}
 	for _, d := range o.Definitions {
 		if err := d.validate(); err != nil {
@@ -89,9 +89,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	case <-time.After(stopBudget):
 	}
 	var left []string
-	for _, l := range r.all() {
-		if !l.over() {
-			left = append(left, l.id)
+	for _, x := range r.all() {
+		if !x.over() {
+			left = append(left, x.id)
 		}
 	}
 	return fmt.Errorf("stop operations: not within %s: %s", stopBudget, strings.Join(left, ", "))
@@ -189,14 +189,14 @@ func newID(name string) string {
 // room refuses what can't run beside what runs.
 func (r *Runner) room(def Definition) error {
 	count := 0
-	for _, l := range r.all() {
-		if l.over() {
+	for _, x := range r.all() {
+		if x.over() {
 			continue
 		}
 		count++
-		if rec := l.record(); def.Exclusive && l.def.Exclusive {
+		if rec := x.record(); def.Exclusive && x.def.Exclusive {
 			return refuse("%s: this node is running %s (%s) since %s: wait for its end, or abort it (gbctl operation attach %s, gbctl operation abort %s)",
-				def.Name, rec.Name, l.id, rec.Began.UTC().Format(time.RFC3339), l.id, l.id)
+				def.Name, rec.Name, x.id, rec.Began.UTC().Format(time.RFC3339), x.id, x.id)
 		}
 	}
 	if count >= maxRunning {
@@ -205,7 +205,7 @@ func (r *Runner) room(def Definition) error {
 	return nil
 }
 
-// plan asks the definition, and bounds it. A panic of it is an error.
+// plan calls the definition's Plan with a deadline. A panic of it is an error.
 func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p Plan, err error) {
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
@@ -213,17 +213,28 @@ func (r *Runner) plan(ctx context.Context, def Definition, request Request) (p P
 		p, err = def.Plan(ctx, request)
 		return err
 	})
-	// What began before a restart asks nobody any more, and is to come to its end.
-	if called := ctx.Err(); called != nil && !request.Resuming {
+	if called := ctx.Err(); called != nil {
 		return Plan{}, calledOff(def.Name, called)
 	}
 	if err != nil {
 		return Plan{}, Refusal{fmt.Errorf("%s: %w", def.Name, err)}
 	}
-	if err := p.validate(); err != nil {
+	if err := validateSteps(p.Steps); err != nil {
 		return Plan{}, fmt.Errorf("a defect of operation %s: %w", def.Name, err)
 	}
 	return p, nil
+}
+
+// steps is the code of an operation whose plan is in its record.
+func (r *Runner) steps(def Definition, rec *record) (steps []Step, err error) {
+	err = dag.Guard(r.o.Log, func() (err error) {
+		steps, err = def.Steps(Request{Arguments: rec.Arguments, By: rec.By, ID: rec.ID, Resuming: true})
+		return err
+	})
+	if err == nil {
+		err = validateSteps(steps)
+	}
+	return steps, err
 }
 
 // calledOff is the error of who had no time to look around: what it couldn't ask, others
@@ -286,13 +297,22 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 	}
 	rec := newRecord(request, def, p)
 	rec.State, rec.Began, rec.Unlocked = Running, began, lock == nil
-	l := newLive(r, rec)
-	l.lock = lock
+	x := newExecution(r, rec)
+	x.lock = lock
+	if def.Shared {
+		claim, err := r.claim(ctx, Holder{Name: def.Name, ID: request.ID, Since: began})
+		if err != nil {
+			x.release(0)
+			return Operation{}, err
+		}
+		x.claim, rec.Coordinator = claim, claim.Node()
+	}
 	if called := ctx.Err(); called != nil {
-		l.release(0)
+		x.release(0)
+		x.dropClaim()
 		return Operation{}, calledOff(def.Name, called)
 	}
-	err := l.commit(func(*record) ([]Event, error) {
+	err := x.commit(func(*record) ([]Event, error) {
 		events := []Event{{Kind: Changed, State: Running, Text: "asked by " + rec.By}}
 		for _, w := range rec.Warnings {
 			events = append(events, Event{Kind: Said, Text: "warning: " + w})
@@ -300,13 +320,15 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 		return events, nil
 	}, nil)
 	if err != nil {
-		l.release(0)
+		x.release(0)
+		x.dropClaim()
 		return Operation{}, err
 	}
-	begun := l.record().clone().Operation
-	if err := r.launch(l, p.Steps); err != nil {
-		l.release(0)
-		r.drop(l)
+	begun := x.record().clone().Operation
+	if err := r.launch(x, p.Steps); err != nil {
+		x.release(0)
+		x.dropClaim()
+		r.drop(x)
 		return Operation{}, err
 	}
 	return begun, nil
@@ -316,21 +338,21 @@ func (r *Runner) begin(ctx context.Context, def Definition, request Request, p P
 var errLeaving = errors.New("the node stops")
 
 // launch lets an operation run in a goroutine of its own.
-func (r *Runner) launch(l *live, steps []Step) error {
-	l.steps = make(map[string]Step, len(steps))
+func (r *Runner) launch(x *execution, steps []Step) error {
+	x.steps = make(map[string]Step, len(steps))
 	for _, s := range steps {
-		l.steps[s.ID] = s
+		x.steps[s.ID] = s
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.leaving {
 		return Refusal{errLeaving}
 	}
-	r.operations[l.id] = l
+	r.operations[x.id] = x
 	r.running.Go(func() {
 		// A panic here must not end the machine; it is in the log.
-		_ = dag.Guard(r.o.Log, func() error { l.run(r.ctx); return nil })
-		close(l.ended)
+		_ = dag.Guard(r.o.Log, func() error { x.run(r.ctx); return nil })
+		close(x.ended)
 		r.forget()
 	})
 	return nil
@@ -339,15 +361,15 @@ func (r *Runner) launch(l *live, steps []Step) error {
 // resume goes on with what a journal says.
 func (r *Runner) resume(rec *record) {
 	rec.Boots++
-	l := newLive(r, rec)
+	x := newExecution(r, rec)
 	if rec.Finished() {
-		close(l.ended)
+		close(x.ended)
 		r.mu.Lock()
-		r.operations[l.id] = l
+		r.operations[x.id] = x
 		r.mu.Unlock()
-		l.mu.Lock()
-		l.publish()
-		l.mu.Unlock()
+		x.mu.Lock()
+		x.publish()
+		x.mu.Unlock()
 		return
 	}
 	def, known := r.definitions[rec.Name]
@@ -355,55 +377,64 @@ func (r *Runner) resume(rec *record) {
 	if known {
 		err = r.room(def)
 	}
-	var p Plan
+	var steps []Step
 	if err == nil {
-		p, err = r.plan(r.ctx, def, Request{Arguments: rec.Arguments, By: rec.By, ID: rec.ID, Resuming: true})
+		steps, err = r.steps(def, rec)
 	}
 	if err == nil {
-		l.force(func(*record) ([]Event, error) {
-			return []Event{{Kind: Said, Text: "goes on after a restart of the node"}}, nil
-		})
-		err = r.launch(l, p.Steps)
+		if !def.Shared { // that begins with waiting for etcd
+			x.force(func(*record) ([]Event, error) {
+				return []Event{{Kind: Said, Text: "goes on after a restart of the node"}}, nil
+			})
+		}
+		err = r.launch(x, steps)
 	}
 	if err == nil || errors.Is(err, errLeaving) || r.ctx.Err() != nil {
 		return // the journal is there for the next boot
 	}
-	l.end(Failed, fmt.Sprintf("can't go on after a restart: %v", err))
-	close(l.ended)
+	if def.Shared { // another control plane can take it over
+		r.o.Log.Error("an operation can't go on after a restart, and is left alone", "operation", x.id, "err", err)
+		return
+	}
+	x.force(func(next *record) ([]Event, error) {
+		next.Error = bounded(strings.TrimPrefix(fmt.Sprintf("%s; can't go on after a restart: %v", next.Error, err), "; "))
+		return x.conclude(next, Failed), nil
+	})
+	close(x.ended)
 	r.mu.Lock()
-	r.operations[l.id] = l
+	r.operations[x.id] = x
 	r.mu.Unlock()
 }
 
 // forget keeps the last finished operations.
 func (r *Runner) forget() {
 	r.mu.Lock()
-	var finished []*live
-	for _, l := range r.operations {
-		if l.over() && l.record().Finished() {
-			finished = append(finished, l)
+	var finished []*execution
+	for _, x := range r.operations {
+		if x.over() && x.record().Finished() {
+			finished = append(finished, x)
 		}
 	}
 	oldest(finished)
 	gone := finished[:max(len(finished)-keptFinished, 0)]
-	for _, l := range gone {
-		delete(r.operations, l.id)
+	for _, x := range gone {
+		delete(r.operations, x.id)
 	}
 	r.mu.Unlock()
-	for _, l := range gone {
-		r.drop(l)
+	for _, x := range gone {
+		r.drop(x)
 	}
 }
 
 // drop removes what is left of an operation.
-func (r *Runner) drop(l *live) {
-	r.files.remove(l.id + journalSuffix)
-	_ = Operations.Delete(r.o.Store.As(ID), l.id) // it is ours
+func (r *Runner) drop(x *execution) {
+	r.files.remove(x.id + journalSuffix)
+	_ = Operations.Delete(r.o.Store.As(ID), x.id) // it is ours
 }
 
 // oldest sorts by beginning.
-func oldest(all []*live) {
-	slices.SortFunc(all, func(a, b *live) int {
+func oldest(all []*execution) {
+	slices.SortFunc(all, func(a, b *execution) int {
 		x, y := a.record(), b.record()
 		if c := x.Began.Compare(y.Began); c != 0 {
 			return c
@@ -412,22 +443,22 @@ func oldest(all []*live) {
 	})
 }
 
-func (r *Runner) all() []*live {
+func (r *Runner) all() []*execution {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]*live, 0, len(r.operations))
-	for _, l := range r.operations {
-		all = append(all, l)
+	all := make([]*execution, 0, len(r.operations))
+	for _, x := range r.operations {
+		all = append(all, x)
 	}
 	oldest(all)
 	return all
 }
 
-func (r *Runner) find(id string) (*live, error) {
+func (r *Runner) find(id string) (*execution, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l := r.operations[id]; l != nil {
-		return l, nil
+	if x := r.operations[id]; x != nil {
+		return x, nil
 	}
 	if !r.read {
 		return nil, fmt.Errorf("operation %q: %w", bounded(id), errUnread)
@@ -445,10 +476,10 @@ func (r *Runner) List() ([]Operation, error) {
 	read := r.read
 	r.mu.Unlock()
 	var all []Operation
-	for _, l := range r.all() {
-		l.mu.Lock()
-		all = append(all, l.status())
-		l.mu.Unlock()
+	for _, x := range r.all() {
+		x.mu.Lock()
+		all = append(all, x.status())
+		x.mu.Unlock()
 	}
 	if !read {
 		return all, errUnread
@@ -458,23 +489,23 @@ func (r *Runner) List() ([]Operation, error) {
 
 // Get returns one operation.
 func (r *Runner) Get(id string) (Operation, error) {
-	l, err := r.find(id)
+	x, err := r.find(id)
 	if err != nil {
 		return Operation{}, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.status(), nil
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.status(), nil
 }
 
 // Abort ends an operation that nothing is done of yet that can't be undone, and has
 // what was done undone.
 func (r *Runner) Abort(id, by string) error {
-	l, err := r.find(id)
+	x, err := r.find(id)
 	if err != nil {
 		return err
 	}
-	return l.abort(by)
+	return x.abort(by)
 }
 
 // say is a line of an operation for the log and the console.
@@ -482,6 +513,9 @@ func (r *Runner) say(id string, e Event) {
 	line := id
 	if e.Step != "" {
 		line += " " + e.Step
+	}
+	if e.Part != "" {
+		line += " " + e.Part
 	}
 	switch e.Kind {
 	case Changed:

@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	// maxEvents bounds what is kept of an operation's story. A drain that tells of
+	// maxEvents bounds what is kept of an operation's history. A drain that tells of
 	// each pod of a full node needs half of it.
 	maxEvents = 500
-	// lastWords is what those who watch get to hear that the node ends, and
-	// lastTransport what the gate needs to pass that on.
-	lastWords     = 2 * time.Second
-	lastTransport = 250 * time.Millisecond
+	// watcherBudget is what those who watch get to hear that the node ends, and
+	// transportBudget what the gate needs to pass that on.
+	watcherBudget   = 2 * time.Second
+	transportBudget = 250 * time.Millisecond
 
 	// A cursor is the boot, and below it the event: what was said after the last
 	// write of the journal is lost in a crash, and its cursor must not come again.
@@ -31,13 +31,14 @@ const (
 	Answered EventKind = "answered" // it has one
 )
 
-// Event is a line of an operation's story.
+// Event is a line of an operation's history.
 type Event struct {
 	// Cursor grows from event to event.
 	Cursor uint64    `json:"cursor"`
 	Time   time.Time `json:"time"`
 	Kind   EventKind `json:"kind"`
 	Step   string    `json:"step,omitempty"`
+	Part   string    `json:"part,omitempty"`  // of the step
 	State  State     `json:"state,omitempty"` // with Changed
 	Text   string    `json:"text,omitempty"`
 }
@@ -51,21 +52,21 @@ type Update struct {
 	Lost bool
 }
 
-// story is what an operation has told, and who listens.
-type story struct {
+// history is what an operation has told, and who listens.
+type history struct {
 	events  []Event
 	cursor  uint64 // of the last event
 	trimmed uint64 // of the last one that isn't kept any more
-	// changed is closed with the next event, heard when a watcher has it or leaves.
-	changed, heard chan struct{}
-	watchers       map[*uint64]struct{} // how far each has come
+	// changed is closed with the next event, delivered when a watcher has it or leaves.
+	changed, delivered chan struct{}
+	watchers           map[*uint64]struct{} // how far each has come
 }
 
-// newStory continues the one of earlier boots, which may be none.
-func newStory(events []Event, boot uint64) story {
-	s := story{
+// newHistory continues the one of earlier boots, which may be none.
+func newHistory(events []Event, boot uint64) history {
+	s := history{
 		events: events, cursor: boot << bootShift,
-		changed: make(chan struct{}), heard: make(chan struct{}), watchers: map[*uint64]struct{}{},
+		changed: make(chan struct{}), delivered: make(chan struct{}), watchers: map[*uint64]struct{}{},
 	}
 	if len(events) == maxEvents {
 		s.trimmed = events[0].Cursor - 1
@@ -73,7 +74,7 @@ func newStory(events []Event, boot uint64) story {
 	return s
 }
 
-func (s *story) add(events ...Event) {
+func (s *history) add(events ...Event) {
 	for _, e := range events {
 		s.cursor++
 		e.Cursor = s.cursor
@@ -86,14 +87,24 @@ func (s *story) add(events ...Event) {
 }
 
 // with are the events as they will be when these are added.
-func (s story) with(events ...Event) []Event {
+func (s history) with(events ...Event) []Event {
 	s.events = slices.Clone(s.events)
 	s.add(events...)
 	return s.events
 }
 
+// replace puts the events of another node in place of these; the caller holds mu.
+func (s *history) replace(events []Event, boot uint64) {
+	s.events, s.cursor = events, max(s.cursor, boot<<bootShift)
+	if len(events) > 0 {
+		s.trimmed = events[0].Cursor - 1
+		s.cursor = max(s.cursor, events[len(events)-1].Cursor)
+	}
+	renew(&s.changed)
+}
+
 // since are the events after a cursor.
-func (s *story) since(after uint64) []Event {
+func (s *history) since(after uint64) []Event {
 	for i, e := range s.events {
 		if e.Cursor > after {
 			return slices.Clone(s.events[i:])
@@ -103,7 +114,7 @@ func (s *story) since(after uint64) []Event {
 }
 
 // behind tells whether a watcher hasn't got the last event yet.
-func (s *story) behind() bool {
+func (s *history) behind() bool {
 	for at := range s.watchers {
 		if *at < s.cursor {
 			return true
@@ -121,33 +132,33 @@ func renew(c *chan struct{}) {
 // Watch sends how an operation stands and all events after a cursor (0: from the
 // beginning), then what follows, until the operation has ended.
 func (r *Runner) Watch(ctx context.Context, id string, after uint64, send func(Update) error) error {
-	l, err := r.find(id)
+	x, err := r.find(id)
 	if err != nil {
 		return err
 	}
 	seen := new(uint64)
-	l.mu.Lock()
-	l.story.watchers[seen] = struct{}{}
-	l.mu.Unlock()
+	x.mu.Lock()
+	x.history.watchers[seen] = struct{}{}
+	x.mu.Unlock()
 	defer func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.story.watchers, seen)
-		renew(&l.story.heard)
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		delete(x.history.watchers, seen)
+		renew(&x.history.delivered)
 	}()
 	for {
-		l.mu.Lock()
-		u := Update{Operation: l.status(), Events: l.story.since(after), Lost: after < l.story.trimmed}
-		changed, at := l.story.changed, l.story.cursor
-		l.mu.Unlock()
+		x.mu.Lock()
+		u := Update{Operation: x.status(), Events: x.history.since(after), Lost: after < x.history.trimmed}
+		changed, at := x.history.changed, x.history.cursor
+		x.mu.Unlock()
 		if err := send(u); err != nil {
 			return err
 		}
 		after = at
-		l.mu.Lock()
+		x.mu.Lock()
 		*seen = at
-		renew(&l.story.heard)
-		l.mu.Unlock()
+		renew(&x.history.delivered)
+		x.mu.Unlock()
 		if u.Operation.Finished() {
 			return nil
 		}
@@ -159,26 +170,26 @@ func (r *Runner) Watch(ctx context.Context, id string, after uint64, send func(U
 	}
 }
 
-// farewell gives those who watch the time to hear the last word before the node
+// drainWatchers gives those who watch the time to hear the last word before the node
 // ends.
-func (l *live) farewell(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lastWords)
+func (x *execution) drainWatchers(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, watcherBudget)
 	defer cancel()
 	for {
-		l.mu.Lock()
-		behind, heard := l.story.behind(), l.story.heard
-		l.mu.Unlock()
+		x.mu.Lock()
+		behind, delivered := x.history.behind(), x.history.delivered
+		x.mu.Unlock()
 		if !behind {
 			break
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-heard:
+		case <-delivered:
 		}
 	}
 	select {
 	case <-ctx.Done():
-	case <-time.After(lastTransport):
+	case <-time.After(transportBudget):
 	}
 }

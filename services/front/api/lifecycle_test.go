@@ -18,15 +18,17 @@ import (
 func TestResetWithUserDisks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
+	steps := []operation.Step{{ID: "wipe", What: "wipe", Deadline: 1, Run: func(context.Context, *operation.Progress) error { return nil }}}
 	var err error
 	r.opts.Operations, err = operation.New(operation.Options{
 		Store: r.opts.Store, Log: slog.New(slog.DiscardHandler), Dir: filepath.Join(t.TempDir(), "operations"),
-		Definitions: []operation.Definition{{Name: lifecycle.Reset, Plan: func(_ context.Context, q operation.Request) (operation.Plan, error) {
-			return operation.Plan{
-				Steps:    []operation.Step{{ID: "wipe", What: "wipe", Deadline: 1, Run: func(context.Context, *operation.Progress) error { return nil }}},
-				Warnings: []string{string(q.Arguments)},
-			}, nil
-		}}},
+		Definitions: []operation.Definition{{
+			Name: lifecycle.Reset,
+			Plan: func(_ context.Context, q operation.Request) (operation.Plan, error) {
+				return operation.Plan{Steps: steps, Warnings: []string{string(q.Arguments)}}, nil
+			},
+			Steps: func(operation.Request) ([]operation.Step, error) { return steps, nil },
+		}},
 	})
 	must(t, err)
 	c := garboardv1connect.NewNodeServiceClient(r.serve().as(admin), host)

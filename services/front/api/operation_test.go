@@ -32,17 +32,21 @@ func operating(t *testing.T) *rig {
 		<-ctx.Done()
 		return ctx.Err()
 	}}
-	plan := func(s operation.Step) func(context.Context, operation.Request) (operation.Plan, error) {
-		return func(context.Context, operation.Request) (operation.Plan, error) {
-			return operation.Plan{Steps: []operation.Step{s}, Warnings: []string{"mind the gap"}}, nil
+	definition := func(name, role string, s operation.Step) operation.Definition {
+		return operation.Definition{
+			Name: name, Role: role,
+			Plan: func(context.Context, operation.Request) (operation.Plan, error) {
+				return operation.Plan{Steps: []operation.Step{s}, Warnings: []string{"mind the gap"}}, nil
+			},
+			Steps: func(operation.Request) ([]operation.Step, error) { return []operation.Step{s}, nil },
 		}
 	}
 	var err error
 	r.opts.Operations, err = operation.New(operation.Options{
 		Store: r.opts.Store, Log: slog.New(slog.DiscardHandler), Dir: filepath.Join(t.TempDir(), "operations"),
 		Definitions: []operation.Definition{
-			{Name: "question", Role: string(contract.Operator), Plan: plan(asks)},
-			{Name: "patience", Plan: plan(waits)},
+			definition("question", string(contract.Operator), asks),
+			definition("patience", "", waits),
 		},
 	})
 	must(t, err)

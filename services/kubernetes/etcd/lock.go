@@ -34,10 +34,13 @@ func (e *Etcd) Lock() operation.Lock { return lock{e} }
 
 type lock struct{ e *Etcd }
 
-// held is the lock in this node's hands.
+// held is a key of etcd that this node has, with a lease: the lock, or the place of an
+// operation's coordinator.
 type held struct {
 	client *clientv3.Client
+	key    string
 	value  string // the holder
+	node   string // this one
 	log    *slog.Logger
 
 	end     context.CancelFunc // of what keeps it
@@ -53,7 +56,19 @@ func (k lock) Take(ctx context.Context, h operation.Holder) (operation.Taken, er
 	if k.e.o.skip() != "" {
 		return nil, nil
 	}
-	me, err := k.e.o.self()
+	t, err := k.e.hold(ctx, lockKey, h)
+	if err != nil {
+		return nil, err
+	}
+	var life context.Context
+	life, t.end = context.WithCancel(context.WithoutCancel(ctx)) // until Release
+	t.keeping.Go(func() { t.keep(life) })
+	return t, nil
+}
+
+// hold takes a key for this node. The caller keeps its lease alive.
+func (e *Etcd) hold(ctx context.Context, key string, h operation.Holder) (*held, error) {
+	me, err := e.o.self()
 	if err != nil {
 		return nil, err
 	}
@@ -62,16 +77,13 @@ func (k lock) Take(ctx context.Context, h operation.Holder) (operation.Taken, er
 	if err != nil {
 		return nil, err
 	}
-	t := &held{value: string(value), log: k.e.o.Log}
-	life := context.WithoutCancel(ctx) // until Release
-	if t.client, err = k.e.voters(ctx, life); err != nil {
+	t := &held{key: key, value: string(value), node: me.name, log: e.o.Log}
+	if t.client, err = e.voters(ctx, context.WithoutCancel(ctx)); err != nil {
 		return nil, err
 	}
-	if err := t.take(ctx, me.name, lockTTL); err != nil {
+	if err := t.take(ctx, lockTTL); err != nil {
 		return nil, errors.Join(err, t.client.Close())
 	}
-	life, t.end = context.WithCancel(life)
-	t.keeping.Go(func() { t.keep(life, me.name) })
 	return t, nil
 }
 
@@ -150,16 +162,16 @@ func holder(value []byte) (h operation.Holder) {
 	return h
 }
 
-// take takes the lock with a new lease, or again if this node has it.
-func (t *held) take(ctx context.Context, me string, ttl time.Duration) error {
+// take takes the key with a new lease, or again if this node has it.
+func (t *held) take(ctx context.Context, ttl time.Duration) error {
 	granted, err := t.client.Grant(ctx, int64(ttl/time.Second))
 	if err != nil {
 		return noAnswer(err)
 	}
-	put := clientv3.OpPut(lockKey, t.value, clientv3.WithLease(granted.ID))
-	unchanged := clientv3.Compare(clientv3.ModRevision(lockKey), "=", 0) // it isn't there
+	put := clientv3.OpPut(t.key, t.value, clientv3.WithLease(granted.ID))
+	unchanged := clientv3.Compare(clientv3.ModRevision(t.key), "=", 0) // it isn't there
 	for {
-		got, err := t.client.Txn(ctx).If(unchanged).Then(put).Else(clientv3.OpGet(lockKey)).Commit()
+		got, err := t.client.Txn(ctx).If(unchanged).Then(put).Else(clientv3.OpGet(t.key)).Commit()
 		if err != nil {
 			return noAnswer(err) // the lease ends by itself
 		}
@@ -169,20 +181,20 @@ func (t *held) take(ctx context.Context, me string, ttl time.Duration) error {
 		}
 		kvs := got.Responses[0].GetResponseRange().Kvs
 		if len(kvs) == 0 { // it ended in between
-			unchanged = clientv3.Compare(clientv3.ModRevision(lockKey), "=", 0)
+			unchanged = clientv3.Compare(clientv3.ModRevision(t.key), "=", 0)
 			continue
 		}
-		if h := holder(kvs[0].Value); h.Node != me {
+		if h := holder(kvs[0].Value); h.Node != t.node {
 			_, _ = t.client.Revoke(ctx, granted.ID) // it ends by itself else
 			return &operation.HeldError{Holder: h}
 		}
-		unchanged = clientv3.Compare(clientv3.ModRevision(lockKey), "=", kvs[0].ModRevision)
+		unchanged = clientv3.Compare(clientv3.ModRevision(t.key), "=", kvs[0].ModRevision)
 	}
 }
 
 // keep keeps the lease alive until ctx ends. One that was lost, in a cluster that
 // stood still, is taken again unless another node was quicker.
-func (t *held) keep(ctx context.Context, me string) {
+func (t *held) keep(ctx context.Context) {
 	for ctx.Err() == nil {
 		if alive, err := t.client.KeepAlive(ctx, t.lease); err == nil {
 			for range alive { // until it is lost
@@ -194,7 +206,7 @@ func (t *held) keep(ctx context.Context, me string) {
 		case <-time.After(lockRetry):
 		}
 		tctx, cancel := context.WithTimeout(ctx, requestTimeout)
-		err := t.take(tctx, me, lockTTL)
+		err := t.take(tctx, lockTTL)
 		cancel()
 		if other := new(operation.HeldError); errors.As(err, &other) {
 			t.log.Warn("the lock of the cluster ended while etcd didn't answer, and another node has it now: both run disruptive operations", "holder", other.Holder.String())
@@ -208,9 +220,9 @@ func (t *held) Release(ctx context.Context, after time.Duration) error {
 	defer t.client.Close()
 	t.end()
 	t.keeping.Wait()
-	mine := clientv3.Compare(clientv3.ModRevision(lockKey), "=", t.revision)
+	mine := clientv3.Compare(clientv3.ModRevision(t.key), "=", t.revision)
 	if after == 0 {
-		if _, err := t.client.Txn(ctx).If(mine).Then(clientv3.OpDelete(lockKey)).Commit(); err != nil {
+		if _, err := t.client.Txn(ctx).If(mine).Then(clientv3.OpDelete(t.key)).Commit(); err != nil {
 			return noAnswer(err)
 		}
 	} else {
@@ -218,7 +230,7 @@ func (t *held) Release(ctx context.Context, after time.Duration) error {
 		if err != nil {
 			return noAnswer(err)
 		}
-		put := clientv3.OpPut(lockKey, t.value, clientv3.WithLease(longer.ID))
+		put := clientv3.OpPut(t.key, t.value, clientv3.WithLease(longer.ID))
 		if _, err := t.client.Txn(ctx).If(mine).Then(put).Commit(); err != nil {
 			return noAnswer(err)
 		}

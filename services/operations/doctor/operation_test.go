@@ -25,11 +25,16 @@ func TestOperations(t *testing.T) {
 		}
 		return err
 	}}
+	steps := []operation.Step{ask}
 	runner, err := operation.New(operation.Options{
 		Store: n.store, Log: slog.New(slog.DiscardHandler), Dir: filepath.Join(t.TempDir(), "operations"),
-		Definitions: []operation.Definition{{Name: "upgrade", Exclusive: true, Plan: func(context.Context, operation.Request) (operation.Plan, error) {
-			return operation.Plan{Steps: []operation.Step{ask}}, nil
-		}}},
+		Definitions: []operation.Definition{{
+			Name: "upgrade", Exclusive: true,
+			Plan: func(context.Context, operation.Request) (operation.Plan, error) {
+				return operation.Plan{Steps: steps}, nil
+			},
+			Steps: func(operation.Request) ([]operation.Step, error) { return steps, nil },
+		}},
 	})
 	if err != nil {
 		t.Fatal(err)

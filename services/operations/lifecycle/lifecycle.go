@@ -113,9 +113,9 @@ func Definitions(o Options) []operation.Definition {
 		o.Kubernetes = o.client
 	}
 	return []operation.Definition{
-		{Name: Reboot, Exclusive: true, Role: "os:operator", WithoutJournal: true, Plan: o.planReboot},
-		{Name: Shutdown, Exclusive: true, Role: "os:operator", WithoutJournal: true, Plan: o.planShutdown},
-		{Name: Reset, Exclusive: true, Plan: o.planReset},
+		o.reboot().definition(),
+		o.shutdown().definition(),
+		{Name: Reset, Exclusive: true, Plan: o.planReset, Steps: o.resetSteps},
 	}
 }
 
@@ -289,15 +289,9 @@ func (o Options) uncordon(ctx context.Context, p *operation.Progress, id string)
 	})
 }
 
-// empty are the steps before a node that comes back goes. Without others it isn't
-// emptied, and the warning says why.
-func (o Options) empty(ctx context.Context, r operation.Request, timeout time.Duration, keep bool) (steps []operation.Step, warning string) {
-	if !r.Resuming {
-		if why := o.alone(ctx); why != "" {
-			return nil, "the pods of this node end with it, without a drain: " + why
-		}
-	}
-	return []operation.Step{o.cordon(r.ID), o.drain(timeout, keep)}, ""
+// keptPods is the warning of a node that isn't emptied.
+func keptPods(why string) string {
+	return "the pods of this node end with it, without a drain: " + why
 }
 
 // end is the step that ends the node.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -33,63 +34,87 @@ func encode(v any) []byte {
 	return data
 }
 
-func (o Options) planReboot(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	return o.planPower(ctx, r, Reboot, holdReboot)
+// power is the definition of reboot or shutdown.
+type power struct {
+	Options
+	name string
+	how  boot.Power
+	hold time.Duration // how long other nodes wait at most for this one
 }
 
-func (o Options) planShutdown(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	return o.planPower(ctx, r, Shutdown, holdShutdown) // nobody knows when it is on again
+func (o Options) reboot() power { return power{o, Reboot, boot.Reboot, holdReboot} }
+
+// shutdown: nobody knows when the node is on again.
+func (o Options) shutdown() power { return power{o, Shutdown, boot.PowerOff, holdShutdown} }
+
+func (o power) definition() operation.Definition {
+	return operation.Definition{
+		Name: o.name, Exclusive: true, Role: "os:operator", WithoutJournal: true,
+		Plan: o.plan,
+		Steps: func(r operation.Request) ([]operation.Step, error) {
+			args, timeout, err := powerArguments(r)
+			return o.steps(r, args, timeout), err
+		},
+	}
 }
 
-// powers are how the machine ends.
-var powers = map[string]boot.Power{Reboot: boot.Reboot, Shutdown: boot.PowerOff}
+func powerArguments(r operation.Request) (args PowerArguments, timeout time.Duration, err error) {
+	if args, err = decode[PowerArguments](r); err == nil {
+		timeout, err = drainTimeout(args.DrainTimeout)
+	}
+	return args, timeout, err
+}
 
-func (o Options) planPower(ctx context.Context, r operation.Request, name string, hold time.Duration) (p operation.Plan, err error) {
-	args, err := decode[PowerArguments](r)
+func (o power) plan(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
+	args, timeout, err := powerArguments(r)
 	if err != nil {
 		return p, err
 	}
-	timeout, err := drainTimeout(args.DrainTimeout)
+	warning, err := o.mayStop(ctx, o.name, args.Force, 0)
 	if err != nil {
 		return p, err
 	}
-	if !r.Resuming {
-		warning, err := o.mayStop(ctx, name, args.Force, 0)
-		if err != nil {
-			return p, err
-		}
-		if warning != "" {
-			p.Warnings = append(p.Warnings, warning)
-		}
+	if warning != "" {
+		p.Warnings = append(p.Warnings, warning)
 	}
 	if args.Force {
 		p.Unlocked = "it is forced"
-	} else if !args.KeepPods {
-		var warning string
-		if p.Steps, warning = o.empty(ctx, r, timeout, true); warning != "" {
-			p.Warnings = append(p.Warnings, warning)
+	}
+	without := map[string]bool{"quorum": !o.controlPlane()}
+	why := ""
+	if !args.Force && !args.KeepPods {
+		why = o.alone(ctx)
+	}
+	if why != "" {
+		p.Warnings = append(p.Warnings, keptPods(why))
+	}
+	if args.Force || args.KeepPods || why != "" {
+		for _, id := range []string{"cordon", "drain", "quorum", "uncordon"} {
+			without[id] = true
 		}
 	}
-	emptied := len(p.Steps) > 0
-	if emptied && o.controlPlane() {
-		p.Steps = append(p.Steps, o.quorum(name))
-	}
-	p.Steps = append(p.Steps, o.end(powers[name], hold, reasonOf(r)))
-	if emptied {
-		p.Steps = append(p.Steps, operation.Step{
+	p.Steps = slices.DeleteFunc(o.steps(r, args, timeout), func(s operation.Step) bool { return without[s.ID] })
+	return p, nil
+}
+
+// steps are all that a reboot or a shutdown may have.
+func (o power) steps(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {
+	steps := []operation.Step{
+		o.cordon(r.ID), o.drain(timeout, true), o.quorum(o.name), o.end(o.how, o.hold, reasonOf(r)),
+		{
 			ID: "uncordon", What: "let pods come again, once the node is back", Deadline: backTimeout, Optional: true,
 			Run: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, r.ID) },
-		})
+		},
 	}
-	if name == Reboot && !args.Force {
-		p.Steps = append(p.Steps, operation.Step{
+	if o.name == Reboot && !args.Force {
+		steps = append(steps, operation.Step{
 			ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout, Optional: true,
 			// An operation that goes on takes the lock of the cluster again, as soon as
 			// etcd gives it, and releases it at its end. That is all there is to do.
 			Run: func(context.Context, *operation.Progress) error { return nil },
 		})
 	}
-	return p, nil
+	return steps
 }
 
 // quorum is the last moment to see that etcd can't do without this node: a drain may

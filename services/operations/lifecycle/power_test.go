@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
@@ -121,7 +122,7 @@ func TestQuorumGuard(t *testing.T) {
 		{name: "nobody can be asked", stop: errors.New("silence"), args: PowerArguments{KeepPods: true}, says: "whether etcd has its quorum without this node isn't known: silence", goes: true},
 		{name: "a worker", stop: errStop, args: PowerArguments{KeepPods: true}, worker: true, goes: true},
 	} {
-		for name, power := range powers {
+		for name, power := range map[string]boot.Power{Reboot: boot.Reboot, Shutdown: boot.PowerOff} {
 			t.Run(name+"/"+tt.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					r := newRig(t)

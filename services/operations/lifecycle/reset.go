@@ -61,55 +61,80 @@ func wipes(args ResetArguments) ([]string, error) {
 	return slices.DeleteFunc(slices.Clone(boot.WipeLabels), func(l string) bool { return !slices.Contains(args.Wipe, l) }), nil
 }
 
+// resetRequest is what a reset was asked for, checked.
+type resetRequest struct {
+	operation.Request
+	args    ResetArguments
+	labels  []string
+	timeout time.Duration // of the drain
+}
+
+func resetRequestOf(r operation.Request) (q resetRequest, err error) {
+	q.Request = r
+	if q.args, err = decode[ResetArguments](r); err != nil {
+		return q, err
+	}
+	if q.labels, err = wipes(q.args); err != nil {
+		return q, err
+	}
+	q.timeout, err = drainTimeout(q.args.DrainTimeout)
+	return q, err
+}
+
+// planReset refuses where etcd can't do without this node's member.
 func (o Options) planReset(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
-	args, err := decode[ResetArguments](r)
+	q, err := resetRequestOf(r)
 	if err != nil {
 		return p, err
 	}
-	labels, err := wipes(args)
-	if err != nil {
-		return p, err
-	}
-	timeout, err := drainTimeout(args.DrainTimeout)
-	if err != nil {
-		return p, err
-	}
-	if args.Force {
+	without := map[string]bool{}
+	if q.args.Force {
 		p.Unlocked = "it is forced"
 		p.Warnings = append(p.Warnings, "the cluster keeps the Node and the member of etcd of this node, if it has one: remove them with `kubectl delete node` and `gbctl etcd remove-member`")
-	} else if p.Steps, err = o.leaveCluster(ctx, r, timeout, &p.Warnings); err != nil {
-		return p, err
+	} else {
+		if !o.controlPlane() {
+			without["etcd"] = true
+		} else if err := o.mayLeave(ctx, 0); err != nil {
+			return p, err
+		}
+		if why := o.alone(ctx); why != "" {
+			p.Warnings = append(p.Warnings, keptPods(why))
+			without["cordon"], without["drain"] = true, true
+		}
 	}
-	for _, u := range args.Disks {
+	for _, u := range q.args.Disks {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("all that is on %s is lost", u))
 	}
-	power := boot.PowerOff
-	if args.Reboot {
-		power = boot.Reboot
-	}
-	p.Steps = append(p.Steps, o.wipe(r, args, labels), o.end(power, 0, reasonOf(r)))
+	p.Steps = slices.DeleteFunc(o.stepsOf(q), func(s operation.Step) bool { return without[s.ID] })
 	return p, nil
 }
 
-// leaveCluster are the steps of a node that goes for good. It is a reason to stay
-// that etcd can't do without its member.
-func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout time.Duration, warnings *[]string) ([]operation.Step, error) {
-	member := o.controlPlane()
-	if member && !r.Resuming {
-		if err := o.mayLeave(ctx, 0); err != nil {
-			return nil, err
-		}
+func (o Options) resetSteps(r operation.Request) ([]operation.Step, error) {
+	q, err := resetRequestOf(r)
+	return o.stepsOf(q), err
+}
+
+// stepsOf are all steps that a reset may have.
+func (o Options) stepsOf(q resetRequest) (steps []operation.Step) {
+	if !q.args.Force {
+		steps = o.leaveCluster(q.Request, q.timeout)
 	}
-	steps, warning := o.empty(ctx, r, timeout, false)
-	if warning != "" {
-		*warnings = append(*warnings, warning)
+	power := boot.PowerOff
+	if q.args.Reboot {
+		power = boot.Reboot
 	}
+	return append(steps, o.wipe(q.Request, q.args, q.labels), o.end(power, 0, reasonOf(q.Request)))
+}
+
+// leaveCluster are the steps of a node that goes for good.
+func (o Options) leaveCluster(r operation.Request, timeout time.Duration) []operation.Step {
+	steps := []operation.Step{o.cordon(r.ID), o.drain(timeout, false)}
 	steps = append(steps,
 		operation.Step{
 			ID: "kubelet", What: "stop the kubelet", Deadline: leaveTimeout,
 			Run: func(ctx context.Context, _ *operation.Progress) error {
 				// The last moment to see that it was asked in vain.
-				if member {
+				if o.controlPlane() {
 					if err := o.mayLeave(ctx, etcd.SettleTimeout); err != nil {
 						return err
 					}
@@ -133,9 +158,7 @@ func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout 
 			ID: "pods", What: "stop the pods that are left, the control plane's among them", Deadline: podsTimeout, Optional: true,
 			Run: func(ctx context.Context, p *operation.Progress) error { return retry(ctx, p, o.StopPods) },
 		},
-	)
-	if member {
-		steps = append(steps, operation.Step{
+		operation.Step{
 			ID: "etcd", What: "leave etcd, and remove its data", Deadline: leaveTimeout,
 			Run: func(ctx context.Context, p *operation.Progress) error {
 				name, err := o.Etcd.Leave(ctx)
@@ -155,9 +178,9 @@ func (o Options) leaveCluster(ctx context.Context, r operation.Request, timeout 
 				}
 				return o.Start(ctx, etcd.ID)
 			},
-		})
-	}
-	return steps, nil
+		},
+	)
+	return steps
 }
 
 func (o Options) controlPlane() bool {

@@ -161,7 +161,7 @@ func TestAbortWhileAsking(t *testing.T) {
 	})
 }
 
-// Who comes late or again hears what they haven't heard, over restarts too, and
+// Who comes late or again hears what they haven't delivered, over restarts too, and
 // nothing twice.
 func TestWatch(t *testing.T) {
 	t.Parallel()
@@ -196,11 +196,11 @@ func TestWatch(t *testing.T) {
 			return nil
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		heard := make(chan error)
-		go func() { heard <- n.r.Watch(ctx, id, 0, hear) }()
+		delivered := make(chan error)
+		go func() { delivered <- n.r.Watch(ctx, id, 0, hear) }()
 		synctest.Wait()
 		cancel()
-		if err := <-heard; !errors.Is(err, context.Canceled) {
+		if err := <-delivered; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		n.halt()
@@ -298,7 +298,7 @@ func TestStepThatEndsTheNode(t *testing.T) {
 				n.halt()
 				cancel()
 				<-watched
-				n.expect("drain", fmt.Sprintf("restart, %v", slow < lastWords))
+				n.expect("drain", fmt.Sprintf("restart, %v", slow < watcherBudget))
 				n.boot()
 				defer n.halt()
 				synctest.Wait()
@@ -321,7 +321,7 @@ func TestOperationOverARestart(t *testing.T) {
 		n.definitions = []Definition{planned("reboot", n.noting("cordon"), restart, n.noting("uncordon"))}
 		n.boot()
 		id := n.start("reboot")
-		time.Sleep(2 * lastWords)
+		time.Sleep(2 * watcherBudget)
 		n.want(id, Running, Done, Done, Pending)
 		n.halt()
 		n.boot()
@@ -342,7 +342,7 @@ func TestNodeThatDoesNotEnd(t *testing.T) {
 		n.boot()
 		defer n.halt()
 		id := n.start("reboot")
-		time.Sleep(restart.Deadline + 2*lastWords)
+		time.Sleep(restart.Deadline + 2*watcherBudget)
 		if o := n.want(id, Failed, Undone, Failed); !strings.Contains(o.Error, "hasn't ended within 1m0s") {
 			t.Errorf("%q", o.Error)
 		}

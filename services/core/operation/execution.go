@@ -1,0 +1,196 @@
+package operation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// execution is an operation that this program knows: it runs, or has ended.
+type execution struct {
+	r    *Runner
+	id   string
+	role string
+	def  Definition
+	// steps are those of the plan; none of an operation that has ended.
+	steps map[string]Step
+	lock  Taken
+	// ending: a step of this boot ends the node.
+	ending atomic.Bool
+	// ended is closed when nothing of it runs any more.
+	ended chan struct{}
+
+	// turn is held by whoever changes the record: what is in the journal, and what is
+	// in memory, have one order.
+	turn sync.Mutex
+	// unwritten: it was told that the journal can't be written. turn guards it; nobody
+	// else has it before the operation runs.
+	unwritten bool
+	// claim is that this node is the coordinator of a shared operation; nil: it isn't.
+	// turn guards it.
+	claim Claim
+
+	// mu guards all following fields. Nothing blocks while it is held.
+	mu sync.Mutex
+	// rec is what the journal says. It is replaced, never changed.
+	rec     *record
+	history history
+	asked   *asked
+	// cancel ends the step that runs.
+	cancel context.CancelCauseFunc
+}
+
+func newExecution(r *Runner, rec *record) *execution {
+	def := r.definitions[rec.Name]
+	return &execution{
+		r: r, id: rec.ID, def: def, role: def.Role, rec: rec, ended: make(chan struct{}),
+		history: newHistory(rec.Events, rec.Boots), cancel: func(error) {},
+	}
+}
+
+// status is a copy for others; the caller holds mu.
+func (x *execution) status() Operation {
+	o := x.rec.clone().Operation
+	o.Role = x.role
+	if x.asked != nil {
+		q := x.asked.Asked
+		o.Question = &q
+	}
+	return o
+}
+
+func (x *execution) record() *record {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.rec
+}
+
+// tell adds events to the history, to the log and to the console; the caller holds
+// mu.
+func (x *execution) tell(events ...Event) {
+	for _, e := range events {
+		x.r.say(x.id, e)
+	}
+	x.history.add(events...)
+	renew(&x.history.changed)
+}
+
+// stamped are events as they are kept.
+func stamped(events []Event) []Event {
+	for i := range events {
+		events[i].Time, events[i].Text = time.Now(), bounded(events[i].Text)
+	}
+	return events
+}
+
+// say is for what changes nothing; it gets into the journal with the next change.
+func (x *execution) say(step, part, text string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if part != "" { // a record that was published is never changed
+		x.rec = x.rec.clone()
+		if s := x.rec.step(step).part(part); s != nil {
+			s.Text = bounded(text)
+		}
+	}
+	x.tell(stamped([]Event{{Kind: Said, Step: step, Part: part, Text: text}})...)
+}
+
+// change makes the next record of the current one, and says what is to be told of
+// it. An error leaves all as it is.
+type change func(next *record) ([]Event, error)
+
+// commit changes the operation: first in the journal, then for everybody. If all
+// went well, then runs with mu held. Past the point of no return the only way is on,
+// also where that can't be written down.
+func (x *execution) commit(c change, then func()) error {
+	x.turn.Lock()
+	defer x.turn.Unlock()
+	return x.apply(c, then, x.def.WithoutJournal || !x.record().returnable())
+}
+
+// force is commit for what is so, whether it can be written down or not. The record of a
+// shared operation must be written: it is tried until that works, or the operation isn't
+// this node's any more.
+func (x *execution) force(c change) {
+	for {
+		x.turn.Lock()
+		err := x.apply(c, nil, true) // c alone could fail, and doesn't
+		x.turn.Unlock()
+		if !errors.Is(err, errLost) || !x.coordinate(x.r.ctx) {
+			return
+		}
+	}
+}
+
+// apply writes the next record to etcd, if it is shared, and then applies it here.
+func (x *execution) apply(c change, then func(), anyway bool) error {
+	if !x.def.Shared {
+		return x.applyHere(c, then, anyway)
+	}
+	next := x.record().clone()
+	next.Seq++
+	events, err := c(next)
+	if err != nil {
+		return err
+	}
+	if err := x.share(next); err != nil {
+		return err
+	}
+	return x.applyHere(func(mine *record) ([]Event, error) { *mine = *next; return events, nil }, then, anyway)
+}
+
+func (x *execution) applyHere(c change, then func(), anyway bool) error {
+	next := x.record().clone()
+	next.Seq++
+	events, err := c(next)
+	if err != nil {
+		return err
+	}
+	events = stamped(events)
+	if err := x.write(next, events); err != nil {
+		if !anyway {
+			return fmt.Errorf("operation %s: %w", x.id, err)
+		}
+		if !x.unwritten {
+			x.unwritten = true
+			// The last one has less than was done: the next boot would do it again.
+			x.r.files.remove(x.id + journalSuffix)
+			events = append(events, stamped([]Event{{Kind: Said, Text: fmt.Sprintf("goes on without a journal, so that nobody knows of it after a restart: %v", err)}})...)
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.rec = next
+	if then != nil {
+		then()
+	}
+	x.tell(events...)
+	x.publish()
+	return nil
+}
+
+// errNoState is why no journal is written yet.
+var errNoState = errors.New("STATE, where its journal is to be, isn't mounted")
+
+// write writes the journal as it will be.
+func (x *execution) write(next *record, events []Event) error {
+	if next.Wiped {
+		return nil
+	}
+	if !x.r.journalled() {
+		return errNoState
+	}
+	next.Events = x.eventsOf(events)
+	return x.r.files.write(next)
+}
+
+// eventsOf are the events as they will be with these.
+func (x *execution) eventsOf(events []Event) []Event {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.history.with(events...)
+}

@@ -1,0 +1,243 @@
+// Package meta is the store on partition META: a few small values that a machine needs
+// before STATE, such as which slot it boots and why it went down.
+//
+// The partition has two copies. Each has a header with a sequence number and the SHA-256 of
+// what follows it, which is a JSON object. A write replaces the older copy, so that a power
+// cut in the middle of it leaves the newer one, which is read then:
+//
+//	0                 half of the partition
+//	├── copy, seq 6 ──┼── copy, seq 7 ──┤   read: 7; the next write: 8, over 6
+//
+// The header is written with the values in one call, and begins with a magic number that no
+// other content of a partition with this name has.
+package meta
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+)
+
+const (
+	// version of the format. A copy with a higher one is of a newer release: it is read by
+	// none but that.
+	version = 1
+	// sector is the alignment of both copies and of what is written: disks have sectors of
+	// 512 or 4096 bytes.
+	sector = 4096
+	// MaxSize is what all values may have together, as JSON, in bytes.
+	MaxSize = 64 << 10
+	// smallest is a partition with room for both copies.
+	smallest = 2 * (headerSize + MaxSize)
+
+	headerSize = 64
+)
+
+var magic = [8]byte{'G', 'B', 'M', 'E', 'T', 'A', 0x0d, 0x0a}
+
+// header is what each copy begins with, in big-endian order.
+type header struct {
+	Magic   [8]byte
+	Version uint32
+	Length  uint32 // of the values
+	Seq     uint64
+	Sum     [sha256.Size]byte // of the header with a sum of zeros, and the values
+	Rest    [8]byte           // zeros
+}
+
+var (
+	// ErrEmpty is returned for a partition that has no copy, or none that is whole.
+	ErrEmpty = errors.New("META has no values")
+	// ErrNewer is returned for values of a newer release.
+	ErrNewer = errors.New("META was written by a newer release")
+	// ErrNotFound is returned for a key that isn't there.
+	ErrNotFound = errors.New("no such key in META")
+)
+
+// Device is a partition, or in a test a file.
+type Device interface {
+	io.ReaderAt
+	io.WriterAt
+	Sync() error
+}
+
+// Store is the values of a partition.
+type Store struct {
+	device Device
+	half   int64 // where the second copy begins
+
+	mu     sync.Mutex // guards all following fields
+	values map[string]json.RawMessage
+	seq    uint64
+	next   int // the copy that the next write replaces: 0 or 1
+}
+
+// Open reads the values of a partition of this size in bytes. ErrEmpty is no reason not to
+// use the store: it comes with one that has no values.
+func Open(device Device, size int64) (*Store, error) {
+	if size < smallest {
+		return nil, fmt.Errorf("META has %d bytes, and needs %d", size, smallest)
+	}
+	s := &Store{device: device, half: size / 2 / sector * sector, values: map[string]json.RawMessage{}}
+	found := false
+	var newer error
+	for i := range 2 {
+		h, values, err := s.read(i)
+		switch {
+		case errors.Is(err, ErrNewer):
+			newer = err
+		case errors.Is(err, errDamaged):
+		case err != nil:
+			return nil, err
+		case !found || h.Seq > s.seq:
+			found, s.values, s.seq, s.next = true, values, h.Seq, 1-i
+		}
+	}
+	if newer != nil {
+		return nil, newer
+	}
+	if !found {
+		return s, ErrEmpty
+	}
+	return s, nil
+}
+
+// errDamaged is a copy that isn't one, or isn't whole.
+var errDamaged = errors.New("it isn't a whole copy")
+
+func (s *Store) read(i int) (h header, values map[string]json.RawMessage, err error) {
+	data := make([]byte, headerSize+MaxSize)
+	if n, err := s.device.ReadAt(data, int64(i)*s.half); err != nil && (!errors.Is(err, io.EOF) || n < headerSize) {
+		return h, nil, fmt.Errorf("read META: %w", err)
+	}
+	if err := binary.Read(bytes.NewReader(data), binary.BigEndian, &h); err != nil {
+		return h, nil, err
+	}
+	switch {
+	case h.Magic != magic || h.Length > MaxSize:
+		return h, nil, errDamaged
+	case sum(h, data[headerSize:headerSize+h.Length]) != h.Sum:
+		return h, nil, errDamaged
+	case h.Version > version:
+		return h, nil, fmt.Errorf("%w: format %d, and this release has %d", ErrNewer, h.Version, version)
+	}
+	if err := json.Unmarshal(data[headerSize:headerSize+h.Length], &values); err != nil {
+		return h, nil, errDamaged
+	}
+	if values == nil {
+		values = map[string]json.RawMessage{}
+	}
+	return h, values, nil
+}
+
+func sum(h header, values []byte) [sha256.Size]byte {
+	h.Sum = [sha256.Size]byte{}
+	hash := sha256.New()
+	_ = binary.Write(hash, binary.BigEndian, h) // a hash takes everything
+	hash.Write(values)
+	return [sha256.Size]byte(hash.Sum(nil))
+}
+
+// Change is a set of new values, which are written together.
+type Change struct{ values map[string]json.RawMessage }
+
+// Update calls change with the values, and writes them as it leaves them, if it returns no
+// error. When Update returns, they are on the disk; after an error the former ones are.
+func (s *Store) Update(change func(c Change) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := Change{make(map[string]json.RawMessage, len(s.values))}
+	for k, v := range s.values {
+		c.values[k] = v
+	}
+	if err := change(c); err != nil {
+		return err
+	}
+	if err := s.write(c.values); err != nil {
+		return err
+	}
+	s.values = c.values
+	return nil
+}
+
+func (s *Store) write(values map[string]json.RawMessage) error {
+	text, err := json.Marshal(values)
+	if err != nil {
+		return err
+	}
+	if len(text) > MaxSize {
+		return fmt.Errorf("write META: %d bytes are more than %d", len(text), MaxSize)
+	}
+	h := header{Magic: magic, Version: version, Length: uint32(len(text)), Seq: s.seq + 1}
+	h.Sum = sum(h, text)
+	var data bytes.Buffer
+	_ = binary.Write(&data, binary.BigEndian, h)
+	data.Write(text)
+	data.Write(make([]byte, (sector-data.Len()%sector)%sector)) // whole sectors: nothing is read first
+	if _, err := s.device.WriteAt(data.Bytes(), int64(s.next)*s.half); err != nil {
+		return fmt.Errorf("write META: %w", err)
+	}
+	if err := s.device.Sync(); err != nil {
+		return fmt.Errorf("write META: %w", err)
+	}
+	s.seq, s.next = h.Seq, 1-s.next
+	return nil
+}
+
+// Key is a value of the store, by its name.
+type Key[T any] struct{ Name string }
+
+// Get reads the value. The error is ErrNotFound where there is none.
+func (k Key[T]) Get(s *Store) (value T, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return k.In(Change{s.values})
+}
+
+// In is Get within Update.
+func (k Key[T]) In(c Change) (value T, err error) {
+	text, there := c.values[k.Name]
+	if !there {
+		return value, fmt.Errorf("%w: %s", ErrNotFound, k.Name)
+	}
+	if err := json.Unmarshal(text, &value); err != nil {
+		return value, fmt.Errorf("META: %s: %w", k.Name, err)
+	}
+	return value, nil
+}
+
+// Put sets the value.
+func (k Key[T]) Put(c Change, value T) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("META: %s: %w", k.Name, err)
+	}
+	c.values[k.Name] = text
+	return nil
+}
+
+// Delete removes the value, if there is one.
+func (k Key[T]) Delete(c Change) { delete(c.values, k.Name) }
+
+// OpenFile opens the store of a partition's device, or of a file.
+func OpenFile(path string) (*Store, *os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	s, err := Open(f, size)
+	if s == nil {
+		return nil, nil, errors.Join(fmt.Errorf("%s: %w", path, err), f.Close())
+	}
+	return s, f, err
+}

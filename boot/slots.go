@@ -1,0 +1,217 @@
+package boot
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/garboard-os/garboard/boot/meta"
+)
+
+// SlotState is what is known of the system in a slot.
+type SlotState string
+
+const (
+	// SlotEmpty has no system, or an unfinished one: it never boots.
+	SlotEmpty SlotState = "empty"
+	// SlotTrying has a new system that may boot a few times to prove itself.
+	SlotTrying SlotState = "trying"
+	// SlotGood has proved itself: the node was healthy with it.
+	SlotGood SlotState = "good"
+	// SlotBad has failed. It boots only if a person writes to it again.
+	SlotBad SlotState = "bad"
+)
+
+// SlotTries is how often a new system may boot before it counts as bad: one boot may fail
+// for another reason than the system, such as a power cut.
+const SlotTries = 3
+
+// Slot is one of the two places for a system.
+type Slot struct {
+	State   SlotState `json:"state"`
+	Version string    `json:"version,omitempty"`
+	Since   time.Time `json:"since,omitzero"` // in this state
+	Reason  string    `json:"reason,omitempty"`
+	Tries   int       `json:"tries,omitempty"` // that are left, while it is trying
+}
+
+// Slots are the two systems of a machine, and the choice between them. The rules:
+//
+//		empty ── Write ─▶ empty ── Written ─▶ trying ── Prove ─▶ good
+//		                    ▲                   │ Fail, or no tries left
+//		                    └────── Write ──────┴──────────────▶ bad
+//
+//	  - The only good slot is never written to, and never becomes bad.
+//	  - A slot that is trying boots first, while it has tries left; else the chosen good one.
+//	  - Being good is earned by health, which its caller decides.
+type Slots struct {
+	A Slot `json:"a"`
+	B Slot `json:"b"`
+	// Choice is the good slot that boots: A or B; "" where there is none yet.
+	Choice string `json:"choice,omitempty"`
+}
+
+// SlotNames are all of them.
+var SlotNames = [...]string{"A", "B"}
+
+// ParamSlot is the kernel parameter with the slot that a machine boots from; a machine that
+// boots from a medium has none.
+const ParamSlot = "garboard.slot"
+
+// SlotsKey is where META has them.
+var SlotsKey = meta.Key[Slots]{Name: "slots"}
+
+// ErrOnlyGood refuses what would leave a machine without a system that is known to work.
+var ErrOnlyGood = errors.New("it is the only slot with a system that is known to work")
+
+// Of is the slot with a name.
+func (s *Slots) Of(name string) (*Slot, error) {
+	switch name {
+	case "A":
+		return &s.A, nil
+	case "B":
+		return &s.B, nil
+	}
+	return nil, fmt.Errorf("slot %q: there are A and B", name)
+}
+
+// other is the name of the other slot.
+func other(name string) string {
+	if name == "A" {
+		return "B"
+	}
+	return "A"
+}
+
+func (s *Slots) good(name string) bool {
+	slot, err := s.Of(name)
+	return err == nil && slot.State == SlotGood
+}
+
+// Next is the slot that boots next; "" where none has a system.
+func (s *Slots) Next() string {
+	for _, name := range SlotNames {
+		if slot, _ := s.Of(name); slot.State == SlotTrying && slot.Tries > 0 {
+			return name
+		}
+	}
+	if s.good(s.Choice) {
+		return s.Choice
+	}
+	for _, name := range SlotNames {
+		if s.good(name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// Target is the slot that a new system is written to, while the machine runs from another:
+// "" for a machine that runs from a medium.
+func (s *Slots) Target(running string) string {
+	if running != "" {
+		return other(running)
+	}
+	if s.good("A") && !s.good("B") {
+		return "B"
+	}
+	return "A"
+}
+
+// Write notes that a system is written to a slot: until Written, it doesn't boot.
+func (s *Slots) Write(name string, now time.Time) error {
+	slot, err := s.Of(name)
+	if err != nil {
+		return err
+	}
+	if slot.State == SlotGood && !s.good(other(name)) {
+		return fmt.Errorf("write slot %s: %w", name, ErrOnlyGood)
+	}
+	*slot = Slot{State: SlotEmpty, Since: now, Reason: "a system is being written to it"}
+	if s.Choice == name {
+		s.Choice = other(name)
+	}
+	return nil
+}
+
+// Written notes that a slot has a whole system. It boots next. On a machine that has none
+// that is good, it is the choice.
+func (s *Slots) Written(name, version string, now time.Time) error {
+	slot, err := s.Of(name)
+	if err != nil {
+		return err
+	}
+	if slot.State != SlotEmpty {
+		return fmt.Errorf("slot %s is %s: nothing was written to it", name, slot.State)
+	}
+	*slot = Slot{State: SlotTrying, Version: version, Since: now, Tries: SlotTries, Reason: "written"}
+	return nil
+}
+
+// Booted notes that a slot boots: a try less, for one that is trying. One without tries
+// left is bad, and the other one boots next.
+func (s *Slots) Booted(name string, now time.Time) error {
+	slot, err := s.Of(name)
+	if err != nil || slot.State != SlotTrying {
+		return err
+	}
+	if slot.Tries == 0 {
+		return s.Fail(name, fmt.Sprintf("it booted %d times without being healthy", SlotTries), now)
+	}
+	slot.Tries--
+	return nil
+}
+
+// Prove makes a slot good that was trying, and the choice.
+func (s *Slots) Prove(name, reason string, now time.Time) error {
+	slot, err := s.Of(name)
+	if err != nil {
+		return err
+	}
+	switch slot.State {
+	case SlotGood:
+		return nil
+	case SlotTrying:
+		*slot = Slot{State: SlotGood, Version: slot.Version, Since: now, Reason: reason}
+		s.Choice = name
+		return nil
+	}
+	return fmt.Errorf("slot %s is %s, and can't be good", name, slot.State)
+}
+
+// Fail makes a slot bad that was trying. A good one stays good: it has worked, and what
+// failed now may be something else.
+func (s *Slots) Fail(name, reason string, now time.Time) error {
+	slot, err := s.Of(name)
+	if err != nil || slot.State != SlotTrying {
+		return err
+	}
+	if !s.good(other(name)) {
+		return fmt.Errorf("slot %s has failed (%s), and boots again: there is no good one", name, reason)
+	}
+	*slot = Slot{State: SlotBad, Version: slot.Version, Since: now, Reason: reason}
+	s.Choice = other(name)
+	return nil
+}
+
+// Rollback chooses the other slot, which must be good.
+func (s *Slots) Rollback(running, reason string, now time.Time) error {
+	to := other(running)
+	if !s.good(to) {
+		slot, _ := s.Of(to)
+		return fmt.Errorf("roll back to slot %s: it is %s", to, slot.State)
+	}
+	if slot, err := s.Of(running); err != nil {
+		return err
+	} else if slot.State == SlotTrying {
+		return s.Fail(running, reason, now)
+	}
+	s.Choice = to
+	return nil
+}
+
+// Unproven tells whether the system in a slot hasn't proved itself yet.
+func (s *Slots) Unproven(name string) bool {
+	slot, err := s.Of(name)
+	return err == nil && slot.State == SlotTrying
+}

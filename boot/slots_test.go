@@ -1,0 +1,88 @@
+package boot
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+
+func TestSlotsOfAnUpgrade(t *testing.T) {
+	t.Parallel()
+	var s Slots
+	step := func(want string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(s.A.State) + " " + string(s.B.State) + " " + s.Next(); got != want {
+			t.Fatalf("%s, want %s", got, want)
+		}
+	}
+	s.A, s.B = Slot{State: SlotEmpty}, Slot{State: SlotEmpty}
+	if s.Target("") != "A" {
+		t.Error("the first system isn't written to A")
+	}
+	step("empty empty ", s.Write("A", noon))
+	step("trying empty A", s.Written("A", "v1", noon))
+	step("trying empty A", s.Booted("A", noon))
+	step("good empty A", s.Prove("A", "healthy", noon))
+	if err := s.Write("A", noon); !errors.Is(err, ErrOnlyGood) {
+		t.Errorf("%v", err)
+	}
+	step("good empty A", s.Write(s.Target("A"), noon))
+	step("good trying B", s.Written("B", "v2", noon))
+	for range SlotTries {
+		step("good trying "+map[bool]string{true: "A", false: "B"}[s.B.Tries == 1], s.Booted("B", noon))
+	}
+	step("good bad A", s.Booted("B", noon)) // a boot loader that doesn't count
+	if !strings.Contains(s.B.Reason, "3 times") || s.B.Version != "v2" {
+		t.Errorf("%+v", s.B)
+	}
+	step("good empty A", s.Write("B", noon))
+	step("good trying B", s.Written("B", "v3", noon))
+	step("good good B", s.Prove("B", "healthy", noon))
+	step("good good A", s.Rollback("B", "asked", noon))
+	step("good good A", s.Fail("A", "one bad day", noon))
+	step("empty good B", s.Write("A", noon))
+	if err := s.Rollback("B", "asked", noon); err == nil {
+		t.Error("it rolls back to nothing")
+	}
+}
+
+// Whatever happens, a machine that once had a good slot always has one, and boots one that
+// isn't empty or bad.
+func TestOneSlotStaysGood(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		s := Slots{A: Slot{State: SlotGood}, B: Slot{State: SlotEmpty}, Choice: "A"}
+		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
+			name := rapid.SampledFrom(SlotNames[:]).Draw(rt, "slot")
+			switch rapid.IntRange(0, 5).Draw(rt, "what") {
+			case 0:
+				_ = s.Write(name, noon)
+			case 1:
+				_ = s.Written(name, "v", noon)
+			case 2:
+				_ = s.Booted(s.Next(), noon)
+			case 3:
+				_ = s.Prove(name, "healthy", noon)
+			case 4:
+				_ = s.Fail(name, "failed", noon)
+			case 5:
+				_ = s.Rollback(name, "asked", noon)
+			}
+			if !s.good("A") && !s.good("B") {
+				rt.Fatalf("no slot is good: %+v", s)
+			}
+			next, err := s.Of(s.Next())
+			if err != nil || next.State != SlotGood && next.State != SlotTrying {
+				rt.Fatalf("%q boots next: %+v", s.Next(), s)
+			}
+		}
+	})
+}

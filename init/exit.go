@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/services/core/logs"
 )
 
@@ -30,6 +31,7 @@ func (i intent) String() string { return [...]string{"power off", "reboot", "hal
 type request struct {
 	intent intent
 	why    string        // never empty
+	failed bool          // nobody asked for it
 	delay  time.Duration // before anything is done, so that why can be read
 }
 
@@ -60,6 +62,7 @@ func (p *pid1) power(what boot.Power, why string) {
 // the kernel itself.
 const (
 	recordBudget  = 1 * time.Second  // one small file
+	revertBudget  = 1 * time.Second  // one sector of META
 	serviceBudget = 14 * time.Second // pods are killed by their node's end anyway, so what counts is that etcd ends cleanly
 	termBudget    = 3 * time.Second  // for what no service owns: shims and containers
 	killBudget    = 2 * time.Second  // SIGKILL takes effect at once, except in a hanging system call
@@ -67,7 +70,7 @@ const (
 	syncBudget    = 3 * time.Second
 	consoleBudget = 1 * time.Second // for a console with a slow reader, in a container
 
-	shutdownBudget = recordBudget + serviceBudget + termBudget + killBudget + unmountBudget + syncBudget + consoleBudget
+	shutdownBudget = recordBudget + revertBudget + serviceBudget + termBudget + killBudget + unmountBudget + syncBudget + consoleBudget
 
 	// eraseBudget is for a node that is being reset, beyond the promise: half a GiB of
 	// zeros on a slow USB disk, or a host's million files. The next boot does the rest.
@@ -85,6 +88,7 @@ type phase struct {
 func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan error) []phase {
 	phases := []phase{
 		{"record the reason", recordBudget, func(context.Context) error { return recordReason(boot.StateDir, r) }},
+		{"go back to the system that is known to work", revertBudget, func(context.Context) error { return p.revert(r) }},
 		{"stop services", serviceBudget, func(ctx context.Context) error {
 			stop()
 			select {
@@ -210,7 +214,7 @@ func (p *pid1) failure(err error) request {
 	if err != nil {
 		why = err.Error()
 	}
-	r := request{intent: reboot, why: why}
+	r := request{intent: reboot, why: why, failed: true}
 	if p.mode == boot.Machine {
 		r.intent, r.delay = afterFailure(p.cmdline)
 	}
@@ -229,6 +233,32 @@ func recordReason(dir string, r request) error {
 	}
 	line := fmt.Sprintf("%s %s: %s\n", time.Now().UTC().Format(time.RFC3339), r.intent, r.why)
 	return boot.WriteFile(filepath.Join(dir, reasonFile), []byte(line), 0o600)
+}
+
+// revert makes the slot bad that this machine runs from, if its system hasn't proved itself
+// and has failed: the next boot is the other slot's. A person who ends such a machine takes
+// nothing from it but this try.
+func (p *pid1) revert(r request) error {
+	slot, there := p.cmdline.Get(boot.ParamSlot)
+	if !there || !r.failed {
+		return nil
+	}
+	store, file, err := p.openMeta()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return store.Update(func(c meta.Change) error {
+		slots, err := boot.SlotsKey.In(c)
+		if err != nil || !slots.Unproven(slot) {
+			return err
+		}
+		if err := slots.Fail(slot, r.why, time.Now()); err != nil {
+			return err
+		}
+		p.logs.Printf("slot %s is bad: %s; slot %s boots next", slot, r.why, slots.Next())
+		return boot.SlotsKey.Put(c, slots)
+	})
 }
 
 // leaveFor is the last system call of a mode.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 )
@@ -67,6 +68,56 @@ func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
 	}
 	if watchdogTimeout <= shutdownBudget || watchdogPeriod*3 > watchdogTimeout {
 		t.Error("the watchdog cuts an orderly shutdown, or a late beat")
+	}
+}
+
+// A machine that fails with a system that hasn't proved itself boots the other one next.
+// One that a person ends, or that has proved itself, stays with its own.
+func TestUnprovenBootReverts(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		cmdline string
+		b       boot.SlotState
+		r       request
+		next    string
+	}{
+		"failed":            {"garboard.slot=B", boot.SlotTrying, request{why: "no node", failed: true}, "A"},
+		"asked":             {"garboard.slot=B", boot.SlotTrying, request{why: "SIGTERM"}, "B"},
+		"proven":            {"garboard.slot=B", boot.SlotGood, request{why: "no node", failed: true}, "B"},
+		"from a medium":     {"", boot.SlotTrying, request{why: "no node", failed: true}, "B"},
+		"no slot of a name": {"garboard.slot=C", boot.SlotTrying, request{why: "no node", failed: true}, "B"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "meta")
+			if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, f, err := meta.OpenFile(path)
+			if !errors.Is(err, meta.ErrEmpty) {
+				t.Fatal(err)
+			}
+			slots := boot.Slots{A: boot.Slot{State: boot.SlotGood}, B: boot.Slot{State: c.b, Tries: 2}, Choice: "B"}
+			if err := errors.Join(s.Update(func(m meta.Change) error { return boot.SlotsKey.Put(m, slots) }), f.Close()); err != nil {
+				t.Fatal(err)
+			}
+			p, _ := newTestPID1(boot.Machine)
+			p.cmdline = boot.ParseCmdline(c.cmdline)
+			p.openMeta = func() (*meta.Store, *os.File, error) { return meta.OpenFile(path) }
+			for _, ph := range p.orderlyPhases(c.r, nil, nil)[1:2] {
+				p.do(ph)
+			}
+			if s, f, err = meta.OpenFile(path); err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if slots, err = boot.SlotsKey.Get(s); err != nil || slots.Next() != c.next {
+				t.Errorf("%q boots next: %+v, %v", slots.Next(), slots, err)
+			}
+			if c.next == "A" && (slots.B.State != boot.SlotBad || slots.B.Reason != "no node") {
+				t.Errorf("%+v", slots.B)
+			}
+		})
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/services"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
@@ -52,10 +53,12 @@ type pid1 struct {
 	heartbeat chan chan struct{}                          // the watchdog asks, the main loop answers
 	dog       *watchdog                                   // nil in a container
 
-	prepare []step                                                  // before the node is made
-	newNode func(services.Options) (node, error)                    // services.NewNode
-	leave   func(intent) error                                      // the very last: reboot(2)
-	phases  func(request, context.CancelFunc, <-chan error) []phase // what leaving takes
+	prepare []step                               // before the node is made
+	newNode func(services.Options) (node, error) // services.NewNode
+	leave   func(intent) error                   // the very last: reboot(2)
+	// openMeta opens partition META.
+	openMeta func() (*meta.Store, *os.File, error)
+	phases   func(request, context.CancelFunc, <-chan error) []phase // what leaving takes
 }
 
 // stage2 doesn't return.
@@ -67,6 +70,7 @@ func stage2(mode boot.Mode) {
 		heartbeat: make(chan chan struct{}),
 		newNode:   func(o services.Options) (node, error) { return services.NewNode(o) },
 		leave:     leaveFor(mode),
+		openMeta:  func() (*meta.Store, *os.File, error) { return meta.Find("/sys/class/block", "/dev") },
 	}
 	p.useLogs(logs.New(logs.Plain(os.Stdout)))
 	if mode == boot.Machine {

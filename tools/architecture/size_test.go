@@ -1,0 +1,114 @@
+package architecture
+
+import (
+	"bytes"
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A budget is how many lines of code some rooms may have together: lines with a token of Go
+// that is no comment, of files that are no tests and aren't generated. docs/design.md has
+// the same figures.
+type budget struct {
+	what  string
+	rooms []string
+	most  int
+}
+
+var budgets = []budget{
+	{"a node", []string{"config", "boot", "init", "services", "api"}, 50_000},
+	{"gbctl", []string{"tools/gbctl"}, 9_000},
+	{"what builds, boots and tests it", []string{"image", "kernel", "qemu", "tools"}, 15_000},
+}
+
+// codeLines counts the lines of a file that have code.
+func codeLines(source []byte) int {
+	file := token.NewFileSet().AddFile("", -1, len(source))
+	var s scanner.Scanner
+	s.Init(file, source, nil, 0)
+	lines := map[int]bool{}
+	for {
+		pos, tok, text := s.Scan()
+		if tok == token.EOF {
+			return len(lines)
+		}
+		first := file.Line(pos)
+		if tok == token.SEMICOLON && text == "\n" {
+			continue // the scanner's own
+		}
+		for i := range strings.Count(text, "\n") + 1 { // of a string in several lines
+			lines[first+i] = true
+		}
+	}
+}
+
+// sizes are the lines of code by folder.
+func sizes(t *testing.T) map[string]int {
+	t.Helper()
+	all := map[string]int{}
+	err := filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := entry.Name()
+		if entry.IsDir() && (name == ".git" || name == "testdata" || name == "out") {
+			return filepath.SkipDir
+		}
+		if entry.IsDir() || filepath.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		source, err := os.ReadFile(path)
+		if err != nil || bytes.Contains(source, []byte("\n// Code generated ")) || bytes.HasPrefix(source, []byte("// Code generated ")) {
+			return err
+		}
+		folder, err := filepath.Rel("../..", filepath.Dir(path))
+		all[filepath.ToSlash(folder)] += codeLines(source)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestCodeIsWithinItsBudgets(t *testing.T) {
+	t.Parallel()
+	total := map[string]int{}
+	for folder, lines := range sizes(t) {
+		// The longest room that has the folder: gbctl is one within tools.
+		best, what := "", ""
+		for _, b := range budgets {
+			for _, room := range b.rooms {
+				if (folder == room || strings.HasPrefix(folder, room+"/")) && len(room) > len(best) {
+					best, what = room, b.what
+				}
+			}
+		}
+		if what == "" {
+			t.Errorf("%s is in no budget", folder)
+		}
+		total[what] += lines
+	}
+	for _, b := range budgets {
+		t.Logf("%s: %d lines of code, of at most %d (%s)", b.what, total[b.what], b.most, strings.Join(b.rooms, ", "))
+		if total[b.what] > b.most {
+			t.Errorf("%s has %d lines of code, of at most %d: simplify before you add", b.what, total[b.what], b.most)
+		}
+		if total[b.what] < b.most/10 {
+			t.Errorf("%s has %d lines of code only: what counts them is broken", b.what, total[b.what])
+		}
+	}
+}
+
+func TestCodeLines(t *testing.T) {
+	t.Parallel()
+	source := "// comment\npackage p\n\n/* two\nlines */\nvar a = `one\ntwo` // x\n\nfunc f() {\n}\n"
+	if n := codeLines([]byte(source)); n != 5 {
+		t.Errorf("%d lines, want 5", n)
+	}
+}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -20,6 +21,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
@@ -76,8 +78,11 @@ func TestS282SecretsMissing(t *testing.T) {
 func TestStaticPodsNotGenerated(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init)
-	n.must(os.RemoveAll(n.path(boot.ManifestsDir)))
-	n.write("", boot.ManifestsDir) // in the way of the directory, so that nothing is written again
+	// A file in place of the directory, so that nothing is written again: tried until the
+	// controller, which goes on meanwhile, doesn't make the directory in between.
+	eventually.That(t, patience, "the directory to be replaced", func() error {
+		return errors.Join(os.RemoveAll(n.path(boot.ManifestsDir)), os.WriteFile(n.path(boot.ManifestsDir), nil, 0o600))
+	})
 	n.finds("static-pods-not-generated", failure, "garboard-kube-scheduler.yaml", "garboard-kube-apiserver.yaml", "StaticPods: 3")
 }
 

@@ -84,7 +84,7 @@ func (p *pid1) watchButton(path string) error {
 				binary.NativeEndian.Uint16(e[codeAt:]) == keyPower &&
 				binary.NativeEndian.Uint32(e[valueAt:]) == 1
 			if pressed {
-				p.ask(request{intent: powerOff, why: "power button"})
+				p.press(request{intent: powerOff, why: "power button"})
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -21,6 +22,7 @@ import (
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/operations/lifecycle"
 )
 
 // screen is a console that a test reads.
@@ -68,6 +70,64 @@ func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
 	}
 	if watchdogTimeout <= shutdownBudget || watchdogPeriod*3 > watchdogTimeout {
 		t.Error("the watchdog cuts an orderly shutdown, or a late beat")
+	}
+}
+
+// pressedNode is a node that notes how it is ended.
+type pressedNode struct {
+	end   func() error
+	asked chan string
+}
+
+func (n pressedNode) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func (n pressedNode) End(_ context.Context, p boot.Power, why string) error {
+	n.asked <- fmt.Sprint(p, " ", why)
+	return n.end()
+}
+
+// The power button and a signal take the way of gbctl shutdown. What can't begin, hangs or
+// isn't done within its budget ends at once, and so does what is asked for twice.
+func TestPress(t *testing.T) {
+	t.Parallel()
+	const soon = time.Second
+	for name, c := range map[string]struct {
+		end   func() error
+		again bool
+		after time.Duration // until the funnel is asked
+	}{
+		"goes on":        {func() error { return nil }, false, lifecycle.PressBudget},
+		"can't begin":    {func() error { return errors.New("STATE isn't mounted") }, false, soon},
+		"panics":         {func() error { panic("oh") }, false, soon},
+		"is asked twice": {func() error { return nil }, true, soon},
+		"hangs":          {func() error { time.Sleep(time.Hour); return nil }, true, soon},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, _ := newTestPID1(boot.Machine)
+				asked := make(chan string, 1)
+				var n node = pressedNode{c.end, asked}
+				p.node.Store(&n)
+				begin := time.Now()
+				p.signalled(syscall.SIGINT)
+				if got := <-asked; got != fmt.Sprint(boot.Reboot, " ctrl-alt-del") {
+					t.Errorf("the node is asked for %s", got)
+				}
+				if c.again {
+					p.signalled(syscall.SIGTERM)
+				}
+				r := <-p.requests
+				if took := time.Since(begin); took > c.after || took < c.after-soon {
+					t.Errorf("it ends after %s, not %s", took, c.after)
+				}
+				if want := map[bool]intent{true: powerOff, false: reboot}[c.again]; r.intent != want {
+					t.Errorf("%+v", r)
+				}
+				p.leaving.Store(true)
+				time.Sleep(2 * time.Hour) // until nothing of it is left
+			})
+		})
 	}
 }
 

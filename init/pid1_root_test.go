@@ -92,6 +92,11 @@ type testNode struct {
 
 func (n testNode) Run(ctx context.Context) error { return n.run(n.p, ctx) }
 
+// End is that of a node which can't begin an operation: it ends at once.
+func (n testNode) End(context.Context, boot.Power, string) error {
+	return errors.New("STATE isn't mounted")
+}
+
 // nodes are what the tests' PID 1s run.
 var nodes = map[string]func(p *pid1, ctx context.Context) error{
 	"idle":     func(p *pid1, ctx context.Context) error { p.logs.Printf("ready"); <-ctx.Done(); return nil },

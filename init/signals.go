@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/operations/lifecycle"
 )
 
 // Real-time signals count from 34 for everyone who uses a C library's names
@@ -68,7 +71,34 @@ func (p *pid1) signalled(s syscall.Signal) {
 		// There is no ctrl-alt-del: somebody pressed ctrl-C on the container.
 		r = request{intent: powerOff, why: "SIGINT"}
 	}
-	p.ask(r)
+	p.press(r)
+}
+
+// press is a request of somebody at the machine, or of its host: the power button, a signal,
+// ctrl-alt-del. The first goes the way of `gbctl shutdown` and `gbctl reboot`, within
+// lifecycle.PressBudget; the second goes at once.
+func (p *pid1) press(r request) {
+	n := p.node.Load()
+	if n == nil || r.intent == halt || p.leaving.Load() || !p.pressed.CompareAndSwap(false, true) {
+		p.ask(r)
+		return
+	}
+	p.logs.Printf("%s asked for by %s: pods move to other nodes first, where there are some, for %s at most; press again: at once", r.intent, r.why, lifecycle.PressBudget)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), lifecycle.PressBudget)
+		defer cancel()
+		err := dag.Guard(p.log, func() error {
+			return (*n).End(ctx, map[intent]boot.Power{powerOff: boot.PowerOff, reboot: boot.Reboot}[r.intent], r.why)
+		})
+		if err == nil {
+			<-ctx.Done() // the operation ends the machine before that, or hasn't got on
+		} else {
+			p.logs.Printf("%s at once: %v", r.intent, err)
+		}
+		if !p.leaving.Load() {
+			p.ask(r)
+		}
+	}()
 }
 
 func (p *pid1) reap(children <-chan os.Signal) {

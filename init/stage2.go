@@ -37,6 +37,9 @@ type node interface {
 	// Run returns when ctx was cancelled and all has stopped, or when the node
 	// can't go on.
 	Run(ctx context.Context) error
+	// End ends the machine in order, once pods have moved away. It returns when that is
+	// under way.
+	End(ctx context.Context, p boot.Power, why string) error
 }
 
 // pid1 is the state of stage 2.
@@ -49,6 +52,8 @@ type pid1 struct {
 
 	requests  chan request                                // to the exit funnel; the first one counts
 	leaving   atomic.Bool                                 // the funnel has been entered
+	pressed   atomic.Bool                                 // somebody at the machine has asked for its end
+	node      atomic.Pointer[node]                        // once it runs
 	erase     atomic.Pointer[func(context.Context) error] // what a reset leaves to the funnel
 	heartbeat chan chan struct{}                          // the watchdog asks, the main loop answers
 	dog       *watchdog                                   // nil in a container
@@ -147,6 +152,7 @@ func (p *pid1) bootAndRun(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("put the node together: %w", err)
 	}
+	p.node.Store(&n)
 	return n.Run(ctx)
 }
 

@@ -200,6 +200,15 @@ func (n *Node) Run(ctx context.Context) error {
 	return err
 }
 
+// End ends the machine as `gbctl reboot` and `gbctl shutdown` do, for somebody at the machine
+// or its host: within lifecycle.PressBudget its services stop. It returns once that is under
+// way; an error means that it isn't.
+func (n *Node) End(ctx context.Context, p boot.Power, why string) error {
+	name := map[boot.Power]string{boot.Reboot: lifecycle.Reboot, boot.PowerOff: lifecycle.Shutdown}[p]
+	_, err := n.ops.Start(ctx, operation.Ask{Name: name, Arguments: lifecycle.Pressed().Encode(), By: why})
+	return err
+}
+
 // listDisks shows the disks as the API has them.
 func listDisks(d *disks.Disks) func(context.Context) ([]*garboardv1.Disk, error) {
 	return func(context.Context) ([]*garboardv1.Disk, error) {

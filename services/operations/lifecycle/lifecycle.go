@@ -196,8 +196,8 @@ func (o Options) admin() bool {
 
 // alone says why there is nobody to take this node's pods; "" where somebody can. A
 // worker, which may see no other node, is never alone as long as Kubernetes answers.
-func (o Options) alone(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, lookBudget)
+func (o Options) alone(ctx context.Context, budget time.Duration) string {
+	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	for {
 		why, err := o.lookAround(ctx)

@@ -18,7 +18,10 @@ type PowerArguments struct {
 	// Force: at once, without regard to pods or to other nodes.
 	Force bool `json:"force,omitempty"`
 	// KeepPods: the node isn't emptied.
-	KeepPods     bool          `json:"keepPods,omitempty"`
+	KeepPods bool `json:"keepPods,omitempty"`
+	// Button: somebody at the machine, or its host, ends it, and won't wait long. What would
+	// be a reason to refuse is a warning, and no other node is waited for.
+	Button       bool          `json:"button,omitempty"`
 	DrainTimeout time.Duration `json:"drainTimeout,omitempty"` // 0: DrainTimeout
 }
 
@@ -70,20 +73,27 @@ func (o power) plan(ctx context.Context, r operation.Request) (p operation.Plan,
 	if err != nil {
 		return p, err
 	}
-	warning, err := o.mayStop(ctx, o.name, args.Force, 0)
+	warning, err := o.mayStop(ctx, o.name, args.Force || args.Button, 0)
 	if err != nil {
 		return p, err
 	}
 	if warning != "" {
 		p.Warnings = append(p.Warnings, warning)
 	}
-	if args.Force {
+	switch {
+	case args.Force:
 		p.Unlocked = "it is forced"
+	case args.Button:
+		p.Unlocked = "it was asked for at the machine, or by its host"
 	}
-	without := map[string]bool{"quorum": !o.controlPlane()}
+	without := map[string]bool{"quorum": args.Button || !o.controlPlane()}
 	why := ""
 	if !args.Force && !args.KeepPods {
-		why = o.alone(ctx)
+		budget := lookBudget
+		if args.Button {
+			budget = buttonLook
+		}
+		why = o.alone(ctx, budget)
 	}
 	if why != "" {
 		p.Warnings = append(p.Warnings, keptPods(why))
@@ -116,6 +126,22 @@ func (o power) steps(r operation.Request, args PowerArguments, timeout time.Dura
 	}
 	return steps
 }
+
+// PressBudget is how long a node may take, after the power button is pressed or a signal asks
+// for its end, before it stops its services: for a look at the cluster, and for its pods to
+// move away. Hosts give a machine 60 to 180 s.
+const PressBudget = time.Minute
+
+const (
+	// buttonLook bounds the question whether others can take the pods, and buttonDrain the
+	// time that they have: with the question for etcd's quorum (forcedTimeout) they stay
+	// within PressBudget.
+	buttonLook  = 8 * time.Second
+	buttonDrain = 30 * time.Second
+)
+
+// Pressed are the arguments of an operation that the power button asks for.
+func Pressed() PowerArguments { return PowerArguments{Button: true, DrainTimeout: buttonDrain} }
 
 // quorum is the last moment to see that etcd can't do without this node: a drain may
 // have taken hours.

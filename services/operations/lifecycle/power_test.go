@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/google/go-cmp/cmp"
 )
 
 // S-038: a node comes back as it was; one that a person has cordoned stays so.
@@ -119,6 +120,7 @@ func TestQuorumGuard(t *testing.T) {
 		{name: "it can't", stop: errStop, says: "no answer from n3 (3). Start those that don't answer"},
 		{name: "it can't, with its pods", stop: errStop, args: PowerArguments{KeepPods: true}, says: "no answer from n3 (3)"},
 		{name: "it is forced", stop: errStop, args: PowerArguments{Force: true}, says: "the cluster would lose its quorum: without this one 1 do (n2 (2)); no answer from n3 (3)", goes: true},
+		{name: "the power button", stop: errStop, args: PowerArguments{Button: true, KeepPods: true}, says: "the cluster would lose its quorum: without this one 1 do (n2 (2)); no answer from n3 (3)", goes: true},
 		{name: "nobody can be asked", stop: errors.New("silence"), args: PowerArguments{KeepPods: true}, says: "whether etcd has its quorum without this node isn't known: silence", goes: true},
 		{name: "a worker", stop: errStop, args: PowerArguments{KeepPods: true}, worker: true, goes: true},
 	} {
@@ -334,6 +336,34 @@ func TestMayReboot(t *testing.T) {
 		cancel()
 		if err := (Options{Store: r.store, Etcd: silent{}}).MayReboot(gone); !errors.Is(err, context.Canceled) {
 			t.Errorf("nobody waits for the answer: %v", err)
+		}
+	})
+}
+
+// The power button moves pods away as `gbctl shutdown` does, for less time, and waits for no
+// other node.
+func TestPressedPowerButton(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.on()
+		defer r.off()
+		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Shutdown, Arguments: Pressed().Encode(), DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var steps []string
+		var bound time.Duration
+		for _, s := range plan.Steps {
+			steps = append(steps, s.ID)
+			if s.ID == "drain" {
+				bound = s.Deadline
+			}
+		}
+		if diff := cmp.Diff([]string{"cordon", "drain", "end", "uncordon"}, steps); diff != "" {
+			t.Errorf("steps (-want +got):\n%s", diff)
+		}
+		if bound+buttonLook+forcedTimeout > PressBudget {
+			t.Errorf("a drain of %s doesn't fit into %s", bound, PressBudget)
 		}
 	})
 }

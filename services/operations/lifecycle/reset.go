@@ -97,7 +97,7 @@ func (o Options) planReset(ctx context.Context, r operation.Request) (p operatio
 		} else if err := o.mayLeave(ctx, 0); err != nil {
 			return p, err
 		}
-		if why := o.alone(ctx); why != "" {
+		if why := o.alone(ctx, lookBudget); why != "" {
 			p.Warnings = append(p.Warnings, keptPods(why))
 			without["cordon"], without["drain"] = true, true
 		}

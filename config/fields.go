@@ -39,7 +39,7 @@ func Fields() []Field {
 	c := example(reflect.TypeFor[Config]()).Interface().(Config)
 	c.FillDefaults()
 	var r report
-	cautionNoEffect(&c, &r)
+	warnNoEffect(&c, &r)
 	idle := map[string]bool{}
 	for _, w := range r.warnings {
 		idle[strings.ReplaceAll(w.Path, "[0]", "[]")] = true

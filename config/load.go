@@ -38,7 +38,7 @@ func Load(name string, data []byte) (*Config, []Warning, error) {
 		}
 	}
 	if len(r.problems) == 0 {
-		for _, check := range cautions {
+		for _, check := range warningChecks {
 			check.run(c, r)
 		}
 	}

@@ -12,51 +12,51 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/garboard-os/garboard/config/hostile"
+	"github.com/garboard-os/garboard/config/fuzzdata"
 )
 
-// hostileDocuments try to cost much.
-func hostileDocuments() map[string]string {
+// costlyDocuments try to cost much.
+func costlyDocuments() map[string]string {
 	bomb := "machine:\n  network:\n    nameservers: &a [10.0.0.1" + strings.Repeat(", 10.0.0.1", 5000) + "]\n    interfaces:\n" +
 		"      - &i {interface: eth0, bond: {interfaces: &m [a" + strings.Repeat(", a", 5000) + "]}}\n" + strings.Repeat("      - *i\n", 5000)
 	return map[string]string{
 		"alias bomb in known fields":   bomb,
-		"alias bomb in unknown keys":   hostile.Aliases() + "machine: *a20\n",
+		"alias bomb in unknown keys":   fuzzdata.Aliases() + "machine: *a20\n",
 		"alias to itself":              "machine: &a\n  network: *a\n",
-		"deep flow lists":              hostile.Filled("machine: ", "[", "\n"),
-		"deep flow mappings":           hostile.Filled("machine: ", "{a: ", "\n"),
-		"deep indentation":             hostile.Deep(700),
-		"unknown keys":                 hostile.Many(func(i int) string { return fmt.Sprintf("k%06d: 1\n", i) }),
-		"the same key":                 hostile.Filled("", "a: 1\n", ""),
-		"long key":                     hostile.Filled("", "k", ": 1\n"),
-		"long value":                   hostile.Filled("version: ", "v", "\n"),
-		"long list":                    hostile.Filled("machine: {certSANs: [a", ",a", "]}\n"),
-		"long list of odd names":       hostile.Filled("machine: {certSANs: [a", ",%", "]}\n"),
-		"many interfaces":              hostile.Filled("machine: {network: {interfaces: [{interface: a}", ",{interface: a}", "]}}\n"),
-		"many files":                   hostile.Filled("machine: {files: [{path: /a}", ",{path: /a}", "]}\n"),
-		"many environment variables":   "machine:\n  env:\n" + hostile.Many(func(i int) string { return fmt.Sprintf("    k%06d: 1\n", i) })[:MaxSize-100] + "\n",
-		"many podSubnets":              hostile.Filled("cluster: {network: {podSubnets: [10.0.0.0/8", ",10.0.0.0/8", "], serviceSubnets: [10.0.0.0/8]}}\n"),
+		"deep flow lists":              fuzzdata.Filled("machine: ", "[", "\n"),
+		"deep flow mappings":           fuzzdata.Filled("machine: ", "{a: ", "\n"),
+		"deep indentation":             fuzzdata.Deep(700),
+		"unknown keys":                 fuzzdata.Many(func(i int) string { return fmt.Sprintf("k%06d: 1\n", i) }),
+		"the same key":                 fuzzdata.Filled("", "a: 1\n", ""),
+		"long key":                     fuzzdata.Filled("", "k", ": 1\n"),
+		"long value":                   fuzzdata.Filled("version: ", "v", "\n"),
+		"long list":                    fuzzdata.Filled("machine: {certSANs: [a", ",a", "]}\n"),
+		"long list of odd names":       fuzzdata.Filled("machine: {certSANs: [a", ",%", "]}\n"),
+		"many interfaces":              fuzzdata.Filled("machine: {network: {interfaces: [{interface: a}", ",{interface: a}", "]}}\n"),
+		"many files":                   fuzzdata.Filled("machine: {files: [{path: /a}", ",{path: /a}", "]}\n"),
+		"many environment variables":   "machine:\n  env:\n" + fuzzdata.Many(func(i int) string { return fmt.Sprintf("    k%06d: 1\n", i) })[:MaxSize-100] + "\n",
+		"many podSubnets":              fuzzdata.Filled("cluster: {network: {podSubnets: [10.0.0.0/8", ",10.0.0.0/8", "], serviceSubnets: [10.0.0.0/8]}}\n"),
 		"many subnets on both sides":   "cluster: {network: {podSubnets: [10.0.0.0/8" + strings.Repeat(",10.0.0.0/8", 9000) + "], serviceSubnets: [11.0.0.0/8" + strings.Repeat(",11.0.0.0/8", 9000) + "]}}\n",
-		"many anchors":                 hostile.Many(func(i int) string { return fmt.Sprintf("k%06d: &k%06d 1\n", i, i) }),
-		"many comments":                hostile.Filled("", "# c\n", "machine: {}\n"),
-		"many documents":               hostile.Filled("", "---\n", ""),
-		"control characters":           hostile.Filled("", "\x01", "\n"),
-		"not UTF-8":                    hostile.Filled("a: \"", "\xff", "\"\n"),
-		"quotes":                       hostile.Filled("", "'", "\n"),
-		"percent":                      hostile.Filled("", "%", "\n"),
-		"question marks":               hostile.Filled("", "? ", "\n"),
-		"dashes":                       hostile.Filled("", "- ", "\n"),
-		"base64 of megabytes in PEM":   hostile.Filled("machine: {ca: {crt: ", "QUFB", "}}\n"),
-		"WireGuard peers upon peers":   hostile.Filled("machine: {network: {interfaces: [{interface: w, wireguard: {peers: [{}", ",{}", "]}}]}}\n"),
-		"inline manifests by thousand": hostile.Filled("cluster: {inlineManifests: [{name: a}", ",{name: a}", "]}\n"),
+		"many anchors":                 fuzzdata.Many(func(i int) string { return fmt.Sprintf("k%06d: &k%06d 1\n", i, i) }),
+		"many comments":                fuzzdata.Filled("", "# c\n", "machine: {}\n"),
+		"many documents":               fuzzdata.Filled("", "---\n", ""),
+		"control characters":           fuzzdata.Filled("", "\x01", "\n"),
+		"not UTF-8":                    fuzzdata.Filled("a: \"", "\xff", "\"\n"),
+		"quotes":                       fuzzdata.Filled("", "'", "\n"),
+		"percent":                      fuzzdata.Filled("", "%", "\n"),
+		"question marks":               fuzzdata.Filled("", "? ", "\n"),
+		"dashes":                       fuzzdata.Filled("", "- ", "\n"),
+		"base64 of megabytes in PEM":   fuzzdata.Filled("machine: {ca: {crt: ", "QUFB", "}}\n"),
+		"WireGuard peers upon peers":   fuzzdata.Filled("machine: {network: {interfaces: [{interface: w, wireguard: {peers: [{}", ",{}", "]}}]}}\n"),
+		"inline manifests by thousand": fuzzdata.Filled("cluster: {inlineManifests: [{name: a}", ",{name: a}", "]}\n"),
 	}
 }
 
 func TestHostileDocuments(t *testing.T) {
-	for name, doc := range hostileDocuments() {
+	for name, doc := range costlyDocuments() {
 		t.Run(name, func(t *testing.T) {
 			var err error
-			cost := hostile.Bounded(t, func() { _, _, err = Load("test.yaml", []byte(doc)) })
+			cost := fuzzdata.Bounded(t, func() { _, _, err = Load("test.yaml", []byte(doc)) })
 			t.Logf("%d bytes cost %.1f", len(doc), cost)
 			if err == nil {
 				t.Fatal("accepted")
@@ -80,7 +80,7 @@ func TestAliases(t *testing.T) {
 	if in[1].Routes[0].Network != in[0].Routes[0].Network || in[1].Routes[0].Metric == 5 {
 		t.Error("an alias shares memory with its anchor")
 	}
-	got := refused(t, hostileDocuments()["alias bomb in known fields"])
+	got := refused(t, costlyDocuments()["alias bomb in known fields"])
 	if !strings.Contains(got, "aliases expand the document to more than 2097152 bytes") {
 		t.Error(got)
 	}

@@ -6,27 +6,27 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/garboard-os/garboard/config/hostile"
+	"github.com/garboard-os/garboard/config/fuzzdata"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
 // Redact runs on whatever lies on the disk of a node.
 func TestRedactHostileDocuments(t *testing.T) {
-	docs, all := map[string]string{}, hostileDocuments()
+	docs, all := map[string]string{}, costlyDocuments()
 	for _, name := range []string{"alias bomb in unknown keys", "long value", "unknown keys", "many comments", "many files", "quotes"} {
 		docs[name] = all[name]
 	}
-	docs["many secrets"] = "a:\n" + hostile.Many(func(int) string { return "- password: x\n" })
-	docs["many secrets in one line"] = "a: [" + hostile.Many(func(int) string { return "{password: x}," }) + "{}]\n"
-	docs["many aliases of a secret"] = "a: &a x\nb:\n" + hostile.Many(func(int) string { return "- password: *a\n" })
-	docs["many secrets in comments"] = "a: 1\n" + hostile.Many(func(int) string { return "# password: x\n" })
-	docs["many secrets between values"] = hostile.Many(func(i int) string { return fmt.Sprintf("# token: x\nk%06d: 1\n", i) })
-	docs["a long word that isn't telling"] = "a: 1 #" + hostile.Many(func(int) string { return "secre" }) + "\n"
+	docs["many secrets"] = "a:\n" + fuzzdata.Many(func(int) string { return "- password: x\n" })
+	docs["many secrets in one line"] = "a: [" + fuzzdata.Many(func(int) string { return "{password: x}," }) + "{}]\n"
+	docs["many aliases of a secret"] = "a: &a x\nb:\n" + fuzzdata.Many(func(int) string { return "- password: *a\n" })
+	docs["many secrets in comments"] = "a: 1\n" + fuzzdata.Many(func(int) string { return "# password: x\n" })
+	docs["many secrets between values"] = fuzzdata.Many(func(i int) string { return fmt.Sprintf("# token: x\nk%06d: 1\n", i) })
+	docs["a long word that isn't telling"] = "a: 1 #" + fuzzdata.Many(func(int) string { return "secre" }) + "\n"
 	for name, doc := range docs {
 		t.Run(name, func(t *testing.T) {
 			var text []byte
 			var err error
-			cost := hostile.Bounded(t, func() { text, err = Redact([]byte(doc)) })
+			cost := fuzzdata.Bounded(t, func() { text, err = Redact([]byte(doc)) })
 			t.Logf("%d bytes became %d for %.1f: %.80v", len(doc), len(text), cost, err)
 		})
 	}
@@ -46,7 +46,7 @@ func TestDiffOfLargeConfigurations(t *testing.T) {
 			change(&b, 1)
 			for _, pair := range [][2]*Config{{&a, &b}, {&b, &a}, {&a, &a}} {
 				var changes []Change
-				cost := hostile.Bounded(t, func() { changes = Diff(pair[0], pair[1]) })
+				cost := fuzzdata.Bounded(t, func() { changes = Diff(pair[0], pair[1]) })
 				t.Logf("%d changes for %.1f", len(changes), cost)
 			}
 		})

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/garboard-os/garboard/api/client/hangup"
+	"github.com/garboard-os/garboard/api/client/faultyserver"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -147,7 +147,7 @@ func TestRefusal(t *testing.T) {
 
 // A node that goes down has nothing against us either.
 func TestNoRefusalFromANodeThatCloses(t *testing.T) {
-	address, stop, err := hangup.Listen()
+	address, stop, err := faultyserver.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/config/hostile"
+	"github.com/garboard-os/garboard/config/fuzzdata"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
@@ -32,14 +32,14 @@ func TestHostilePatches(t *testing.T) {
 		return "machine:\n  files:\n" + times(18_000, func(i int) string { return fmt.Sprintf("    - {path: /f%d, content: %d}\n", i, v) })
 	}
 	for name, tt := range map[string]struct{ doc, patch string }{
-		"alias bomb in the document":   {hostile.Aliases(), "machine: {type: worker}"},
-		"alias bomb in the patch":      {"a: 1\n", hostile.Aliases()},
+		"alias bomb in the document":   {fuzzdata.Aliases(), "machine: {type: worker}"},
+		"alias bomb in the patch":      {"a: 1\n", fuzzdata.Aliases()},
 		"alias to itself":              {"machine: &a\n  network: *a\n", "machine: {type: worker}"},
-		"deep document":                {hostile.Filled("machine: ", "[", "\n"), "machine: 1"},
-		"deep blocks":                  {hostile.Deep(700), "a: {a: {a: {a: 1}}}"},
+		"deep document":                {fuzzdata.Filled("machine: ", "[", "\n"), "machine: 1"},
+		"deep blocks":                  {fuzzdata.Deep(700), "a: {a: {a: {a: 1}}}"},
 		"deep lists":                   {"a: " + strings.Repeat("[", 9000) + strings.Repeat("]", 9000), `[{"op": "add", "path": "/b", "value": 1}]`},
 		"deep patch":                   {"a: 1\n", "b: " + strings.Repeat("{a: ", 5000) + "1" + strings.Repeat("}", 5000)},
-		"many keys":                    {hostile.Many(func(i int) string { return fmt.Sprintf("k%06d: 1\n", i) }), `[{"op": "replace", "path": "/k000005", "value": 2}]`},
+		"many keys":                    {fuzzdata.Many(func(i int) string { return fmt.Sprintf("k%06d: 1\n", i) }), `[{"op": "replace", "path": "/k000005", "value": 2}]`},
 		"most keys merged":             {keys(1), keys(2)},
 		"most keys stepped on":         {keys(1), `[{"op": "remove", "path": "/machine/env/k000007"}]`},
 		"most keys go":                 {keys(1), strings.ReplaceAll(keys(3), ": 3", ": null")},
@@ -49,18 +49,18 @@ func TestHostilePatches(t *testing.T) {
 		"most operations":              {"a: [1]\n", operations(maxSteps, `{"op": "add", "path": "/a/0", "value": 1}`)},
 		"the last of them fails":       {"a: [1]\n", strings.TrimSuffix(operations(maxSteps-1, `{"op": "add", "path": "/a/0", "value": 1}`), "]") + `,{"op": "remove", "path": "/b"}]`},
 		"copies of copies":             {"a: {b: 1}\n", operations(200, `{"op": "copy", "from": "/a", "path": "/a/x"}`)},
-		"copies of something large":    {hostile.Filled("a: ", "x", "\n"), operations(1000, `{"op": "copy", "from": "/a", "path": "/b"}`)},
-		"quotes":                       {"a: 1\n", hostile.Filled("b: \"", `\u0001`, "\"\n")},
-		"lines":                        {"a: 1\n", hostile.Filled("b: |\n", "  x\n", "")},
-		"comments":                     {hostile.Filled("", "# c\n", "a: 1\n"), "a: 2"},
-		"a document of a megabyte":     {hostile.Filled("a: ", "x", "\n"), `{"b": "` + strings.Repeat("y", 1000) + `"}`},
-		"a key of a megabyte in JSON":  {"a: 1\n", hostile.Filled(`[{"op": "add", "path": "/`, "x", `", "value": 1}]`)},
-		"a path of a megabyte in JSON": {"a: 1\n", hostile.Filled(`[{"op": "add", "path": "`, "/x", `", "value": 1}]`)},
+		"copies of something large":    {fuzzdata.Filled("a: ", "x", "\n"), operations(1000, `{"op": "copy", "from": "/a", "path": "/b"}`)},
+		"quotes":                       {"a: 1\n", fuzzdata.Filled("b: \"", `\u0001`, "\"\n")},
+		"lines":                        {"a: 1\n", fuzzdata.Filled("b: |\n", "  x\n", "")},
+		"comments":                     {fuzzdata.Filled("", "# c\n", "a: 1\n"), "a: 2"},
+		"a document of a megabyte":     {fuzzdata.Filled("a: ", "x", "\n"), `{"b": "` + strings.Repeat("y", 1000) + `"}`},
+		"a key of a megabyte in JSON":  {"a: 1\n", fuzzdata.Filled(`[{"op": "add", "path": "/`, "x", `", "value": 1}]`)},
+		"a path of a megabyte in JSON": {"a: 1\n", fuzzdata.Filled(`[{"op": "add", "path": "`, "/x", `", "value": 1}]`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out []byte
 			var err error
-			cost := hostile.Bounded(t, func() { out, err = Apply([]byte(tt.doc), []byte(tt.patch)) })
+			cost := fuzzdata.Bounded(t, func() { out, err = Apply([]byte(tt.doc), []byte(tt.patch)) })
 			t.Logf("%d and %d bytes became %d for %.1f: %.80v", len(tt.doc), len(tt.patch), len(out), cost, err)
 			if err != nil && len(err.Error()) > 16<<10 {
 				t.Errorf("the error has %d bytes", len(err.Error()))

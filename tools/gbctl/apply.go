@@ -65,8 +65,8 @@ func (f *applyFlags) add(cmd *cobra.Command) {
 	f.app.outputFlag(cmd)
 }
 
-// chosen is the one mode that the flags ask for.
-func (f *applyFlags) chosen(cmd *cobra.Command) (apiv1.ApplyMode, error) {
+// selectedMode is the one mode that the flags ask for.
+func (f *applyFlags) selectedMode(cmd *cobra.Command) (apiv1.ApplyMode, error) {
 	var asked []string
 	if cmd.Flags().Changed("mode") {
 		asked = append(asked, f.mode)
@@ -106,7 +106,7 @@ type configChange struct {
 }
 
 func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, error) {
-	mode, err := f.chosen(cmd)
+	mode, err := f.selectedMode(cmd)
 	return configChange{f.app, done, mode, f.timeout, f.dryRun}, err
 }
 
@@ -135,10 +135,10 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		return err
 	}
 	wait := len(nodes) > 1 && !c.dryRun && !c.app.insecure // a machine without a configuration is in no cluster
-	held := ""
-	return c.app.oneByOne(ctx, func(ctx context.Context, n *client.Client) error {
-		if held != "" {
-			return &exitError{codeRefused, fmt.Errorf("nothing was done: %s", held)}
+	skipReason := ""
+	return c.app.sequential(ctx, func(ctx context.Context, n *client.Client) error {
+		if skipReason != "" {
+			return &exitError{codeRefused, fmt.Errorf("nothing was done: %s", skipReason)}
 		}
 		before := ""
 		if wait {
@@ -150,8 +150,8 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		}
 		start := time.Now()
 		m, err := change(ctx, n)
-		if wait && maybeDone(err) {
-			held = n.Name + " comes before it, and may reboot: what became of the change there isn't known"
+		if wait && mayHaveApplied(err) {
+			skipReason = n.Name + " comes before it, and may reboot: what became of the change there isn't known"
 		}
 		if err != nil || m == nil {
 			return err
@@ -160,11 +160,11 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 			return err
 		}
 		if c.mode == apiv1.ApplyMode_APPLY_MODE_TRY {
-			held = fmt.Sprintf("%s reboots to try it; confirm it there before it is tried here", n.Name)
+			skipReason = fmt.Sprintf("%s reboots to try it; confirm it there before it is tried here", n.Name)
 			return nil
 		}
-		if err := c.app.isBack(ctx, n.Name, before, func(context.Context) error { return nil }); err != nil {
-			held = n.Name + " comes before it, and isn't back"
+		if err := c.app.waitBack(ctx, n.Name, before, func(context.Context) error { return nil }); err != nil {
+			skipReason = n.Name + " comes before it, and isn't back"
 			return err
 		}
 		fmt.Fprintf(c.app.err, "%s: is back and well after %s\n", n.Name, span(time.Since(start)))
@@ -172,9 +172,9 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 	})
 }
 
-// maybeDone tells whether a request may have done what it asked for, and the answer is
+// mayHaveApplied tells whether a request may have done what it asked for, and the answer is
 // lost, as where the node is quicker in going down.
-func maybeDone(err error) bool {
+func mayHaveApplied(err error) bool {
 	var request *connect.Error
 	return errors.As(err, &request) && !connect.IsWireError(err) || exitCode(err) == codeUnreachable
 }
@@ -214,7 +214,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 				return err
 			}
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-				n, err := a.believed(ctx, n)
+				n, err := a.trusted(ctx, n)
 				if err != nil {
 					return nil, err
 				}
@@ -331,34 +331,34 @@ func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []strin
 	case apiv1.ApplyMode_APPLY_MODE_ON_REBOOT:
 		return []string{fmt.Sprintf("it comes into force with the next reboot: 'gbctl -n %s reboot'", node)}
 	case apiv1.ApplyMode_APPLY_MODE_REBOOT:
-		lines = append(lines, c.tense("the node reboots now, to bring it into force", "the node would reboot"))
+		lines = append(lines, c.ifDryRun("the node reboots now, to bring it into force", "the node would reboot"))
 	case apiv1.ApplyMode_APPLY_MODE_TRY:
 		if m.Reboot {
-			lines = append(lines, c.tense("the node reboots now, to try it", "the node would reboot"))
+			lines = append(lines, c.ifDryRun("the node reboots now, to try it", "the node would reboot"))
 		}
-		lines = append(lines, c.trial(node, m)...)
+		lines = append(lines, c.tryLines(node, m)...)
 	default:
-		lines = append(lines, c.tense("it is in force, without a reboot", "it would be in force without a reboot"))
+		lines = append(lines, c.ifDryRun("it is in force, without a reboot", "it would be in force without a reboot"))
 	}
 	if c.app.insecure && !c.dryRun {
 		lines = append(lines, fmt.Sprintf("see how it comes up: 'gbctl -n %s health --wait 10m'", node))
 	}
 	if len(m.Restarts) > 0 && !m.Reboot {
 		restarts := strings.Join(m.Restarts, ", ")
-		lines = append(lines, c.tense("restarts: "+restarts, "would restart: "+restarts))
+		lines = append(lines, c.ifDryRun("restarts: "+restarts, "would restart: "+restarts))
 	}
 	return lines
 }
 
-func (c configChange) tense(done, would string) string {
+func (c configChange) ifDryRun(done, would string) string {
 	if c.dryRun {
 		return would
 	}
 	return done
 }
 
-// trial says how to keep a change that is tried, and until when.
-func (c configChange) trial(node string, m *apiv1.ApplyConfigResponse) []string {
+// tryLines says how to keep a change that is tried, and until when.
+func (c configChange) tryLines(node string, m *apiv1.ApplyConfigResponse) []string {
 	keep := fmt.Sprintf("keep it with 'gbctl -n %s config confirm'", node)
 	switch {
 	case c.dryRun:

@@ -63,9 +63,9 @@ others join after that. Where they still have a quorum, nothing is recovered.`,
 			if cmd.Flags().Changed("recover-from") {
 				return a.recoverFrom(cmd, snapshot, raw)
 			}
-			a.patient(cmd, bootstrapTimeout)
+			a.raiseTimeout(cmd, bootstrapTimeout)
 			return a.said(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{ControlPlanes: a.others(ctx, c.Name)})))
+				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})))
 			})
 		},
 	}
@@ -75,10 +75,10 @@ others join after that. Where they still have a quorum, nothing is recovered.`,
 	return cmd
 }
 
-// others are the addresses of the nodes that the context knows, but for the one that
+// otherAddresses are the addresses of the nodes that the context knows, but for the one that
 // is asked. Names are looked up here: the node takes addresses only, since it may have
 // no name server yet, or another one.
-func (a *app) others(ctx context.Context, node string) []string {
+func (a *app) otherAddresses(ctx context.Context, node string) []string {
 	c, err := a.access()
 	if err != nil || c == nil {
 		return nil
@@ -135,23 +135,23 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 	if info, err := file.Stat(); err == nil { // that of a large cluster takes a while
 		fmt.Fprintf(a.err, "checking %s (%s)\n", path, size(uint64(info.Size())))
 	}
-	first, err := announce(file, raw)
+	first, err := firstMessage(file, raw)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	a.patient(cmd, recoverTimeout)
+	a.raiseTimeout(cmd, recoverTimeout)
 	return a.said(cmd.Context(), "recovering", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-		first.ControlPlanes = a.others(ctx, c.Name)
+		first.ControlPlanes = a.otherAddresses(ctx, c.Name)
 		fmt.Fprintf(a.err, "%s: sending %s (%s), and waiting until it is restored\n", c.Name, path, size(first.Size))
 		return sendSnapshot(ctx, c, file, first)
 	})
 }
 
-// announce is the first message about a snapshot, which leaves the file at its
+// firstMessage is the first message about a snapshot, which leaves the file at its
 // beginning.
-func announce(file *os.File, raw bool) (*apiv1.RecoverRequest, error) {
+func firstMessage(file *os.File, raw bool) (*apiv1.RecoverRequest, error) {
 	whole := sha256.New()
-	ends := &summed{to: io.Discard, hash: sha256.New()}
+	ends := &checksumWriter{to: io.Discard, hash: sha256.New()}
 	n, err := io.Copy(io.MultiWriter(whole, ends), file)
 	if err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/client"
-	"github.com/garboard-os/garboard/api/client/hangup"
+	"github.com/garboard-os/garboard/api/client/faultyserver"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -87,7 +87,7 @@ func setup(env *testscript.Env) error {
 	env.Defer(release)
 	via[nodeOff] = off.String()
 	var stop func()
-	if via[nodeGoesDown], stop, err = hangup.Listen(); err != nil {
+	if via[nodeGoesDown], stop, err = faultyserver.Listen(); err != nil {
 		return err
 	}
 	env.Defer(stop)

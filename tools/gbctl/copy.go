@@ -58,7 +58,7 @@ func (a *app) copy(ctx context.Context, from, to string, force bool) error {
 		if len(nodes) > 1 {
 			dir = filepath.Join(to, strings.ReplaceAll(nodes[i], ":", "_"))
 		}
-		x := &extraction{force: force, told: time.Now(), quiet: !interactive(a.err), note: func(format string, args ...any) {
+		x := &extraction{force: force, lastReport: time.Now(), quiet: !interactive(a.err), note: func(format string, args ...any) {
 			fmt.Fprintf(a.err, c.Name+": "+format+"\n", args...)
 		}}
 		if err := x.from(ctx, c, from, dir); err != nil {
@@ -82,14 +82,14 @@ type extraction struct {
 	files int
 	bytes uint64
 
-	quiet bool      // nobody looks
-	told  time.Time // when a person last heard how far it is
+	quiet      bool      // nobody looks
+	lastReport time.Time // when a person last heard how far it is
 }
 
 // progress tells a person how far it is.
 func (x *extraction) progress() {
-	if !x.quiet && time.Since(x.told) > patience {
-		x.told = time.Now()
+	if !x.quiet && time.Since(x.lastReport) > progressDelay {
+		x.lastReport = time.Now()
 		x.note("%s with %s so far", plural(x.files, "file"), size(x.bytes))
 	}
 }
@@ -134,7 +134,7 @@ func (x *extraction) extract(r io.Reader, dir string) (err error) {
 			return err
 		}
 		if h.Name == problemsName && x.root != nil {
-			problems = x.missing(archive)
+			problems = x.reportMissing(archive)
 			continue
 		}
 		if x.root == nil {
@@ -232,8 +232,8 @@ func (x *extraction) regular(name string, mode fs.FileMode, h *tar.Header, conte
 	return x.root.Chtimes(name, h.ModTime, h.ModTime)
 }
 
-// missing tells what the node couldn't read.
-func (x *extraction) missing(list io.Reader) error {
+// reportMissing tells what the node couldn't read.
+func (x *extraction) reportMissing(list io.Reader) error {
 	lines := bufio.NewScanner(list)
 	n := 0
 	for ; lines.Scan(); n++ {

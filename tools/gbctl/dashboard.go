@@ -21,9 +21,9 @@ const (
 	// didn't answer: what a person takes for now.
 	refresh = 2 * time.Second
 
-	// glance bounds these requests: who looks at a screen wants to know sooner than
+	// dashboardTimeout bounds these requests: who looks at a screen wants to know sooner than
 	// --timeout that a node doesn't answer.
-	glance = 5 * time.Second
+	dashboardTimeout = 5 * time.Second
 
 	// pastLines and pastEvents are shown of what was before the dashboard.
 	pastLines  = 500
@@ -102,16 +102,16 @@ type snapshot struct {
 	err      error // of the first part that is missing
 }
 
-// eventsSeen are further events of a node; again: those before are to be
+// eventsMsg are further events of a node; again: those before are to be
 // forgotten, because all are told once more.
-type eventsSeen struct {
+type eventsMsg struct {
 	node   int
 	again  bool
 	events []*apiv1.ServiceEvent
 }
 
-// linesSeen are further lines of a log. With err there are none for now.
-type linesSeen struct {
+// linesMsg are further lines of a log. With err there are none for now.
+type linesMsg struct {
 	target logTarget
 	again  bool
 	lines  []string
@@ -137,15 +137,15 @@ func (f *feeds) start(ctx context.Context, send func(tea.Msg)) {
 // watch asks a node how it is, until the end.
 func (f *feeds) watch(ctx context.Context, i int, c *client.Client) {
 	for ctx.Err() == nil {
-		f.send(f.look(ctx, i, c))
+		f.send(f.fetch(ctx, i, c))
 		_ = pause(ctx, refresh)
 	}
 }
 
-// look asks for all parts at the same time. Roles and releases may keep some of
+// fetch asks for all parts at the same time. Roles and releases may keep some of
 // them from us.
-func (f *feeds) look(ctx context.Context, i int, c *client.Client) snapshot {
-	ctx, cancel := context.WithTimeout(ctx, min(glance, f.app.timeout))
+func (f *feeds) fetch(ctx context.Context, i int, c *client.Client) snapshot {
+	ctx, cancel := context.WithTimeout(ctx, min(dashboardTimeout, f.app.timeout))
 	defer cancel()
 	s := snapshot{node: i}
 	resources := func(kind string, to **apiv1.ListResourcesResponse) func() error {
@@ -167,16 +167,16 @@ func (f *feeds) look(ctx context.Context, i int, c *client.Client) snapshot {
 	}
 	wg.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		s.err = f.why(ctx, c, errs[i])
+		s.err = f.requestError(ctx, c, errs[i])
 	}
 	s.at = time.Now()
 	return s
 }
 
-// why is what went wrong, in words for the screen.
-func (f *feeds) why(ctx context.Context, c *client.Client, err error) error {
+// requestError is what went wrong, in words for the screen.
+func (f *feeds) requestError(ctx context.Context, c *client.Client, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("no answer within %s", min(glance, f.app.timeout))
+		return fmt.Errorf("no answer within %s", min(dashboardTimeout, f.app.timeout))
 	}
 	if broken(err) {
 		if refusal := c.Refusal(ctx); refusal != nil && !errors.Is(refusal, context.DeadlineExceeded) {
@@ -191,7 +191,7 @@ func (f *feeds) events(ctx context.Context, i int, c *client.Client) {
 		again := true
 		stream, err := c.Service.Events(ctx, connect.NewRequest(&apiv1.EventsRequest{Tail: pastEvents, Follow: true}))
 		_ = receive(stream, err, func(e *apiv1.ServiceEvent) error {
-			f.send(eventsSeen{node: i, again: again, events: []*apiv1.ServiceEvent{e}})
+			f.send(eventsMsg{node: i, again: again, events: []*apiv1.ServiceEvent{e}})
 			again = false
 			return ctx.Err()
 		}) // whether the node answers is told by watch
@@ -242,12 +242,12 @@ func (f *feeds) log(ctx context.Context, t logTarget) {
 		again := true
 		stream, err := c.Log.Read(ctx, connect.NewRequest(&apiv1.ReadLogRequest{Id: t.service, Tail: pastLines, Follow: true}))
 		err = receive(stream, err, func(m *apiv1.LogChunk) error {
-			f.send(linesSeen{target: t, again: again, lines: m.Lines, lost: m.Lost})
+			f.send(linesMsg{target: t, again: again, lines: m.Lines, lost: m.Lost})
 			again = false
 			return ctx.Err()
 		})
 		if err != nil && ctx.Err() == nil {
-			f.send(linesSeen{target: t, err: f.app.explain(c.Name, err)})
+			f.send(linesMsg{target: t, err: f.app.explain(c.Name, err)})
 		}
 		_ = pause(ctx, refresh)
 	}

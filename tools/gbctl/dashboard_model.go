@@ -64,18 +64,18 @@ func (d *dashboard) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.KeyPressMsg:
 		return d, d.key(msg.String())
 	case snapshot:
-		d.nodes[msg.node].see(msg)
+		d.nodes[msg.node].update(msg)
 		d.retarget()
-	case eventsSeen:
+	case eventsMsg:
 		n := d.nodes[msg.node]
 		if msg.again {
 			n.events = nil
 		}
 		n.events = newest(append(n.events, msg.events...), keptEvents)
 		if d.showEvents && msg.node == d.current {
-			d.hold(len(msg.events))
+			d.keepPosition(len(msg.events))
 		}
-	case linesSeen:
+	case linesMsg:
 		d.read(msg)
 	}
 	return d, nil
@@ -89,9 +89,9 @@ func newest[T any](list []T, most int) []T {
 	return slices.Clone(list[len(list)-most:])
 }
 
-// see takes over what a node told. What it didn't tell this time is kept while it
+// update takes over what a node told. What it didn't tell this time is kept while it
 // is silent: the screen says since when.
-func (n *nodeView) see(s snapshot) {
+func (n *nodeView) update(s snapshot) {
 	if s.status != nil || s.services != nil {
 		n.answered = s.at
 	} else {
@@ -103,8 +103,8 @@ func (n *nodeView) see(s snapshot) {
 	}
 }
 
-// silent tells whether the node didn't answer the last time.
-func (n *nodeView) silent() bool { return n.seen.err != nil && !n.answered.Equal(n.seen.at) }
+// unanswered tells whether the node didn't answer the last time.
+func (n *nodeView) unanswered() bool { return n.seen.err != nil && !n.answered.Equal(n.seen.at) }
 
 func (n *nodeView) ids() []string {
 	var ids []string
@@ -114,7 +114,7 @@ func (n *nodeView) ids() []string {
 	return ids
 }
 
-func (d *dashboard) read(msg linesSeen) {
+func (d *dashboard) read(msg linesMsg) {
 	if msg.target != d.target {
 		return // of the log before
 	}
@@ -130,12 +130,12 @@ func (d *dashboard) read(msg linesSeen) {
 	}
 	d.lines = newest(append(d.lines, msg.lines...), keptLines)
 	if !d.showEvents {
-		d.hold(len(msg.lines))
+		d.keepPosition(len(msg.lines))
 	}
 }
 
-// hold keeps what somebody has scrolled back to where it is.
-func (d *dashboard) hold(lines int) {
+// keepPosition keeps what somebody has scrolled back to where it is.
+func (d *dashboard) keepPosition(lines int) {
 	if d.scroll > 0 {
 		d.scroll += lines
 	}

@@ -60,7 +60,7 @@ func newScreen(width, height int) *screen {
 	worker.services.Services = slices.DeleteFunc(worker.services.Services, func(s *apiv1.Service) bool { return s.Id == "etcd" })
 	worker.status.Hostname, worker.status.MachineType = "w-1", "worker"
 	s.send(worker, snapshot{node: 2, at: noon, err: errors.New("can't be reached: connection refused. Is it on?")})
-	s.send(eventsSeen{node: 0, again: true, events: []*apiv1.ServiceEvent{
+	s.send(eventsMsg{node: 0, again: true, events: []*apiv1.ServiceEvent{
 		{Service: "etcd", State: "Waiting", Message: "waits", Time: timestamppb.New(noon)},
 		{Service: "kubelet", State: "Running", Message: "Health check successful", Time: timestamppb.New(noon.Add(time.Second))},
 	}})
@@ -93,7 +93,7 @@ func (s *screen) press(keys ...string) (cmd tea.Cmd) {
 // say sends numbered lines of the log that is followed.
 func (s *screen) say(from, to int) {
 	for i := from; i <= to; i++ {
-		s.send(linesSeen{target: s.target, again: i == 1, lines: []string{fmt.Sprintf("line %d of %s", i, s.target.service)}})
+		s.send(linesMsg{target: s.target, again: i == 1, lines: []string{fmt.Sprintf("line %d of %s", i, s.target.service)}})
 	}
 }
 
@@ -193,12 +193,12 @@ func TestDashboardLog(t *testing.T) {
 	// Another service's log, and not what comes late of the one before.
 	old := s.target
 	s.press("down")
-	s.send(linesSeen{target: old, lines: []string{"late"}})
+	s.send(linesMsg{target: old, lines: []string{"late"}})
 	s.say(1, 3)
 	shows("line 3 of containerd", "late")
-	s.send(linesSeen{target: s.target, lost: 7, lines: []string{"after"}})
+	s.send(linesMsg{target: s.target, lost: 7, lines: []string{"after"}})
 	shows("(7 lines were lost: they came too fast)", "late")
-	s.send(linesSeen{target: s.target, err: errors.New("no such log")})
+	s.send(linesMsg{target: s.target, err: errors.New("no such log")})
 	shows("LOG of containerd (no such log)", "late")
 	s.say(1, keptLines*3)
 	if len(s.lines) > 2*keptLines {
@@ -250,7 +250,7 @@ func TestDashboardFits(t *testing.T) {
 		for _, service := range n.services.Services[:rapid.IntRange(0, 10).Draw(t, "services")] {
 			service.Id, service.State, service.Message, service.WaitingFor = evil+service.Id, evil, evil, evil
 		}
-		s.send(n, linesSeen{target: s.target, lines: []string{evil, evil}}, eventsSeen{node: 0, events: []*apiv1.ServiceEvent{{Service: evil, Message: evil}}})
+		s.send(n, linesMsg{target: s.target, lines: []string{evil, evil}}, eventsMsg{node: 0, events: []*apiv1.ServiceEvent{{Service: evil, Message: evil}}})
 		s.press(rapid.SliceOf(rapid.SampledFrom([]string{"down", "up", "left", "right", "e", "pgup", "pgdown", "3"})).Draw(t, "keys")...)
 		rows := strings.Split(s.View().Content, "\n")
 		if len(rows) > height || len(rows) != height && height >= leastHeight && width >= leastWidth {

@@ -21,12 +21,12 @@ const (
 // Styles have colours of the terminal's own palette, which its owner can read.
 // None of them says anything that words don't.
 var (
-	strong = lipgloss.NewStyle().Bold(true)
-	pale   = lipgloss.NewStyle().Faint(true)
-	chosen = lipgloss.NewStyle().Reverse(true)
-	good   = lipgloss.NewStyle().Foreground(lipgloss.Green)
-	wait   = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
-	bad    = lipgloss.NewStyle().Foreground(lipgloss.Red)
+	strong   = lipgloss.NewStyle().Bold(true)
+	faint    = lipgloss.NewStyle().Faint(true)
+	reversed = lipgloss.NewStyle().Reverse(true)
+	good     = lipgloss.NewStyle().Foreground(lipgloss.Green)
+	wait     = lipgloss.NewStyle().Foreground(lipgloss.Yellow)
+	bad      = lipgloss.NewStyle().Foreground(lipgloss.Red)
 )
 
 const keysHelp = "←→ node  ↑↓ service  e events/log  PgUp PgDn scroll  End follow  q quit"
@@ -54,7 +54,7 @@ func (d *dashboard) frame() string {
 	n := d.nodes[d.current]
 	rows := []string{d.tabs()}
 	if n.answered.IsZero() {
-		rows = append(rows, d.unheard(n)...)
+		rows = append(rows, d.unreachable(n)...)
 	} else {
 		rows = append(rows, d.identity(n), load(n.seen.status), controlPlane(n.seen))
 		rows = append(rows, d.services(n)...)
@@ -63,7 +63,7 @@ func (d *dashboard) frame() string {
 	for len(rows) < d.height-1 {
 		rows = append(rows, "")
 	}
-	rows = append(rows[:d.height-1], pale.Render(keysHelp))
+	rows = append(rows[:d.height-1], faint.Render(keysHelp))
 	for i := range rows {
 		rows[i] = ansi.Truncate(rows[i], d.width, "…")
 	}
@@ -88,7 +88,7 @@ func (d *dashboard) tabs() string {
 		mark, style := n.mark()
 		text := fmt.Sprintf(" %d %s ", i+1, plain(n.name))
 		if i == d.current {
-			tabs = append(tabs, chosen.Render(text+mark+" "))
+			tabs = append(tabs, reversed.Render(text+mark+" "))
 		} else {
 			tabs = append(tabs, text+style.Render(mark)+" ")
 		}
@@ -108,8 +108,8 @@ func (d *dashboard) tabs() string {
 func (n *nodeView) mark() (string, lipgloss.Style) {
 	switch {
 	case n.seen.at.IsZero():
-		return "…", pale
-	case n.silent():
+		return "…", faint
+	case n.unanswered():
 		return "silent", bad
 	}
 	for _, s := range n.seen.services.GetServices() {
@@ -120,8 +120,8 @@ func (n *nodeView) mark() (string, lipgloss.Style) {
 	return "up", good
 }
 
-// unheard is the screen of a node that has never answered.
-func (d *dashboard) unheard(n *nodeView) []string {
+// unreachable is the screen of a node that has never answered.
+func (d *dashboard) unreachable(n *nodeView) []string {
 	if n.seen.err == nil {
 		return []string{"", "asking " + plain(n.name) + " …"}
 	}
@@ -145,7 +145,7 @@ func (d *dashboard) identity(n *nodeView) string {
 		parts = []string{strong.Render(plain(n.name))}
 	}
 	switch {
-	case n.silent():
+	case n.unanswered():
 		parts = []string{parts[0], bad.Render("silent for " + span(n.seen.at.Sub(n.answered)) + ": " + plain(n.seen.err.Error()))}
 	case n.seen.err != nil:
 		parts = append(parts, wait.Render(plain(n.seen.err.Error())))
@@ -155,7 +155,7 @@ func (d *dashboard) identity(n *nodeView) string {
 
 func load(s *apiv1.NodeStatusResponse) string {
 	if s == nil {
-		return pale.Render("load is unknown")
+		return faint.Render("load is unknown")
 	}
 	text := fmt.Sprintf("load %.2f/%d CPUs", s.Load1, s.Cpus)
 	if s.Load1 > float64(s.Cpus) {
@@ -184,7 +184,7 @@ func bar(used, total uint64) string {
 	if percent >= barNearly {
 		style = bad
 	}
-	return style.Render(strings.Repeat("█", full)) + pale.Render(strings.Repeat("░", barWidth-full)) + fmt.Sprintf(" %d%% of %s", percent, size(total))
+	return style.Render(strings.Repeat("█", full)) + faint.Render(strings.Repeat("░", barWidth-full)) + fmt.Sprintf(" %d%% of %s", percent, size(total))
 }
 
 // controlPlane is what runs of Kubernetes on this node.
@@ -215,7 +215,7 @@ func controlPlane(s snapshot) string {
 		}
 	}
 	if len(parts) == 0 {
-		return pale.Render("no control plane")
+		return faint.Render("no control plane")
 	}
 	return "control plane: " + strings.Join(parts, " · ")
 }
@@ -259,7 +259,7 @@ func serviceRow(s *apiv1.Service, since string, wide int, selected bool) string 
 	id, health := cell(plain(s.Id), wide), cell(plain(s.Health), healthWidth)
 	switch {
 	case selected:
-		id = chosen.Render(id)
+		id = reversed.Render(id)
 	case !s.Up && s.State != "Skipped":
 		id = wait.Render(id)
 	}

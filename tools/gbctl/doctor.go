@@ -37,11 +37,11 @@ func (a *app) doctor(ctx context.Context) error {
 		return message(c.Node.Diagnose(ctx, connect.NewRequest(&apiv1.DiagnoseRequest{})))
 	})
 	var documents []*yaml.Node
-	ill := false
+	unhealthy := false
 	for _, n := range answers {
 		documents = append(documents, document(n.node, n.value))
 		for _, f := range n.value.Findings {
-			ill = ill || f.Severity == apiv1.Finding_SEVERITY_ERROR
+			unhealthy = unhealthy || f.Severity == apiv1.Finding_SEVERITY_ERROR
 		}
 	}
 	err := a.show(documents, true, func() error {
@@ -53,7 +53,7 @@ func (a *app) doctor(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err = errors.Join(err, failed); err == nil && ill {
+	if err = errors.Join(err, failed); err == nil && unhealthy {
 		return &exitError{codeUnhealthy, nil}
 	}
 	return err

@@ -84,8 +84,8 @@ func (d *draft) changed(shown []byte) bool {
 	return err == nil && !bytes.Equal(now, shown)
 }
 
-// kept says where the draft is.
-func (d *draft) kept(err error) error { return &keptError{err, d.path} }
+// keep says where the draft is.
+func (d *draft) keep(err error) error { return &draftError{err, d.path} }
 
 // editNode has the configuration of a node edited, and applies it. Without an answer
 // nothing was changed.
@@ -110,16 +110,16 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 			return nil, err
 		}
 		if err != nil {
-			return nil, d.kept(err)
+			return nil, d.keep(err)
 		}
-		typed := withoutProblems(edited)
+		typed := stripProblems(edited)
 		switch {
 		case len(bytes.TrimSpace(typed)) == 0, bytes.Equal(typed, current.Document):
 			fmt.Fprintf(a.out, "mc at the node %s is unchanged: nothing was applied\n", n.Name)
 			d.discard()
 			return nil, nil
 		case problems != "" && bytes.Equal(typed, text):
-			return nil, d.kept(&exitError{codeRefused, errors.New("the configuration still has problems: nothing was applied")})
+			return nil, d.keep(&exitError{codeRefused, errors.New("the configuration still has problems: nothing was applied")})
 		}
 		text = typed
 		m, err := change.apply(ctx, n, text, current.Digest)
@@ -131,9 +131,9 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 		case connect.CodeInvalidArgument, connect.CodeFailedPrecondition:
 			problems = asComments(n.Name, err)
 		case connect.CodeAborted:
-			return nil, d.kept(errors.New("the node has another configuration by now, somebody else has changed it: edit again, and take your changes over"))
+			return nil, d.keep(errors.New("the node has another configuration by now, somebody else has changed it: edit again, and take your changes over"))
 		default:
-			return nil, d.kept(a.explain(n.Name, err))
+			return nil, d.keep(a.explain(n.Name, err))
 		}
 	}
 }
@@ -196,8 +196,8 @@ func asComments(node string, err error) string {
 	return b.String()
 }
 
-// withoutProblems takes our lines away again.
-func withoutProblems(text []byte) []byte {
+// stripProblems takes our lines away again.
+func stripProblems(text []byte) []byte {
 	for bytes.HasPrefix(text, []byte(mark)) {
 		_, rest, _ := bytes.Cut(text, []byte("\n"))
 		text = rest

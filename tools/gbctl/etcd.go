@@ -28,9 +28,9 @@ const (
 	leaveTimeout = 2 * time.Minute
 )
 
-// patient gives a request that is known to take long its time, unless a person has
+// raiseTimeout gives a request that is known to take long its time, unless a person has
 // said how long.
-func (a *app) patient(cmd *cobra.Command, d time.Duration) {
+func (a *app) raiseTimeout(cmd *cobra.Command, d time.Duration) {
 	if !cmd.Flags().Changed("timeout") {
 		a.timeout = d
 	}
@@ -140,7 +140,7 @@ when all of it is. The role os:etcd:backup is enough.`,
 			if err != nil {
 				return err
 			}
-			return collect([]string{node}, []error{a.with(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
+			return collect([]string{node}, []error{a.withClient(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
 				n, err := saveSnapshot(ctx, c, args[0])
 				if err != nil {
 					return err
@@ -167,7 +167,7 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 			os.Remove(f.Name())
 		}
 	}()
-	to := &summed{to: f, hash: sha256.New()}
+	to := &checksumWriter{to: f, hash: sha256.New()}
 	stream, err := c.Etcd.Snapshot(ctx, connect.NewRequest(&apiv1.EtcdSnapshotRequest{}))
 	if err := receive(stream, err, func(m *apiv1.FileChunk) error {
 		_, err := to.Write(m.Data)
@@ -184,15 +184,15 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 	return to.bytes, putInPlace(f.Name(), path)
 }
 
-// summed is a stream that ends with the SHA-256 of what is before it.
-type summed struct {
+// checksumWriter is a stream that ends with the SHA-256 of what is before it.
+type checksumWriter struct {
 	to    io.Writer
 	hash  hash.Hash
 	tail  []byte // the last bytes, which may be the sum
 	bytes uint64
 }
 
-func (s *summed) Write(p []byte) (int, error) {
+func (s *checksumWriter) Write(p []byte) (int, error) {
 	s.bytes += uint64(len(p))
 	s.tail = append(s.tail, p...)
 	if over := len(s.tail) - sha256.Size; over > 0 {
@@ -202,7 +202,7 @@ func (s *summed) Write(p []byte) (int, error) {
 	return s.to.Write(p)
 }
 
-func (s *summed) check() error {
+func (s *checksumWriter) check() error {
 	if subtle.ConstantTimeCompare(s.hash.Sum(nil), s.tail) != 1 {
 		return fmt.Errorf("the snapshot is damaged or incomplete: its SHA-256 doesn't fit its %d bytes", s.bytes)
 	}
@@ -218,8 +218,8 @@ member doesn't answer, so several nodes are asked one after another.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 etcd defrag`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.patient(cmd, defragmentTimeout)
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+			a.raiseTimeout(cmd, defragmentTimeout)
+			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				m, err := message(c.Etcd.Defragment(ctx, connect.NewRequest(&apiv1.EtcdDefragmentRequest{})))
 				if err != nil {
 					return err
@@ -311,7 +311,7 @@ node joins again when it is started: with 'gbctl service etcd start', or a reboo
 		Example: `  gbctl -n 10.5.0.3 etcd leave`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.patient(cmd, leaveTimeout)
+			a.raiseTimeout(cmd, leaveTimeout)
 			return a.said(cmd.Context(), "leaving etcd", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Etcd.Leave(ctx, connect.NewRequest(&apiv1.EtcdLeaveRequest{})))
 			})

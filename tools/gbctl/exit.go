@@ -134,13 +134,13 @@ func (e *nodeErrors) code() int {
 	return code
 }
 
-// keptIn are the files that an error is about.
-func keptIn(err error) (all []*keptError) {
+// draftsIn are the files that an error is about.
+func draftsIn(err error) (all []*draftError) {
 	var nodes *nodeErrors
-	var kept *keptError
+	var kept *draftError
 	if errors.As(err, &nodes) {
 		for _, f := range nodes.failed {
-			all = append(all, keptIn(f.err)...)
+			all = append(all, draftsIn(f.err)...)
 		}
 	} else if errors.As(err, &kept) {
 		all = append(all, kept)
@@ -156,7 +156,7 @@ func (a *app) finish(ctx context.Context, err error) int {
 	if ctx.Err() != nil || errors.Is(err, context.Canceled) {
 		// Nobody needs to be told that they have pressed Ctrl-C, but what was left
 		// behind for them is worth a line.
-		for _, kept := range keptIn(err) {
+		for _, kept := range draftsIn(err) {
 			fmt.Fprintln(a.err, kept.note())
 		}
 		return codeInterrupted

@@ -48,7 +48,7 @@ func (a *app) explainTrust(node string, err error) error {
 	case errors.As(err, &authority) && selfSigned(authority.Cert), errors.As(err, &name) && selfSigned(name.Certificate):
 		return denied("shows a certificate that it signed itself: it is in maintenance mode, and has no configuration yet. Give it one with 'gbctl -n %s apply-config --insecure -f FILE'", node)
 	case errors.As(err, &authority):
-		return denied("its certificate isn't signed by the authority of %s: it belongs to another cluster, or the cluster's authority was changed. 'gbctl config contexts' lists the contexts, --context chooses one", a.whose())
+		return denied("its certificate isn't signed by the authority of %s: it belongs to another cluster, or the cluster's authority was changed. 'gbctl config contexts' lists the contexts, --context chooses one", a.contextLabel())
 	case errors.As(err, &name):
 		return denied("its certificate is for %s, not for %s: name the node so, or add this name to machine.certSANs", names(name.Certificate), name.Host)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
@@ -93,8 +93,8 @@ func names(cert *x509.Certificate) string {
 	return strings.Join(all, ", ")
 }
 
-// whose names the context in use, and where it is.
-func (a *app) whose() string {
+// contextLabel names the context in use, and where it is.
+func (a *app) contextLabel() string {
 	path, _ := a.path()
 	name := a.contextName
 	if config, err := client.Load(path); err == nil && name == "" {
@@ -123,7 +123,7 @@ func (a *app) explainAlert(_ string, err error) error {
 		if !strings.Contains(text, alert.words) {
 			continue
 		}
-		meaning := fmt.Sprintf(alert.meaning, a.whose())
+		meaning := fmt.Sprintf(alert.meaning, a.contextLabel())
 		if expired := a.expired(); expired != "" {
 			meaning = expired
 		}
@@ -143,7 +143,7 @@ func (a *app) expired() string {
 		return ""
 	}
 	if end := pair.Leaf.NotAfter; time.Now().After(end) {
-		return fmt.Sprintf("the certificate of %s expired on %s; renew it: %s", a.whose(), stamp(end), renewal)
+		return fmt.Sprintf("the certificate of %s expired on %s; renew it: %s", a.contextLabel(), stamp(end), renewal)
 	}
 	return ""
 }
@@ -237,7 +237,7 @@ func (a *app) roles() string {
 	if orgs := pair.Leaf.Subject.Organization; len(orgs) > 0 {
 		have = strings.Join(orgs, ", ")
 	}
-	return fmt.Sprintf(" (the certificate of %s is %q and has %s)", a.whose(), pair.Leaf.Subject.CommonName, have)
+	return fmt.Sprintf(" (the certificate of %s is %q and has %s)", a.contextLabel(), pair.Leaf.Subject.CommonName, have)
 }
 
 // stamp is a time as people compare it with their clock.

@@ -110,7 +110,7 @@ func (a *app) readCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return collect([]string{node}, []error{a.with(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
+			return collect([]string{node}, []error{a.withClient(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
 				stream, err := c.File.Read(ctx, connect.NewRequest(&apiv1.ReadFileRequest{Path: name}))
 				return receive(stream, err, func(m *apiv1.FileChunk) error {
 					_, err := a.out.Write(m.Data)

@@ -24,15 +24,15 @@ func (a *app) follow(ctx context.Context, node, id string) error {
 }
 
 // followTo follows an operation until it is far enough, or has ended.
-func (a *app) followTo(ctx context.Context, node, id string, enough func(*apiv1.Operation) bool) error {
-	f := &follower{app: a, node: node, id: id, out: a.printer(), heard: time.Now(), enough: enough}
-	var tell retrying
+func (a *app) followTo(ctx context.Context, node, id string, stop func(*apiv1.Operation) bool) error {
+	f := &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
+	var retries retryLog
 	for {
-		err := a.with(ctx, node, f.watch)
+		err := a.withClient(ctx, node, f.watch)
 		f.stopAsking() // it is asked again over the next connection
 		switch {
-		case f.unseen != nil:
-			return f.unseen
+		case f.outputErr != nil:
+			return f.outputErr
 		case f.ended:
 			return f.outcome()
 		case ctx.Err() != nil:
@@ -41,13 +41,13 @@ func (a *app) followTo(ctx context.Context, node, id string, enough func(*apiv1.
 		case err == nil:
 			err = errors.New("the node has ended the stream: it goes down or restarts its API")
 		case f.last == nil || f.refused():
-			return f.lost(err)
+			return f.followError(err)
 		}
-		if time.Since(f.heard) > restartBudget {
-			return f.lost(fmt.Errorf("no word from the node for %s: %w", restartBudget, err))
+		if time.Since(f.lastUpdate) > restartBudget {
+			return f.followError(fmt.Errorf("no word from the node for %s: %w", restartBudget, err))
 		}
-		tell.say(a.err, err)
-		if err := pause(ctx, poll); err != nil {
+		retries.print(a.err, err)
+		if err := pause(ctx, pollInterval); err != nil {
 			continue // ctx says so again
 		}
 	}
@@ -58,45 +58,45 @@ type follower struct {
 	app      *app
 	node, id string
 	out      *printer
-	enough   func(*apiv1.Operation) bool // ends it before the operation ends
+	stop     func(*apiv1.Operation) bool // ends it before the operation ends
 
-	last   *apiv1.Operation // nil: nothing was heard
-	broke  error            // why the last stream ended
-	unseen error            // why nothing can be shown any more
-	cursor uint64           // of the last event that was shown
-	heard  time.Time
-	ended  bool
+	last       *apiv1.Operation // nil: nothing was heard
+	streamErr  error            // why the last stream ended
+	outputErr  error            // why nothing can be shown any more
+	cursor     uint64           // of the last event that was shown
+	lastUpdate time.Time
+	ended      bool
 
 	// What a person is asked now, and how that ends.
-	asked   string
-	answers sync.WaitGroup
-	cancel  context.CancelFunc
+	question string
+	answers  sync.WaitGroup
+	cancel   context.CancelFunc
 }
 
-// errEnough ends a stream that has more to say.
-var errEnough = errors.New("enough is known")
+// errStopped ends a stream that has more to say.
+var errStopped = errors.New("enough is known")
 
 // watch shows what there is to be shown until the stream ends.
 func (f *follower) watch(ctx context.Context, c *client.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.Operation.Watch(ctx, connect.NewRequest(&apiv1.WatchOperationRequest{Id: f.id, After: f.cursor}))
-	f.broke = receive(stream, err, func(u *apiv1.OperationUpdate) error {
-		f.heard, f.last = time.Now(), u.Operation
-		if f.unseen = f.show(u); f.unseen != nil {
-			return f.unseen
+	f.streamErr = receive(stream, err, func(u *apiv1.OperationUpdate) error {
+		f.lastUpdate, f.last = time.Now(), u.Operation
+		if f.outputErr = f.show(u); f.outputErr != nil {
+			return f.outputErr
 		}
 		for _, e := range u.Events {
 			f.cursor = e.Cursor
 		}
-		f.ended = u.Operation.Ended != nil || f.enough(u.Operation)
+		f.ended = u.Operation.Ended != nil || f.stop(u.Operation)
 		if f.ended {
-			return errEnough
+			return errStopped
 		}
 		f.ask(ctx)
 		return nil
 	})
-	return f.broke
+	return f.streamErr
 }
 
 // refused tells whether the node itself has said that it won't tell any more. All
@@ -104,7 +104,7 @@ func (f *follower) watch(ctx context.Context, c *client.Client) error {
 // in the middle of a word, and for a moment perhaps a machine that hasn't found its
 // configuration yet.
 func (f *follower) refused() bool {
-	return connect.IsWireError(f.broke) && exitCode(f.broke) != codeUnreachable
+	return connect.IsWireError(f.streamErr) && exitCode(f.streamErr) != codeUnreachable
 }
 
 // show prints what happened since the last update.
@@ -145,19 +145,19 @@ func eventLine(id string, e *apiv1.OperationEvent) string {
 			}
 			line = "  " + mark + " " + line
 		}
-		return told(line, e.Text)
+		return withText(line, e.Text)
 	case apiv1.OperationEvent_KIND_ANSWERED:
-		return told("    "+who+" has its answer", e.Text)
+		return withText("    "+who+" has its answer", e.Text)
 	case apiv1.OperationEvent_KIND_ASKS:
-		return told("    "+who+" asks", e.Text)
+		return withText("    "+who+" asks", e.Text)
 	}
 	if e.Step == "" {
-		return told(who, e.Text)
+		return withText(who, e.Text)
 	}
 	return "    " + oneLine(e.Text)
 }
 
-func told(line, text string) string {
+func withText(line, text string) string {
 	if text == "" {
 		return line
 	}
@@ -172,8 +172,8 @@ func (f *follower) outcome() error {
 	return &exitError{codeFailed, fmt.Errorf("%s %s: %s", f.id, operationState(f.last), f.last.Error)}
 }
 
-// lost is the error of one who can't follow any longer.
-func (f *follower) lost(err error) error {
+// followError is the error of one who can't follow any longer.
+func (f *follower) followError(err error) error {
 	if f.last == nil {
 		return err
 	}
@@ -188,16 +188,16 @@ func (f *follower) ask(ctx context.Context) {
 	if q != nil {
 		now = q.Step + " " + q.Id
 	}
-	if now == f.asked {
+	if now == f.question {
 		return
 	}
 	f.stopAsking()
-	if f.asked = now; q == nil {
+	if f.question = now; q == nil {
 		return
 	}
 	ctx, f.cancel = context.WithCancel(ctx)
 	o := f.last
-	f.answers.Go(func() { f.converse(ctx, o) })
+	f.answers.Go(func() { f.askUser(ctx, o) })
 }
 
 func (f *follower) stopAsking() {
@@ -205,12 +205,12 @@ func (f *follower) stopAsking() {
 		f.cancel()
 	}
 	f.answers.Wait()
-	f.asked, f.cancel = "", nil
+	f.question, f.cancel = "", nil
 }
 
-// converse asks until there is an answer that the node takes, or nobody to ask.
-func (f *follower) converse(ctx context.Context, o *apiv1.Operation) {
-	turn, lines := f.app.person()
+// askUser asks until there is an answer that the node takes, or nobody to ask.
+func (f *follower) askUser(ctx context.Context, o *apiv1.Operation) {
+	turn, lines := f.app.userInput()
 	select {
 	case turn <- struct{}{}: // one question at a time, whichever node asks
 		defer func() { <-turn }()
@@ -234,7 +234,7 @@ func (f *follower) converse(ctx context.Context, o *apiv1.Operation) {
 		if text == "" {
 			continue
 		}
-		err := f.app.with(ctx, f.node, func(ctx context.Context, c *client.Client) error {
+		err := f.app.withClient(ctx, f.node, func(ctx context.Context, c *client.Client) error {
 			ctx, cancel := context.WithTimeout(ctx, f.app.timeout)
 			defer cancel()
 			return answerOperation(ctx, c, o, text)
@@ -249,16 +249,16 @@ func (f *follower) converse(ctx context.Context, o *apiv1.Operation) {
 	}
 }
 
-// person reads what a person types, from the first question on: the lines, and the
+// userInput reads what a person types, from the first question on: the lines, and the
 // turn to ask. A line that was typed for a question that is over is for the next one.
-func (a *app) person() (turn chan struct{}, lines <-chan string) {
-	a.asking.Do(func() {
-		a.turn = make(chan struct{}, 1)
+func (a *app) userInput() (turn chan struct{}, lines <-chan string) {
+	a.inputOnce.Do(func() {
+		a.inputTurn = make(chan struct{}, 1)
 		typed := make(chan string)
-		a.typed = typed
+		a.inputLines = typed
 		go func() { // ends with its input, or with the program
 			defer close(typed)
-			r := bufio.NewReader(io.LimitReader(a.in, maxTyped))
+			r := bufio.NewReader(io.LimitReader(a.in, maxInputBytes))
 			for {
 				line, err := r.ReadString('\n')
 				if line != "" {
@@ -270,8 +270,8 @@ func (a *app) person() (turn chan struct{}, lines <-chan string) {
 			}
 		}()
 	})
-	return a.turn, a.typed
+	return a.inputTurn, a.inputLines
 }
 
-// maxTyped bounds what a person may type, in bytes.
-const maxTyped = 1 << 20
+// maxInputBytes bounds what a person may type, in bytes.
+const maxInputBytes = 1 << 20

@@ -63,16 +63,16 @@ type output struct {
 
 // write writes all files, or none where one is in the way.
 func (g *generator) write(outputs ...output) error {
-	var inTheWay []string
+	var existing []string
 	for _, o := range outputs {
 		if _, err := os.Lstat(o.path); err == nil && !g.force && !o.replace {
-			inTheWay = append(inTheWay, o.path)
+			existing = append(existing, o.path)
 		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	if len(inTheWay) > 0 {
-		return &exitError{codeRefused, fmt.Errorf("nothing was written, because it exists: %s\nmove it away, or overwrite it with --force", strings.Join(inTheWay, ", "))}
+	if len(existing) > 0 {
+		return &exitError{codeRefused, fmt.Errorf("nothing was written, because it exists: %s\nmove it away, or overwrite it with --force", strings.Join(existing, ", "))}
 	}
 	for _, o := range outputs {
 		if err := os.MkdirAll(filepath.Dir(o.path), outputDirMode); err != nil {

@@ -13,9 +13,9 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// poll is how often a node is asked that a person waits for: often enough to be
+// pollInterval is how often a node is asked that a person waits for: often enough to be
 // believed, and seldom enough to be nothing for the node.
-const poll = time.Second
+const pollInterval = time.Second
 
 func (a *app) healthCommand() *cobra.Command {
 	var wait time.Duration
@@ -40,8 +40,8 @@ func status(ctx context.Context, c *client.Client) (*apiv1.NodeStatusResponse, e
 	return message(c.Node.Status(ctx, connect.NewRequest(&apiv1.NodeStatusRequest{})))
 }
 
-// sick says why a node isn't well, or nothing.
-func sick(s *apiv1.NodeStatusResponse) string {
+// unhealthyReason says why a node isn't well, or nothing.
+func unhealthyReason(s *apiv1.NodeStatusResponse) string {
 	switch {
 	case s.Stage == "maintenance":
 		return "waits for a configuration ('gbctl apply-config --insecure')"
@@ -55,20 +55,20 @@ func sick(s *apiv1.NodeStatusResponse) string {
 
 func (a *app) health(ctx context.Context, wait time.Duration) error {
 	deadline := time.Now().Add(wait)
-	var tell retrying
+	var retries retryLog
 	for {
 		answers, failed := gather(ctx, a, status)
 		cause := failed
 		for _, n := range answers {
-			if why := sick(n.value); why != "" {
+			if why := unhealthyReason(n.value); why != "" {
 				cause = errors.Join(cause, fmt.Errorf("%s: %s", n.node, why))
 			}
 		}
-		if cause == nil || time.Until(deadline) < poll {
+		if cause == nil || time.Until(deadline) < pollInterval {
 			return a.showHealth(answers, failed)
 		}
-		tell.say(a.err, cause)
-		if err := pause(ctx, poll); err != nil {
+		retries.print(a.err, cause)
+		if err := pause(ctx, pollInterval); err != nil {
 			return err
 		}
 	}
@@ -81,9 +81,9 @@ func (a *app) showHealth(answers []answer[*apiv1.NodeStatusResponse], failed err
 	well := true
 	for _, n := range answers {
 		s := n.value
-		well = well && sick(s) == ""
+		well = well && unhealthyReason(s) == ""
 		rows = append(rows, []string{n.node, s.Hostname, s.MachineType, s.Stage, fmt.Sprintf("%d/%d", s.ServicesUp, s.Services),
-			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), sick(s)})
+			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), unhealthyReason(s)})
 		documents = append(documents, document(n.node, s))
 	}
 	err := a.show(documents, true, func() error {

@@ -19,7 +19,7 @@ func (a *app) confirmCommand() *cobra.Command {
 		Example: `  gbctl -n 10.5.0.2 config confirm`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.oneByOne(cmd.Context(), func(ctx context.Context, n *client.Client) error {
+			return a.sequential(cmd.Context(), func(ctx context.Context, n *client.Client) error {
 				ctx, done := a.request(ctx, n.Name)
 				defer done()
 				_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))

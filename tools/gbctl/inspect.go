@@ -44,7 +44,7 @@ func (a *app) one(ctx context.Context, what string, call func(context.Context, *
 	}
 	ctx, done := a.request(ctx, node)
 	defer done()
-	return collect([]string{node}, []error{a.with(ctx, node, call)})
+	return collect([]string{node}, []error{a.withClient(ctx, node, call)})
 }
 
 func (a *app) bootChartCommand() *cobra.Command {

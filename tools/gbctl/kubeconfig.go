@@ -54,7 +54,7 @@ func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
 	if err != nil {
 		return err
 	}
-	if err := harmless(text); err != nil {
+	if err := checkKubeconfig(text); err != nil {
 		return fmt.Errorf("the node's kubeconfig: %w; nothing was changed", err)
 	}
 	if to == "-" {
@@ -87,7 +87,7 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 	var text []byte
 	errs := make([]error, len(nodes))
 	for i, node := range nodes {
-		errs[i] = a.with(ctx, node, func(ctx context.Context, n *client.Client) error {
+		errs[i] = a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
 			ctx, done := a.request(ctx, n.Name)
 			defer done()
 			m, err := message(n.Node.Kubeconfig(ctx, connect.NewRequest(&apiv1.KubeconfigRequest{})))
@@ -212,14 +212,14 @@ var inKubeconfig = map[string][]string{
 	"contexts": {"cluster", "user", "namespace"},
 }
 
-// harmless refuses what else a kubeconfig may hold: kubectl runs programs and reads
+// checkKubeconfig refuses what else a kubeconfig may hold: kubectl runs programs and reads
 // files that one names, and the node may be in the hands of somebody else.
-func harmless(text []byte) error {
+func checkKubeconfig(text []byte) error {
 	k, err := parseKube(text)
 	if err != nil {
 		return err
 	}
-	if err := only(k.root, "", inKubeconfig[""]...); err != nil {
+	if err := checkKeys(k.root, "", inKubeconfig[""]...); err != nil {
 		return err
 	}
 	for _, list := range []string{"clusters", "users", "contexts"} {
@@ -229,10 +229,10 @@ func harmless(text []byte) error {
 		}
 		what := strings.TrimSuffix(list, "s")
 		for _, e := range entries.Content {
-			if err := only(e, list, "name", what); err != nil {
+			if err := checkKeys(e, list, "name", what); err != nil {
 				return err
 			}
-			if err := only(get(e, what), list, inKubeconfig[list]...); err != nil {
+			if err := checkKeys(get(e, what), list, inKubeconfig[list]...); err != nil {
 				return err
 			}
 		}
@@ -240,8 +240,8 @@ func harmless(text []byte) error {
 	return nil
 }
 
-// only checks that a mapping has no other keys, and none twice.
-func only(n *yaml.Node, where string, keys ...string) error {
+// checkKeys checks that a mapping has no other keys, and none twice.
+func checkKeys(n *yaml.Node, where string, keys ...string) error {
 	if n == nil || n.Kind != yaml.MappingNode {
 		return fmt.Errorf("something in %s isn't a mapping", cmp.Or(where, "it"))
 	}
@@ -308,9 +308,9 @@ func (k kubeFile) put(list string, e *yaml.Node) {
 	l.Content = append(l.Content, e)
 }
 
-// free is whether the three names of a context may be taken: nobody has them, or
+// namesFree is whether the three names of a context may be taken: nobody has them, or
 // the same cluster does.
-func (k kubeFile) free(cluster *yaml.Node, clusterName, user, context string) bool {
+func (k kubeFile) namesFree(cluster *yaml.Node, clusterName, user, context string) bool {
 	there := k.entry("clusters", clusterName)
 	if there == nil {
 		return k.entry("users", user) == nil && k.entry("contexts", context) == nil
@@ -341,7 +341,7 @@ func mergeKubeconfig(old, add []byte, force bool) (merged []byte, current string
 	}
 	names := [3]string{text(cluster, "name"), text(user, "name"), text(entry, "name")}
 	taken := names
-	for i := 1; !force && !to.free(cluster, taken[0], taken[1], taken[2]); i++ {
+	for i := 1; !force && !to.namesFree(cluster, taken[0], taken[1], taken[2]); i++ {
 		for j := range names {
 			taken[j] = fmt.Sprintf("%s-%d", names[j], i)
 		}

@@ -21,7 +21,7 @@ func TestKubeconfigOfAHostileNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := harmless(data); err != nil {
+	if err := checkKubeconfig(data); err != nil {
 		t.Fatalf("a real one: %v", err)
 	}
 	good := string(data)
@@ -38,7 +38,7 @@ func TestKubeconfigOfAHostileNode(t *testing.T) {
 		if bad == good {
 			t.Fatalf("%s: the test changes nothing of %s", name, good)
 		}
-		if err := harmless([]byte(bad)); err == nil {
+		if err := checkKubeconfig([]byte(bad)); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}

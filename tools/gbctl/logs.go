@@ -54,7 +54,7 @@ func visible(line string) string {
 // ever, one after another, in the order in which they were named, where they end.
 func (a *app) stream(ctx context.Context, follow bool, read func(context.Context, *client.Client) error) error {
 	if !follow {
-		return a.oneByOne(ctx, read)
+		return a.sequential(ctx, read)
 	}
 	nodes, err := a.targets(ctx)
 	if err != nil {

@@ -24,12 +24,12 @@ const (
 	// node.
 	defaultTimeout = 30 * time.Second
 
-	// parallel bounds how many nodes are asked at the same time: a handshake takes
+	// maxParallel bounds how many nodes are asked at the same time: a handshake takes
 	// a millisecond of this machine's processor, and a few file descriptors.
-	parallel = 32
+	maxParallel = 32
 
-	// patience is after how long a person is told what is being waited for.
-	patience = 2 * time.Second
+	// progressDelay is after how long a person is told what is being waited for.
+	progressDelay = 2 * time.Second
 )
 
 // app is what the commands share: the global flags, and where to write.
@@ -53,9 +53,9 @@ type app struct {
 	loaded *client.Context
 
 	// What a person types in answer to questions, from the first one on.
-	asking sync.Once
-	turn   chan struct{}
-	typed  <-chan string
+	inputOnce  sync.Once
+	inputTurn  chan struct{}
+	inputLines <-chan string
 }
 
 func (a *app) globalFlags(root *cobra.Command) {
@@ -210,13 +210,13 @@ func (a *app) dial(node string) (*client.Client, error) {
 	}
 	n, err := client.Dial(c, node)
 	if err != nil { // only for want of a certificate that can be used
-		return nil, &exitError{codeDenied, fmt.Errorf("%w (%s)", err, a.whose())}
+		return nil, &exitError{codeDenied, fmt.Errorf("%w (%s)", err, a.contextLabel())}
 	}
 	return n, nil
 }
 
-// with calls a node, and explains what goes wrong.
-func (a *app) with(ctx context.Context, node string, call func(context.Context, *client.Client) error) error {
+// withClient calls a node, and explains what goes wrong.
+func (a *app) withClient(ctx context.Context, node string, call func(context.Context, *client.Client) error) error {
 	c, err := a.dial(node)
 	if err != nil {
 		return err
@@ -287,13 +287,13 @@ func gather[T any](ctx context.Context, a *app, ask func(context.Context, *clien
 // each calls all nodes at the same time. The error is nil or *nodeErrors.
 func (a *app) each(ctx context.Context, nodes []string, call func(ctx context.Context, i int, c *client.Client) error) error {
 	errs := make([]error, len(nodes))
-	slots := make(chan struct{}, parallel)
+	slots := make(chan struct{}, maxParallel)
 	var wg sync.WaitGroup
 	for i, node := range nodes {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			errs[i] = a.with(ctx, node, func(ctx context.Context, c *client.Client) error { return call(ctx, i, c) })
+			errs[i] = a.withClient(ctx, node, func(ctx context.Context, c *client.Client) error { return call(ctx, i, c) })
 		})
 	}
 	wg.Wait()
@@ -310,10 +310,10 @@ func (a *app) request(ctx context.Context, node string) (context.Context, func()
 	}
 }
 
-// oneByOne calls the nodes one after another: where a person edits, or where what
+// sequential calls the nodes one after another: where a person edits, or where what
 // is done to all at the same time would be in the way of the cluster. A node that
 // fails doesn't keep the next one from its turn.
-func (a *app) oneByOne(ctx context.Context, call func(context.Context, *client.Client) error) error {
+func (a *app) sequential(ctx context.Context, call func(context.Context, *client.Client) error) error {
 	nodes, err := a.targets(ctx)
 	if err != nil {
 		return err
@@ -321,18 +321,18 @@ func (a *app) oneByOne(ctx context.Context, call func(context.Context, *client.C
 	errs := make([]error, len(nodes))
 	for i, node := range nodes {
 		if errs[i] = ctx.Err(); errs[i] == nil {
-			errs[i] = a.with(ctx, node, call)
+			errs[i] = a.withClient(ctx, node, call)
 		}
 	}
 	return collect(nodes, errs)
 }
 
-// inTurn is oneByOne for what takes a node out of its cluster: after one that failed,
+// rolling is sequential for what takes a node out of its cluster: after one that failed,
 // nothing is done to those that come after it. The cluster could do without one, and
 // maybe not without two. A dry run shows all that would be done.
-func (a *app) inTurn(ctx context.Context, dryRun bool, call func(context.Context, *client.Client) error) error {
+func (a *app) rolling(ctx context.Context, dryRun bool, call func(context.Context, *client.Client) error) error {
 	if dryRun {
-		return a.oneByOne(ctx, call)
+		return a.sequential(ctx, call)
 	}
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -346,7 +346,7 @@ func (a *app) inTurn(ctx context.Context, dryRun bool, call func(context.Context
 		}
 		if failed >= 0 {
 			errs[i] = &exitError{exitCode(errs[failed]), fmt.Errorf("nothing was done: %s comes before it, and failed", nodes[failed])}
-		} else if errs[i] = a.with(ctx, node, call); errs[i] != nil {
+		} else if errs[i] = a.withClient(ctx, node, call); errs[i] != nil {
 			failed = i
 		}
 	}

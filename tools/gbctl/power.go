@@ -47,7 +47,7 @@ func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
 }
 
-const emptied = `The node is emptied first: no new pods come, and those that others would run in its
+const drainHelp = `The node is emptied first: no new pods come, and those that others would run in its
 place are evicted within their disruption budgets, for as long as --drain-timeout.
 Pods that belong to nobody, and those of DaemonSets, stay until the node ends. Where
 no other node takes pods, none is evicted. It is an operation on the node: Ctrl-C
@@ -63,7 +63,7 @@ func (a *app) rebootCommand() *cobra.Command {
 		Short: "Restart machines",
 		Long: `Stop all services of nodes in order, and restart the machines.
 
-` + emptied + `
+` + drainHelp + `
 Several nodes are restarted one after another: each is waited for until it has come
 back and is well, as with --wait. After one that fails, nothing is done to the next.
 Stop waiting with Ctrl-C.`,
@@ -72,13 +72,13 @@ Stop waiting with Ctrl-C.`,
   gbctl -n 10.5.0.2 reboot --dry-run`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.patient(cmd, planTimeout)
+			a.raiseTimeout(cmd, planTimeout)
 			nodes, err := a.targets(cmd.Context())
 			if err != nil {
 				return err
 			}
 			f.wait = f.wait || len(nodes) > 1 && !f.force
-			return a.inTurn(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, f) })
+			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, f) })
 		},
 	}
 	f.add(cmd, "wait for each node to be back and well")
@@ -106,42 +106,42 @@ func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error 
 	if err != nil || f.dryRun {
 		return err
 	}
-	if err := a.followTo(ctx, n.Name, id, ends); err != nil {
+	if err := a.followTo(ctx, n.Name, id, atLastStep); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: reboots now\n", n.Name)
 	if !f.wait {
 		return nil
 	}
-	if err := a.isBack(ctx, n.Name, before, func(ctx context.Context) error { return a.isOver(ctx, n.Name, id) }); err != nil {
+	if err := a.waitBack(ctx, n.Name, before, func(ctx context.Context) error { return a.operationEnded(ctx, n.Name, id) }); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: is back and well after %s\n", n.Name, span(time.Since(start)))
 	return nil
 }
 
-// isBack waits until a node has another boot than before, is well, and the last look
+// waitBack waits until a node has another boot than before, is well, and the last look
 // finds nothing to wait for either.
-func (a *app) isBack(ctx context.Context, node, before string, last func(context.Context) error) error {
-	return a.until(ctx, node, restartBudget, func(ctx context.Context) error {
+func (a *app) waitBack(ctx context.Context, node, before string, last func(context.Context) error) error {
+	return a.retryUntil(ctx, node, restartBudget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
 		switch {
 		case err != nil:
 			return err
 		case s.BootId == before:
 			return errors.New("goes down")
-		case sick(s) != "":
-			return errors.New(sick(s))
+		case unhealthyReason(s) != "":
+			return errors.New(unhealthyReason(s))
 		}
 		return last(ctx)
 	})
 }
 
-// isOver is nil once an operation has ended on a node that has restarted.
-func (a *app) isOver(ctx context.Context, node, id string) error {
+// operationEnded is nil once an operation has ended on a node that has restarted.
+func (a *app) operationEnded(ctx context.Context, node, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	return a.with(ctx, node, func(ctx context.Context, n *client.Client) error {
+	return a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
 		all, err := operations(ctx, n)
 		if err != nil {
 			return err
@@ -162,15 +162,15 @@ func (a *app) shutdownCommand() *cobra.Command {
 		Short: "Power machines off",
 		Long: `Stop all services of nodes in order, and power the machines off.
 
-` + emptied + `
+` + drainHelp + `
 With --wait, each is waited for until it doesn't answer any more. After one that
 fails, nothing is done to the next. Pods come again once a node is on again.`,
 		Example: `  gbctl -n 10.5.0.3 shutdown --wait
   gbctl -n 10.5.0.3 shutdown --force`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.patient(cmd, planTimeout)
-			return a.inTurn(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
+			a.raiseTimeout(cmd, planTimeout)
+			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
 		},
 	}
 	f.add(cmd, "wait for each node to be gone")
@@ -187,20 +187,20 @@ func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) erro
 	if err != nil || f.dryRun {
 		return err
 	}
-	if err := a.followTo(ctx, n.Name, id, ends); err != nil {
+	if err := a.followTo(ctx, n.Name, id, atLastStep); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: powers off now\n", n.Name)
 	if !f.wait {
 		return nil
 	}
-	return a.isOff(ctx, n.Name)
+	return a.waitOff(ctx, n.Name)
 }
 
-// isOff waits until a node doesn't answer any more: a busy one may miss a probe.
-func (a *app) isOff(ctx context.Context, node string) error {
+// waitOff waits until a node doesn't answer any more: a busy one may miss a probe.
+func (a *app) waitOff(ctx context.Context, node string) error {
 	missed := 0
-	if err := a.until(ctx, node, stopBudget, func(ctx context.Context) error {
+	if err := a.retryUntil(ctx, node, stopBudget, func(ctx context.Context) error {
 		_, err := a.probe(ctx, node)
 		if exitCode(err) != codeUnreachable {
 			missed = 0
@@ -217,8 +217,8 @@ func (a *app) isOff(ctx context.Context, node string) error {
 	return nil
 }
 
-// ends tells whether an operation is at the step that ends its node.
-func ends(o *apiv1.Operation) bool {
+// atLastStep tells whether an operation is at the step that ends its node.
+func atLastStep(o *apiv1.Operation) bool {
 	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
 		return s.Id == "end" && s.State == apiv1.OperationStep_STATE_DONE
 	})
@@ -262,18 +262,18 @@ func plan(node string, o *apiv1.Operation) string {
 func (a *app) probe(ctx context.Context, node string) (s *apiv1.NodeStatusResponse, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	err = a.with(ctx, node, func(ctx context.Context, n *client.Client) error {
+	err = a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
 		s, err = status(ctx, n)
 		return err
 	})
 	return s, err
 }
 
-// until repeats a look at a node until it finds nothing to wait for. Each new reason goes
+// retryUntil repeats a look at a node until it finds nothing to wait for. Each new reason goes
 // to a person on standard error.
-func (a *app) until(ctx context.Context, node string, budget time.Duration, look func(context.Context) error) error {
+func (a *app) retryUntil(ctx context.Context, node string, budget time.Duration, look func(context.Context) error) error {
 	deadline := time.Now().Add(budget)
-	var tell retrying
+	var retries retryLog
 	for {
 		err := look(ctx)
 		if err == nil {
@@ -285,8 +285,8 @@ func (a *app) until(ctx context.Context, node string, budget time.Duration, look
 		if time.Now().After(deadline) {
 			return fmt.Errorf("not within %s: %w", budget, err)
 		}
-		tell.say(a.err, fmt.Errorf("%s: %w", node, err))
-		if err := pause(ctx, poll); err != nil {
+		retries.print(a.err, fmt.Errorf("%s: %w", node, err))
+		if err := pause(ctx, pollInterval); err != nil {
 			return err
 		}
 	}

@@ -18,7 +18,7 @@ func interactive(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// waiting tells a person, after patience, which nodes haven't answered yet.
+// waiting tells a person, after progressDelay, which nodes haven't answered yet.
 type waiting struct {
 	mu    sync.Mutex
 	nodes []string // guarded by mu
@@ -28,7 +28,7 @@ type waiting struct {
 func (a *app) waitFor(nodes []string) *waiting {
 	w := &waiting{nodes: slices.Clone(nodes)}
 	if interactive(a.err) {
-		w.timer = time.AfterFunc(patience, func() {
+		w.timer = time.AfterFunc(progressDelay, func() {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if len(w.nodes) > 0 {
@@ -55,11 +55,11 @@ func (w *waiting) end() {
 	w.nodes = nil
 }
 
-// retrying is the line between two tries of something that takes its time
+// retryLog is the line between two tries of something that takes its time
 // (S-011). The same cause isn't told twice in a row.
-type retrying struct{ last string }
+type retryLog struct{ last string }
 
-func (r *retrying) say(w io.Writer, err error) {
+func (r *retryLog) print(w io.Writer, err error) {
 	if text := err.Error(); text != r.last {
 		r.last = text
 		fmt.Fprintf(w, "%s retrying error: %s\n", time.Now().Format("2006/01/02 15:04:05"), text)

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// lostWith is what goes with each of the partitions that can be wiped.
-var lostWith = map[string]string{
+// wipedData is what goes with each of the partitions that can be wiped.
+var wipedData = map[string]string{
 	boot.LabelState:     "its configuration, its identity and its keys",
 	boot.LabelEphemeral: "its images, the data that pods keep on it, and its copy of etcd's data",
 }
@@ -73,14 +73,14 @@ the next. A person at a terminal is asked first.`,
 					return err
 				}
 			}
-			a.patient(cmd, planTimeout)
+			a.raiseTimeout(cmd, planTimeout)
 			r.Force, r.DrainTimeout = !graceful, durationpb.New(timeout)
 			if !yes && !r.DryRun {
 				if err := a.confirmReset(cmd.Context(), r); err != nil {
 					return err
 				}
 			}
-			return a.inTurn(cmd.Context(), r.DryRun, func(ctx context.Context, n *client.Client) error { return a.reset(ctx, n, r) })
+			return a.rolling(cmd.Context(), r.DryRun, func(ctx context.Context, n *client.Client) error { return a.reset(ctx, n, r) })
 		},
 	}
 	f := cmd.Flags()
@@ -103,7 +103,7 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 	if err != nil || r.DryRun {
 		return err
 	}
-	if err := a.followTo(ctx, n.Name, id, ends); err != nil {
+	if err := a.followTo(ctx, n.Name, id, atLastStep); err != nil {
 		return err
 	}
 	then := "powers off"
@@ -127,12 +127,12 @@ func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
 	if err != nil {
 		return err
 	}
-	return a.confirm(ctx, loss(nodes, r)+"\nReset?")
+	return a.confirm(ctx, resetQuestion(nodes, r)+"\nReset?")
 }
 
 // confirm is nil if a person says yes.
 func (a *app) confirm(ctx context.Context, question string) error {
-	_, lines := a.person()
+	_, lines := a.userInput()
 	fmt.Fprintf(a.err, "%s [y/N] ", question)
 	select {
 	case <-ctx.Done():
@@ -146,12 +146,12 @@ func (a *app) confirm(ctx context.Context, question string) error {
 	}
 }
 
-// loss is what a person is asked.
-func loss(nodes []string, r *apiv1.ResetRequest) string {
+// resetQuestion is what a person is asked.
+func resetQuestion(nodes []string, r *apiv1.ResetRequest) string {
 	var lost []string
 	for _, label := range boot.WipeLabels {
 		if len(r.SystemLabelsToWipe) == 0 || slices.Contains(r.SystemLabelsToWipe, label) {
-			lost = append(lost, lostWith[label])
+			lost = append(lost, wipedData[label])
 		}
 	}
 	if len(r.UserDisksToWipe) > 0 {

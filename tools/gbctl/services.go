@@ -99,7 +99,7 @@ func (a *app) service(ctx context.Context, id string) error {
 					fmt.Fprintln(a.out)
 				}
 				first = false
-				if err := a.block(n.node, s, n.value); err != nil {
+				if err := a.serviceBlock(n.node, s, n.value); err != nil {
 					return err
 				}
 			}
@@ -109,8 +109,8 @@ func (a *app) service(ctx context.Context, id string) error {
 	return errors.Join(err, failed)
 }
 
-// block is one service, from top to bottom (S-231, S-232).
-func (a *app) block(node string, s *apiv1.Service, m *apiv1.ListServicesResponse) error {
+// serviceBlock is one service, from top to bottom (S-231, S-232).
+func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesResponse) error {
 	kind := s.Kind
 	if s.Restarts > 0 {
 		kind += fmt.Sprintf(" (restarted %s)", plural(int(s.Restarts), "time"))
@@ -133,7 +133,7 @@ func (a *app) block(node string, s *apiv1.Service, m *apiv1.ListServicesResponse
 // control acts on one node after another: a restart that was a bad idea is still
 // one on the first node only when somebody presses Ctrl-C.
 func (a *app) control(ctx context.Context, id string, action apiv1.ControlServiceRequest_Action) error {
-	return a.oneByOne(ctx, func(ctx context.Context, c *client.Client) error {
+	return a.sequential(ctx, func(ctx context.Context, c *client.Client) error {
 		ctx, done := a.request(ctx, c.Name)
 		defer done()
 		m, err := message(c.Service.Control(ctx, connect.NewRequest(&apiv1.ControlServiceRequest{Id: id, Action: action})))

@@ -120,7 +120,7 @@ func (s *bundle) make(ctx context.Context) (err error) {
 	} else if err != nil {
 		return fmt.Errorf("write %s: %w", s.path, err)
 	}
-	s.tell(reports)
+	s.printSummary(reports)
 	return failed
 }
 
@@ -169,7 +169,7 @@ func (s *bundle) add(name string, text []byte) {
 }
 
 // broken tells whether there is still a file to collect for.
-func (s *bundle) broken() error {
+func (s *bundle) writeError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
@@ -203,8 +203,8 @@ func fileName(text string) string {
 // maxFileName leaves room for an ending below the 255 bytes of file systems.
 const maxFileName = 200
 
-// tell says in two lines what there is.
-func (s *bundle) tell(reports []*nodeReport) {
+// printSummary says in two lines what there is.
+func (s *bundle) printSummary(reports []*nodeReport) {
 	var nodes, files, missing, secrets int
 	for _, r := range reports {
 		if r.err != nil {
@@ -251,7 +251,7 @@ func summary(reports []*nodeReport, now time.Time) []byte {
 	return text
 }
 
-// supportProgress tells a person, from when it takes longer than patience, how
+// supportProgress tells a person, from when it takes longer than progressDelay, how
 // far it is.
 type supportProgress struct {
 	stop chan struct{}
@@ -266,7 +266,7 @@ func (a *app) supportProgress() *supportProgress {
 	again := interactive(a.err)
 	go func() {
 		defer close(p.done)
-		tick := time.NewTicker(patience)
+		tick := time.NewTicker(progressDelay)
 		defer tick.Stop()
 		shown := false
 		for {
@@ -293,13 +293,13 @@ func (a *app) supportProgress() *supportProgress {
 	return p
 }
 
-func (p *supportProgress) ask() {
+func (p *supportProgress) start() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asks++
 }
 
-func (p *supportProgress) answered() {
+func (p *supportProgress) finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ready++

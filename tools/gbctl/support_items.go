@@ -24,9 +24,9 @@ const (
 	// logs tell what went wrong.
 	supportItem = 8 << 20
 
-	// silence is after how many answers in a row that didn't come a node isn't asked
+	// maxUnanswered is after how many answers in a row that didn't come a node isn't asked
 	// any more: each one takes as long as --timeout.
-	silence = 4
+	maxUnanswered = 4
 
 	supportEvents = 1000 // of all services; a boot has 60
 )
@@ -162,7 +162,7 @@ func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
 			namespace, container, _ := strings.Cut(id, "/")
 			name = "logs/kubernetes/" + fileName(namespace) + "/" + fileName(container) + ".log"
 		}
-		n.later(item{name, func(ctx context.Context, n *supportNode, w io.Writer) error {
+		n.enqueue(item{name, func(ctx context.Context, n *supportNode, w io.Writer) error {
 			stream, err := n.client.Log.Read(ctx, connect.NewRequest(&apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}))
 			return receive(stream, err, func(m *apiv1.LogChunk) error {
 				if m.Lost > 0 {
@@ -186,7 +186,7 @@ func supportResources(ctx context.Context, n *supportNode, _ io.Writer) error {
 		return err
 	}
 	for _, d := range m.Definitions {
-		n.later(item{"resources/" + fileName(d.Type) + ".yaml", func(ctx context.Context, n *supportNode, w io.Writer) error {
+		n.enqueue(item{"resources/" + fileName(d.Type) + ".yaml", func(ctx context.Context, n *supportNode, w io.Writer) error {
 			list, err := message(n.client.Resource.List(ctx, connect.NewRequest(&apiv1.ListResourcesRequest{Type: d.Type})))
 			if err != nil {
 				return err
@@ -210,10 +210,10 @@ type nodeReport struct {
 	node, folder string
 	err          error // why there is nothing
 
-	mu      sync.Mutex // guards what follows, while it is being collected
-	files   []fileReport
-	missing []fileError
-	unheard int // answers in a row that didn't come
+	mu         sync.Mutex // guards what follows, while it is being collected
+	files      []fileReport
+	missing    []fileError
+	unanswered int // answers in a row that didn't come
 }
 
 type fileReport struct {
@@ -292,7 +292,7 @@ func unanswered(err error) bool {
 // supportVersion connects as all commands do, and so finds out what a node has
 // against us.
 func supportVersion(ctx context.Context, n *supportNode, w io.Writer) error {
-	return n.bundle.app.with(ctx, n.report.node, func(ctx context.Context, c *client.Client) error {
+	return n.bundle.app.withClient(ctx, n.report.node, func(ctx context.Context, c *client.Client) error {
 		m, err := message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
 		if err != nil {
 			return err
@@ -301,8 +301,8 @@ func supportVersion(ctx context.Context, n *supportNode, w io.Writer) error {
 	})
 }
 
-// later adds what was found on the node. Names are made different.
-func (n *supportNode) later(it item) {
+// enqueue adds what was found on the node. Names are made different.
+func (n *supportNode) enqueue(it item) {
 	n.mu.Lock()
 	n.names[it.name]++
 	count := n.names[it.name]
@@ -314,26 +314,26 @@ func (n *supportNode) later(it item) {
 	n.wg.Go(func() { n.one(n.ctx, it) })
 }
 
-var errSilent = errors.New("wasn't asked for: the node had stopped answering")
+var errSkipped = errors.New("wasn't asked for: the node had stopped answering")
 
 // one collects one item, within its time.
 func (n *supportNode) one(ctx context.Context, it item) {
-	n.bundle.progress.ask()
-	defer n.bundle.progress.answered()
+	n.bundle.progress.start()
+	defer n.bundle.progress.finish()
 	for _, slots := range []chan struct{}{n.slots, n.bundle.slots} {
 		slots <- struct{}{}
 		defer func() { <-slots }()
 	}
-	if ctx.Err() != nil || n.bundle.broken() != nil {
+	if ctx.Err() != nil || n.bundle.writeError() != nil {
 		return
 	}
-	w := &ending{}
-	err := errSilent
-	if n.report.answers() {
+	w := &tailBuffer{}
+	err := errSkipped
+	if n.report.reachable() {
 		ctx, cancel := context.WithTimeout(ctx, n.bundle.app.timeout)
 		err = n.bundle.app.explain(n.report.node, it.collect(ctx, n, w))
 		cancel()
-		n.report.heard(err)
+		n.report.countUnanswered(err)
 	}
 	if err == nil && w.lost > 0 {
 		err = fmt.Errorf("only the last %s are here: it is longer by %s", size(uint64(w.kept.Len())), size(uint64(w.lost)))
@@ -355,31 +355,31 @@ func (n *supportNode) one(ctx context.Context, it item) {
 	}
 }
 
-// heard counts silence.
-func (r *nodeReport) heard(err error) {
+// countUnanswered counts silence.
+func (r *nodeReport) countUnanswered(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil && unanswered(err) {
-		r.unheard++
+		r.unanswered++
 	} else {
-		r.unheard = 0
+		r.unanswered = 0
 	}
 }
 
-// answers tells whether the node is worth asking.
-func (r *nodeReport) answers() bool {
+// reachable tells whether the node is worth asking.
+func (r *nodeReport) reachable() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.unheard < silence
+	return r.unanswered < maxUnanswered
 }
 
-// ending keeps the last supportItem bytes, from the beginning of a line on.
-type ending struct {
+// tailBuffer keeps the last supportItem bytes, from the beginning of a line on.
+type tailBuffer struct {
 	kept bytes.Buffer
 	lost int
 }
 
-func (e *ending) Write(p []byte) (int, error) {
+func (e *tailBuffer) Write(p []byte) (int, error) {
 	e.kept.Write(p)
 	if e.kept.Len() > 2*supportItem {
 		e.lost += len(e.kept.Next(e.kept.Len() - supportItem))

@@ -49,15 +49,15 @@ var patterns = []pattern{
 	{secretEncoded, "client-key-data", regexp.MustCompile(`^.{15}\\?["']?[ \t]*:[ \t]*\\?["']?([A-Za-z0-9+/_-]{8,}={0,2})`), nil},
 	{secretPassword, "://", regexp.MustCompile(`^://[^\s/:@"'<>\\]*:([^\s/"'<>\\]+)@`), nil},
 	{secretBearer, "eyj", regexp.MustCompile(`^(eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)+)`), nil},
-	{secretBearer, "bearer", regexp.MustCompile(`^.{6}[ \t]+([A-Za-z0-9._~+/-]{8,}=*)`), random},
+	{secretBearer, "bearer", regexp.MustCompile(`^.{6}[ \t]+([A-Za-z0-9._~+/-]{8,}=*)`), looksRandom},
 	{secretPassword, "authorization", regexp.MustCompile(`(?i)^.{13}\\?["']?[ \t]*[:=][ \t]*\[?\\?["']?basic[ \t]+([A-Za-z0-9+/]{4,}={0,2})`), nil},
-	{secretPassword, "pass", regexp.MustCompile(`(?i)^pass(?:word|phrase|wd)\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',}\\]{6,})`), random},
-	{secretBearer, "token", regexp.MustCompile(`^.{5}\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',}\\]{12,})`), random},
+	{secretPassword, "pass", regexp.MustCompile(`(?i)^pass(?:word|phrase|wd)\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',}\\]{6,})`), looksRandom},
+	{secretBearer, "token", regexp.MustCompile(`^.{5}\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',}\\]{12,})`), looksRandom},
 }
 
-// random is for what has the look of chance: words have no digits, and capitals
+// looksRandom is for what has the look of chance: words have no digits, and capitals
 // only in front.
-func random(secret []byte) bool {
+func looksRandom(secret []byte) bool {
 	return bytes.ContainsAny(secret, "0123456789") || len(secret) >= 20 &&
 		bytes.ContainsFunc(secret, unicode.IsLower) && bytes.ContainsFunc(secret[1:], unicode.IsUpper)
 }
@@ -82,8 +82,8 @@ func (p pattern) spans(text, lower []byte) (spans [][2]int) {
 	}
 }
 
-// smaller makes small letters of ASCII, and keeps every byte at its place.
-func smaller(text []byte) []byte {
+// lowerASCII makes small letters of ASCII, and keeps every byte at its place.
+func lowerASCII(text []byte) []byte {
 	lower := bytes.Clone(text)
 	for i, c := range lower {
 		if 'A' <= c && c <= 'Z' {
@@ -118,7 +118,7 @@ func bootstrapTokens(text []byte) (spans [][2]int) {
 		case !all, part(start - 1), part(end),
 			start > 0 && text[start-1] == '.', end < len(text) && text[end] == '.' && part(end+1): // a name goes on
 		case !bytes.ContainsFunc(text[start:end], unicode.IsLower): // a fraction
-		case bytes.ContainsAny(text[start:end], "0123456789"), aboutToken(text[:start]):
+		case bytes.ContainsAny(text[start:end], "0123456789"), mentionsToken(text[:start]):
 			spans = append(spans, [2]int{start, end})
 			at = end
 		}
@@ -126,10 +126,10 @@ func bootstrapTokens(text []byte) (spans [][2]int) {
 	return spans
 }
 
-// aboutToken tells whether a line speaks of a token: one in a thousand has no
+// mentionsToken tells whether a line speaks of a token: one in a thousand has no
 // digits, and looks like words.
-func aboutToken(before []byte) bool {
-	return bytes.Contains(smaller(before[bytes.LastIndexByte(before, '\n')+1:]), []byte("token"))
+func mentionsToken(before []byte) bool {
+	return bytes.Contains(lowerASCII(before[bytes.LastIndexByte(before, '\n')+1:]), []byte("token"))
 }
 
 // scrub replaces every secret that it can recognise by its form, and counts them
@@ -147,11 +147,11 @@ func scrubTo(text []byte, found map[string]int, depth int) []byte {
 		text = replace(text, found, secretEncoded, encoded(text, depth-1))
 	}
 	text = replace(text, found, secretBootstrap, bootstrapTokens(text))
-	lower := smaller(text)
+	lower := lowerASCII(text)
 	for _, p := range patterns {
 		if spans := p.spans(text, lower); len(spans) > 0 {
 			text = replace(text, found, p.kind, spans)
-			lower = smaller(text)
+			lower = lowerASCII(text)
 		}
 	}
 	return text

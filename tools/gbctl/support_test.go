@@ -314,7 +314,7 @@ func TestSupportGivesUp(t *testing.T) {
 	if took, all := time.Since(start), a.timeout*time.Duration(len(supportItems)); took > all {
 		t.Errorf("took %s, as if all were waited for", took)
 	}
-	if missing := unzip(t, path)["10.5.0.2/errors.txt"]; strings.Count(missing, errSilent.Error()) < len(supportItems)-2*perNode {
+	if missing := unzip(t, path)["10.5.0.2/errors.txt"]; strings.Count(missing, errSkipped.Error()) < len(supportItems)-2*perNode {
 		t.Errorf("errors.txt:\n%s", missing)
 	}
 }
@@ -339,7 +339,7 @@ func TestSupportMute(t *testing.T) {
 
 // Of what is too long the end is kept, from the beginning of a line on.
 func TestEnding(t *testing.T) {
-	e := &ending{}
+	e := &tailBuffer{}
 	line := strings.Repeat("x", 1022) + "\n"
 	total := 0
 	for i := 0; total < 5*supportItem; i++ {

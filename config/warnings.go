@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// cautions are about configurations that work, but maybe not as meant. They are
-// warnings: none of them stops a node.
-var cautions = []check{
-	{"workers don't need private keys", cautionWorkerKeys},
-	{"static keys of STATE lie in the open", cautionStaticState},
-	{"DNS address is a service's", cautionClusterDNS},
-	{"workers get no further names", cautionWorkerNames},
-	{"shared address is a neighbour of its node", cautionVIP},
-	{"fields without effect in this release", cautionNoEffect},
+// warningChecks find settings that work, but maybe not as intended. They only warn: a node
+// starts with such a configuration.
+var warningChecks = []check{
+	{"private keys on a worker", warnWorkerKeys},
+	{"static key for STATE", warnStaticState},
+	{"DNS address outside of the service subnets", warnClusterDNS},
+	{"extra certificate names on a worker", warnWorkerNames},
+	{"shared address outside of the subnet", warnVIP},
+	{"fields without effect in this release", warnNoEffect},
 }
 
-func cautionWorkerKeys(c *Config, r *report) {
+func warnWorkerKeys(c *Config, r *report) {
 	if c.Machine.Type != Worker {
 		return
 	}
@@ -36,14 +36,14 @@ func cautionWorkerKeys(c *Config, r *report) {
 	}
 }
 
-// cautionWorkerNames: trustd signs what a worker can prove.
-func cautionWorkerNames(c *Config, r *report) {
+// warnWorkerNames: trustd signs only names that a worker can prove.
+func warnWorkerNames(c *Config, r *report) {
 	if c.Machine.Type == Worker && len(c.Machine.CertSANs) > 0 {
 		r.warn(at("machine", "certSANs"), "control planes sign for a worker only its host name and the address that it asks from; these names aren't in its certificate")
 	}
 }
 
-func cautionStaticState(c *Config, r *report) {
+func warnStaticState(c *Config, r *report) {
 	if c.Machine.SystemDiskEncryption.State == nil {
 		return
 	}
@@ -54,7 +54,7 @@ func cautionStaticState(c *Config, r *report) {
 	}
 }
 
-func cautionClusterDNS(c *Config, r *report) {
+func warnClusterDNS(c *Config, r *report) {
 	for i, addr := range c.Machine.Kubelet.ClusterDNS {
 		if !slices.ContainsFunc(c.Cluster.Network.ServiceSubnets, func(subnet netip.Prefix) bool { return subnet.Contains(addr) }) {
 			r.warn(at("machine", "kubelet", "clusterDNS", i), "%s is outside of the service subnets", addr)
@@ -62,9 +62,9 @@ func cautionClusterDNS(c *Config, r *report) {
 	}
 }
 
-// cautionVIP: who is on the link finds the address by asking all of its subnet, and from
-// elsewhere routers do. DHCP may yet give an address of that subnet.
-func cautionVIP(c *Config, r *report) {
+// warnVIP: hosts on the link find the address with ARP or neighbour discovery, which works
+// within the subnet; for other hosts, routers do it. With DHCP the subnet isn't known yet.
+func warnVIP(c *Config, r *report) {
 	links := c.Machine.Network.Links()
 	for i, in := range c.Machine.Network.Interfaces {
 		if in.VIP == nil || !in.VIP.IP.IsValid() {
@@ -79,9 +79,9 @@ func cautionVIP(c *Config, r *report) {
 	}
 }
 
-// cautionNoEffect names what is read and checked, but what no service of this
-// release acts on: a disk that is believed to be encrypted mustn't be a surprise.
-func cautionNoEffect(c *Config, r *report) {
+// warnNoEffect reports fields that are read and checked, but that no service of this
+// release uses. Without the warning, a user could assume that the disk is encrypted.
+func warnNoEffect(c *Config, r *report) {
 	const what = "has no effect in this release"
 	if e := c.Machine.SystemDiskEncryption; e.State != nil || e.Ephemeral != nil {
 		r.warn(at("machine", "systemDiskEncryption"), what)

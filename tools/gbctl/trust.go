@@ -14,10 +14,10 @@ import (
 	"golang.org/x/term"
 )
 
-// believed is the client for a node that is about to be sent secrets. A machine in
+// trusted is the client for a node that is about to be sent secrets. A machine in
 // maintenance mode whose fingerprint nobody has named says who it is first, and
 // from then on has to be that one.
-func (a *app) believed(ctx context.Context, c *client.Client) (*client.Client, error) {
+func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, error) {
 	if !a.insecure || a.fingerprint != "" {
 		return c, nil
 	}

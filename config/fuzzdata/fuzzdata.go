@@ -1,6 +1,6 @@
-// Package hostile has what tests of configurations share: documents that try to
-// cost much, and what a document may cost.
-package hostile
+// Package fuzzdata is for the tests of configurations: documents that are expensive to
+// process, and a check of how much processor time a document may take.
+package fuzzdata
 
 import (
 	"fmt"
@@ -13,13 +13,14 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// dearest is how many times what it takes to read an ordinary document of
-// tree.MaxSize any other one may take, whatever is done with it. The worst known
-// take 14; what goes up with the square of a size takes thousands.
-const dearest = 30
+// maxCost limits the processor time of any operation on a document, as a multiple of
+// the time that parsing an ordinary document of tree.MaxSize takes. The most expensive
+// known documents take 14; quadratic algorithms take thousands.
+const maxCost = 30
 
-// ordinary is the measure: read once in a run, because what is compared with it
-// ran on the same machine, with the same instrumentation, minutes before or after.
+// ordinary is the unit of cost: the time to parse an ordinary document. It is measured once
+// in a run: the other measurements are from the same machine, with the same
+// instrumentation, minutes before or after.
 var ordinary = sync.OnceValues(func() (time.Duration, error) {
 	doc := []byte(Many(func(i int) string { return fmt.Sprintf("key%05d: value%030d # of many\n", i, i) }))
 	before, err := cpuTime()
@@ -33,17 +34,16 @@ var ordinary = sync.OnceValues(func() (time.Duration, error) {
 	return after - before, err
 })
 
-// cpuTime is what the tests have taken of the processor so far: a machine that
-// is busy with something else makes nothing slow (getrusage(2)).
+// cpuTime returns the processor time that the tests have used so far (getrusage(2)). Other
+// load on the machine doesn't change it.
 func cpuTime() (time.Duration, error) {
 	var usage syscall.Rusage
 	err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), err
 }
 
-// Bounded fails the test if work takes more of the processor than it may, and
-// returns how many times an ordinary document's it took. Nothing may run in
-// parallel.
+// Bounded fails the test if work uses more processor time than maxCost allows. It returns
+// the cost as a multiple of the cost of an ordinary document. Nothing may run in parallel.
 func Bounded(t testing.TB, work func()) float64 {
 	t.Helper()
 	unit, err := ordinary()
@@ -60,18 +60,18 @@ func Bounded(t testing.TB, work func()) float64 {
 		t.Fatal(err)
 	}
 	times := float64(after-before) / float64(unit)
-	if times > dearest {
-		t.Errorf("took %s of the processor: %.0f times what reading an ordinary document takes (%s), not at most %d", after-before, times, unit, dearest)
+	if times > maxCost {
+		t.Errorf("took %s of processor time: %.0f times the time for an ordinary document (%s); the limit is %d times", after-before, times, unit, maxCost)
 	}
 	return times
 }
 
-// Filled repeats a unit between a head and a tail up to the largest document.
+// Filled repeats a unit between a head and a tail, up to the largest allowed size.
 func Filled(head, unit, tail string) string {
 	return head + strings.Repeat(unit, (tree.MaxSize-len(head)-len(tail))/len(unit)) + tail
 }
 
-// Many is almost the largest document, of lines that line makes.
+// Many returns a document of almost the largest allowed size, with lines that line makes.
 func Many(line func(int) string) string {
 	var b strings.Builder
 	for i := 0; b.Len() < tree.MaxSize-100; i++ {
@@ -80,7 +80,7 @@ func Many(line func(int) string) string {
 	return b.String()
 }
 
-// Deep is a document of so many levels.
+// Deep returns a document with the given number of levels.
 func Deep(levels int) string {
 	var b strings.Builder
 	for i := range levels {
@@ -89,8 +89,8 @@ func Deep(levels int) string {
 	return b.String()
 }
 
-// Aliases is a list of nine that stand for nine each, twenty times over: the
-// billion laughs. Its last one is called a20.
+// Aliases returns a list of nine aliases that expand to nine entries each, on twenty levels
+// ("billion laughs"). The last alias is a20.
 func Aliases() string {
 	var b strings.Builder
 	b.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x]\n")

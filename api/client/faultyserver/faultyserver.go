@@ -1,11 +1,11 @@
-// Package hangup is a node that goes down, for tests: it takes connections, and says
-// nothing on any.
-package hangup
+// Package faultyserver is a server for tests that behaves like a node that shuts down: it
+// accepts connections and closes them without an answer.
+package faultyserver
 
 import "net"
 
-// Listen takes connections at an address of the loopback until stop. In turn it resets
-// them and closes them in order.
+// Listen accepts connections at a loopback address until stop is called. It resets every
+// second connection and closes the others normally.
 func Listen() (address string, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -20,7 +20,7 @@ func Listen() (address string, stop func(), err error) {
 				return
 			}
 			if i%2 == 0 {
-				_ = conn.(*net.TCPConn).SetLinger(0) // resets it, tcp(7)
+				_ = conn.(*net.TCPConn).SetLinger(0) // the close sends a reset, tcp(7)
 			}
 			_ = conn.Close()
 		}

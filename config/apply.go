@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Effect is what it takes until a changed field is in force on a running node.
+// Effect is what a changed field needs to take effect on a running node.
 type Effect string
 
 const (
@@ -23,9 +23,9 @@ func Restart(id string) Effect { return Effect(restart + id) }
 // Service is the ID of the service that restarts, if one does.
 func (e Effect) Service() (id string, ok bool) { return strings.CutPrefix(string(e), restart) }
 
-// restarted are the services that an effect may name, by how much stops with
-// them: pods keep running without their kubelet, an etcd member that is gone
-// takes its apiserver along, and images and containers wait for containerd.
+// restarted are the services that an effect can name, ordered by impact: pods keep
+// running without the kubelet, the apiserver stops with its etcd member, and images and
+// containers need containerd.
 var restarted = []string{"kubelet", "etcd", "containerd"}
 
 func (e Effect) rank() int {
@@ -50,8 +50,8 @@ func Effects(changes []Change) []Effect {
 	return effects
 }
 
-// applyRow says what a change of one field takes. refine, where there is one,
-// looks at the change and at the configuration that is to be.
+// applyRow is the effect of a change of one field. refine, if set, can depend on the
+// change and on the new configuration.
 type applyRow struct {
 	path   string // with [] for the entries of a list or mapping
 	effect Effect
@@ -60,12 +60,12 @@ type applyRow struct {
 }
 
 const (
-	noteCreated   = "created in the cluster when missing, never changed there"
+	noteCreated   = "created in the cluster if missing, never changed there"
 	noteInstall   = "used at the next installation"
-	noteRegisters = "a worker's are set when it registers: Kubernetes lets no node change its own taints"
+	noteRegisters = "those of a worker are set when it registers: Kubernetes doesn't allow a node to change its own taints"
 	noteRolling   = "its static pod is replaced"
 	noteUnused    = "for control planes only"
-	noteFile      = "programs that read it only at their start see it then"
+	noteFile      = "programs that read it only at their start need a restart"
 )
 
 // Short names keep the table readable.
@@ -75,8 +75,8 @@ var (
 	containerd = Restart("containerd")
 )
 
-// applyTable has one row for each field of the schema, in its order; a test
-// holds it against the types.
+// applyTable has one row for each field of the schema, in the same order; a test compares
+// it with the types.
 var applyTable = []applyRow{
 	{path: "version", effect: Live},
 	{path: "persist", effect: Live},
@@ -127,7 +127,7 @@ var applyTable = []applyRow{
 	{path: "machine.kubelet.extraArgs", effect: kubelet},
 	{path: "machine.kubelet.nodeLabels", effect: Live},
 	{path: "machine.kubelet.nodeTaints", effect: Live, refine: ownTaints},
-	{path: "machine.kubelet.clusterDNS", effect: kubelet, note: "pods see it when they start"},
+	{path: "machine.kubelet.clusterDNS", effect: kubelet, note: "pods use it from their next start"},
 	{path: "machine.kubelet.nodeIP.validSubnets", effect: kubelet},
 	{path: "machine.kubelet.extraMounts[].hostPath", effect: kubelet},
 	{path: "machine.kubelet.extraMounts[].mountPath", effect: kubelet},
@@ -163,14 +163,14 @@ var applyTable = []applyRow{
 	{path: "cluster.network.cni.name", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.network.cni.urls", effect: Live, note: noteCreated, refine: onControlPlanes},
 	{path: "cluster.network.cni.flannel.image", effect: Live, note: noteCreated, refine: onControlPlanes},
-	{path: "cluster.network.dnsDomain", effect: kubelet, note: "pods see it when they start"},
+	{path: "cluster.network.dnsDomain", effect: kubelet, note: "pods use it from their next start"},
 	{path: "cluster.network.podSubnets", effect: Reboot},
 	{path: "cluster.network.serviceSubnets", effect: Reboot},
 	{path: "cluster.ca.crt", effect: Reboot},
 	{path: "cluster.ca.key", effect: Reboot},
 	{path: "cluster.aggregatorCA.crt", effect: Reboot, refine: firstAuthority},
 	{path: "cluster.aggregatorCA.key", effect: Reboot, refine: firstAuthority},
-	{path: "cluster.serviceAccount.key", effect: Live, note: "tokens signed with the old key end", refine: onControlPlanes},
+	{path: "cluster.serviceAccount.key", effect: Live, note: "tokens that were signed with the old key become invalid", refine: onControlPlanes},
 	{path: "cluster.etcd.image", effect: etcd, refine: onControlPlanes},
 	{path: "cluster.etcd.ca.crt", effect: Reboot, refine: onControlPlanes},
 	{path: "cluster.etcd.ca.key", effect: Reboot, refine: onControlPlanes},
@@ -212,7 +212,7 @@ var applyRows = func() map[string]*applyRow {
 	return rows
 }()
 
-// onControlPlanes spares a worker the effect of what it doesn't run.
+// onControlPlanes removes the effect of settings that a worker doesn't use.
 func onControlPlanes(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
 	if to.Machine.Type == Worker {
 		return Live, noteUnused
@@ -220,7 +220,8 @@ func onControlPlanes(row *applyRow, _ place, _ Change, to *Config) (Effect, stri
 	return row.effect, row.note
 }
 
-// ownTaints: a control plane changes its taints as the cluster's administrator.
+// ownTaints: a control plane can change its taints, because it has an administrator's
+// access.
 func ownTaints(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
 	if to.Machine.Type == Worker {
 		return row.effect, noteRegisters
@@ -228,8 +229,8 @@ func ownTaints(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
 	return row.effect, row.note
 }
 
-// firstAuthority lets a cluster get the authority that it never had without a
-// reboot: that is what taking over a control plane of another making does.
+// firstAuthority: a cluster that has no such authority yet gets it without a reboot. This
+// happens when the control plane of another system is adopted.
 func firstAuthority(row *applyRow, where place, c Change, to *Config) (Effect, string) {
 	if c.Op == Added {
 		return Live, noteRolling

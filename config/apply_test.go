@@ -75,7 +75,7 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "sysctls: {vm.max_map_count: 1, vm.swappiness: 2}", "sysctls: {vm.max_map_count: 3, kernel.pid_max: 4}",
 			"machine.sysctls[\"kernel.pid_max\"]: added 4 (live)\nmachine.sysctls[\"vm.max_map_count\"]: 1 → 3 (live)\nmachine.sysctls[\"vm.swappiness\"]: removed 2 (live)"},
 		{control, "machine", "env: {a: b}", "env: {a: b, http_proxy: 'http://me:hunter2@proxy:3128'}", "machine.env.http_proxy: added http://me:xxxxx@proxy:3128 (service:containerd)"},
-		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (live: a worker's are set when it registers: Kubernetes lets no node change its own taints)"},
+		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (live: those of a worker are set when it registers: Kubernetes doesn't allow a node to change its own taints)"},
 		// Interfaces keep their identity, whatever their place in the list.
 		{control, "machine", "network: {interfaces: [{interface: eth0, dhcp: true}, {interface: eth1, cidr: 10.0.0.1/8}]}", "network: {interfaces: [{interface: eth2, dhcp: true}, {interface: eth1, cidr: 10.0.0.2/8, mtu: 9000}]}",
 			"machine.network.interfaces[eth2].dhcp: added true (live)\nmachine.network.interfaces[eth1].cidr: 10.0.0.1/8 → 10.0.0.2/8 (live)\nmachine.network.interfaces[eth1].mtu: added 9000 (live)\nmachine.network.interfaces[eth0].dhcp: removed true (live)"},
@@ -87,17 +87,17 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 5, mtu: 1400}]}]}", "network: {interfaces: [{interface: eth0, vip: {ip: 10.0.0.9}, vlans: [{vlanId: 5}]}]}",
 			"machine.network.interfaces[eth0].vlans[5].mtu: removed 1400 (live)\nmachine.network.interfaces[eth0].vip.ip: added 10.0.0.9 (live)"},
 		// Containerd reads its drop-ins only when it starts.
-		{control, "machine", "files: [{path: /etc/a, content: x}]", "files: [{path: /etc/a, content: y}]", `machine.files["/etc/a"].content: x → y (live: programs that read it only at their start see it then)`},
+		{control, "machine", "files: [{path: /etc/a, content: x}]", "files: [{path: /etc/a, content: y}]", `machine.files["/etc/a"].content: x → y (live: programs that read it only at their start need a restart)`},
 		{control, "machine", "files: [{path: /var/cri/conf.d/a.toml, content: x}]", "files: [{path: /var/cri/conf.d/a.toml, content: y}]", `machine.files["/var/cri/conf.d/a.toml"].content: x → y (service:containerd: containerd reads it at its start)`},
 		{control, "machine", "files: []", "files: [{path: /etc/a, content: hunter2, permissions: 0600}]",
-			"machine.files[\"/etc/a\"].content: added (secret) (live: programs that read it only at their start see it then)\nmachine.files[\"/etc/a\"].permissions: added 0600 (live)\n" +
+			"machine.files[\"/etc/a\"].content: added (secret) (live: programs that read it only at their start need a restart)\nmachine.files[\"/etc/a\"].permissions: added 0600 (live)\n" +
 				"machine.files[\"/etc/a\"].op: added create (live)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, static: {passphrase: a}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, static: {passphrase: hunter2}}, {slot: 0, nodeID: {}}]}}",
 			"machine.systemDiskEncryption.ephemeral.keys[1].static.passphrase: (secret) → (secret) (reboot)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, nodeID: {}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, nodeID: {}}, {slot: 0, nodeID: {}}]}}", ""},
 		{control, "cluster", "scheduler: {extraArgs: {v: 2}}", "scheduler: {extraArgs: {v: ''}}", "cluster.scheduler.extraArgs.v: 2 →  (live: its static pod is replaced)"},
 		{control, "cluster", "allowSchedulingOnControlPlanes: false", "allowSchedulingOnControlPlanes: true", "cluster.allowSchedulingOnControlPlanes: added true (live)"},
-		{control, "cluster", "proxy: {mode: nftables}", "proxy: {mode: ipvs}", "cluster.proxy.mode: nftables → ipvs (live: created in the cluster when missing, never changed there)"},
+		{control, "cluster", "proxy: {mode: nftables}", "proxy: {mode: ipvs}", "cluster.proxy.mode: nftables → ipvs (live: created in the cluster if missing, never changed there)"},
 		{worker, "cluster", "proxy: {mode: nftables}", "proxy: {mode: ipvs}", "cluster.proxy.mode: nftables → ipvs (live: for control planes only)"},
 		{worker, "cluster", "etcd: {extraArgs: {a: b}}", "etcd: {extraArgs: {a: c}}", "cluster.etcd.extraArgs.a: b → c (live: for control planes only)"},
 		{control, "cluster", "clusterName: one", "clusterName: two", "cluster.clusterName: one → two (reboot)"},

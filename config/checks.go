@@ -257,7 +257,7 @@ func checkAbsolute(r *report, where place, name string) {
 	case !path.IsAbs(name):
 		r.bad(where, "%s is not an absolute path", quote(name))
 	case path.Clean(name) != name:
-		r.bad(where, "%s is a detour; did you mean %s", quote(name), path.Clean(name))
+		r.bad(where, "%s is not a clean path; did you mean %s", quote(name), path.Clean(name))
 	}
 }
 

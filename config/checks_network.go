@@ -63,14 +63,14 @@ func checkInterfaces(c *Config, r *report) {
 		checkMTU(r, interfaceAt(i, "mtu"), in.MTU)
 		checkRoutes(r, interfaceAt(i, "routes"), in.Routes)
 		if old := mtus[in.Name]; old != 0 && in.MTU != 0 && old != in.MTU {
-			r.bad(interfaceAt(i, "mtu"), "%d contradicts the %d of an earlier entry for %s", in.MTU, old, in.Name)
+			r.bad(interfaceAt(i, "mtu"), "%d contradicts %d in an earlier entry for %s", in.MTU, old, in.Name)
 		}
 		keepIn(mtus, in.Name, in.MTU)
 		says := in.DHCP || in.CIDR.IsValid() || in.MTU != 0 || len(in.Routes)+len(in.VLANs) > 0 || in.Bond != nil || in.VIP != nil || in.WireGuard != nil
 		before, named := ignored[in.Name]
 		switch {
 		case in.Ignore && says:
-			r.bad(interfaceAt(i, "ignore"), "contradicts the rest of the entry: an ignored interface is left alone")
+			r.bad(interfaceAt(i, "ignore"), "contradicts the rest of the entry: an ignored interface isn't configured")
 		case named && before != in.Ignore:
 			r.bad(interfaceAt(i), "contradicts an earlier entry for %s: one of them ignores it", in.Name)
 		}
@@ -136,7 +136,7 @@ func checkBonds(c *Config, r *report) {
 			}
 		}
 		if len(b.Interfaces) == 0 {
-			r.lacks(interfaceAt(i, "bond", "interfaces"), "a bond has members")
+			r.lacks(interfaceAt(i, "bond", "interfaces"), "a bond needs members")
 		}
 		for j, member := range b.Interfaces {
 			where := interfaceAt(i, "bond", "interfaces", j)
@@ -197,18 +197,18 @@ func checkVIP(c *Config, r *report) {
 			r.bad(interfaceAt(i, "vip"), "is for control planes; this is a worker")
 		}
 		if in.WireGuard != nil {
-			r.bad(interfaceAt(i, "vip"), "can't be shared over WireGuard, which has no neighbours that could be told where it is")
+			r.bad(interfaceAt(i, "vip"), "isn't possible on WireGuard, which has no neighbour discovery")
 		}
 		where, ip := interfaceAt(i, "vip", "ip"), in.VIP.IP
 		switch other, is := taken[ip]; {
 		case !ip.IsValid():
 			r.lacks(where, "")
 		case !ip.IsGlobalUnicast() || ip.Is4In6() || ip.Zone() != "":
-			r.bad(where, "%s is no address that others could reach a machine at: it takes an IPv4 or a global IPv6 address", ip)
+			r.bad(where, "%s is not an address at which other hosts can reach a machine: it must be an IPv4 or a global IPv6 address", ip)
 		case is && other == in.Name:
-			r.bad(where, "%s is also the interface's own address: it has to be free, because it moves between nodes", ip)
+			r.bad(where, "%s is also an address of the interface: it must be unused, because it moves between nodes", ip)
 		case is:
-			r.bad(where, "%s is also on %s: it has to be free, because it moves between nodes", ip, other)
+			r.bad(where, "%s is also an address of %s: it must be unused, because it moves between nodes", ip, other)
 		default:
 			taken[ip] = in.Name
 		}
@@ -323,7 +323,7 @@ func checkCNI(c *Config, r *report) {
 	where := at("cluster", "network", "cni", "urls")
 	switch {
 	case cni.Name == CNICustom && len(cni.URLs) == 0:
-		r.lacks(where, "a custom CNI is installed from there")
+		r.lacks(where, "a custom CNI needs at least one")
 	case cni.Name != CNICustom && len(cni.URLs) > 0:
 		r.bad(where, "contradicts name %s; did you mean name %s", cni.Name, CNICustom)
 	}

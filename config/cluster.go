@@ -2,10 +2,10 @@ package config
 
 import "net/netip"
 
-// Cluster is what all nodes of a cluster agree about.
+// Cluster has the settings that are the same on all nodes of a cluster.
 type Cluster struct {
 	Name   string `yaml:"clusterName"` // default "garboard"
-	ID     string `yaml:"id"`          // base64 of 32 bytes; tells clusters apart
+	ID     string `yaml:"id"`          // base64 of 32 bytes; identifies the cluster
 	Secret Secret `yaml:"secret"`      // base64 of 32 bytes; known to members only
 	// Token is the Kubernetes bootstrap token of joining kubelets, such as
 	// q9pyzr.0123456789abcdef. Required.
@@ -24,14 +24,14 @@ type Cluster struct {
 	Proxy             Proxy             `yaml:"proxy"`
 	CoreDNS           CoreDNS           `yaml:"coreDNS"`
 
-	// AllowSchedulingOnControlPlanes leaves control planes without their taint,
-	// so that a cluster of one node runs pods. Default false.
+	// AllowSchedulingOnControlPlanes removes the taint from control planes, so that pods
+	// can run in a cluster of one node. Default false.
 	AllowSchedulingOnControlPlanes bool             `yaml:"allowSchedulingOnControlPlanes"`
 	ExtraManifests                 []URL            `yaml:"extraManifests"` // http or https; applied at bootstrap
 	InlineManifests                []InlineManifest `yaml:"inlineManifests" key:"name"`
 }
 
-// ControlPlaneSet is how the control plane is reached.
+// ControlPlaneSet has the addresses of the control plane.
 type ControlPlaneSet struct {
 	// Endpoint is the URL of the Kubernetes API, with its port, such as
 	// https://cluster.example.org:6443. Required.
@@ -41,7 +41,7 @@ type ControlPlaneSet struct {
 	LocalAPIServerPort int `yaml:"localAPIServerPort"`
 }
 
-// ClusterNetwork is the addresses of pods and services.
+// ClusterNetwork has the networks of pods and services.
 type ClusterNetwork struct {
 	CNI            CNI            `yaml:"cni"`
 	DNSDomain      string         `yaml:"dnsDomain"`      // default cluster.local
@@ -49,12 +49,12 @@ type ClusterNetwork struct {
 	ServiceSubnets []netip.Prefix `yaml:"serviceSubnets"` // default 10.96.0.0/12
 }
 
-// CNIName is who connects the pods.
+// CNIName is the pod network.
 type CNIName string
 
 const (
 	CNIFlannel CNIName = "flannel" // VXLAN, applied at bootstrap
-	CNINone    CNIName = "none"    // the user installs one
+	CNINone    CNIName = "none"    // none; the user installs one
 	CNICustom  CNIName = "custom"  // manifests from urls
 )
 
@@ -65,7 +65,7 @@ type CNI struct {
 	Flannel Flannel `yaml:"flannel"`
 }
 
-// Flannel is flannel's settings.
+// Flannel has the settings of flannel.
 type Flannel struct {
 	Image string `yaml:"image"` // default DefaultFlannelImage
 }
@@ -75,36 +75,36 @@ type ServiceAccount struct {
 	Key KeyPEM `yaml:"key"` // base64 PEM, RSA or ECDSA; control planes: required
 }
 
-// Etcd is etcd.
+// Etcd has the settings of etcd.
 type Etcd struct {
 	Image     string            `yaml:"image"`     // default DefaultEtcdImage
 	CA        CertKey           `yaml:"ca"`        // control planes: required
 	ExtraArgs map[string]string `yaml:"extraArgs"` // flag without dashes: value
 }
 
-// APIServer is kube-apiserver.
+// APIServer has the settings of kube-apiserver.
 type APIServer struct {
 	Image        string            `yaml:"image"`                        // default DefaultAPIServerImage
 	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // what its pod sees of the node
-	CertSANs     []string          `yaml:"certSANs"`                     // further names and addresses in its certificate
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
+	CertSANs     []string          `yaml:"certSANs"`                     // additional names and addresses in its certificate
 }
 
-// ControllerManager is kube-controller-manager.
+// ControllerManager has the settings of kube-controller-manager.
 type ControllerManager struct {
 	Image        string            `yaml:"image"`                        // default DefaultControllerManagerImage
 	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // what its pod sees of the node
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 }
 
-// Scheduler is kube-scheduler.
+// Scheduler has the settings of kube-scheduler.
 type Scheduler struct {
 	Image        string            `yaml:"image"`                        // default DefaultSchedulerImage
 	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
-	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // what its pod sees of the node
+	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 }
 
-// ProxyMode is how kube-proxy programs the kernel.
+// ProxyMode is the kernel mechanism of kube-proxy.
 type ProxyMode string
 
 const (
@@ -113,7 +113,7 @@ const (
 	ProxyIPVS     ProxyMode = "ipvs"
 )
 
-// Proxy is kube-proxy.
+// Proxy has the settings of kube-proxy.
 type Proxy struct {
 	Image     string            `yaml:"image"`     // default DefaultProxyImage
 	Mode      ProxyMode         `yaml:"mode"`      // default nftables
@@ -121,20 +121,20 @@ type Proxy struct {
 	ExtraArgs map[string]string `yaml:"extraArgs"` // flag without dashes: value
 }
 
-// CoreDNS is the cluster's DNS.
+// CoreDNS has the settings of the cluster DNS.
 type CoreDNS struct {
 	Image    string `yaml:"image"`    // default DefaultCoreDNSImage
-	Disabled bool   `yaml:"disabled"` // the user brings another
+	Disabled bool   `yaml:"disabled"` // for another DNS server, which the user installs
 }
 
 // Volume is a directory or file of the node in a container.
 type Volume struct {
 	HostPath  string `yaml:"hostPath"`  // required, absolute
 	MountPath string `yaml:"mountPath"` // required, absolute
-	ReadOnly  bool   `yaml:"readonly"`  // the container can't write there
+	ReadOnly  bool   `yaml:"readonly"`  // the container can't write to it
 }
 
-// InlineManifest is Kubernetes objects applied once at bootstrap.
+// InlineManifest has Kubernetes objects that are applied once, at bootstrap.
 type InlineManifest struct {
 	Name     string `yaml:"name"`     // required, unique
 	Contents string `yaml:"contents"` // required, one or more YAML documents

@@ -151,7 +151,7 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 			return
 		}
 		if other, twice := given[name]; twice {
-			d.bad(key, "says the same as %s; keep only %s", other, name)
+			d.bad(key, "is the same field as %s; keep only %s", other, name)
 			return
 		}
 		given[name] = spelling

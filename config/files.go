@@ -30,11 +30,11 @@ var reservedPlaces = []struct{ path, instead string }{
 func FilePlace(name string) error {
 	name = path.Clean(name)
 	if !slices.ContainsFunc(fileRoots, func(root string) bool { return name != root && within(name, root) }) {
-		return fmt.Errorf("files can be laid in %s; all else is read-only", strings.Join(fileRoots, ", "))
+		return fmt.Errorf("files can be written only in %s; everything else is read-only", strings.Join(fileRoots, ", "))
 	}
 	for _, r := range reservedPlaces {
 		if within(name, r.path) {
-			return fmt.Errorf("%s can't be laid over: %s", r.path, r.instead)
+			return fmt.Errorf("%s can't be replaced: %s", r.path, r.instead)
 		}
 	}
 	return nil
@@ -58,11 +58,11 @@ func checkFiles(c *Config, r *report) {
 			r.bad(where, "%v", err)
 		}
 		if op, twice := first[name]; twice && (op != FileAppend || f.Op != FileAppend) {
-			r.bad(where, "%s is written by an earlier entry; only several of op append go together", quote(f.Path))
+			r.bad(where, "%s is also written by an earlier entry; only entries with op append can share a path", quote(f.Path))
 		}
 		for other := range first {
 			if other != name && (within(other, name) || within(name, other)) {
-				r.bad(where, "can't be beside %s, which an earlier entry lays: one would be a directory", other)
+				r.bad(where, "conflicts with %s of an earlier entry: one of them would have to be a directory", other)
 				break // one is enough to make the point
 			}
 		}

@@ -51,8 +51,8 @@ func TestQ01KeySlot(t *testing.T) {
 		t.Errorf("slot %v", slot)
 	}
 	const path = "machine.systemDiskEncryption.ephemeral.keys[0]"
-	want(t, path+".keySlot: says the same as slot; keep only slot", refused(t, key("slot: 3, keySlot: 3")))
-	want(t, path+".slot: says the same as keySlot; keep only slot", refused(t, key("keySlot: 3, slot: 3")))
+	want(t, path+".keySlot: is the same field as slot; keep only slot", refused(t, key("slot: 3, keySlot: 3")))
+	want(t, path+".slot: is the same field as keySlot; keep only slot", refused(t, key("keySlot: 3, slot: 3")))
 	want(t, path+".slot: 32 is out of range (0 to 31)", refused(t, key("keySlot: 32")))
 }
 
@@ -146,7 +146,7 @@ func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
 		{"{interface: eth0, dhcp: true, vip: {ip: 192.168.2.15}}", false},
 	} {
 		_, warnings := accepted(t, with(document(t, ControlPlane), "machine", "network: {interfaces: ["+tt.interfaces+"]}"))
-		if told := strings.Contains(warnings, "192.168.2.15 is outside of 192.168.1.0/24, the subnet of eth0: others find it only if they are routed to that link"); told != tt.told {
+		if told := strings.Contains(warnings, "192.168.2.15 is outside of 192.168.1.0/24, the subnet of eth0: other hosts reach it only through routes to that link"); told != tt.told {
 			t.Errorf("%s: %q", tt.interfaces, warnings)
 		}
 	}

@@ -1,13 +1,13 @@
-// Package config is the machine configuration: one YAML document that says
-// everything about a node. Load reads it strictly, reports every problem at
-// once with its place, and fills the defaults in, so that nobody else in the
-// system ever asks whether a field was set. Encode writes it back.
+// Package config is the machine configuration: one YAML document that describes a node
+// completely. Load parses it strictly, reports all problems together with their
+// positions, and fills in the defaults, so that other packages never check whether a
+// field is set. Encode writes it.
 //
-// The types below are the schema: each field has its YAML name in the tag, and
-// its unit and default in the comment. A field whose zero value means something
-// else than its default is a pointer. Zero values are never written. Entries of
-// a list whose field has a key tag are told apart by that field of theirs: Diff
-// compares, and a strategic merge patch merges, what has the same key.
+// The types below are the schema: the tag of a field has its YAML name, and the comment
+// has its unit and default. A field is a pointer if its zero value differs from its
+// default. Zero values are not written. The key tag of a list names the field that
+// identifies an entry: Diff compares, and a strategic merge patch merges, entries with
+// the same key.
 package config
 
 import (
@@ -15,24 +15,24 @@ import (
 	"time"
 )
 
-// Version is the only version of the document so far.
+// Version is the only version of the document.
 const Version = "v1alpha1"
 
 // Config is the whole document.
 type Config struct {
 	Version string `yaml:"version"` // required
-	// Persist says whether the document is kept on STATE, so that a change
-	// made while running survives a reboot. Default true.
+	// Persist keeps the document on STATE, so that a change survives a reboot. Default
+	// true.
 	Persist *bool   `yaml:"persist"`
 	Machine Machine `yaml:"machine"`
 	Cluster Cluster `yaml:"cluster"`
 }
 
-// MachineType is the part that a machine plays in its cluster.
+// MachineType is the role of a machine in its cluster.
 type MachineType string
 
 const (
-	Init         MachineType = "init"         // a control plane that bootstraps the cluster at its first start; controlplane and gbctl bootstrap do the same, once
+	Init         MachineType = "init"         // a control plane that bootstraps the cluster at its first start; the same as controlplane and gbctl bootstrap
 	ControlPlane MachineType = "controlplane" // etcd and the Kubernetes control plane
 	Worker       MachineType = "worker"       // kubelet only; "join" is accepted as an alias
 )
@@ -40,17 +40,17 @@ const (
 // ControlPlane reports whether etcd and the control plane run on the machine.
 func (t MachineType) ControlPlane() bool { return t == Init || t == ControlPlane }
 
-// Machine is what concerns this one node.
+// Machine has the settings of this node.
 type Machine struct {
 	Type MachineType `yaml:"type"` // required
-	// Token lets a node ask trustd for certificates; as cluster.token:
+	// Token authorises a node to get certificates from trustd; the form is that of cluster.token:
 	// six characters, a dot, sixteen characters of [a-z0-9]. Required.
 	Token Secret `yaml:"token"`
 	// CA signs the certificates of the machine API. Workers hold only crt.
 	CA CertKey `yaml:"ca"`
-	// CertSANs are further names and addresses in the API's certificate, on
-	// control planes: they sign for workers what those can prove, which is the
-	// address that they ask from.
+	// CertSANs are additional names and addresses in the certificate of the machine API,
+	// on control planes only: for a worker, control planes sign only the address of its
+	// connection.
 	CertSANs   []string   `yaml:"certSANs"`
 	Network    Network    `yaml:"network"`
 	Time       Time       `yaml:"time"`
@@ -58,31 +58,31 @@ type Machine struct {
 	Kubelet    Kubelet    `yaml:"kubelet"`
 	Registries Registries `yaml:"registries"`
 	Files      []File     `yaml:"files" key:"path"`
-	// Env is the environment of everything that fetches over the network on
-	// the node, such as http_proxy, https_proxy, no_proxy.
+	// Env is the environment of all programs that download over the network, such as
+	// http_proxy, https_proxy, no_proxy.
 	Env map[string]string `yaml:"env"`
-	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count. The ports of
-	// the node's own servers stay in net.ipv4.ip_local_reserved_ports, beside those given.
+	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count. The ports
+	// of the node's own servers are always added to net.ipv4.ip_local_reserved_ports.
 	Sysctls              map[string]string    `yaml:"sysctls"`
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
 }
 
-// Network is the node's own networking.
+// Network has the network settings of the node.
 type Network struct {
 	Hostname    string       `yaml:"hostname"`    // default: from DHCP, else made from a MAC address
 	Nameservers []netip.Addr `yaml:"nameservers"` // default: from DHCP
-	// Interfaces are the links of the node. Several entries for one interface
-	// add up. An empty list means DHCP on every physical interface.
+	// Interfaces are the links of the node. Several entries for one interface are
+	// combined. An empty list means DHCP on every physical interface.
 	Interfaces []Interface `yaml:"interfaces" key:"interface"`
 }
 
-// Interface is one entry for one link. Several entries may name one link.
+// Interface is an entry for a link. Several entries may name the same link.
 type Interface struct {
 	Name   string       `yaml:"interface"` // required, such as eth0, bond0 or wg0; lo0 is accepted for lo
 	CIDR   netip.Prefix `yaml:"cidr"`      // an address with its prefix length
 	MTU    int          `yaml:"mtu"`       // bytes; default: the kernel's
 	DHCP   bool         `yaml:"dhcp"`      // DHCPv4
-	Ignore bool         `yaml:"ignore"`    // leave the link alone
+	Ignore bool         `yaml:"ignore"`    // don't configure the link
 	Routes []Route      `yaml:"routes" key:"network"`
 
 	Bond      *Bond      `yaml:"bond"`
@@ -94,16 +94,16 @@ type Interface struct {
 // Route is a static route.
 type Route struct {
 	Network netip.Prefix `yaml:"network"` // required; 0.0.0.0/0 or ::/0 is the default route
-	Gateway netip.Addr   `yaml:"gateway"` // without it the network is on the link
-	Metric  uint32       `yaml:"metric"`  // the lower wins; default 1024
+	Gateway netip.Addr   `yaml:"gateway"` // without it, the network is directly on the link
+	Metric  uint32       `yaml:"metric"`  // the lowest is preferred; default 1024
 }
 
-// Bond makes the interface a bond of links.
+// Bond makes the interface a bond of several links.
 type Bond struct {
 	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
 	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
-	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // what spreads the traffic over the members; default layer2
-	MIIMon         int      `yaml:"miimon"`         // ms between link checks; default 100, never 0: a dead link would go unnoticed
+	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // how traffic is distributed over the members; default layer2
+	MIIMon         int      `yaml:"miimon"`         // ms between link checks; default 100; 0 isn't allowed, because a failed link wouldn't be detected
 	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
 	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
 	Interfaces     []string `yaml:"interfaces"`     // required; the members
@@ -118,131 +118,132 @@ type VLAN struct {
 	Routes []Route      `yaml:"routes" key:"network"`
 }
 
-// VIP is the address that the control planes share. One of them has it at a time; it
-// goes to another one when that is gone, or its API server is. They have to be on one
-// link. There is none before bootstrap, which needs the address of a node.
+// VIP is a virtual address that the control planes share. One of them has it at a time;
+// another one takes it over if that one or its API server fails. All of them must be on
+// the same link. The address is not available before bootstrap: use the address of a node
+// for that.
 type VIP struct {
-	IP netip.Addr `yaml:"ip"` // required; in the subnet of the interface, used by nobody, outside of DHCP's pool
+	IP netip.Addr `yaml:"ip"` // required; in the subnet of the interface, unused, and outside of the DHCP pool
 }
 
-// WireGuard makes the interface a WireGuard one.
+// WireGuard makes the interface a WireGuard interface.
 type WireGuard struct {
 	PrivateKey Secret          `yaml:"privateKey"` // required, base64 of 32 bytes
 	ListenPort int             `yaml:"listenPort"` // default: chosen by the kernel
 	Peers      []WireGuardPeer `yaml:"peers" key:"publicKey"`
 }
 
-// WireGuardPeer is one peer.
+// WireGuardPeer is a peer.
 type WireGuardPeer struct {
 	PublicKey  string         `yaml:"publicKey"`  // required, base64 of 32 bytes
 	Endpoint   string         `yaml:"endpoint"`   // host:port
-	AllowedIPs []netip.Prefix `yaml:"allowedIPs"` // what the peer may send from, and is sent
-	// PersistentKeepalive is the time between keepalives; default none.
+	AllowedIPs []netip.Prefix `yaml:"allowedIPs"` // source addresses that the peer may use, and destinations that are sent to it
+	// PersistentKeepalive is the interval of keepalive packets; default none.
 	PersistentKeepalive time.Duration `yaml:"persistentKeepaliveInterval"`
 }
 
-// Time is where the time comes from.
+// Time has the settings of time synchronisation.
 type Time struct {
 	Servers     []string      `yaml:"servers"`     // default: pool.ntp.org
-	Disabled    bool          `yaml:"disabled"`    // trust the hardware clock
-	BootTimeout time.Duration `yaml:"bootTimeout"` // how long boot waits for a first sync; default 30s, then it goes on unsynced
+	Disabled    bool          `yaml:"disabled"`    // use only the hardware clock
+	BootTimeout time.Duration `yaml:"bootTimeout"` // how long the boot waits for the first synchronisation; default 30s; then it continues without it
 }
 
-// Install is where the system lives.
+// Install has the settings of the installation.
 type Install struct {
 	Disk  string `yaml:"disk"`  // device, such as /dev/vda; required on machines, unused in containers
-	Image string `yaml:"image"` // installer image; default: the release's own
-	Wipe  bool   `yaml:"wipe"`  // take the disk even if it holds foreign data
+	Image string `yaml:"image"` // installer image; default: that of the release
+	Wipe  bool   `yaml:"wipe"`  // use the disk even if it contains other data
 }
 
-// Kubelet is the kubelet.
+// Kubelet has the settings of the kubelet.
 type Kubelet struct {
 	Image      string            `yaml:"image"`      // default DefaultKubeletImage
 	ExtraArgs  map[string]string `yaml:"extraArgs"`  // flag without dashes: value
-	NodeLabels map[string]string `yaml:"nodeLabels"` // a label that is taken out here is taken off the node
-	// NodeTaints keep pods away, by key: an effect (NoSchedule, PreferNoSchedule
-	// or NoExecute), or a value, a colon and an effect. A worker's are set when it
-	// registers: Kubernetes lets no node change its own taints.
+	NodeLabels map[string]string `yaml:"nodeLabels"` // a label that is removed here is removed from the node
+	// NodeTaints are taints by key: an effect (NoSchedule, PreferNoSchedule or
+	// NoExecute), or a value, a colon and an effect. Those of a worker are set when it
+	// registers: Kubernetes doesn't allow a node to change its own taints.
 	NodeTaints map[string]Taint `yaml:"nodeTaints"`
 	ClusterDNS []netip.Addr     `yaml:"clusterDNS"` // default: the tenth address of each service subnet
 	NodeIP     NodeIP           `yaml:"nodeIP"`
-	// ExtraMounts are directories of the node that the kubelet sees beside its
-	// own, such as those of storage that pods mount from the node.
+	// ExtraMounts are additional directories of the node in the kubelet's container, for
+	// example for storage that pods mount from the node.
 	ExtraMounts []Volume `yaml:"extraMounts" key:"mountPath"`
 }
 
-// NodeIP says which of the node's addresses is the one that the cluster uses.
+// NodeIP selects the address of the node that the cluster uses.
 type NodeIP struct {
 	ValidSubnets []netip.Prefix `yaml:"validSubnets"` // default: any
 }
 
-// Registries is where images come from.
+// Registries has the settings of image registries.
 type Registries struct {
-	// Mirrors by registry host, such as docker.io, or '*' for all others.
+	// Mirrors are mirrors by registry host, such as docker.io, or '*' for all other hosts.
 	Mirrors map[string]Mirror `yaml:"mirrors"`
-	// Config by the host (and port) that is talked to, mirrors included.
+	// Config has settings by the host (and port) of the server, also for mirrors.
 	Config map[string]Registry `yaml:"config"`
 }
 
-// Mirror is asked instead of a registry, first endpoint first.
+// Mirror replaces a registry. The endpoints are tried in their order.
 type Mirror struct {
 	Endpoints []URL `yaml:"endpoints"` // required, http or https
 }
 
-// Registry is how to talk to a host that serves images.
+// Registry has the settings of a host that serves images.
 type Registry struct {
-	Auth *RegistryAuth `yaml:"auth"` // who the node is to the host
-	TLS  *RegistryTLS  `yaml:"tls"`  // whom the node trusts besides the public authorities
+	Auth *RegistryAuth `yaml:"auth"` // credentials of the node
+	TLS  *RegistryTLS  `yaml:"tls"`  // authorities and certificates
 }
 
-// RegistryAuth identifies the node: username and password, or auth (base64 of
+// RegistryAuth has the credentials of the node: username and password, or auth (base64 of
 // both with a colon), or identityToken.
 type RegistryAuth struct {
 	Username      string `yaml:"username"`
 	Password      Secret `yaml:"password"`
 	Auth          Secret `yaml:"auth"`          // base64 of username, colon, password
-	IdentityToken Secret `yaml:"identityToken"` // as a registry's login gave it
+	IdentityToken Secret `yaml:"identityToken"` // as returned by the login of the registry
 }
 
-// RegistryTLS is how the node and one host know each other. Its authority counts
-// beside the public ones.
+// RegistryTLS has the TLS settings for one host. The authority is trusted in addition to
+// the public ones.
 type RegistryTLS struct {
-	CA                 PEM     `yaml:"ca"`                 // authority of the host's certificate
-	ClientIdentity     CertKey `yaml:"clientIdentity"`     // certificate of the node, for the host
-	InsecureSkipVerify bool    `yaml:"insecureSkipVerify"` // trust whoever answers; for tests
+	CA                 PEM     `yaml:"ca"`                 // authority of the certificate of the host
+	ClientIdentity     CertKey `yaml:"clientIdentity"`     // client certificate of the node
+	InsecureSkipVerify bool    `yaml:"insecureSkipVerify"` // don't verify the certificate of the host; for tests
 }
 
-// File is a file laid on the node, at boot and when it changes. What lies below
-// /var/cri/conf.d and ends in .toml is merged into containerd's configuration; a
-// change there restarts containerd.
+// File is a file that is written to the node, at boot and when it changes. Files below
+// /var/cri/conf.d with the suffix .toml are merged into the configuration of containerd;
+// a change of them restarts containerd.
 type File struct {
-	Content     string   `yaml:"content"`     // the text, or what is appended
+	Content     string   `yaml:"content"`     // the text to write or append
 	Permissions FileMode `yaml:"permissions"` // octal; default 0644
 	Path        string   `yaml:"path"`        // required, below /etc, /run or /var
 	Op          FileOp   `yaml:"op"`          // default create
 }
 
-// FileOp is what to do with the file.
+// FileOp is how the file is written.
 type FileOp string
 
 const (
-	FileCreate    FileOp = "create"    // must not exist in the image
-	FileAppend    FileOp = "append"    // to the image's own file, at each boot anew
-	FileOverwrite FileOp = "overwrite" // replaces the image's own file
+	FileCreate    FileOp = "create"    // the file must not exist in the image
+	FileAppend    FileOp = "append"    // append to the file of the image, again at each boot
+	FileOverwrite FileOp = "overwrite" // replace the file of the image
 )
 
-// SystemDiskEncryption says which partitions are encrypted.
+// SystemDiskEncryption selects the partitions that are encrypted.
 type SystemDiskEncryption struct {
 	State     *Encryption `yaml:"state"`     // the configuration, keys and journals
-	Ephemeral *Encryption `yaml:"ephemeral"` // all else: images, pods, etcd, logs
+	Ephemeral *Encryption `yaml:"ephemeral"` // all other data: images, pods, etcd, logs
 }
 
-// Encryption is the keys of one partition.
+// Encryption has the keys of one partition.
 type Encryption struct {
 	Keys []EncryptionKey `yaml:"keys" key:"slot"` // required, at least one
 }
 
-// EncryptionKey is exactly one of nodeID and static, in a slot.
+// EncryptionKey is a key in a slot: exactly one of nodeID and static.
 type EncryptionKey struct {
 	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: derived from the machine's UUID and the partition's label
 	Static *EncryptionStatic `yaml:"static"` // a passphrase

@@ -143,7 +143,7 @@ func (t *Taint) UnmarshalText(text []byte) error {
 		value, effect = "", value
 	}
 	if !slices.Contains(taintEffects, effect) {
-		return fmt.Errorf("ends in no effect that Kubernetes knows: %s%s", strings.Join(taintEffects, ", "), didYouMean(effect, taintEffects))
+		return fmt.Errorf("must end in an effect of Kubernetes: %s%s", strings.Join(taintEffects, ", "), didYouMean(effect, taintEffects))
 	}
 	if value != "" && !labelName.MatchString(value) {
 		return errors.New("the value before the colon must be of letters, digits, dashes, dots and underscores, 63 at most")

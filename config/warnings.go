@@ -31,7 +31,7 @@ func warnWorkerKeys(c *Config, r *report) {
 		{at("cluster", "serviceAccount", "key"), c.Cluster.ServiceAccount.Key},
 	} {
 		if len(k.key) > 0 {
-			r.warn(k.where, "a worker doesn't need this private key; leave it out, so that a stolen worker doesn't give the cluster away")
+			r.warn(k.where, "a worker doesn't need this private key; leave it out: somebody who steals the worker could take over the cluster")
 		}
 	}
 }
@@ -39,7 +39,7 @@ func warnWorkerKeys(c *Config, r *report) {
 // warnWorkerNames: trustd signs only names that a worker can prove.
 func warnWorkerNames(c *Config, r *report) {
 	if c.Machine.Type == Worker && len(c.Machine.CertSANs) > 0 {
-		r.warn(at("machine", "certSANs"), "control planes sign for a worker only its host name and the address that it asks from; these names aren't in its certificate")
+		r.warn(at("machine", "certSANs"), "for a worker, control planes sign only its host name and the address of its connection; these names aren't in its certificate")
 	}
 }
 
@@ -75,7 +75,7 @@ func warnVIP(c *Config, r *report) {
 		if len(own) == 0 || link.DHCP || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(in.VIP.IP) }) {
 			continue
 		}
-		r.warn(interfaceAt(i, "vip", "ip"), "%s is outside of %s, the subnet of %s: others find it only if they are routed to that link", in.VIP.IP, own[0].Masked(), in.Name)
+		r.warn(interfaceAt(i, "vip", "ip"), "%s is outside of %s, the subnet of %s: other hosts reach it only through routes to that link", in.VIP.IP, own[0].Masked(), in.Name)
 	}
 }
 

@@ -1,7 +1,6 @@
-// Package client talks to nodes for a person or a program elsewhere. Whom to
-// talk to, and as whom, is in a file of contexts, garboardconfig: one context
-// for each cluster, with certificate and key inside, so that one file is all
-// that an administrator carries.
+// Package client connects to nodes, for users and programs on other machines. The file
+// garboardconfig has one context for each cluster, with its addresses, the certificate
+// and the key: an administrator needs only this file.
 package client
 
 import (
@@ -34,29 +33,28 @@ const (
 )
 
 // header stands above every file that Save writes.
-const header = `# How gbctl reaches your clusters, and as whom. It holds private keys.
-# endpoints are control planes. The best one is a DNS name that leads to all of
-# them: it is in their certificates, and stays when control planes come and go.
+const header = `# The client configuration of gbctl. It contains private keys.
+# endpoints are control planes. Best is a DNS name that points to all of them: it is
+# in their certificates, and stays the same when control planes change.
 `
 
 // Config is a garboardconfig (S-003).
 type Config struct {
-	Context  string              `yaml:"context"` // the one that is used when none is asked for
+	Context  string              `yaml:"context"` // the current context
 	Contexts map[string]*Context `yaml:"contexts"`
-	// Other is what a later release put there; Save keeps it.
+	// Other has fields of later releases; Save keeps them.
 	Other map[string]any `yaml:",inline"`
 }
 
-// Context is one cluster, and who one is there.
+// Context is a cluster, and the identity of the user there.
 type Context struct {
 	Endpoints []string `yaml:"endpoints"`       // control planes: address or name, port 50000 unless given
-	Nodes     []string `yaml:"nodes,omitempty"` // asked when none are named
+	Nodes     []string `yaml:"nodes,omitempty"` // used when a command names none
 	CA        string   `yaml:"ca"`              // base64 of PEM, as the next two
 	Crt       string   `yaml:"crt"`
 	Key       string   `yaml:"key"`
-	// Via says for an address or name of a node which host:port to dial instead,
-	// where nodes are behind a forwarded port. The node still has to prove that
-	// it is the one that was asked for.
+	// Via maps the address or name of a node to the host:port to dial, for nodes behind a
+	// forwarded port. The certificate must still be that of the node.
 	Via   map[string]string `yaml:"via,omitempty"`
 	Other map[string]any    `yaml:",inline"`
 }
@@ -68,7 +66,7 @@ func DefaultPath() (string, error) {
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return "", fmt.Errorf("find the client configuration: %w; name it in $%s", err, EnvConfig)
+		return "", fmt.Errorf("find the client configuration: %w; set $%s", err, EnvConfig)
 	}
 	return filepath.Join(home, ".garboard", "config"), nil
 }
@@ -77,7 +75,7 @@ func DefaultPath() (string, error) {
 func Load(path string) (*Config, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read client configuration: %w; 'gbctl gen config' makes one, $%s says where it is", err, EnvConfig)
+		return nil, fmt.Errorf("read client configuration: %w; 'gbctl gen config' makes one, $%s sets its path", err, EnvConfig)
 	} else if err != nil {
 		return nil, fmt.Errorf("read client configuration: %w", err)
 	}
@@ -109,8 +107,8 @@ func (c *Config) Encode() ([]byte, error) {
 	return b.Bytes(), enc.Close()
 }
 
-// Save replaces the file in one step, so that nobody ever reads half of it, and
-// makes its folder. Where path is a symbolic link, what it leads to is replaced.
+// Save replaces the file atomically, and makes its directory. If path is a symbolic link,
+// it replaces the target.
 func (c *Config) Save(path string) (err error) {
 	defer func() {
 		if err != nil {
@@ -133,7 +131,7 @@ func (c *Config) Save(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // fails once it has its name
+	defer os.Remove(f.Name()) // fails after the rename
 	_, err = f.Write(data)
 	if err := errors.Join(err, f.Chmod(configMode), f.Sync(), f.Close()); err != nil {
 		return err
@@ -141,9 +139,9 @@ func (c *Config) Save(path string) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// Merge takes the contexts of other over, and which of them is the current one:
-// whoever merges a cluster's file wants to use that cluster next. A context whose
-// name is taken by another one gets a number behind its name; renamed tells which.
+// Merge adds the contexts of other, and makes the current context of other the current
+// one. If the name of a context is taken by a different one, it gets a number as suffix;
+// renamed maps such names.
 func (c *Config) Merge(other *Config) (renamed map[string]string) {
 	renamed = map[string]string{}
 	if c.Contexts == nil {
@@ -169,8 +167,8 @@ func (c *Config) Merge(other *Config) (renamed map[string]string) {
 	return renamed
 }
 
-// Current is the context called name, and without a name the one that the file
-// says. The error lists those that there are.
+// Current returns the context with a name, or the current one if name is empty. The error
+// lists the contexts.
 func (c *Config) Current(name string) (*Context, error) {
 	names := strings.Join(slices.Sorted(maps.Keys(c.Contexts)), ", ")
 	if name == "" {
@@ -182,13 +180,12 @@ func (c *Config) Current(name string) (*Context, error) {
 	case names == "":
 		return nil, errors.New("the client configuration has no contexts; 'gbctl gen config' makes a file to merge into it")
 	case name == "":
-		return nil, fmt.Errorf("the client configuration doesn't say which context to use; there are %s", names)
+		return nil, fmt.Errorf("the client configuration has no current context; the contexts are %s", names)
 	}
-	return nil, fmt.Errorf("no context %q in the client configuration; there are %s", name, names)
+	return nil, fmt.Errorf("no context %q in the client configuration; the contexts are %s", name, names)
 }
 
-// Credentials are what the context's certificates say: whom to trust, and who
-// one is.
+// Credentials returns the authority and the certificate of the user.
 func (c *Context) Credentials() (*x509.CertPool, tls.Certificate, error) {
 	var decoded [3][]byte
 	for i, field := range []struct{ name, text string }{{"ca", c.CA}, {"crt", c.Crt}, {"key", c.Key}} {

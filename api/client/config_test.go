@@ -136,11 +136,11 @@ func TestCurrent(t *testing.T) {
 			t.Errorf("%q: %v, %v", name, got, err)
 		}
 	}
-	if _, err := c.Current("x"); err == nil || err.Error() != `no context "x" in the client configuration; there are home, work` {
+	if _, err := c.Current("x"); err == nil || err.Error() != `no context "x" in the client configuration; the contexts are home, work` {
 		t.Errorf("got %v", err)
 	}
 	c.Context = ""
-	if _, err := c.Current(""); err == nil || !strings.Contains(err.Error(), "there are home, work") {
+	if _, err := c.Current(""); err == nil || !strings.Contains(err.Error(), "the contexts are home, work") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := (&Config{}).Current("x"); err == nil || !strings.Contains(err.Error(), "has no contexts") {

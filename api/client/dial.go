@@ -222,8 +222,8 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	return client, nil
 }
 
-// Address takes a node as people write it: a name or an address, with or without
-// a port. host is what its certificate must say.
+// Address parses a node as the user gives it: a name or an address, with or without a
+// port. host must be in the certificate.
 func Address(node string) (host, address string, err error) {
 	host, port := node, strconv.Itoa(api.Port)
 	bare := node
@@ -259,8 +259,8 @@ func (c *Context) via(node, address string) string {
 	return address
 }
 
-// Answering is the first of some endpoints that takes a connection, where those
-// that come earlier in the list have a head start. A single one isn't tried.
+// Answering returns the first endpoint that accepts a connection. Endpoints earlier in
+// the list have a head start. A single endpoint isn't checked.
 func (c *Context) Answering(ctx context.Context, endpoints []string) (string, error) {
 	if len(endpoints) == 1 {
 		return endpoints[0], nil

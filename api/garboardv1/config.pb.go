@@ -27,17 +27,19 @@ const (
 type ApplyMode int32
 
 const (
-	// The mildest that works: without a reboot if no changed field needs one.
+	// The mode with the least impact that is possible: without a reboot if no changed
+	// field needs one.
 	ApplyMode_APPLY_MODE_AUTO ApplyMode = 0
 	// Now, without a reboot; refused if a changed field needs one.
 	ApplyMode_APPLY_MODE_IMMEDIATE ApplyMode = 1
-	// At the next boot, whenever that is.
+	// At the next boot.
 	ApplyMode_APPLY_MODE_ON_REBOOT ApplyMode = 2
-	// Now, with a reboot whatever has changed.
+	// Now, with a reboot, whatever has changed.
 	ApplyMode_APPLY_MODE_REBOOT ApplyMode = 3
-	// Now, and undone unless confirmed in time, also by a reboot in between.
+	// Now. Undone unless confirmed in time, also if the node reboots in between.
 	ApplyMode_APPLY_MODE_TRY ApplyMode = 4
-	// In the history only: it came back because what was tried wasn't confirmed.
+	// Only in the history: this version was restored because a tried one was not
+	// confirmed.
 	ApplyMode_APPLY_MODE_UNDONE ApplyMode = 5
 )
 
@@ -92,7 +94,7 @@ type GetConfigRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A version of the history; 0 is the current one.
 	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Replace secrets, whoever asks.
+	// Redact secrets for all roles.
 	Redact        bool `protobuf:"varint,2,opt,name=redact,proto3" json:"redact,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -146,15 +148,15 @@ type GetConfigResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The YAML document.
 	Document []byte `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
-	// SHA-256 of the document as it is on the node, in hexadecimal: for
+	// SHA-256 of the unredacted document, in hexadecimal, for
 	// ApplyConfigRequest.base.
 	Digest  string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
 	Version uint64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
-	// Secrets were replaced: the document can't be applied again.
+	// Secrets were redacted: the document can't be applied again.
 	Redacted bool `protobuf:"varint,4,opt,name=redacted,proto3" json:"redacted,omitempty"`
-	// A document waits for the next boot (mode ON_REBOOT).
+	// Another document is staged for the next boot (mode ON_REBOOT).
 	Staged bool `protobuf:"varint,5,opt,name=staged,proto3" json:"staged,omitempty"`
-	// A change is being tried, and is undone then unless it is confirmed.
+	// A change is being tried. It is undone at this time unless confirmed.
 	TryUntil      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=try_until,json=tryUntil,proto3" json:"try_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -237,13 +239,13 @@ type ApplyConfigRequest struct {
 	// The YAML document, at most 1 MiB.
 	Document []byte    `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
 	Mode     ApplyMode `protobuf:"varint,2,opt,name=mode,proto3,enum=garboard.v1.ApplyMode" json:"mode,omitempty"`
-	// Mode TRY: how long, from 10 seconds to 1 hour; default 1 minute. With a
-	// reboot it counts from the node being up again.
+	// Mode TRY: the time until the change is undone, from 10 seconds to 1 hour;
+	// default 1 minute. With a reboot, it starts when the node is up again.
 	TryTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=try_timeout,json=tryTimeout,proto3" json:"try_timeout,omitempty"`
-	// Only say what would happen.
+	// Only report what would happen.
 	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// The digest of the document that this one was made from: refused if the node
-	// has another one by now. Empty: any.
+	// The digest of the document that this one was made from. The request is refused
+	// if the node has a different document. Empty: no check.
 	Base          string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -317,17 +319,17 @@ func (x *ApplyConfigRequest) GetBase() string {
 type ApplyConfigResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Changes []*ConfigChange        `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
-	// What works, but maybe not as meant, with line and path.
+	// Settings that work, but maybe not as intended, with line and path.
 	Warnings []string `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"`
-	// What was done, or would be in a dry run: never AUTO.
+	// The mode that was used, or would be in a dry run: never AUTO.
 	Mode ApplyMode `protobuf:"varint,3,opt,name=mode,proto3,enum=garboard.v1.ApplyMode" json:"mode,omitempty"`
-	// The node reboots now (or would).
+	// The node reboots now, or would in a dry run.
 	Reboot bool `protobuf:"varint,4,opt,name=reboot,proto3" json:"reboot,omitempty"`
-	// Services that are restarted (or would be).
+	// Services that restart, or would in a dry run.
 	Restarts []string `protobuf:"bytes,5,rep,name=restarts,proto3" json:"restarts,omitempty"`
-	// The version in the history; 0 for none (dry run, nothing changed, staged).
+	// The version in the history; 0 if there is none (dry run, no change, staged).
 	Version uint64 `protobuf:"varint,6,opt,name=version,proto3" json:"version,omitempty"`
-	// Mode TRY: undone then unless confirmed.
+	// Mode TRY: undone at this time unless confirmed.
 	TryUntil      *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=try_until,json=tryUntil,proto3" json:"try_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -415,16 +417,16 @@ func (x *ApplyConfigResponse) GetTryUntil() *timestamppb.Timestamp {
 // ConfigChange is one changed field.
 type ConfigChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Such as machine.network.hostname.
+	// The field, such as machine.network.hostname.
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	// "added", "removed" or "changed".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// Values as YAML, secrets replaced.
+	// Values as YAML, with secrets redacted.
 	Old string `protobuf:"bytes,3,opt,name=old,proto3" json:"old,omitempty"`
 	New string `protobuf:"bytes,4,opt,name=new,proto3" json:"new,omitempty"`
 	// "live", "service:<id>" or "reboot".
 	Effect string `protobuf:"bytes,5,opt,name=effect,proto3" json:"effect,omitempty"`
-	// What else a person should know.
+	// Additional information for the user.
 	Note          string `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -658,11 +660,11 @@ type ConfigVersion struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Version uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Time    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// Who applied it: the name in the client's certificate.
+	// The name in the certificate of the client that applied it.
 	By     string    `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
 	Mode   ApplyMode `protobuf:"varint,4,opt,name=mode,proto3,enum=garboard.v1.ApplyMode" json:"mode,omitempty"`
 	Digest string    `protobuf:"bytes,5,opt,name=digest,proto3" json:"digest,omitempty"`
-	// The paths that changed to the version before, shortened to a line.
+	// The paths that differ from the previous version, shortened to one line.
 	Summary       string `protobuf:"bytes,6,opt,name=summary,proto3" json:"summary,omitempty"`
 	Current       bool   `protobuf:"varint,7,opt,name=current,proto3" json:"current,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -750,7 +752,7 @@ func (x *ConfigVersion) GetCurrent() bool {
 
 type RollbackConfigRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0: the one before the current one.
+	// 0: the version before the current one.
 	Version       uint64               `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Mode          ApplyMode            `protobuf:"varint,2,opt,name=mode,proto3,enum=garboard.v1.ApplyMode" json:"mode,omitempty"`
 	TryTimeout    *durationpb.Duration `protobuf:"bytes,3,opt,name=try_timeout,json=tryTimeout,proto3" json:"try_timeout,omitempty"`

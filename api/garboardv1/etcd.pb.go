@@ -23,8 +23,8 @@ const (
 
 type BootstrapRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Addresses of control planes that the caller knows, 16 at most: the node asks
-	// them whether the cluster has begun there, besides those that it knows itself.
+	// Addresses of control planes, at most 16: the node checks whether the cluster
+	// runs there, in addition to those that it knows.
 	ControlPlanes []string `protobuf:"bytes,1,rep,name=control_planes,json=controlPlanes,proto3" json:"control_planes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -69,13 +69,13 @@ func (x *BootstrapRequest) GetControlPlanes() []string {
 
 type RecoverRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the first message: bytes that follow, and their SHA-256.
+	// In the first message: the number of data bytes, and their SHA-256.
 	Size   uint64 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
 	Sha256 []byte `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
-	// In the first message: the file is a copy of member/snap/db, which has no SHA-256
+	// In the first message: the file is a copy of member/snap/db, without a SHA-256
 	// at its end.
 	SkipHashCheck bool `protobuf:"varint,3,opt,name=skip_hash_check,json=skipHashCheck,proto3" json:"skip_hash_check,omitempty"`
-	// In the first message, as in BootstrapRequest.
+	// In the first message: as in BootstrapRequest.
 	ControlPlanes []string `protobuf:"bytes,4,rep,name=control_planes,json=controlPlanes,proto3" json:"control_planes,omitempty"`
 	Data          []byte   `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -185,14 +185,14 @@ func (*BeginningRequest) Descriptor() ([]byte, []int) {
 
 type BeginningResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Tells the node from any other, and from itself.
+	// A random ID of the running process, to recognise the node itself.
 	Run  string `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// It begins a cluster, or is just told to.
+	// The node starts a cluster, or was just asked to.
 	Beginning bool `protobuf:"varint,3,opt,name=beginning,proto3" json:"beginning,omitempty"`
-	// It is a member of a cluster, and has its data.
+	// The node is a member of a cluster, and has its data.
 	Member bool `protobuf:"varint,4,opt,name=member,proto3" json:"member,omitempty"`
-	// Its etcd answers, with a quorum.
+	// The etcd of the node answers and has a quorum.
 	Ready         bool `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -265,11 +265,11 @@ func (x *BeginningResponse) GetReady() bool {
 
 type BootstrapResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was done, in a sentence.
+	// The result, as a sentence.
 	Message string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
-	// It had been asked for before.
+	// The cluster had already been started by an earlier call.
 	Already bool `protobuf:"varint,2,opt,name=already,proto3" json:"already,omitempty"`
-	// Tells this cluster from any other one.
+	// Identifies the cluster.
 	Token         string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -364,7 +364,7 @@ func (*EtcdMembersRequest) Descriptor() ([]byte, []int) {
 
 type EtcdMembersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Hexadecimal, as in etcd's own tools.
+	// Hexadecimal, as in the tools of etcd.
 	ClusterId     string        `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Members       []*EtcdMember `protobuf:"bytes,2,rep,name=members,proto3" json:"members,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -419,7 +419,7 @@ type EtcdMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Hexadecimal.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Empty: it was added and has never run.
+	// Empty if it was added and has never run.
 	Name       string   `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	PeerUrls   []string `protobuf:"bytes,3,rep,name=peer_urls,json=peerUrls,proto3" json:"peer_urls,omitempty"`
 	ClientUrls []string `protobuf:"bytes,4,rep,name=client_urls,json=clientUrls,proto3" json:"client_urls,omitempty"`
@@ -577,7 +577,7 @@ func (x *EtcdStatusResponse) GetMembers() []*EtcdMemberStatus {
 type EtcdMemberStatus struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Member *EtcdMember            `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
-	// Why it said nothing; what follows is then empty.
+	// Why there was no answer; the following fields are then empty.
 	Error        string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	Version      string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	Leader       bool   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
@@ -586,7 +586,7 @@ type EtcdMemberStatus struct {
 	RaftTerm     uint64 `protobuf:"varint,7,opt,name=raft_term,json=raftTerm,proto3" json:"raft_term,omitempty"`
 	RaftIndex    uint64 `protobuf:"varint,8,opt,name=raft_index,json=raftIndex,proto3" json:"raft_index,omitempty"`
 	AppliedIndex uint64 `protobuf:"varint,9,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
-	// In etcd's words.
+	// Errors that etcd reports.
 	Problems      []string `protobuf:"bytes,10,rep,name=problems,proto3" json:"problems,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -936,7 +936,7 @@ type EtcdAlarm struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Hexadecimal.
 	Member string `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
-	// NOSPACE, CORRUPT
+	// NOSPACE or CORRUPT.
 	Alarm         string `protobuf:"bytes,2,opt,name=alarm,proto3" json:"alarm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1024,7 +1024,7 @@ func (*EtcdForfeitLeadershipRequest) Descriptor() ([]byte, []int) {
 
 type EtcdForfeitLeadershipResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was done, in a sentence.
+	// The result, as a sentence.
 	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1114,7 +1114,7 @@ func (x *EtcdRemoveMemberRequest) GetId() string {
 
 type EtcdRemoveMemberResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was done, in a sentence.
+	// The result, as a sentence.
 	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1195,7 +1195,7 @@ func (*EtcdLeaveRequest) Descriptor() ([]byte, []int) {
 
 type EtcdLeaveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was done, in a sentence.
+	// The result, as a sentence.
 	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -26,7 +26,7 @@ type ListFilesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Absolute.
 	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	// How deep to go into directories; 0 is 1.
+	// How many levels of directories to list; 0 is 1.
 	Depth         uint32 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -78,7 +78,7 @@ func (x *ListFilesRequest) GetDepth() uint32 {
 
 type FileInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Relative to the path asked for; "." for itself.
+	// Relative to the requested path; "." is the path itself.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Size uint64 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // bytes
 	// As ls(1) writes it: drwxr-xr-x.
@@ -88,7 +88,7 @@ type FileInfo struct {
 	Modified *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=modified,proto3" json:"modified,omitempty"`
 	// Target of a symbolic link.
 	Link string `protobuf:"bytes,7,opt,name=link,proto3" json:"link,omitempty"`
-	// This entry couldn't be read, and why.
+	// Why the entry could not be read.
 	Error         string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -24,7 +24,7 @@ const (
 
 type ListLogsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Containers of Kubernetes instead of services.
+	// List containers of Kubernetes instead of services.
 	Kubernetes    bool `protobuf:"varint,1,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -113,12 +113,12 @@ func (x *ListLogsResponse) GetIds() []string {
 
 type ReadLogRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A service, by ID or alias; or, of Kubernetes, namespace/pod:container.
+	// The ID or alias of a service; for Kubernetes namespace/pod:container.
 	Id         string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Kubernetes bool   `protobuf:"varint,2,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
-	// The last so many lines; 0: all that there are; negative: none.
+	// The number of last lines; 0: all; negative: none.
 	Tail int32 `protobuf:"varint,3,opt,name=tail,proto3" json:"tail,omitempty"`
-	// Go on with new lines until the caller goes away.
+	// Also send new lines until the client closes the stream.
 	Follow        bool `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -184,9 +184,10 @@ func (x *ReadLogRequest) GetFollow() bool {
 
 type LogChunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whole lines without their ends.
+	// Complete lines without line ends.
 	Lines []string `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
-	// So many lines were lost before these, because the reader was too slow.
+	// The number of lines that were lost before these, because the client was too
+	// slow.
 	Lost          uint64 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -239,7 +240,7 @@ func (x *LogChunk) GetLost() uint64 {
 type DmesgRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Follow bool                   `protobuf:"varint,1,opt,name=follow,proto3" json:"follow,omitempty"`
-	// The last so many messages; 0: all; negative: none.
+	// The number of last messages; 0: all; negative: none.
 	Tail          int32 `protobuf:"varint,2,opt,name=tail,proto3" json:"tail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -291,10 +292,10 @@ func (x *DmesgRequest) GetTail() int32 {
 
 type KernelMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As syslog(3) counts: 0 emergency … 7 debug.
+	// The level of syslog(3): 0 emergency … 7 debug.
 	Level uint32                 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"`
 	Time  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// Microseconds since the kernel's start.
+	// Microseconds since the start of the kernel.
 	SinceBootUs   uint64 `protobuf:"varint,3,opt,name=since_boot_us,json=sinceBootUs,proto3" json:"since_boot_us,omitempty"`
 	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -27,9 +27,9 @@ type Finding_Severity int32
 
 const (
 	Finding_SEVERITY_UNSPECIFIED Finding_Severity = 0
-	// Will pass by itself.
+	// Goes away by itself.
 	Finding_SEVERITY_INFO Finding_Severity = 1
-	// Works, but shouldn't stay so.
+	// Works, but should be corrected.
 	Finding_SEVERITY_WARNING Finding_Severity = 2
 	// Doesn't work.
 	Finding_SEVERITY_ERROR Finding_Severity = 3
@@ -240,7 +240,7 @@ func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
 type NodeStatusResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Hostname string                 `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	// init, controlplane, worker; empty without a configuration.
+	// init, controlplane or worker; empty without a configuration.
 	MachineType string `protobuf:"bytes,2,opt,name=machine_type,json=machineType,proto3" json:"machine_type,omitempty"`
 	Cluster     string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// maintenance or configured
@@ -259,10 +259,11 @@ type NodeStatusResponse struct {
 	EphemeralAvailable uint64 `protobuf:"varint,14,opt,name=ephemeral_available,json=ephemeralAvailable,proto3" json:"ephemeral_available,omitempty"`
 	Services           uint32 `protobuf:"varint,15,opt,name=services,proto3" json:"services,omitempty"`
 	ServicesUp         uint32 `protobuf:"varint,16,opt,name=services_up,json=servicesUp,proto3" json:"services_up,omitempty"`
-	// What is not up and why, as the console says it; empty: all is.
+	// Why not all services are up, in the same words as on the console; empty if all
+	// are up.
 	WaitingFor string `protobuf:"bytes,17,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
 	Version    string `protobuf:"bytes,18,opt,name=version,proto3" json:"version,omitempty"`
-	// Why the machine was last restarted, as far as it is known.
+	// The reason of the last restart of the machine, if known.
 	LastExit      string `protobuf:"bytes,19,opt,name=last_exit,json=lastExit,proto3" json:"last_exit,omitempty"`
 	BootId        string `protobuf:"bytes,20,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	Endpoint      string `protobuf:"bytes,21,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
@@ -534,13 +535,13 @@ type Process struct {
 	// R, S, D, Z, T, I (proc_pid_stat(5))
 	State   string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	Threads uint32 `protobuf:"varint,4,opt,name=threads,proto3" json:"threads,omitempty"`
-	// User and system time so far.
+	// User and system time.
 	CpuTime        *durationpb.Duration `protobuf:"bytes,5,opt,name=cpu_time,json=cpuTime,proto3" json:"cpu_time,omitempty"`
 	VirtualMemory  uint64               `protobuf:"varint,6,opt,name=virtual_memory,json=virtualMemory,proto3" json:"virtual_memory,omitempty"`    // bytes
 	ResidentMemory uint64               `protobuf:"varint,7,opt,name=resident_memory,json=residentMemory,proto3" json:"resident_memory,omitempty"` // bytes
 	Command        string               `protobuf:"bytes,8,opt,name=command,proto3" json:"command,omitempty"`
 	Executable     string               `protobuf:"bytes,9,opt,name=executable,proto3" json:"executable,omitempty"`
-	// As typed; secrets are never there.
+	// The command line. It never contains secrets.
 	Args          string `protobuf:"bytes,10,opt,name=args,proto3" json:"args,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -988,9 +989,9 @@ type Disk struct {
 	Serial   string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"`
 	Bus      string                 `protobuf:"bytes,5,opt,name=bus,proto3" json:"bus,omitempty"`
 	ReadOnly bool                   `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	// The disk that holds STATE.
+	// The disk contains STATE.
 	System bool `protobuf:"varint,7,opt,name=system,proto3" json:"system,omitempty"`
-	// What is on it, in words.
+	// The content of the disk, in words.
 	Content       string `protobuf:"bytes,8,opt,name=content,proto3" json:"content,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1401,7 +1402,7 @@ func (x *TimeResponse) GetMessage() string {
 
 type ContainersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Those of Kubernetes instead of the system's.
+	// List the containers of Kubernetes instead of those of the system.
 	Kubernetes    bool `protobuf:"varint,1,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1491,13 +1492,14 @@ func (x *ContainersResponse) GetContainers() []*Container {
 type Container struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// kube-system/kube-apiserver-node for a sandbox, with :container for one in it.
+	// kube-system/kube-apiserver-node for a sandbox; with :container for a container
+	// in it.
 	Id    string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	Image string `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
 	Pid   uint32 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
 	// SANDBOX_READY, CONTAINER_RUNNING, …
 	Status string `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
-	// The container is in the sandbox above it.
+	// The container belongs to the sandbox above it.
 	InPod         bool `protobuf:"varint,6,opt,name=in_pod,json=inPod,proto3" json:"in_pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1741,7 +1743,7 @@ func (x *ContainerImage) GetCreated() *timestamppb.Timestamp {
 
 type BootChartRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// SVG instead of text.
+	// Return SVG instead of text.
 	Svg           bool `protobuf:"varint,1,opt,name=svg,proto3" json:"svg,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1954,9 +1956,9 @@ func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
 
 type DiagnoseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Worst first; empty: nothing was found.
+	// Most severe first; empty if there are no problems.
 	Findings []*Finding `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
-	// What was looked at.
+	// The checks that were made.
 	Checked       []string `protobuf:"bytes,2,rep,name=checked,proto3" json:"checked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2009,15 +2011,15 @@ func (x *DiagnoseResponse) GetChecked() []string {
 type Finding struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Severity Finding_Severity       `protobuf:"varint,1,opt,name=severity,proto3,enum=garboard.v1.Finding_Severity" json:"severity,omitempty"`
-	// A stable name, such as etcd-waits-for-bootstrap.
+	// A stable ID, such as etcd-waits-for-bootstrap.
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// What is so, in a sentence.
+	// The problem, as a sentence.
 	What string `protobuf:"bytes,3,opt,name=what,proto3" json:"what,omitempty"`
-	// Why.
+	// The cause.
 	Why string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
-	// What ends it: who must do what, or what it waits for.
+	// The solution: what somebody must do, or what the node waits for.
 	Next string `protobuf:"bytes,5,opt,name=next,proto3" json:"next,omitempty"`
-	// Where that was seen, verbatim.
+	// Where it was observed, verbatim.
 	Evidence      []string               `protobuf:"bytes,6,rep,name=evidence,proto3" json:"evidence,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2105,13 +2107,13 @@ func (x *Finding) GetSince() *timestamppb.Timestamp {
 
 type RebootRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At once, without regard to pods or to other nodes.
+	// Skip the drain, and the checks of other nodes.
 	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	// The node isn't emptied.
+	// Don't drain the node.
 	KeepPods bool `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	// How long pods may take to end; unset: 5 minutes.
+	// How long the eviction of pods may take; default 5 minutes.
 	DrainTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	// Only the plan.
+	// Only return the plan.
 	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2177,7 +2179,7 @@ func (x *RebootRequest) GetDryRun() bool {
 
 type RebootResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// It has begun; with dry_run it has no ID, and its steps are the plan.
+	// The started operation. With dry_run it has no ID, and its steps are the plan.
 	Operation     *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2334,15 +2336,15 @@ func (x *ShutdownResponse) GetOperation() *Operation {
 
 type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What --graceful=false asks for: the cluster isn't left in order, and isn't asked.
+	// Skip all steps and checks in the cluster (gbctl reset --graceful=false).
 	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
 	// Restart the machine instead of powering it off.
 	Reboot bool `protobuf:"varint,2,opt,name=reboot,proto3" json:"reboot,omitempty"`
-	// STATE, EPHEMERAL; none: both.
+	// STATE, EPHEMERAL; empty: both.
 	SystemLabelsToWipe []string             `protobuf:"bytes,3,rep,name=system_labels_to_wipe,json=systemLabelsToWipe,proto3" json:"system_labels_to_wipe,omitempty"`
 	DrainTimeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
 	DryRun             bool                 `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Disks besides the system's, by device or by a link to one.
+	// Additional disks to wipe, by device or by a link to one.
 	UserDisksToWipe []string `protobuf:"bytes,6,rep,name=user_disks_to_wipe,json=userDisksToWipe,proto3" json:"user_disks_to_wipe,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache

@@ -28,12 +28,12 @@ type Operation_State int32
 const (
 	Operation_STATE_UNSPECIFIED Operation_State = 0
 	Operation_STATE_RUNNING     Operation_State = 1
-	// What it did is being undone.
+	// Its steps are being undone.
 	Operation_STATE_UNDOING Operation_State = 2
 	Operation_STATE_DONE    Operation_State = 3
 	Operation_STATE_FAILED  Operation_State = 4
 	Operation_STATE_ABORTED Operation_State = 5
-	// A plan only: it was asked for as a dry run.
+	// Only a plan, from a dry run.
 	Operation_STATE_PENDING Operation_State = 6
 )
 
@@ -90,12 +90,12 @@ type OperationStep_State int32
 
 const (
 	OperationStep_STATE_UNSPECIFIED OperationStep_State = 0
-	// Its turn hasn't come.
+	// Not started yet.
 	OperationStep_STATE_PENDING OperationStep_State = 1
 	OperationStep_STATE_RUNNING OperationStep_State = 2
 	OperationStep_STATE_UNDOING OperationStep_State = 3
 	OperationStep_STATE_DONE    OperationStep_State = 4
-	// It wasn't needed, or it was optional and failed.
+	// It was not needed, or it was optional and failed.
 	OperationStep_STATE_SKIPPED OperationStep_State = 5
 	OperationStep_STATE_FAILED  OperationStep_State = 6
 	OperationStep_STATE_UNDONE  OperationStep_State = 7
@@ -156,9 +156,9 @@ type OperationEvent_Kind int32
 
 const (
 	OperationEvent_KIND_UNSPECIFIED OperationEvent_Kind = 0
-	// A step, or without one the operation, tells what it does.
+	// A message of a step, or of the operation if step is empty.
 	OperationEvent_KIND_SAID OperationEvent_Kind = 1
-	// A step, or without one the operation, is in another state.
+	// A new state of a step, or of the operation if step is empty.
 	OperationEvent_KIND_CHANGED  OperationEvent_Kind = 2
 	OperationEvent_KIND_ASKS     OperationEvent_Kind = 3
 	OperationEvent_KIND_ANSWERED OperationEvent_Kind = 4
@@ -211,12 +211,12 @@ func (OperationEvent_Kind) EnumDescriptor() ([]byte, []int) {
 
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// reset-4kfz2mqa; empty of a plan
+	// Such as reset-4kfz2mqa; empty for a plan.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// reset
+	// Such as reset.
 	Name  string          `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	State Operation_State `protobuf:"varint,3,opt,name=state,proto3,enum=garboard.v1.Operation_State" json:"state,omitempty"`
-	// Who asked for it.
+	// The name in the certificate of the client that started it.
 	By    string                 `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
 	Began *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=began,proto3" json:"began,omitempty"`
 	Ended *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended,proto3" json:"ended,omitempty"`
@@ -224,9 +224,9 @@ type Operation struct {
 	Error    string           `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
 	Warnings []string         `protobuf:"bytes,8,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	Steps    []*OperationStep `protobuf:"bytes,9,rep,name=steps,proto3" json:"steps,omitempty"`
-	// What it waits for an answer to.
+	// The question that it waits for.
 	Question *OperationQuestion `protobuf:"bytes,10,opt,name=question,proto3" json:"question,omitempty"`
-	// The least role that may answer and abort.
+	// The role that is needed to answer or abort.
 	Role          string `protobuf:"bytes,11,opt,name=role,proto3" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -341,17 +341,17 @@ func (x *Operation) GetRole() string {
 
 type OperationStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// drain
+	// Such as drain.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// What it does, in words.
+	// A description.
 	What  string              `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
 	State OperationStep_State `protobuf:"varint,3,opt,name=state,proto3,enum=garboard.v1.OperationStep_State" json:"state,omitempty"`
 	// Why it was skipped or failed.
 	Reason   string               `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Deadline *durationpb.Duration `protobuf:"bytes,5,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	// If it fails, the next one goes on.
+	// If it fails, the operation continues with the next step.
 	Optional bool `protobuf:"varint,6,opt,name=optional,proto3" json:"optional,omitempty"`
-	// From here on, the operation can't be aborted.
+	// After this step, the operation can't be aborted.
 	PointOfNoReturn bool                   `protobuf:"varint,7,opt,name=point_of_no_return,json=pointOfNoReturn,proto3" json:"point_of_no_return,omitempty"`
 	Began           *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=began,proto3" json:"began,omitempty"`
 	Ended           *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=ended,proto3" json:"ended,omitempty"`
@@ -457,9 +457,9 @@ type OperationQuestion struct {
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Step  string                 `protobuf:"bytes,2,opt,name=step,proto3" json:"step,omitempty"`
 	Text  string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
-	// The answers that are taken; none: any text.
+	// The accepted answers; empty: any text.
 	Options []string `protobuf:"bytes,4,rep,name=options,proto3" json:"options,omitempty"`
-	// The answer when nobody gives one in time; empty: the step fails.
+	// The answer if there is none in time; empty: the step fails.
 	Default       string                 `protobuf:"bytes,5,opt,name=default,proto3" json:"default,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	Timeout       *durationpb.Duration   `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`
@@ -548,12 +548,12 @@ func (x *OperationQuestion) GetTimeout() *durationpb.Duration {
 
 type OperationEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Grows from event to event.
+	// Increases from event to event.
 	Cursor uint64                 `protobuf:"varint,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	Time   *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	Kind   OperationEvent_Kind    `protobuf:"varint,3,opt,name=kind,proto3,enum=garboard.v1.OperationEvent_Kind" json:"kind,omitempty"`
 	Step   string                 `protobuf:"bytes,4,opt,name=step,proto3" json:"step,omitempty"`
-	// With KIND_CHANGED, in the words of the states: running, done.
+	// With KIND_CHANGED: the name of the state, such as running or done.
 	State         string `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
 	Text          string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -767,11 +767,11 @@ func (x *WatchOperationRequest) GetAfter() uint64 {
 
 type OperationUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How it stands now.
+	// The current state of the operation.
 	Operation *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	// What happened since the last update.
+	// The events since the last update.
 	Events []*OperationEvent `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
-	// Some events before these aren't kept any more.
+	// Some earlier events are not available any more.
 	Lost          bool `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -971,7 +971,7 @@ func (x *AbortOperationRequest) GetId() string {
 
 type AbortOperationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What follows, in a sentence.
+	// What happens next, as a sentence.
 	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

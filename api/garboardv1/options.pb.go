@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: garboard/v1/options.proto
 
-// The options with which every method of the machine API says who may call it.
+// Options that declare which role a method of the machine API needs.
 
 package garboardv1
 
@@ -68,22 +68,22 @@ var file_garboard_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 
 // Extension fields to descriptorpb.MethodOptions.
 var (
-	// The least role that may call the method, such as "os:reader". A method
-	// without it may be called by nobody.
+	// The role that is needed to call the method, such as "os:reader". A method
+	// without a role can't be called.
 	//
 	// optional string role = 50001;
 	E_Role = &file_garboard_v1_options_proto_extTypes[0]
-	// The method changes something on the node: every call is audited.
+	// The method changes the node: every call is written to the audit log.
 	//
 	// optional bool changes = 50002;
 	E_Changes = &file_garboard_v1_options_proto_extTypes[1]
-	// The method answers also while the node has no configuration, when callers
-	// can't be told apart.
+	// The method is also available while the node has no configuration. At that time,
+	// clients can't be authenticated.
 	//
 	// optional bool maintenance = 50003;
 	E_Maintenance = &file_garboard_v1_options_proto_extTypes[2]
-	// The method takes a stream of messages, of so many MiB at most in all: it may
-	// last for as long as something of it comes. Any other request is small.
+	// The method receives a stream of messages, of at most this many MiB in total. It
+	// has no time limit while data arrives. All other requests are small.
 	//
 	// optional uint32 upload_mib = 50004;
 	E_UploadMib = &file_garboard_v1_options_proto_extTypes[3]
@@ -91,8 +91,8 @@ var (
 
 // Extension fields to descriptorpb.ServiceOptions.
 var (
-	// The program that serves this service, on a port of its own: then it isn't part
-	// of the machine API, and nobody reaches it through that.
+	// The program that serves this service on its own port. The service is not part
+	// of the machine API, and can't be reached through it.
 	//
 	// optional string served_by = 50001;
 	E_ServedBy = &file_garboard_v1_options_proto_extTypes[4]

@@ -25,11 +25,11 @@ type ResourceEvent_Kind int32
 
 const (
 	ResourceEvent_KIND_UNSPECIFIED ResourceEvent_Kind = 0
-	ResourceEvent_KIND_PRESENT     ResourceEvent_Kind = 1 // was there when the watch began
+	ResourceEvent_KIND_PRESENT     ResourceEvent_Kind = 1 // existed when the watch started
 	ResourceEvent_KIND_CREATED     ResourceEvent_Kind = 2
 	ResourceEvent_KIND_UPDATED     ResourceEvent_Kind = 3
 	ResourceEvent_KIND_DELETED     ResourceEvent_Kind = 4
-	// All that was there has been sent.
+	// All current resources have been sent.
 	ResourceEvent_KIND_SYNCED ResourceEvent_Kind = 5
 )
 
@@ -82,7 +82,7 @@ func (ResourceEvent_Kind) EnumDescriptor() ([]byte, []int) {
 
 type ListResourcesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Any name of the type: alias, plural, kind or full name, whatever its case.
+	// Any name of the type: alias, plural, kind or full name, in upper or lower case.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// Empty: all.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -197,13 +197,13 @@ func (x *ListResourcesResponse) GetItems() []*Resource {
 
 type ResourceDefinition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// StaticPods.kubernetes.garboard.dev
+	// Such as StaticPods.kubernetes.garboard.dev.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	// StaticPod
+	// Such as StaticPod.
 	Kind             string   `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
 	Aliases          []string `protobuf:"bytes,3,rep,name=aliases,proto3" json:"aliases,omitempty"`
 	DefaultNamespace string   `protobuf:"bytes,4,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
-	// Names of the columns after NODE NAMESPACE TYPE ID VERSION.
+	// The headings of the columns after NODE NAMESPACE TYPE ID VERSION.
 	Columns       []string `protobuf:"bytes,5,rep,name=columns,proto3" json:"columns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -283,7 +283,7 @@ type Resource struct {
 	Version    uint64                 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
 	Phase      string                 `protobuf:"bytes,6,opt,name=phase,proto3" json:"phase,omitempty"`
 	Finalizers []string               `protobuf:"bytes,7,rep,name=finalizers,proto3" json:"finalizers,omitempty"`
-	// The controller or service that writes it.
+	// The controller or service that writes the resource.
 	Owner string `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`
 	// YAML.
 	Spec string `protobuf:"bytes,9,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -397,7 +397,7 @@ type ResourceEvent struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Kind     ResourceEvent_Kind     `protobuf:"varint,1,opt,name=kind,proto3,enum=garboard.v1.ResourceEvent_Kind" json:"kind,omitempty"`
 	Resource *Resource              `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
-	// With the first event.
+	// Only in the first event.
 	Definition    *ResourceDefinition `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -536,7 +536,7 @@ func (x *ListDefinitionsResponse) GetDefinitions() []*ResourceDefinition {
 
 type GraphRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Services instead of controllers.
+	// Return the services instead of the controllers.
 	Services      bool `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

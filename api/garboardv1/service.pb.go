@@ -77,9 +77,9 @@ func (ControlServiceRequest_Action) EnumDescriptor() ([]byte, []int) {
 
 type ListServicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One service, by ID or alias ("cri"); empty: all.
+	// The ID or alias ("cri") of a service; empty: all.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// At most so many events of each, newest first; 0: none.
+	// The maximum number of events of each service, newest first; 0: none.
 	Events        uint32 `protobuf:"varint,2,opt,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -132,7 +132,7 @@ func (x *ListServicesRequest) GetEvents() uint32 {
 type ListServicesResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Services []*Service             `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
-	// Since the kernel's start.
+	// Since the start of the kernel.
 	SinceBoot     *durationpb.Duration `protobuf:"bytes,2,opt,name=since_boot,json=sinceBoot,proto3" json:"since_boot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -185,18 +185,18 @@ func (x *ListServicesResponse) GetSinceBoot() *durationpb.Duration {
 type Service struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Waiting, Preparing, Starting, Running, Stopping, Finished, Failed, Skipped.
+	// Waiting, Preparing, Starting, Running, Stopping, Finished, Failed or Skipped.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// OK, ? or Fail.
 	Health string `protobuf:"bytes,3,opt,name=health,proto3" json:"health,omitempty"`
-	// Of the last event.
+	// The message of the last event.
 	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
-	// What it waits for, while it does.
+	// What it waits for; empty if it does not wait.
 	WaitingFor string `protobuf:"bytes,5,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
-	// Since the kernel's start: when it came into this state.
+	// When it entered this state, since the start of the kernel.
 	Since    *durationpb.Duration `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	Restarts uint32               `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
-	// Running, and healthy if there is a check.
+	// Running, and healthy if there is a health check.
 	Up bool `protobuf:"varint,8,opt,name=up,proto3" json:"up,omitempty"`
 	// How it runs: "goroutine of PID 1", "process", "container".
 	Kind      string   `protobuf:"bytes,9,opt,name=kind,proto3" json:"kind,omitempty"`
@@ -460,7 +460,7 @@ func (x *ControlServiceRequest) GetAction() ControlServiceRequest_Action {
 
 type ControlServiceResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was done, in a sentence.
+	// The result, as a sentence.
 	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -505,9 +505,9 @@ func (x *ControlServiceResponse) GetMessage() string {
 
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// So many of the past first; 0: none.
+	// The number of past events to send first; 0: none.
 	Tail uint32 `protobuf:"varint,1,opt,name=tail,proto3" json:"tail,omitempty"`
-	// Go on with new ones until the caller goes away.
+	// Also send new events until the client closes the stream.
 	Follow bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
 	// One service; empty: all.
 	Service       string `protobuf:"bytes,3,opt,name=service,proto3" json:"service,omitempty"`

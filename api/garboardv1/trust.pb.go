@@ -25,8 +25,8 @@ type SignRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// machine.token of the configuration.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// A certificate signing request (PKCS #10), PEM: the node's name, and the address
-	// that it asks from.
+	// A certificate signing request (PKCS #10) in PEM, with the name of the node and
+	// the address of its connection.
 	Request       []byte `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

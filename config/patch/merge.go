@@ -151,7 +151,7 @@ func mergeEntries(old, patch *yaml.Node, key, path string) error {
 	for _, entry := range patch.Content {
 		id := field(entry, key)
 		if id == nil || isNull(id) {
-			return fmt.Errorf("%s: an entry has no %s, by which it could be told from others", brief(path), key)
+			return fmt.Errorf("%s: an entry has no %s, which identifies it", brief(path), key)
 		}
 		var before *yaml.Node
 		known := places[id.Value]

@@ -147,7 +147,7 @@ var patches = []struct{ name, patch, want string }{
 	{"replace a list", "machine: {network: {interfaces: [{$patch: replace}, {interface: eth5}]}}",
 		"-      # the wall\n-      - interface: eth0\n-        dhcp: true\n-      # the air\n-      - interface: wlan0\n-        mtu: 1400\n-        vlans:\n-          - {vlanId: 5, mtu: 1300}\n+      - {interface: eth5}\n"},
 	{"file", "machine: {files: [{path: /etc/motd, content: x}, {path: /etc/issue, content: y}]}", "-      content: |\n-        # hello\n-\n-        there\n+      content: x\n+    - {path: /etc/issue, content: y}\n"},
-	{"entry without identity", "machine: {files: [{content: x}]}", "error: patch: machine.files: an entry has no path, by which it could be told from others"},
+	{"entry without identity", "machine: {files: [{content: x}]}", "error: patch: machine.files: an entry has no path, which identifies it"},
 	{"odd directive", "machine: {$patch: remove}", `error: patch: machine: $patch: "remove" is not one of delete, replace, merge`},
 	{"everything", "$patch: delete", "error: patch: the patch deletes the whole configuration"},
 }

@@ -117,7 +117,7 @@ func (ca CA) Parse() (*x509.Certificate, crypto.Signer, error) {
 		return nil, nil, err
 	}
 	if !cert.IsCA {
-		return nil, nil, fmt.Errorf("certificate %q is not an authority's", cert.Subject)
+		return nil, nil, fmt.Errorf("certificate %q is not a CA certificate", cert.Subject)
 	}
 	if len(ca.Key) == 0 {
 		return cert, nil, nil

@@ -68,7 +68,7 @@ func (ca CA) Sign(public crypto.PublicKey, leaf Leaf) (certPEM []byte, err error
 		return nil, err
 	}
 	if signer == nil {
-		return nil, errors.New("authority has no private key here")
+		return nil, errors.New("the authority has no private key")
 	}
 	template, err := leaf.template(parent)
 	if err != nil {

@@ -78,7 +78,7 @@ func ParseKey(text []byte) (crypto.Signer, error) {
 		case "PRIVATE KEY", "ED25519 PRIVATE KEY":
 			key, err = x509.ParsePKCS8PrivateKey(block.Bytes)
 		case "ENCRYPTED PRIVATE KEY":
-			return nil, errors.New("parse private key: it is encrypted, and there is nobody here to type a passphrase")
+			return nil, errors.New("parse private key: encrypted keys are not supported")
 		default: // such as EC PARAMETERS before an EC key
 			continue
 		}

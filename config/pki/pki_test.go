@@ -171,10 +171,10 @@ func TestIssueRefuses(t *testing.T) {
 		{"no usage", ca, Leaf{CN: "x", Now: now}, `issue certificate "x": neither for a server nor for a client`},
 		{"no names", ca, Leaf{CN: "x", Server: true, Now: now}, "needs a DNS name or an address"},
 		{"no time", ca, Leaf{CN: "x", Client: true}, "no time given"},
-		{"no key", CA{Cert: ca.Cert}, ok, "no private key here"},
+		{"no key", CA{Cert: ca.Cert}, ok, "the authority has no private key"},
 		{"foreign key", CA{Cert: ca.Cert, Key: other.Key}, ok, "doesn't belong to certificate"},
 		{"expired", ca, Leaf{CN: "x", Client: true, Now: now.Add(CAValidity)}, "has expired on 2036-04-28"},
-		{"not an authority", CA{Cert: leafCert, Key: leafKey}, ok, "is not an authority's"},
+		{"not an authority", CA{Cert: leafCert, Key: leafKey}, ok, "is not a CA certificate"},
 		{"no certificate", CA{Cert: ca.Key, Key: ca.Key}, ok, "no CERTIFICATE block"},
 		{"short RSA key", rsaCA(t, 1024), ok, "RSA of 1024 bits is too short"},
 	} {
@@ -224,7 +224,7 @@ func TestKeys(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "no PRIVATE KEY block",
 		"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n":                     "malformed PRIVATE KEY block",
-		"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n": "it is encrypted",
+		"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n": "encrypted keys are not supported",
 	} {
 		if _, err := ParseKey([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)

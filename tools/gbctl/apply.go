@@ -18,24 +18,24 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// tryTimeout is how long a change is tried: enough to see whether the node still
-// answers, and to type the confirmation.
+// tryTimeout is how long a change is tried by default: enough time to check that the node
+// still answers, and to type the confirmation.
 const tryTimeout = time.Minute
 
 const modesHelp = `
---mode says when a change comes into force:
+--mode selects when a change takes effect:
 
-  auto       without a reboot if no changed field needs one (the default)
-  immediate  without a reboot, or not at all (--immediate)
-  on-reboot  with the next reboot, whenever that is (--on-reboot)
-  reboot     with a reboot now, whatever has changed
-  try        now, and undone after --timeout, also across a reboot, unless
-             'gbctl config confirm' says to keep it (--try): for changes that may
-             cut you off
+  auto       without a reboot, if no changed field needs one (the default)
+  immediate  now, without a reboot; refused if a field needs one (--immediate)
+  on-reboot  at the next reboot (--on-reboot)
+  reboot     now, with a reboot, whatever has changed
+  try        now; the node undoes the change after --timeout, also if it reboots in
+             between, unless you run 'gbctl config confirm' (--try). Use it for
+             changes that may make the node unreachable
 
-Of several nodes, one that reboots is waited for until it is back and well; before it
-is, nothing is done to the next. A change that takes a reboot is tried on one at a time.
---dry-run shows what would change, and what each field takes.`
+With several nodes, gbctl waits for a node that reboots until it is healthy again
+before it changes the next one. A change that needs a reboot can be tried on only one
+node at a time. --dry-run shows what would change, and what each field needs.`
 
 var modes = map[string]apiv1.ApplyMode{
 	"auto":      apiv1.ApplyMode_APPLY_MODE_AUTO,
@@ -45,7 +45,7 @@ var modes = map[string]apiv1.ApplyMode{
 	"try":       apiv1.ApplyMode_APPLY_MODE_TRY,
 }
 
-// applyFlags are those of all commands that change the configuration (S-036).
+// applyFlags are the flags of all commands that change the configuration (S-036).
 type applyFlags struct {
 	app                      *app
 	mode                     string
@@ -59,13 +59,13 @@ func (f *applyFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.immediate, "immediate", false, "same as --mode=immediate")
 	cmd.Flags().BoolVar(&f.onReboot, "on-reboot", false, "same as --mode=on-reboot")
 	cmd.Flags().BoolVar(&f.try, "try", false, "same as --mode=try")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", tryTimeout, "with --mode=try: undo it after so long, 10s to 1h (in other modes: how long the request may take)")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h (in other modes: the timeout of the request)")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show what would change")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"auto", "immediate", "on-reboot", "reboot", "try"}, cobra.ShellCompDirectiveNoFileComp))
 	f.app.outputFlag(cmd)
 }
 
-// selectedMode is the one mode that the flags ask for.
+// selectedMode returns the mode that the flags select.
 func (f *applyFlags) selectedMode(cmd *cobra.Command) (apiv1.ApplyMode, error) {
 	var asked []string
 	if cmd.Flags().Changed("mode") {
@@ -84,7 +84,7 @@ func (f *applyFlags) selectedMode(cmd *cobra.Command) (apiv1.ApplyMode, error) {
 		asked = []string{"auto"}
 	case 1:
 	default:
-		return 0, usagef("a change has one mode, not %s", strings.Join(asked, " and "))
+		return 0, usagef("--mode, --immediate, --on-reboot and --try exclude each other: got %s", strings.Join(asked, " and "))
 	}
 	mode, ok := modes[asked[0]]
 	if !ok {
@@ -96,7 +96,7 @@ func (f *applyFlags) selectedMode(cmd *cobra.Command) (apiv1.ApplyMode, error) {
 	return mode, nil
 }
 
-// configChange is what a command is about to do to the configuration of nodes.
+// configChange describes how a command changes the configuration of nodes.
 type configChange struct {
 	app    *app
 	done   string // patched
@@ -110,7 +110,8 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, erro
 	return configChange{f.app, done, mode, f.timeout, f.dryRun}, err
 }
 
-// apply sends a document to a node. base is the digest of what it was made from.
+// apply sends a document to a node. base is the digest of the document that it was made
+// from.
 func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base string) (*apiv1.ApplyConfigResponse, error) {
 	ctx, done := c.app.request(ctx, n.Name)
 	defer done()
@@ -119,7 +120,7 @@ func (c configChange) apply(ctx context.Context, n *client.Client, document []by
 	})))
 }
 
-// tryTimeout is only for mode try: nodes refuse it in others.
+// tryTimeout is unset in other modes than try: nodes refuse it there.
 func (c configChange) tryTimeout() *durationpb.Duration {
 	if c.mode != apiv1.ApplyMode_APPLY_MODE_TRY {
 		return nil
@@ -127,18 +128,18 @@ func (c configChange) tryTimeout() *durationpb.Duration {
 	return durationpb.New(c.try)
 }
 
-// onEach changes the nodes one after another. One that reboots is out of its cluster until
-// it is back: by then the cluster could do without another one, and not before.
+// onEach changes the nodes one after another. A node that reboots is missing in its
+// cluster until it is back; only then may the next node reboot.
 func (c configChange) onEach(ctx context.Context, change func(context.Context, *client.Client) (*apiv1.ApplyConfigResponse, error)) error {
 	nodes, err := c.app.targets(ctx)
 	if err != nil {
 		return err
 	}
-	wait := len(nodes) > 1 && !c.dryRun && !c.app.insecure // a machine without a configuration is in no cluster
+	wait := len(nodes) > 1 && !c.dryRun && !c.app.insecure // a machine without a configuration isn't part of a cluster
 	skipReason := ""
 	return c.app.sequential(ctx, func(ctx context.Context, n *client.Client) error {
 		if skipReason != "" {
-			return &exitError{codeRefused, fmt.Errorf("nothing was done: %s", skipReason)}
+			return &exitError{codeRefused, fmt.Errorf("nothing was changed: %s", skipReason)}
 		}
 		before := ""
 		if wait {
@@ -151,7 +152,7 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		start := time.Now()
 		m, err := change(ctx, n)
 		if wait && mayHaveApplied(err) {
-			skipReason = n.Name + " comes before it, and may reboot: what became of the change there isn't known"
+			skipReason = n.Name + " may reboot; the result of the change there is unknown"
 		}
 		if err != nil || m == nil {
 			return err
@@ -160,31 +161,32 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 			return err
 		}
 		if c.mode == apiv1.ApplyMode_APPLY_MODE_TRY {
-			skipReason = fmt.Sprintf("%s reboots to try it; confirm it there before it is tried here", n.Name)
+			skipReason = fmt.Sprintf("%s reboots to try the change; confirm it there first", n.Name)
 			return nil
 		}
 		if err := c.app.waitBack(ctx, n.Name, before, func(context.Context) error { return nil }); err != nil {
-			skipReason = n.Name + " comes before it, and isn't back"
+			skipReason = n.Name + " isn't back after its reboot"
 			return err
 		}
-		fmt.Fprintf(c.app.err, "%s: is back and well after %s\n", n.Name, span(time.Since(start)))
+		fmt.Fprintf(c.app.err, "%s: is back and healthy after %s\n", n.Name, span(time.Since(start)))
 		return nil
 	})
 }
 
-// mayHaveApplied tells whether a request may have done what it asked for, and the answer is
-// lost, as where the node is quicker in going down.
+// mayHaveApplied reports whether the node may have applied a change although the answer
+// was lost, for example because the node went down before it answered.
 func mayHaveApplied(err error) bool {
 	var request *connect.Error
 	return errors.As(err, &request) && !connect.IsWireError(err) || exitCode(err) == codeUnreachable
 }
 
-const applyLong = `Give nodes a configuration from a file ('-' reads it from standard input).
+const applyLong = `Apply a configuration from a file to nodes ('-' reads standard input).
 
-A node that has none yet is in maintenance mode: --insecure talks to it, and
---fingerprint with what its console shows makes sure that it is the right one.
-Without --fingerprint the one that the machine shows is printed before anything
-is sent, and on a terminal you are asked: a configuration holds the cluster's keys.
+A node without a configuration is in maintenance mode. --insecure connects to such a
+node. --fingerprint verifies that it is the right machine: give the fingerprint that
+the machine shows on its console. Without --fingerprint, gbctl prints the fingerprint
+that the machine presents and, on a terminal, asks before it sends anything: a
+configuration contains the keys of the cluster.
 ` + modesHelp
 
 const applyExample = `  gbctl -n 10.5.0.2 apply-config --insecure -f controlplane.yaml
@@ -197,7 +199,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     use + " -f FILE",
 		Aliases: aliases,
-		Short:   "Give nodes a configuration from a file",
+		Short:   "Apply a configuration from a file to nodes",
 		Long:    applyLong,
 		Example: applyExample,
 		Args:    cobra.NoArgs,
@@ -207,7 +209,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 				return err
 			}
 			if file == "" {
-				return usagef("name the configuration: -f FILE")
+				return usagef("no configuration given: use -f FILE")
 			}
 			document, err := a.readInput(file)
 			if err != nil {
@@ -224,13 +226,13 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "file", "f", "", "the configuration")
+	cmd.Flags().StringVarP(&file, "file", "f", "", "file with the configuration, or - for standard input")
 	flags.add(cmd)
 	return a.insecureFlags(cmd)
 }
 
-// inFile puts the name of the file into what a node says about its lines, so that
-// editors and terminals find them.
+// inFile adds the name of the file to the positions in a node's errors, so that editors
+// and terminals can jump to them.
 func inFile(file string, err error) error {
 	var answer *connect.Error
 	if connect.CodeOf(err) != connect.CodeInvalidArgument || !errors.As(err, &answer) {
@@ -242,7 +244,7 @@ func inFile(file string, err error) error {
 	}))}
 }
 
-// applyCommand is the other way to say apply-config (S-024).
+// applyCommand makes "apply machineconfig", which is the same as apply-config (S-024).
 func (a *app) applyCommand() *cobra.Command {
 	cmd := group(&cobra.Command{Use: "apply", Short: "Same as apply-config: apply machineconfig -f FILE"})
 	cmd.AddCommand(a.applyConfigCommand("machineconfig", "mc", "machineconfigs"))
@@ -262,12 +264,12 @@ func (a *app) readInput(name string) ([]byte, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(in, config.MaxSize+1))
 	if err == nil && len(data) > config.MaxSize {
-		err = fmt.Errorf("%s is larger than the %d bytes that a configuration may have", name, config.MaxSize)
+		err = fmt.Errorf("%s is larger than %d bytes, the limit for a configuration", name, config.MaxSize)
 	}
 	return data, err
 }
 
-// report says what has become of a change, or would.
+// report prints the result of a change, or of its dry run.
 func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	for _, w := range m.Warnings {
 		fmt.Fprintf(c.app.err, "%s: warning: %s\n", node, visible(w))
@@ -277,7 +279,7 @@ func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	}
 	var b strings.Builder
 	if c.dryRun {
-		fmt.Fprintf(&b, "mc at the node %s would change so, and hasn't:\n", node)
+		fmt.Fprintf(&b, "dry run for mc at the node %s; nothing was changed:\n", node)
 		for _, change := range m.Changes {
 			describeChange(&b, change)
 		}
@@ -295,9 +297,9 @@ func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	return nil
 }
 
-// effect says what a changed field takes.
+// effect describes what a changed field needs.
 func effect(change *apiv1.ConfigChange) string {
-	text := "at once"
+	text := "applied without a restart"
 	if id, ok := config.Effect(change.Effect).Service(); ok {
 		text = "restarts " + id
 	} else if change.Effect == string(config.Reboot) {
@@ -321,7 +323,8 @@ func describeChange(b *strings.Builder, change *apiv1.ConfigChange) {
 	fmt.Fprintf(b, "      %s\n", effect(change))
 }
 
-// outcome says in which mode it was taken, what restarts, and what is to be done.
+// outcome describes the mode in which the change was applied, what restarts, and what to
+// do next.
 func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []string {
 	if len(m.Changes) == 0 && m.Version == 0 && !m.Reboot {
 		return []string{"nothing changes"}
@@ -329,19 +332,19 @@ func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []strin
 	var lines []string
 	switch m.Mode {
 	case apiv1.ApplyMode_APPLY_MODE_ON_REBOOT:
-		return []string{fmt.Sprintf("it comes into force with the next reboot: 'gbctl -n %s reboot'", node)}
+		return []string{fmt.Sprintf("it takes effect at the next reboot: 'gbctl -n %s reboot'", node)}
 	case apiv1.ApplyMode_APPLY_MODE_REBOOT:
-		lines = append(lines, c.ifDryRun("the node reboots now, to bring it into force", "the node would reboot"))
+		lines = append(lines, c.ifDryRun("the node reboots now to apply it", "the node would reboot"))
 	case apiv1.ApplyMode_APPLY_MODE_TRY:
 		if m.Reboot {
-			lines = append(lines, c.ifDryRun("the node reboots now, to try it", "the node would reboot"))
+			lines = append(lines, c.ifDryRun("the node reboots now to try it", "the node would reboot"))
 		}
 		lines = append(lines, c.tryLines(node, m)...)
 	default:
-		lines = append(lines, c.ifDryRun("it is in force, without a reboot", "it would be in force without a reboot"))
+		lines = append(lines, c.ifDryRun("it is in effect, without a reboot", "it would take effect without a reboot"))
 	}
 	if c.app.insecure && !c.dryRun {
-		lines = append(lines, fmt.Sprintf("see how it comes up: 'gbctl -n %s health --wait 10m'", node))
+		lines = append(lines, fmt.Sprintf("wait until the node is up: 'gbctl -n %s health --wait 10m'", node))
 	}
 	if len(m.Restarts) > 0 && !m.Reboot {
 		restarts := strings.Join(m.Restarts, ", ")
@@ -357,7 +360,7 @@ func (c configChange) ifDryRun(done, would string) string {
 	return done
 }
 
-// tryLines says how to keep a change that is tried, and until when.
+// tryLines describes until when a change is tried, and how to keep it.
 func (c configChange) tryLines(node string, m *apiv1.ApplyConfigResponse) []string {
 	keep := fmt.Sprintf("keep it with 'gbctl -n %s config confirm'", node)
 	switch {
@@ -370,9 +373,9 @@ func (c configChange) tryLines(node string, m *apiv1.ApplyConfigResponse) []stri
 	return []string{fmt.Sprintf("it is undone at %s, in %s, unless confirmed", until.Local().Format("15:04:05"), span(time.Until(until))), keep}
 }
 
-var errRedacted = errors.New("the node shows its configuration with its secrets left out, because the certificate in use isn't an administrator's (os:admin): it can't be changed so")
+var errRedacted = errors.New("the node returned its configuration without secrets, because your certificate doesn't have the role os:admin: a configuration without secrets can't be applied")
 
-// current is the configuration of a node, to be changed.
+// current returns the configuration of a node, for a change of it.
 func (a *app) current(ctx context.Context, n *client.Client) (*apiv1.GetConfigResponse, error) {
 	ctx, done := a.request(ctx, n.Name)
 	defer done()

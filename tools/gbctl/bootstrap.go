@@ -20,15 +20,16 @@ import (
 )
 
 const (
-	// bootstrapTimeout is longer than a node takes to look in vain for a cluster, twice:
-	// to join it, and to see that there is none.
+	// bootstrapTimeout is longer than a node needs to look for a running cluster twice:
+	// once to join it, and once to verify that there is none.
 	bootstrapTimeout = time.Minute
-	// recoverTimeout is for a node to take in and restore the largest snapshot.
+	// recoverTimeout is long enough for a node to receive and restore the largest
+	// snapshot.
 	recoverTimeout = 75 * time.Minute
-	// nameTimeout bounds the question for the addresses of other control planes: a name
-	// server that doesn't answer is asked again after five seconds, or another one is.
+	// nameTimeout limits the lookup of the addresses of other control planes: after five
+	// seconds, the resolver repeats the query or uses another name server.
 	nameTimeout = 8 * time.Second
-	// snapshotChunk is a message of the stream to the node.
+	// snapshotChunk is the size of one message of the upload.
 	snapshotChunk = 64 << 10
 )
 
@@ -37,47 +38,48 @@ func (a *app) bootstrapCommand() *cobra.Command {
 	var raw bool
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
-		Short: "Begin the cluster, on one control plane, once",
-		Long: `Begin the cluster on one control plane. All others join it by themselves.
+		Short: "Start the cluster on one control plane, once",
+		Long: `Start the cluster on one control plane. All other nodes join it by themselves.
 
-Name exactly one node, by its own address and not by one that the control planes
-share. It is safe to ask again: a node that has begun the cluster says so, with the same
-cluster ID. A node with data of a cluster refuses, and so does one that sees a living cluster: at the
-endpoint, on the control planes that it knows of, or on the nodes and endpoints of the
-context. One of these whose name can't be looked up here isn't asked, and is named.
-A node of type init needs no bootstrap.
+Give exactly one node, by its own address: an address that the control planes share
+doesn't work yet. It is safe to repeat the command: a node that has started the
+cluster reports that, with the same cluster ID. A node refuses if it has data of a
+cluster, or if it finds a running cluster: at the endpoint, on the control planes that
+it knows, or on the nodes and endpoints of the context. If one of these names can't be
+resolved here, gbctl reports the name and the node doesn't check it. A node of type
+init needs no bootstrap.
 
-With --recover-from, it begins with what is in a snapshot ('gbctl etcd snapshot').
-That is for a cluster that has lost its etcd for good, and makes a new one of it:
-what was written after the snapshot is lost. The node must have no data of etcd: one
-that has, and each other member of the lost cluster that is still there, is emptied
-with 'gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot'; the
-others join after that. Where they still have a quorum, nothing is recovered.`,
+With --recover-from, the cluster starts with the data of a snapshot ('gbctl etcd
+snapshot'). Use this if the etcd of a cluster is lost for good. It makes a new etcd
+cluster: data that was written after the snapshot is lost. The node must have no etcd
+data. If it has some, and for each other member of the lost cluster that still exists,
+run 'gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot'; the
+other nodes join after that. The node refuses if the old members still have a quorum.`,
 		Example: `  gbctl -n 10.5.0.2 bootstrap
   gbctl -n 10.5.0.2 bootstrap --recover-from etcd.db`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if snapshot == "" && raw {
-				return usagef("--skip-hash-check is for --recover-from")
+				return usagef("--skip-hash-check needs --recover-from")
 			}
 			if cmd.Flags().Changed("recover-from") {
 				return a.recoverFrom(cmd, snapshot, raw)
 			}
 			a.raiseTimeout(cmd, bootstrapTimeout)
-			return a.said(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+			return a.printMessage(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})))
 			})
 		},
 	}
-	cmd.Flags().StringVar(&snapshot, "recover-from", "", "a file with a snapshot of a lost cluster's etcd")
-	cmd.Flags().BoolVar(&raw, "skip-hash-check", false, "the file is a copy of a member's database (member/snap/db), and has no SHA-256 at its end")
+	cmd.Flags().StringVar(&snapshot, "recover-from", "", "file with a snapshot of the lost etcd cluster")
+	cmd.Flags().BoolVar(&raw, "skip-hash-check", false, "the file is a copy of a member's database (member/snap/db), without a SHA-256 at its end")
 	_ = cmd.MarkFlagFilename("recover-from")
 	return cmd
 }
 
-// otherAddresses are the addresses of the nodes that the context knows, but for the one that
-// is asked. Names are looked up here: the node takes addresses only, since it may have
-// no name server yet, or another one.
+// otherAddresses returns the addresses of all nodes of the context except the given one.
+// Names are resolved here: the node accepts only addresses, because it may have no name
+// server yet, or a different one.
 func (a *app) otherAddresses(ctx context.Context, node string) []string {
 	c, err := a.access()
 	if err != nil || c == nil {
@@ -104,7 +106,7 @@ func (a *app) otherAddresses(ctx context.Context, node string) []string {
 	var all []string
 	for i, name := range named {
 		if errs[i] != nil {
-			fmt.Fprintf(a.err, "%s: isn't asked whether it belongs to a cluster already: %v\n", name, errs[i])
+			fmt.Fprintf(a.err, "%s: not checked for a running cluster: %v\n", name, errs[i])
 		}
 		for _, address := range found[i] {
 			if text := address.Unmap().WithZone("").String(); !slices.Contains(all, text) {
@@ -115,24 +117,24 @@ func (a *app) otherAddresses(ctx context.Context, node string) []string {
 	return all
 }
 
-// resolve are the addresses of a node as people write it.
+// resolve returns the addresses of a node that is given by name or address.
 func resolve(ctx context.Context, node string) ([]netip.Addr, error) {
 	host, _, err := client.Address(node)
 	if err != nil {
 		return nil, err
 	}
-	return net.DefaultResolver.LookupNetIP(ctx, "ip", host) // an address is its own
+	return net.DefaultResolver.LookupNetIP(ctx, "ip", host) // an address resolves to itself
 }
 
-// recoverFrom sends a snapshot that is looked at here first: what is damaged needn't
-// travel.
+// recoverFrom sends a snapshot. It checks the file first, so that a damaged one isn't
+// sent.
 func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err == nil { // that of a large cluster takes a while
+	if info, err := file.Stat(); err == nil { // a large file takes a while
 		fmt.Fprintf(a.err, "checking %s (%s)\n", path, size(uint64(info.Size())))
 	}
 	first, err := firstMessage(file, raw)
@@ -140,15 +142,15 @@ func (a *app) recoverFrom(cmd *cobra.Command, path string, raw bool) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	a.raiseTimeout(cmd, recoverTimeout)
-	return a.said(cmd.Context(), "recovering", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+	return a.printMessage(cmd.Context(), "recovering", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 		first.ControlPlanes = a.otherAddresses(ctx, c.Name)
-		fmt.Fprintf(a.err, "%s: sending %s (%s), and waiting until it is restored\n", c.Name, path, size(first.Size))
+		fmt.Fprintf(a.err, "%s: sending %s (%s), then waiting until it is restored\n", c.Name, path, size(first.Size))
 		return sendSnapshot(ctx, c, file, first)
 	})
 }
 
-// firstMessage is the first message about a snapshot, which leaves the file at its
-// beginning.
+// firstMessage returns the first message of the upload. It leaves the read position at
+// the start of the file.
 func firstMessage(file *os.File, raw bool) (*apiv1.RecoverRequest, error) {
 	whole := sha256.New()
 	ends := &checksumWriter{to: io.Discard, hash: sha256.New()}
@@ -158,7 +160,7 @@ func firstMessage(file *os.File, raw bool) (*apiv1.RecoverRequest, error) {
 	}
 	if !raw {
 		if err := ends.check(); err != nil {
-			return nil, fmt.Errorf("%w (a copy of a member's database has none: --skip-hash-check)", err)
+			return nil, fmt.Errorf("%w (a copy of a member's database has no SHA-256: use --skip-hash-check)", err)
 		}
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
@@ -179,7 +181,7 @@ func sendSnapshot(ctx context.Context, c *client.Client, from io.Reader, first *
 			}
 		}
 	}
-	// A node that refuses says so before it has read everything.
+	// A node that refuses answers before it has read everything.
 	answer, closed := stream.CloseAndReceive()
 	if closed != nil {
 		return nil, closed

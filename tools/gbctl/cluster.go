@@ -17,12 +17,12 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-const clusterLong = `cluster runs development clusters on this machine: nodes as virtual machines in
-QEMU, or as containers, which are as fast as the machine itself.
+const clusterLong = `Run development clusters on this machine: the nodes are virtual machines in QEMU, or
+containers, which run at native speed.
 
-All of a cluster is in ~/.garboard/clusters/NAME ($GARBOARD_HOME/clusters/NAME), and in
-one process that holds all that lives. Nodes reach each other, the images that were built
-and the mirrors that were named, and nothing else.`
+All files of a cluster are in ~/.garboard/clusters/NAME ($GARBOARD_HOME/clusters/NAME).
+One host process runs everything of the cluster. The nodes reach each other, the images
+that were built, and the given registry mirrors, but no other network.`
 
 func (a *app) clusterCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
@@ -40,20 +40,20 @@ func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {
 	return cmd
 }
 
-const clusterCreateLong = `Create a cluster, or bring one that exists up again, and wait until it serves.
+const clusterCreateLong = `Create a cluster, or start an existing one, and wait until it is ready.
 
-What nodes boot is built from a checkout of Garboard where it isn't yet; --source says
-where that is, unless the command is started in it.
+gbctl builds missing parts from a checkout of Garboard. Run the command in the checkout,
+or give its path with --source.
 
-Access to the cluster is merged into the client configuration and into the kubeconfig,
-as the current context of both, and taken out again by 'gbctl cluster destroy'.
+The access to the cluster is merged into the client configuration and into the
+kubeconfig, and becomes the current context of both. 'gbctl cluster destroy' removes it.
 
-Flags that say what nodes are like are for new clusters; one that exists stays as it is.
+Flags that describe nodes apply to new clusters only; an existing cluster keeps its nodes.
 
-If it is interrupted or can't start, nothing of a new cluster remains. One that starts
-and doesn't serve in time stays, to be looked into.`
+If the command is interrupted, or the cluster can't start, a new cluster is removed
+completely. A cluster that starts but isn't ready in time is kept for inspection.`
 
-// createFlags are what cluster create is told.
+// createFlags are the flags of cluster create.
 type createFlags struct {
 	cluster devcluster.Options
 	source  string
@@ -71,7 +71,7 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 	var o createFlags
 	cmd := &cobra.Command{
 		Use:   "create",
-		Short: "Create a cluster and wait until it serves",
+		Short: "Create a cluster and wait until it is ready",
 		Long:  clusterCreateLong,
 		Example: `  gbctl cluster create
   gbctl cluster create --name three --controlplanes 3 --workers 1
@@ -90,30 +90,30 @@ func (a *app) clusterCreateCommand() *cobra.Command {
 	return cmd
 }
 
-// flags are those of cluster create.
+// flags adds the flags of cluster create.
 func (o *createFlags) flags(cmd *cobra.Command) {
 	q := &o.cluster.Cluster
 	f := nameFlag(cmd, &q.Name).Flags()
-	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "how many control planes, 1 or more; an odd number survives most (default 1; without --workers, too, as many as there are)")
-	f.IntVar(&q.Workers, "workers", 0, "how many workers, 0 or more (default none; without --controlplanes, too, as many as there are)")
-	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto: QEMU where KVM really runs a guest, else containers")
-	f.StringVar(&o.cidr, "cidr", "", "IPv4 network of the nodes (default 10.5.0.0/24); this machine has its first address, as gateway")
-	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a virtual private network between the nodes, such as 10.1.0.0/24 (default none)")
-	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes ask URL, through this machine, instead of the registry HOST; '*' is any; repeatable")
-	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "another Kubernetes than what is built (default "+config.KubernetesVersion+"), from a registry mirror")
-	f.StringVar(&q.InstallImage, "install-image", "", "image of the installer, for machine.install.image (default none)")
-	f.IntVar(&q.CPUs, "cpus", 0, "processors of each node (default 2 in QEMU, as many as there are in a container)")
-	f.IntVar(&q.MemoryMiB, "memory", 0, "MiB of memory of each node; a control plane needs 2048, a worker 1024 (default 4096 in QEMU, as much as there is in a container)")
-	f.IntVar(&q.DiskGiB, "disk", 0, "GiB of the disk of each node in QEMU; takes room only as it fills (default 20)")
+	f.IntVar(&q.ControlPlanes, "controlplanes", 0, "number of control planes, at least 1; use an odd number (default 1; for an existing cluster without --workers: unchanged)")
+	f.IntVar(&q.Workers, "workers", 0, "number of workers (default 0; for an existing cluster without --controlplanes: unchanged)")
+	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto (QEMU if KVM can run a guest, else containers)")
+	f.StringVar(&o.cidr, "cidr", "", "IPv4 network of the nodes (default 10.5.0.0/24); this machine is the gateway, with the first address")
+	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
+	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST; '*' is every registry; repeatable")
+	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "version of Kubernetes, if it isn't the built one (default "+config.KubernetesVersion+"), from a registry mirror")
+	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image (default none)")
+	f.IntVar(&q.CPUs, "cpus", 0, "processors of each node (default 2 in QEMU, all in a container)")
+	f.IntVar(&q.MemoryMiB, "memory", 0, "memory of each node, in MiB; a control plane needs 2048, a worker 1024 (default 4096 in QEMU, all in a container)")
+	f.IntVar(&q.DiskGiB, "disk", 0, "disk size of each node in QEMU, in GiB; the file grows with its content (default 20)")
 	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
 	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
 	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
-	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long it may take to serve, from power-on, such as 90s or 10m (default "+devcluster.ReadyBudgets+")")
-	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a folder in it")
-	f.BoolVar(&o.merge, "merge", true, "merge access into the client configuration and the kubeconfig")
+	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long the cluster may take until it is ready, from power-on, such as 90s or 10m (default "+devcluster.ReadyBudgets+")")
+	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a directory in it")
+	f.BoolVar(&o.merge, "merge", true, "merge the access into the client configuration and the kubeconfig")
 }
 
-// notNegative are the numbers of which 0 is the default.
+// notNegative checks the numbers whose default is 0.
 func (o *createFlags) notNegative() error {
 	q := o.cluster.Cluster
 	for _, f := range []struct {
@@ -130,14 +130,14 @@ func (o *createFlags) notNegative() error {
 	return nil
 }
 
-// options are what the flags say. A cluster that exists keeps its nodes unless others are
-// asked for, as by naming a number of workers.
+// options converts the flags. An existing cluster keeps its nodes unless the flags ask
+// for other ones, for example with a number of workers.
 func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 	if err := o.notNegative(); err != nil {
 		return o.cluster, err
 	}
 	if o.cluster.Checkout, err = devcluster.Checkout(o.source); err != nil {
-		return o.cluster, fmt.Errorf("%w; name one with --source", err)
+		return o.cluster, fmt.Errorf("%w; use --source", err)
 	}
 	q := &o.cluster.Cluster
 	if workers {
@@ -195,12 +195,12 @@ func (a *app) clusterDestroyCommand() *cobra.Command {
 	var name string
 	return nameFlag(&cobra.Command{
 		Use:     "destroy",
-		Short:   "Remove a cluster with all that it has",
+		Short:   "Remove a cluster with all its data",
 		Example: `  gbctl cluster destroy --name three`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// First, as what it is goes with the cluster: should this be killed in
-			// between, it can be done again.
+			// This is first, because it reads files of the cluster: if gbctl is killed in
+			// between, the command can be repeated.
 			left := a.removeAccess(accessOf(name))
 			existed, err := devcluster.Destroy(cmd.Context(), name)
 			if err != nil {
@@ -216,22 +216,22 @@ func (a *app) clusterDestroyCommand() *cobra.Command {
 	}, &name)
 }
 
-const clusterShowLong = `Show the clusters of this machine, and for each node whether its machine runs.
+const clusterShowLong = `Show the clusters of this machine, and the state of the machine of each node.
 
-STATE is running, starting or frozen; off or power cut; 'waiting to start again' after
-a reboot or a crash; 'failed' with the reason; and for all nodes of a cluster that is
-off, 'cluster is off': 'gbctl cluster create' brings it up. NETWORK is 'fine', or how
-'gbctl cluster debug network' has spoilt it. SINCE is when the machine was last turned
-on or off, and RESTARTS how often it has started again by itself since the cluster is
-up. How nodes do as nodes, 'gbctl health' says.
+STATE is running, starting, frozen, off or power cut; 'waiting to start again' after a
+reboot or a crash; 'failed' with the reason; 'cluster is off' for all nodes of a cluster
+that is off ('gbctl cluster create' starts it). NETWORK is 'fine', or the fault that
+'gbctl cluster debug network' has set. SINCE is when the machine was last turned on or
+off. RESTARTS counts how often it has restarted by itself since the cluster is up.
+'gbctl health' shows the health of the nodes.
 
--o yaml has ports on this machine, folders, and where the consoles are, too.`
+-o yaml also shows ports on this machine, directories, and the console logs.`
 
 func (a *app) clusterShowCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "Show the clusters of this machine and how their nodes are",
+		Short: "Show the clusters of this machine and the state of their nodes",
 		Long:  clusterShowLong,
 		Example: `  gbctl cluster show
   gbctl cluster show --name three -o yaml`,
@@ -282,7 +282,7 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 	}
 	return errors.Join(a.show(documents, name != "", func() error {
 		if len(all) == 0 && damaged == nil {
-			_, err := fmt.Fprintln(a.out, "there is no cluster; 'gbctl cluster create' makes one")
+			_, err := fmt.Fprintln(a.out, "no cluster; 'gbctl cluster create' makes one")
 			return err
 		}
 		return table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS"}, rows)
@@ -291,7 +291,7 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 
 func loopback(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
-// nodeStates are the states of a cluster's nodes, by name.
+// nodeStates returns the states of the nodes of a cluster, by name.
 func nodeStates(ctx context.Context, c *qemu.Cluster) (map[string]qemu.NodeStatus, error) {
 	states := map[string]qemu.NodeStatus{}
 	for _, n := range c.Nodes {
@@ -303,9 +303,9 @@ func nodeStates(ctx context.Context, c *qemu.Cluster) (map[string]qemu.NodeStatu
 	}
 	all, err := c.Status(ctx)
 	if errors.Is(err, qemu.ErrSilent) && ctx.Err() == nil {
-		// Another command may be at work there: the other clusters are shown.
+		// Another command may be using it: show the other clusters.
 		for name := range states {
-			states[name] = qemu.NodeStatus{State: "unknown: its host process starts, stops or hangs"}
+			states[name] = qemu.NodeStatus{State: "unknown: the host process doesn't answer: it starts, stops or hangs"}
 		}
 		return states, nil
 	}
@@ -323,12 +323,12 @@ func openCluster(name string) (*qemu.Cluster, error) {
 	return c, err
 }
 
-// clusterHostCommand is the process that holds a cluster; create starts it.
+// clusterHostCommand runs the host process of a cluster; cluster create starts it.
 func clusterHostCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:     "host",
-		Short:   "Hold a cluster: what create starts",
+		Short:   "Run the host process of a cluster; cluster create starts it",
 		Hidden:  true,
 		Example: `  gbctl cluster host --cluster three`,
 		Args:    cobra.NoArgs,

@@ -16,11 +16,11 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// loopbackPrefix begins where a development cluster is reached: no other cluster is.
+// loopbackPrefix starts the addresses of development clusters, and of no others.
 const loopbackPrefix = "127.0.0.1:"
 
-// mergeAccess makes a cluster the current one of gbctl and kubectl. What a cluster of
-// the same name left there, whose directory is gone, is replaced.
+// mergeAccess makes a cluster the current one of gbctl and kubectl. It replaces entries
+// of an earlier cluster with the same name whose directory was deleted.
 func (a *app) mergeAccess(c *qemu.Cluster) error {
 	other, err := client.Load(c.ClientConfig())
 	if err != nil {
@@ -65,7 +65,7 @@ func (a *app) mergeAccess(c *qemu.Cluster) error {
 	return nil
 }
 
-// local is whether a context is of a cluster on this machine.
+// local reports whether a context is for a cluster on this machine.
 func local(c *client.Context) bool {
 	for _, to := range c.Via {
 		if !strings.HasPrefix(to, loopbackPrefix) {
@@ -75,11 +75,11 @@ func local(c *client.Context) bool {
 	return len(c.Via) > 0
 }
 
-// access is what tells a cluster from all others: its authorities, in base64.
+// access identifies a cluster: its certificate authorities, in base64.
 type access struct{ machine, kubernetes string }
 
-// accessOf is nothing where the cluster's files aren't there or can't be read: then
-// nothing is taken out of the user's.
+// accessOf returns an empty value if the files of the cluster can't be read: then nothing
+// is removed from the files of the user.
 func accessOf(name string) (a access) {
 	c, err := qemu.Open(name)
 	if err != nil {
@@ -98,8 +98,9 @@ func accessOf(name string) (a access) {
 	return a
 }
 
-// removeAccess takes a cluster out of the user's files. What was current and is gone
-// isn't anything any more: no other cluster is worked on by surprise.
+// removeAccess removes a cluster from the files of the user. If it was the current
+// context, there is no current context any more, so that no command uses another cluster
+// by accident.
 func (a *app) removeAccess(of access) error {
 	return errors.Join(a.removeContexts(of.machine), removeKubeconfig(of.kubernetes))
 }
@@ -134,7 +135,7 @@ func removeKubeconfig(ca string) error {
 	}
 	kept, changed, err := withoutCluster(old, ca)
 	if err != nil {
-		return fmt.Errorf("take the cluster out of %s: %w", path, err)
+		return fmt.Errorf("remove the cluster from %s: %w", path, err)
 	}
 	if !changed {
 		return nil
@@ -142,7 +143,8 @@ func removeKubeconfig(ca string) error {
 	return writeKubeconfig(path, kept)
 }
 
-// writeKubeconfig replaces what a link leads to, not the link.
+// writeKubeconfig replaces the file. If the path is a symbolic link, it replaces the
+// target.
 func writeKubeconfig(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -153,8 +155,8 @@ func writeKubeconfig(path string, data []byte) error {
 	return boot.WriteFile(path, data, 0o600)
 }
 
-// withoutCluster takes the clusters with an authority out of a kubeconfig, with the
-// contexts that lead to them and the users that no other context has.
+// withoutCluster removes the clusters with a given authority from a kubeconfig, with
+// their contexts and with the users that no other context uses.
 func withoutCluster(old []byte, ca string) (kept []byte, changed bool, err error) {
 	k, err := parseKube(old)
 	if err != nil {
@@ -188,7 +190,7 @@ func withoutCluster(old []byte, ca string) (kept []byte, changed bool, err error
 	return kept, true, err
 }
 
-// remove takes entries out of a list, and tells their names.
+// remove removes entries from a list, and returns their names.
 func (k kubeFile) remove(list string, gone func(*yaml.Node) bool) (names []string) {
 	l := get(k.root, list)
 	if l == nil || l.Kind != yaml.SequenceNode {

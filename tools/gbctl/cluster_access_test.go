@@ -186,7 +186,7 @@ func TestClusterShowWhileOneStarts(t *testing.T) {
 	if err := a.clusterShow(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"10.5.0.2   unknown: its host process starts, stops or hangs", "other-worker-1         worker   10.5.0.3   cluster is off"} {
+	for _, want := range []string{"10.5.0.2   unknown: the host process doesn't answer: it starts, stops or hangs", "other-worker-1         worker   10.5.0.3   cluster is off"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q isn't in\n%s", want, out.String())
 		}
@@ -254,14 +254,14 @@ func TestClusterDebugSays(t *testing.T) {
 		{"on worker-1", "/nodes/dev-worker-1/on", "dev-worker-1 is on\n"},
 		{"off worker-1", "/nodes/dev-worker-1/off", "dev-worker-1 is off\n"},
 		{"cut dev-worker-1", "/nodes/dev-worker-1/cut", "dev-worker-1 has no power\n"},
-		{"freeze worker-1", "/nodes/dev-worker-1/freeze", "dev-worker-1 stands still\n"},
-		{"thaw worker-1", "/nodes/dev-worker-1/thaw", "dev-worker-1 runs on\n"},
+		{"freeze worker-1", "/nodes/dev-worker-1/freeze", "dev-worker-1 is frozen\n"},
+		{"thaw worker-1", "/nodes/dev-worker-1/thaw", "dev-worker-1 runs again\n"},
 		{"endpoint off", "/endpoint/off", "endpoint of dev: off for its nodes\n"},
 		{"network worker-1 --loss 100", "/nodes/dev-worker-1/network", "network of dev-worker-1: loss 100%\n"},
-		{"network worker-1 --loss 100.5", "", "--loss 100.5: must be percent, from 0 to 100"},
-		{"network worker-1 --loss -1", "", "--loss -1: must be percent, from 0 to 100"},
-		{"clock worker-1 --offset -8760h", "/nodes/dev-worker-1/clock?offset=-8760h0m0s", "clock of dev-worker-1: -8760h0m0s off from its next start on\n"},
-		{"clock dev-worker-1", "/nodes/dev-worker-1/clock?offset=0s", "clock of dev-worker-1: 0s off from its next start on\n"},
+		{"network worker-1 --loss 100.5", "", "--loss 100.5: must be a percentage from 0 to 100"},
+		{"network worker-1 --loss -1", "", "--loss -1: must be a percentage from 0 to 100"},
+		{"clock worker-1 --offset -8760h", "/nodes/dev-worker-1/clock?offset=-8760h0m0s", "clock of dev-worker-1: -8760h0m0s off, from its next start\n"},
+		{"clock dev-worker-1", "/nodes/dev-worker-1/clock?offset=0s", "clock of dev-worker-1: 0s off, from its next start\n"},
 		{"clock worker-1 --offset year", "", `invalid argument "year" for "--offset" flag`},
 		{"clock worker-2 --offset 1h", "", `has no node "worker-2"; there are dev-controlplane-1, dev-worker-1`},
 		{"freeze worker-2", "", `has no node "worker-2"; there are dev-controlplane-1, dev-worker-1`},

@@ -121,7 +121,7 @@ func TestFlagsThatCantBe(t *testing.T) {
 		"--wireguard-cidr wg0":               `--wireguard-cidr "wg0": must be a network, such as 10.1.0.0/24`,
 		"--registry-mirror docker.io":        "must be HOST=URL",
 		"--config-patch @nosuch.yaml":        "nosuch.yaml",
-		"--source /":                         "isn't inside a checkout of Garboard; name one with --source",
+		"--source /":                         "isn't inside a checkout of Garboard; use --source",
 		"--name Upper --provisioner qemu":    `cluster name "Upper": must be`,
 		"--provisioner docker":               `provisioner "docker": must be`,
 		"--registry-mirror *=nowhere":        "must be a URL such as http://127.0.0.1:5000",

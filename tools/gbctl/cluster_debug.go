@@ -10,13 +10,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const clusterDebugLong = `debug does to the nodes of a development cluster what happens to real ones. NODE is a
-node's name, also without the cluster's: worker-1 is NAME-worker-1.`
+const clusterDebugLong = `Cause faults of nodes of a development cluster, as they happen to real ones. NODE is the
+name of a node, with or without the prefix of the cluster: worker-1 is NAME-worker-1.`
 
 func (a *app) clusterDebugCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "debug",
-		Short: "Turn nodes of a cluster off, freeze them, spoil their network or clock",
+		Short: "Cause faults: turn nodes off, freeze them, disturb network or clock",
 		Long:  clusterDebugLong,
 	})
 	for _, verb := range []struct {
@@ -24,10 +24,10 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 		do                func(*qemu.Cluster, context.Context, string) error
 	}{
 		{"on", "Turn a node on", "is on", (*qemu.Cluster).On},
-		{"off", "Press a node's power button, and wait until it is off", "is off", (*qemu.Cluster).Off},
-		{"cut", "Take a node's power away", "has no power", (*qemu.Cluster).Cut},
-		{"freeze", "Stop a node's time", "stands still", (*qemu.Cluster).Freeze},
-		{"thaw", "Let a frozen node run on", "runs on", (*qemu.Cluster).Thaw},
+		{"off", "Shut a node down with its power button, and wait until it is off", "is off", (*qemu.Cluster).Off},
+		{"cut", "Cut the power of a node", "has no power", (*qemu.Cluster).Cut},
+		{"freeze", "Freeze a node", "is frozen", (*qemu.Cluster).Freeze},
+		{"thaw", "Continue a frozen node", "runs again", (*qemu.Cluster).Thaw},
 	} {
 		var name string
 		cmd.AddCommand(nameFlag(&cobra.Command{
@@ -52,7 +52,7 @@ func (a *app) clusterDebugCommand() *cobra.Command {
 	return cmd
 }
 
-// openRunning finds a cluster that something can be done to.
+// openRunning opens a cluster that runs.
 func openRunning(name string) (*qemu.Cluster, error) {
 	c, err := openCluster(name)
 	if err != nil {
@@ -79,9 +79,9 @@ func (a *app) clusterClockCommand() *cobra.Command {
 	var offset time.Duration
 	cmd := nameFlag(&cobra.Command{
 		Use:   "clock NODE",
-		Short: "Make the clock of a node in QEMU wrong, from its next start on",
-		Long: `Make the hardware clock of a node in QEMU wrong, from its next start on and until the
-cluster stops. Nodes that are containers have this machine's clock.`,
+		Short: "Set a wrong clock for a node in QEMU",
+		Long: `Set a wrong hardware clock for a node in QEMU. It takes effect when the node starts the
+next time, and lasts until the cluster stops. Containers use the clock of this machine.`,
 		Example: `  gbctl cluster debug clock worker-1 --offset -8760h   a year behind
   gbctl cluster debug cut worker-1
   gbctl cluster debug on worker-1`,
@@ -94,11 +94,11 @@ cluster stops. Nodes that are containers have this machine's clock.`,
 			if err := c.SetClock(cmd.Context(), node.Name, offset); err != nil {
 				return err
 			}
-			fmt.Fprintf(a.out, "clock of %s: %s off from its next start on\n", node.Name, offset)
+			fmt.Fprintf(a.out, "clock of %s: %s off, from its next start\n", node.Name, offset)
 			return nil
 		},
 	}, &name)
-	cmd.Flags().DurationVar(&offset, "offset", 0, "how much it is ahead, or behind if negative, such as 90s or -8760h")
+	cmd.Flags().DurationVar(&offset, "offset", 0, "how far the clock is ahead, or behind if negative, such as 90s or -8760h")
 	return cmd
 }
 
@@ -106,9 +106,9 @@ func (a *app) clusterEndpointCommand() *cobra.Command {
 	var name string
 	return nameFlag(&cobra.Command{
 		Use:   "endpoint on|off",
-		Short: "Take the cluster's endpoint away from the nodes, or give it back",
-		Long: `Turn the load balancer off that the nodes have as their cluster's endpoint, or on
-again. kubectl on this machine reaches the cluster by another way.`,
+		Short: "Turn the cluster endpoint of the nodes off or on",
+		Long: `Turn the load balancer, which is the cluster endpoint of the nodes, off or on. kubectl
+on this machine isn't affected.`,
 		Example:   "  gbctl cluster debug endpoint off",
 		ValidArgs: []string{"on", "off"},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
@@ -126,8 +126,8 @@ again. kubectl on this machine reaches the cluster by another way.`,
 	}, &name)
 }
 
-const clusterNetworkLong = `Say how a node's network is. Without a flag it is fine again. It stays as it is when
-the node starts again. The node's cable stays in its place: nothing tells it.`
+const clusterNetworkLong = `Set faults of the network of a node. Without flags, all faults are removed. They stay
+when the node restarts. The network cable stays connected: the node doesn't notice.`
 
 func (a *app) clusterNetworkCommand() *cobra.Command {
 	var name string
@@ -135,12 +135,12 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 	var percent float64
 	cmd := nameFlag(&cobra.Command{
 		Use:   "network NODE",
-		Short: "Cut a node off, delay or lose what it sends and gets",
+		Short: "Disconnect a node, or delay and drop its packets",
 		Long:  clusterNetworkLong,
 		Example: `  gbctl cluster debug network controlplane-1 --off
   gbctl cluster debug network worker-1 --cut-from controlplane-1,controlplane-2
   gbctl cluster debug network worker-1 --delay 100ms --jitter 20ms --loss 2.5
-  gbctl cluster debug network worker-1                                          fine again`,
+  gbctl cluster debug network worker-1                                          remove all faults`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, node, err := openNode(name, args[0])
@@ -148,7 +148,7 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 				return err
 			}
 			if percent < 0 || percent > 100 {
-				return usagef("--loss %g: must be percent, from 0 to 100", percent)
+				return usagef("--loss %g: must be a percentage from 0 to 100", percent)
 			}
 			to.Loss = percent / 100
 			for _, names := range [][]string{to.CutFrom, to.DeafTo} {
@@ -168,11 +168,11 @@ func (a *app) clusterNetworkCommand() *cobra.Command {
 		},
 	}, &name)
 	f := cmd.Flags()
-	f.BoolVar(&to.Off, "off", false, "cut it off from everyone")
-	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "cut it off from these nodes, separated by commas")
-	f.StringSliceVar(&to.DeafTo, "deaf-to", nil, "let it reach these nodes but not hear them")
-	f.DurationVar(&to.Delay, "delay", 0, "how late everything is, in each direction, such as 100ms; up to "+network.MaxDelay.String())
-	f.DurationVar(&to.Jitter, "jitter", 0, "up to so much later, by chance; up to "+network.MaxDelay.String())
-	f.Float64Var(&percent, "loss", 0, "percent of the frames that get lost, in each direction, from 0 to 100")
+	f.BoolVar(&to.Off, "off", false, "disconnect it from all others")
+	f.StringSliceVar(&to.CutFrom, "cut-from", nil, "disconnect it from these nodes, separated by commas")
+	f.StringSliceVar(&to.DeafTo, "deaf-to", nil, "drop what these nodes send to it; it still reaches them")
+	f.DurationVar(&to.Delay, "delay", 0, "delay in each direction, such as 100ms; at most "+network.MaxDelay.String())
+	f.DurationVar(&to.Jitter, "jitter", 0, "maximum of the random additional delay; at most "+network.MaxDelay.String())
+	f.Float64Var(&percent, "loss", 0, "percentage of lost frames in each direction, from 0 to 100")
 	return cmd
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Completion looks at files of this machine only: a key that hangs because a
-// node is down is worse than none.
+// Completion reads only local files: it must not hang because a node is down.
 
 func (a *app) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	path, err := a.path()

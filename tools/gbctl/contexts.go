@@ -18,9 +18,9 @@ import (
 func (a *app) configCommand() *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "config",
-		Short: "Manage configurations that were applied, and the client's own",
-		Long: `Manage the configurations that nodes have had (confirm, history, show, rollback),
-and the client configuration: which clusters there are, and how they are reached.`,
+		Short: "Manage applied configurations, and the client configuration",
+		Long: `Manage the configurations of nodes (confirm, history, show, rollback), and the client
+configuration: the clusters and how to reach them.`,
 	})
 	cmd.AddGroup(
 		&cobra.Group{ID: "node", Title: "Configurations of nodes:"},
@@ -32,8 +32,8 @@ and the client configuration: which clusters there are, and how they are reached
 	}
 	for _, c := range []*cobra.Command{
 		a.contextsCommand(), a.useContextCommand(), a.mergeCommand(), a.addCommand(),
-		a.hostsCommand("nodes", "the nodes that commands are for when -n names none", func(c *client.Context) *[]string { return &c.Nodes }),
-		a.hostsCommand("endpoints", "the control planes that are asked when there are no nodes", func(c *client.Context) *[]string { return &c.Endpoints }),
+		a.hostsCommand("nodes", "the nodes that commands use without -n", func(c *client.Context) *[]string { return &c.Nodes }),
+		a.hostsCommand("endpoints", "the control planes that commands use if no nodes are set", func(c *client.Context) *[]string { return &c.Endpoints }),
 	} {
 		c.GroupID = "client"
 		cmd.AddCommand(c)
@@ -41,7 +41,8 @@ and the client configuration: which clusters there are, and how they are reached
 	return cmd
 }
 
-// load reads the client configuration. One that isn't there is an empty one.
+// load reads the client configuration. If the file doesn't exist, the configuration is
+// empty.
 func (a *app) load() (*client.Config, string, error) {
 	path, err := a.path()
 	if err != nil {
@@ -57,7 +58,7 @@ func (a *app) load() (*client.Config, string, error) {
 func (a *app) contextsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "contexts",
-		Short:   "List the contexts: the clusters that are known here",
+		Short:   "List the contexts, which are the known clusters",
 		Example: `  gbctl config contexts`,
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -66,7 +67,7 @@ func (a *app) contextsCommand() *cobra.Command {
 				return err
 			}
 			if len(config.Contexts) == 0 {
-				fmt.Fprintf(a.err, "there are none in %s: 'gbctl gen config' makes a cluster's, 'gbctl config merge FILE' takes it over\n", path)
+				fmt.Fprintf(a.err, "no contexts in %s: 'gbctl gen config' makes the file of a cluster, 'gbctl config merge FILE' adds it\n", path)
 				return nil
 			}
 			var rows [][]string
@@ -83,7 +84,7 @@ func (a *app) contextsCommand() *cobra.Command {
 	}
 }
 
-// owner is who one is in a context, and for how long.
+// owner returns the identity in the certificate of a context, and its expiry date.
 func owner(c *client.Context) (who, until string) {
 	_, pair, err := c.Credentials()
 	if err != nil {
@@ -121,7 +122,7 @@ func (a *app) hostsCommand(name, what string, of func(*client.Context) *[]string
 		Short: "Show or set " + what,
 		Example: fmt.Sprintf(`  gbctl config %[1]s                        show them
   gbctl config %[1]s 10.5.0.2 10.5.0.3      set them
-  gbctl config %[1]s ''                     none any more`, name),
+  gbctl config %[1]s ''                     remove all`, name),
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()
 			if err != nil {
@@ -158,9 +159,10 @@ func (a *app) hostsCommand(name, what string, of func(*client.Context) *[]string
 func (a *app) mergeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "merge FILE",
-		Short: "Take the contexts of another file over",
-		Long: `Take the contexts of another file over, and use its current one from now on. A name
-that is taken by another context gets a number behind it.`,
+		Short: "Add the contexts of another file",
+		Long: `Add the contexts of another file to the client configuration, and make the current
+context of that file the current one. If a name is in use by a different context, the
+new one gets a number as suffix.`,
 		Example: `  gbctl config merge garboardconfig`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -177,9 +179,9 @@ that is taken by another context gets a number behind it.`,
 				return err
 			}
 			for _, from := range slices.Sorted(maps.Keys(renamed)) {
-				fmt.Fprintf(a.out, "context %q is called %q here\n", from, renamed[from])
+				fmt.Fprintf(a.out, "context %q was added as %q\n", from, renamed[from])
 			}
-			fmt.Fprintf(a.out, "merged into %s; the context is %q now\n", path, config.Context)
+			fmt.Fprintf(a.out, "merged into %s; the current context is %q\n", path, config.Context)
 			return nil
 		},
 	}
@@ -189,9 +191,9 @@ func (a *app) addCommand() *cobra.Command {
 	var ca, crt, key string
 	cmd := &cobra.Command{
 		Use:   "add NAME",
-		Short: "Add a context, from files of certificates and a key",
+		Short: "Add a context from files with certificates and a key",
 		Example: `  gbctl config add home --ca ca.crt --crt admin.crt --key admin.key -e cluster.example.org
-  gbctl config add home --crt admin.crt            a renewed certificate`,
+  gbctl config add home --crt admin.crt            replace the certificate`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()
@@ -225,7 +227,7 @@ func (a *app) addCommand() *cobra.Command {
 			if len(a.nodes) > 0 {
 				c.Nodes = a.nodes
 			}
-			// What can't be used is seen now, and not with the first command.
+			// Report unusable files now, not with the next command.
 			if _, _, err := c.Credentials(); err != nil {
 				return err
 			}
@@ -235,8 +237,8 @@ func (a *app) addCommand() *cobra.Command {
 			return config.Save(path)
 		},
 	}
-	cmd.Flags().StringVar(&ca, "ca", "", "file with the certificate of the cluster's machine authority")
+	cmd.Flags().StringVar(&ca, "ca", "", "file with the CA certificate of the machine API")
 	cmd.Flags().StringVar(&crt, "crt", "", "file with your certificate")
-	cmd.Flags().StringVar(&key, "key", "", "file with your key")
+	cmd.Flags().StringVar(&key, "key", "", "file with your private key")
 	return cmd
 }

@@ -19,18 +19,18 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const copyLong = `Copy a file or directory of a node into a directory here, which is made.
+const copyLong = `Copy a file or directory of a node into a local directory, which is created.
 
-Nothing is overwritten, unless --force says so. Nothing is written outside of the
-directory, whatever the node sends: a node may be in the hands of somebody else.
-Devices, sockets, owners and set-user-ID bits are left out. From several nodes,
-each goes into a directory of its own name.`
+Existing files are not overwritten without --force. Nothing is written outside of the
+directory, whatever the node sends: an attacker may control the node. Devices,
+sockets, owners and set-user-ID bits are left out. With several nodes, the files of
+each node go into a subdirectory with the name of the node.`
 
 func (a *app) copyCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "copy PATH DIRECTORY",
-		Short: "Copy a file or directory from nodes to here",
+		Short: "Copy a file or directory from nodes",
 		Long:  copyLong,
 		Example: `  gbctl -n 10.5.0.2 copy /var/log .                into ./log
   gbctl -n 10.5.0.2,10.5.0.3 copy /etc/kubernetes .    into ./10.5.0.2 and ./10.5.0.3`,
@@ -44,7 +44,7 @@ func (a *app) copyCommand() *cobra.Command {
 			return a.copy(cmd.Context(), from, args[1], force)
 		},
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace files that are there")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace existing files")
 	return cmd
 }
 
@@ -69,8 +69,8 @@ func (a *app) copy(ctx context.Context, from, to string, force bool) error {
 	})
 }
 
-// problemsName is the entry in which a node tells, last and beside what was asked
-// for, what it couldn't read.
+// problemsName is the last entry of the archive. In it, the node lists the files that it
+// couldn't read.
 const problemsName = "COPY-PROBLEMS"
 
 // extraction writes one archive below one directory.
@@ -82,11 +82,11 @@ type extraction struct {
 	files int
 	bytes uint64
 
-	quiet      bool      // nobody looks
-	lastReport time.Time // when a person last heard how far it is
+	quiet      bool      // no progress output
+	lastReport time.Time // of the progress
 }
 
-// progress tells a person how far it is.
+// progress prints how much was copied, from time to time.
 func (x *extraction) progress() {
 	if !x.quiet && time.Since(x.lastReport) > progressDelay {
 		x.lastReport = time.Now()
@@ -113,10 +113,10 @@ func (x *extraction) from(ctx context.Context, c *client.Client, path, dir strin
 	}()
 	err = x.extract(r, dir)
 	if err == nil {
-		// What follows the archive's end, an error of the node above all.
+		// The stream continues after the archive, for example with an error of the node.
 		_, err = io.Copy(io.Discard, r)
 	}
-	r.CloseWithError(errors.New("not wanted any more"))
+	r.CloseWithError(errors.New("stopped reading"))
 	cancel()
 	<-done
 	return err
@@ -138,11 +138,11 @@ func (x *extraction) extract(r io.Reader, dir string) (err error) {
 			continue
 		}
 		if x.root == nil {
-			// Only now: a path that the node doesn't have leaves nothing here.
+			// Only now: if the path doesn't exist on the node, nothing is created.
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return err
 			}
-			// Root is what keeps every name and every link below the directory.
+			// os.Root keeps all names and links below the directory.
 			if x.root, err = os.OpenRoot(dir); err != nil {
 				return err
 			}
@@ -154,14 +154,14 @@ func (x *extraction) extract(r io.Reader, dir string) (err error) {
 	}
 }
 
-// entry writes one file. Folders that the node may have left out are made.
+// entry writes one file. It creates directories that are missing in the archive.
 func (x *extraction) entry(h *tar.Header, content io.Reader) error {
 	name := filepath.FromSlash(strings.TrimSuffix(strings.TrimPrefix(h.Name, "./"), "/"))
 	if name == "" || name == "." {
 		return nil
 	}
 	if !filepath.IsLocal(name) {
-		return errors.New("the name leads out of the directory")
+		return errors.New("the name points outside of the directory")
 	}
 	if err := x.root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (x *extraction) entry(h *tar.Header, content io.Reader) error {
 	mode := fs.FileMode(h.Mode) & fs.ModePerm
 	switch h.Typeflag {
 	case tar.TypeDir:
-		// The owner must be able to write what comes into it.
+		// The owner must be able to write into it.
 		return x.root.MkdirAll(name, mode|0o700)
 	case tar.TypeReg:
 		return x.regular(name, mode, h, content)
@@ -178,11 +178,11 @@ func (x *extraction) entry(h *tar.Header, content io.Reader) error {
 	case tar.TypeLink:
 		return x.place(name, func() error { return x.root.Link(filepath.FromSlash(strings.TrimPrefix(h.Linkname, "./")), name) })
 	}
-	x.note("left out %s: neither a file nor a directory nor a link", oneLine(h.Name))
+	x.note("left out %s: not a file, directory or link", oneLine(h.Name))
 	return nil
 }
 
-// counter hears how much was written.
+// counter calls a function with the number of bytes of each write.
 type counter func(int)
 
 func (c counter) Write(p []byte) (int, error) {
@@ -190,7 +190,8 @@ func (c counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// place makes something at a name that must be free, or is freed by --force.
+// place creates a file at a name that must be free. With --force it removes an existing
+// file first.
 func (x *extraction) place(name string, make func() error) error {
 	if x.force {
 		if info, err := x.root.Lstat(name); err == nil && !info.IsDir() {
@@ -212,7 +213,7 @@ func (x *extraction) place(name string, make func() error) error {
 func (x *extraction) regular(name string, mode fs.FileMode, h *tar.Header, content io.Reader) error {
 	var f *os.File
 	err := x.place(name, func() (err error) {
-		// O_EXCL: never through a link that came before it in the archive.
+		// O_EXCL: never write through a link from an earlier entry of the archive.
 		f, err = x.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode|0o200)
 		return err
 	})
@@ -226,13 +227,13 @@ func (x *extraction) regular(name string, mode fs.FileMode, h *tar.Header, conte
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := x.root.Chmod(name, mode); err != nil { // it had to be writable
+	if err := x.root.Chmod(name, mode); err != nil { // until now it had to be writable
 		return err
 	}
 	return x.root.Chtimes(name, h.ModTime, h.ModTime)
 }
 
-// reportMissing tells what the node couldn't read.
+// reportMissing reports the files that the node couldn't read.
 func (x *extraction) reportMissing(list io.Reader) error {
 	lines := bufio.NewScanner(list)
 	n := 0
@@ -242,5 +243,5 @@ func (x *extraction) reportMissing(list io.Reader) error {
 	if err := lines.Err(); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s missing or incomplete; what else there was has been copied", plural(n, "file"))
+	return fmt.Errorf("%s missing or incomplete; all others were copied", plural(n, "file"))
 }

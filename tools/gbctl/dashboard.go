@@ -17,30 +17,27 @@ import (
 )
 
 const (
-	// refresh is how often a node is asked how it is, and how soon again when it
-	// didn't answer: what a person takes for now.
+	// refresh is the interval between requests to a node, also after a failed one.
 	refresh = 2 * time.Second
 
-	// dashboardTimeout bounds these requests: who looks at a screen wants to know sooner than
+	// dashboardTimeout limits these requests: the dashboard must show sooner than
 	// --timeout that a node doesn't answer.
 	dashboardTimeout = 5 * time.Second
 
-	// pastLines and pastEvents are shown of what was before the dashboard.
+	// pastLines and pastEvents are shown from before the start of the dashboard.
 	pastLines  = 500
 	pastEvents = 200
 )
 
-const dashboardLong = `Watch nodes at one screen: services and what they wait for, the control plane,
-load, and the log of the selected service as it grows. Nodes that don't answer are
-asked again until they do.
+const dashboardLong = `Watch nodes on one screen: services and what they wait for, the control plane, load, and
+the log of the selected service. Nodes that don't answer are asked again until they do.
 
-The keys are at the bottom of the screen. Colours are left out where NO_COLOR is
-set.`
+The last line of the screen shows the keys. NO_COLOR turns colours off.`
 
 func (a *app) dashboardCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "dashboard",
-		Short:   "Watch nodes at one screen",
+		Short:   "Watch nodes on one screen",
 		Long:    dashboardLong,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 dashboard`,
 		Args:    cobra.NoArgs,
@@ -51,7 +48,7 @@ func (a *app) dashboardCommand() *cobra.Command {
 func (a *app) dashboard(ctx context.Context) error {
 	in, ok := a.in.(*os.File)
 	if !ok || !interactive(a.out) || !interactive(in) {
-		return usagef("the dashboard needs a terminal to draw on: in scripts and pipes use 'gbctl health', 'gbctl services' and 'gbctl logs -f'")
+		return usagef("the dashboard needs a terminal: in scripts and pipes use 'gbctl health', 'gbctl services' and 'gbctl logs -f'")
 	}
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -66,12 +63,12 @@ func (a *app) dashboard(ctx context.Context) error {
 	cancel()
 	f.wg.Wait()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil {
-		return context.Canceled // a signal from elsewhere; Ctrl-C is a key
+		return context.Canceled // a signal of another process; Ctrl-C is a key here
 	}
 	return err
 }
 
-// feeds bring what nodes say to the screen, each node at its own pace.
+// feeds send the data of the nodes to the screen, each node independently of the others.
 type feeds struct {
 	app     *app
 	nodes   []string
@@ -83,15 +80,15 @@ type feeds struct {
 	target logTarget
 }
 
-// logTarget is the log that is shown. Two that follow one another are told apart
-// by their number.
+// logTarget is the log that is shown. The number distinguishes targets that follow one
+// another.
 type logTarget struct {
 	node    int
 	service string
 	number  int
 }
 
-// snapshot is how a node was at a time. Parts that it didn't tell are nil.
+// snapshot is the state of a node at a time. Parts that the node didn't send are nil.
 type snapshot struct {
 	node     int
 	at       time.Time
@@ -99,18 +96,18 @@ type snapshot struct {
 	services *apiv1.ListServicesResponse
 	pods     *apiv1.ListResourcesResponse
 	etcd     *apiv1.ListResourcesResponse
-	err      error // of the first part that is missing
+	err      error // of the first missing part
 }
 
-// eventsMsg are further events of a node; again: those before are to be
-// forgotten, because all are told once more.
+// eventsMsg has further events of a node. again: the node sends all events again, so the
+// earlier ones are dropped.
 type eventsMsg struct {
 	node   int
 	again  bool
 	events []*apiv1.ServiceEvent
 }
 
-// linesMsg are further lines of a log. With err there are none for now.
+// linesMsg has further lines of a log. If err is set, there are none for now.
 type linesMsg struct {
 	target logTarget
 	again  bool
@@ -124,7 +121,7 @@ func (f *feeds) start(ctx context.Context, send func(tea.Msg)) {
 	for i, node := range f.nodes {
 		c, err := f.app.dial(node)
 		if err != nil {
-			f.wg.Go(func() { send(snapshot{node: i, at: time.Now(), err: err}) }) // no use in asking again
+			f.wg.Go(func() { send(snapshot{node: i, at: time.Now(), err: err}) }) // a retry can't help
 			continue
 		}
 		f.wg.Go(func() { f.watch(ctx, i, c) })
@@ -134,7 +131,7 @@ func (f *feeds) start(ctx context.Context, send func(tea.Msg)) {
 	f.wg.Go(func() { f.logs(ctx) })
 }
 
-// watch asks a node how it is, until the end.
+// watch requests the state of a node, until ctx ends.
 func (f *feeds) watch(ctx context.Context, i int, c *client.Client) {
 	for ctx.Err() == nil {
 		f.send(f.fetch(ctx, i, c))
@@ -142,8 +139,8 @@ func (f *feeds) watch(ctx context.Context, i int, c *client.Client) {
 	}
 }
 
-// fetch asks for all parts at the same time. Roles and releases may keep some of
-// them from us.
+// fetch requests all parts at the same time. Some of them may fail, depending on the role
+// of the certificate and the release of the node.
 func (f *feeds) fetch(ctx context.Context, i int, c *client.Client) snapshot {
 	ctx, cancel := context.WithTimeout(ctx, min(dashboardTimeout, f.app.timeout))
 	defer cancel()
@@ -173,7 +170,7 @@ func (f *feeds) fetch(ctx context.Context, i int, c *client.Client) snapshot {
 	return s
 }
 
-// requestError is what went wrong, in words for the screen.
+// requestError explains an error for the screen.
 func (f *feeds) requestError(ctx context.Context, c *client.Client, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("no answer within %s", min(dashboardTimeout, f.app.timeout))
@@ -194,19 +191,19 @@ func (f *feeds) events(ctx context.Context, i int, c *client.Client) {
 			f.send(eventsMsg{node: i, again: again, events: []*apiv1.ServiceEvent{e}})
 			again = false
 			return ctx.Err()
-		}) // whether the node answers is told by watch
+		}) // watch reports whether the node answers
 		_ = pause(ctx, refresh)
 	}
 }
 
-// follow changes the log that is shown. It doesn't wait.
+// follow changes the log that is shown. It doesn't block.
 func (f *feeds) follow(t logTarget) {
 	f.mu.Lock()
 	f.target = t
 	f.mu.Unlock()
 	select {
 	case f.changed <- struct{}{}:
-	default: // it is known already
+	default: // a change is already pending
 	}
 }
 
@@ -235,7 +232,7 @@ func (f *feeds) logs(ctx context.Context) {
 func (f *feeds) log(ctx context.Context, t logTarget) {
 	c, err := f.app.dial(f.nodes[t.node])
 	if err != nil {
-		return // watch has told
+		return // watch reports it
 	}
 	defer c.Close()
 	for ctx.Err() == nil {

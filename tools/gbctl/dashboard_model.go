@@ -10,20 +10,20 @@ import (
 )
 
 const (
-	// keptLines and keptEvents bound what can be scrolled back to.
+	// keptLines and keptEvents limit how far the user can scroll back.
 	keptLines  = 5000
 	keptEvents = 1000
 )
 
-// dashboard is what the screen shows. It changes with messages only: keys, sizes
-// of the window, and what the feeds bring.
+// dashboard is the model of the screen. Only messages change it: keys, sizes of the
+// window, and data of the feeds.
 type dashboard struct {
 	nodes         []*nodeView
 	current       int
 	width, height int
 
 	showEvents bool // instead of the log
-	scroll     int  // how many lines the end of the log is below the screen
+	scroll     int  // number of lines below the screen
 
 	follow func(logTarget)
 	target logTarget // of the last follow
@@ -31,12 +31,12 @@ type dashboard struct {
 	logErr error
 }
 
-// nodeView is what is known of one node.
+// nodeView is the known state of one node.
 type nodeView struct {
 	name     string
 	seen     snapshot  // the last one
-	answered time.Time // when it last told anything
-	selected string    // the service, by ID: the list may change
+	answered time.Time // time of the last answer
+	selected string    // ID of the service: positions may change
 	events   []*apiv1.ServiceEvent
 }
 
@@ -81,7 +81,7 @@ func (d *dashboard) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return d, nil
 }
 
-// newest keeps the end of a list.
+// newest keeps the last entries of a list.
 func newest[T any](list []T, most int) []T {
 	if len(list) <= 2*most {
 		return list
@@ -89,8 +89,8 @@ func newest[T any](list []T, most int) []T {
 	return slices.Clone(list[len(list)-most:])
 }
 
-// update takes over what a node told. What it didn't tell this time is kept while it
-// is silent: the screen says since when.
+// update stores a snapshot. While the node doesn't answer, it keeps the earlier parts:
+// the screen shows their age.
 func (n *nodeView) update(s snapshot) {
 	if s.status != nil || s.services != nil {
 		n.answered = s.at
@@ -103,7 +103,7 @@ func (n *nodeView) update(s snapshot) {
 	}
 }
 
-// unanswered tells whether the node didn't answer the last time.
+// unanswered reports whether the last request got no answer.
 func (n *nodeView) unanswered() bool { return n.seen.err != nil && !n.answered.Equal(n.seen.at) }
 
 func (n *nodeView) ids() []string {
@@ -116,7 +116,7 @@ func (n *nodeView) ids() []string {
 
 func (d *dashboard) read(msg linesMsg) {
 	if msg.target != d.target {
-		return // of the log before
+		return // of the previous log
 	}
 	d.logErr = msg.err
 	if msg.err != nil {
@@ -126,7 +126,7 @@ func (d *dashboard) read(msg linesMsg) {
 		d.lines, d.scroll = nil, 0
 	}
 	if msg.lost > 0 {
-		d.lines = append(d.lines, "("+strconv.FormatUint(msg.lost, 10)+" lines were lost: they came too fast)")
+		d.lines = append(d.lines, "("+strconv.FormatUint(msg.lost, 10)+" lines were lost: they were written too fast)")
 	}
 	d.lines = newest(append(d.lines, msg.lines...), keptLines)
 	if !d.showEvents {
@@ -134,14 +134,14 @@ func (d *dashboard) read(msg linesMsg) {
 	}
 }
 
-// keepPosition keeps what somebody has scrolled back to where it is.
+// keepPosition keeps the scroll position when lines are added.
 func (d *dashboard) keepPosition(lines int) {
 	if d.scroll > 0 {
 		d.scroll += lines
 	}
 }
 
-// retarget follows the log of what is selected now.
+// retarget follows the log of the selected service.
 func (d *dashboard) retarget() {
 	n := d.nodes[d.current]
 	if n.selected == "" || d.target.number > 0 && d.target.node == d.current && d.target.service == n.selected {

@@ -197,7 +197,7 @@ func TestDashboardLog(t *testing.T) {
 	s.say(1, 3)
 	shows("line 3 of containerd", "late")
 	s.send(linesMsg{target: s.target, lost: 7, lines: []string{"after"}})
-	shows("(7 lines were lost: they came too fast)", "late")
+	shows("(7 lines were lost: they were written too fast)", "late")
 	s.send(linesMsg{target: s.target, err: errors.New("no such log")})
 	shows("LOG of containerd (no such log)", "late")
 	s.say(1, keptLines*3)
@@ -222,7 +222,7 @@ func TestDashboardSilence(t *testing.T) {
 		t.Errorf("silent:\n%s", text)
 	}
 	s.press("3")
-	if text := s.text(); !strings.Contains(text, "no answer; asked again every 2s") || !strings.Contains(text, "Is it on?") {
+	if text := s.text(); !strings.Contains(text, "no answer; retrying every 2s") || !strings.Contains(text, "Is it on?") {
 		t.Errorf("never heard of:\n%s", text)
 	}
 	s.send(waitingNode(0), waitingNode(2))
@@ -231,9 +231,9 @@ func TestDashboardSilence(t *testing.T) {
 	}
 	// A release that doesn't know all of it.
 	part := waitingNode(2)
-	part.status, part.err = nil, errors.New("doesn't know this request")
+	part.status, part.err = nil, errors.New("doesn't support this request")
 	s.send(part)
-	if text := s.text(); !strings.Contains(text, "10.5.0.9 · doesn't know") || !strings.Contains(text, "load is unknown") || !strings.Contains(text, "containerd") {
+	if text := s.text(); !strings.Contains(text, "10.5.0.9 · doesn't support") || !strings.Contains(text, "load is unknown") || !strings.Contains(text, "containerd") {
 		t.Errorf("a part:\n%s", text)
 	}
 }

@@ -12,14 +12,14 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// The smallest window in which there is room for a row of each part.
+// The smallest window with room for a row of each part.
 const (
 	leastWidth  = 40
 	leastHeight = 12
 )
 
-// Styles have colours of the terminal's own palette, which its owner can read.
-// None of them says anything that words don't.
+// Styles use the colours of the terminal's palette. All information is also there as
+// text.
 var (
 	strong   = lipgloss.NewStyle().Bold(true)
 	faint    = lipgloss.NewStyle().Faint(true)
@@ -31,10 +31,10 @@ var (
 
 const keysHelp = "←→ node  ↑↓ service  e events/log  PgUp PgDn scroll  End follow  q quit"
 
-// layout is how many rows the two lists have.
+// layout is the number of rows of the two lists.
 type layout struct{ services, below int }
 
-// fixedRows are nodes, identity, load, control plane, two heads and the keys.
+// fixedRows are: nodes, identity, load, control plane, two headings and the keys.
 const fixedRows = 7
 
 func (d *dashboard) layout() layout {
@@ -43,7 +43,7 @@ func (d *dashboard) layout() layout {
 	return layout{services: services, below: room - services}
 }
 
-// frame is the whole screen: height rows, none wider than width.
+// frame is the whole screen: height rows, at most width columns.
 func (d *dashboard) frame() string {
 	if d.width == 0 {
 		return ""
@@ -70,8 +70,7 @@ func (d *dashboard) frame() string {
 	return strings.Join(rows, "\n")
 }
 
-// plain makes a text of a node harmless for the screen: what moves the cursor goes,
-// and what turns the direction of writing.
+// plain removes control characters and characters that change the direction of writing.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.Is(unicode.Cf, r) {
@@ -81,7 +80,7 @@ func plain(text string) string {
 	}, oneLine(text))
 }
 
-// tabs are the nodes. Where there isn't room for all, the current one is there.
+// tabs lists the nodes. If there isn't room for all, the current one is visible.
 func (d *dashboard) tabs() string {
 	var tabs []string
 	for i, n := range d.nodes {
@@ -125,7 +124,7 @@ func (d *dashboard) unreachable(n *nodeView) []string {
 	if n.seen.err == nil {
 		return []string{"", "asking " + plain(n.name) + " …"}
 	}
-	rows := []string{"", bad.Render("no answer; asked again every " + refresh.String()), ""}
+	rows := []string{"", bad.Render("no answer; retrying every " + refresh.String()), ""}
 	for line := range strings.Lines(n.seen.err.Error()) {
 		rows = append(rows, strings.Split(ansi.Wrap(plain(line), d.width-1, ""), "\n")...)
 	}
@@ -174,7 +173,7 @@ func load(s *apiv1.NodeStatusResponse) string {
 
 const (
 	barWidth  = 6
-	barNearly = 90 // percent, from which on a person should look
+	barNearly = 90 // percent, from which the bar is red
 )
 
 func bar(used, total uint64) string {
@@ -187,7 +186,7 @@ func bar(used, total uint64) string {
 	return style.Render(strings.Repeat("█", full)) + faint.Render(strings.Repeat("░", barWidth-full)) + fmt.Sprintf(" %d%% of %s", percent, size(total))
 }
 
-// controlPlane is what runs of Kubernetes on this node.
+// controlPlane shows the Kubernetes control plane on the node.
 func controlPlane(s snapshot) string {
 	var parts []string
 	if items := s.pods.GetItems(); len(items) > 0 {
@@ -228,7 +227,7 @@ func column(list *apiv1.ListResourcesResponse, item *apiv1.Resource, name string
 	return item.Columns[i]
 }
 
-// services are as many of them as there is room for, around the selected one.
+// services shows as many services as fit, around the selected one.
 func (d *dashboard) services(n *nodeView) []string {
 	all := n.seen.services.GetServices()
 	wide := ansi.StringWidth("SERVICE")
@@ -279,13 +278,13 @@ func serviceRow(s *apiv1.Service, since string, wide int, selected bool) string 
 	return id + cell(plain(s.State), stateWidth) + health + cell(since, sinceWidth) + text
 }
 
-// cell is a text as wide as its column, with a gap behind it.
+// cell pads or truncates a text to the width of its column, plus a gap.
 func cell(text string, width int) string {
 	text = ansi.Truncate(text, width, "…")
 	return text + strings.Repeat(" ", width-ansi.StringWidth(text)+2)
 }
 
-// tail is the list below: the log, or the events.
+// tail returns the lower list: the log, or the events.
 func (d *dashboard) tail() []string {
 	if !d.showEvents {
 		return d.lines
@@ -298,11 +297,11 @@ func (d *dashboard) tail() []string {
 	return rows
 }
 
-// below is the log of the selected service, under what it waits for, or the
+// below shows the log of the selected service and what that service waits for, or the
 // events.
 func (d *dashboard) below(n *nodeView) []string {
 	all := d.tail()
-	// What was scrolled back to may be forgotten by now.
+	// The lines at the scroll position may have been dropped.
 	end := max(min(d.room(), len(all)), len(all)-d.scroll)
 	head := "LOG of " + plain(n.selected)
 	if d.showEvents {
@@ -310,7 +309,7 @@ func (d *dashboard) below(n *nodeView) []string {
 	}
 	switch {
 	case d.scroll > 0:
-		head += fmt.Sprintf(" (%d lines further down; End follows)", d.scroll)
+		head += fmt.Sprintf(" (%d more lines below; End follows)", d.scroll)
 	case d.logErr != nil && !d.showEvents:
 		head += " (" + plain(d.logErr.Error()) + ")"
 	}
@@ -321,14 +320,14 @@ func (d *dashboard) below(n *nodeView) []string {
 	return rows
 }
 
-// room is how many lines of the log or events there are on the screen.
+// room is the number of visible lines of the log or events.
 func (d *dashboard) room() int { return d.layout().below - len(d.waits(d.nodes[d.current])) }
 
-// waitRows are enough for all that a service can wait for at the same time.
+// waitRows limits the rows for what a service waits for.
 const waitRows = 3
 
-// waits is what the selected service waits for, in full: the list above has room
-// for its beginning.
+// waits shows in full what the selected service waits for: the list above may truncate
+// it.
 func (d *dashboard) waits(n *nodeView) []string {
 	i := slices.Index(n.ids(), n.selected)
 	if d.showEvents || i < 0 || n.seen.services.Services[i].WaitingFor == "" {

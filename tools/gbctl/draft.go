@@ -2,8 +2,8 @@ package main
 
 import "fmt"
 
-// draftError is for work of a person that couldn't be brought to its end, and
-// that lies in a file now: nothing that was typed is lost.
+// draftError is the error of an edit that couldn't be applied. The text of the user stays
+// in a file, so that it isn't lost.
 type draftError struct {
 	err  error
 	path string
@@ -11,4 +11,4 @@ type draftError struct {
 
 func (e *draftError) Error() string { return e.err.Error() + "\n" + e.note() }
 func (e *draftError) Unwrap() error { return e.err }
-func (e *draftError) note() string  { return fmt.Sprintf("what you have typed is in %s", e.path) }
+func (e *draftError) note() string  { return fmt.Sprintf("your edited text is in %s", e.path) }

@@ -22,12 +22,12 @@ import (
 	"golang.org/x/term"
 )
 
-const editLong = `Edit the configuration of nodes: of several, one after another.
+const editLong = `Edit the configuration of nodes in an editor, one node after another.
 
-The editor is $GARBOARD_EDITOR, or else $EDITOR, or else vi. A text that wasn't
-changed, or that is empty, isn't applied. What the node doesn't accept is opened
-again, with the reasons above it; saving that unchanged gives up. Nothing that was
-typed is lost: where it can't be applied, the file that it is in is named.
+The editor is $GARBOARD_EDITOR, or else $EDITOR, or else vi. An unchanged or empty
+text isn't applied. If the node refuses the text, the editor opens again with the
+errors above the text; save it without a change to give up. If your text can't be
+applied, it stays in a file, and gbctl prints the name of the file.
 ` + modesHelp
 
 func (a *app) editCommand() *cobra.Command {
@@ -56,46 +56,47 @@ func (a *app) editCommand() *cobra.Command {
 	return edit
 }
 
-// defaultEditor is on every machine.
+// defaultEditor is available on almost every machine.
 const defaultEditor = "vi"
 
-// draft is the configuration of one node while it is edited.
+// draft is the file with the configuration of one node during an edit.
 type draft struct {
 	node string
 	path string
 }
 
 func newDraft(node string) (*draft, error) {
-	// MkdirTemp and CreateTemp make both for the owner alone: it holds secrets.
+	// MkdirTemp makes a directory that only the owner can open: the file contains
+	// secrets.
 	dir, err := os.MkdirTemp("", "gbctl-")
 	if err != nil {
 		return nil, err
 	}
-	// Editors know YAML by its ending.
+	// Editors recognise YAML by the suffix.
 	return &draft{node, filepath.Join(dir, strings.ReplaceAll(node, ":", "_")+".yaml")}, nil
 }
 
-// discard removes the draft, with what an editor has left beside it.
+// discard removes the draft, and other files of the editor beside it.
 func (d *draft) discard() { _ = os.RemoveAll(filepath.Dir(d.path)) }
 
-// changed tells whether the file holds something else than what was shown.
+// changed reports whether the file differs from the text that was shown.
 func (d *draft) changed(shown []byte) bool {
 	now, err := os.ReadFile(d.path)
 	return err == nil && !bytes.Equal(now, shown)
 }
 
-// keep says where the draft is.
+// keep adds the path of the draft to an error.
 func (d *draft) keep(err error) error { return &draftError{err, d.path} }
 
-// editNode has the configuration of a node edited, and applies it. Without an answer
-// nothing was changed.
+// editNode opens the configuration of a node in the editor and applies the result. It
+// returns nil if nothing was changed.
 func (a *app) editNode(ctx context.Context, n *client.Client, change configChange) (*apiv1.ApplyConfigResponse, error) {
 	current, err := a.current(ctx, n)
 	if err != nil {
 		return nil, err
 	}
 	if current.Staged {
-		fmt.Fprintf(a.err, "%s: note: another configuration waits for the next reboot; it isn't what is edited now\n", n.Name)
+		fmt.Fprintf(a.err, "%s: note: another configuration is staged for the next reboot; this is the current one\n", n.Name)
 	}
 	d, err := newDraft(n.Name)
 	if err != nil {
@@ -106,7 +107,7 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 		shown := slices.Concat([]byte(problems), text)
 		edited, err := d.edit(ctx, a, shown)
 		if err != nil && bytes.Equal(text, current.Document) && !d.changed(shown) {
-			d.discard() // nobody has typed anything
+			d.discard() // there is no input to keep
 			return nil, err
 		}
 		if err != nil {
@@ -131,34 +132,34 @@ func (a *app) editNode(ctx context.Context, n *client.Client, change configChang
 		case connect.CodeInvalidArgument, connect.CodeFailedPrecondition:
 			problems = asComments(n.Name, err)
 		case connect.CodeAborted:
-			return nil, d.keep(errors.New("the node has another configuration by now, somebody else has changed it: edit again, and take your changes over"))
+			return nil, d.keep(errors.New("the configuration of the node was changed by somebody else in the meantime: edit again, and repeat your changes"))
 		default:
 			return nil, d.keep(a.explain(n.Name, err))
 		}
 	}
 }
 
-// edit shows a text in the editor, and returns what was saved.
+// edit opens a text in the editor, and returns the saved text.
 func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 	if err := os.WriteFile(d.path, text, 0o600); err != nil {
 		return nil, err
 	}
 	editor := cmp.Or(os.Getenv("GARBOARD_EDITOR"), os.Getenv("EDITOR"), defaultEditor)
 	if f, ok := a.in.(*os.File); editor == defaultEditor && !(ok && term.IsTerminal(int(f.Fd()))) {
-		return nil, fmt.Errorf("%s needs a terminal; programs change configurations with 'gbctl patch mc'", editor)
+		return nil, fmt.Errorf("%s needs a terminal; in scripts use 'gbctl patch mc'", editor)
 	}
-	// People put arguments into the variable: it is a command line of the shell.
-	// It isn't killed with us: it has the terminal, and what was typed so far.
+	// The variable may contain arguments, so the shell parses it. The editor isn't killed
+	// together with gbctl: it owns the terminal and holds unsaved input.
 	cmd := exec.Command("sh", "-c", editor+` "$@"`, editor, d.path)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, a.out, a.err
 	err := cmd.Run()
 	var ended *exec.ExitError
 	if errors.As(err, &ended) && (ended.ExitCode() == codeInterrupted || !ended.Exited() && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGINT) {
-		// Ctrl-C goes to all programs of a terminal. The editor may be faster.
+		// Ctrl-C goes to all processes of a terminal. The editor may exit first.
 		return nil, context.Canceled
 	}
 	if err != nil {
-		return nil, fmt.Errorf("editor %q: %w; $GARBOARD_EDITOR chooses another one", editor, err)
+		return nil, fmt.Errorf("editor %q: %w; set $GARBOARD_EDITOR to use another editor", editor, err)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -166,14 +167,14 @@ func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 	return os.ReadFile(d.path)
 }
 
-// mark starts the lines that are ours, and not the user's.
+// mark is the prefix of the lines that gbctl adds above the text.
 const mark = "#! "
 
-// place is how problems tell where they are.
+// place matches the position in an error.
 var place = regexp.MustCompile(`(?m)^([^\s:]*):(\d+):(\d+): `)
 
-// asComments puts the node's reasons into lines that stand above the text. Places
-// are moved down by as many lines: they are right in the file as it is shown.
+// asComments formats the node's errors as comment lines above the text. It shifts the
+// positions by the number of these lines, so that they are right in the shown file.
 func asComments(node string, err error) string {
 	reasons := err.Error()
 	var answer *connect.Error
@@ -183,7 +184,7 @@ func asComments(node string, err error) string {
 	lines := strings.Split(strings.TrimSpace(reasons), "\n")
 	shift := len(lines) + 2
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s%s doesn't accept this, nothing was applied:\n", mark, node)
+	fmt.Fprintf(&b, "%s%s refuses this configuration, nothing was applied:\n", mark, node)
 	for _, line := range lines {
 		line = place.ReplaceAllStringFunc(line, func(at string) string {
 			m := place.FindStringSubmatch(at)
@@ -192,11 +193,11 @@ func asComments(node string, err error) string {
 		})
 		b.WriteString(mark + "  " + line + "\n")
 	}
-	fmt.Fprintf(&b, "%sThese lines go away by themselves. Save without a change to give up.\n", mark)
+	fmt.Fprintf(&b, "%sThese lines are removed automatically. Save without a change to give up.\n", mark)
 	return b.String()
 }
 
-// stripProblems takes our lines away again.
+// stripProblems removes the lines that asComments added.
 func stripProblems(text []byte) []byte {
 	for bytes.HasPrefix(text, []byte(mark)) {
 		_, rest, _ := bytes.Cut(text, []byte("\n"))

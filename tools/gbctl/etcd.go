@@ -21,23 +21,22 @@ import (
 )
 
 const (
-	// defragmentTimeout is longer than a node takes over the largest database.
+	// defragmentTimeout is longer than a node needs to defragment the largest database.
 	defragmentTimeout = 4 * time.Minute
-	// leaveTimeout is longer than a node takes to count members, to remove its own, to
-	// stop it and to remove its data.
+	// leaveTimeout is longer than a node needs to count the members, remove its own one,
+	// stop it and delete its data.
 	leaveTimeout = 2 * time.Minute
 )
 
-// raiseTimeout gives a request that is known to take long its time, unless a person has
-// said how long.
+// raiseTimeout sets a longer timeout for a slow request, unless the user has set one.
 func (a *app) raiseTimeout(cmd *cobra.Command, d time.Duration) {
 	if !cmd.Flags().Changed("timeout") {
 		a.timeout = d
 	}
 }
 
-// said asks one node to do something, and shows what it says of it.
-func (a *app) said(ctx context.Context, what string, ask func(context.Context, *client.Client) (interface{ GetMessage() string }, error)) error {
+// printMessage calls one node and prints the message in its answer.
+func (a *app) printMessage(ctx context.Context, what string, ask func(context.Context, *client.Client) (interface{ GetMessage() string }, error)) error {
 	return a.one(ctx, what, func(ctx context.Context, c *client.Client) error {
 		m, err := ask(ctx, c)
 		if err != nil {
@@ -51,10 +50,10 @@ func (a *app) said(ctx context.Context, what string, ask func(context.Context, *
 func (a *app) etcdCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "etcd",
-		Short: "Look after etcd, which holds all that Kubernetes knows",
-		Long: `Look after etcd, which holds all that Kubernetes knows. It runs on control planes;
-a majority of its voting members is needed for every change. What would cost it
-that majority is refused, with the members that were counted.`,
+		Short: "Manage etcd, the database of Kubernetes",
+		Long: `Manage etcd, the database of Kubernetes. It runs on control planes. Every change needs
+a majority of the voting members. A request that would end this majority is refused;
+the error lists the members that were counted.`,
 	}
 	cmd.AddCommand(a.etcdMembersCommand(), a.etcdStatusCommand(), a.etcdSnapshotCommand(), a.etcdDefragmentCommand(), a.etcdAlarmCommand(),
 		a.etcdForfeitCommand(), a.etcdRemoveCommand(), a.etcdLeaveCommand())
@@ -64,7 +63,7 @@ that majority is refused, with the members that were counted.`,
 func (a *app) etcdMembersCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:     "members",
-		Short:   "Show the members that the cluster knows",
+		Short:   "Show the members of the etcd cluster",
 		Example: `  gbctl -n 10.5.0.2 etcd members`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -91,7 +90,7 @@ func votes(m *apiv1.EtcdMember) string {
 func (a *app) etcdStatusCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:     "status",
-		Short:   "Ask each member how it is",
+		Short:   "Show the status of each member",
 		Example: `  gbctl -n 10.5.0.2 etcd status`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -129,14 +128,14 @@ func etcdRow(s *apiv1.EtcdMemberStatus) []string {
 func (a *app) etcdSnapshotCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "snapshot FILE",
-		Short: "Save all that Kubernetes knows into a file",
-		Long: `Save the database of a node's member into a new file: all that Kubernetes knows,
-Secrets included. It is checked against its SHA-256 as it comes, and is there only
-when all of it is. The role os:etcd:backup is enough.`,
+		Short: "Save the database to a file",
+		Long: `Save the etcd database of a node to a new file. It contains all data of Kubernetes,
+including Secrets. gbctl verifies the SHA-256 while it receives the data. The file
+exists only if it is complete. The role os:etcd:backup is sufficient.`,
 		Example: `  gbctl -n 10.5.0.2 etcd snapshot etcd.db`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			node, err := a.single(cmd.Context(), "a snapshot")
+			node, err := a.single(cmd.Context(), "etcd snapshot")
 			if err != nil {
 				return err
 			}
@@ -152,10 +151,10 @@ when all of it is. The role os:etcd:backup is enough.`,
 	}
 }
 
-// saveSnapshot writes the file under another name until it is whole.
+// saveSnapshot writes to a temporary file until the data is complete.
 func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64, err error) {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		return 0, fmt.Errorf("%s is there already: a snapshot replaces nothing", path)
+		return 0, fmt.Errorf("%s exists already: choose another name", path)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // 0600
 	if err != nil {
@@ -184,11 +183,11 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 	return to.bytes, putInPlace(f.Name(), path)
 }
 
-// checksumWriter is a stream that ends with the SHA-256 of what is before it.
+// checksumWriter checks a stream that ends with the SHA-256 of the data before it.
 type checksumWriter struct {
 	to    io.Writer
 	hash  hash.Hash
-	tail  []byte // the last bytes, which may be the sum
+	tail  []byte // the last bytes, which may be the checksum
 	bytes uint64
 }
 
@@ -204,7 +203,7 @@ func (s *checksumWriter) Write(p []byte) (int, error) {
 
 func (s *checksumWriter) check() error {
 	if subtle.ConstantTimeCompare(s.hash.Sum(nil), s.tail) != 1 {
-		return fmt.Errorf("the snapshot is damaged or incomplete: its SHA-256 doesn't fit its %d bytes", s.bytes)
+		return fmt.Errorf("the snapshot is damaged or incomplete: the SHA-256 of its %d bytes doesn't match", s.bytes)
 	}
 	return nil
 }
@@ -212,9 +211,9 @@ func (s *checksumWriter) check() error {
 func (a *app) etcdDefragmentCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "defrag",
-		Short: "Give room that etcd no longer uses back to the disk",
-		Long: `Give room that the database no longer uses back to the disk. Meanwhile the
-member doesn't answer, so several nodes are asked one after another.`,
+		Short: "Release disk space that etcd no longer uses",
+		Long: `Release disk space that the database no longer uses. The member doesn't answer during
+this time, so several nodes are defragmented one after another.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 etcd defrag`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -232,7 +231,7 @@ member doesn't answer, so several nodes are asked one after another.`,
 }
 
 func (a *app) etcdAlarmCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "alarm", Short: "Look at alarms that members have raised, and end them"}
+	cmd := &cobra.Command{Use: "alarm", Short: "Show and disarm the alarms of members"}
 	row := func(m *apiv1.EtcdAlarmsResponse) (rows [][]string) {
 		for _, e := range m.Alarms {
 			rows = append(rows, []string{e.Member, e.Alarm})
@@ -254,9 +253,9 @@ func (a *app) etcdAlarmCommand() *cobra.Command {
 		}),
 		a.outputFlag(&cobra.Command{
 			Use:   "disarm",
-			Short: "End all alarms, once their cause is gone",
-			Long: `End all alarms, and show those that are raised again at once. Of NOSPACE, the
-cause is gone when the database was compacted and defragmented.`,
+			Short: "Disarm all alarms after their cause is removed",
+			Long: `Disarm all alarms, and show the alarms that members raise again at once. The cause of
+NOSPACE is removed when the database is compacted and defragmented.`,
 			Example: `  gbctl -n 10.5.0.2 etcd alarm disarm`,
 			Args:    cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
@@ -271,13 +270,14 @@ cause is gone when the database was compacted and defragmented.`,
 
 func (a *app) etcdForfeitCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "forfeit-leadership",
-		Short:   "Make another member the leader",
-		Long:    `Make another member the leader, if the node's is it: before work on its machine.`,
+		Use:   "forfeit-leadership",
+		Short: "Make another member the leader",
+		Long: `Make another member the leader, if the member of the node is the leader. Use it before
+work on the machine.`,
 		Example: `  gbctl -n 10.5.0.2 etcd forfeit-leadership`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.said(cmd.Context(), "giving up the lead", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+			return a.printMessage(cmd.Context(), "etcd forfeit-leadership", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Etcd.ForfeitLeadership(ctx, connect.NewRequest(&apiv1.EtcdForfeitLeadershipRequest{})))
 			})
 		},
@@ -287,14 +287,14 @@ func (a *app) etcdForfeitCommand() *cobra.Command {
 func (a *app) etcdRemoveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "remove-member ID",
-		Short: "Remove the member of a node that is gone",
-		Long: `Remove the member of a node that is gone for good. Another node is asked to do it;
-'gbctl etcd members' shows the ID. 'kubectl delete node' removes the rest of it. A node
-that is there leaves with 'gbctl reset', or with 'gbctl etcd leave' for a while.`,
+		Short: "Remove the member of a lost node",
+		Long: `Remove the member of a node that is lost for good. Run it on another node; 'gbctl etcd
+members' shows the ID. 'kubectl delete node' removes the node from Kubernetes. For a
+node that still runs, use 'gbctl reset', or 'gbctl etcd leave' if it comes back later.`,
 		Example: `  gbctl -n 10.5.0.2 etcd remove-member 8e9e05c52164694d`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.said(cmd.Context(), "removing a member", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+			return a.printMessage(cmd.Context(), "etcd remove-member", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Etcd.RemoveMember(ctx, connect.NewRequest(&apiv1.EtcdRemoveMemberRequest{Id: args[0]})))
 			})
 		},
@@ -304,15 +304,16 @@ that is there leaves with 'gbctl reset', or with 'gbctl etcd leave' for a while.
 func (a *app) etcdLeaveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "leave",
-		Short: "Take a node's member out of the cluster",
-		Long: `Take a node's member out of the cluster, stop the service and remove its data.
-The last member stays, and so does one without which too few would answer. The
-node joins again when it is started: with 'gbctl service etcd start', or a reboot.`,
+		Short: "Remove the member of a node that runs",
+		Long: `Remove the member of a node from the etcd cluster, stop the service and delete its
+data. It is refused for the last member, and if too few other members would answer.
+The node joins again when the service starts: with 'gbctl service etcd start', or after
+a reboot.`,
 		Example: `  gbctl -n 10.5.0.3 etcd leave`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, leaveTimeout)
-			return a.said(cmd.Context(), "leaving etcd", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+			return a.printMessage(cmd.Context(), "etcd leave", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Etcd.Leave(ctx, connect.NewRequest(&apiv1.EtcdLeaveRequest{})))
 			})
 		},

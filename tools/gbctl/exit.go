@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit codes. Scripts decide on them: a number never changes its meaning.
+// Exit codes. Scripts depend on them: the meaning of a number never changes.
 const (
 	codeOK          = 0
 	codeFailed      = 1
@@ -26,29 +26,29 @@ const (
 
 const exitCodes = `Exit codes of gbctl:
 
-  0    done
+  0    success
   1    failed, for a reason that isn't listed here
-  2    the command was typed wrongly: nothing was done
-  3    several nodes were asked: some failed, the others did what was asked
-  4    no node could be reached, or none could answer at that moment
-  5    not allowed: no certificate, an expired or a foreign one, or one whose
-       role isn't enough
-  6    refused by a check: the configuration is invalid, or the change isn't
-       possible in the mode that was asked for
-  7    the node answered, and isn't well (health, doctor)
+  2    usage error: nothing was done
+  3    some nodes failed, the others succeeded
+  4    no node was reachable, or none could answer at that moment
+  5    not allowed: no certificate, an expired one, one of another cluster, or one
+       whose role isn't sufficient
+  6    refused: the configuration is invalid, or the change isn't possible in the
+       given mode
+  7    the node answered, but isn't healthy (health, doctor)
   130  interrupted with Ctrl-C
 
-Where all nodes failed in the same way, the code says in which.`
+If all nodes failed for the same reason, the exit code is the one of that reason.`
 
-// exitCodesTopic is only there for 'gbctl help exit-codes'.
+// exitCodesTopic makes the help topic 'gbctl help exit-codes'.
 func exitCodesTopic() *cobra.Command {
 	return &cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodes}
 }
 
-// exitError is an error with the exit code that it ends the program with.
+// exitError is an error with an exit code.
 type exitError struct {
 	code int
-	err  error // nil: all has been said
+	err  error // nil: the output already contains the reason
 }
 
 func (e *exitError) Error() string {
@@ -60,18 +60,18 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usagef is for what only the command itself can see to be typed wrongly.
+// usagef makes the error of wrong usage that only the command itself can detect.
 func usagef(format string, args ...any) error {
 	return &exitError{codeUsage, fmt.Errorf(format, args...)}
 }
 
-// nodeError is what went wrong with one node.
+// nodeError is the error of one node.
 type nodeError struct {
 	node string
 	err  error
 }
 
-// nodeErrors are the nodes, of total, that failed.
+// nodeErrors are the errors of the nodes that failed, of total nodes.
 type nodeErrors struct {
 	failed []nodeError
 	total  int
@@ -85,12 +85,12 @@ func (e *nodeErrors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Is says that all was interrupted where each node was.
+// Is reports context.Canceled if all nodes were cancelled.
 func (e *nodeErrors) Is(target error) bool {
 	return target == context.Canceled && !slices.ContainsFunc(e.failed, func(f nodeError) bool { return !errors.Is(f.err, target) })
 }
 
-// byConnectCode is what the codes of answers mean for us.
+// byConnectCode maps the error codes of nodes to exit codes.
 var byConnectCode = map[connect.Code]int{
 	connect.CodeUnavailable:        codeUnreachable,
 	connect.CodeDeadlineExceeded:   codeUnreachable,
@@ -134,7 +134,7 @@ func (e *nodeErrors) code() int {
 	return code
 }
 
-// draftsIn are the files that an error is about.
+// draftsIn returns the draft errors in an error.
 func draftsIn(err error) (all []*draftError) {
 	var nodes *nodeErrors
 	var kept *draftError
@@ -148,14 +148,13 @@ func draftsIn(err error) (all []*draftError) {
 	return all
 }
 
-// finish tells what went wrong and makes the exit code of it.
+// finish prints the error and returns the exit code.
 func (a *app) finish(ctx context.Context, err error) int {
 	if err == nil {
 		return codeOK
 	}
 	if ctx.Err() != nil || errors.Is(err, context.Canceled) {
-		// Nobody needs to be told that they have pressed Ctrl-C, but what was left
-		// behind for them is worth a line.
+		// Ctrl-C needs no error message, but the files that remain do.
 		for _, kept := range draftsIn(err) {
 			fmt.Fprintln(a.err, kept.note())
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 )
 
-// explain makes of what went wrong between us and a node an error that says what
-// to do next, with the exit code for it.
+// explain adds the next step and the exit code to an error of the connection to a node or
+// of its answer.
 func (a *app) explain(node string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
@@ -34,7 +34,7 @@ func (a *app) explain(node string, err error) error {
 	return err
 }
 
-// explainTrust is for nodes that we don't believe.
+// explainTrust explains why the certificate of a node isn't trusted.
 func (a *app) explainTrust(node string, err error) error {
 	denied := func(format string, args ...any) error {
 		return &exitError{codeDenied, fmt.Errorf(format, args...)}
@@ -44,15 +44,15 @@ func (a *app) explainTrust(node string, err error) error {
 	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.Is(err, client.ErrFingerprint):
-		return denied("%w: this isn't the node that you mean, or it has been started anew since: look at its console", cause(err, client.ErrFingerprint))
+		return denied("%w: this is a different machine, or it has restarted since then: see the fingerprint on its console", cause(err, client.ErrFingerprint))
 	case errors.As(err, &authority) && selfSigned(authority.Cert), errors.As(err, &name) && selfSigned(name.Certificate):
-		return denied("shows a certificate that it signed itself: it is in maintenance mode, and has no configuration yet. Give it one with 'gbctl -n %s apply-config --insecure -f FILE'", node)
+		return denied("presents a self-signed certificate: the node is in maintenance mode and has no configuration yet. Apply one with 'gbctl -n %s apply-config --insecure -f FILE'", node)
 	case errors.As(err, &authority):
-		return denied("its certificate isn't signed by the authority of %s: it belongs to another cluster, or the cluster's authority was changed. 'gbctl config contexts' lists the contexts, --context chooses one", a.contextLabel())
+		return denied("its certificate isn't signed by the authority of %s: it belongs to another cluster, or the cluster's authority was changed. 'gbctl config contexts' lists the contexts, --context selects one", a.contextLabel())
 	case errors.As(err, &name):
-		return denied("its certificate is for %s, not for %s: name the node so, or add this name to machine.certSANs", names(name.Certificate), name.Host)
+		return denied("its certificate is for %s, not for %s: use one of these names, or add this name to machine.certSANs", names(name.Certificate), name.Host)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return denied("its certificate is valid from %s to %s, and here it is %s: one of the two clocks is wrong, or the node couldn't renew it",
+		return denied("its certificate is valid from %s to %s, and the local time is %s: one of the clocks is wrong, or the node couldn't renew the certificate",
 			stamp(invalid.Cert.NotBefore), stamp(invalid.Cert.NotAfter), stamp(time.Now()))
 	}
 	return nil
@@ -62,8 +62,8 @@ func selfSigned(cert *x509.Certificate) bool {
 	return cert != nil && cert.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature) == nil
 }
 
-// cause is the error in the chain that wraps target directly, with its own words
-// only.
+// cause returns the error in the chain that wraps target directly, without the outer
+// layers.
 func cause(err, target error) error {
 	for next := err; next != nil; next = errors.Unwrap(next) {
 		if errors.Is(next, target) && !isCarrier(next) {
@@ -73,7 +73,7 @@ func cause(err, target error) error {
 	return err
 }
 
-// isCarrier is for the layers that only say which request it was.
+// isCarrier reports whether an error is a layer that only describes the request.
 func isCarrier(err error) bool {
 	switch err.(type) {
 	case *connect.Error, *tls.CertificateVerificationError, interface{ Timeout() bool }:
@@ -93,7 +93,7 @@ func names(cert *x509.Certificate) string {
 	return strings.Join(all, ", ")
 }
 
-// contextLabel names the context in use, and where it is.
+// contextLabel names the context in use and its file.
 func (a *app) contextLabel() string {
 	path, _ := a.path()
 	name := a.contextName
@@ -103,20 +103,20 @@ func (a *app) contextLabel() string {
 	return fmt.Sprintf("context %q in %s", name, path)
 }
 
-// renewal is how an administrator's certificate is made anew (S-153).
+// renewal describes how to renew an administrator's certificate (S-153).
 const renewal = `'gbctl gen csr --key admin.key', then 'gbctl gen crt --ca ca --csr admin.csr --name admin', and put the result into the client configuration as crt`
 
-// alerts are what a node says about our certificate, in the words of crypto/tls.
+// alerts are the TLS alerts of a node about our certificate, in the words of crypto/tls.
 var alerts = []struct{ words, meaning string }{
-	{"tls: certificate required", "it wants a certificate, and there is none in %s"},
+	{"tls: certificate required", "it requires a certificate, and there is none in %s"},
 	{"tls: expired certificate", "the certificate in %s has expired; renew it: " + renewal},
-	{"tls: unknown certificate authority", "it doesn't know the authority that signed the certificate in %s: the context is for another cluster, or the cluster's authority was changed"},
-	{"tls: bad certificate", "it doesn't accept the certificate in %s: another cluster's, or an expired one"},
+	{"tls: unknown certificate authority", "the certificate in %s is signed by an unknown authority: the context is for another cluster, or the cluster's authority was changed"},
+	{"tls: bad certificate", "it doesn't accept the certificate in %s: it is of another cluster, or expired"},
 	{"tls: unknown certificate", "it doesn't accept the certificate in %s"},
-	{"tls: access denied", "it doesn't let the certificate in %s in"},
+	{"tls: access denied", "it refuses access with the certificate in %s"},
 }
 
-// explainAlert is for nodes that don't believe us.
+// explainAlert explains why a node refuses our certificate.
 func (a *app) explainAlert(_ string, err error) error {
 	text := err.Error()
 	for _, alert := range alerts {
@@ -132,7 +132,7 @@ func (a *app) explainAlert(_ string, err error) error {
 	return nil
 }
 
-// expired says so where our own certificate is.
+// expired describes the expiry of our own certificate, or is empty.
 func (a *app) expired() string {
 	c, err := a.access()
 	if err != nil || c == nil {
@@ -148,7 +148,7 @@ func (a *app) expired() string {
 	return ""
 }
 
-// explainNetwork is for nodes that aren't there.
+// explainNetwork explains why a node isn't reachable.
 func (a *app) explainNetwork(node string, err error) error {
 	unreachable := func(format string, args ...any) error {
 		return &exitError{codeUnreachable, fmt.Errorf(format, args...)}
@@ -162,26 +162,26 @@ func (a *app) explainNetwork(node string, err error) error {
 	}
 	switch {
 	case errors.As(err, &dns):
-		return unreachable("the name %s isn't known here (%s): give its address, or put it into DNS", dns.Name, dns.Err)
+		return unreachable("the name %s can't be resolved (%s): use the address, or add the name to DNS", dns.Name, dns.Err)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return unreachable("refuses connections at %s: nothing listens there yet. Is it a Garboard node, and has it come up? Its console says what it waits for", address)
+		return unreachable("refuses connections at %s: is it a Garboard node, and is it up? Its console shows what it waits for", address)
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		return unreachable("no way leads to %s (%s): is the machine on, and in a network that can be reached from here?", address, op.Err)
+		return unreachable("no route to %s (%s): is the machine on, and is its network reachable from here?", address, op.Err)
 	case op != nil && op.Op == "dial" && op.Timeout():
-		return unreachable("no answer from %s: is the machine on, and is its port let through?", address)
+		return unreachable("no answer from %s: is the machine on, and does a firewall block the port?", address)
 	case strings.Contains(err.Error(), "does not look like a TLS handshake"):
-		return unreachable("what listens at %s doesn't speak TLS: it isn't the machine API", address)
-	case (broken(err) || op != nil && op.Op == "dial") && client.Closed(err): // in other words each time, depending on the moment
-		return unreachable("closes the connection: it goes down, or restarts its API; try again")
+		return unreachable("the server at %s doesn't use TLS: it isn't the machine API", address)
+	case (broken(err) || op != nil && op.Op == "dial") && client.Closed(err): // the error depends on the moment
+		return unreachable("closes the connection: the node shuts down or restarts its API; try again")
 	case op != nil && op.Op == "dial":
 		return unreachable("connect to %s: %w", address, op.Err)
 	case broken(err):
-		return unreachable("the connection to %s broke (%w): the node goes down or restarts its API; try again", address, innermost(err))
+		return unreachable("the connection to %s broke (%w): the node shuts down or restarts its API; try again", address, innermost(err))
 	}
 	return nil
 }
 
-// innermost is the error at the bottom: what happened, without the layers it came through.
+// innermost returns the error at the end of the chain.
 func innermost(err error) error {
 	for {
 		inner := errors.Unwrap(err)
@@ -192,7 +192,7 @@ func innermost(err error) error {
 	}
 }
 
-// explainAnswer is for nodes that have said no.
+// explainAnswer explains an error in the answer of a node.
 func (a *app) explainAnswer(_ string, err error) error {
 	var answer *connect.Error
 	if !errors.As(err, &answer) {
@@ -205,16 +205,16 @@ func (a *app) explainAnswer(_ string, err error) error {
 	message := answer.Message()
 	switch answer.Code() {
 	case connect.CodeDeadlineExceeded:
-		message = fmt.Sprintf("no answer within %s; --timeout gives it longer", a.timeout)
+		message = fmt.Sprintf("no answer within %s; use --timeout to wait longer", a.timeout)
 	case connect.CodePermissionDenied, connect.CodeUnauthenticated:
 		message += a.roles()
 	case connect.CodeUnimplemented:
-		message = "doesn't know this request: it runs another release ('gbctl version' shows which)"
+		message = "doesn't support this request: it runs another release ('gbctl version' shows it)"
 	}
 	return &exitError{code, &answerError{message, err}}
 }
 
-// answerError says what a node said, in its words alone.
+// answerError is the error in the answer of a node, without the text that connect adds.
 type answerError struct {
 	message string
 	err     error
@@ -223,7 +223,7 @@ type answerError struct {
 func (e *answerError) Error() string { return e.message }
 func (e *answerError) Unwrap() error { return e.err }
 
-// roles says what our certificate is good for.
+// roles describes the roles in our certificate.
 func (a *app) roles() string {
 	c, err := a.access()
 	if err != nil || c == nil {
@@ -240,5 +240,5 @@ func (a *app) roles() string {
 	return fmt.Sprintf(" (the certificate of %s is %q and has %s)", a.contextLabel(), pair.Leaf.Subject.CommonName, have)
 }
 
-// stamp is a time as people compare it with their clock.
+// stamp formats a local time.
 func stamp(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05 MST") }

@@ -15,7 +15,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// absolute is a path on a node. Nodes have no working directory.
+// absolute checks a path on a node. Nodes have no working directory.
 func absolute(name string) (string, error) {
 	if !strings.HasPrefix(name, "/") {
 		return "", usagef("%q must be an absolute path: nodes have no working directory", name)
@@ -41,8 +41,8 @@ func (a *app) lsCommand() *cobra.Command {
 			return a.ls(cmd.Context(), r, long)
 		},
 	}
-	cmd.Flags().BoolVarP(&long, "long", "l", false, "with modes, owners, sizes and times")
-	cmd.Flags().Uint32Var(&r.Depth, "depth", 1, "how deep to go into directories")
+	cmd.Flags().BoolVarP(&long, "long", "l", false, "show modes, owners, sizes and times")
+	cmd.Flags().Uint32Var(&r.Depth, "depth", 1, "how many levels of directories to list")
 	return a.outputFlag(cmd)
 }
 
@@ -97,7 +97,7 @@ func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
 func (a *app) readCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "read PATH",
-		Short: "Print a file, as it is",
+		Short: "Print a file",
 		Example: `  gbctl -n 10.5.0.2 read /proc/cmdline
   gbctl -n 10.5.0.2 read /system/state/config.yaml > config.yaml`,
 		Args: cobra.ExactArgs(1),
@@ -106,7 +106,7 @@ func (a *app) readCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			node, err := a.single(cmd.Context(), "reading a file")
+			node, err := a.single(cmd.Context(), "read")
 			if err != nil {
 				return err
 			}

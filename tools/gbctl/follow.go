@@ -15,68 +15,68 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 )
 
-// follow shows an operation of a node from its beginning to its end, and asks a
-// person what it asks. A connection that drops is made again, as long as a machine
-// may take to restart: the node goes on meanwhile, or restarts because the operation
-// does so. The error is what the operation ended with.
+// follow prints an operation of a node from its start to its end, and asks the user its
+// questions. It reconnects for as long as a machine may take to restart: the node
+// continues meanwhile, or restarts as a part of the operation. The error is the one with
+// which the operation ended.
 func (a *app) follow(ctx context.Context, node, id string) error {
 	return a.followTo(ctx, node, id, func(*apiv1.Operation) bool { return false })
 }
 
-// followTo follows an operation until it is far enough, or has ended.
+// followTo follows an operation until stop returns true, or until it ends.
 func (a *app) followTo(ctx context.Context, node, id string, stop func(*apiv1.Operation) bool) error {
 	f := &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
 	var retries retryLog
 	for {
 		err := a.withClient(ctx, node, f.watch)
-		f.stopAsking() // it is asked again over the next connection
+		f.stopAsking() // the next connection asks it again
 		switch {
 		case f.outputErr != nil:
 			return f.outputErr
 		case f.ended:
 			return f.outcome()
 		case ctx.Err() != nil:
-			fmt.Fprintf(a.err, "%s: %s goes on without you: gbctl -n %s operation attach %s\n", node, id, node, id)
+			fmt.Fprintf(a.err, "%s: %s continues on the node: gbctl -n %s operation attach %s\n", node, id, node, id)
 			return context.Canceled
 		case err == nil:
-			err = errors.New("the node has ended the stream: it goes down or restarts its API")
+			err = errors.New("the node has ended the stream: it shuts down or restarts its API")
 		case f.last == nil || f.refused():
 			return f.followError(err)
 		}
 		if time.Since(f.lastUpdate) > restartBudget {
-			return f.followError(fmt.Errorf("no word from the node for %s: %w", restartBudget, err))
+			return f.followError(fmt.Errorf("no answer from the node for %s: %w", restartBudget, err))
 		}
 		retries.print(a.err, err)
 		if err := pause(ctx, pollInterval); err != nil {
-			continue // ctx says so again
+			continue // the check of ctx ends the loop
 		}
 	}
 }
 
-// follower is one who follows an operation.
+// follower follows one operation.
 type follower struct {
 	app      *app
 	node, id string
 	out      *printer
-	stop     func(*apiv1.Operation) bool // ends it before the operation ends
+	stop     func(*apiv1.Operation) bool // ends follow before the operation ends
 
-	last       *apiv1.Operation // nil: nothing was heard
-	streamErr  error            // why the last stream ended
-	outputErr  error            // why nothing can be shown any more
+	last       *apiv1.Operation // nil: no update yet
+	streamErr  error            // of the last stream
+	outputErr  error            // of writing the output
 	cursor     uint64           // of the last event that was shown
 	lastUpdate time.Time
 	ended      bool
 
-	// What a person is asked now, and how that ends.
+	// The question that the user is asked now, and the goroutine that asks.
 	question string
 	answers  sync.WaitGroup
 	cancel   context.CancelFunc
 }
 
-// errStopped ends a stream that has more to say.
-var errStopped = errors.New("enough is known")
+// errStopped ends a stream before the node does.
+var errStopped = errors.New("stopped")
 
-// watch shows what there is to be shown until the stream ends.
+// watch prints updates until the stream ends.
 func (f *follower) watch(ctx context.Context, c *client.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -99,22 +99,21 @@ func (f *follower) watch(ctx context.Context, c *client.Client) error {
 	return f.streamErr
 }
 
-// refused tells whether the node itself has said that it won't tell any more. All
-// else is what a node that restarts looks like from outside: a connection that ends
-// in the middle of a word, and for a moment perhaps a machine that hasn't found its
-// configuration yet.
+// refused reports whether the node has refused to send more. All other errors can come
+// from a node that restarts: a connection that breaks, or for a moment a machine that
+// hasn't found its configuration yet.
 func (f *follower) refused() bool {
 	return connect.IsWireError(f.streamErr) && exitCode(f.streamErr) != codeUnreachable
 }
 
-// show prints what happened since the last update.
+// show prints the events since the last update.
 func (f *follower) show(u *apiv1.OperationUpdate) error {
 	if f.app.output == "json" {
 		return writeLine(f.app, document(f.node, u))
 	}
 	var lines []string
 	if u.Lost {
-		lines = append(lines, "  … (what was before isn't kept any more)")
+		lines = append(lines, "  … (earlier events are not available any more)")
 	}
 	for _, e := range u.Events {
 		lines = append(lines, eventLine(f.id, e))
@@ -122,7 +121,7 @@ func (f *follower) show(u *apiv1.OperationUpdate) error {
 	return f.out.lines(f.node, lines)
 }
 
-// marks stand before what became of a step.
+// marks are the prefixes of the lines for the state of a step.
 var marks = map[string]string{
 	"running": "…", "done": "✓", "skipped": "-", "failed": "✗", "undoing": "↶", "undone": "↶",
 }
@@ -164,7 +163,7 @@ func withText(line, text string) string {
 	return line + ": " + oneLine(text)
 }
 
-// outcome is the error of an operation that has ended; nil: it is done.
+// outcome returns the error of an operation that has ended, or nil if it succeeded.
 func (f *follower) outcome() error {
 	if f.last.State == apiv1.Operation_STATE_DONE || f.last.Ended == nil {
 		return nil
@@ -172,16 +171,16 @@ func (f *follower) outcome() error {
 	return &exitError{codeFailed, fmt.Errorf("%s %s: %s", f.id, operationState(f.last), f.last.Error)}
 }
 
-// followError is the error of one who can't follow any longer.
+// followError is the error if an operation can't be followed any longer.
 func (f *follower) followError(err error) error {
 	if f.last == nil {
 		return err
 	}
-	return fmt.Errorf("%s was %s when it was heard of last, and may go on: %w", f.id, operationState(f.last), err)
+	return fmt.Errorf("%s was %s at the last update, and may continue: %w", f.id, operationState(f.last), err)
 }
 
-// ask puts the operation's question to the person, or takes back the one that
-// somebody else has answered.
+// ask asks the user the question of the operation, or withdraws a question that was
+// answered elsewhere.
 func (f *follower) ask(ctx context.Context) {
 	q := f.last.Question
 	now := ""
@@ -208,11 +207,11 @@ func (f *follower) stopAsking() {
 	f.question, f.cancel = "", nil
 }
 
-// askUser asks until there is an answer that the node takes, or nobody to ask.
+// askUser asks until the node accepts the answer, or until the input ends.
 func (f *follower) askUser(ctx context.Context, o *apiv1.Operation) {
 	turn, lines := f.app.userInput()
 	select {
-	case turn <- struct{}{}: // one question at a time, whichever node asks
+	case turn <- struct{}{}: // one question at a time, for all nodes
 		defer func() { <-turn }()
 	case <-ctx.Done():
 		return
@@ -249,14 +248,15 @@ func (f *follower) askUser(ctx context.Context, o *apiv1.Operation) {
 	}
 }
 
-// userInput reads what a person types, from the first question on: the lines, and the
-// turn to ask. A line that was typed for a question that is over is for the next one.
+// userInput reads lines from standard input. It returns them, and a channel that makes
+// sure that only one question is asked at a time. A line that was typed for a question
+// that is over answers the next question.
 func (a *app) userInput() (turn chan struct{}, lines <-chan string) {
 	a.inputOnce.Do(func() {
 		a.inputTurn = make(chan struct{}, 1)
 		typed := make(chan string)
 		a.inputLines = typed
-		go func() { // ends with its input, or with the program
+		go func() { // ends with the input, or with the program
 			defer close(typed)
 			r := bufio.NewReader(io.LimitReader(a.in, maxInputBytes))
 			for {
@@ -273,5 +273,5 @@ func (a *app) userInput() (turn chan struct{}, lines <-chan string) {
 	return a.inputTurn, a.inputLines
 }
 
-// maxInputBytes bounds what a person may type, in bytes.
+// maxInputBytes limits what gbctl reads from standard input.
 const maxInputBytes = 1 << 20

@@ -14,14 +14,14 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-const genLong = `gen makes files on this computer and asks no node: the configurations of a new
-cluster, secrets, keys and certificates.
+const genLong = `Make files on this computer, without a node: the configurations of a new cluster,
+secrets, keys and certificates.
 
-A file that exists is never overwritten, unless --force is given. What can be made
-again from what is beside it, a certificate request or the certificate of a key,
-is replaced.`
+Existing files are not overwritten without --force. Only files that can be made again
+from the files beside them are replaced: a certificate request, and a certificate for
+the same key.`
 
-// generator makes files. Its clock is a field for tests of what expires.
+// generator makes files. Tests of expiry set its clock.
 type generator struct {
 	now   func() time.Time
 	force bool
@@ -34,21 +34,21 @@ func (g *generator) command() *cobra.Command {
 		Use:   "gen",
 		Short: "Make configurations, secrets, keys and certificates",
 		Long:  genLong,
-		// Without these two, a misspelt subcommand would show the help and succeed.
+		// Without Args and RunE, a misspelt subcommand would print the help and succeed.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.PersistentFlags().BoolVar(&g.force, "force", false, "overwrite files that exist")
+	cmd.PersistentFlags().BoolVar(&g.force, "force", false, "overwrite existing files")
 	cmd.AddCommand(g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.requestCommand(), g.certificateCommand())
 	return cmd
 }
 
 const (
-	secretMode = 0o600 // keys, and whatever holds one
+	secretMode = 0o600 // for files with private keys
 	publicMode = 0o644
-	// outputDirMode: what is inside is mostly secret.
+	// outputDirMode: most files inside are secret.
 	outputDirMode = 0o700
-	// maxInput bounds a file that is read, in bytes: none of them comes near it.
+	// maxInput limits the size of an input file, in bytes.
 	maxInput = 1 << 20
 )
 
@@ -57,11 +57,11 @@ type output struct {
 	path string
 	data []byte
 	mode fs.FileMode
-	// replace says that the file may be there: it can be made again any time.
+	// replace: an existing file is overwritten, because it can be made again.
 	replace bool
 }
 
-// write writes all files, or none where one is in the way.
+// write writes all files, or none if one of them exists.
 func (g *generator) write(outputs ...output) error {
 	var existing []string
 	for _, o := range outputs {
@@ -72,7 +72,7 @@ func (g *generator) write(outputs ...output) error {
 		}
 	}
 	if len(existing) > 0 {
-		return &exitError{codeRefused, fmt.Errorf("nothing was written, because it exists: %s\nmove it away, or overwrite it with --force", strings.Join(existing, ", "))}
+		return &exitError{codeRefused, fmt.Errorf("nothing was written, because these files exist: %s\nmove them away, or overwrite them with --force", strings.Join(existing, ", "))}
 	}
 	for _, o := range outputs {
 		if err := os.MkdirAll(filepath.Dir(o.path), outputDirMode); err != nil {
@@ -85,7 +85,7 @@ func (g *generator) write(outputs ...output) error {
 	return nil
 }
 
-// readInput reads a file of bounded size.
+// readInput reads a file of limited size.
 func readInput(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -20,30 +20,30 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-const configLong = `config makes the files of a cluster:
+const configLong = `Make the files of a cluster:
 
-  init.yaml          for one control plane: the one that forms the cluster
-  controlplane.yaml  for all further control planes
+  init.yaml          for one control plane, which forms the cluster
+  controlplane.yaml  for all other control planes
   worker.yaml        for workers
   garboardconfig     the client configuration, with an administrator's certificate
                      that is valid for a year
 
-NAME is the cluster's. ENDPOINT is where the Kubernetes API is reached, by everyone
-and for as long as the cluster lives: https://HOST:PORT, and HOST alone stands for
-https://HOST:6443. A DNS name that can lead to more than one control plane is best;
-it is in the certificates of all of them.
+NAME is the name of the cluster. ENDPOINT is the address of the Kubernetes API, for all
+clients and for the lifetime of the cluster: https://HOST:PORT. HOST alone means
+https://HOST:6443. Best is a DNS name that can point to several control planes; it is
+in the certificates of all of them.
 
-The secrets of a cluster are fresh, unless --with-secrets names a file that
-'gbctl gen secrets' has made, or the controlplane.yaml of a cluster that exists.
+The secrets of the cluster are new, unless --with-secrets gives a file from
+'gbctl gen secrets', or the controlplane.yaml of an existing cluster.
 
-A patch is a piece of configuration to merge (strategic merge) or a list of
-operations (JSON patch, RFC 6902), in JSON or YAML, or @FILE. What comes out is
-checked as a node would check it.
+A patch is a part of a configuration to merge (strategic merge patch) or a list of
+operations (JSON patch, RFC 6902), in JSON or YAML, or @FILE. The result is checked as
+a node checks it.
 
 --compat=self-hosted makes files for releases whose control plane runs inside of
-Kubernetes: cluster.aggregatorCA and cluster.serviceAccount, which these refuse,
-are left out, Kubernetes' and etcd's authorities are RSA, which is all that these
-know, and the worker's file is join.yaml, with the type that they call it by.`
+Kubernetes. These releases refuse cluster.aggregatorCA and cluster.serviceAccount, so
+both are left out. They support only RSA, so the authorities of Kubernetes and etcd use
+RSA. The file of workers is join.yaml, with the machine type join.`
 
 const configExample = `  gbctl gen config home https://home.example.org:6443 --install-disk /dev/sda
   gbctl gen config lab 10.5.0.2 --output-dir lab --registry-mirror '*=http://10.5.0.1:5000'
@@ -51,10 +51,10 @@ const configExample = `  gbctl gen config home https://home.example.org:6443 --i
       --config-patch '{machine: {time: {servers: [ntp.example.org]}}}' \
       --config-patch-worker @worker-patch.yaml`
 
-// compatSelfHosted is the one older format that is still made (S-042).
+// compatSelfHosted is the only older format that gen config makes (S-042).
 const compatSelfHosted = "self-hosted"
 
-// configFlags are what gen config is told.
+// configFlags are the flags of gen config.
 type configFlags struct {
 	options     config.Options
 	withSecrets string
@@ -79,16 +79,16 @@ func (g *generator) configCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.withSecrets, "with-secrets", "", "file with the secrets of the cluster (default: fresh ones)")
-	f.StringVar(&o.dir, "output-dir", ".", "folder for the files")
+	f.StringVar(&o.withSecrets, "with-secrets", "", "file with the secrets of the cluster (default: new secrets)")
+	f.StringVar(&o.dir, "output-dir", ".", "directory for the files")
 	f.StringVar(&o.options.InstallDisk, "install-disk", "", "disk to install to, such as /dev/sda")
-	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: ask URL instead of the registry HOST; '*' is any; repeatable")
-	f.StringSliceVar(&o.options.CertSANs, "additional-sans", nil, "further names and addresses of the control planes, for their certificates")
+	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: use URL instead of the registry HOST; '*' is every registry; repeatable")
+	f.StringSliceVar(&o.options.CertSANs, "additional-sans", nil, "additional names and addresses in the certificates of the control planes")
 	f.StringVar(&o.options.KubernetesVersion, "kubernetes-version", config.KubernetesVersion, "version of Kubernetes")
 	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
 	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
 	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
-	f.StringVar(&o.compat, "compat", "", "self-hosted: the format of releases with a self-hosted control plane")
+	f.StringVar(&o.compat, "compat", "", "self-hosted: the format for releases with a self-hosted control plane")
 	return cmd
 }
 
@@ -116,7 +116,7 @@ func (g *generator) config(out io.Writer, name, endpointText string, o *configFl
 		return err
 	}
 	outputs = append(outputs, output{path: filepath.Join(o.dir, "garboardconfig"), data: access, mode: secretMode})
-	about = append(about, "your access to it, until "+until.Format(time.DateOnly))
+	about = append(about, "your access to the cluster, valid until "+until.Format(time.DateOnly))
 	if err := g.write(outputs...); err != nil {
 		return err
 	}
@@ -132,20 +132,20 @@ func (g *generator) config(out io.Writer, name, endpointText string, o *configFl
 		return err
 	}
 	if o.options.InstallDisk == "" && len(o.patches)+len(o.controlPlanePatches)+len(o.workerPatches) == 0 {
-		fmt.Fprintln(out, "machine.install.disk isn't set: a machine needs one to install to, a container doesn't")
+		fmt.Fprintln(out, "machine.install.disk isn't set: machines need it, containers don't")
 	}
 	fmt.Fprintf(out, nextSteps, filepath.Join(o.dir, "init.yaml"), filepath.Join(o.dir, "garboardconfig"))
 	return nil
 }
 
-const nextSteps = `They hold the cluster's secrets: keep them as you keep private keys.
-next: boot a machine and give it its configuration, then talk to it
+const nextSteps = `The files contain the secrets of the cluster: protect them like private keys.
+next: boot a machine, apply its configuration, and check its health
   gbctl apply-config --insecure -n ADDRESS -f %s
   export GARBOARDCONFIG=%s
   gbctl -n ADDRESS health
 `
 
-// clusterSecrets are those of --with-secrets, or fresh ones.
+// clusterSecrets returns the secrets from --with-secrets, or new ones.
 func (g *generator) clusterSecrets(o *configFlags) (*config.Secrets, error) {
 	switch {
 	case o.withSecrets == "" && o.compat == "":
@@ -175,7 +175,7 @@ func (g *generator) clusterSecrets(o *configFlags) (*config.Secrets, error) {
 	return s, nil
 }
 
-// documents are the nodes' configurations, and what each is for.
+// documents returns the configurations of the nodes, with a description of each.
 func (o *configFlags) documents() (outputs []output, about []string, err error) {
 	worker := "worker.yaml"
 	if o.compat == compatSelfHosted {
@@ -185,8 +185,8 @@ func (o *configFlags) documents() (outputs []output, about []string, err error) 
 		file, about string
 		typ         config.MachineType
 	}{
-		{"init.yaml", "for the first control plane: it forms the cluster", config.Init},
-		{"controlplane.yaml", "for further control planes", config.ControlPlane},
+		{"init.yaml", "for the first control plane, which forms the cluster", config.Init},
+		{"controlplane.yaml", "for all other control planes", config.ControlPlane},
 		{worker, "for workers", config.Worker},
 	} {
 		text, err := o.document(d.file, d.typ)
@@ -230,7 +230,7 @@ func (o *configFlags) document(file string, typ config.MachineType) ([]byte, err
 	return patched, nil
 }
 
-// selfHosted makes the older format of a document that has been checked.
+// selfHosted converts a checked document to the older format.
 func selfHosted(text []byte, typ config.MachineType) ([]byte, error) {
 	if typ.ControlPlane() {
 		return patch.Apply(text, []byte(`[{op: remove, path: /cluster/aggregatorCA}, {op: remove, path: /cluster/serviceAccount}]`))
@@ -238,7 +238,7 @@ func selfHosted(text []byte, typ config.MachineType) ([]byte, error) {
 	return patch.Apply(text, []byte(`[{op: replace, path: /machine/type, value: join}]`))
 }
 
-// applyPatch applies a patch that is given as text or as @FILE.
+// applyPatch applies a patch, which is text or @FILE.
 func applyPatch(text []byte, p string) ([]byte, error) {
 	by, err := patchText(p)
 	if err != nil {
@@ -267,9 +267,9 @@ func parseMirrors(flags []string) (map[string][]string, error) {
 	return mirrors, nil
 }
 
-// adminConfig is a client configuration with one context, for an administrator.
-// Its endpoint is the host of the Kubernetes API's (S-004): a name that leads to
-// all control planes does so for their machine API, too.
+// adminConfig makes a client configuration with one context, for an administrator. The
+// endpoint is the host of the Kubernetes API (S-004): a name that points to all control
+// planes also works for their machine API.
 func adminConfig(cluster, host string, ca pki.CA, now time.Time) (text []byte, until time.Time, err error) {
 	crt, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{string(api.Admin)}, Client: true, Now: now})
 	if err != nil {

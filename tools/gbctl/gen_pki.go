@@ -19,7 +19,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// algorithmFlags are the choice of a new key.
+// algorithmFlags select the algorithm of a new key.
 type algorithmFlags struct{ rsa, ecdsa bool }
 
 func (a *algorithmFlags) add(cmd *cobra.Command) {
@@ -38,7 +38,7 @@ func (a *algorithmFlags) algorithm() pki.Algorithm {
 	return pki.Ed25519
 }
 
-// validity of --hours.
+// validity checks and converts --hours.
 func validity(hours int) (time.Duration, error) {
 	const most = 100 * 365 * 24 // a time.Duration ends after 292 years
 	if hours < 1 || hours > most {
@@ -53,7 +53,7 @@ func (g *generator) caCommand() *cobra.Command {
 	var hours int
 	cmd := &cobra.Command{
 		Use:     "ca",
-		Short:   "Make an authority: ca.crt and ca.key",
+		Short:   "Make a certificate authority: ca.crt and ca.key",
 		Example: "  gbctl gen ca --organization garboard\n  gbctl gen ca --name kubernetes --organization kubernetes --ecdsa --hours 87600",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -73,9 +73,9 @@ func (g *generator) caCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&organization, "organization", pki.MachineName.Organization[0], "who the authority is")
+	cmd.Flags().StringVar(&organization, "organization", pki.MachineName.Organization[0], "organization in the subject of the authority")
 	cmd.Flags().StringVar(&name, "name", "ca", "write NAME.crt and NAME.key")
-	cmd.Flags().IntVar(&hours, "hours", int(pki.CAValidity/time.Hour), "how long it is valid")
+	cmd.Flags().IntVar(&hours, "hours", int(pki.CAValidity/time.Hour), "validity in hours")
 	algorithm.add(cmd)
 	return cmd
 }
@@ -108,12 +108,11 @@ func (g *generator) keyCommand() *cobra.Command {
 	return cmd
 }
 
-const requestLong = `csr asks, in a file, for a certificate for a key that is there: NAME.key makes
-NAME.csr.
+const requestLong = `Make a certificate request for an existing key: NAME.csr from NAME.key.
 
-The roles of a client of the machine API are the organisations in its certificate:
-os:admin, os:operator, os:reader, os:etcd:backup. With --roles "" and a name or an
-address, it is a server's certificate that is asked for.`
+The roles of a client of the machine API are the organizations in its certificate:
+os:admin, os:operator, os:reader, os:etcd:backup. For a server certificate, use
+--roles "" and give names or addresses.`
 
 // S-151
 func (g *generator) requestCommand() *cobra.Command {
@@ -121,7 +120,7 @@ func (g *generator) requestCommand() *cobra.Command {
 	var ips, dns, roles []string
 	cmd := &cobra.Command{
 		Use:     "csr",
-		Short:   "Ask for a certificate for a key: NAME.csr",
+		Short:   "Make a certificate request for a key: NAME.csr",
 		Long:    requestLong,
 		Example: "  gbctl gen csr --key admin.key --ip 127.0.0.1\n  gbctl gen csr --key watcher.key --roles os:reader",
 		Args:    cobra.NoArgs,
@@ -159,20 +158,20 @@ func (g *generator) requestCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&keyPath, "key", "", "the private key")
-	f.StringVar(&name, "name", "", "who the certificate is for (default: the name of the key's file)")
-	f.StringSliceVar(&ips, "ip", nil, "address to be in the certificate, repeatable")
-	f.StringSliceVar(&dns, "dns", nil, "DNS name to be in the certificate, repeatable")
-	f.StringSliceVar(&roles, "roles", []string{string(api.Admin)}, "what the client may do, separated by commas")
+	f.StringVar(&name, "name", "", "common name of the certificate (default: the name of the key file)")
+	f.StringSliceVar(&ips, "ip", nil, "address in the certificate, repeatable")
+	f.StringSliceVar(&dns, "dns", nil, "DNS name in the certificate, repeatable")
+	f.StringSliceVar(&roles, "roles", []string{string(api.Admin)}, "roles of the client, separated by commas")
 	must(cmd.MarkFlagRequired("key"))
 	return cmd
 }
 
-// checkRoles refuses misspelt roles. Organisations that aren't roles are for
-// other authorities than the machine API's.
+// checkRoles refuses misspelt roles. Other organizations are allowed: they are for other
+// authorities than that of the machine API.
 func checkRoles(roles []string) error {
 	for _, role := range roles {
 		if strings.HasPrefix(role, "os:") && !slices.Contains(api.Roles(), api.Role(role)) {
-			return usagef("--roles: there is no role %q; there are %s", role, strings.Join(roleNames(), ", "))
+			return usagef("--roles: unknown role %q; the roles are %s", role, strings.Join(roleNames(), ", "))
 		}
 	}
 	return nil
@@ -192,15 +191,15 @@ func describe(name string, roles []string) string {
 	return name + ", " + strings.Join(roles, ", ")
 }
 
-const certificateLong = `crt answers a certificate request with an authority: NAME.crt.
+const certificateLong = `Sign a certificate request with an authority: NAME.crt.
 
---ca NAME reads NAME.crt and NAME.key. The authority of the machine API is in the
-configuration of every control plane too, at machine.ca, and in the file that
-'gbctl gen secrets' makes: --ca takes either of these, a file that ends in .yaml.
+--ca NAME reads NAME.crt and NAME.key. The authority of the machine API is also in the
+configuration of every control plane, at machine.ca, and in the file that
+'gbctl gen secrets' makes: --ca accepts both, as a file with the suffix .yaml.
 
-An administrator whose certificate has expired needs a new one only; the key stays
-good. It is in the client configuration, at key, in base64. No node's configuration
-holds it: whoever holds the authority makes any key an administrator's.`
+An administrator with an expired certificate needs only a new certificate; the key
+stays the same. It is in the client configuration, at key, in base64. The
+configurations of nodes don't contain it.`
 
 // S-152, S-153, S-154
 func (g *generator) certificateCommand() *cobra.Command {
@@ -208,7 +207,7 @@ func (g *generator) certificateCommand() *cobra.Command {
 	var hours int
 	cmd := &cobra.Command{
 		Use:   "crt",
-		Short: "Make the certificate that a request asks for: NAME.crt",
+		Short: "Sign a certificate request: NAME.crt",
 		Long:  certificateLong,
 		Example: "  gbctl gen crt --ca ca --csr admin.csr --name admin\n" +
 			"  gbctl gen crt --ca controlplane.yaml --csr admin.csr --name admin --hours 24",
@@ -244,16 +243,16 @@ func (g *generator) certificateCommand() *cobra.Command {
 			if err := g.write(output{path: path, data: crt, mode: publicMode, replace: sameKey(path, made)}); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s: %s, valid until %s\nnext: put it into the client configuration, as crt: base64 -w0 %s\n",
+			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s: %s, valid until %s\nnext: set it as crt in the client configuration: base64 -w0 %s\n",
 				path, describe(leaf.CN, leaf.Orgs), made.NotAfter.Format(time.DateOnly), path)
 			return nil
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&caName, "ca", "", "the authority: NAME for NAME.crt and NAME.key, or a .yaml file that holds it")
+	f.StringVar(&caName, "ca", "", "the authority: NAME for NAME.crt and NAME.key, or a .yaml file that contains it")
 	f.StringVar(&requestPath, "csr", "", "the certificate request")
 	f.StringVar(&name, "name", "", "write NAME.crt")
-	f.IntVar(&hours, "hours", int(pki.LeafValidity/time.Hour), "how long it is valid, at most as long as the authority")
+	f.IntVar(&hours, "hours", int(pki.LeafValidity/time.Hour), "validity in hours; it can't exceed that of the authority")
 	for _, flag := range []string{"ca", "csr", "name"} {
 		must(cmd.MarkFlagRequired(flag))
 	}
@@ -276,7 +275,7 @@ func readCA(name string) (pki.CA, error) {
 	crt, crtErr := readInput(name + ".crt")
 	key, keyErr := readInput(name + ".key")
 	if err := errors.Join(crtErr, keyErr); errors.Is(err, fs.ErrNotExist) {
-		return pki.CA{}, fmt.Errorf("%w\n--ca %s reads %s.crt and %s.key; both are, in base64, at machine.ca of a control plane's configuration", err, name, name, name)
+		return pki.CA{}, fmt.Errorf("%w\n--ca %s reads %s.crt and %s.key; both are in base64 at machine.ca in the configuration of a control plane", err, name, name, name)
 	} else if err != nil {
 		return pki.CA{}, err
 	}
@@ -287,7 +286,7 @@ func readCA(name string) (pki.CA, error) {
 	return ca, nil
 }
 
-// sameKey is whether path holds an earlier certificate for the same key.
+// sameKey reports whether a file contains an earlier certificate for the same key.
 func sameKey(path string, made *x509.Certificate) bool {
 	data, err := readInput(path)
 	if err != nil {
@@ -297,7 +296,7 @@ func sameKey(path string, made *x509.Certificate) bool {
 	return err == nil && !old.IsCA && string(old.RawSubjectPublicKeyInfo) == string(made.RawSubjectPublicKeyInfo)
 }
 
-// must is for what only a mistake in this program can make fail.
+// must panics on errors that only a bug can cause.
 func must(err error) {
 	if err != nil {
 		panic(err)

@@ -9,19 +9,19 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-const secretsLong = `secrets makes what the nodes of a cluster share: its authorities, tokens and keys.
-'gbctl gen config --with-secrets' makes configurations from them, the same cluster
-each time.
+const secretsLong = `Make the secrets that the nodes of a cluster share: authorities, tokens and keys.
+'gbctl gen config --with-secrets' makes configurations from them, always for the same
+cluster.
 
---from-kubernetes-pki takes over the authorities of a Kubernetes that exists, from
-the folder in which kubeadm keeps them (/etc/kubernetes/pki):
+--from-kubernetes-pki takes the authorities of an existing Kubernetes cluster, from the
+directory in which kubeadm keeps them (/etc/kubernetes/pki):
 
   ca.crt ca.key front-proxy-ca.crt front-proxy-ca.key
   etcd/ca.crt etcd/ca.key sa.key
 
-There is no cluster.secret then, with which Secrets are encrypted in etcd: the API
-servers of that Kubernetes couldn't read them. Add one when the last of these is
-gone: 32 random bytes in base64.`
+In this case there is no cluster.secret, which encrypts Secrets in etcd: the old API
+servers couldn't read them. After the last old API server is removed, add one: 32
+random bytes in base64.`
 
 func (g *generator) secretsCommand() *cobra.Command {
 	var path, from string
@@ -48,7 +48,7 @@ func (g *generator) secretsCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&path, "output", "o", "secrets.yaml", "file to write")
-	cmd.Flags().StringVar(&from, "from-kubernetes-pki", "", "folder with the authorities of a Kubernetes that exists")
+	cmd.Flags().StringVar(&from, "from-kubernetes-pki", "", "directory with the authorities of an existing Kubernetes cluster")
 	return cmd
 }
 

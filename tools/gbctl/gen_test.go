@@ -111,7 +111,7 @@ func TestS150AdministratorPair(t *testing.T) {
 	s.run("key --name admin")
 	s.run("csr --key admin.key --ip 127.0.0.1")
 	out := s.run("crt --ca ca --csr admin.csr --name admin")
-	want := "wrote admin.crt: admin, os:admin, valid until 2027-05-01\nnext: put it into the client configuration, as crt: base64 -w0 admin.crt\n"
+	want := "wrote admin.crt: admin, os:admin, valid until 2027-05-01\nnext: set it as crt in the client configuration: base64 -w0 admin.crt\n"
 	if diff := cmp.Diff(want, out); diff != "" {
 		t.Error(diff)
 	}
@@ -206,12 +206,12 @@ func TestGenKeepsFiles(t *testing.T) {
 	s.run("key --name admin")
 	s.run("csr --key admin.key")
 	s.run("crt --ca ca --csr admin.csr --name admin")
-	s.refused("ca", "because it exists: ca.crt, ca.key", codeRefused)
-	s.refused("key --name admin", "because it exists: admin.key", codeRefused)
-	s.refused("crt --ca ca --csr admin.csr --name ca", "because it exists: ca.crt", codeRefused)
+	s.refused("ca", "because these files exist: ca.crt, ca.key", codeRefused)
+	s.refused("key --name admin", "because these files exist: admin.key", codeRefused)
+	s.refused("crt --ca ca --csr admin.csr --name ca", "because these files exist: ca.crt", codeRefused)
 	s.run("key --name other")
 	s.run("csr --key other.key")
-	s.refused("crt --ca ca --csr other.csr --name admin", "because it exists: admin.crt", codeRefused)
+	s.refused("crt --ca ca --csr other.csr --name admin", "because these files exist: admin.crt", codeRefused)
 	before := s.read("admin.key")
 	s.run("key --name admin --force")
 	if bytes.Equal(before, s.read("admin.key")) {
@@ -224,7 +224,7 @@ func TestGenRefuses(t *testing.T) {
 	s.run("ca")
 	s.run("key --name admin")
 	s.run("csr --key admin.key")
-	s.refused("csr --key admin.key --roles os:amin", `there is no role "os:amin"; there are os:admin, os:operator`, codeUsage)
+	s.refused("csr --key admin.key --roles os:amin", `unknown role "os:amin"; the roles are os:admin, os:operator`, codeUsage)
 	s.refused("csr --key admin.key --ip 127.0.0", "is not an address", codeUsage)
 	s.refused("csr --key none.key", "no such file", codeFailed)
 	s.refused("csr --key ca.crt", "no PRIVATE KEY block", codeFailed)
@@ -241,7 +241,7 @@ func TestGenRefuses(t *testing.T) {
 func TestGenSecrets(t *testing.T) {
 	s := newShell(t)
 	s.run("secrets")
-	s.refused("secrets", "because it exists: secrets.yaml", codeRefused)
+	s.refused("secrets", "because these files exist: secrets.yaml", codeRefused)
 	if mode := s.modes(".")["secrets.yaml"]; mode != 0o600 {
 		t.Errorf("mode %s", mode)
 	}
@@ -286,12 +286,12 @@ func TestS041Config(t *testing.T) {
 	out := s.run("config home home.example.org --install-disk /dev/sda --output-dir out --additional-sans a.example.org,192.0.2.1 --registry-mirror *=http://10.5.0.1:5000 --registry-mirror *=http://10.5.0.1:5001 --kubernetes-version 1.35.1")
 	want := `endpoint is https://home.example.org:6443
 wrote
-  out/init.yaml          for the first control plane: it forms the cluster
-  out/controlplane.yaml  for further control planes
+  out/init.yaml          for the first control plane, which forms the cluster
+  out/controlplane.yaml  for all other control planes
   out/worker.yaml        for workers
-  out/garboardconfig     your access to it, until 2027-05-01
-They hold the cluster's secrets: keep them as you keep private keys.
-next: boot a machine and give it its configuration, then talk to it
+  out/garboardconfig     your access to the cluster, valid until 2027-05-01
+The files contain the secrets of the cluster: protect them like private keys.
+next: boot a machine, apply its configuration, and check its health
   gbctl apply-config --insecure -n ADDRESS -f out/init.yaml
   export GARBOARDCONFIG=out/garboardconfig
   gbctl -n ADDRESS health
@@ -320,7 +320,7 @@ next: boot a machine and give it its configuration, then talk to it
 	if err := os.Remove("out/controlplane.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	s.refused("config home home.example.org --output-dir out", "because it exists: out/init.yaml, out/worker.yaml, out/garboardconfig", codeRefused)
+	s.refused("config home home.example.org --output-dir out", "because these files exist: out/init.yaml, out/worker.yaml, out/garboardconfig", codeRefused)
 	if _, err := os.Stat("out/controlplane.yaml"); err == nil || !bytes.Equal(before, s.read("out/init.yaml")) {
 		t.Error("something was written in spite of what was in the way")
 	}

@@ -15,18 +15,18 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-const getLong = `Show the resources of nodes: the facts that their controllers work with.
+const getLong = `Show the resources of nodes: the state that their controllers work with.
 
-TYPE is any name of the type, as 'gbctl get rd' lists them. Private keys and
-tokens are replaced, whoever asks.`
+TYPE is any name of the type; 'gbctl get rd' lists them. Private keys and tokens are
+always redacted.`
 
-const getExample = `  gbctl -n 10.5.0.2 get rd                         the types that there are
+const getExample = `  gbctl -n 10.5.0.2 get rd                         list the types
   gbctl -n 10.5.0.2 get staticpods
   gbctl -n 10.5.0.2 get staticpods kube-apiserver -o yaml
   gbctl -n 10.5.0.2 get manifests --namespace=controlplane
-  gbctl -n 10.5.0.2 get staticpodstatus -w         and every change, until Ctrl-C`
+  gbctl -n 10.5.0.2 get staticpodstatus -w         also print changes, until Ctrl-C`
 
-// query is what 'get' asks for.
+// query is what 'get' requests.
 type query struct {
 	kind, namespace, id string
 	watch               bool
@@ -48,7 +48,7 @@ func (a *app) getCommand() *cobra.Command {
 			definitions := slices.Contains([]string{"rd", "resourcedefinition", "resourcedefinitions"}, strings.ToLower(q.kind))
 			switch {
 			case definitions && q.watch:
-				return usagef("the types never change while a node runs: there is nothing to watch")
+				return usagef("the types don't change while a node runs: --watch isn't possible")
 			case definitions:
 				return a.definitions(cmd.Context(), q)
 			case q.watch:
@@ -57,8 +57,8 @@ func (a *app) getCommand() *cobra.Command {
 			return a.get(cmd.Context(), q)
 		},
 	}
-	cmd.Flags().StringVar(&q.namespace, "namespace", "", "only those in this namespace")
-	cmd.Flags().BoolVarP(&q.watch, "watch", "w", false, "go on with every change, until Ctrl-C")
+	cmd.Flags().StringVar(&q.namespace, "namespace", "", "show only this namespace")
+	cmd.Flags().BoolVarP(&q.watch, "watch", "w", false, "also print changes, until Ctrl-C")
 	return a.outputFlag(cmd)
 }
 
@@ -112,7 +112,7 @@ func (q query) where() string {
 	return " in namespace " + q.namespace
 }
 
-// row is a resource in a table, where types go by their short name (S-009).
+// row is a resource in a table, with the short name of its type (S-009).
 func row(node string, r *apiv1.Resource) []string {
 	return slices.Concat([]string{node, r.Namespace, r.Kind, r.Id, strconv.FormatUint(r.Version, 10)}, r.Columns)
 }
@@ -140,7 +140,7 @@ func envelope(node string, r *apiv1.Resource) (*yaml.Node, error) {
 	return n, nil
 }
 
-// definitions are shown as if they were resources.
+// definitions prints the types as if they were resources.
 func (a *app) definitions(ctx context.Context, q query) error {
 	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.ListDefinitionsResponse, error) {
 		return message(c.Resource.Definitions(ctx, connect.NewRequest(&apiv1.ListDefinitionsRequest{})))
@@ -159,7 +159,7 @@ func (a *app) definitions(ctx context.Context, q query) error {
 		}
 	}
 	if len(rows) == 0 && q.id != "" && failed == nil {
-		return fmt.Errorf("no type is called %q; 'gbctl get rd' lists them", q.id)
+		return fmt.Errorf("no type %q; 'gbctl get rd' lists the types", q.id)
 	}
 	head := slices.Concat(getHead, []string{"KIND", "DEFAULT NAMESPACE", "ALIASES"})
 	err := a.show(documents, q.id != "", func() error {

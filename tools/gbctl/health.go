@@ -13,8 +13,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// pollInterval is how often a node is asked that a person waits for: often enough to be
-// believed, and seldom enough to be nothing for the node.
+// pollInterval is how often gbctl asks a node while it waits for it: short enough for the
+// user, and little load for the node.
 const pollInterval = time.Second
 
 func (a *app) healthCommand() *cobra.Command {
@@ -24,15 +24,15 @@ func (a *app) healthCommand() *cobra.Command {
 		Short: "Show whether all services are up, and what they wait for",
 		Long: `Show whether all services of nodes are up, and what they wait for.
 
-Exit code 7 says that a node answered and isn't well. With --wait, it is asked
-until it is, nodes that can't be reached yet too. 'gbctl doctor' explains what is
-wrong.`,
+The exit code is 7 if a node answered but isn't healthy. With --wait, gbctl repeats the
+request until all nodes are healthy, also nodes that aren't reachable yet. 'gbctl
+doctor' explains problems.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 health
   gbctl -n 10.5.0.2 health --wait 5m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), wait) },
 	}
-	cmd.Flags().DurationVar(&wait, "wait", 0, "wait so long for the nodes to be well")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until the nodes are healthy, at most this long")
 	return a.insecureFlags(a.outputFlag(cmd))
 }
 
@@ -40,7 +40,7 @@ func status(ctx context.Context, c *client.Client) (*apiv1.NodeStatusResponse, e
 	return message(c.Node.Status(ctx, connect.NewRequest(&apiv1.NodeStatusRequest{})))
 }
 
-// unhealthyReason says why a node isn't well, or nothing.
+// unhealthyReason returns why a node isn't healthy, or an empty text.
 func unhealthyReason(s *apiv1.NodeStatusResponse) string {
 	switch {
 	case s.Stage == "maintenance":
@@ -78,10 +78,10 @@ func (a *app) showHealth(answers []answer[*apiv1.NodeStatusResponse], failed err
 	head := []string{"NODE", "HOSTNAME", "TYPE", "STAGE", "SERVICES UP", "LOAD", "MEMORY FREE", "UPTIME", "WAITS FOR"}
 	var rows [][]string
 	var documents []*yaml.Node
-	well := true
+	healthy := true
 	for _, n := range answers {
 		s := n.value
-		well = well && unhealthyReason(s) == ""
+		healthy = healthy && unhealthyReason(s) == ""
 		rows = append(rows, []string{n.node, s.Hostname, s.MachineType, s.Stage, fmt.Sprintf("%d/%d", s.ServicesUp, s.Services),
 			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), unhealthyReason(s)})
 		documents = append(documents, document(n.node, s))
@@ -92,13 +92,13 @@ func (a *app) showHealth(answers []answer[*apiv1.NodeStatusResponse], failed err
 		}
 		return table(a.out, head, rows)
 	})
-	if err = errors.Join(err, failed); err == nil && !well {
+	if err = errors.Join(err, failed); err == nil && !healthy {
 		return &exitError{codeUnhealthy, nil}
 	}
 	return err
 }
 
-// pause waits, unless somebody presses Ctrl-C.
+// pause waits. It ends early if ctx is cancelled, for example with Ctrl-C.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -15,7 +15,7 @@ import (
 func (a *app) confirmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "confirm",
-		Short:   "Keep a configuration that is being tried",
+		Short:   "Confirm a configuration that is being tried",
 		Example: `  gbctl -n 10.5.0.2 config confirm`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -24,7 +24,7 @@ func (a *app) confirmCommand() *cobra.Command {
 				defer done()
 				_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
 				if err == nil {
-					fmt.Fprintf(a.out, "confirmed mc at the node %s: it stays\n", n.Name)
+					fmt.Fprintf(a.out, "confirmed mc at the node %s\n", n.Name)
 				}
 				return err
 			})
@@ -36,8 +36,8 @@ func (a *app) historyCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:   "history",
 		Short: "List the last configurations of nodes, newest first",
-		Long: `List the last 10 configurations of nodes, newest first, each with what it changed.
-'gbctl config show VERSION' prints one, 'gbctl config rollback VERSION' goes back.`,
+		Long: `List the last 10 configurations of nodes, newest first, with the changes of each.
+'gbctl config show VERSION' prints one, 'gbctl config rollback VERSION' restores it.`,
 		Example: `  gbctl -n 10.5.0.2 config history`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,13 +54,13 @@ func (a *app) historyCommand() *cobra.Command {
 	})
 }
 
-// modeName is a mode as --mode spells it.
+// modeName is the name of a mode as in --mode.
 func modeName(m apiv1.ApplyMode) string {
 	name := strings.TrimPrefix(m.String(), "APPLY_MODE_")
 	return strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 }
 
-// version is one of the history, from an optional argument; 0 without it.
+// version parses the optional argument VERSION; 0 means none.
 func version(args []string) (uint64, error) {
 	if len(args) == 0 {
 		return 0, nil
@@ -76,9 +76,9 @@ func (a *app) showCommand() *cobra.Command {
 	r := &apiv1.GetConfigRequest{}
 	cmd := &cobra.Command{
 		Use:   "show [VERSION]",
-		Short: "Print the configuration of a node, now or earlier",
+		Short: "Print the current or an earlier configuration of a node",
 		Long: `Print the configuration of a node as it was applied, with its comments: the current
-one, or one of the history. Secrets are left out for everybody but os:admin.`,
+one, or a version of the history. Secrets are redacted without the role os:admin.`,
 		Example: `  gbctl -n 10.5.0.2 config show > controlplane.yaml
   gbctl -n 10.5.0.2 config show 7 --redact`,
 		Args: cobra.MaximumNArgs(1),
@@ -86,23 +86,23 @@ one, or one of the history. Secrets are left out for everybody but os:admin.`,
 			if r.Version, err = version(args); err != nil {
 				return err
 			}
-			return a.one(cmd.Context(), "showing a configuration", func(ctx context.Context, n *client.Client) error {
+			return a.one(cmd.Context(), "config show", func(ctx context.Context, n *client.Client) error {
 				m, err := message(n.Config.Get(ctx, connect.NewRequest(r)))
 				if err != nil {
 					return err
 				}
 				if m.TryUntil != nil {
-					fmt.Fprintf(a.err, "%s: note: a change is being tried, and undone at %s unless 'gbctl -n %s config confirm' keeps it\n", n.Name, stamp(m.TryUntil.AsTime()), n.Name)
+					fmt.Fprintf(a.err, "%s: note: a change is being tried; it is undone at %s, unless confirmed with 'gbctl -n %s config confirm'\n", n.Name, stamp(m.TryUntil.AsTime()), n.Name)
 				}
 				if m.Staged {
-					fmt.Fprintf(a.err, "%s: note: another configuration waits for the next reboot\n", n.Name)
+					fmt.Fprintf(a.err, "%s: note: another configuration is staged for the next reboot\n", n.Name)
 				}
 				_, err = a.out.Write(m.Document)
 				return err
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&r.Redact, "redact", false, "leave secrets out")
+	cmd.Flags().BoolVar(&r.Redact, "redact", false, "redact secrets")
 	return cmd
 }
 
@@ -110,8 +110,8 @@ func (a *app) rollbackCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
 	cmd := &cobra.Command{
 		Use:   "rollback [VERSION]",
-		Short: "Go back to an earlier configuration",
-		Long:  "Apply a configuration of the history again: the one before the current one, or\nthat of a version.\n" + modesHelp,
+		Short: "Restore an earlier configuration",
+		Long:  "Apply a configuration of the history again: VERSION, or the previous one.\n" + modesHelp,
 		Example: `  gbctl -n 10.5.0.2 config rollback --dry-run
   gbctl -n 10.5.0.2 config rollback 7`,
 		Args: cobra.MaximumNArgs(1),

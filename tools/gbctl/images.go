@@ -16,11 +16,12 @@ func (a *app) imagesCommand() *cobra.Command {
 	var node bool
 	cmd := &cobra.Command{
 		Use:   "images",
-		Short: "List the images that a default cluster needs, or those that a node has",
-		Long: `List the images that nodes with a default configuration pull, one a line: what a
-registry without a way to the internet has to hold. No node is asked for that.
+		Short: "List the images that a default cluster needs, or the images on nodes",
+		Long: `List the images that nodes with the default configuration pull, one per line: a
+registry without internet access needs them. This asks no node.
 
-With --node, list what nodes have: for the system, or with -k for Kubernetes.`,
+With --node, list the images on nodes: those of the system, or with -k those of
+Kubernetes.`,
 		Example: `  gbctl images
   gbctl -n 10.5.0.2 images --node -k`,
 		Args: cobra.NoArgs,
@@ -34,8 +35,8 @@ With --node, list what nodes have: for the system, or with -k for Kubernetes.`,
 			return a.images(cmd.Context(), r)
 		},
 	}
-	cmd.Flags().BoolVar(&node, "node", false, "what nodes have (so does naming nodes with -n)")
-	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "what nodes have for Kubernetes")
+	cmd.Flags().BoolVar(&node, "node", false, "list the images on nodes (-n implies it)")
+	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "list the images of Kubernetes on nodes")
 	return a.outputFlag(cmd)
 }
 

@@ -5,9 +5,9 @@ import (
 	"os"
 )
 
-// putInPlace gives a file that is whole its name, unless that is taken: then the error is
-// fs.ErrExist. The name is claimed first: a rename replaces what is there, and a link,
-// which wouldn't, is nothing that FAT and some network file systems have.
+// putInPlace renames a complete file to its final name. If the name is taken, the error
+// is fs.ErrExist. The name is reserved first, because a rename replaces an existing file.
+// A hard link wouldn't, but FAT and some network file systems don't have them.
 func putInPlace(file, name string) error {
 	claim, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -11,18 +11,18 @@ import (
 )
 
 func (a *app) inspectCommand() *cobra.Command {
-	cmd := group(&cobra.Command{Use: "inspect", Short: "Show how the node's program is put together: inspect graph"})
+	cmd := group(&cobra.Command{Use: "inspect", Short: "Show the internal structure of a node: inspect graph"})
 	r := &apiv1.GraphRequest{}
 	graph := &cobra.Command{
 		Use:   "graph",
-		Short: "Draw which controller reads and writes what",
-		Long: `Draw which controller reads and writes which resources, or with --services which
-service depends on which, in the language of Graphviz.`,
+		Short: "Draw which controllers read and write which resources",
+		Long: `Draw which controllers read and write which resources, or with --services which
+services depend on each other, in the DOT language of Graphviz.`,
 		Example: `  gbctl -n 10.5.0.2 inspect graph | dot -Tsvg > controllers.svg
   gbctl -n 10.5.0.2 inspect graph --services | dot -Tsvg > services.svg`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.one(cmd.Context(), "a graph", func(ctx context.Context, c *client.Client) error {
+			return a.one(cmd.Context(), "inspect graph", func(ctx context.Context, c *client.Client) error {
 				m, err := message(c.Resource.Graph(ctx, connect.NewRequest(r)))
 				if err == nil {
 					fmt.Fprint(a.out, m.Dot)
@@ -31,12 +31,12 @@ service depends on which, in the language of Graphviz.`,
 			})
 		},
 	}
-	graph.Flags().BoolVar(&r.Services, "services", false, "services instead of controllers")
+	graph.Flags().BoolVar(&r.Services, "services", false, "draw services instead of controllers")
 	cmd.AddCommand(graph)
 	return cmd
 }
 
-// one asks one node for something of which there can't be several in a row.
+// one sends a request to one node, for output that can't be combined for several nodes.
 func (a *app) one(ctx context.Context, what string, call func(context.Context, *client.Client) error) error {
 	node, err := a.single(ctx, what)
 	if err != nil {
@@ -51,12 +51,12 @@ func (a *app) bootChartCommand() *cobra.Command {
 	r := &apiv1.BootChartRequest{}
 	cmd := &cobra.Command{
 		Use:   "boot-chart",
-		Short: "Draw how the last boot went, and what it waited for",
+		Short: "Draw a chart of the last boot",
 		Example: `  gbctl -n 10.5.0.2 boot-chart
   gbctl -n 10.5.0.2 boot-chart --svg > boot.svg`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.one(cmd.Context(), "a boot chart", func(ctx context.Context, c *client.Client) error {
+			return a.one(cmd.Context(), "boot-chart", func(ctx context.Context, c *client.Client) error {
 				m, err := message(c.Node.BootChart(ctx, connect.NewRequest(r)))
 				if err != nil {
 					return err
@@ -66,6 +66,6 @@ func (a *app) bootChartCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&r.Svg, "svg", false, "as an SVG image")
+	cmd.Flags().BoolVar(&r.Svg, "svg", false, "print an SVG image")
 	return cmd
 }

@@ -19,19 +19,19 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-const kubeconfigLong = `Get a kubeconfig for an administrator of Kubernetes from a control plane, and merge
-it into FILE, or else into the first file of $KUBECONFIG, or else into
-~/.kube/config. '-' prints it. It works before Kubernetes is up.
+const kubeconfigLong = `Get a kubeconfig for an administrator of Kubernetes from a control plane, and merge it
+into FILE, or else into the first file of $KUBECONFIG, or else into ~/.kube/config. '-'
+prints it. It works before Kubernetes is up.
 
-What else is in the file stays as it is. The same cluster's entries are renewed.
-Where another cluster has the name, the new entries get a number behind theirs,
-unless --force says to replace the other ones.`
+Other entries of the file stay unchanged. Entries of the same cluster are renewed. If
+another cluster has the same name, the new entries get a number as suffix, unless
+--force replaces the entries of the other cluster.`
 
 func (a *app) kubeconfigCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "kubeconfig [FILE|-]",
-		Short: "Get access to Kubernetes",
+		Short: "Get a kubeconfig",
 		Long:  kubeconfigLong,
 		Example: `  gbctl -n 10.5.0.2 kubeconfig
   gbctl -n 10.5.0.2 kubeconfig ./kubeconfig
@@ -45,7 +45,7 @@ func (a *app) kubeconfigCommand() *cobra.Command {
 			return a.kubeconfig(cmd.Context(), to, force)
 		},
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace another cluster's entries of the same name")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "replace entries of another cluster with the same name")
 	return cmd
 }
 
@@ -77,8 +77,8 @@ func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
 	return nil
 }
 
-// fetchKubeconfig asks one node after another: any control plane will do, and not
-// every node is one.
+// fetchKubeconfig asks one node after another: any control plane can answer, and some
+// nodes may be workers.
 func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -109,12 +109,12 @@ func defaultKubeconfig() (string, error) {
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return "", fmt.Errorf("find the kubeconfig: %w; name it in $KUBECONFIG", err)
+		return "", fmt.Errorf("find the kubeconfig: %w; set $KUBECONFIG", err)
 	}
 	return filepath.Join(home, ".kube", "config"), nil
 }
 
-// mergeKubeconfigFile merges text into what is in a file, if it is there.
+// mergeKubeconfigFile merges text into the content of a file, if the file exists.
 func mergeKubeconfigFile(path string, text []byte, force bool) (merged []byte, current string, err error) {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -127,11 +127,10 @@ func mergeKubeconfigFile(path string, text []byte, force bool) (merged []byte, c
 	return merged, current, nil
 }
 
-// kubeFile is a kubeconfig as a tree, so that what we know nothing of, and
-// comments, stay.
+// kubeFile is a kubeconfig as a tree, so that unknown fields and comments stay.
 type kubeFile struct {
 	root *yaml.Node
-	// flush: lists are in the column of their keys, as kubectl writes them.
+	// flush: lists are in the same column as their keys, as kubectl writes them.
 	flush bool
 }
 
@@ -159,7 +158,8 @@ func blockList(n *yaml.Node) bool {
 	return n.Kind == yaml.SequenceNode && n.Style&yaml.FlowStyle == 0 && len(n.Content) > 0
 }
 
-// encode writes it with its lists where they were: what isn't ours stays as it is.
+// encode writes the file with its lists indented as before, so that unrelated entries
+// don't change.
 func (k kubeFile) encode() ([]byte, error) {
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
@@ -180,11 +180,11 @@ func (k kubeFile) encode() ([]byte, error) {
 	return bytes.Join(lines, nil), nil
 }
 
-// indent is kubectl's, of mappings.
+// indent is that of kubectl for mappings.
 const indent = 2
 
-// flush moves the lists below a node, which ends before a line, to their keys. The encoder
-// has all lists further in.
+// flush moves the lists below a node to the column of their keys. The node ends before
+// line end. The encoder always indents lists.
 func flush(n *yaml.Node, end int, lines [][]byte, moved []int) {
 	for i, c := range n.Content {
 		to := end
@@ -193,7 +193,7 @@ func flush(n *yaml.Node, end int, lines [][]byte, moved []int) {
 		}
 		if n.Kind == yaml.MappingNode && i%2 == 1 && blockList(c) {
 			for at := n.Content[i-1].Line; at < to; at++ { // from the line after its key
-				// Comments of the next key are further out, and empty lines have no place.
+				// Comments of the next key are less indented, and empty lines have no indentation.
 				if text := lines[at]; len(text)-len(bytes.TrimLeft(text, " ")) >= c.Column-1 {
 					moved[at] += indent
 				}
@@ -203,8 +203,8 @@ func flush(n *yaml.Node, end int, lines [][]byte, moved []int) {
 	}
 }
 
-// inKubeconfig is what a node may put into a kubeconfig: fields by the list whose
-// entries they are of, and of the whole.
+// inKubeconfig lists the fields that a node may set in a kubeconfig: those of the
+// document, and those of the entries of each list.
 var inKubeconfig = map[string][]string{
 	"":         {"apiVersion", "kind", "clusters", "users", "contexts", "current-context"},
 	"clusters": {"server", "certificate-authority-data"},
@@ -212,8 +212,8 @@ var inKubeconfig = map[string][]string{
 	"contexts": {"cluster", "user", "namespace"},
 }
 
-// checkKubeconfig refuses what else a kubeconfig may hold: kubectl runs programs and reads
-// files that one names, and the node may be in the hands of somebody else.
+// checkKubeconfig refuses all other fields: kubectl runs programs and reads files that a
+// kubeconfig names, and an attacker may control the node.
 func checkKubeconfig(text []byte) error {
 	k, err := parseKube(text)
 	if err != nil {
@@ -240,23 +240,23 @@ func checkKubeconfig(text []byte) error {
 	return nil
 }
 
-// checkKeys checks that a mapping has no other keys, and none twice.
+// checkKeys checks that a mapping has no other keys, and no key twice.
 func checkKeys(n *yaml.Node, where string, keys ...string) error {
 	if n == nil || n.Kind != yaml.MappingNode {
-		return fmt.Errorf("something in %s isn't a mapping", cmp.Or(where, "it"))
+		return fmt.Errorf("%s: not a mapping", cmp.Or(where, "document"))
 	}
 	var seen []string
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key := n.Content[i].Value
 		if !slices.Contains(keys, key) || slices.Contains(seen, key) {
-			return fmt.Errorf("%q in %s is nothing that a node may put there", key, cmp.Or(where, "it"))
+			return fmt.Errorf("%q in %s isn't allowed in the kubeconfig of a node", key, cmp.Or(where, "document"))
 		}
 		seen = append(seen, key)
 	}
 	return nil
 }
 
-// get is the value of a key of a mapping, nil if it isn't there.
+// get returns the value of a key of a mapping, or nil.
 func get(n *yaml.Node, key string) *yaml.Node {
 	for i := 0; n != nil && n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -281,7 +281,8 @@ func text(n *yaml.Node, key string) string {
 	return ""
 }
 
-// entry is the one of a list ("clusters", "users", "contexts") with that name.
+// entry returns the entry with a name in a list ("clusters", "users", "contexts"), or
+// nil.
 func (k kubeFile) entry(list, name string) *yaml.Node {
 	if l := get(k.root, list); l != nil {
 		for _, e := range l.Content {
@@ -293,7 +294,7 @@ func (k kubeFile) entry(list, name string) *yaml.Node {
 	return nil
 }
 
-// put replaces the entry of its name, or adds it.
+// put adds an entry, or replaces the one with the same name.
 func (k kubeFile) put(list string, e *yaml.Node) {
 	if old := k.entry(list, text(e, "name")); old != nil {
 		*old = *e
@@ -308,8 +309,8 @@ func (k kubeFile) put(list string, e *yaml.Node) {
 	l.Content = append(l.Content, e)
 }
 
-// namesFree is whether the three names of a context may be taken: nobody has them, or
-// the same cluster does.
+// namesFree reports whether the three names of a context are unused, or used by the same
+// cluster.
 func (k kubeFile) namesFree(cluster *yaml.Node, clusterName, user, context string) bool {
 	there := k.entry("clusters", clusterName)
 	if there == nil {
@@ -322,8 +323,8 @@ func (k kubeFile) namesFree(cluster *yaml.Node, clusterName, user, context strin
 	return text(ours, "server") == text(theirs, "server") && text(ours, "certificate-authority-data") == text(theirs, "certificate-authority-data")
 }
 
-// mergeKubeconfig takes the current context of a kubeconfig over into another
-// one, with its cluster and user, and makes it the current one there.
+// mergeKubeconfig copies the current context of one kubeconfig, with its cluster and
+// user, into another one, and makes it the current context there.
 func mergeKubeconfig(old, add []byte, force bool) (merged []byte, current string, err error) {
 	to, err := parseKube(old)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// list asks all nodes and shows their answers: a table with some rows for each,
-// or a document for each.
+// list calls all nodes and prints their answers: a table with the rows of all answers, or
+// a document for each answer.
 func list[M proto.Message](ctx context.Context, a *app, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) error {
 	answers, failed := gather(ctx, a, ask)
 	var documents []*yaml.Node
@@ -26,14 +26,14 @@ func list[M proto.Message](ctx context.Context, a *app, head []string, ask func(
 	}
 	err := a.show(documents, true, func() error {
 		if len(answers) == 0 {
-			return nil // what is on stderr says it all
+			return nil // stderr has the errors
 		}
 		return table(a.out, append([]string{"NODE"}, head...), all)
 	})
 	return errors.Join(err, failed)
 }
 
-// size is a number of bytes as a person reads it.
+// size formats a number of bytes.
 func size(bytes uint64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
 	value, unit := float64(bytes), 0
@@ -46,16 +46,16 @@ func size(bytes uint64) string {
 	return fmt.Sprintf("%.1f %s", value, units[unit])
 }
 
-// span is how long something took or takes, to the second.
+// span formats a duration, rounded to seconds.
 func span(d time.Duration) string { return d.Round(time.Second).String() }
 
-// ago is how long before now something was, both since the node's boot. The
-// moment of an event may be a bit later than the one at which now was taken.
+// ago formats how long then was before now, both since the boot of the node. The time of
+// an event may be slightly later than now.
 func ago(now, then *durationpb.Duration) string {
 	return span(max(now.AsDuration()-then.AsDuration(), 0)) + " ago"
 }
 
-// plural is a number of things, which are called so when there is one of them.
+// plural formats a number of things.
 func plural(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing

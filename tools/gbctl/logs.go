@@ -16,12 +16,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// printer writes whole lines of several nodes to one output, each with its node
-// before it (S-250).
+// printer writes lines of several nodes to one output, each line with the node as prefix
+// (S-250).
 type printer struct {
 	mu    sync.Mutex // guards w
 	w     io.Writer
-	clean bool // a person's terminal, which obeys what nodes write
+	clean bool // the output is a terminal: remove control characters
 }
 
 func (a *app) printer() *printer { return &printer{w: a.out, clean: interactive(a.out)} }
@@ -40,7 +40,7 @@ func (p *printer) lines(node string, lines []string) error {
 	return err
 }
 
-// visible takes what would move the cursor or worse out of a line.
+// visible removes control characters from a line.
 func visible(line string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r >= 0x7f && r < 0xa0 {
@@ -50,8 +50,8 @@ func visible(line string) string {
 	}, line)
 }
 
-// stream reads a stream of each node: at the same time where they go on for
-// ever, one after another, in the order in which they were named, where they end.
+// stream reads a stream from each node: from all at the same time if they don't end by
+// themselves, otherwise one after another in the given order.
 func (a *app) stream(ctx context.Context, follow bool, read func(context.Context, *client.Client) error) error {
 	if !follow {
 		return a.sequential(ctx, read)
@@ -64,11 +64,11 @@ func (a *app) stream(ctx context.Context, follow bool, read func(context.Context
 		if err := read(ctx, c); err != nil || ctx.Err() != nil {
 			return err
 		}
-		return errors.New("the node has ended the stream: it goes down or restarts its API")
+		return errors.New("the node has ended the stream: it shuts down or restarts its API")
 	})
 }
 
-// receive hands over all messages of a stream.
+// receive calls each for all messages of a stream.
 func receive[T any](stream *connect.ServerStreamForClient[T], err error, each func(*T) error) error {
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func receive[T any](stream *connect.ServerStreamForClient[T], err error, each fu
 	return stream.Err()
 }
 
-// tail is the number of lines as the API counts them: there 0 is all.
+// tail converts a number of lines for the API, where 0 means all.
 func tail(lines int) int32 {
 	if lines == 0 {
 		return -1
@@ -90,18 +90,18 @@ func tail(lines int) int32 {
 	return int32(max(lines, 0))
 }
 
-const tailHelp = "only the last so many (-1: all)"
+const tailHelp = "show only the last lines, this many (-1: all)"
 
 func (a *app) logsCommand() *cobra.Command {
 	r := &apiv1.ReadLogRequest{}
 	var last int
 	cmd := &cobra.Command{
 		Use:   "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
-		Short: "Show the log of a service or a container, or which logs there are",
-		Long: `Show the log of a service, or with -k of a container of Kubernetes, or which logs
-there are. Logs of services are kept when these crash. Each line starts with the
-node that it comes from.`,
-		Example: `  gbctl -n 10.5.0.2 logs                           which there are
+		Short: "Show the log of a service or a container, or list the logs",
+		Long: `Show the log of a service, or with -k that of a Kubernetes container, or list the logs.
+The logs of services are kept when the service crashes. Each line starts with the name
+of the node.`,
+		Example: `  gbctl -n 10.5.0.2 logs                           list the logs
   gbctl -n 10.5.0.2,10.5.0.3 logs -f kubelet
   gbctl -n 10.5.0.2 logs --tail 50 controller-runtime
   gbctl -n 10.5.0.2 logs -k kube-system/kube-apiserver-cp-1:kube-apiserver`,
@@ -116,7 +116,7 @@ node that it comes from.`,
 				stream, err := c.Log.Read(ctx, connect.NewRequest(r))
 				return receive(stream, err, func(m *apiv1.LogChunk) error {
 					if m.Lost > 0 {
-						fmt.Fprintf(a.err, "%s: %d lines were lost: they came faster than they could be sent\n", c.Name, m.Lost)
+						fmt.Fprintf(a.err, "%s: %d lines were lost: the log was written faster than it could be sent\n", c.Name, m.Lost)
 					}
 					return p.lines(c.Name, m.Lines)
 				})
@@ -124,7 +124,7 @@ node that it comes from.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "containers of Kubernetes instead of services")
-	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "go on with new lines, until Ctrl-C")
+	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new lines, until Ctrl-C")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
 	return cmd
 }
@@ -145,9 +145,9 @@ func (a *app) dmesgCommand() *cobra.Command {
 	var last int
 	cmd := &cobra.Command{
 		Use:   "dmesg",
-		Short: "Show the kernel's log, which is also the console's",
-		Long: `Show the log of nodes' kernels. What the node itself has to say at its console is
-there too, marked [garboard]. Times are seconds since the kernel's start.`,
+		Short: "Show the kernel log, which is also the log of the console",
+		Long: `Show the kernel logs of nodes. They contain the console messages of the node's own
+program, marked [garboard]. Times are seconds since the start of the kernel.`,
 		Example: `  gbctl -n 10.5.0.2 dmesg -f`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -165,14 +165,14 @@ there too, marked [garboard]. Times are seconds since the kernel's start.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "go on with new messages, until Ctrl-C")
+	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new messages, until Ctrl-C")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
 	return a.linesFlag(cmd)
 }
 
-// linesFlag gives a command whose output is a stream of lines -o.
+// linesFlag adds -o to a command that prints a stream of lines.
 func (a *app) linesFlag(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringP("output", "o", "text", "text, or json: one object a line")
+	cmd.Flags().StringP("output", "o", "text", "text, or json (one object per line)")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -181,7 +181,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	r := &apiv1.EventsRequest{}
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Tell the story of the services",
+		Short: "Show the events of services",
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 events -f
   gbctl -n 10.5.0.2 events --service kubelet --tail 20`,
 		Args: cobra.NoArgs,
@@ -198,11 +198,11 @@ func (a *app) eventsCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "go on with new events, until Ctrl-C")
-	cmd.Flags().Uint32Var(&r.Tail, "tail", 100, "so many of the past first")
-	cmd.Flags().StringVar(&r.Service, "service", "", "only this service")
+	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new events, until Ctrl-C")
+	cmd.Flags().Uint32Var(&r.Tail, "tail", 100, "number of past events to show first")
+	cmd.Flags().StringVar(&r.Service, "service", "", "show only this service")
 	return a.linesFlag(cmd)
 }
 
-// stampUTC is a time of a node's log.
+// stampUTC formats a time of a log.
 func stampUTC(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// orders of processes, each the largest first where size matters.
+// orders are the sort orders of processes, the largest first except by PID.
 var orders = map[string]func(a, b *apiv1.Process) int{
 	"rss": func(a, b *apiv1.Process) int { return cmp.Compare(b.ResidentMemory, a.ResidentMemory) },
 	"cpu": func(a, b *apiv1.Process) int {
@@ -29,7 +29,7 @@ func (a *app) processesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "processes",
 		Aliases: []string{"ps"},
-		Short:   "Show what runs",
+		Short:   "Show the running processes",
 		Example: `  gbctl -n 10.5.0.2 processes --sort cpu`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -50,15 +50,15 @@ func (a *app) processesCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&by, "sort", "rss", "the largest first: rss, cpu; or pid")
+	cmd.Flags().StringVar(&by, "sort", "rss", "sort order: rss, cpu or pid")
 	return a.outputFlag(cmd)
 }
 
 func (a *app) memoryCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:     "memory",
-		Short:   "Show how much memory there is, and who has it",
-		Long:    "Show how much memory there is, and who has it. -o yaml has all figures of proc_meminfo(5), in bytes.",
+		Short:   "Show memory usage",
+		Long:    "Show the memory usage of nodes. -o yaml shows all values of proc_meminfo(5), in bytes.",
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 memory`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -77,7 +77,7 @@ func (a *app) memoryCommand() *cobra.Command {
 func (a *app) mountsCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:     "mounts",
-		Short:   "Show what is mounted, and how full it is",
+		Short:   "Show the mounted file systems and their usage",
 		Example: `  gbctl -n 10.5.0.2 mounts`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -102,9 +102,9 @@ func (a *app) mountsCommand() *cobra.Command {
 func (a *app) disksCommand() *cobra.Command {
 	return a.insecureFlags(a.outputFlag(&cobra.Command{
 		Use:   "disks",
-		Short: "Show the disks: what machine.install.disk may name",
+		Short: "Show the disks, for machine.install.disk",
 		Example: `  gbctl -n 10.5.0.2 disks
-  gbctl -n 10.5.0.4 disks --insecure               before there is a configuration`,
+  gbctl -n 10.5.0.4 disks --insecure               in maintenance mode`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			head := []string{"DEVICE", "SIZE", "MODEL", "SERIAL", "BUS", "READ-ONLY", "SYSTEM", "CONTENT"}
@@ -124,7 +124,7 @@ func (a *app) netstatCommand() *cobra.Command {
 	r := &apiv1.NetstatRequest{}
 	cmd := &cobra.Command{
 		Use:     "netstat",
-		Short:   "Show network connections, and who listens",
+		Short:   "Show network connections and listening sockets",
 		Example: `  gbctl -n 10.5.0.2 netstat -l`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -143,16 +143,16 @@ func (a *app) netstatCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&r.ListeningOnly, "listening", "l", false, "only who listens")
+	cmd.Flags().BoolVarP(&r.ListeningOnly, "listening", "l", false, "show only listening sockets")
 	return a.outputFlag(cmd)
 }
 
 func (a *app) timeCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:   "time",
-		Short: "Show the clocks, and what they are set by",
-		Long: `Show the clocks of nodes, and what they are set by. OFFSET is how far the clock is
-from its server's, as last measured, and ERROR how far from the truth it may be.`,
+		Short: "Show the clocks and their time servers",
+		Long: `Show the clocks of nodes and their time servers. OFFSET is the last measured difference
+to the time server, and ERROR the maximum error of the clock.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 time`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -173,8 +173,8 @@ func (a *app) containersCommand() *cobra.Command {
 		Aliases: []string{"c"},
 		Short:   "Show the containers of the system or of Kubernetes",
 		Long: `Show the containers that containerd runs: those of the system, or with -k those of
-Kubernetes, each below the sandbox of its pod. It works without Kubernetes being
-up. The ID is what 'gbctl logs -k' takes.`,
+Kubernetes, each below the sandbox of its pod. It also works while Kubernetes is down.
+'gbctl logs -k' accepts the ID.`,
 		Example: `  gbctl -n 10.5.0.2 containers
   gbctl -n 10.5.0.2 c -k`,
 		Args: cobra.NoArgs,
@@ -194,11 +194,11 @@ up. The ID is what 'gbctl logs -k' takes.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "those of Kubernetes")
+	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "show the containers of Kubernetes")
 	return a.outputFlag(cmd)
 }
 
-// shortDigest is enough of a digest to tell images apart.
+// shortDigest shortens a digest for tables.
 func shortDigest(digest string) string {
 	algorithm, sum, ok := strings.Cut(digest, ":")
 	if !ok || len(sum) < 12 {

@@ -1,8 +1,8 @@
-// Command gbctl operates nodes of Garboard from elsewhere, over their machine
-// API. Each command asks all the nodes that it was given at the same time, prints
-// the answers in the order in which the nodes were named, and tells at the end,
-// with its exit code too, which nodes had none. What a command does is done by
-// the node: gbctl asks, shows and explains.
+// Command gbctl operates Garboard nodes remotely, over their machine API. It sends a
+// request to all given nodes at the same time and prints the answers in the order in
+// which the nodes were given. At the end it reports the nodes that failed, also with its
+// exit code. The node does the work: gbctl sends requests, shows results and explains
+// errors.
 package main
 
 import (
@@ -19,7 +19,8 @@ import (
 func main() { os.Exit(run()) }
 
 func run() int {
-	// The first Ctrl-C ends the work in order; the second ends the program.
+	// The first Ctrl-C ends the command in an orderly way; the second one kills the
+	// program.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	defer stop()
@@ -27,31 +28,33 @@ func run() int {
 	root := a.rootCommand()
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.running {
-		err = &exitError{codeUsage, fmt.Errorf("%w\n'%s --help' shows how it is used", err, cmd.CommandPath())}
+		err = &exitError{codeUsage, fmt.Errorf("%w\n'%s --help' shows the usage", err, cmd.CommandPath())}
 	}
 	return a.finish(ctx, err)
 }
 
 const rootLong = `gbctl operates the nodes of a Garboard cluster.
 
-Whom to talk to, and as whom, is in the client configuration that
-'gbctl gen config' makes: $GARBOARDCONFIG, or else ~/.garboard/config.
--n names the nodes that a command is for. Without it, these are the nodes of the
-context, or else the first of its endpoints that answers.`
+The client configuration holds the addresses of the cluster and your certificate.
+'gbctl gen config' makes it. gbctl reads $GARBOARDCONFIG, or ~/.garboard/config if
+that isn't set.
 
-const rootExample = `  gbctl gen config home https://10.5.0.2:6443      make a cluster's files
+-n selects the nodes for a command. Without -n, gbctl uses the nodes of the context,
+or else the first of its endpoints that answers.`
+
+const rootExample = `  gbctl gen config home https://10.5.0.2:6443      make the files of a cluster
   gbctl -n 10.5.0.2 apply-config --insecure -f controlplane.yaml
-  gbctl -n 10.5.0.2 health                         what is up, and what waits
+  gbctl -n 10.5.0.2 health                         show which services are up
   gbctl -n 10.5.0.2,10.5.0.3 services
   gbctl -n 10.5.0.2 get staticpods -o yaml
-  gbctl kubeconfig                                 then use kubectl`
+  gbctl kubeconfig                                 set up kubectl`
 
-// Groups of commands, in the order of the help.
+// Groups of commands, in the order in which the help lists them.
 const (
-	groupLook   = "look"
-	groupConfig = "config"
-	groupAct    = "act"
-	groupClient = "client"
+	groupInspect = "inspect"
+	groupConfig  = "config"
+	groupOperate = "operate"
+	groupClient  = "client"
 )
 
 func (a *app) rootCommand() *cobra.Command {
@@ -63,11 +66,11 @@ func (a *app) rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			// cobra itself looks at these only after this function.
+			// cobra checks these only after this function.
 			if err := errors.Join(cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil {
 				return err
 			}
-			// What fails from here on isn't a matter of how the command was typed.
+			// Later errors aren't usage errors.
 			if err := a.checkFlags(cmd); err != nil {
 				return err
 			}
@@ -79,10 +82,10 @@ func (a *app) rootCommand() *cobra.Command {
 	root.SetErr(a.err)
 	a.globalFlags(root)
 	root.AddGroup(
-		&cobra.Group{ID: groupLook, Title: "Look at nodes:"},
+		&cobra.Group{ID: groupInspect, Title: "Inspect nodes:"},
 		&cobra.Group{ID: groupConfig, Title: "Configure nodes:"},
-		&cobra.Group{ID: groupAct, Title: "Act on nodes:"},
-		&cobra.Group{ID: groupClient, Title: "Without a node:"},
+		&cobra.Group{ID: groupOperate, Title: "Operate nodes:"},
+		&cobra.Group{ID: groupClient, Title: "Commands that work without a node:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {
@@ -90,13 +93,13 @@ func (a *app) rootCommand() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	add(groupLook, a.healthCommand(), a.servicesCommand(), a.serviceCommand(), a.eventsCommand(), a.logsCommand(), a.dmesgCommand(),
+	add(groupInspect, a.healthCommand(), a.servicesCommand(), a.serviceCommand(), a.eventsCommand(), a.logsCommand(), a.dmesgCommand(),
 		a.getCommand(), a.inspectCommand(), a.containersCommand(), a.imagesCommand(), a.bootChartCommand(), a.processesCommand(), a.memoryCommand(),
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
-	add(groupAct, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
-	add(groupLook, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
+	add(groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
+	add(groupInspect, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	add(groupAct, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand())
+	add(groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand())
 	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)

@@ -11,11 +11,10 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// document is what a node has answered, for -o yaml and -o json: the fields of
-// the message in their order, with "node" above them. Numbers are numbers,
-// durations as Go writes them, times RFC 3339 in UTC. A field that has no value
-// is there with its zero value, so that every document has the same shape; only
-// a time that isn't known is missing.
+// document converts the answer of a node for -o yaml and -o json: the fields of the
+// message in their order, below "node". Numbers are numbers, durations are as Go writes
+// them, times are RFC 3339 in UTC. A field without a value has its zero value, so that
+// every document has the same structure; only unknown times are missing.
 func document(node string, m proto.Message) *yaml.Node {
 	n := mapping("node", node)
 	n.Content = append(n.Content, fields(m.ProtoReflect()).Content...)

@@ -19,25 +19,24 @@ import (
 )
 
 const (
-	// defaultTimeout bounds one request: the slowest ones, applying a
-	// configuration and looking for what is wrong, take a few seconds on a busy
-	// node.
+	// defaultTimeout limits one request: the slowest ones, which apply a configuration or
+	// diagnose a node, take a few seconds on a busy node.
 	defaultTimeout = 30 * time.Second
 
-	// maxParallel bounds how many nodes are asked at the same time: a handshake takes
-	// a millisecond of this machine's processor, and a few file descriptors.
+	// maxParallel limits the number of simultaneous requests: a handshake takes a
+	// millisecond of local processor time, and a few file descriptors.
 	maxParallel = 32
 
-	// progressDelay is after how long a person is told what is being waited for.
+	// progressDelay is the time after which gbctl prints what it waits for.
 	progressDelay = 2 * time.Second
 )
 
-// app is what the commands share: the global flags, and where to write.
+// app is the state that the commands share: the global flags, input and output.
 type app struct {
 	in       io.Reader
 	out, err io.Writer
 
-	// running: the command line was understood.
+	// running: the command line is valid.
 	running bool
 
 	nodes, endpoints []string
@@ -48,11 +47,11 @@ type app struct {
 
 	insecure    bool
 	fingerprint string
-	warned      sync.Map // nodes that were believed without
+	warned      sync.Map // nodes for which the warning was printed
 
 	loaded *client.Context
 
-	// What a person types in answer to questions, from the first one on.
+	// Lines from standard input, read from the first question on.
 	inputOnce  sync.Once
 	inputTurn  chan struct{}
 	inputLines <-chan string
@@ -60,16 +59,16 @@ type app struct {
 
 func (a *app) globalFlags(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringSliceVarP(&a.nodes, "nodes", "n", nil, "nodes to ask, by address or name, separated by commas")
-	f.StringSliceVarP(&a.endpoints, "endpoints", "e", nil, "endpoints to use instead of the context's")
+	f.StringSliceVarP(&a.nodes, "nodes", "n", nil, "nodes, by address or name, separated by commas")
+	f.StringSliceVarP(&a.endpoints, "endpoints", "e", nil, "endpoints to use instead of those of the context")
 	f.StringVar(&a.contextName, "context", "", "context to use instead of the current one")
 	f.StringVar(&a.configPath, "garboardconfig", "", "client configuration (default $GARBOARDCONFIG, or else ~/.garboard/config)")
-	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long one request to a node may take")
+	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "timeout of one request to a node")
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	_ = root.RegisterFlagCompletionFunc("nodes", a.completeNodes)
 }
 
-// outputs are the values of -o, by its default.
+// outputs are the allowed values of -o, by the default value.
 var outputs = map[string][]string{
 	"table": {"table", "yaml", "json"},
 	"text":  {"text", "json"},
@@ -80,16 +79,16 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 		return fmt.Errorf("--timeout must be more than zero")
 	}
 	if a.fingerprint != "" && !a.insecure {
-		return fmt.Errorf("--fingerprint is for --insecure: other nodes prove with a certificate who they are")
+		return fmt.Errorf("--fingerprint needs --insecure: other nodes prove their identity with a certificate")
 	}
 	if f := cmd.Flags().Lookup("fingerprint"); f != nil && f.Changed && a.fingerprint == "" {
-		return fmt.Errorf("--fingerprint is empty: leave it out to see which certificate the machine shows")
+		return fmt.Errorf("--fingerprint is empty: leave it out to see the certificate of the machine")
 	}
 	if a.insecure && len(a.nodes) == 0 {
 		return fmt.Errorf("--insecure needs -n: a node in maintenance mode isn't in any client configuration")
 	}
 	if output := cmd.Flags().Lookup("output"); output != nil {
-		// Of a command that writes a file, it is the file's name.
+		// In commands that write a file, -o is the name of the file.
 		formats, isFormat := outputs[output.DefValue]
 		if a.output = output.Value.String(); isFormat && !slices.Contains(formats, a.output) {
 			return fmt.Errorf("-o %s: must be one of %s", a.output, strings.Join(formats, ", "))
@@ -98,17 +97,17 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 	return nil
 }
 
-// outputFlag gives a command -o.
+// outputFlag adds -o to a command.
 func (a *app) outputFlag(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringP("output", "o", "table", "table, yaml or json")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-// insecureFlags give a command the way to nodes in maintenance mode.
+// insecureFlags adds the flags for nodes in maintenance mode to a command.
 func (a *app) insecureFlags(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().BoolVar(&a.insecure, "insecure", false, "for a node in maintenance mode: believe the certificate that it shows")
-	cmd.Flags().StringVar(&a.fingerprint, "fingerprint", "", "with --insecure: the certificate that the node's console shows, and no other")
+	cmd.Flags().BoolVar(&a.insecure, "insecure", false, "for a node in maintenance mode: accept its self-signed certificate")
+	cmd.Flags().StringVar(&a.fingerprint, "fingerprint", "", "with --insecure: accept only the certificate with this fingerprint, which the node shows on its console")
 	return cmd
 }
 
@@ -119,8 +118,8 @@ func (a *app) path() (string, error) {
 	return client.DefaultPath()
 }
 
-// access is the context to use. It is nil, without an error, where none is
-// needed and none is there.
+// access returns the context to use. It is nil, without an error, if none exists and none
+// is needed.
 func (a *app) access() (*client.Context, error) {
 	if a.loaded != nil {
 		return a.loaded, nil
@@ -147,7 +146,7 @@ func (a *app) access() (*client.Context, error) {
 	return c, nil
 }
 
-// targets are the nodes that the command is for, each once.
+// targets returns the nodes of the command, without duplicates.
 func (a *app) targets(ctx context.Context) ([]string, error) {
 	c, err := a.access()
 	if err != nil {
@@ -163,7 +162,7 @@ func (a *app) targets(ctx context.Context) ([]string, error) {
 			endpoints = c.Endpoints
 		}
 		if len(endpoints) == 0 {
-			return nil, errors.New("no node to ask: name one with -n, or give the context endpoints with 'gbctl config endpoints'")
+			return nil, errors.New("no node given: use -n, or set the endpoints of the context with 'gbctl config endpoints'")
 		}
 		endpoint, err := c.Answering(ctx, endpoints)
 		if err != nil {
@@ -178,25 +177,24 @@ func (a *app) targets(ctx context.Context) ([]string, error) {
 		}
 	}
 	if len(once) == 0 {
-		return nil, usagef("-n names no node")
+		return nil, usagef("-n is empty")
 	}
 	return once, nil
 }
 
-// single is the one node that a command is for whose output can't be told apart
-// by node.
+// single returns the node of a command that works with exactly one node.
 func (a *app) single(ctx context.Context, what string) (string, error) {
 	nodes, err := a.targets(ctx)
 	if err != nil {
 		return "", err
 	}
 	if len(nodes) > 1 {
-		return "", usagef("%s is for one node: name it with -n (now there are %s)", what, strings.Join(nodes, ", "))
+		return "", usagef("%s works with one node only, not with %s: select one with -n", what, strings.Join(nodes, ", "))
 	}
 	return nodes[0], nil
 }
 
-// dial makes the client for a node.
+// dial makes a client for a node.
 func (a *app) dial(node string) (*client.Client, error) {
 	c, err := a.access()
 	if err != nil {
@@ -209,13 +207,13 @@ func (a *app) dial(node string) (*client.Client, error) {
 		return client.DialMaintenanceAs(c, node, a.fingerprint)
 	}
 	n, err := client.Dial(c, node)
-	if err != nil { // only for want of a certificate that can be used
+	if err != nil { // only if there is no usable certificate
 		return nil, &exitError{codeDenied, fmt.Errorf("%w (%s)", err, a.contextLabel())}
 	}
 	return n, nil
 }
 
-// withClient calls a node, and explains what goes wrong.
+// withClient calls a function with a client for a node, and explains its error.
 func (a *app) withClient(ctx context.Context, node string, call func(context.Context, *client.Client) error) error {
 	c, err := a.dial(node)
 	if err != nil {
@@ -234,7 +232,7 @@ func (a *app) withClient(ctx context.Context, node string, call func(context.Con
 	return a.explain(node, err)
 }
 
-// broken tells whether a connection that was there has ended without an answer.
+// broken reports whether an established connection has ended without an answer.
 func broken(err error) bool {
 	var answer *connect.Error
 	var op *net.OpError
@@ -246,18 +244,18 @@ func broken(err error) bool {
 		errors.As(err, &distrust), errors.Is(err, client.ErrFingerprint):
 		return false
 	}
-	// Depending on the moment, connect calls it one or another of these.
+	// Which of these codes connect uses depends on the moment.
 	return slices.Contains([]connect.Code{connect.CodeUnavailable, connect.CodeCanceled, connect.CodeUnknown}, answer.Code())
 }
 
-// answer is what one node said.
+// answer is the answer of one node.
 type answer[T any] struct {
 	node  string
 	value T
 }
 
-// gather asks all nodes at the same time, and returns what those that answered
-// said, in the order in which they were named. The error is about the others.
+// gather calls all nodes at the same time, and returns the answers in the order in which
+// the nodes were given. The error is about the nodes that failed.
 func gather[T any](ctx context.Context, a *app, ask func(context.Context, *client.Client) (T, error)) ([]answer[T], error) {
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -300,7 +298,7 @@ func (a *app) each(ctx context.Context, nodes []string, call func(ctx context.Co
 	return collect(nodes, errs)
 }
 
-// request bounds one request to a node, and tells a person who has to wait for it.
+// request limits one request to a node, and prints a message if it takes long.
 func (a *app) request(ctx context.Context, node string) (context.Context, func()) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	waiting := a.waitFor([]string{node})
@@ -310,9 +308,9 @@ func (a *app) request(ctx context.Context, node string) (context.Context, func()
 	}
 }
 
-// sequential calls the nodes one after another: where a person edits, or where what
-// is done to all at the same time would be in the way of the cluster. A node that
-// fails doesn't keep the next one from its turn.
+// sequential calls the nodes one after another: for editing, and for actions that would
+// disturb the cluster if they ran on all nodes at the same time. It continues after a
+// node that fails.
 func (a *app) sequential(ctx context.Context, call func(context.Context, *client.Client) error) error {
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -327,9 +325,9 @@ func (a *app) sequential(ctx context.Context, call func(context.Context, *client
 	return collect(nodes, errs)
 }
 
-// rolling is sequential for what takes a node out of its cluster: after one that failed,
-// nothing is done to those that come after it. The cluster could do without one, and
-// maybe not without two. A dry run shows all that would be done.
+// rolling is sequential for actions that make a node unavailable in its cluster: it stops
+// at the first node that fails, because the cluster may not work without two nodes. A dry
+// run shows the plans of all nodes.
 func (a *app) rolling(ctx context.Context, dryRun bool, call func(context.Context, *client.Client) error) error {
 	if dryRun {
 		return a.sequential(ctx, call)
@@ -345,7 +343,7 @@ func (a *app) rolling(ctx context.Context, dryRun bool, call func(context.Contex
 			continue
 		}
 		if failed >= 0 {
-			errs[i] = &exitError{exitCode(errs[failed]), fmt.Errorf("nothing was done: %s comes before it, and failed", nodes[failed])}
+			errs[i] = &exitError{exitCode(errs[failed]), fmt.Errorf("nothing was done, because %s failed", nodes[failed])}
 		} else if errs[i] = a.withClient(ctx, node, call); errs[i] != nil {
 			failed = i
 		}

@@ -15,10 +15,10 @@ func (a *app) operationCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "operation",
 		Aliases: []string{"operations"},
-		Short:   "Look at what runs on nodes, answer it, or abort it",
-		Long: `Look at operations, answer their questions, or abort them. Whatever changes a node
-for good, such as a reboot, is an operation: it runs on the node, step by step, and
-goes on when gbctl has gone and when the node has restarted.`,
+		Short:   "Show, follow, answer or abort operations",
+		Long: `Show operations, answer their questions, or abort them. Everything that changes the
+state of a node, such as a reboot, is an operation. It runs on the node, step by step,
+and continues if gbctl exits and after the node has restarted.`,
 	}
 	cmd.AddCommand(a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand())
 	return cmd
@@ -27,7 +27,7 @@ goes on when gbctl has gone and when the node has restarted.`,
 func (a *app) operationListCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:     "list",
-		Short:   "Show the operations that run, and the last ones that ran",
+		Short:   "List the running operations and the last finished ones",
 		Example: `  gbctl -n 10.5.0.2 operation list`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -65,7 +65,7 @@ func operationState(o *apiv1.Operation) string {
 	return strings.ToLower(strings.TrimPrefix(o.State.String(), "STATE_"))
 }
 
-// prompt is a question with its answers.
+// prompt formats a question with its possible answers.
 func prompt(q *apiv1.OperationQuestion) string {
 	if len(q.Options) == 0 {
 		return q.Text
@@ -76,14 +76,14 @@ func prompt(q *apiv1.OperationQuestion) string {
 func (a *app) operationAttachCommand() *cobra.Command {
 	return a.linesFlag(&cobra.Command{
 		Use:   "attach ID",
-		Short: "Follow an operation from its beginning to its end",
-		Long: `Follow an operation from its beginning to its end, also over restarts of the node,
-and answer its questions. Ctrl-C leaves it to itself: it goes on. The exit code is 0
-only if the operation has done what it was to do.`,
+		Short: "Follow an operation from its start to its end",
+		Long: `Follow an operation from its start to its end, also over restarts of the node, and
+answer its questions. After Ctrl-C the operation continues. The exit code is 0 only if
+the operation succeeded.`,
 		Example: `  gbctl -n 10.5.0.2 operation attach reset-4kfz2mqa`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			node, err := a.single(cmd.Context(), "an operation")
+			node, err := a.single(cmd.Context(), "operation attach")
 			if err != nil {
 				return err
 			}
@@ -95,12 +95,12 @@ only if the operation has done what it was to do.`,
 func (a *app) operationAnswerCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "answer ID ANSWER",
-		Short: "Answer the question that an operation waits with",
-		Example: `  gbctl -n 10.5.0.2 operation list                       what is asked
+		Short: "Answer the question of an operation",
+		Example: `  gbctl -n 10.5.0.2 operation list                       show the questions
   gbctl -n 10.5.0.2 operation answer reset-4kfz2mqa yes`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.one(cmd.Context(), "an answer", func(ctx context.Context, c *client.Client) error {
+			return a.one(cmd.Context(), "operation answer", func(ctx context.Context, c *client.Client) error {
 				all, err := operations(ctx, c)
 				if err != nil {
 					return err
@@ -110,11 +110,11 @@ func (a *app) operationAnswerCommand() *cobra.Command {
 						if err := answerOperation(ctx, c, o, args[1]); err != nil {
 							return err
 						}
-						fmt.Fprintf(a.out, "%s: %s: %q is answered with %q\n", c.Name, o.Id, visible(o.Question.Text), visible(args[1]))
+						fmt.Fprintf(a.out, "%s: %s: answered %q with %q\n", c.Name, o.Id, visible(o.Question.Text), visible(args[1]))
 						return nil
 					}
 				}
-				return fmt.Errorf("operation %q asks nothing: 'gbctl operation list' shows what is asked", args[0])
+				return fmt.Errorf("operation %q has no question: 'gbctl operation list' shows the questions", args[0])
 			})
 		},
 	}
@@ -128,14 +128,14 @@ func answerOperation(ctx context.Context, c *client.Client, o *apiv1.Operation, 
 func (a *app) operationAbortCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "abort ID",
-		Short: "End an operation, and have undone what it did",
-		Long: `End an operation, and have undone what it did. It is refused once something has
-begun from which there is no way back: such an operation must come to its end. One
-whose node is back, and that only waits for the cluster, can be ended again.`,
+		Short: "Abort an operation and undo its steps",
+		Long: `Abort an operation and undo its steps. It is refused after a step that can't be undone:
+such an operation must finish. After the node is back, an operation that only waits for
+the cluster can be aborted again.`,
 		Example: `  gbctl -n 10.5.0.2 operation abort reboot-4kfz2mqa`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.said(cmd.Context(), "aborting", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
+			return a.printMessage(cmd.Context(), "operation abort", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return message(c.Operation.Abort(ctx, connect.NewRequest(&apiv1.AbortOperationRequest{Id: args[0]})))
 			})
 		},

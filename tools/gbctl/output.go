@@ -12,10 +12,10 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// yamlIndent is the indentation of all YAML that we print (S-007).
+// yamlIndent is the indentation of all YAML output (S-007).
 const yamlIndent = 4
 
-// table prints rows below their heads. No line ends in blanks.
+// table prints rows below a heading. Lines have no trailing blanks.
 func table(w io.Writer, head []string, rows [][]string) error {
 	var b bytes.Buffer
 	t := tabwriter.NewWriter(&b, 0, 8, 3, ' ', 0)
@@ -37,7 +37,8 @@ func table(w io.Writer, head []string, rows [][]string) error {
 	return nil
 }
 
-// oneLine keeps a text of a node from breaking the table, or the terminal.
+// oneLine removes line breaks and control characters, which would break the table or the
+// terminal.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -50,9 +51,9 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// show prints answers in the way that -o says: as a table, or what rows don't
-// have room for as YAML documents or as JSON. one: exactly one thing was asked
-// for, so that JSON is that thing and not an array of one.
+// show prints answers in the format of -o: a table, or YAML documents or JSON, which have
+// more fields than the table. one: exactly one object was requested, so that JSON is an
+// object and not an array with one object.
 func (a *app) show(documents []*yaml.Node, one bool, rows func() error) error {
 	switch a.output {
 	case "yaml":
@@ -97,7 +98,7 @@ func writeJSON(w io.Writer, documents []*yaml.Node, one bool) error {
 	return err
 }
 
-// appendJSON writes a node as JSON, with the keys in the order in which they are.
+// appendJSON writes a node as JSON, with the keys in their order.
 func appendJSON(b *bytes.Buffer, n *yaml.Node) error {
 	switch n.Kind {
 	case yaml.DocumentNode:
@@ -153,7 +154,8 @@ func appendValue(b *bytes.Buffer, value any) error {
 	return err
 }
 
-// Nodes of YAML, by hand, because the order of keys is part of the contract.
+// The following functions build YAML nodes, because the order of the keys is part of the
+// output format.
 
 func mapping(pairs ...any) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
@@ -171,7 +173,7 @@ func sequence[T any](items []T) *yaml.Node {
 	return n
 }
 
-// scalar makes a node of a plain value. One that is a node stays as it is.
+// scalar makes a node of a plain value. It returns a node unchanged.
 func scalar(value any) *yaml.Node {
 	if n, ok := value.(*yaml.Node); ok {
 		return n

@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const patchLong = `Change single fields of the configuration of nodes, one node after another.
+const patchLong = `Change fields of the configuration of nodes, one node after another.
 
-A patch is a JSON patch (a list of operations), or a piece of configuration as it
-should be, that is merged into what is there. Both may be JSON or YAML, and
-@FILE reads them from a file. Comments and the order of fields stay.
+A patch is a JSON patch (a list of operations), or a part of a configuration that is
+merged into the current one. Both can be JSON or YAML; @FILE reads a file. Comments and
+the order of fields stay.
 ` + modesHelp
 
 const patchExample = `  gbctl -n 10.5.0.2 patch mc -p '[{"op": "replace", "path": "/cluster/apiServer/image", "value": "registry.k8s.io/kube-apiserver:v1.36.3"}]'
@@ -39,7 +39,7 @@ func (a *app) patchCommand() *cobra.Command {
 				return err
 			}
 			if len(patches) == 0 {
-				return usagef("say what to change: -p PATCH")
+				return usagef("no patch given: use -p PATCH")
 			}
 			texts := make([][]byte, len(patches))
 			for i, p := range patches {
@@ -56,14 +56,14 @@ func (a *app) patchCommand() *cobra.Command {
 		},
 	}
 	// An array, not a slice: patches are full of commas.
-	mc.Flags().StringArrayVarP(&patches, "patch", "p", nil, "the patch, or @FILE; several are applied in their order")
+	mc.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
 	flags.add(mc)
 	parent.AddCommand(mc)
 	return parent
 }
 
-// patchNode changes what the node has at that moment. Where somebody else has
-// changed it in between, it is done once more with what they have made of it.
+// patchNode patches the current configuration of a node. If somebody else changes it in
+// between, it tries once more with the new configuration.
 func (a *app) patchNode(ctx context.Context, n *client.Client, change configChange, patches [][]byte) (*apiv1.ApplyConfigResponse, error) {
 	for try := 1; ; try++ {
 		current, err := a.current(ctx, n)
@@ -83,12 +83,12 @@ func (a *app) patchNode(ctx context.Context, n *client.Client, change configChan
 	}
 }
 
-// group is a command that only holds others. Without the two, a misspelt one of
-// them would show the help and succeed.
+// group makes a command that only has subcommands. Without Args and RunE, a misspelt
+// subcommand would print the help and succeed.
 func group(cmd *cobra.Command) *cobra.Command {
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return usagef("%s needs to know what: %s", cmd.CommandPath(), strings.Join(subcommands(cmd), ", "))
+		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(subcommands(cmd), ", "))
 	}
 	return cmd
 }

@@ -17,22 +17,23 @@ import (
 )
 
 const (
-	// restartBudget is how long a machine may take until it answers again. Servers
-	// with much memory test it for minutes before they start anything.
+	// restartBudget is the time that a machine may take until it answers again. Servers
+	// with much memory test it for minutes before they boot.
 	restartBudget = 15 * time.Minute
-	// stopBudget is longer than a node takes to stop all services in order.
+	// stopBudget is longer than a node needs to stop all services in order.
 	stopBudget = 5 * time.Minute
-	// probeTimeout bounds one look at a node that may be gone.
+	// probeTimeout limits a status request to a node that may be off.
 	probeTimeout = 3 * time.Second
-	// offProbes in a row without an answer are a node that is off.
+	// offProbes is the number of failed probes in a row after which a node counts as off.
 	offProbes = 2
-	// planTimeout is longer than a node takes to ask the cluster what speaks against it.
+	// planTimeout is longer than a node needs to check with the cluster whether the
+	// operation is safe.
 	planTimeout = 2 * time.Minute
-	// drainTimeout is what nodes themselves give pods to end.
+	// drainTimeout is the default of the nodes for the eviction of pods.
 	drainTimeout = 5 * time.Minute
 )
 
-// powerFlags are how a node goes, for reboot and shutdown.
+// powerFlags are the flags of reboot and shutdown.
 type powerFlags struct {
 	wait, force, drain, dryRun bool
 	drainTimeout               time.Duration
@@ -41,32 +42,32 @@ type powerFlags struct {
 func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 	flags := cmd.Flags()
 	flags.BoolVar(&f.wait, "wait", false, wait)
-	flags.BoolVar(&f.drain, "drain", true, "first evict the pods, if other nodes can take them")
-	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long pods may take to end; what is left then ends with the node")
-	flags.BoolVar(&f.force, "force", false, "at once, without regard to pods or to other nodes")
-	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
+	flags.BoolVar(&f.drain, "drain", true, "evict the pods first, if other nodes can run them")
+	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long the eviction of pods may take; pods that remain stop with the node")
+	flags.BoolVar(&f.force, "force", false, "don't evict pods, and don't check the other nodes")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "only show the steps")
 }
 
-const drainHelp = `The node is emptied first: no new pods come, and those that others would run in its
-place are evicted within their disruption budgets, for as long as --drain-timeout.
-Pods that belong to nobody, and those of DaemonSets, stay until the node ends. Where
-no other node takes pods, none is evicted. It is an operation on the node: Ctrl-C
-leaves it to itself, 'gbctl operation attach' follows it again. Only one control plane
-of a cluster goes at a time, and none without which its etcd would have no quorum;
-workers go when they are told to. --force waits for nobody.
+const drainHelp = `The node is drained first: it is cordoned, and pods that can run on other nodes are
+evicted within their disruption budgets, for at most --drain-timeout. Pods without a
+controller and those of DaemonSets stay until the node stops. If no other node can run
+pods, none is evicted. This is an operation on the node: it continues after Ctrl-C, and
+'gbctl operation attach' follows it again. Only one control plane of a cluster can
+restart or stop at a time, and only if etcd keeps its quorum without it; workers have
+no such limit. --force skips the eviction and the checks.
 `
 
 func (a *app) rebootCommand() *cobra.Command {
 	var f powerFlags
 	cmd := &cobra.Command{
 		Use:   "reboot",
-		Short: "Restart machines",
+		Short: "Restart nodes",
 		Long: `Stop all services of nodes in order, and restart the machines.
 
 ` + drainHelp + `
-Several nodes are restarted one after another: each is waited for until it has come
-back and is well, as with --wait. After one that fails, nothing is done to the next.
-Stop waiting with Ctrl-C.`,
+Several nodes are restarted one after another: gbctl waits for each one until it is back
+and healthy, as with --wait. It stops at the first node that fails. Ctrl-C stops the
+waiting.`,
 		Example: `  gbctl -n 10.5.0.2 reboot
   gbctl -n 10.5.0.2,10.5.0.3 reboot --wait
   gbctl -n 10.5.0.2 reboot --dry-run`,
@@ -81,7 +82,7 @@ Stop waiting with Ctrl-C.`,
 			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, f) })
 		},
 	}
-	f.add(cmd, "wait for each node to be back and well")
+	f.add(cmd, "wait until each node is back and healthy")
 	return cmd
 }
 
@@ -116,12 +117,11 @@ func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error 
 	if err := a.waitBack(ctx, n.Name, before, func(ctx context.Context) error { return a.operationEnded(ctx, n.Name, id) }); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s: is back and well after %s\n", n.Name, span(time.Since(start)))
+	fmt.Fprintf(a.out, "%s: is back and healthy after %s\n", n.Name, span(time.Since(start)))
 	return nil
 }
 
-// waitBack waits until a node has another boot than before, is well, and the last look
-// finds nothing to wait for either.
+// waitBack waits until a node has a new boot ID, is healthy, and last returns no error.
 func (a *app) waitBack(ctx context.Context, node, before string, last func(context.Context) error) error {
 	return a.retryUntil(ctx, node, restartBudget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
@@ -129,7 +129,7 @@ func (a *app) waitBack(ctx context.Context, node, before string, last func(conte
 		case err != nil:
 			return err
 		case s.BootId == before:
-			return errors.New("goes down")
+			return errors.New("shuts down")
 		case unhealthyReason(s) != "":
 			return errors.New(unhealthyReason(s))
 		}
@@ -137,7 +137,7 @@ func (a *app) waitBack(ctx context.Context, node, before string, last func(conte
 	})
 }
 
-// operationEnded is nil once an operation has ended on a node that has restarted.
+// operationEnded returns nil when an operation has ended on a node that has restarted.
 func (a *app) operationEnded(ctx context.Context, node, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -148,7 +148,7 @@ func (a *app) operationEnded(ctx context.Context, node, id string) error {
 		}
 		for _, o := range all.Operations {
 			if o.Id == id && o.Ended == nil {
-				return fmt.Errorf("%s isn't at its end", id)
+				return fmt.Errorf("%s hasn't ended yet", id)
 			}
 		}
 		return nil
@@ -159,12 +159,12 @@ func (a *app) shutdownCommand() *cobra.Command {
 	var f powerFlags
 	cmd := &cobra.Command{
 		Use:   "shutdown",
-		Short: "Power machines off",
+		Short: "Power nodes off",
 		Long: `Stop all services of nodes in order, and power the machines off.
 
 ` + drainHelp + `
-With --wait, each is waited for until it doesn't answer any more. After one that
-fails, nothing is done to the next. Pods come again once a node is on again.`,
+With --wait, gbctl waits for each node until it doesn't answer any more. It stops at the
+first node that fails. A node takes pods again after it is powered on.`,
 		Example: `  gbctl -n 10.5.0.3 shutdown --wait
   gbctl -n 10.5.0.3 shutdown --force`,
 		Args: cobra.NoArgs,
@@ -173,7 +173,7 @@ fails, nothing is done to the next. Pods come again once a node is on again.`,
 			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
 		},
 	}
-	f.add(cmd, "wait for each node to be gone")
+	f.add(cmd, "wait until each node is off")
 	return cmd
 }
 
@@ -197,7 +197,7 @@ func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) erro
 	return a.waitOff(ctx, n.Name)
 }
 
-// waitOff waits until a node doesn't answer any more: a busy one may miss a probe.
+// waitOff waits until a node doesn't answer any more. A busy node may miss one probe.
 func (a *app) waitOff(ctx context.Context, node string) error {
 	missed := 0
 	if err := a.retryUntil(ctx, node, stopBudget, func(ctx context.Context) error {
@@ -217,15 +217,15 @@ func (a *app) waitOff(ctx context.Context, node string) error {
 	return nil
 }
 
-// atLastStep tells whether an operation is at the step that ends its node.
+// atLastStep reports whether an operation has reached the step that stops the node.
 func atLastStep(o *apiv1.Operation) bool {
 	return slices.ContainsFunc(o.Steps, func(s *apiv1.OperationStep) bool {
 		return s.Id == "end" && s.State == apiv1.OperationStep_STATE_DONE
 	})
 }
 
-// begin asks a node for an operation, and returns its ID; or shows its plan, of one
-// that hasn't begun.
+// begin starts an operation on a node and returns its ID. In a dry run it prints the
+// plan.
 func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, ask func(context.Context) (*apiv1.Operation, error)) (id string, err error) {
 	rctx, done := a.request(ctx, n.Name)
 	defer done()
@@ -239,10 +239,10 @@ func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, ask func
 	return o.GetId(), nil
 }
 
-// plan is an operation that hasn't begun, in words.
+// plan formats the steps of a dry run.
 func plan(node string, o *apiv1.Operation) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s would, step by step:\n", node, visible(o.Name))
+	fmt.Fprintf(&b, "%s: the steps of %s would be:\n", node, visible(o.Name))
 	for _, s := range o.Steps {
 		fmt.Fprintf(&b, "  %-9s%s", visible(s.Id), visible(s.What))
 		if d := s.Deadline.AsDuration(); s.Optional {
@@ -257,8 +257,8 @@ func plan(node string, o *apiv1.Operation) string {
 	return b.String()
 }
 
-// probe looks at a node over a connection of its own: the one that there was may
-// not have noticed that its other end is gone.
+// probe gets the status of a node over a new connection: an existing one may not notice
+// that the node is off.
 func (a *app) probe(ctx context.Context, node string) (s *apiv1.NodeStatusResponse, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -269,13 +269,13 @@ func (a *app) probe(ctx context.Context, node string) (s *apiv1.NodeStatusRespon
 	return s, err
 }
 
-// retryUntil repeats a look at a node until it finds nothing to wait for. Each new reason goes
-// to a person on standard error.
-func (a *app) retryUntil(ctx context.Context, node string, budget time.Duration, look func(context.Context) error) error {
+// retryUntil repeats a check of a node until it returns nil. It prints each new error to
+// standard error.
+func (a *app) retryUntil(ctx context.Context, node string, budget time.Duration, check func(context.Context) error) error {
 	deadline := time.Now().Add(budget)
 	var retries retryLog
 	for {
-		err := look(ctx)
+		err := check(ctx)
 		if err == nil {
 			return nil
 		}

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/term"
 )
 
-// interactive tells whether a person reads what is written there.
+// interactive reports whether an output is a terminal.
 func interactive(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// waiting tells a person, after progressDelay, which nodes haven't answered yet.
+// waiting prints, after progressDelay, the nodes that haven't answered yet.
 type waiting struct {
 	mu    sync.Mutex
 	nodes []string // guarded by mu
@@ -45,7 +45,7 @@ func (w *waiting) done(node string) {
 	w.nodes = slices.DeleteFunc(w.nodes, func(n string) bool { return n == node })
 }
 
-// end keeps anything from being said later.
+// end stops the output.
 func (w *waiting) end() {
 	if w.timer != nil {
 		w.timer.Stop()
@@ -55,8 +55,7 @@ func (w *waiting) end() {
 	w.nodes = nil
 }
 
-// retryLog is the line between two tries of something that takes its time
-// (S-011). The same cause isn't told twice in a row.
+// retryLog prints the error before a new try (S-011). It doesn't repeat the same error.
 type retryLog struct{ last string }
 
 func (r *retryLog) print(w io.Writer, err error) {

@@ -18,10 +18,10 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// wipedData is what goes with each of the partitions that can be wiped.
+// wipedData describes the data on each partition that can be wiped.
 var wipedData = map[string]string{
-	boot.LabelState:     "its configuration, its identity and its keys",
-	boot.LabelEphemeral: "its images, the data that pods keep on it, and its copy of etcd's data",
+	boot.LabelState:     "its configuration, identity and keys",
+	boot.LabelEphemeral: "its images, the data of pods on it, and its copy of the etcd data",
 }
 
 func (a *app) resetCommand() *cobra.Command {
@@ -30,29 +30,30 @@ func (a *app) resetCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "reset",
-		Short: "Take nodes out of their cluster, and wipe them",
-		Long: `Take nodes out of their cluster, and wipe them. There is no way back.
+		Short: "Remove nodes from their cluster, and wipe them",
+		Long: `Remove nodes from their cluster, and wipe them. This can't be undone.
 
-A graceful reset cordons and drains the node, removes it from Kubernetes, and leaves
-etcd if it is a control plane; then its disk is wiped, and it powers off. What doesn't
-answer is skipped when its time is up, and that is said. Wiping is the last thing that
-the node does: if it can't, its console says so, and its next boot wipes.
+A graceful reset cordons and drains the node, removes it from Kubernetes, and removes
+its etcd member if it is a control plane. Then it wipes the disk and powers off. A step
+whose time is up is skipped, and gbctl reports that. Wiping is the last step: if it
+fails, the console shows the error, and the next boot wipes the disk.
 
-A reset is refused where etcd can't do without the node's member, as without the last
-one. --graceful=false asks nobody, and leaves nothing in order: 'kubectl delete node'
-and 'gbctl etcd remove-member' do that from elsewhere.
+A reset is refused if etcd needs the member of the node, for example the last one.
+--graceful=false skips these steps and checks; then use 'kubectl delete node' and
+'gbctl etcd remove-member' on another node.
 
-Other disks than the system's are left alone, unless --user-disks-to-wipe names them,
-as 'gbctl disks' shows them or by a link to them: then all that is on them is lost. A
-disk that something else than a pod uses is refused. One without a serial number is
-left as it is if the node's power goes first: nothing tells the next boot which it was.
+Only the system disk is wiped, and disks that --user-disks-to-wipe names, by device
+('gbctl disks' shows them) or by a link to it. All data on these disks is lost. A disk
+that is in use by anything but a pod is refused. If the power fails before it is wiped,
+a disk without a serial number isn't wiped at the next boot, because it can't be
+identified.
 
-Without STATE, a node waits in maintenance mode for a configuration, unless it finds
-one where it found the first. With only EPHEMERAL wiped, it keeps its configuration,
-and joins its cluster anew.
+Without STATE, a node waits for a configuration in maintenance mode, unless it finds one
+where it found its first one. If only EPHEMERAL is wiped, the node keeps its
+configuration and joins its cluster again.
 
-Several nodes are reset one after another; after one that fails, nothing is done to
-the next. A person at a terminal is asked first.`,
+Several nodes are reset one after another; gbctl stops at the first node that fails. On
+a terminal, gbctl asks for confirmation first.`,
 		Example: `  gbctl -n 10.5.0.4 reset --dry-run
   gbctl -n 10.5.0.4 reset
   gbctl -n 10.5.0.4 reset --system-labels-to-wipe EPHEMERAL --reboot
@@ -66,9 +67,9 @@ the next. A person at a terminal is asked first.`,
 				}
 			}
 			if slices.ContainsFunc(r.UserDisksToWipe, func(disk string) bool { return !path.IsAbs(disk) }) {
-				return usagef("--user-disks-to-wipe %s: must be devices, such as /dev/sdb", strings.Join(r.UserDisksToWipe, ","))
+				return usagef("--user-disks-to-wipe %s: must be paths of devices, such as /dev/sdb", strings.Join(r.UserDisksToWipe, ","))
 			}
-			if len(r.UserDisksToWipe) > 0 { // another node's disks have the same names
+			if len(r.UserDisksToWipe) > 0 { // disks of different nodes have the same names
 				if _, err := a.single(cmd.Context(), "--user-disks-to-wipe"); err != nil {
 					return err
 				}
@@ -84,13 +85,13 @@ the next. A person at a terminal is asked first.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&graceful, "graceful", true, "cordon and drain the node, and leave etcd (if applicable)")
-	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset, instead of powering it off")
+	f.BoolVar(&graceful, "graceful", true, "cordon and drain the node, and remove its etcd member")
+	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset instead of powering it off")
 	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: "+strings.Join(boot.WipeLabels, " or ")+"; repeatable (default all)")
-	f.StringSliceVar(&r.UserDisksToWipe, "user-disks-to-wipe", nil, "wipe this disk besides the system's, such as /dev/sdb; repeatable")
-	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long pods may take to end; what is left then ends with the node")
-	f.BoolVar(&r.DryRun, "dry-run", false, "only show what would be done")
-	f.BoolVarP(&yes, "yes", "y", false, "don't ask")
+	f.StringSliceVar(&r.UserDisksToWipe, "user-disks-to-wipe", nil, "also wipe this disk, such as /dev/sdb; repeatable")
+	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long the eviction of pods may take; pods that remain stop with the node")
+	f.BoolVar(&r.DryRun, "dry-run", false, "only show the steps")
+	f.BoolVarP(&yes, "yes", "y", false, "don't ask for confirmation")
 	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions(boot.WipeLabels, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -110,18 +111,18 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 	if r.Reboot {
 		then = "reboots"
 	}
-	fmt.Fprintf(a.out, "%s: goes down to be wiped, and then %s\n", n.Name, then)
+	fmt.Fprintf(a.out, "%s: shuts down and is wiped, then %s\n", n.Name, then)
 	return nil
 }
 
-// confirmReset asks a person who is there to be asked.
+// confirmReset asks for confirmation if standard input is a terminal.
 func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
 	in, ok := a.in.(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) {
 		return nil
 	}
 	if !interactive(a.err) {
-		return usagef("nothing was done: the question whether to reset can't be asked, because standard error isn't a terminal; --yes says that it needn't be")
+		return usagef("nothing was done: the confirmation can't be asked for, because standard error isn't a terminal; use --yes to skip it")
 	}
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -130,7 +131,7 @@ func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
 	return a.confirm(ctx, resetQuestion(nodes, r)+"\nReset?")
 }
 
-// confirm is nil if a person says yes.
+// confirm asks a question and returns nil if the answer is yes.
 func (a *app) confirm(ctx context.Context, question string) error {
 	_, lines := a.userInput()
 	fmt.Fprintf(a.err, "%s [y/N] ", question)
@@ -146,7 +147,7 @@ func (a *app) confirm(ctx context.Context, question string) error {
 	}
 }
 
-// resetQuestion is what a person is asked.
+// resetQuestion describes the data that is lost.
 func resetQuestion(nodes []string, r *apiv1.ResetRequest) string {
 	var lost []string
 	for _, label := range boot.WipeLabels {
@@ -155,7 +156,7 @@ func resetQuestion(nodes []string, r *apiv1.ResetRequest) string {
 		}
 	}
 	if len(r.UserDisksToWipe) > 0 {
-		lost = append(lost, "all that is on "+strings.Join(r.UserDisksToWipe, ", "))
+		lost = append(lost, "all data on "+strings.Join(r.UserDisksToWipe, ", "))
 	}
 	subject := "Node " + nodes[0] + " loses"
 	if len(nodes) > 1 {

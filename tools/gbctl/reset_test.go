@@ -18,7 +18,7 @@ func TestLoss(t *testing.T) {
 		}
 	}
 	disks := resetQuestion([]string{"n1"}, &apiv1.ResetRequest{SystemLabelsToWipe: []string{boot.LabelState}, UserDisksToWipe: []string{"/dev/sdb", "/dev/sdc"}})
-	if !strings.HasSuffix(disks, "; all that is on /dev/sdb, /dev/sdc.") {
+	if !strings.HasSuffix(disks, "; all data on /dev/sdb, /dev/sdc.") {
 		t.Errorf("with disks: %q", disks)
 	}
 }

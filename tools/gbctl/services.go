@@ -14,17 +14,17 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// shownEvents are as many events of a service as fit a screen.
+// shownEvents is the number of events of a service that fit on a screen.
 const shownEvents = 20
 
 func (a *app) servicesCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
 		Use:   "services",
-		Short: "Show where each service stands",
-		Long: `Show where each service of nodes stands, and what happened to it last.
+		Short: "Show the state of each service",
+		Long: `Show the state and the last event of each service of nodes.
 
-HEALTH is OK, Fail, or ? where nobody has looked yet. 'gbctl service ID' tells the
-story of one of them.`,
+HEALTH is OK, Fail, or ? if there is no result yet. 'gbctl service ID' shows all events
+of a service.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 services`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,12 +54,12 @@ var actions = map[string]apiv1.ControlServiceRequest_Action{
 func (a *app) serviceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "service ID [start|stop|restart]",
-		Short: "Tell the story of a service, or start, stop or restart it",
-		Long: `Tell the story of a service, newest first, or start, stop or restart it.
+		Short: "Show the events of a service, or start, stop or restart it",
+		Long: `Show the events of a service, newest first, or start, stop or restart it.
 
-KIND says how it runs: most services are parts of the node's own program. Those
-that it depends on, and those that depend on it, are left alone. 'cri' is another
-name of containerd.`,
+KIND shows how it runs: most services are goroutines of the node's own program. Services
+that it depends on, and services that depend on it, are not affected. 'cri' is an alias
+of containerd.`,
 		Example: `  gbctl -n 10.5.0.2 service etcd
   gbctl -n 10.5.0.2 service kubelet restart`,
 		Args:              cobra.RangeArgs(1, 2),
@@ -109,7 +109,7 @@ func (a *app) service(ctx context.Context, id string) error {
 	return errors.Join(err, failed)
 }
 
-// serviceBlock is one service, from top to bottom (S-231, S-232).
+// serviceBlock prints one service, one property per line (S-231, S-232).
 func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesResponse) error {
 	kind := s.Kind
 	if s.Restarts > 0 {
@@ -130,8 +130,8 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 	return t.Flush()
 }
 
-// control acts on one node after another: a restart that was a bad idea is still
-// one on the first node only when somebody presses Ctrl-C.
+// control acts on one node after another, so that Ctrl-C can limit a wrong restart to the
+// first node.
 func (a *app) control(ctx context.Context, id string, action apiv1.ControlServiceRequest_Action) error {
 	return a.sequential(ctx, func(ctx context.Context, c *client.Client) error {
 		ctx, done := a.request(ctx, c.Name)

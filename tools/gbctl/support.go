@@ -20,34 +20,33 @@ import (
 )
 
 const (
-	// supportLines of each log are what a person reads at most, and an hour of a
-	// busy kubelet.
+	// supportLines is the default number of lines of each log: about an hour of a busy
+	// kubelet.
 	supportLines = 5000
 
-	// perNode and supportParallel bound what is asked for, and so held in memory, at
-	// the same time: the node has other things to do, and this machine has a
-	// supportItem for each.
+	// perNode and supportParallel limit the simultaneous requests to one node and to all
+	// nodes, because nodes have other work, and because each request can need supportItem
+	// bytes of local memory.
 	perNode         = 6
 	supportParallel = 12
 
-	bundleMode = 0o600 // logs of a cluster are nobody else's business
+	bundleMode = 0o600 // logs can be confidential
 )
 
-const supportLong = `Collect what somebody else needs to find out what is wrong with nodes: one zip file
-with a folder for each node, in which are its resources, services, logs,
-configuration, containers and what 'gbctl doctor' finds.
+const supportLong = `Collect diagnostic data of nodes for somebody else's analysis: one zip file with a
+directory for each node. It contains resources, services, logs, the configuration,
+containers, and the findings of 'gbctl doctor'.
 
-Nodes leave secrets out, and gbctl looks for more of them in all that goes into
-the file: private keys, tokens and passwords are replaced by "(secret)". Names,
-addresses and logs stay. summary.txt says what is in the file, and errors.txt in
-each folder what couldn't be collected and why. Of a node in maintenance mode there
-is little, with --insecure.`
+Nodes leave out secrets. gbctl also searches all data for private keys, tokens and
+passwords, and replaces them by "(secret)". Names, addresses and logs stay. summary.txt
+lists the content. errors.txt in each directory lists what couldn't be collected, and
+why. With --insecure it also works in maintenance mode, with little data.`
 
 func (a *app) supportCommand() *cobra.Command {
 	s := &bundle{app: a}
 	cmd := &cobra.Command{
 		Use:   "support",
-		Short: "Collect what is known about nodes into one file, without secrets",
+		Short: "Collect diagnostic data of nodes in one file, without secrets",
 		Long:  supportLong,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 support
   gbctl -n 10.5.0.2 support -O stuck.zip --tail 500`,
@@ -59,12 +58,12 @@ func (a *app) supportCommand() *cobra.Command {
 			return s.make(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVarP(&s.path, "output-file", "O", "", "file to make (default garboard-support-TIME.zip)")
-	cmd.Flags().IntVar(&s.lines, "tail", supportLines, "so many of the last lines of each log")
+	cmd.Flags().StringVarP(&s.path, "output-file", "O", "", "file to write (default garboard-support-TIME.zip)")
+	cmd.Flags().IntVar(&s.lines, "tail", supportLines, "number of last lines of each log")
 	return a.insecureFlags(cmd)
 }
 
-// bundle is one file of support, while it is being made.
+// bundle is the support file while it is written.
 type bundle struct {
 	app   *app
 	path  string
@@ -75,10 +74,10 @@ type bundle struct {
 
 	mu  sync.Mutex // guards what follows: a zip file is written one entry at a time
 	zip *zip.Writer
-	err error // of writing it; nothing is asked for any more
+	err error // of writing it; the collection stops
 }
 
-// make makes the file, or none: it has its name only when it is whole.
+// make writes the file. It has its final name only when it is complete.
 func (s *bundle) make(ctx context.Context) (err error) {
 	now := time.Now()
 	if s.path == "" {
@@ -89,16 +88,16 @@ func (s *bundle) make(ctx context.Context) (err error) {
 		return err
 	}
 	if _, err := os.Lstat(s.path); err == nil {
-		return usagef("%s is there already: name another file with -O", s.path)
+		return usagef("%s exists already: choose another file with -O", s.path)
 	}
 	f, err := os.CreateTemp(filepath.Dir(s.path), "."+filepath.Base(s.path)+".*")
 	if err != nil {
 		return fmt.Errorf("make a support bundle: %w", err)
 	}
 	defer func() {
-		_ = f.Close() // a second time, where all went well
+		_ = f.Close() // already closed on success
 		if err := os.Remove(f.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			fmt.Fprintln(s.app.err, "remove what was begun:", err)
+			fmt.Fprintln(s.app.err, "remove the incomplete file:", err)
 		}
 	}()
 	reports, failed := s.collect(ctx, f, nodes, now)
@@ -110,13 +109,13 @@ func (s *bundle) make(ctx context.Context) (err error) {
 	}
 	var all *nodeErrors
 	if errors.As(failed, &all) && len(all.failed) == len(nodes) {
-		return failed // an empty bundle helps nobody
+		return failed // the bundle would be empty
 	}
 	if err := errors.Join(f.Chmod(bundleMode), f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", s.path, err)
 	}
 	if err := putInPlace(f.Name(), s.path); errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s has come to be meanwhile: name another file with -O", s.path)
+		return fmt.Errorf("%s was created in the meantime: choose another file with -O", s.path)
 	} else if err != nil {
 		return fmt.Errorf("write %s: %w", s.path, err)
 	}
@@ -124,8 +123,8 @@ func (s *bundle) make(ctx context.Context) (err error) {
 	return failed
 }
 
-// collect asks all nodes at the same time and writes the whole archive. The error
-// is about nodes of which there is nothing.
+// collect collects from all nodes at the same time, and writes the archive. The error is
+// about nodes without any data.
 func (s *bundle) collect(ctx context.Context, w io.Writer, nodes []string, now time.Time) ([]*nodeReport, error) {
 	s.zip = zip.NewWriter(w)
 	s.slots = make(chan struct{}, supportParallel)
@@ -154,7 +153,7 @@ func (s *bundle) collect(ctx context.Context, w io.Writer, nodes []string, now t
 	return reports, collect(nodes, errs)
 }
 
-// add writes one file, whose text has no secrets any more.
+// add writes one file. The text must not contain secrets.
 func (s *bundle) add(name string, text []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,14 +167,14 @@ func (s *bundle) add(name string, text []byte) {
 	s.err = err
 }
 
-// broken tells whether there is still a file to collect for.
+// writeError returns the error of writing the file, if any.
 func (s *bundle) writeError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// folder is a name for a node that every system can unpack.
+// folder returns a directory name for a node that is valid on all systems.
 func (s *bundle) folder(nodes []string, i int) string {
 	name := fileName(nodes[i])
 	for _, other := range nodes[:i] {
@@ -186,7 +185,7 @@ func (s *bundle) folder(nodes []string, i int) string {
 	return name
 }
 
-// fileName makes a name for a file of what a node calls something.
+// fileName makes a file name from a name on a node.
 func fileName(text string) string {
 	name := strings.Map(func(r rune) rune {
 		if r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '.' || r == '-' || r == '_' {
@@ -200,15 +199,15 @@ func fileName(text string) string {
 	return name[:min(len(name), maxFileName)]
 }
 
-// maxFileName leaves room for an ending below the 255 bytes of file systems.
+// maxFileName leaves room for a suffix within the 255 bytes that file systems allow.
 const maxFileName = 200
 
-// printSummary says in two lines what there is.
+// printSummary prints what was collected.
 func (s *bundle) printSummary(reports []*nodeReport) {
 	var nodes, files, missing, secrets int
 	for _, r := range reports {
 		if r.err != nil {
-			continue // it is told below why
+			continue // its error is printed at the end
 		}
 		nodes++
 		files += len(r.files)
@@ -225,15 +224,15 @@ func (s *bundle) printSummary(reports []*nodeReport) {
 	}
 	fmt.Fprintf(s.app.out, "; %s recognised and replaced\n", plural(secrets, "secret"))
 	if missing > 0 {
-		fmt.Fprintf(s.app.err, "%s missing: errors.txt in the folder of each node says which, and why\n", plural(missing, "thing"))
+		fmt.Fprintf(s.app.err, "%s missing: see errors.txt in the directory of each node\n", plural(missing, "thing"))
 	}
 }
 
-// summary is the first thing that somebody reads who gets the file.
+// summary is the content of summary.txt, an overview for the reader of the bundle.
 func summary(reports []*nodeReport, now time.Time) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Collected by gbctl %s on %s.\n", boot.Version, stamp(now))
-	b.WriteString("Secrets were replaced by " + hidden + ": nodes leave out those that they know of,\nand below is how many more were recognised by their form.\n")
+	b.WriteString("Secrets were replaced by " + hidden + ": nodes leave out the secrets that they know,\nand gbctl recognised the following numbers of other secrets by their form.\n")
 	for _, r := range reports {
 		fmt.Fprintf(&b, "\n%s\n", r.node)
 		if r.err != nil {
@@ -251,8 +250,7 @@ func summary(reports []*nodeReport, now time.Time) []byte {
 	return text
 }
 
-// supportProgress tells a person, from when it takes longer than progressDelay, how
-// far it is.
+// supportProgress prints the progress, starting after progressDelay.
 type supportProgress struct {
 	stop chan struct{}
 	done chan struct{}
@@ -285,7 +283,7 @@ func (a *app) supportProgress() *supportProgress {
 			case again:
 				fmt.Fprintf(a.err, "\r\x1b[K%s", text)
 			case !shown:
-				fmt.Fprintln(a.err, text+"; it takes a moment")
+				fmt.Fprintln(a.err, text+"; this takes a moment")
 			}
 			shown = true
 		}

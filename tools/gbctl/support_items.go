@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// supportItem bounds one file: of longer ones the end is kept, which is where
-	// logs tell what went wrong.
+	// supportItem limits one file: only the end of a longer one is kept, because the
+	// newest lines of a log are the most useful.
 	supportItem = 8 << 20
 
-	// maxUnanswered is after how many answers in a row that didn't come a node isn't asked
-	// any more: each one takes as long as --timeout.
+	// maxUnanswered is the number of unanswered requests in a row after which no more are
+	// sent to a node: each one takes as long as --timeout.
 	maxUnanswered = 4
 
 	supportEvents = 1000 // of all services; a boot has 60
 )
 
-// item is one file of a bundle. What it finds on the node may be items too.
+// item is one file of a bundle. Collecting it can add more items.
 type item struct {
 	name    string
 	collect func(ctx context.Context, n *supportNode, w io.Writer) error
@@ -82,7 +82,7 @@ var supportItems = []item{
 	{"graph-services.dot", graphOf(true)},
 }
 
-// answerOf is an item that is one answer, as -o yaml shows it.
+// answerOf makes an item from one answer, in the format of -o yaml.
 func answerOf[M proto.Message](ask func(context.Context, *client.Client) (M, error)) func(context.Context, *supportNode, io.Writer) error {
 	return func(ctx context.Context, n *supportNode, w io.Writer) error {
 		m, err := ask(ctx, n.client)
@@ -150,7 +150,7 @@ func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
 	})
 }
 
-// logs finds which logs there are.
+// logs lists the logs and adds an item for each.
 func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
 	m, err := message(n.client.Log.List(ctx, connect.NewRequest(&apiv1.ListLogsRequest{Kubernetes: kubernetes})))
 	if err != nil {
@@ -205,15 +205,15 @@ func supportResources(ctx context.Context, n *supportNode, _ io.Writer) error {
 	return nil
 }
 
-// nodeReport is what became of one node.
+// nodeReport is the result of one node.
 type nodeReport struct {
 	node, folder string
-	err          error // why there is nothing
+	err          error // why there is no data
 
 	mu         sync.Mutex // guards what follows, while it is being collected
 	files      []fileReport
 	missing    []fileError
-	unanswered int // answers in a row that didn't come
+	unanswered int // unanswered requests in a row
 }
 
 type fileReport struct {
@@ -226,7 +226,7 @@ type fileError struct {
 	err  error
 }
 
-// errors is the manifest of what isn't there.
+// errors is the content of errors.txt.
 func (r *nodeReport) errors() []byte {
 	if len(r.missing) == 0 {
 		return []byte("Everything could be collected.\n")
@@ -240,7 +240,7 @@ func (r *nodeReport) errors() []byte {
 	return text
 }
 
-// supportNode is one node that is being asked.
+// supportNode collects from one node.
 type supportNode struct {
 	ctx    context.Context // of the whole node
 	bundle *bundle
@@ -250,10 +250,10 @@ type supportNode struct {
 	wg     sync.WaitGroup
 
 	mu    sync.Mutex     // guards names
-	names map[string]int // how often each was found
+	names map[string]int // number of items with each name
 }
 
-// node collects all of one node. The error is why nothing is there.
+// node collects from one node. The error is why there is no data.
 func (s *bundle) node(ctx context.Context, r *nodeReport) error {
 	c, err := s.app.dial(r.node)
 	if err == nil {
@@ -265,8 +265,8 @@ func (s *bundle) node(ctx context.Context, r *nodeReport) error {
 	return err
 }
 
-// all begins with what every node knows: one that can't be reached isn't asked
-// fifty times.
+// all requests the version first: if the node can't be reached, the other fifty requests
+// aren't sent.
 func (n *supportNode) all(ctx context.Context) error {
 	n.one(ctx, item{"version.yaml", supportVersion})
 	if len(n.report.missing) > 0 {
@@ -284,13 +284,13 @@ func (n *supportNode) all(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// unanswered tells whether a node didn't say anything at all.
+// unanswered reports whether an error means that the node didn't answer.
 func unanswered(err error) bool {
 	return exitCode(err) == codeUnreachable || errors.Is(err, context.DeadlineExceeded)
 }
 
-// supportVersion connects as all commands do, and so finds out what a node has
-// against us.
+// supportVersion connects like all other commands, so that errors of the connection are
+// explained.
 func supportVersion(ctx context.Context, n *supportNode, w io.Writer) error {
 	return n.bundle.app.withClient(ctx, n.report.node, func(ctx context.Context, c *client.Client) error {
 		m, err := message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
@@ -301,7 +301,7 @@ func supportVersion(ctx context.Context, n *supportNode, w io.Writer) error {
 	})
 }
 
-// enqueue adds what was found on the node. Names are made different.
+// enqueue adds an item that was found on the node. It makes its name unique.
 func (n *supportNode) enqueue(it item) {
 	n.mu.Lock()
 	n.names[it.name]++
@@ -314,9 +314,9 @@ func (n *supportNode) enqueue(it item) {
 	n.wg.Go(func() { n.one(n.ctx, it) })
 }
 
-var errSkipped = errors.New("wasn't asked for: the node had stopped answering")
+var errSkipped = errors.New("skipped: the node had stopped answering")
 
-// one collects one item, within its time.
+// one collects one item, within the timeout.
 func (n *supportNode) one(ctx context.Context, it item) {
 	n.bundle.progress.start()
 	defer n.bundle.progress.finish()
@@ -336,7 +336,7 @@ func (n *supportNode) one(ctx context.Context, it item) {
 		n.report.countUnanswered(err)
 	}
 	if err == nil && w.lost > 0 {
-		err = fmt.Errorf("only the last %s are here: it is longer by %s", size(uint64(w.kept.Len())), size(uint64(w.lost)))
+		err = fmt.Errorf("only the last %s are included: the first %s are left out", size(uint64(w.kept.Len())), size(uint64(w.lost)))
 	}
 	file := fileReport{name: it.name}
 	listing := strings.HasSuffix(it.name, "/")
@@ -355,7 +355,7 @@ func (n *supportNode) one(ctx context.Context, it item) {
 	}
 }
 
-// countUnanswered counts silence.
+// countUnanswered counts unanswered requests in a row.
 func (r *nodeReport) countUnanswered(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -366,14 +366,14 @@ func (r *nodeReport) countUnanswered(err error) {
 	}
 }
 
-// reachable tells whether the node is worth asking.
+// reachable reports whether more requests should be sent to the node.
 func (r *nodeReport) reachable() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.unanswered < maxUnanswered
 }
 
-// tailBuffer keeps the last supportItem bytes, from the beginning of a line on.
+// tailBuffer keeps the last supportItem bytes, from the start of a line.
 type tailBuffer struct {
 	kept bytes.Buffer
 	lost int

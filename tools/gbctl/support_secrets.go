@@ -8,23 +8,23 @@ import (
 )
 
 const (
-	// hidden stands where a secret was, as in everything that nodes redact.
+	// hidden replaces a secret, as in everything that nodes redact.
 	hidden = "(secret)"
 
-	// maxPEM bounds how far the end of a private key is looked for: RSA with 16,384
-	// bits, each line of a log with a long prefix, has less.
+	// maxPEM limits how far the end of a private key is searched: an RSA key with 16,384
+	// bits, with a long log prefix on each line, is shorter.
 	maxPEM = 64 << 10
 
-	// minEncoded is the shortest run of base64 that is looked into: a line of a key
-	// that somebody wrapped has more, most names and paths have less.
+	// minEncoded is the shortest run of base64 that is decoded: a line of a wrapped key
+	// is longer, and most names and paths are shorter.
 	minEncoded = 40
 
-	// encodings is how deep base64 within base64 is looked into: a kubeconfig within
-	// a manifest of a secret has two layers.
+	// encodings is the number of base64 layers that are decoded: a kubeconfig in the
+	// manifest of a Secret has two.
 	encodings = 3
 )
 
-// Kinds of secrets, as the summary of a bundle counts them.
+// Kinds of secrets, as the summary of a bundle lists them.
 const (
 	secretKey       = "private key"
 	secretEncoded   = "encoded secret"
@@ -33,18 +33,18 @@ const (
 	secretPassword  = "password"
 )
 
-// pattern is a kind of secret that is known by what stands before it. Its group is
-// the secret.
+// pattern is a kind of secret that is recognised by the text before it. The group of the
+// expression is the secret.
 type pattern struct {
 	kind string
-	// literal, in small letters, is where match is tried: regular expressions are
-	// too slow to be let loose on whole logs.
+	// literal, in lower case, is a text at which match is tried: regular expressions are
+	// too slow for whole logs.
 	literal string
 	match   *regexp.Regexp
 	also    func(secret []byte) bool // nil: always
 }
 
-// Quotes may be escaped, where one program logs what another one wrote.
+// Quotes may be escaped if a program logs the output of another one.
 var patterns = []pattern{
 	{secretEncoded, "client-key-data", regexp.MustCompile(`^.{15}\\?["']?[ \t]*:[ \t]*\\?["']?([A-Za-z0-9+/_-]{8,}={0,2})`), nil},
 	{secretPassword, "://", regexp.MustCompile(`^://[^\s/:@"'<>\\]*:([^\s/"'<>\\]+)@`), nil},
@@ -55,14 +55,15 @@ var patterns = []pattern{
 	{secretBearer, "token", regexp.MustCompile(`^.{5}\\?["']?[ \t]*[:=][ \t]*\\?["']?([^\s"',}\\]{12,})`), looksRandom},
 }
 
-// looksRandom is for what has the look of chance: words have no digits, and capitals
-// only in front.
+// looksRandom distinguishes secrets from words: words have no digits, and upper case only
+// at the start.
 func looksRandom(secret []byte) bool {
 	return bytes.ContainsAny(secret, "0123456789") || len(secret) >= 20 &&
 		bytes.ContainsFunc(secret, unicode.IsLower) && bytes.ContainsFunc(secret[1:], unicode.IsUpper)
 }
 
-// spans are the secrets of the kind, in order. lower is the text in small letters.
+// spans returns the positions of the secrets of this kind, in order. lower is the text in
+// lower case.
 func (p pattern) spans(text, lower []byte) (spans [][2]int) {
 	for at := 0; ; {
 		hit := bytes.Index(lower[at:], []byte(p.literal))
@@ -82,7 +83,7 @@ func (p pattern) spans(text, lower []byte) (spans [][2]int) {
 	}
 }
 
-// lowerASCII makes small letters of ASCII, and keeps every byte at its place.
+// lowerASCII converts ASCII letters to lower case. Positions of bytes don't change.
 func lowerASCII(text []byte) []byte {
 	lower := bytes.Clone(text)
 	for i, c := range lower {
@@ -93,13 +94,13 @@ func lowerASCII(text []byte) []byte {
 	return lower
 }
 
-// Lengths of the two parts of a bootstrap token, which Kubernetes defines.
+// Lengths of the two parts of a bootstrap token, as Kubernetes defines them.
 const (
 	tokenID     = 6
 	tokenSecret = 16
 )
 
-// bootstrapTokens finds tokens, and tells them from names and numbers.
+// bootstrapTokens finds bootstrap tokens. It skips names and numbers of a similar form.
 func bootstrapTokens(text []byte) (spans [][2]int) {
 	within := func(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'z' }
 	part := func(at int) bool {
@@ -116,7 +117,7 @@ func bootstrapTokens(text []byte) (spans [][2]int) {
 		}
 		switch {
 		case !all, part(start - 1), part(end),
-			start > 0 && text[start-1] == '.', end < len(text) && text[end] == '.' && part(end+1): // a name goes on
+			start > 0 && text[start-1] == '.', end < len(text) && text[end] == '.' && part(end+1): // part of a longer name
 		case !bytes.ContainsFunc(text[start:end], unicode.IsLower): // a fraction
 		case bytes.ContainsAny(text[start:end], "0123456789"), mentionsToken(text[:start]):
 			spans = append(spans, [2]int{start, end})
@@ -126,16 +127,16 @@ func bootstrapTokens(text []byte) (spans [][2]int) {
 	return spans
 }
 
-// mentionsToken tells whether a line speaks of a token: one in a thousand has no
-// digits, and looks like words.
+// mentionsToken reports whether the line contains the word token: one token in a thousand
+// has no digits, and looks like words.
 func mentionsToken(before []byte) bool {
 	return bytes.Contains(lowerASCII(before[bytes.LastIndexByte(before, '\n')+1:]), []byte("token"))
 }
 
-// scrub replaces every secret that it can recognise by its form, and counts them
-// by kind. It is the second line: nodes leave out what they know to be secret.
-// What it has no reason to touch stays as it is, to the byte. It rather takes
-// too much: a bundle goes to people who aren't administrators of the cluster.
+// scrub replaces all secrets that it recognises by their form, and counts them by kind.
+// It is the second line of defence: nodes leave out the secrets that they know. All other
+// text stays unchanged, to the byte. In doubt it replaces a text: readers of a bundle may
+// not be administrators of the cluster.
 func scrub(text []byte) ([]byte, map[string]int) {
 	found := map[string]int{}
 	return scrubTo(text, found, encodings), found
@@ -157,7 +158,7 @@ func scrubTo(text []byte, found map[string]int, depth int) []byte {
 	return text
 }
 
-// replace makes a new text without the spans, which are in order.
+// replace replaces the spans, which are in order.
 func replace(text []byte, found map[string]int, kind string, spans [][2]int) []byte {
 	if len(spans) == 0 {
 		return text
@@ -179,8 +180,8 @@ var (
 	keyEnd   = regexp.MustCompile(`-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----`)
 )
 
-// privateKeys finds keys as PEM, whatever stands before each line, or with their
-// line ends escaped; also those of which a log has only one end.
+// privateKeys finds PEM keys, also with a prefix on each line, with escaped line ends, or
+// if a log has only the start or the end of the key.
 func privateKeys(text []byte) (spans [][2]int) {
 	if !bytes.Contains(text, []byte("PRIVATE KEY")) {
 		return nil
@@ -190,7 +191,7 @@ func privateKeys(text []byte) (spans [][2]int) {
 	for len(begins) > 0 || len(ends) > 0 {
 		switch {
 		case len(begins) == 0 || len(ends) > 0 && ends[0][0] < begins[0][0]:
-			// The first lines are gone; those that are left may be enough for a curve.
+			// The first lines are missing; the others may be enough to reconstruct an EC key.
 			if start := bodyBefore(text, done, ends[0][0]); start >= 0 {
 				spans = append(spans, [2]int{start, ends[0][1]})
 			}
@@ -216,11 +217,11 @@ func privateKeys(text []byte) (spans [][2]int) {
 	return spans
 }
 
-// keyLine is a line with nothing but base64 after what a log has put before it.
+// keyLine matches a line with only base64 after the prefix of the log.
 var keyLine = regexp.MustCompile(`(?:^|\s)([A-Za-z0-9+/]+={0,2})[ \t"',}\]]*$`)
 
-// bodyAfter is where the lines of a key end whose last lines are missing, or -1
-// if somebody only talks about keys.
+// bodyAfter returns where the lines of a key without its last lines end, or -1 if the
+// text only mentions a key.
 func bodyAfter(text []byte, start int) int {
 	stop, column := -1, -1
 	for at := start; at < len(text); {
@@ -239,8 +240,8 @@ func bodyAfter(text []byte, start int) int {
 	return stop
 }
 
-// bodyBefore is where the lines of a key begin whose first lines are missing, or
-// -1 if there are none.
+// bodyBefore returns where the lines of a key without its first lines start, or -1 if
+// there are none.
 func bodyBefore(text []byte, from, end int) int {
 	start, total := -1, 0
 	from = max(from, end-maxPEM)
@@ -267,7 +268,7 @@ func bodyBefore(text []byte, from, end int) int {
 	return start
 }
 
-// endOfLine is where a line ends, and where the next one begins. Line ends may be
+// endOfLine returns where a line ends and where the next one starts. Line ends may be
 // escaped.
 func endOfLine(text []byte, at int) (end, next int) {
 	for end = at; end < len(text); end++ {
@@ -278,7 +279,7 @@ func endOfLine(text []byte, at int) (end, next int) {
 	return end, end
 }
 
-// lineEnd is the length of the line end that the text begins with, or 0.
+// lineEnd returns the length of the line end at the start of the text, or 0.
 func lineEnd(text []byte) int {
 	n := 0
 	for _, form := range []string{"\r", `\r`, "\n", `\n`} { // CR comes first where there are both
@@ -289,7 +290,7 @@ func lineEnd(text []byte) int {
 	return n
 }
 
-// encoded finds runs of base64 in which there is a secret.
+// encoded finds runs of base64 that contain a secret.
 func encoded(text []byte, depth int) (spans [][2]int) {
 	for at := 0; at < len(text); {
 		if !isBase64(text[at]) {
@@ -314,7 +315,7 @@ func isBase64(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '-' || c == '_'
 }
 
-// token is where the run of base64 that begins at start ends, on this line.
+// token returns where the run of base64 from start ends, on this line.
 func token(text []byte, start int) int {
 	at := start
 	for at < len(text) && isBase64(text[at]) {
@@ -326,8 +327,8 @@ func token(text []byte, start int) int {
 	return at
 }
 
-// wrapped is where base64 that goes on over several lines ends: all of them are
-// as long as the first, but the last, and there is nothing else on them.
+// wrapped returns where base64 on several lines ends: all lines have the same length,
+// except the last one, and contain nothing else.
 func wrapped(text []byte, start, end int) int {
 	for width := end - start; ; {
 		next := lineBreak(text, end)
@@ -344,8 +345,8 @@ func wrapped(text []byte, start, end int) int {
 	}
 }
 
-// lineBreak is where the next line's text begins, or at itself if there is no
-// line end.
+// lineBreak returns where the text of the next line starts, or at if there is no line
+// end.
 func lineBreak(text []byte, at int) int {
 	n := lineEnd(text[at:])
 	if n == 0 {
@@ -360,7 +361,7 @@ func lineBreak(text []byte, at int) int {
 
 var escapes = regexp.MustCompile(`\\[nr]|\s+`)
 
-// join takes line ends out of base64.
+// join removes line ends from base64.
 func join(run []byte) []byte {
 	if bytes.ContainsAny(run, "\\\r\n") {
 		run = escapes.ReplaceAll(run, nil)
@@ -368,10 +369,11 @@ func join(run []byte) []byte {
 	return bytes.TrimRight(run, "=")
 }
 
-// holdsSecret looks into base64, of either alphabet. It may begin up to three
-// characters late, because what is before it is of the same letters.
+// holdsSecret decodes base64 of either alphabet and searches it for secrets. The data may
+// start up to three characters late, because the text before it may consist of base64
+// letters.
 func holdsSecret(run []byte, depth int) bool {
-	// Of both alphabets, because a name before it may have letters of the other.
+	// Both alphabets may be mixed, because a name before the data may use the other one.
 	run = bytes.ReplaceAll(bytes.ReplaceAll(run, []byte("-"), []byte("+")), []byte("_"), []byte("/"))
 	plain := make([]byte, base64.RawStdEncoding.DecodedLen(len(run)))
 	for late := range min(4, len(run)) {
@@ -379,7 +381,7 @@ func holdsSecret(run []byte, depth int) bool {
 		if len(part)%4 == 1 {
 			part = part[:len(part)-1]
 		}
-		n, _ := base64.RawStdEncoding.Decode(plain, part) // it decodes all that is in front of what it can't
+		n, _ := base64.RawStdEncoding.Decode(plain, part) // it decodes everything before the first error
 		if bytes.Contains(plain[:n], []byte("PRIVATE KEY")) {
 			return true
 		}
@@ -394,8 +396,8 @@ func holdsSecret(run []byte, depth int) bool {
 	return false
 }
 
-// printable is for what people and programs write. Of what chance makes, not half
-// is; a name before the first letter of what is encoded makes some.
+// printable reports whether most bytes are printable text. Of random bytes, less than
+// half are; data that was decoded from a wrong start has a few bytes that aren't.
 func printable(text []byte) bool {
 	count := 0
 	for _, c := range text {

@@ -255,7 +255,7 @@ func TestSupport(t *testing.T) {
 		t.Errorf("clean.log:\n%s", got)
 	}
 	missing := files["10.5.0.2/errors.txt"]
-	for _, want := range []string{"memory.yaml: ", "disks.yaml: before (secret)", "boot-chart.svg: doesn't know this request"} {
+	for _, want := range []string{"memory.yaml: ", "disks.yaml: before (secret)", "boot-chart.svg: doesn't support this request"} {
 		if !strings.Contains(missing, want) {
 			t.Errorf("no %q in errors.txt:\n%s", want, missing)
 		}

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/term"
 )
 
-// trusted is the client for a node that is about to be sent secrets. A machine in
-// maintenance mode whose fingerprint nobody has named says who it is first, and
-// from then on has to be that one.
+// trusted returns a client for a node to which secrets are about to be sent. Without
+// --fingerprint, a machine in maintenance mode first shows its certificate. All later
+// connections must present the same one.
 func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, error) {
 	if !a.insecure || a.fingerprint != "" {
 		return c, nil
@@ -26,7 +26,7 @@ func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, er
 	}
 	shown := c.Shown()
 	a.warn(c.Name, shown)
-	if err := a.ask("send it a configuration, with the keys of the cluster"); err != nil {
+	if err := a.ask("send the configuration, with the keys of the cluster, to this machine?"); err != nil {
 		return nil, err
 	}
 	who, err := a.access()
@@ -36,18 +36,18 @@ func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, er
 	return client.DialMaintenanceAs(who, c.Name, shown)
 }
 
-// warn tells, once for each node, whom one talks to without having asked for it.
+// warn prints, once for each node, that the certificate of the node was not verified.
 func (a *app) warn(node, shown string) {
 	if _, twice := a.warned.LoadOrStore(node, true); twice {
 		return
 	}
-	fmt.Fprintf(a.err, "warning: %s shows the certificate %s, and is believed; compare it with the one on the node's console (--fingerprint does)\n", node, shown)
+	fmt.Fprintf(a.err, "warning: %s presents the certificate %s, which isn't verified; compare it with the one on the node's console, or give that one with --fingerprint\n", node, shown)
 }
 
-var errNotAgreed = errors.New("nothing was done, as that wasn't agreed to")
+var errDeclined = errors.New("nothing was done: the answer isn't yes")
 
-// ask waits for a yes where a person sits before a terminal; anything else aborts
-// (S-012). A script has nobody to ask.
+// ask asks a question if standard input is a terminal. Any answer but yes aborts (S-012).
+// Scripts aren't asked.
 func (a *app) ask(what string) error {
 	in, ok := a.in.(*os.File)
 	if !ok || !term.IsTerminal(int(in.Fd())) {
@@ -56,7 +56,7 @@ func (a *app) ask(what string) error {
 	fmt.Fprintf(a.err, "%s [yes/no]: ", what)
 	line, err := bufio.NewReader(in).ReadString('\n')
 	if err != nil || strings.TrimSpace(line) != "yes" {
-		return errNotAgreed
+		return errDeclined
 	}
 	return nil
 }

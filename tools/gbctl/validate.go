@@ -14,21 +14,20 @@ func (a *app) validateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate --config FILE",
 		Short: "Check a configuration, without a node",
-		Long: `Check a configuration ('-' reads it from standard input) as a node would: what a
-node refuses is refused here, all of it at once, with line and column. Exit code 6
-says that it is invalid.`,
+		Long: `Check a configuration ('-' reads standard input) with the checks of a node, and print
+all errors with line and column. The exit code is 6 if the configuration is invalid.`,
 		Example: `  gbctl validate --config controlplane.yaml`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 && file == "" {
 				file = args[0]
 			} else if len(args) == 1 || file == "" {
-				return usagef("name one configuration: --config FILE")
+				return usagef("give exactly one configuration: --config FILE")
 			}
 			return a.validate(file)
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "the configuration")
+	cmd.Flags().StringVarP(&file, "config", "c", "", "file with the configuration, or - for standard input")
 	return cmd
 }
 
@@ -57,8 +56,8 @@ func (a *app) schemaCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON schema of the configuration, for editors",
-		Long: `Print the JSON schema of the configuration. Editors that know it complete and
-explain fields: put "# yaml-language-server: $schema=FILE" above a configuration.`,
+		Long: `Print the JSON schema of the configuration. Editors use it to complete and explain
+fields: put "# yaml-language-server: $schema=FILE" above a configuration.`,
 		Example: `  gbctl schema > garboard.schema.json`,
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {

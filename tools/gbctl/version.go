@@ -22,7 +22,8 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Show the release of gbctl and of nodes",
 		Long: `Show the release of gbctl and of nodes.
 
-gbctl is made for nodes of its own release; others answer what they know.`,
+gbctl is made for nodes of the same release. Nodes of other releases may not support
+all requests.`,
 		Example: `  gbctl version --client
   gbctl -n 10.5.0.2,10.5.0.3 version`,
 		Args: cobra.NoArgs,
@@ -30,7 +31,7 @@ gbctl is made for nodes of its own release; others answer what they know.`,
 			return a.version(cmd.Context(), own)
 		},
 	}
-	cmd.Flags().BoolVar(&own, "client", false, "only that of gbctl")
+	cmd.Flags().BoolVar(&own, "client", false, "show only the release of gbctl")
 	return a.insecureFlags(a.outputFlag(cmd))
 }
 
@@ -45,7 +46,7 @@ func (a *app) version(ctx context.Context, own bool) error {
 			return message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
 		})
 		if errors.Is(err, fs.ErrNotExist) && len(a.nodes) == 0 {
-			// Somebody who has just unpacked gbctl wants to see that it works.
+			// After the installation of gbctl there is no client configuration yet.
 			fmt.Fprintln(a.err, "no node was asked:", err)
 		} else {
 			failed = err
@@ -59,7 +60,7 @@ func (a *app) version(ctx context.Context, own bool) error {
 	return errors.Join(a.show(documents, own, func() error { return table(a.out, head, rows) }), failed)
 }
 
-// message is what is in an answer.
+// message returns the message in an answer.
 func message[T any](response *connect.Response[T], err error) (*T, error) {
 	if err != nil {
 		return nil, err

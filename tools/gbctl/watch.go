@@ -15,9 +15,9 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// watch prints what is there as one table, and every change as a further row of
-// it. What changed is the last column, so that the first ones are those of every
-// table.
+// watch prints the current resources as one table, and each change as an additional row.
+// The kind of change is the last column, so that the first columns are the same as in
+// other tables.
 func (a *app) watch(ctx context.Context, q query) error {
 	nodes, err := a.targets(ctx)
 	if err != nil {
@@ -26,7 +26,7 @@ func (a *app) watch(ctx context.Context, q query) error {
 	w := &watcher{app: a, missing: len(nodes)}
 	return a.each(ctx, nodes, func(ctx context.Context, i int, c *client.Client) error {
 		first := sync.OnceFunc(w.synced)
-		defer first() // a node that fails holds up nobody
+		defer first() // a node that fails doesn't delay the others
 		stream, err := c.Resource.Watch(ctx, connect.NewRequest(q.request()))
 		if err != nil {
 			return err
@@ -43,7 +43,7 @@ func (a *app) watch(ctx context.Context, q query) error {
 		if err := stream.Err(); err != nil || ctx.Err() != nil {
 			return err
 		}
-		return fmt.Errorf("the node has ended the watch: it goes down or restarts its API")
+		return fmt.Errorf("the node has ended the watch: it shuts down or restarts its API")
 	})
 }
 
@@ -53,8 +53,8 @@ type watcher struct {
 
 	mu      sync.Mutex // guards what follows, and the output
 	head    []string
-	early   [][]string // rows that wait for the table to be whole
-	missing int        // nodes that haven't sent all that was there
+	early   [][]string // rows that arrive before all nodes are synced
+	missing int        // nodes that haven't sent all current resources yet
 	widths  []int
 	printed bool
 }
@@ -86,7 +86,7 @@ func (w *watcher) event(node string, e *apiv1.ResourceEvent) error {
 	return w.row(cells)
 }
 
-// document prints one event: YAML documents one after another, JSON one a line.
+// document prints one event: a YAML document, or one line of JSON.
 func (w *watcher) document(node string, e *apiv1.ResourceEvent) error {
 	n, err := envelope(node, e.Resource)
 	if err != nil {
@@ -118,8 +118,8 @@ func writeLine(a *app, n *yaml.Node) error {
 	return err
 }
 
-// synced is called once for each node. The last one starts the table: until then
-// nobody knows how wide its columns are.
+// synced is called once for each node. The last call starts the table: only then are the
+// widths of the columns known.
 func (w *watcher) synced() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -148,7 +148,7 @@ func (w *watcher) widen(cells []string) {
 	}
 }
 
-// row prints cells below what is there. A column widens when it must.
+// row prints one row. A column gets wider if needed.
 func (w *watcher) row(cells []string) error {
 	w.widen(cells)
 	var b strings.Builder

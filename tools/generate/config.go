@@ -40,8 +40,8 @@ func configFiles(_ context.Context, root string) (map[string][]byte, error) {
 	return map[string][]byte{schemaFile: schema, referenceFile: reference}, nil
 }
 
-// comments are what the source says: by Type, Type.Field, and "Type=value" for
-// the constants of a type.
+// comments are the comments of the source: by Type, Type.Field, and "Type=value" for the
+// constants of a type.
 type comments map[string]string
 
 func readComments(dir string) (comments, error) {
@@ -90,8 +90,8 @@ func (c comments) declaration(decl *ast.GenDecl) {
 	}
 }
 
-// text is a comment in one line for readers who don't know Go: "Token lets a
-// node ask" becomes "Lets a node ask".
+// text is a comment in one line, for readers who don't know Go: "Token authorises a node"
+// becomes "Authorises a node".
 func text(name string, groups ...*ast.CommentGroup) string {
 	for _, group := range groups {
 		if group == nil {
@@ -99,7 +99,7 @@ func text(name string, groups ...*ast.CommentGroup) string {
 		}
 		s := strings.Join(strings.Fields(group.Text()), " ")
 		if rest, ok := strings.CutPrefix(s, name+" "); ok && name != "" {
-			rest = strings.TrimPrefix(strings.TrimPrefix(rest, "is "), "are ")
+			rest = strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(rest, "is "), "are "), "has ")
 			s = rest
 		}
 		if s == "" {
@@ -114,10 +114,10 @@ func text(name string, groups ...*ast.CommentGroup) string {
 	return ""
 }
 
-// lowerCase are names that keep their small letters at the start of a sentence.
+// lowerCase are names that stay in lower case at the start of a sentence.
 var lowerCase = map[string]bool{"kube-apiserver": true, "kube-controller-manager": true, "kube-scheduler": true, "kube-proxy": true, "etcd": true, "http": true, "ms": true}
 
-// constants of the source mean nothing to readers of the page.
+// constants of the source are replaced by their values.
 var constants = regexp.MustCompile(`\bDefault\w+Image\b`)
 
 var images = map[string]string{
@@ -127,8 +127,7 @@ var images = map[string]string{
 	"DefaultCoreDNSImage": config.DefaultCoreDNSImage, "DefaultFlannelImage": config.DefaultFlannelImage,
 }
 
-// of is what the source says about a field, or about its type where it says
-// nothing about the field.
+// of is the comment of a field, or that of its type if the field has none.
 func (c comments) of(f config.Field) string {
 	if words := c[f.Owner.Name()+"."+f.Name]; words != "" {
 		return words
@@ -144,8 +143,8 @@ func structOf(t reflect.Type) reflect.Type {
 	return t
 }
 
-// requiredWords begin or end the comment of a field that must be there. Those
-// that only some machines need say so differently.
+// requiredWords are at the start or end of the comment of a required field. Fields that
+// are required only on some machines have another text.
 var requiredWords = regexp.MustCompile(`^Required\b|\bRequired\.$`)
 
 func (c comments) required(f config.Field) bool {

@@ -11,27 +11,27 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// referenceHead is what a stranger needs before the tables.
+// referenceHead is the introduction before the tables.
 const referenceHead = `# Configuration
 
 <!-- Made by ` + "`go run ./tools/generate config`" + ` from the types in config/ and their comments. Don't edit it here. -->
 
-One YAML document says everything about a node. ` + "`gbctl gen config NAME ENDPOINT`" + ` makes the documents of a new cluster, with all keys and tokens in them; what is missing there has the
-defaults below. A node keeps its document at ` + "`/system/state/config.yaml`" + ` (the STATE partition), with those before it, and ` + "`gbctl config rollback`" + ` goes back.
+One YAML document describes a node completely. ` + "`" + `gbctl gen config NAME ENDPOINT` + "`" + ` makes the documents of a new cluster, with all keys and tokens; fields that are not set have the
+defaults below. A node keeps its document at ` + "`" + `/system/state/config.yaml` + "`" + ` (the STATE partition), together with the earlier versions; ` + "`" + `gbctl config rollback` + "`" + ` restores one.
 
-- **It is read strictly.** An unknown key, a wrong type, a key given twice and fields that contradict each other are refused, all of them at once, each with its line, its path and, where one can guess,
-  what was meant. ` + "`gbctl validate --config FILE`" + ` does that without a node. What works, but maybe not as meant, is a warning.
-- **Values.** Durations have a unit (` + "`30s`, `5m`" + `). Sizes say their unit below. A CIDR is an address with the length of its prefix, such as 10.0.0.21/24. Permissions are octal. Certificates and keys
-  are PEM, encoded as base64 once more (` + "`base64 -w0 FILE`" + `). Arguments of programs are written without dashes. ` + "`null`" + ` and an empty value are the same as none. A document has 1 MiB at most.
-- **Secrets.** Fields of a type that is secret never show in logs, in the difference that ` + "`--dry-run`" + ` prints, or in a support bundle. Neither do contents of files that only root may read, nor passwords in URLs.
-- **Changing it.** ` + "`gbctl apply-config -f FILE`, `gbctl edit mc` and `gbctl patch mc -p PATCH`" + ` change a running node. The column *change* says what that takes: **live** is at once, **restarts** names the service
-  that starts anew (pods keep running), and **reboot** waits for the next boot: ` + "`--immediate`" + ` refuses such a change, ` + "`--on-reboot`" + ` keeps it until then. ` + "`--dry-run`" + ` shows it all beforehand, and with ` + "`--mode=try`" + `
-  the node goes back by itself unless one confirms. Of several nodes, one that reboots for it is waited for until it is back and well, before the next one is changed.
-- **Patches** are JSON patches (RFC 6902, a list of operations), or a piece of configuration to merge. When merging, mappings merge, ` + "`key: null`" + ` deletes, and lists are replaced, except that entries of the lists
-  marked *by …* below merge with the entry of the same key. ` + "`$patch: delete`" + ` in an entry deletes it, ` + "`$patch: replace`" + ` takes it as it is. Comments and order of the document stay.
-- **In an editor**, ` + "`gbctl schema`" + ` prints a JSON schema; it is [config/schema/v1alpha1.json](../config/schema/v1alpha1.json), too.
+- **Strict parsing.** Unknown keys, wrong types, duplicate keys and contradictory fields are errors. All errors are reported together, each with its line, its path and, if possible,
+  a suggestion. ` + "`" + `gbctl validate --config FILE` + "`" + ` does this without a node. Settings that work, but maybe not as intended, are warnings.
+- **Values.** Durations have a unit (` + "`" + `30s` + "`" + `, ` + "`" + `5m` + "`" + `). The unit of a size is in the tables below. A CIDR is an address with a prefix length, such as 10.0.0.21/24. Permissions are octal. Certificates and keys
+  are PEM, encoded once more as base64 (` + "`" + `base64 -w0 FILE` + "`" + `). Arguments of programs are written without dashes. ` + "`" + `null` + "`" + ` and an empty value mean that the field is not set. A document has at most 1 MiB.
+- **Secrets.** Secret fields are never shown in logs, in the output of ` + "`" + `--dry-run` + "`" + `, or in a support bundle. The same is true for the content of files that only root may read, and for passwords in URLs.
+- **Changes.** ` + "`" + `gbctl apply-config -f FILE` + "`" + `, ` + "`" + `gbctl edit mc` + "`" + ` and ` + "`" + `gbctl patch mc -p PATCH` + "`" + ` change a running node. The column *change* shows what a change needs: **live** takes effect at once, **restarts** names the service
+  that restarts (pods keep running), and **reboot** takes effect at the next boot: ` + "`" + `--immediate` + "`" + ` refuses such a change, ` + "`" + `--on-reboot` + "`" + ` stages it until then. ` + "`" + `--dry-run` + "`" + ` shows this without a change. With ` + "`" + `--mode=try` + "`" + `,
+  the node undoes the change unless you confirm it. With several nodes, gbctl waits for a node that reboots until it is healthy again before it changes the next one.
+- **Patches** are JSON patches (RFC 6902, a list of operations), or a part of a configuration to merge. In a merge, mappings are merged, ` + "`" + `key: null` + "`" + ` deletes a key, and lists are replaced. In lists
+  that are marked *by …* below, entries with the same key are merged instead. ` + "`" + `$patch: delete` + "`" + ` in an entry deletes it, ` + "`" + `$patch: replace` + "`" + ` replaces it. Comments and the order of the document stay.
+- **Editors.** ` + "`" + `gbctl schema` + "`" + ` prints a JSON schema; it is also in [config/schema/v1alpha1.json](../config/schema/v1alpha1.json).
 
-The smallest document of a worker, secrets shortened:
+The smallest document of a worker, with shortened secrets:
 
 ` + "```yaml" + `
 version: v1alpha1
@@ -86,7 +86,7 @@ func section(b *bytes.Buffer, words comments, f config.Field, title string) {
 	}
 }
 
-// entryPath is the path that the paths of the fields inside begin with.
+// entryPath is the prefix of the paths of the inner fields.
 func entryPath(f config.Field) string {
 	switch {
 	case f.Path == "":
@@ -101,8 +101,8 @@ func entryPath(f config.Field) string {
 
 const noEffect = "**Has no effect in this release.**"
 
-// smallEnough is how many fields a struct may have to be shown where it is used.
-const smallEnough = 3
+// maxInlineFields is the number of fields up to which a struct is shown within the table of its parent.
+const maxInlineFields = 3
 
 func rows(b *bytes.Buffer, words comments, fields []config.Field, prefix string, deeper *[]config.Field) {
 	for _, f := range fields {
@@ -122,7 +122,7 @@ func rows(b *bytes.Buffer, words comments, fields []config.Field, prefix string,
 
 // small reports whether a struct is no list and has few fields, all of them plain.
 func small(f config.Field) bool {
-	if f.Type.Kind() != reflect.Struct && f.Type.Kind() != reflect.Pointer || len(f.Fields) > smallEnough {
+	if f.Type.Kind() != reflect.Struct && f.Type.Kind() != reflect.Pointer || len(f.Fields) > maxInlineFields {
 		return false
 	}
 	for _, inner := range f.Fields {
@@ -170,7 +170,7 @@ func effectCell(f config.Field) string {
 	return "**" + words + "**"
 }
 
-// wordsCell is the comment, and what the values mean where they are few.
+// wordsCell is the comment, with the meanings of the values if there are few.
 func wordsCell(words comments, f config.Field) string {
 	out := words.of(f)
 	if f.NoEffect {
@@ -195,14 +195,14 @@ func wordsCell(words comments, f config.Field) string {
 
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// exampleSection shows pieces of configuration, each with its first line, a
-// comment, as the heading. A test loads them.
+// exampleSection shows parts of configurations. The first line of each, a comment, is the
+// heading. A test loads them.
 func exampleSection(b *bytes.Buffer, dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil || len(files) == 0 {
 		return fmt.Errorf("no examples in %s: %w", dir, err)
 	}
-	b.WriteString("## Examples\n\nEach is a piece of a document; `gbctl patch mc -p @FILE` would merge it into a node's.\n")
+	b.WriteString("## Examples\n\nEach example is a part of a document; `gbctl patch mc -p @FILE` merges it into the configuration of a node.\n")
 	for _, name := range files {
 		data, err := os.ReadFile(name)
 		if err != nil {

@@ -47,13 +47,13 @@ const (
 
 // ConfigServiceClient is a client for the garboard.v1.ConfigService service.
 type ConfigServiceClient interface {
-	// Get returns the document as it was applied, with its comments. Callers that
-	// aren't os:admin get it with its secrets replaced.
+	// Get returns the document as it was applied, with its comments. Without the role
+	// os:admin, secrets are redacted.
 	Get(context.Context, *connect.Request[garboardv1.GetConfigRequest]) (*connect.Response[garboardv1.GetConfigResponse], error)
-	// Apply checks a document, and makes it the node's configuration in the way
-	// that the mode says. Nothing is changed when the document has problems.
+	// Apply checks a document, and makes it the configuration of the node in the
+	// given mode. If the document has errors, nothing is changed.
 	Apply(context.Context, *connect.Request[garboardv1.ApplyConfigRequest]) (*connect.Response[garboardv1.ApplyConfigResponse], error)
-	// Confirm keeps what was applied in mode TRY.
+	// Confirm keeps a configuration that was applied in mode TRY.
 	Confirm(context.Context, *connect.Request[garboardv1.ConfirmConfigRequest]) (*connect.Response[garboardv1.ConfirmConfigResponse], error)
 	// History lists the last 10 applied configurations, newest first.
 	History(context.Context, *connect.Request[garboardv1.ConfigHistoryRequest]) (*connect.Response[garboardv1.ConfigHistoryResponse], error)
@@ -143,13 +143,13 @@ func (c *configServiceClient) Rollback(ctx context.Context, req *connect.Request
 
 // ConfigServiceHandler is an implementation of the garboard.v1.ConfigService service.
 type ConfigServiceHandler interface {
-	// Get returns the document as it was applied, with its comments. Callers that
-	// aren't os:admin get it with its secrets replaced.
+	// Get returns the document as it was applied, with its comments. Without the role
+	// os:admin, secrets are redacted.
 	Get(context.Context, *connect.Request[garboardv1.GetConfigRequest]) (*connect.Response[garboardv1.GetConfigResponse], error)
-	// Apply checks a document, and makes it the node's configuration in the way
-	// that the mode says. Nothing is changed when the document has problems.
+	// Apply checks a document, and makes it the configuration of the node in the
+	// given mode. If the document has errors, nothing is changed.
 	Apply(context.Context, *connect.Request[garboardv1.ApplyConfigRequest]) (*connect.Response[garboardv1.ApplyConfigResponse], error)
-	// Confirm keeps what was applied in mode TRY.
+	// Confirm keeps a configuration that was applied in mode TRY.
 	Confirm(context.Context, *connect.Request[garboardv1.ConfirmConfigRequest]) (*connect.Response[garboardv1.ConfirmConfigResponse], error)
 	// History lists the last 10 applied configurations, newest first.
 	History(context.Context, *connect.Request[garboardv1.ConfigHistoryRequest]) (*connect.Response[garboardv1.ConfigHistoryResponse], error)

@@ -64,36 +64,40 @@ const (
 
 // EtcdServiceClient is a client for the garboard.v1.EtcdService service.
 type EtcdServiceClient interface {
-	// Bootstrap begins the cluster on this node: on exactly one, once. It may be
-	// asked for again. It refuses where there is data, or a living cluster.
+	// Bootstrap starts the cluster on this node. It must be called on exactly one
+	// node; a repeated call is safe. It is refused if the node has data, or if a
+	// running cluster is found.
 	Bootstrap(context.Context, *connect.Request[garboardv1.BootstrapRequest]) (*connect.Response[garboardv1.BootstrapResponse], error)
-	// Recover begins a new cluster on this node from a snapshot of a lost one, which
-	// the messages bring. It refuses what Bootstrap refuses, but for a cluster that
-	// has lost its quorum. It answers once the snapshot is restored.
+	// Recover starts a new cluster on this node from a snapshot of a lost one. The
+	// messages contain the snapshot. It is refused in the same cases as Bootstrap,
+	// except that a cluster without a quorum is allowed. The answer is sent after the
+	// snapshot is restored.
 	Recover(context.Context) *connect.ClientStreamForClient[garboardv1.RecoverRequest, garboardv1.BootstrapResponse]
-	// Beginning is what control planes ask each other before one begins a cluster.
+	// Beginning is used between control planes: each one checks the others before it
+	// starts a cluster.
 	Beginning(context.Context, *connect.Request[garboardv1.BeginningRequest]) (*connect.Response[garboardv1.BeginningResponse], error)
-	// Members are those that the cluster knows.
+	// Members lists the members of the etcd cluster.
 	Members(context.Context, *connect.Request[garboardv1.EtcdMembersRequest]) (*connect.Response[garboardv1.EtcdMembersResponse], error)
-	// Status asks each member how it is.
+	// Status returns the status of each member.
 	Status(context.Context, *connect.Request[garboardv1.EtcdStatusRequest]) (*connect.Response[garboardv1.EtcdStatusResponse], error)
-	// Snapshot streams the database of this node's member: all that Kubernetes
-	// knows. The last 32 bytes are the SHA-256 of the others.
+	// Snapshot streams the database of this node's member, with all data of
+	// Kubernetes. The last 32 bytes are the SHA-256 of the others.
 	Snapshot(context.Context, *connect.Request[garboardv1.EtcdSnapshotRequest]) (*connect.ServerStreamForClient[garboardv1.FileChunk], error)
-	// Defragment gives room that the database of this node's member no longer uses
-	// back to the disk. Meanwhile the member doesn't answer.
+	// Defragment releases disk space that the database of this node's member no
+	// longer uses. The member doesn't answer during this time.
 	Defragment(context.Context, *connect.Request[garboardv1.EtcdDefragmentRequest]) (*connect.Response[garboardv1.EtcdDefragmentResponse], error)
-	// Alarms are those that any member has raised.
+	// Alarms lists the alarms of all members.
 	Alarms(context.Context, *connect.Request[garboardv1.EtcdAlarmsRequest]) (*connect.Response[garboardv1.EtcdAlarmsResponse], error)
-	// DisarmAlarms ends all alarms, once their cause is gone.
+	// DisarmAlarms disarms all alarms. The cause should be removed first.
 	DisarmAlarms(context.Context, *connect.Request[garboardv1.EtcdDisarmAlarmsRequest]) (*connect.Response[garboardv1.EtcdAlarmsResponse], error)
-	// ForfeitLeadership makes another member the leader, if this node's is it.
+	// ForfeitLeadership makes another member the leader, if this node's member is the
+	// leader.
 	ForfeitLeadership(context.Context, *connect.Request[garboardv1.EtcdForfeitLeadershipRequest]) (*connect.Response[garboardv1.EtcdForfeitLeadershipResponse], error)
-	// RemoveMember takes a member out of the cluster, of a node that is gone. It
-	// refuses where the quorum would be lost.
+	// RemoveMember removes the member of a lost node from the cluster. It is refused
+	// if the quorum would be lost.
 	RemoveMember(context.Context, *connect.Request[garboardv1.EtcdRemoveMemberRequest]) (*connect.Response[garboardv1.EtcdRemoveMemberResponse], error)
-	// Leave takes this node's member out of the cluster, stops it and removes its
-	// data. It refuses where the quorum would be lost. The node joins again when the
+	// Leave removes this node's member from the cluster, stops it and deletes its
+	// data. It is refused if the quorum would be lost. The node joins again when the
 	// service is started.
 	Leave(context.Context, *connect.Request[garboardv1.EtcdLeaveRequest]) (*connect.Response[garboardv1.EtcdLeaveResponse], error)
 }
@@ -266,36 +270,40 @@ func (c *etcdServiceClient) Leave(ctx context.Context, req *connect.Request[garb
 
 // EtcdServiceHandler is an implementation of the garboard.v1.EtcdService service.
 type EtcdServiceHandler interface {
-	// Bootstrap begins the cluster on this node: on exactly one, once. It may be
-	// asked for again. It refuses where there is data, or a living cluster.
+	// Bootstrap starts the cluster on this node. It must be called on exactly one
+	// node; a repeated call is safe. It is refused if the node has data, or if a
+	// running cluster is found.
 	Bootstrap(context.Context, *connect.Request[garboardv1.BootstrapRequest]) (*connect.Response[garboardv1.BootstrapResponse], error)
-	// Recover begins a new cluster on this node from a snapshot of a lost one, which
-	// the messages bring. It refuses what Bootstrap refuses, but for a cluster that
-	// has lost its quorum. It answers once the snapshot is restored.
+	// Recover starts a new cluster on this node from a snapshot of a lost one. The
+	// messages contain the snapshot. It is refused in the same cases as Bootstrap,
+	// except that a cluster without a quorum is allowed. The answer is sent after the
+	// snapshot is restored.
 	Recover(context.Context, *connect.ClientStream[garboardv1.RecoverRequest]) (*connect.Response[garboardv1.BootstrapResponse], error)
-	// Beginning is what control planes ask each other before one begins a cluster.
+	// Beginning is used between control planes: each one checks the others before it
+	// starts a cluster.
 	Beginning(context.Context, *connect.Request[garboardv1.BeginningRequest]) (*connect.Response[garboardv1.BeginningResponse], error)
-	// Members are those that the cluster knows.
+	// Members lists the members of the etcd cluster.
 	Members(context.Context, *connect.Request[garboardv1.EtcdMembersRequest]) (*connect.Response[garboardv1.EtcdMembersResponse], error)
-	// Status asks each member how it is.
+	// Status returns the status of each member.
 	Status(context.Context, *connect.Request[garboardv1.EtcdStatusRequest]) (*connect.Response[garboardv1.EtcdStatusResponse], error)
-	// Snapshot streams the database of this node's member: all that Kubernetes
-	// knows. The last 32 bytes are the SHA-256 of the others.
+	// Snapshot streams the database of this node's member, with all data of
+	// Kubernetes. The last 32 bytes are the SHA-256 of the others.
 	Snapshot(context.Context, *connect.Request[garboardv1.EtcdSnapshotRequest], *connect.ServerStream[garboardv1.FileChunk]) error
-	// Defragment gives room that the database of this node's member no longer uses
-	// back to the disk. Meanwhile the member doesn't answer.
+	// Defragment releases disk space that the database of this node's member no
+	// longer uses. The member doesn't answer during this time.
 	Defragment(context.Context, *connect.Request[garboardv1.EtcdDefragmentRequest]) (*connect.Response[garboardv1.EtcdDefragmentResponse], error)
-	// Alarms are those that any member has raised.
+	// Alarms lists the alarms of all members.
 	Alarms(context.Context, *connect.Request[garboardv1.EtcdAlarmsRequest]) (*connect.Response[garboardv1.EtcdAlarmsResponse], error)
-	// DisarmAlarms ends all alarms, once their cause is gone.
+	// DisarmAlarms disarms all alarms. The cause should be removed first.
 	DisarmAlarms(context.Context, *connect.Request[garboardv1.EtcdDisarmAlarmsRequest]) (*connect.Response[garboardv1.EtcdAlarmsResponse], error)
-	// ForfeitLeadership makes another member the leader, if this node's is it.
+	// ForfeitLeadership makes another member the leader, if this node's member is the
+	// leader.
 	ForfeitLeadership(context.Context, *connect.Request[garboardv1.EtcdForfeitLeadershipRequest]) (*connect.Response[garboardv1.EtcdForfeitLeadershipResponse], error)
-	// RemoveMember takes a member out of the cluster, of a node that is gone. It
-	// refuses where the quorum would be lost.
+	// RemoveMember removes the member of a lost node from the cluster. It is refused
+	// if the quorum would be lost.
 	RemoveMember(context.Context, *connect.Request[garboardv1.EtcdRemoveMemberRequest]) (*connect.Response[garboardv1.EtcdRemoveMemberResponse], error)
-	// Leave takes this node's member out of the cluster, stops it and removes its
-	// data. It refuses where the quorum would be lost. The node joins again when the
+	// Leave removes this node's member from the cluster, stops it and deletes its
+	// data. It is refused if the quorum would be lost. The node joins again when the
 	// service is started.
 	Leave(context.Context, *connect.Request[garboardv1.EtcdLeaveRequest]) (*connect.Response[garboardv1.EtcdLeaveResponse], error)
 }

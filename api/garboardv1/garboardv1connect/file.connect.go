@@ -43,9 +43,9 @@ const (
 
 // FileServiceClient is a client for the garboard.v1.FileService service.
 type FileServiceClient interface {
-	// List describes a file, or a directory and what is in it.
+	// List describes a file, or a directory and its content.
 	List(context.Context, *connect.Request[garboardv1.ListFilesRequest]) (*connect.ServerStreamForClient[garboardv1.FileInfo], error)
-	// Read streams a file. Files hold secrets, so it is for administrators.
+	// Read streams a file. It needs os:admin because files can contain secrets.
 	Read(context.Context, *connect.Request[garboardv1.ReadFileRequest]) (*connect.ServerStreamForClient[garboardv1.FileChunk], error)
 	// Copy streams a file or directory as a tar archive.
 	Copy(context.Context, *connect.Request[garboardv1.CopyFilesRequest]) (*connect.ServerStreamForClient[garboardv1.FileChunk], error)
@@ -107,9 +107,9 @@ func (c *fileServiceClient) Copy(ctx context.Context, req *connect.Request[garbo
 
 // FileServiceHandler is an implementation of the garboard.v1.FileService service.
 type FileServiceHandler interface {
-	// List describes a file, or a directory and what is in it.
+	// List describes a file, or a directory and its content.
 	List(context.Context, *connect.Request[garboardv1.ListFilesRequest], *connect.ServerStream[garboardv1.FileInfo]) error
-	// Read streams a file. Files hold secrets, so it is for administrators.
+	// Read streams a file. It needs os:admin because files can contain secrets.
 	Read(context.Context, *connect.Request[garboardv1.ReadFileRequest], *connect.ServerStream[garboardv1.FileChunk]) error
 	// Copy streams a file or directory as a tar archive.
 	Copy(context.Context, *connect.Request[garboardv1.CopyFilesRequest], *connect.ServerStream[garboardv1.FileChunk]) error

@@ -43,12 +43,12 @@ const (
 
 // LogServiceClient is a client for the garboard.v1.LogService service.
 type LogServiceClient interface {
-	// List names the logs that there are.
+	// List returns the IDs of the logs.
 	List(context.Context, *connect.Request[garboardv1.ListLogsRequest]) (*connect.Response[garboardv1.ListLogsResponse], error)
-	// Read streams a log. A reader that doesn't keep up loses lines, and is told
-	// how many; it never holds up the node.
+	// Read streams a log. If a client is too slow, it loses lines, and the number of
+	// lost lines is reported. A slow client never blocks the node.
 	Read(context.Context, *connect.Request[garboardv1.ReadLogRequest]) (*connect.ServerStreamForClient[garboardv1.LogChunk], error)
-	// Dmesg streams the kernel's log.
+	// Dmesg streams the kernel log.
 	Dmesg(context.Context, *connect.Request[garboardv1.DmesgRequest]) (*connect.ServerStreamForClient[garboardv1.KernelMessage], error)
 }
 
@@ -109,12 +109,12 @@ func (c *logServiceClient) Dmesg(ctx context.Context, req *connect.Request[garbo
 
 // LogServiceHandler is an implementation of the garboard.v1.LogService service.
 type LogServiceHandler interface {
-	// List names the logs that there are.
+	// List returns the IDs of the logs.
 	List(context.Context, *connect.Request[garboardv1.ListLogsRequest]) (*connect.Response[garboardv1.ListLogsResponse], error)
-	// Read streams a log. A reader that doesn't keep up loses lines, and is told
-	// how many; it never holds up the node.
+	// Read streams a log. If a client is too slow, it loses lines, and the number of
+	// lost lines is reported. A slow client never blocks the node.
 	Read(context.Context, *connect.Request[garboardv1.ReadLogRequest], *connect.ServerStream[garboardv1.LogChunk]) error
-	// Dmesg streams the kernel's log.
+	// Dmesg streams the kernel log.
 	Dmesg(context.Context, *connect.Request[garboardv1.DmesgRequest], *connect.ServerStream[garboardv1.KernelMessage]) error
 }
 

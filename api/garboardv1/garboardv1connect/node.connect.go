@@ -70,34 +70,36 @@ const (
 // NodeServiceClient is a client for the garboard.v1.NodeService service.
 type NodeServiceClient interface {
 	Version(context.Context, *connect.Request[garboardv1.VersionRequest]) (*connect.Response[garboardv1.VersionResponse], error)
-	// Status is a page about the node: names, addresses, load, memory, stage.
+	// Status returns an overview of the node: names, addresses, load, memory, stage.
 	Status(context.Context, *connect.Request[garboardv1.NodeStatusRequest]) (*connect.Response[garboardv1.NodeStatusResponse], error)
 	Processes(context.Context, *connect.Request[garboardv1.ProcessesRequest]) (*connect.Response[garboardv1.ProcessesResponse], error)
 	Memory(context.Context, *connect.Request[garboardv1.MemoryRequest]) (*connect.Response[garboardv1.MemoryResponse], error)
 	Mounts(context.Context, *connect.Request[garboardv1.MountsRequest]) (*connect.Response[garboardv1.MountsResponse], error)
-	// Disks lists the block devices: what machine.install.disk may name.
+	// Disks lists the block devices, for machine.install.disk.
 	Disks(context.Context, *connect.Request[garboardv1.DisksRequest]) (*connect.Response[garboardv1.DisksResponse], error)
-	// Netstat lists the sockets of the node's own network namespace.
+	// Netstat lists the sockets in the network namespace of the node.
 	Netstat(context.Context, *connect.Request[garboardv1.NetstatRequest]) (*connect.Response[garboardv1.NetstatResponse], error)
 	Time(context.Context, *connect.Request[garboardv1.TimeRequest]) (*connect.Response[garboardv1.TimeResponse], error)
-	// Containers lists what containerd runs.
+	// Containers lists the containers of containerd.
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
-	// Images lists what containerd has.
+	// Images lists the images of containerd.
 	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
-	// BootChart is how the boot went.
+	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
-	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes, from the
-	// cluster's authority: control planes only, also before Kubernetes is up.
+	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
+	// authority of the cluster. It works only on control planes, also before
+	// Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
-	// Diagnose says what is wrong with the node, why, and what ends it.
+	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
-	// Reboot begins an operation: the node is emptied of its pods, if others can take
-	// them, all services are stopped in order, and the machine is restarted.
+	// Reboot starts an operation: the node is drained if other nodes can take its
+	// pods, all services are stopped in order, and the machine restarts.
 	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
-	// Shutdown begins the same operation, at the end of which the machine is off.
+	// Shutdown starts the same operation as Reboot, but powers the machine off at the
+	// end.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
-	// Reset begins an operation at the end of which the node has left its cluster, and
-	// its data is gone.
+	// Reset starts an operation that removes the node from its cluster and deletes
+	// its data.
 	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
 }
 
@@ -326,34 +328,36 @@ func (c *nodeServiceClient) Reset(ctx context.Context, req *connect.Request[garb
 // NodeServiceHandler is an implementation of the garboard.v1.NodeService service.
 type NodeServiceHandler interface {
 	Version(context.Context, *connect.Request[garboardv1.VersionRequest]) (*connect.Response[garboardv1.VersionResponse], error)
-	// Status is a page about the node: names, addresses, load, memory, stage.
+	// Status returns an overview of the node: names, addresses, load, memory, stage.
 	Status(context.Context, *connect.Request[garboardv1.NodeStatusRequest]) (*connect.Response[garboardv1.NodeStatusResponse], error)
 	Processes(context.Context, *connect.Request[garboardv1.ProcessesRequest]) (*connect.Response[garboardv1.ProcessesResponse], error)
 	Memory(context.Context, *connect.Request[garboardv1.MemoryRequest]) (*connect.Response[garboardv1.MemoryResponse], error)
 	Mounts(context.Context, *connect.Request[garboardv1.MountsRequest]) (*connect.Response[garboardv1.MountsResponse], error)
-	// Disks lists the block devices: what machine.install.disk may name.
+	// Disks lists the block devices, for machine.install.disk.
 	Disks(context.Context, *connect.Request[garboardv1.DisksRequest]) (*connect.Response[garboardv1.DisksResponse], error)
-	// Netstat lists the sockets of the node's own network namespace.
+	// Netstat lists the sockets in the network namespace of the node.
 	Netstat(context.Context, *connect.Request[garboardv1.NetstatRequest]) (*connect.Response[garboardv1.NetstatResponse], error)
 	Time(context.Context, *connect.Request[garboardv1.TimeRequest]) (*connect.Response[garboardv1.TimeResponse], error)
-	// Containers lists what containerd runs.
+	// Containers lists the containers of containerd.
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
-	// Images lists what containerd has.
+	// Images lists the images of containerd.
 	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
-	// BootChart is how the boot went.
+	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
-	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes, from the
-	// cluster's authority: control planes only, also before Kubernetes is up.
+	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
+	// authority of the cluster. It works only on control planes, also before
+	// Kubernetes is up.
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
-	// Diagnose says what is wrong with the node, why, and what ends it.
+	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
-	// Reboot begins an operation: the node is emptied of its pods, if others can take
-	// them, all services are stopped in order, and the machine is restarted.
+	// Reboot starts an operation: the node is drained if other nodes can take its
+	// pods, all services are stopped in order, and the machine restarts.
 	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
-	// Shutdown begins the same operation, at the end of which the machine is off.
+	// Shutdown starts the same operation as Reboot, but powers the machine off at the
+	// end.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
-	// Reset begins an operation at the end of which the node has left its cluster, and
-	// its data is gone.
+	// Reset starts an operation that removes the node from its cluster and deletes
+	// its data.
 	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
 }
 

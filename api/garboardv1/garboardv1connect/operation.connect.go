@@ -45,17 +45,16 @@ const (
 
 // OperationServiceClient is a client for the garboard.v1.OperationService service.
 type OperationServiceClient interface {
-	// List are those that run, and the last ones that ran, oldest first.
+	// List returns the running operations and the last finished ones, oldest first.
 	List(context.Context, *connect.Request[garboardv1.ListOperationsRequest]) (*connect.Response[garboardv1.ListOperationsResponse], error)
-	// Watch tells the story of an operation, from its beginning, until it has ended.
-	// It may be asked again, after a restart of the node too.
+	// Watch streams the events of an operation, from its start until it has ended. It
+	// can be called again, also after a restart of the node.
 	Watch(context.Context, *connect.Request[garboardv1.WatchOperationRequest]) (*connect.ServerStreamForClient[garboardv1.OperationUpdate], error)
-	// Answer answers the question that an operation waits with. It takes the role that
-	// the operation itself takes.
+	// Answer answers the question of an operation. It needs the role that the
+	// operation needs.
 	Answer(context.Context, *connect.Request[garboardv1.AnswerOperationRequest]) (*connect.Response[garboardv1.AnswerOperationResponse], error)
-	// Abort ends an operation and has undone what it did, unless it is past the point
-	// from which there is no way back. It takes the role that the operation itself
-	// takes.
+	// Abort aborts an operation and undoes its steps. It is refused after the point
+	// of no return. It needs the role that the operation needs.
 	Abort(context.Context, *connect.Request[garboardv1.AbortOperationRequest]) (*connect.Response[garboardv1.AbortOperationResponse], error)
 }
 
@@ -128,17 +127,16 @@ func (c *operationServiceClient) Abort(ctx context.Context, req *connect.Request
 
 // OperationServiceHandler is an implementation of the garboard.v1.OperationService service.
 type OperationServiceHandler interface {
-	// List are those that run, and the last ones that ran, oldest first.
+	// List returns the running operations and the last finished ones, oldest first.
 	List(context.Context, *connect.Request[garboardv1.ListOperationsRequest]) (*connect.Response[garboardv1.ListOperationsResponse], error)
-	// Watch tells the story of an operation, from its beginning, until it has ended.
-	// It may be asked again, after a restart of the node too.
+	// Watch streams the events of an operation, from its start until it has ended. It
+	// can be called again, also after a restart of the node.
 	Watch(context.Context, *connect.Request[garboardv1.WatchOperationRequest], *connect.ServerStream[garboardv1.OperationUpdate]) error
-	// Answer answers the question that an operation waits with. It takes the role that
-	// the operation itself takes.
+	// Answer answers the question of an operation. It needs the role that the
+	// operation needs.
 	Answer(context.Context, *connect.Request[garboardv1.AnswerOperationRequest]) (*connect.Response[garboardv1.AnswerOperationResponse], error)
-	// Abort ends an operation and has undone what it did, unless it is past the point
-	// from which there is no way back. It takes the role that the operation itself
-	// takes.
+	// Abort aborts an operation and undoes its steps. It is refused after the point
+	// of no return. It needs the role that the operation needs.
 	Abort(context.Context, *connect.Request[garboardv1.AbortOperationRequest]) (*connect.Response[garboardv1.AbortOperationResponse], error)
 }
 

@@ -46,15 +46,16 @@ const (
 
 // ResourceServiceClient is a client for the garboard.v1.ResourceService service.
 type ResourceServiceClient interface {
-	// List returns the objects of a type, or one of them.
+	// List returns the resources of a type, or one of them.
 	List(context.Context, *connect.Request[garboardv1.ListResourcesRequest]) (*connect.Response[garboardv1.ListResourcesResponse], error)
-	// Watch returns what is there, then every change, until the caller goes away.
-	// Changes of one object may be merged; the last state always arrives.
+	// Watch returns the current resources, then every change, until the client closes
+	// the stream. Several changes of one resource may be merged; the last state is
+	// always sent.
 	Watch(context.Context, *connect.Request[garboardv1.ListResourcesRequest]) (*connect.ServerStreamForClient[garboardv1.ResourceEvent], error)
 	// Definitions lists the types.
 	Definitions(context.Context, *connect.Request[garboardv1.ListDefinitionsRequest]) (*connect.Response[garboardv1.ListDefinitionsResponse], error)
-	// Graph is which controller reads and writes which types, and which service
-	// depends on which, in the DOT language of Graphviz.
+	// Graph returns which controllers read and write which types, or the dependencies
+	// of the services, in the DOT language of Graphviz.
 	Graph(context.Context, *connect.Request[garboardv1.GraphRequest]) (*connect.Response[garboardv1.GraphResponse], error)
 }
 
@@ -129,15 +130,16 @@ func (c *resourceServiceClient) Graph(ctx context.Context, req *connect.Request[
 
 // ResourceServiceHandler is an implementation of the garboard.v1.ResourceService service.
 type ResourceServiceHandler interface {
-	// List returns the objects of a type, or one of them.
+	// List returns the resources of a type, or one of them.
 	List(context.Context, *connect.Request[garboardv1.ListResourcesRequest]) (*connect.Response[garboardv1.ListResourcesResponse], error)
-	// Watch returns what is there, then every change, until the caller goes away.
-	// Changes of one object may be merged; the last state always arrives.
+	// Watch returns the current resources, then every change, until the client closes
+	// the stream. Several changes of one resource may be merged; the last state is
+	// always sent.
 	Watch(context.Context, *connect.Request[garboardv1.ListResourcesRequest], *connect.ServerStream[garboardv1.ResourceEvent]) error
 	// Definitions lists the types.
 	Definitions(context.Context, *connect.Request[garboardv1.ListDefinitionsRequest]) (*connect.Response[garboardv1.ListDefinitionsResponse], error)
-	// Graph is which controller reads and writes which types, and which service
-	// depends on which, in the DOT language of Graphviz.
+	// Graph returns which controllers read and write which types, or the dependencies
+	// of the services, in the DOT language of Graphviz.
 	Graph(context.Context, *connect.Request[garboardv1.GraphRequest]) (*connect.Response[garboardv1.GraphResponse], error)
 }
 

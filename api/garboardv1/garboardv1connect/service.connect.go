@@ -43,12 +43,12 @@ const (
 
 // ServiceServiceClient is a client for the garboard.v1.ServiceService service.
 type ServiceServiceClient interface {
-	// List returns where each service stands, with its last events.
+	// List returns the state of each service, with its last events.
 	List(context.Context, *connect.Request[garboardv1.ListServicesRequest]) (*connect.Response[garboardv1.ListServicesResponse], error)
-	// Control starts, stops or restarts a service. Those that it depends on, and
-	// those that depend on it, are left alone.
+	// Control starts, stops or restarts a service. Services that it depends on, and
+	// services that depend on it, are not affected.
 	Control(context.Context, *connect.Request[garboardv1.ControlServiceRequest]) (*connect.Response[garboardv1.ControlServiceResponse], error)
-	// Events streams the story of the services: the last ones, then new ones.
+	// Events streams events of the services: first the last ones, then new ones.
 	Events(context.Context, *connect.Request[garboardv1.EventsRequest]) (*connect.ServerStreamForClient[garboardv1.ServiceEvent], error)
 }
 
@@ -109,12 +109,12 @@ func (c *serviceServiceClient) Events(ctx context.Context, req *connect.Request[
 
 // ServiceServiceHandler is an implementation of the garboard.v1.ServiceService service.
 type ServiceServiceHandler interface {
-	// List returns where each service stands, with its last events.
+	// List returns the state of each service, with its last events.
 	List(context.Context, *connect.Request[garboardv1.ListServicesRequest]) (*connect.Response[garboardv1.ListServicesResponse], error)
-	// Control starts, stops or restarts a service. Those that it depends on, and
-	// those that depend on it, are left alone.
+	// Control starts, stops or restarts a service. Services that it depends on, and
+	// services that depend on it, are not affected.
 	Control(context.Context, *connect.Request[garboardv1.ControlServiceRequest]) (*connect.Response[garboardv1.ControlServiceResponse], error)
-	// Events streams the story of the services: the last ones, then new ones.
+	// Events streams events of the services: first the last ones, then new ones.
 	Events(context.Context, *connect.Request[garboardv1.EventsRequest], *connect.ServerStream[garboardv1.ServiceEvent]) error
 }
 

@@ -39,8 +39,8 @@ const (
 
 // TrustServiceClient is a client for the garboard.v1.TrustService service.
 type TrustServiceClient interface {
-	// Sign makes a certificate for the machine API of the node that asks. What it says
-	// is for trustd to decide: a request that wants more is refused.
+	// Sign issues a certificate for the machine API of the calling node. trustd
+	// decides about the content: a request for anything else is refused.
 	Sign(context.Context, *connect.Request[garboardv1.SignRequest]) (*connect.Response[garboardv1.SignResponse], error)
 }
 
@@ -76,8 +76,8 @@ func (c *trustServiceClient) Sign(ctx context.Context, req *connect.Request[garb
 
 // TrustServiceHandler is an implementation of the garboard.v1.TrustService service.
 type TrustServiceHandler interface {
-	// Sign makes a certificate for the machine API of the node that asks. What it says
-	// is for trustd to decide: a request that wants more is refused.
+	// Sign issues a certificate for the machine API of the calling node. trustd
+	// decides about the content: a request for anything else is refused.
 	Sign(context.Context, *connect.Request[garboardv1.SignRequest]) (*connect.Response[garboardv1.SignResponse], error)
 }
 

@@ -323,14 +323,14 @@ func frozen(t *testing.T, u *user) {
 			t.Errorf("debug %s says %q", verb, out)
 		}
 	}
-	debug("freeze", "stands still")
+	debug("freeze", "is frozen")
 	shown(t, u, "frozen")
 	// The worker answers nobody, and the other node does.
 	if out, err := e2etest.UserGbctl(t, askBudget, "-n", "10.9.0.3", "--timeout", "2s", "version"); err == nil {
 		t.Errorf("a frozen node answers: %s", out)
 	}
 	u.gbctl(askBudget, "-n", "10.9.0.2", "version")
-	debug("thaw", "runs on")
+	debug("thaw", "runs again")
 	shown(t, u, "running")
 	eventually.That(t, askBudget, "the worker answers", func() error {
 		_, err := e2etest.UserGbctl(t, askBudget, "-n", "10.9.0.3", "version")

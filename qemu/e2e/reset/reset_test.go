@@ -162,7 +162,7 @@ func held(t *testing.T, c *e2etest.Cluster) {
 	}
 	before := restarts(t, c, name)
 	out := c.Patient(goBudget+backBudget).Gbctl("-n", n.Address.String(), "reboot", "--drain-timeout", eventually.Scale(6*time.Second).Round(time.Second).String(), "--wait")
-	for _, part := range []string{"✓ cordon", "default/held-", "disruption budget hold", "- drain skipped", "is back and well"} {
+	for _, part := range []string{"✓ cordon", "default/held-", "disruption budget hold", "- drain skipped", "is back and healthy"} {
 		if !strings.Contains(out, part) {
 			t.Errorf("gbctl doesn't say %q:\n%s", part, out)
 		}
@@ -178,7 +178,7 @@ func held(t *testing.T, c *e2etest.Cluster) {
 func reboots(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	before := restarts(t, c, n.Name)
 	out := c.Patient(goBudget+backBudget).Gbctl("-n", n.Address.String(), "reboot", "--wait")
-	for _, part := range []string{"✓ cordon", "✓ drain", "reboots now", "is back and well"} {
+	for _, part := range []string{"✓ cordon", "✓ drain", "reboots now", "is back and healthy"} {
 		if !strings.Contains(out, part) {
 			t.Errorf("gbctl doesn't say %q:\n%s", part, out)
 		}

@@ -212,10 +212,10 @@ func TestPlacesThatAreRefused(t *testing.T) {
 	must(t, os.Symlink(b.root+"/etc", filepath.Join(b.root, "var/etc")))
 	must(t, os.Symlink("/", filepath.Join(b.root, "var/outside")))
 	for path, want := range map[string]string{
-		"/usr/bin/x":                       "files can be laid in /etc, /run, /var",
-		"/etc":                             "files can be laid in",
-		"/etc/../usr/x":                    "files can be laid in",
-		"/etc/out/x":                       "leads to /usr/x, through a link: files can be laid in",
+		"/usr/bin/x":                       "files can be written only in /etc, /run, /var",
+		"/etc":                             "files can be written only in",
+		"/etc/../usr/x":                    "files can be written only in",
+		"/etc/out/x":                       "leads to /usr/x, through a link: files can be written only in",
 		"/etc/nothing":                     "is a link to nothing",
 		"/etc/loop":                        "too many links",
 		"/etc/dir":                         "not a regular file",

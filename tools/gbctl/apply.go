@@ -115,9 +115,9 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, erro
 func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base string) (*apiv1.ApplyConfigResponse, error) {
 	ctx, done := c.app.request(ctx, n.Name)
 	defer done()
-	return message(n.Config.Apply(ctx, connect.NewRequest(&apiv1.ApplyConfigRequest{
+	return unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
 		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base,
-	})))
+	})
 }
 
 // tryTimeout is unset in other modes than try: nodes refuse it there.
@@ -379,7 +379,7 @@ var errRedacted = errors.New("the node returned its configuration without secret
 func (a *app) current(ctx context.Context, n *client.Client) (*apiv1.GetConfigResponse, error) {
 	ctx, done := a.request(ctx, n.Name)
 	defer done()
-	m, err := message(n.Config.Get(ctx, connect.NewRequest(&apiv1.GetConfigRequest{})))
+	m, err := unary(ctx, n.Config.Get, &apiv1.GetConfigRequest{})
 	if err == nil && m.Redacted {
 		err = &exitError{codeDenied, errRedacted}
 	}

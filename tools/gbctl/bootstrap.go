@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -67,7 +66,7 @@ other nodes join after that. The node refuses if the old members still have a qu
 			}
 			a.raiseTimeout(cmd, bootstrapTimeout)
 			return a.printMessage(cmd.Context(), "bootstrapping", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Etcd.Bootstrap(ctx, connect.NewRequest(&apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})))
+				return unary(ctx, c.Etcd.Bootstrap, &apiv1.BootstrapRequest{ControlPlanes: a.otherAddresses(ctx, c.Name)})
 			})
 		},
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -33,9 +32,7 @@ if there is a finding of severity ERROR.`,
 }
 
 func (a *app) doctor(ctx context.Context) error {
-	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.DiagnoseResponse, error) {
-		return message(c.Node.Diagnose(ctx, connect.NewRequest(&apiv1.DiagnoseRequest{})))
-	})
+	answers, failed := gather(ctx, a, diagnose)
 	var documents []*yaml.Node
 	unhealthy := false
 	for _, n := range answers {
@@ -57,6 +54,10 @@ func (a *app) doctor(ctx context.Context) error {
 		return &exitError{codeUnhealthy, nil}
 	}
 	return err
+}
+
+func diagnose(ctx context.Context, c *client.Client) (*apiv1.DiagnoseResponse, error) {
+	return unary(ctx, c.Node.Diagnose, &apiv1.DiagnoseRequest{})
 }
 
 func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {

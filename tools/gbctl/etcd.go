@@ -61,22 +61,17 @@ the error lists the members that were counted.`,
 }
 
 func (a *app) etcdMembersCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	return listCommand(a, &cobra.Command{
 		Use:     "members",
 		Short:   "Show the members of the etcd cluster",
 		Example: `  gbctl -n 10.5.0.2 etcd members`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			ask := func(ctx context.Context, c *client.Client) (*apiv1.EtcdMembersResponse, error) {
-				return message(c.Etcd.Members(ctx, connect.NewRequest(&apiv1.EtcdMembersRequest{})))
-			}
-			return list(cmd.Context(), a, []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, ask, func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
-				for _, e := range m.Members {
-					rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId})
-				}
-				return rows
-			})
-		},
+	}, []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdMembersResponse, error) {
+		return unary(ctx, c.Etcd.Members, &apiv1.EtcdMembersRequest{})
+	}, func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
+		for _, e := range m.Members {
+			rows = append(rows, []string{e.Id, e.Name, votes(e), strings.Join(e.PeerUrls, ","), strings.Join(e.ClientUrls, ","), m.ClusterId})
+		}
+		return rows
 	})
 }
 
@@ -88,24 +83,13 @@ func votes(m *apiv1.EtcdMember) string {
 }
 
 func (a *app) etcdStatusCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	return listCommand(a, &cobra.Command{
 		Use:     "status",
 		Short:   "Show the status of each member",
 		Example: `  gbctl -n 10.5.0.2 etcd status`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			ask := func(ctx context.Context, c *client.Client) (*apiv1.EtcdStatusResponse, error) {
-				return message(c.Etcd.Status(ctx, connect.NewRequest(&apiv1.EtcdStatusRequest{})))
-			}
-			return list(cmd.Context(), a, []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, ask,
-				func(m *apiv1.EtcdStatusResponse) (rows [][]string) {
-					for _, s := range m.Members {
-						rows = append(rows, etcdRow(s))
-					}
-					return rows
-				})
-		},
-	})
+	}, []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdStatusResponse, error) {
+		return unary(ctx, c.Etcd.Status, &apiv1.EtcdStatusRequest{})
+	}, rowsOf((*apiv1.EtcdStatusResponse).GetMembers, etcdRow))
 }
 
 func etcdRow(s *apiv1.EtcdMemberStatus) []string {
@@ -219,7 +203,7 @@ this time, so several nodes are defragmented one after another.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, defragmentTimeout)
 			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				m, err := message(c.Etcd.Defragment(ctx, connect.NewRequest(&apiv1.EtcdDefragmentRequest{})))
+				m, err := unary(ctx, c.Etcd.Defragment, &apiv1.EtcdDefragmentRequest{})
 				if err != nil {
 					return err
 				}
@@ -232,38 +216,25 @@ this time, so several nodes are defragmented one after another.`,
 
 func (a *app) etcdAlarmCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "alarm", Short: "Show and disarm the alarms of members"}
-	row := func(m *apiv1.EtcdAlarmsResponse) (rows [][]string) {
-		for _, e := range m.Alarms {
-			rows = append(rows, []string{e.Member, e.Alarm})
-		}
-		return rows
-	}
+	rows := rowsOf((*apiv1.EtcdAlarmsResponse).GetAlarms, func(e *apiv1.EtcdAlarm) []string { return []string{e.Member, e.Alarm} })
 	head := []string{"MEMBER", "ALARM"}
 	cmd.AddCommand(
-		a.outputFlag(&cobra.Command{
+		listCommand(a, &cobra.Command{
 			Use:     "list",
 			Short:   "Show the alarms",
 			Example: `  gbctl -n 10.5.0.2 etcd alarm list`,
-			Args:    cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
-					return message(c.Etcd.Alarms(ctx, connect.NewRequest(&apiv1.EtcdAlarmsRequest{})))
-				}, row)
-			},
-		}),
-		a.outputFlag(&cobra.Command{
+		}, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
+			return unary(ctx, c.Etcd.Alarms, &apiv1.EtcdAlarmsRequest{})
+		}, rows),
+		listCommand(a, &cobra.Command{
 			Use:   "disarm",
 			Short: "Disarm all alarms after their cause is removed",
 			Long: `Disarm all alarms, and show the alarms that members raise again at once. The cause of
 NOSPACE is removed when the database is compacted and defragmented.`,
 			Example: `  gbctl -n 10.5.0.2 etcd alarm disarm`,
-			Args:    cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
-					return message(c.Etcd.DisarmAlarms(ctx, connect.NewRequest(&apiv1.EtcdDisarmAlarmsRequest{})))
-				}, row)
-			},
-		}),
+		}, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
+			return unary(ctx, c.Etcd.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{})
+		}, rows),
 	)
 	return cmd
 }
@@ -278,7 +249,7 @@ work on the machine.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.printMessage(cmd.Context(), "etcd forfeit-leadership", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Etcd.ForfeitLeadership(ctx, connect.NewRequest(&apiv1.EtcdForfeitLeadershipRequest{})))
+				return unary(ctx, c.Etcd.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{})
 			})
 		},
 	}
@@ -295,7 +266,7 @@ node that still runs, use 'gbctl reset', or 'gbctl etcd leave' if it comes back 
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.printMessage(cmd.Context(), "etcd remove-member", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Etcd.RemoveMember(ctx, connect.NewRequest(&apiv1.EtcdRemoveMemberRequest{Id: args[0]})))
+				return unary(ctx, c.Etcd.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: args[0]})
 			})
 		},
 	}
@@ -314,7 +285,7 @@ a reboot.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, leaveTimeout)
 			return a.printMessage(cmd.Context(), "etcd leave", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Etcd.Leave(ctx, connect.NewRequest(&apiv1.EtcdLeaveRequest{})))
+				return unary(ctx, c.Etcd.Leave, &apiv1.EtcdLeaveRequest{})
 			})
 		},
 	}

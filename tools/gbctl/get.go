@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -67,7 +66,7 @@ var getHead = []string{"NODE", "NAMESPACE", "TYPE", "ID", "VERSION"}
 
 func (a *app) get(ctx context.Context, q query) error {
 	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.ListResourcesResponse, error) {
-		list, err := message(c.Resource.List(ctx, connect.NewRequest(q.request())))
+		list, err := unary(ctx, c.Resource.List, q.request())
 		if err == nil && q.id != "" && len(list.Items) == 0 {
 			err = fmt.Errorf("no %s %q%s", list.GetDefinition().GetKind(), q.id, q.where())
 		}
@@ -143,7 +142,7 @@ func envelope(node string, r *apiv1.Resource) (*yaml.Node, error) {
 // definitions prints the types as if they were resources.
 func (a *app) definitions(ctx context.Context, q query) error {
 	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.ListDefinitionsResponse, error) {
-		return message(c.Resource.Definitions(ctx, connect.NewRequest(&apiv1.ListDefinitionsRequest{})))
+		return unary(ctx, c.Resource.Definitions, &apiv1.ListDefinitionsRequest{})
 	})
 	var rows [][]string
 	var documents []*yaml.Node

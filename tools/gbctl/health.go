@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -37,7 +36,7 @@ doctor' explains problems.`,
 }
 
 func status(ctx context.Context, c *client.Client) (*apiv1.NodeStatusResponse, error) {
-	return message(c.Node.Status(ctx, connect.NewRequest(&apiv1.NodeStatusRequest{})))
+	return unary(ctx, c.Node.Status, &apiv1.NodeStatusRequest{})
 }
 
 // unhealthyReason returns why a node isn't healthy, or an empty text.

@@ -33,25 +33,20 @@ func (a *app) confirmCommand() *cobra.Command {
 }
 
 func (a *app) historyCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	head := []string{"VERSION", "CURRENT", "TIME", "BY", "MODE", "CHANGED"}
+	return listCommand(a, &cobra.Command{
 		Use:   "history",
 		Short: "List the last configurations of nodes, newest first",
 		Long: `List the last 10 configurations of nodes, newest first, with the changes of each.
 'gbctl config show VERSION' prints one, 'gbctl config rollback VERSION' restores it.`,
 		Example: `  gbctl -n 10.5.0.2 config history`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"VERSION", "CURRENT", "TIME", "BY", "MODE", "CHANGED"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.ConfigHistoryResponse, error) {
-				return message(c.Config.History(ctx, connect.NewRequest(&apiv1.ConfigHistoryRequest{})))
-			}, func(m *apiv1.ConfigHistoryResponse) (rows [][]string) {
-				for _, v := range m.Versions {
-					rows = append(rows, []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, modeName(v.Mode), v.Summary})
-				}
-				return rows
-			})
-		},
-	})
+	}, head, history, rowsOf((*apiv1.ConfigHistoryResponse).GetVersions, func(v *apiv1.ConfigVersion) []string {
+		return []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, modeName(v.Mode), v.Summary}
+	}))
+}
+
+func history(ctx context.Context, c *client.Client) (*apiv1.ConfigHistoryResponse, error) {
+	return unary(ctx, c.Config.History, &apiv1.ConfigHistoryRequest{})
 }
 
 // modeName is the name of a mode as in --mode.
@@ -87,7 +82,7 @@ one, or a version of the history. Secrets are redacted without the role os:admin
 				return err
 			}
 			return a.one(cmd.Context(), "config show", func(ctx context.Context, n *client.Client) error {
-				m, err := message(n.Config.Get(ctx, connect.NewRequest(r)))
+				m, err := unary(ctx, n.Config.Get, r)
 				if err != nil {
 					return err
 				}
@@ -127,9 +122,9 @@ func (a *app) rollbackCommand() *cobra.Command {
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				ctx, done := a.request(ctx, n.Name)
 				defer done()
-				return message(n.Config.Rollback(ctx, connect.NewRequest(&apiv1.RollbackConfigRequest{
+				return unary(ctx, n.Config.Rollback, &apiv1.RollbackConfigRequest{
 					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
-				})))
+				})
 			})
 		},
 	}

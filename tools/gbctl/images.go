@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
@@ -42,16 +41,17 @@ Kubernetes.`,
 
 func (a *app) images(ctx context.Context, r *apiv1.ImagesRequest) error {
 	head := []string{"NAMESPACE", "NAME", "DIGEST", "SIZE", "CREATED"}
-	return list(ctx, a, head, func(ctx context.Context, c *client.Client) (*apiv1.ImagesResponse, error) {
-		return message(c.Node.Images(ctx, connect.NewRequest(r)))
-	}, func(m *apiv1.ImagesResponse) (rows [][]string) {
-		for _, i := range m.Images {
-			created := ""
-			if i.Created != nil {
-				created = i.Created.AsTime().UTC().Format("2006-01-02 15:04")
-			}
-			rows = append(rows, []string{i.Namespace, i.Name, shortDigest(i.Digest), size(i.Size), created})
+	return list(ctx, a, head, images(r), rowsOf((*apiv1.ImagesResponse).GetImages, func(i *apiv1.ContainerImage) []string {
+		created := ""
+		if i.Created != nil {
+			created = i.Created.AsTime().UTC().Format("2006-01-02 15:04")
 		}
-		return rows
-	})
+		return []string{i.Namespace, i.Name, shortDigest(i.Digest), size(i.Size), created}
+	}))
+}
+
+func images(r *apiv1.ImagesRequest) func(context.Context, *client.Client) (*apiv1.ImagesResponse, error) {
+	return func(ctx context.Context, c *client.Client) (*apiv1.ImagesResponse, error) {
+		return unary(ctx, c.Node.Images, r)
+	}
 }

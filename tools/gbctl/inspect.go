@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -23,7 +22,7 @@ services depend on each other, in the DOT language of Graphviz.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.one(cmd.Context(), "inspect graph", func(ctx context.Context, c *client.Client) error {
-				m, err := message(c.Resource.Graph(ctx, connect.NewRequest(r)))
+				m, err := unary(ctx, c.Resource.Graph, r)
 				if err == nil {
 					fmt.Fprint(a.out, m.Dot)
 				}
@@ -57,7 +56,7 @@ func (a *app) bootChartCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.one(cmd.Context(), "boot-chart", func(ctx context.Context, c *client.Client) error {
-				m, err := message(c.Node.BootChart(ctx, connect.NewRequest(r)))
+				m, err := unary(ctx, c.Node.BootChart, r)
 				if err != nil {
 					return err
 				}

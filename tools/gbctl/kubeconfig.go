@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -90,7 +89,7 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 		errs[i] = a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
 			ctx, done := a.request(ctx, n.Name)
 			defer done()
-			m, err := message(n.Node.Kubeconfig(ctx, connect.NewRequest(&apiv1.KubeconfigRequest{})))
+			m, err := unary(ctx, n.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
 			if err == nil {
 				text = m.Kubeconfig
 			}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
+	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"gopkg.in/yaml.v3"
@@ -31,6 +33,32 @@ func list[M proto.Message](ctx context.Context, a *app, head []string, ask func(
 		return table(a.out, append([]string{"NODE"}, head...), all)
 	})
 	return errors.Join(err, failed)
+}
+
+// listCommand completes a command that calls all nodes and prints a table of the answers.
+func listCommand[M proto.Message](a *app, cmd *cobra.Command, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) *cobra.Command {
+	cmd.Args = cobra.NoArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return list(cmd.Context(), a, head, ask, rows) }
+	return a.outputFlag(cmd)
+}
+
+// rowsOf makes the rows of a table, one for each item of an answer.
+func rowsOf[M, T any](items func(M) []T, row func(T) []string) func(M) [][]string {
+	return func(m M) (rows [][]string) {
+		for _, item := range items(m) {
+			rows = append(rows, row(item))
+		}
+		return rows
+	}
+}
+
+// unary sends a request with a method of a client, and returns the message of the answer.
+func unary[Q, M any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.Response[M], error), request *Q) (*M, error) {
+	response, err := method(ctx, connect.NewRequest(request))
+	if err != nil {
+		return nil, err
+	}
+	return response.Msg, nil
 }
 
 // size formats a number of bytes.

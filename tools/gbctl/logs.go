@@ -131,13 +131,8 @@ of the node.`,
 
 func (a *app) logNames(ctx context.Context, kubernetes bool) error {
 	return list(ctx, a, []string{"ID"}, func(ctx context.Context, c *client.Client) (*apiv1.ListLogsResponse, error) {
-		return message(c.Log.List(ctx, connect.NewRequest(&apiv1.ListLogsRequest{Kubernetes: kubernetes})))
-	}, func(m *apiv1.ListLogsResponse) (rows [][]string) {
-		for _, id := range m.Ids {
-			rows = append(rows, []string{id})
-		}
-		return rows
-	})
+		return unary(ctx, c.Log.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes})
+	}, rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
 }
 
 func (a *app) dmesgCommand() *cobra.Command {

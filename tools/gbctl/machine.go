@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -38,9 +37,7 @@ func (a *app) processesCommand() *cobra.Command {
 				return usagef("--sort %s: must be rss, cpu or pid", by)
 			}
 			head := []string{"PID", "PARENT", "STATE", "THREADS", "CPU TIME", "VIRTUAL", "RESIDENT", "COMMAND"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.ProcessesResponse, error) {
-				return message(c.Node.Processes(ctx, connect.NewRequest(&apiv1.ProcessesRequest{})))
-			}, func(m *apiv1.ProcessesResponse) (rows [][]string) {
+			return list(cmd.Context(), a, head, processes, func(m *apiv1.ProcessesResponse) (rows [][]string) {
 				slices.SortStableFunc(m.Processes, order)
 				for _, p := range m.Processes {
 					rows = append(rows, []string{strconv.Itoa(int(p.Pid)), strconv.Itoa(int(p.Ppid)), p.State, strconv.Itoa(int(p.Threads)),
@@ -55,120 +52,77 @@ func (a *app) processesCommand() *cobra.Command {
 }
 
 func (a *app) memoryCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	return listCommand(a, &cobra.Command{
 		Use:     "memory",
 		Short:   "Show memory usage",
 		Long:    "Show the memory usage of nodes. -o yaml shows all values of proc_meminfo(5), in bytes.",
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 memory`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"TOTAL", "USED", "AVAILABLE", "FREE", "BUFFERS", "CACHED", "PID 1"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.MemoryResponse, error) {
-				return message(c.Node.Memory(ctx, connect.NewRequest(&apiv1.MemoryRequest{})))
-			}, func(m *apiv1.MemoryResponse) [][]string {
-				i := m.Meminfo
-				used := i["MemTotal"] - min(i["MemAvailable"], i["MemTotal"])
-				return [][]string{{size(i["MemTotal"]), size(used), size(i["MemAvailable"]), size(i["MemFree"]), size(i["Buffers"]), size(i["Cached"]), size(m.Pid1Pss)}}
-			})
-		},
+	}, []string{"TOTAL", "USED", "AVAILABLE", "FREE", "BUFFERS", "CACHED", "PID 1"}, memory, func(m *apiv1.MemoryResponse) [][]string {
+		i := m.Meminfo
+		used := i["MemTotal"] - min(i["MemAvailable"], i["MemTotal"])
+		return [][]string{{size(i["MemTotal"]), size(used), size(i["MemAvailable"]), size(i["MemFree"]), size(i["Buffers"]), size(i["Cached"]), size(m.Pid1Pss)}}
 	})
 }
 
 func (a *app) mountsCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	return listCommand(a, &cobra.Command{
 		Use:     "mounts",
 		Short:   "Show the mounted file systems and their usage",
 		Example: `  gbctl -n 10.5.0.2 mounts`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"MOUNTED ON", "SOURCE", "TYPE", "SIZE", "AVAILABLE", "USED"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.MountsResponse, error) {
-				return message(c.Node.Mounts(ctx, connect.NewRequest(&apiv1.MountsRequest{})))
-			}, func(m *apiv1.MountsResponse) (rows [][]string) {
-				for _, mount := range m.Mounts {
-					row := []string{mount.Target, mount.Source, mount.Type, "", "", ""}
-					if mount.Size > 0 {
-						used := 100 * float64(mount.Size-min(mount.Available, mount.Size)) / float64(mount.Size)
-						row = append(row[:3], size(mount.Size), size(mount.Available), fmt.Sprintf("%.0f%%", used))
-					}
-					rows = append(rows, row)
-				}
-				return rows
-			})
-		},
-	})
+	}, []string{"MOUNTED ON", "SOURCE", "TYPE", "SIZE", "AVAILABLE", "USED"}, mounts, rowsOf((*apiv1.MountsResponse).GetMounts, mountRow))
+}
+
+func mountRow(m *apiv1.Mount) []string {
+	if m.Size == 0 {
+		return []string{m.Target, m.Source, m.Type, "", "", ""}
+	}
+	used := 100 * float64(m.Size-min(m.Available, m.Size)) / float64(m.Size)
+	return []string{m.Target, m.Source, m.Type, size(m.Size), size(m.Available), fmt.Sprintf("%.0f%%", used)}
 }
 
 func (a *app) disksCommand() *cobra.Command {
-	return a.insecureFlags(a.outputFlag(&cobra.Command{
+	return a.insecureFlags(listCommand(a, &cobra.Command{
 		Use:   "disks",
 		Short: "Show the disks, for machine.install.disk",
 		Example: `  gbctl -n 10.5.0.2 disks
   gbctl -n 10.5.0.4 disks --insecure               in maintenance mode`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"DEVICE", "SIZE", "MODEL", "SERIAL", "BUS", "READ-ONLY", "SYSTEM", "CONTENT"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.DisksResponse, error) {
-				return message(c.Node.Disks(ctx, connect.NewRequest(&apiv1.DisksRequest{})))
-			}, func(m *apiv1.DisksResponse) (rows [][]string) {
-				for _, d := range m.Disks {
-					rows = append(rows, []string{d.Device, size(d.Size), d.Model, d.Serial, d.Bus, yes(d.ReadOnly), yes(d.System), d.Content})
-				}
-				return rows
-			})
-		},
-	}))
+	}, []string{"DEVICE", "SIZE", "MODEL", "SERIAL", "BUS", "READ-ONLY", "SYSTEM", "CONTENT"}, disks, rowsOf((*apiv1.DisksResponse).GetDisks, func(d *apiv1.Disk) []string {
+		return []string{d.Device, size(d.Size), d.Model, d.Serial, d.Bus, yes(d.ReadOnly), yes(d.System), d.Content}
+	})))
 }
 
 func (a *app) netstatCommand() *cobra.Command {
 	r := &apiv1.NetstatRequest{}
-	cmd := &cobra.Command{
+	cmd := listCommand(a, &cobra.Command{
 		Use:     "netstat",
 		Short:   "Show network connections and listening sockets",
 		Example: `  gbctl -n 10.5.0.2 netstat -l`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"PROTOCOL", "LOCAL", "REMOTE", "STATE", "RECEIVE QUEUE", "SEND QUEUE", "PROCESS"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.NetstatResponse, error) {
-				return message(c.Node.Netstat(ctx, connect.NewRequest(r)))
-			}, func(m *apiv1.NetstatResponse) (rows [][]string) {
-				for _, s := range m.Sockets {
-					process := ""
-					if s.Pid > 0 {
-						process = fmt.Sprintf("%d/%s", s.Pid, s.Command)
-					}
-					rows = append(rows, []string{s.Protocol, s.Local, s.Remote, s.State, strconv.FormatUint(s.ReceiveQueue, 10), strconv.FormatUint(s.SendQueue, 10), process})
-				}
-				return rows
-			})
-		},
-	}
+	}, []string{"PROTOCOL", "LOCAL", "REMOTE", "STATE", "RECEIVE QUEUE", "SEND QUEUE", "PROCESS"}, netstat(r), rowsOf((*apiv1.NetstatResponse).GetSockets, func(s *apiv1.Socket) []string {
+		process := ""
+		if s.Pid > 0 {
+			process = fmt.Sprintf("%d/%s", s.Pid, s.Command)
+		}
+		return []string{s.Protocol, s.Local, s.Remote, s.State, strconv.FormatUint(s.ReceiveQueue, 10), strconv.FormatUint(s.SendQueue, 10), process}
+	}))
 	cmd.Flags().BoolVarP(&r.ListeningOnly, "listening", "l", false, "show only listening sockets")
-	return a.outputFlag(cmd)
+	return cmd
 }
 
 func (a *app) timeCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	return listCommand(a, &cobra.Command{
 		Use:   "time",
 		Short: "Show the clocks and their time servers",
 		Long: `Show the clocks of nodes and their time servers. OFFSET is the last measured difference
 to the time server, and ERROR the maximum error of the clock.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 time`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.TimeResponse, error) {
-				return message(c.Node.Time(ctx, connect.NewRequest(&apiv1.TimeRequest{})))
-			}, func(m *apiv1.TimeResponse) [][]string {
-				return [][]string{{stampUTC(m.Now.AsTime()), strconv.FormatBool(m.Synced), m.Server, m.Offset.AsDuration().String(), m.Error.AsDuration().String(), m.Message}}
-			})
-		},
+	}, []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}, clock, func(m *apiv1.TimeResponse) [][]string {
+		return [][]string{{stampUTC(m.Now.AsTime()), strconv.FormatBool(m.Synced), m.Server, m.Offset.AsDuration().String(), m.Error.AsDuration().String(), m.Message}}
 	})
 }
 
 func (a *app) containersCommand() *cobra.Command {
 	r := &apiv1.ContainersRequest{}
-	cmd := &cobra.Command{
+	cmd := listCommand(a, &cobra.Command{
 		Use:     "containers",
 		Aliases: []string{"c"},
 		Short:   "Show the containers of the system or of Kubernetes",
@@ -177,25 +131,49 @@ Kubernetes, each below the sandbox of its pod. It also works while Kubernetes is
 'gbctl logs -k' accepts the ID.`,
 		Example: `  gbctl -n 10.5.0.2 containers
   gbctl -n 10.5.0.2 c -k`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"NAMESPACE", "ID", "IMAGE", "PID", "STATUS"}
-			return list(cmd.Context(), a, head, func(ctx context.Context, c *client.Client) (*apiv1.ContainersResponse, error) {
-				return message(c.Node.Containers(ctx, connect.NewRequest(r)))
-			}, func(m *apiv1.ContainersResponse) (rows [][]string) {
-				for _, c := range m.Containers {
-					id := c.Id
-					if c.InPod {
-						id = "└─ " + id
-					}
-					rows = append(rows, []string{c.Namespace, id, c.Image, strconv.Itoa(int(c.Pid)), c.Status})
-				}
-				return rows
-			})
-		},
-	}
+	}, []string{"NAMESPACE", "ID", "IMAGE", "PID", "STATUS"}, containers(r), rowsOf((*apiv1.ContainersResponse).GetContainers, func(c *apiv1.Container) []string {
+		id := c.Id
+		if c.InPod {
+			id = "└─ " + id
+		}
+		return []string{c.Namespace, id, c.Image, strconv.Itoa(int(c.Pid)), c.Status}
+	}))
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "show the containers of Kubernetes")
-	return a.outputFlag(cmd)
+	return cmd
+}
+
+// Requests that commands and support bundles share.
+
+func processes(ctx context.Context, c *client.Client) (*apiv1.ProcessesResponse, error) {
+	return unary(ctx, c.Node.Processes, &apiv1.ProcessesRequest{})
+}
+
+func memory(ctx context.Context, c *client.Client) (*apiv1.MemoryResponse, error) {
+	return unary(ctx, c.Node.Memory, &apiv1.MemoryRequest{})
+}
+
+func mounts(ctx context.Context, c *client.Client) (*apiv1.MountsResponse, error) {
+	return unary(ctx, c.Node.Mounts, &apiv1.MountsRequest{})
+}
+
+func disks(ctx context.Context, c *client.Client) (*apiv1.DisksResponse, error) {
+	return unary(ctx, c.Node.Disks, &apiv1.DisksRequest{})
+}
+
+func netstat(r *apiv1.NetstatRequest) func(context.Context, *client.Client) (*apiv1.NetstatResponse, error) {
+	return func(ctx context.Context, c *client.Client) (*apiv1.NetstatResponse, error) {
+		return unary(ctx, c.Node.Netstat, r)
+	}
+}
+
+func clock(ctx context.Context, c *client.Client) (*apiv1.TimeResponse, error) {
+	return unary(ctx, c.Node.Time, &apiv1.TimeRequest{})
+}
+
+func containers(r *apiv1.ContainersRequest) func(context.Context, *client.Client) (*apiv1.ContainersResponse, error) {
+	return func(ctx context.Context, c *client.Client) (*apiv1.ContainersResponse, error) {
+		return unary(ctx, c.Node.Containers, r)
+	}
 }
 
 // shortDigest shortens a digest for tables.

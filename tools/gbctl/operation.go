@@ -25,24 +25,15 @@ and continues if gbctl exits and after the node has restarted.`,
 }
 
 func (a *app) operationListCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	return listCommand(a, &cobra.Command{
 		Use:     "list",
 		Short:   "List the running operations and the last finished ones",
 		Example: `  gbctl -n 10.5.0.2 operation list`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return list(cmd.Context(), a, []string{"ID", "STATE", "STEP", "BEGAN", "TOOK", "BY", "MESSAGE"}, operations, func(m *apiv1.ListOperationsResponse) (rows [][]string) {
-				for _, o := range m.Operations {
-					rows = append(rows, operationRow(o))
-				}
-				return rows
-			})
-		},
-	})
+	}, []string{"ID", "STATE", "STEP", "BEGAN", "TOOK", "BY", "MESSAGE"}, operations, rowsOf((*apiv1.ListOperationsResponse).GetOperations, operationRow))
 }
 
 func operations(ctx context.Context, c *client.Client) (*apiv1.ListOperationsResponse, error) {
-	return message(c.Operation.List(ctx, connect.NewRequest(&apiv1.ListOperationsRequest{})))
+	return unary(ctx, c.Operation.List, &apiv1.ListOperationsRequest{})
 }
 
 func operationRow(o *apiv1.Operation) []string {
@@ -136,7 +127,7 @@ the cluster can be aborted again.`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.printMessage(cmd.Context(), "operation abort", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
-				return message(c.Operation.Abort(ctx, connect.NewRequest(&apiv1.AbortOperationRequest{Id: args[0]})))
+				return unary(ctx, c.Operation.Abort, &apiv1.AbortOperationRequest{Id: args[0]})
 			})
 		},
 	}

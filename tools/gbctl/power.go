@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -99,9 +98,9 @@ func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error 
 	}
 	start := time.Now()
 	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := message(n.Node.Reboot(ctx, connect.NewRequest(&apiv1.RebootRequest{
+		m, err := unary(ctx, n.Node.Reboot, &apiv1.RebootRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-		})))
+		})
 		return m.GetOperation(), err
 	})
 	if err != nil || f.dryRun {
@@ -179,9 +178,9 @@ first node that fails. A node takes pods again after it is powered on.`,
 
 func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) error {
 	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := message(n.Node.Shutdown(ctx, connect.NewRequest(&apiv1.ShutdownRequest{
+		m, err := unary(ctx, n.Node.Shutdown, &apiv1.ShutdownRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-		})))
+		})
 		return m.GetOperation(), err
 	})
 	if err != nil || f.dryRun {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
@@ -98,7 +97,7 @@ a terminal, gbctl asks for confirmation first.`,
 
 func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest) error {
 	id, err := a.begin(ctx, n, r.DryRun, func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := message(n.Node.Reset(ctx, connect.NewRequest(r)))
+		m, err := unary(ctx, n.Node.Reset, r)
 		return m.GetOperation(), err
 	})
 	if err != nil || r.DryRun {

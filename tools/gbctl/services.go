@@ -7,7 +7,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -18,7 +17,8 @@ import (
 const shownEvents = 20
 
 func (a *app) servicesCommand() *cobra.Command {
-	return a.outputFlag(&cobra.Command{
+	head := []string{"ID", "STATE", "HEALTH", "LAST CHANGE", "LAST EVENT"}
+	return listCommand(a, &cobra.Command{
 		Use:   "services",
 		Short: "Show the state of each service",
 		Long: `Show the state and the last event of each service of nodes.
@@ -26,22 +26,17 @@ func (a *app) servicesCommand() *cobra.Command {
 HEALTH is OK, Fail, or ? if there is no result yet. 'gbctl service ID' shows all events
 of a service.`,
 		Example: `  gbctl -n 10.5.0.2,10.5.0.3 services`,
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			head := []string{"ID", "STATE", "HEALTH", "LAST CHANGE", "LAST EVENT"}
-			return list(cmd.Context(), a, head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
-				for _, s := range m.Services {
-					rows = append(rows, []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message})
-				}
-				return rows
-			})
-		},
+	}, head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
+		for _, s := range m.Services {
+			rows = append(rows, []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message})
+		}
+		return rows
 	})
 }
 
 func services(r *apiv1.ListServicesRequest) func(context.Context, *client.Client) (*apiv1.ListServicesResponse, error) {
 	return func(ctx context.Context, c *client.Client) (*apiv1.ListServicesResponse, error) {
-		return message(c.Service.List(ctx, connect.NewRequest(r)))
+		return unary(ctx, c.Service.List, r)
 	}
 }
 
@@ -136,7 +131,7 @@ func (a *app) control(ctx context.Context, id string, action apiv1.ControlServic
 	return a.sequential(ctx, func(ctx context.Context, c *client.Client) error {
 		ctx, done := a.request(ctx, c.Name)
 		defer done()
-		m, err := message(c.Service.Control(ctx, connect.NewRequest(&apiv1.ControlServiceRequest{Id: id, Action: action})))
+		m, err := unary(ctx, c.Service.Control, &apiv1.ControlServiceRequest{Id: id, Action: action})
 		if err == nil {
 			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
 		}

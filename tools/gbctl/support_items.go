@@ -40,42 +40,26 @@ type item struct {
 // supportItems is all that is asked for. The order is that in which a node is
 // asked: what is lost when it dies meanwhile is at the end.
 var supportItems = []item{
-	{"status.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.NodeStatusResponse, error) { return status(ctx, c) })},
+	{"status.yaml", answerOf(status)},
 	{"services.yaml", answerOf(services(&apiv1.ListServicesRequest{Events: shownEvents}))},
-	{"doctor.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.DiagnoseResponse, error) {
-		return message(c.Node.Diagnose(ctx, connect.NewRequest(&apiv1.DiagnoseRequest{})))
-	})},
+	{"doctor.yaml", answerOf(diagnose)},
 	{"events.log", supportEventsLog},
 	{"dmesg.log", supportDmesg},
 	{"logs/", func(ctx context.Context, n *supportNode, _ io.Writer) error { return n.logs(ctx, false) }},
 	{"logs/kubernetes/", func(ctx context.Context, n *supportNode, _ io.Writer) error { return n.logs(ctx, true) }},
 	{"resources/", supportResources},
 	{"config/config.yaml", supportConfig},
-	{"config/history.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ConfigHistoryResponse, error) {
-		return message(c.Config.History(ctx, connect.NewRequest(&apiv1.ConfigHistoryRequest{})))
-	})},
-	{"containers-system.yaml", containersOf(false)},
-	{"containers-kubernetes.yaml", containersOf(true)},
-	{"images-system.yaml", imagesOf(false)},
-	{"images-kubernetes.yaml", imagesOf(true)},
-	{"processes.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ProcessesResponse, error) {
-		return message(c.Node.Processes(ctx, connect.NewRequest(&apiv1.ProcessesRequest{})))
-	})},
-	{"memory.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.MemoryResponse, error) {
-		return message(c.Node.Memory(ctx, connect.NewRequest(&apiv1.MemoryRequest{})))
-	})},
-	{"mounts.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.MountsResponse, error) {
-		return message(c.Node.Mounts(ctx, connect.NewRequest(&apiv1.MountsRequest{})))
-	})},
-	{"disks.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.DisksResponse, error) {
-		return message(c.Node.Disks(ctx, connect.NewRequest(&apiv1.DisksRequest{})))
-	})},
-	{"netstat.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.NetstatResponse, error) {
-		return message(c.Node.Netstat(ctx, connect.NewRequest(&apiv1.NetstatRequest{})))
-	})},
-	{"time.yaml", answerOf(func(ctx context.Context, c *client.Client) (*apiv1.TimeResponse, error) {
-		return message(c.Node.Time(ctx, connect.NewRequest(&apiv1.TimeRequest{})))
-	})},
+	{"config/history.yaml", answerOf(history)},
+	{"containers-system.yaml", answerOf(containers(&apiv1.ContainersRequest{}))},
+	{"containers-kubernetes.yaml", answerOf(containers(&apiv1.ContainersRequest{Kubernetes: true}))},
+	{"images-system.yaml", answerOf(images(&apiv1.ImagesRequest{}))},
+	{"images-kubernetes.yaml", answerOf(images(&apiv1.ImagesRequest{Kubernetes: true}))},
+	{"processes.yaml", answerOf(processes)},
+	{"memory.yaml", answerOf(memory)},
+	{"mounts.yaml", answerOf(mounts)},
+	{"disks.yaml", answerOf(disks)},
+	{"netstat.yaml", answerOf(netstat(&apiv1.NetstatRequest{}))},
+	{"time.yaml", answerOf(clock)},
 	{"boot-chart.txt", bootChartOf(false)},
 	{"boot-chart.svg", bootChartOf(true)},
 	{"graph-controllers.dot", graphOf(false)},
@@ -93,21 +77,9 @@ func answerOf[M proto.Message](ask func(context.Context, *client.Client) (M, err
 	}
 }
 
-func containersOf(kubernetes bool) func(context.Context, *supportNode, io.Writer) error {
-	return answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ContainersResponse, error) {
-		return message(c.Node.Containers(ctx, connect.NewRequest(&apiv1.ContainersRequest{Kubernetes: kubernetes})))
-	})
-}
-
-func imagesOf(kubernetes bool) func(context.Context, *supportNode, io.Writer) error {
-	return answerOf(func(ctx context.Context, c *client.Client) (*apiv1.ImagesResponse, error) {
-		return message(c.Node.Images(ctx, connect.NewRequest(&apiv1.ImagesRequest{Kubernetes: kubernetes})))
-	})
-}
-
 func bootChartOf(svg bool) func(context.Context, *supportNode, io.Writer) error {
 	return func(ctx context.Context, n *supportNode, w io.Writer) error {
-		m, err := message(n.client.Node.BootChart(ctx, connect.NewRequest(&apiv1.BootChartRequest{Svg: svg})))
+		m, err := unary(ctx, n.client.Node.BootChart, &apiv1.BootChartRequest{Svg: svg})
 		if err == nil {
 			_, err = w.Write(m.Chart)
 		}
@@ -117,7 +89,7 @@ func bootChartOf(svg bool) func(context.Context, *supportNode, io.Writer) error 
 
 func graphOf(services bool) func(context.Context, *supportNode, io.Writer) error {
 	return func(ctx context.Context, n *supportNode, w io.Writer) error {
-		m, err := message(n.client.Resource.Graph(ctx, connect.NewRequest(&apiv1.GraphRequest{Services: services})))
+		m, err := unary(ctx, n.client.Resource.Graph, &apiv1.GraphRequest{Services: services})
 		if err == nil {
 			_, err = io.WriteString(w, m.Dot)
 		}
@@ -126,7 +98,7 @@ func graphOf(services bool) func(context.Context, *supportNode, io.Writer) error
 }
 
 func supportConfig(ctx context.Context, n *supportNode, w io.Writer) error {
-	m, err := message(n.client.Config.Get(ctx, connect.NewRequest(&apiv1.GetConfigRequest{Redact: true})))
+	m, err := unary(ctx, n.client.Config.Get, &apiv1.GetConfigRequest{Redact: true})
 	if err == nil {
 		_, err = w.Write(m.Document)
 	}
@@ -152,7 +124,7 @@ func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
 
 // logs lists the logs and adds an item for each.
 func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
-	m, err := message(n.client.Log.List(ctx, connect.NewRequest(&apiv1.ListLogsRequest{Kubernetes: kubernetes})))
+	m, err := unary(ctx, n.client.Log.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes})
 	if err != nil {
 		return err
 	}
@@ -181,13 +153,13 @@ func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
 }
 
 func supportResources(ctx context.Context, n *supportNode, _ io.Writer) error {
-	m, err := message(n.client.Resource.Definitions(ctx, connect.NewRequest(&apiv1.ListDefinitionsRequest{})))
+	m, err := unary(ctx, n.client.Resource.Definitions, &apiv1.ListDefinitionsRequest{})
 	if err != nil {
 		return err
 	}
 	for _, d := range m.Definitions {
 		n.enqueue(item{"resources/" + fileName(d.Type) + ".yaml", func(ctx context.Context, n *supportNode, w io.Writer) error {
-			list, err := message(n.client.Resource.List(ctx, connect.NewRequest(&apiv1.ListResourcesRequest{Type: d.Type})))
+			list, err := unary(ctx, n.client.Resource.List, &apiv1.ListResourcesRequest{Type: d.Type})
 			if err != nil {
 				return err
 			}
@@ -293,7 +265,7 @@ func unanswered(err error) bool {
 // explained.
 func supportVersion(ctx context.Context, n *supportNode, w io.Writer) error {
 	return n.bundle.app.withClient(ctx, n.report.node, func(ctx context.Context, c *client.Client) error {
-		m, err := message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
+		m, err := unary(ctx, c.Node.Version, &apiv1.VersionRequest{})
 		if err != nil {
 			return err
 		}

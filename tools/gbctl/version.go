@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"runtime"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
@@ -43,7 +42,7 @@ func (a *app) version(ctx context.Context, own bool) error {
 	var failed error
 	if !own {
 		answers, err := gather(ctx, a, func(ctx context.Context, c *client.Client) (*apiv1.VersionResponse, error) {
-			return message(c.Node.Version(ctx, connect.NewRequest(&apiv1.VersionRequest{})))
+			return unary(ctx, c.Node.Version, &apiv1.VersionRequest{})
 		})
 		if errors.Is(err, fs.ErrNotExist) && len(a.nodes) == 0 {
 			// After the installation of gbctl there is no client configuration yet.
@@ -58,12 +57,4 @@ func (a *app) version(ctx context.Context, own bool) error {
 		}
 	}
 	return errors.Join(a.show(documents, own, func() error { return table(a.out, head, rows) }), failed)
-}
-
-// message returns the message in an answer.
-func message[T any](response *connect.Response[T], err error) (*T, error) {
-	if err != nil {
-		return nil, err
-	}
-	return response.Msg, nil
 }

@@ -312,26 +312,17 @@ func (a *app) request(ctx context.Context, node string) (context.Context, func()
 // disturb the cluster if they ran on all nodes at the same time. It continues after a
 // node that fails.
 func (a *app) sequential(ctx context.Context, call func(context.Context, *client.Client) error) error {
-	nodes, err := a.targets(ctx)
-	if err != nil {
-		return err
-	}
-	errs := make([]error, len(nodes))
-	for i, node := range nodes {
-		if errs[i] = ctx.Err(); errs[i] == nil {
-			errs[i] = a.withClient(ctx, node, call)
-		}
-	}
-	return collect(nodes, errs)
+	return a.oneAfterAnother(ctx, false, call)
 }
 
 // rolling is sequential for actions that make a node unavailable in its cluster: it stops
 // at the first node that fails, because the cluster may not work without two nodes. A dry
 // run shows the plans of all nodes.
 func (a *app) rolling(ctx context.Context, dryRun bool, call func(context.Context, *client.Client) error) error {
-	if dryRun {
-		return a.sequential(ctx, call)
-	}
+	return a.oneAfterAnother(ctx, !dryRun, call)
+}
+
+func (a *app) oneAfterAnother(ctx context.Context, stop bool, call func(context.Context, *client.Client) error) error {
 	nodes, err := a.targets(ctx)
 	if err != nil {
 		return err
@@ -342,7 +333,7 @@ func (a *app) rolling(ctx context.Context, dryRun bool, call func(context.Contex
 		if errs[i] = ctx.Err(); errs[i] != nil {
 			continue
 		}
-		if failed >= 0 {
+		if stop && failed >= 0 {
 			errs[i] = &exitError{exitCode(errs[failed]), fmt.Errorf("nothing was done, because %s failed", nodes[failed])}
 		} else if errs[i] = a.withClient(ctx, node, call); errs[i] != nil {
 			failed = i

@@ -13,15 +13,42 @@ import (
 // can't be taken back, and getting another one is a command.
 const adminValidity = 365 * 24 * time.Hour
 
-// kubeconfigFile is the form of a kubeconfig, in the order in which kubectl
-// writes it.
-type kubeconfigFile struct {
-	APIVersion     string           `yaml:"apiVersion"`
-	Kind           string           `yaml:"kind"`
-	Clusters       []map[string]any `yaml:"clusters"`
-	Users          []map[string]any `yaml:"users"`
-	Contexts       []map[string]any `yaml:"contexts"`
-	CurrentContext string           `yaml:"current-context"`
+// Kubeconfig has the fields that AdminKubeconfig sets. kubectl knows more.
+type Kubeconfig struct {
+	APIVersion     string        `yaml:"apiVersion"`
+	Kind           string        `yaml:"kind"`
+	Clusters       []KubeCluster `yaml:"clusters"`
+	Users          []KubeUser    `yaml:"users"`
+	Contexts       []KubeContext `yaml:"contexts"`
+	CurrentContext string        `yaml:"current-context"`
+}
+
+// KubeCluster is a cluster of a kubeconfig.
+type KubeCluster struct {
+	Cluster struct {
+		CA     string `yaml:"certificate-authority-data"`
+		Server string `yaml:"server"`
+	} `yaml:"cluster"`
+	Name string `yaml:"name"`
+}
+
+// KubeUser is a user of a kubeconfig.
+type KubeUser struct {
+	Name string `yaml:"name"`
+	User struct {
+		Crt string `yaml:"client-certificate-data"`
+		Key string `yaml:"client-key-data"`
+	} `yaml:"user"`
+}
+
+// KubeContext is a context of a kubeconfig.
+type KubeContext struct {
+	Context struct {
+		Cluster   string `yaml:"cluster"`
+		Namespace string `yaml:"namespace,omitempty"`
+		User      string `yaml:"user"`
+	} `yaml:"context"`
+	Name string `yaml:"name"`
 }
 
 // AdminKubeconfig makes a kubeconfig, with everything inside, for an
@@ -38,17 +65,13 @@ func AdminKubeconfig(cluster, server string, ca pki.CA, now time.Time) (text []b
 	}
 	b64 := base64.StdEncoding.EncodeToString
 	user := "admin@" + cluster
-	text, err = yaml.Marshal(kubeconfigFile{
-		APIVersion: "v1",
-		Kind:       "Config",
-		Clusters: []map[string]any{{"name": cluster, "cluster": map[string]string{
-			"server": server, "certificate-authority-data": b64(ca.Cert),
-		}}},
-		Users: []map[string]any{{"name": user, "user": map[string]string{
-			"client-certificate-data": b64(crt), "client-key-data": b64(key),
-		}}},
-		Contexts:       []map[string]any{{"name": user, "context": map[string]string{"cluster": cluster, "user": user}}},
-		CurrentContext: user,
-	})
+	file := Kubeconfig{
+		APIVersion: "v1", Kind: "Config", CurrentContext: user,
+		Clusters: []KubeCluster{{Name: cluster}}, Users: []KubeUser{{Name: user}}, Contexts: []KubeContext{{Name: user}},
+	}
+	file.Clusters[0].Cluster.CA, file.Clusters[0].Cluster.Server = b64(ca.Cert), server
+	file.Users[0].User.Crt, file.Users[0].User.Key = b64(crt), b64(key)
+	file.Contexts[0].Context.Cluster, file.Contexts[0].Context.User = cluster, user
+	text, err = yaml.Marshal(file)
 	return text, cert.NotAfter, err
 }

@@ -2,18 +2,16 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/spf13/cobra"
 	"gopkg.in/yaml.v3"
 )
@@ -202,57 +200,12 @@ func flush(n *yaml.Node, end int, lines [][]byte, moved []int) {
 	}
 }
 
-// inKubeconfig lists the fields that a node may set in a kubeconfig: those of the
-// document, and those of the entries of each list.
-var inKubeconfig = map[string][]string{
-	"":         {"apiVersion", "kind", "clusters", "users", "contexts", "current-context"},
-	"clusters": {"server", "certificate-authority-data"},
-	"users":    {"client-certificate-data", "client-key-data"},
-	"contexts": {"cluster", "user", "namespace"},
-}
-
-// checkKubeconfig refuses all other fields: kubectl runs programs and reads files that a
-// kubeconfig names, and an attacker may control the node.
+// checkKubeconfig refuses all fields that AdminKubeconfig doesn't set: kubectl runs programs
+// and reads files that a kubeconfig names, and an attacker may control the node.
 func checkKubeconfig(text []byte) error {
-	k, err := parseKube(text)
-	if err != nil {
-		return err
-	}
-	if err := checkKeys(k.root, "", inKubeconfig[""]...); err != nil {
-		return err
-	}
-	for _, list := range []string{"clusters", "users", "contexts"} {
-		entries := get(k.root, list)
-		if entries == nil || entries.Kind != yaml.SequenceNode {
-			return fmt.Errorf("%s isn't a list", list)
-		}
-		what := strings.TrimSuffix(list, "s")
-		for _, e := range entries.Content {
-			if err := checkKeys(e, list, "name", what); err != nil {
-				return err
-			}
-			if err := checkKeys(get(e, what), list, inKubeconfig[list]...); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// checkKeys checks that a mapping has no other keys, and no key twice.
-func checkKeys(n *yaml.Node, where string, keys ...string) error {
-	if n == nil || n.Kind != yaml.MappingNode {
-		return fmt.Errorf("%s: not a mapping", cmp.Or(where, "document"))
-	}
-	var seen []string
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key := n.Content[i].Value
-		if !slices.Contains(keys, key) || slices.Contains(seen, key) {
-			return fmt.Errorf("%q in %s isn't allowed in the kubeconfig of a node", key, cmp.Or(where, "document"))
-		}
-		seen = append(seen, key)
-	}
-	return nil
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	return decoder.Decode(&config.Kubeconfig{})
 }
 
 // get returns the value of a key of a mapping, or nil.

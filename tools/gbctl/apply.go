@@ -246,9 +246,8 @@ func inFile(file string, err error) error {
 
 // applyCommand makes "apply machineconfig", which is the same as apply-config (S-024).
 func (a *app) applyCommand() *cobra.Command {
-	cmd := group(&cobra.Command{Use: "apply", Short: "Same as apply-config: apply machineconfig -f FILE"})
-	cmd.AddCommand(a.applyConfigCommand("machineconfig", "mc", "machineconfigs"))
-	return cmd
+	mc := a.applyConfigCommand("machineconfig", "mc", "machineconfigs")
+	return group(&cobra.Command{Use: "apply", Short: "Same as apply-config: apply machineconfig -f FILE"}, mc)
 }
 
 // readInput reads a document from a file or from standard input.

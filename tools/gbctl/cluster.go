@@ -25,14 +25,11 @@ One host process runs everything of the cluster. The nodes reach each other, the
 that were built, and the given registry mirrors, but no other network.`
 
 func (a *app) clusterCommand() *cobra.Command {
-	cmd := group(&cobra.Command{
+	return group(&cobra.Command{
 		Use:   "cluster",
 		Short: "Run development clusters on this machine",
 		Long:  clusterLong,
-	})
-	cmd.AddCommand(a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterDebugCommand(),
-		clusterHostCommand())
-	return cmd
+	}, a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterDebugCommand(), clusterHostCommand())
 }
 
 func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {

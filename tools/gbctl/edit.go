@@ -31,7 +31,6 @@ applied, it stays in a file, and gbctl prints the name of the file.
 ` + modesHelp
 
 func (a *app) editCommand() *cobra.Command {
-	edit := group(&cobra.Command{Use: "edit", Short: "Edit the configuration of nodes: edit machineconfig"})
 	flags := &applyFlags{app: a}
 	mc := &cobra.Command{
 		Use:     "machineconfig",
@@ -52,8 +51,7 @@ func (a *app) editCommand() *cobra.Command {
 		},
 	}
 	flags.add(mc)
-	edit.AddCommand(mc)
-	return edit
+	return group(&cobra.Command{Use: "edit", Short: "Edit the configuration of nodes: edit machineconfig"}, mc)
 }
 
 // defaultEditor is available on almost every machine.

@@ -10,7 +10,6 @@ import (
 )
 
 func (a *app) inspectCommand() *cobra.Command {
-	cmd := group(&cobra.Command{Use: "inspect", Short: "Show the internal structure of a node: inspect graph"})
 	r := &apiv1.GraphRequest{}
 	graph := &cobra.Command{
 		Use:   "graph",
@@ -31,8 +30,7 @@ services depend on each other, in the DOT language of Graphviz.`,
 		},
 	}
 	graph.Flags().BoolVar(&r.Services, "services", false, "draw services instead of controllers")
-	cmd.AddCommand(graph)
-	return cmd
+	return group(&cobra.Command{Use: "inspect", Short: "Show the internal structure of a node: inspect graph"}, graph)
 }
 
 // one sends a request to one node, for output that can't be combined for several nodes.

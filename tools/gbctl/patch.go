@@ -23,7 +23,6 @@ const patchExample = `  gbctl -n 10.5.0.2 patch mc -p '[{"op": "replace", "path"
   gbctl -n 10.5.0.2 patch mc -p @network.yaml --try`
 
 func (a *app) patchCommand() *cobra.Command {
-	parent := group(&cobra.Command{Use: "patch", Short: "Change fields of the configuration of nodes: patch machineconfig"})
 	flags := &applyFlags{app: a}
 	var patches []string
 	mc := &cobra.Command{
@@ -58,8 +57,7 @@ func (a *app) patchCommand() *cobra.Command {
 	// An array, not a slice: patches are full of commas.
 	mc.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
 	flags.add(mc)
-	parent.AddCommand(mc)
-	return parent
+	return group(&cobra.Command{Use: "patch", Short: "Change fields of the configuration of nodes: patch machineconfig"}, mc)
 }
 
 // patchNode patches the current configuration of a node. If somebody else changes it in
@@ -85,7 +83,8 @@ func (a *app) patchNode(ctx context.Context, n *client.Client, change configChan
 
 // group makes a command that only has subcommands. Without Args and RunE, a misspelt
 // subcommand would print the help and succeed.
-func group(cmd *cobra.Command) *cobra.Command {
+func group(cmd *cobra.Command, inner ...*cobra.Command) *cobra.Command {
+	cmd.AddCommand(inner...)
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(subcommands(cmd), ", "))

@@ -1,6 +1,6 @@
-// Package devcluster is the one way to bring a development cluster up: build what
-// isn't built yet, start the nodes, wait until they serve, and tell all the while
-// what happens. gbctl and the developers' tool both do it so.
+// Package devcluster starts development clusters for gbctl and for the developers' tool:
+// it builds missing parts, starts the nodes, waits until the cluster is ready, and prints
+// the progress.
 package devcluster
 
 import (
@@ -16,32 +16,32 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 )
 
-// DefaultName is that of the cluster that is meant when none is named.
+// DefaultName is the default name of a cluster.
 const DefaultName = "garboard-default"
 
-// Options say what Create creates.
+// Options are the options of Create.
 type Options struct {
-	// Checkout is where what nodes boot is built from.
+	// Checkout is the source from which the parts are built.
 	Checkout string
-	// Cluster is what it is like. Boot, Images and Out are filled in.
+	// Cluster has the options of the cluster. Create sets Boot, Images and Out.
 	Cluster qemu.Options
-	// Wait is how long it may take to serve; 0: ReadyBudget and more.
+	// Wait limits the time until the cluster is ready; 0: see ReadyBudgets.
 	Wait time.Duration
 }
 
-// A Created cluster serves.
+// Created is a cluster that is ready.
 type Created struct {
 	*qemu.Cluster
-	// After is how long it took from power-on, if it didn't run before.
+	// After is the time from power-on, if the cluster didn't run before.
 	After time.Duration
 }
 
-// Create brings a cluster up, a new one or one that exists. What can't be brought
-// up, or is interrupted, is left as it was before; one that starts and then doesn't
-// serve in time stays, to be looked into.
+// Create starts a new or an existing cluster. If it can't start, or Create is
+// interrupted, the state is restored. A cluster that starts but isn't ready in time is
+// kept for inspection.
 func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	q := o.Cluster
-	// Before the build, so that nobody waits for one only to hear that this can't be.
+	// Check this before the build, which can take long.
 	var err error
 	if q.Choice, err = choose(ctx, q); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	return &Created{Cluster: c, After: time.Since(start)}, nil
 }
 
-// Checkout is the one that dir is in.
+// Checkout returns the checkout that contains dir.
 func Checkout(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -88,7 +88,7 @@ func Checkout(dir string) (string, error) {
 	}
 }
 
-// Build makes what isn't in the cache yet, and says how long that took.
+// Build builds the parts that aren't in the cache, and prints the duration.
 func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder) (*image.Artifacts, error) {
 	start := time.Now()
 	made, err := image.BuildAll(ctx, checkout, out, node, image.Cloud)
@@ -112,8 +112,8 @@ func Start(ctx context.Context, out io.Writer, o qemu.Options, made *image.Artif
 	return qemu.Up(ctx, o)
 }
 
-// choose says how a cluster's nodes are going to run: as they do already, or as
-// this machine lets new ones.
+// choose returns how the nodes run: as before for an existing cluster, otherwise as this
+// machine can run them.
 func choose(ctx context.Context, o qemu.Options) (qemu.Choice, error) {
 	c, err := qemu.Open(o.Name)
 	if errors.Is(err, qemu.ErrNoCluster) {
@@ -125,8 +125,8 @@ func choose(ctx context.Context, o qemu.Options) (qemu.Choice, error) {
 	return qemu.Choice{Name: c.Provisioner, Accelerator: c.Accelerator, Why: "the cluster exists"}, nil
 }
 
-// undo leaves a cluster as it was before Create: one that another command made
-// meanwhile, or started, is left alone.
+// undo restores the state before Create. It doesn't change a cluster that another command
+// has made or started in the meantime.
 func undo(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
 	var err error
 	switch {
@@ -138,14 +138,14 @@ func undo(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
 		err = qemu.Stop(ctx, c.Name)
 	}
 	if err != nil {
-		// Who has pressed Ctrl-C is told of nothing else.
-		fmt.Fprintf(out, "This failed, and what is left of the cluster may still run: %v\n'gbctl cluster destroy --name %s' removes it.\n", err, c.Name)
+		// After Ctrl-C, gbctl prints no other error.
+		fmt.Fprintf(out, "This failed; parts of the cluster may still run: %v\n'gbctl cluster destroy --name %s' removes it.\n", err, c.Name)
 	}
 	return err
 }
 
-// Destroy removes a cluster with all that it has, and says whether there was one. It
-// does so too with what a killed one left.
+// Destroy removes a cluster with all its data, and reports whether it existed. It also
+// removes the remains of a cluster whose host process was killed.
 func Destroy(ctx context.Context, name string) (existed bool, err error) {
 	_, opened := qemu.Open(name)
 	return !errors.Is(opened, qemu.ErrNoCluster), qemu.Down(ctx, name)

@@ -23,17 +23,18 @@ const (
 	readyBudgetEmulated = 20 * time.Minute
 	readyBudgetNode     = time.Minute
 
-	// patience is how often Create says what it waits for.
-	patience = 5 * time.Second
-	// tailBytes of a console hold the last lines that the node said.
+	// progressInterval is how often Create prints what it waits for.
+	progressInterval = 5 * time.Second
+	// tailBytes is how much of a console log is searched for the last line of the node.
 	tailBytes = 16 << 10
 )
 
-// ReadyBudgets are these, in words.
+// ReadyBudgets describes these budgets.
 const ReadyBudgets = "3m and 1m for each further node; 20m where QEMU emulates"
 
-// AwaitReady tells what is reached and, in between, what it waits for. reached,
-// if any, hears of each milestone too. budget 0 is one for clusters of this kind.
+// AwaitReady waits until a cluster is ready. It prints each milestone and, in between,
+// what it waits for, and calls reached, if set, for each milestone. budget 0 is the
+// default for this kind of cluster.
 func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.Time, budget time.Duration, reached func(qemu.Milestone)) error {
 	if budget == 0 {
 		budget = readyBudget + time.Duration(len(c.Nodes)-1)*readyBudgetNode
@@ -43,7 +44,7 @@ func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 	}
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	said := time.Now()
+	last := time.Now()
 	err := c.WaitReady(ctx,
 		func(m qemu.Milestone) {
 			fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(start).Seconds(), m.What)
@@ -52,43 +53,44 @@ func AwaitReady(ctx context.Context, out io.Writer, c *qemu.Cluster, start time.
 			}
 		},
 		func(why error) {
-			if time.Since(said) < patience {
+			if time.Since(last) < progressInterval {
 				return
 			}
-			said = time.Now()
+			last = time.Now()
 			fmt.Fprintf(out, "%6.1fs  … %s\n", time.Since(start).Seconds(), oneLine(waitingFor(c, why)))
 		})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("cluster %s doesn't serve within %s: %w\n%s", c.Name, budget, err, stays(c))
+		return fmt.Errorf("cluster %s isn't ready after %s: %w\n%s", c.Name, budget, err, keptMessage(c))
 	}
 	return err
 }
 
-// stays says what can be done with a cluster that doesn't serve.
-func stays(c *qemu.Cluster) string {
-	return fmt.Sprintf(`The cluster stays as it is, to be looked into:
-  'GARBOARDCONFIG=%[2]s gbctl doctor' says what it waits for,
-  'gbctl cluster show --name %[1]s' how its nodes are, and
-  the nodes' consoles tell more: %[3]s
+// keptMessage describes how to inspect a cluster that isn't ready.
+func keptMessage(c *qemu.Cluster) string {
+	return fmt.Sprintf(`The cluster is kept for inspection:
+  'GARBOARDCONFIG=%[2]s gbctl doctor' shows what it waits for,
+  'gbctl cluster show --name %[1]s' the state of the machines, and
+  the console logs have more details: %[3]s
 'gbctl cluster destroy --name %[1]s' removes it.`, c.Name, c.ClientConfig(), c.Console("*"))
 }
 
-// waitingFor prefers the node's own words to a refused connection.
+// waitingFor returns the last console message of the node instead of a refused
+// connection.
 func waitingFor(c *qemu.Cluster, why error) string {
 	if !errors.Is(why, syscall.ECONNREFUSED) && !errors.Is(why, io.EOF) && !errors.Is(why, syscall.ECONNRESET) {
 		return why.Error()
 	}
-	if line := lastSaid(c.Console(c.Nodes[0].Name)); line != "" {
+	if line := lastMessage(c.Console(c.Nodes[0].Name)); line != "" {
 		return line
 	}
 	return "the node boots"
 }
 
-// said is a line of Garboard on a console, after the kernel's timestamp.
-var said = regexp.MustCompile(`\[garboard\] (.*)`)
+// message is a line of Garboard on a console, after the kernel's timestamp.
+var message = regexp.MustCompile(`\[garboard\] (.*)`)
 
-// lastSaid is the last thing the node said on its console, "" for nothing yet.
-func lastSaid(path string) string {
+// lastMessage returns the last message of the node on its console, or "".
+func lastMessage(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
@@ -101,7 +103,7 @@ func lastSaid(path string) string {
 	if err != nil {
 		return ""
 	}
-	all := said.FindAllSubmatch(data, -1)
+	all := message.FindAllSubmatch(data, -1)
 	if len(all) == 0 {
 		return ""
 	}

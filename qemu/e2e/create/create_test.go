@@ -372,7 +372,7 @@ func TestClusterThatDoesNotServeInTime(t *testing.T) {
 		t.Fatalf("a cluster serves after a second:\n%s", out)
 	}
 	for _, want := range []string{
-		"cluster hasty doesn't serve within 1s: waiting for " + qemu.MilestoneAPI, "The cluster stays as it is",
+		"cluster hasty isn't ready after 1s: waiting for " + qemu.MilestoneAPI, "The cluster is kept for inspection",
 		"gbctl doctor", "gbctl cluster show --name hasty", "gbctl cluster destroy --name hasty",
 	} {
 		if !strings.Contains(err.Error(), want) {

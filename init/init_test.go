@@ -100,7 +100,8 @@ func TestPress(t *testing.T) {
 		"can't begin":    {func() error { return errors.New("STATE isn't mounted") }, false, soon},
 		"panics":         {func() error { panic("oh") }, false, soon},
 		"is asked twice": {func() error { return nil }, true, soon},
-		"hangs":          {func() error { time.Sleep(time.Hour); return nil }, true, soon},
+		"hangs":          {func() error { time.Sleep(time.Hour); return nil }, false, lifecycle.PressBudget},
+		"hangs, twice":   {func() error { time.Sleep(time.Hour); return nil }, true, soon},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

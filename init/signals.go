@@ -87,13 +87,20 @@ func (p *pid1) press(r request) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), lifecycle.PressBudget)
 		defer cancel()
-		err := dag.Guard(p.log, func() error {
-			return (*n).End(ctx, map[intent]boot.Power{powerOff: boot.PowerOff, reboot: boot.Reboot}[r.intent], r.why)
-		})
-		if err == nil {
-			<-ctx.Done() // the operation ends the machine before that, or hasn't got on
-		} else {
-			p.logs.Printf("%s at once: %v", r.intent, err)
+		begun := make(chan error, 1) // what hangs must not keep the machine from its end
+		go func() {
+			begun <- dag.Guard(p.log, func() error {
+				return (*n).End(ctx, map[intent]boot.Power{powerOff: boot.PowerOff, reboot: boot.Reboot}[r.intent], r.why)
+			})
+		}()
+		select {
+		case err := <-begun:
+			if err == nil {
+				<-ctx.Done() // the operation ends the machine before that, or takes too long
+			} else {
+				p.logs.Printf("%s at once: %v", r.intent, err)
+			}
+		case <-ctx.Done():
 		}
 		if !p.leaving.Load() {
 			p.ask(r)

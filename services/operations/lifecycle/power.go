@@ -108,7 +108,27 @@ func (o power) plan(ctx context.Context, r operation.Request) (p operation.Plan,
 }
 
 // steps are all that a reboot or a shutdown may have.
+//
+// What the power button asked for is done once the node has ended, however it did: by a
+// second press, or because the time for pods was up. After that the operation must not end
+// the node that somebody has turned on again.
 func (o power) steps(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {
+	steps := o.all(r, args, timeout)
+	if !r.Resuming || !args.Button {
+		return steps
+	}
+	for i, s := range steps {
+		if s.ID != "uncordon" {
+			steps[i].EndsNode = false
+			steps[i].Run = func(context.Context, *operation.Progress) error {
+				return operation.Skip("the node has ended meanwhile")
+			}
+		}
+	}
+	return steps
+}
+
+func (o power) all(r operation.Request, args PowerArguments, timeout time.Duration) []operation.Step {
 	steps := []operation.Step{
 		o.cordon(r.ID), o.drain(timeout, true), o.quorum(o.name), o.end(o.how, o.hold, reasonOf(r)),
 		{

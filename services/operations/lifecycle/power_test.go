@@ -314,6 +314,31 @@ func TestShutdownStaysOne(t *testing.T) {
 	})
 }
 
+// What the power button asked for is done once the node has ended, also in the middle of the
+// drain: a node that is on again doesn't end once more, and takes pods again.
+func TestPressedIsDoneOnceTheNodeHasEnded(t *testing.T) {
+	for _, name := range []string{Shutdown, Reboot} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.pods = []string{"slow"}
+				r.cut = "look at pods"
+				r.on()
+				o := r.run(name, Pressed().Encode())
+				r.off()
+				r.done()
+				r.on()
+				defer r.off()
+				o = r.end(o.ID)
+				did := r.done()
+				if o.State != operation.Done || !slices.Contains(did, "uncordon") || slices.Contains(did, "power off") || slices.Contains(did, "reboot") {
+					t.Errorf("it is %s (%s), and did %v", o.State, o.Error, did)
+				}
+			})
+		})
+	}
+}
+
 // silent is an etcd that never answers.
 type silent struct{ member }
 

@@ -137,7 +137,8 @@ func (x *execution) apply(c change, then func(), anyway bool) error {
 	if err != nil {
 		return err
 	}
-	if err := x.share(next); err != nil {
+	events = stamped(events)
+	if err := x.share(next, events); err != nil {
 		return err
 	}
 	return x.applyHere(func(mine *record) ([]Event, error) { *mine = *next; return events, nil }, then, anyway)

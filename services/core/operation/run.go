@@ -46,7 +46,11 @@ func (x *execution) run(ctx context.Context) {
 	}
 	if x.def.Shared && !x.claimed() && !x.coordinate(ctx) {
 		x.dropClaim()
-		x.release(0) // another boot, or another node, goes on with it
+		if x.record().Finished() { // another node has it, or has ended it
+			x.release(0)
+		} else {
+			x.release(restartHold)
+		}
 		return
 	}
 	rec = x.record()

@@ -73,12 +73,12 @@ func (r *Runner) claim(ctx context.Context, h Holder) (Claim, error) {
 }
 
 // share writes the next record to etcd; the caller holds turn.
-func (x *execution) share(next *record) error {
+func (x *execution) share(next *record, events []Event) error {
 	if x.claim == nil {
 		return errLost
 	}
 	shared := next.clone()
-	shared.Events = x.eventsOf(nil)
+	shared.Events = x.eventsOf(events)
 	shared.Events = shared.Events[max(len(shared.Events)-sharedEvents, 0):]
 	data, err := json.Marshal(shared)
 	if err != nil {
@@ -246,10 +246,12 @@ func (r *Runner) TakeOver(ctx context.Context, id, by string) (Operation, error)
 		return Operation{}, fmt.Errorf("take over %s: %w", rec.ID, err)
 	}
 	// What the former coordinator wrote last, before it was gone.
-	if text, err := claim.Read(ctx); err == nil && text != nil {
-		if last, err := decode(text); err == nil {
-			rec = last
-		}
+	text, err := claim.Read(ctx)
+	if err == nil {
+		rec, err = decode(text)
+	}
+	if err != nil {
+		return Operation{}, errors.Join(fmt.Errorf("take over %s: read its record: %w", bounded(id), err), claim.Release(ctx))
 	}
 	if rec.Finished() {
 		return Operation{}, errors.Join(refuse("take over %s: it has ended: %s", rec.ID, rec.State), claim.Release(ctx))

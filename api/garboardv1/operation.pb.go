@@ -35,6 +35,8 @@ const (
 	Operation_STATE_ABORTED Operation_State = 5
 	// Only a plan, from a dry run.
 	Operation_STATE_PENDING Operation_State = 6
+	// Another node has taken it over, and continues it.
+	Operation_STATE_MOVED Operation_State = 7
 )
 
 // Enum value maps for Operation_State.
@@ -47,6 +49,7 @@ var (
 		4: "STATE_FAILED",
 		5: "STATE_ABORTED",
 		6: "STATE_PENDING",
+		7: "STATE_MOVED",
 	}
 	Operation_State_value = map[string]int32{
 		"STATE_UNSPECIFIED": 0,
@@ -56,6 +59,7 @@ var (
 		"STATE_FAILED":      4,
 		"STATE_ABORTED":     5,
 		"STATE_PENDING":     6,
+		"STATE_MOVED":       7,
 	}
 )
 
@@ -206,7 +210,7 @@ func (x OperationEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OperationEvent_Kind.Descriptor instead.
 func (OperationEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{3, 0}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{4, 0}
 }
 
 type Operation struct {
@@ -227,7 +231,13 @@ type Operation struct {
 	// The question that it waits for.
 	Question *OperationQuestion `protobuf:"bytes,10,opt,name=question,proto3" json:"question,omitempty"`
 	// The role that is needed to answer or abort.
-	Role          string `protobuf:"bytes,11,opt,name=role,proto3" json:"role,omitempty"`
+	Role string `protobuf:"bytes,11,opt,name=role,proto3" json:"role,omitempty"`
+	// The node that runs it; empty: the operation can't move to another node.
+	Coordinator string `protobuf:"bytes,12,opt,name=coordinator,proto3" json:"coordinator,omitempty"`
+	// It runs on the coordinator, not on this node.
+	Elsewhere bool `protobuf:"varint,13,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	// The coordinator is gone. TakeOver continues the operation on this node.
+	Orphaned      bool `protobuf:"varint,14,opt,name=orphaned,proto3" json:"orphaned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -339,6 +349,27 @@ func (x *Operation) GetRole() string {
 	return ""
 }
 
+func (x *Operation) GetCoordinator() string {
+	if x != nil {
+		return x.Coordinator
+	}
+	return ""
+}
+
+func (x *Operation) GetElsewhere() bool {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return false
+}
+
+func (x *Operation) GetOrphaned() bool {
+	if x != nil {
+		return x.Orphaned
+	}
+	return false
+}
+
 type OperationStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Such as drain.
@@ -355,8 +386,10 @@ type OperationStep struct {
 	PointOfNoReturn bool                   `protobuf:"varint,7,opt,name=point_of_no_return,json=pointOfNoReturn,proto3" json:"point_of_no_return,omitempty"`
 	Began           *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=began,proto3" json:"began,omitempty"`
 	Ended           *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=ended,proto3" json:"ended,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What the step does for each node or image.
+	Parts         []*OperationPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OperationStep) Reset() {
@@ -452,6 +485,109 @@ func (x *OperationStep) GetEnded() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *OperationStep) GetParts() []*OperationPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+type OperationPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Such as the name of a node.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// A description.
+	What  string              `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	State OperationStep_State `protobuf:"varint,3,opt,name=state,proto3,enum=garboard.v1.OperationStep_State" json:"state,omitempty"`
+	// Why it was skipped or failed.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The last message of its progress.
+	Text          string                 `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	Began         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=began,proto3" json:"began,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationPart) Reset() {
+	*x = OperationPart{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationPart) ProtoMessage() {}
+
+func (x *OperationPart) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationPart.ProtoReflect.Descriptor instead.
+func (*OperationPart) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *OperationPart) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *OperationPart) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *OperationPart) GetState() OperationStep_State {
+	if x != nil {
+		return x.State
+	}
+	return OperationStep_STATE_UNSPECIFIED
+}
+
+func (x *OperationPart) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *OperationPart) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *OperationPart) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *OperationPart) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
 type OperationQuestion struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -469,7 +605,7 @@ type OperationQuestion struct {
 
 func (x *OperationQuestion) Reset() {
 	*x = OperationQuestion{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[2]
+	mi := &file_garboard_v1_operation_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -481,7 +617,7 @@ func (x *OperationQuestion) String() string {
 func (*OperationQuestion) ProtoMessage() {}
 
 func (x *OperationQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[2]
+	mi := &file_garboard_v1_operation_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -494,7 +630,7 @@ func (x *OperationQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationQuestion.ProtoReflect.Descriptor instead.
 func (*OperationQuestion) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{2}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *OperationQuestion) GetId() string {
@@ -554,15 +690,17 @@ type OperationEvent struct {
 	Kind   OperationEvent_Kind    `protobuf:"varint,3,opt,name=kind,proto3,enum=garboard.v1.OperationEvent_Kind" json:"kind,omitempty"`
 	Step   string                 `protobuf:"bytes,4,opt,name=step,proto3" json:"step,omitempty"`
 	// With KIND_CHANGED: the name of the state, such as running or done.
-	State         string `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
-	Text          string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	State string `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
+	Text  string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	// The part of the step; empty: the whole step.
+	Part          string `protobuf:"bytes,7,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OperationEvent) Reset() {
 	*x = OperationEvent{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[3]
+	mi := &file_garboard_v1_operation_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +712,7 @@ func (x *OperationEvent) String() string {
 func (*OperationEvent) ProtoMessage() {}
 
 func (x *OperationEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[3]
+	mi := &file_garboard_v1_operation_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +725,7 @@ func (x *OperationEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationEvent.ProtoReflect.Descriptor instead.
 func (*OperationEvent) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{3}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *OperationEvent) GetCursor() uint64 {
@@ -632,6 +770,13 @@ func (x *OperationEvent) GetText() string {
 	return ""
 }
 
+func (x *OperationEvent) GetPart() string {
+	if x != nil {
+		return x.Part
+	}
+	return ""
+}
+
 type ListOperationsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -640,7 +785,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[4]
+	mi := &file_garboard_v1_operation_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +797,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[4]
+	mi := &file_garboard_v1_operation_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,19 +810,21 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{4}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{5}
 }
 
 type ListOperationsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operations    []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Operations []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	// Why the operations of other nodes are missing; empty: they aren't.
+	Warning       string `protobuf:"bytes,2,opt,name=warning,proto3" json:"warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[5]
+	mi := &file_garboard_v1_operation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +836,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[5]
+	mi := &file_garboard_v1_operation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +849,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{5}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -710,6 +857,13 @@ func (x *ListOperationsResponse) GetOperations() []*Operation {
 		return x.Operations
 	}
 	return nil
+}
+
+func (x *ListOperationsResponse) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
 }
 
 type WatchOperationRequest struct {
@@ -723,7 +877,7 @@ type WatchOperationRequest struct {
 
 func (x *WatchOperationRequest) Reset() {
 	*x = WatchOperationRequest{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[6]
+	mi := &file_garboard_v1_operation_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +889,7 @@ func (x *WatchOperationRequest) String() string {
 func (*WatchOperationRequest) ProtoMessage() {}
 
 func (x *WatchOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[6]
+	mi := &file_garboard_v1_operation_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +902,7 @@ func (x *WatchOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchOperationRequest.ProtoReflect.Descriptor instead.
 func (*WatchOperationRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{6}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchOperationRequest) GetId() string {
@@ -779,7 +933,7 @@ type OperationUpdate struct {
 
 func (x *OperationUpdate) Reset() {
 	*x = OperationUpdate{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[7]
+	mi := &file_garboard_v1_operation_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +945,7 @@ func (x *OperationUpdate) String() string {
 func (*OperationUpdate) ProtoMessage() {}
 
 func (x *OperationUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[7]
+	mi := &file_garboard_v1_operation_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +958,7 @@ func (x *OperationUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationUpdate.ProtoReflect.Descriptor instead.
 func (*OperationUpdate) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{7}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OperationUpdate) GetOperation() *Operation {
@@ -840,7 +994,7 @@ type AnswerOperationRequest struct {
 
 func (x *AnswerOperationRequest) Reset() {
 	*x = AnswerOperationRequest{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[8]
+	mi := &file_garboard_v1_operation_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +1006,7 @@ func (x *AnswerOperationRequest) String() string {
 func (*AnswerOperationRequest) ProtoMessage() {}
 
 func (x *AnswerOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[8]
+	mi := &file_garboard_v1_operation_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +1019,7 @@ func (x *AnswerOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerOperationRequest.ProtoReflect.Descriptor instead.
 func (*AnswerOperationRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{8}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AnswerOperationRequest) GetId() string {
@@ -897,7 +1051,7 @@ type AnswerOperationResponse struct {
 
 func (x *AnswerOperationResponse) Reset() {
 	*x = AnswerOperationResponse{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[9]
+	mi := &file_garboard_v1_operation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +1063,7 @@ func (x *AnswerOperationResponse) String() string {
 func (*AnswerOperationResponse) ProtoMessage() {}
 
 func (x *AnswerOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[9]
+	mi := &file_garboard_v1_operation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1076,7 @@ func (x *AnswerOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerOperationResponse.ProtoReflect.Descriptor instead.
 func (*AnswerOperationResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{9}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{10}
 }
 
 type AbortOperationRequest struct {
@@ -934,7 +1088,7 @@ type AbortOperationRequest struct {
 
 func (x *AbortOperationRequest) Reset() {
 	*x = AbortOperationRequest{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[10]
+	mi := &file_garboard_v1_operation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1100,7 @@ func (x *AbortOperationRequest) String() string {
 func (*AbortOperationRequest) ProtoMessage() {}
 
 func (x *AbortOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[10]
+	mi := &file_garboard_v1_operation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1113,7 @@ func (x *AbortOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortOperationRequest.ProtoReflect.Descriptor instead.
 func (*AbortOperationRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{10}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AbortOperationRequest) GetId() string {
@@ -979,7 +1133,7 @@ type AbortOperationResponse struct {
 
 func (x *AbortOperationResponse) Reset() {
 	*x = AbortOperationResponse{}
-	mi := &file_garboard_v1_operation_proto_msgTypes[11]
+	mi := &file_garboard_v1_operation_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1145,7 @@ func (x *AbortOperationResponse) String() string {
 func (*AbortOperationResponse) ProtoMessage() {}
 
 func (x *AbortOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_operation_proto_msgTypes[11]
+	mi := &file_garboard_v1_operation_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1158,7 @@ func (x *AbortOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortOperationResponse.ProtoReflect.Descriptor instead.
 func (*AbortOperationResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{11}
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AbortOperationResponse) GetMessage() string {
@@ -1014,11 +1168,99 @@ func (x *AbortOperationResponse) GetMessage() string {
 	return ""
 }
 
+type TakeOverOperationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOverOperationRequest) Reset() {
+	*x = TakeOverOperationRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOverOperationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOverOperationRequest) ProtoMessage() {}
+
+func (x *TakeOverOperationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOverOperationRequest.ProtoReflect.Descriptor instead.
+func (*TakeOverOperationRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *TakeOverOperationRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type TakeOverOperationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOverOperationResponse) Reset() {
+	*x = TakeOverOperationResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOverOperationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOverOperationResponse) ProtoMessage() {}
+
+func (x *TakeOverOperationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOverOperationResponse.ProtoReflect.Descriptor instead.
+func (*TakeOverOperationResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *TakeOverOperationResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 var File_garboard_v1_operation_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_operation_proto_rawDesc = "" +
 	"\n" +
-	"\x1bgarboard/v1/operation.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9a\x04\n" +
+	"\x1bgarboard/v1/operation.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x05\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x122\n" +
@@ -1031,7 +1273,10 @@ const file_garboard_v1_operation_proto_rawDesc = "" +
 	"\x05steps\x18\t \x03(\v2\x1a.garboard.v1.OperationStepR\x05steps\x12:\n" +
 	"\bquestion\x18\n" +
 	" \x01(\v2\x1e.garboard.v1.OperationQuestionR\bquestion\x12\x12\n" +
-	"\x04role\x18\v \x01(\tR\x04role\"\x8c\x01\n" +
+	"\x04role\x18\v \x01(\tR\x04role\x12 \n" +
+	"\vcoordinator\x18\f \x01(\tR\vcoordinator\x12\x1c\n" +
+	"\telsewhere\x18\r \x01(\bR\telsewhere\x12\x1a\n" +
+	"\borphaned\x18\x0e \x01(\bR\borphaned\"\x9d\x01\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSTATE_RUNNING\x10\x01\x12\x11\n" +
@@ -1040,7 +1285,8 @@ const file_garboard_v1_operation_proto_rawDesc = "" +
 	"STATE_DONE\x10\x03\x12\x10\n" +
 	"\fSTATE_FAILED\x10\x04\x12\x11\n" +
 	"\rSTATE_ABORTED\x10\x05\x12\x11\n" +
-	"\rSTATE_PENDING\x10\x06\"\x88\x04\n" +
+	"\rSTATE_PENDING\x10\x06\x12\x0f\n" +
+	"\vSTATE_MOVED\x10\a\"\xba\x04\n" +
 	"\rOperationStep\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x126\n" +
@@ -1050,7 +1296,9 @@ const file_garboard_v1_operation_proto_rawDesc = "" +
 	"\boptional\x18\x06 \x01(\bR\boptional\x12+\n" +
 	"\x12point_of_no_return\x18\a \x01(\bR\x0fpointOfNoReturn\x120\n" +
 	"\x05began\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
-	"\x05ended\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\x9e\x01\n" +
+	"\x05ended\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x120\n" +
+	"\x05parts\x18\n" +
+	" \x03(\v2\x1a.garboard.v1.OperationPartR\x05parts\"\x9e\x01\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSTATE_PENDING\x10\x01\x12\x11\n" +
@@ -1060,7 +1308,15 @@ const file_garboard_v1_operation_proto_rawDesc = "" +
 	"STATE_DONE\x10\x04\x12\x11\n" +
 	"\rSTATE_SKIPPED\x10\x05\x12\x10\n" +
 	"\fSTATE_FAILED\x10\x06\x12\x10\n" +
-	"\fSTATE_UNDONE\x10\a\"\xe6\x01\n" +
+	"\fSTATE_UNDONE\x10\a\"\xfb\x01\n" +
+	"\rOperationPart\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\x126\n" +
+	"\x05state\x18\x03 \x01(\x0e2 .garboard.v1.OperationStep.StateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x120\n" +
+	"\x05began\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
+	"\x05ended\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\xe6\x01\n" +
 	"\x11OperationQuestion\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\tR\x04step\x12\x12\n" +
@@ -1068,25 +1324,27 @@ const file_garboard_v1_operation_proto_rawDesc = "" +
 	"\aoptions\x18\x04 \x03(\tR\aoptions\x12\x18\n" +
 	"\adefault\x18\x05 \x01(\tR\adefault\x120\n" +
 	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x123\n" +
-	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xad\x02\n" +
+	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xc1\x02\n" +
 	"\x0eOperationEvent\x12\x16\n" +
 	"\x06cursor\x18\x01 \x01(\x04R\x06cursor\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\x04kind\x18\x03 \x01(\x0e2 .garboard.v1.OperationEvent.KindR\x04kind\x12\x12\n" +
 	"\x04step\x18\x04 \x01(\tR\x04step\x12\x14\n" +
 	"\x05state\x18\x05 \x01(\tR\x05state\x12\x12\n" +
-	"\x04text\x18\x06 \x01(\tR\x04text\"_\n" +
+	"\x04text\x18\x06 \x01(\tR\x04text\x12\x12\n" +
+	"\x04part\x18\a \x01(\tR\x04part\"_\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tKIND_SAID\x10\x01\x12\x10\n" +
 	"\fKIND_CHANGED\x10\x02\x12\r\n" +
 	"\tKIND_ASKS\x10\x03\x12\x11\n" +
 	"\rKIND_ANSWERED\x10\x04\"\x17\n" +
-	"\x15ListOperationsRequest\"P\n" +
+	"\x15ListOperationsRequest\"j\n" +
 	"\x16ListOperationsResponse\x126\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x16.garboard.v1.OperationR\n" +
-	"operations\"=\n" +
+	"operations\x12\x18\n" +
+	"\awarning\x18\x02 \x01(\tR\awarning\"=\n" +
 	"\x15WatchOperationRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05after\x18\x02 \x01(\x04R\x05after\"\x90\x01\n" +
@@ -1102,12 +1360,17 @@ const file_garboard_v1_operation_proto_rawDesc = "" +
 	"\x15AbortOperationRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"2\n" +
 	"\x16AbortOperationResponse\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage2\xa2\x03\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"*\n" +
+	"\x18TakeOverOperationRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"Q\n" +
+	"\x19TakeOverOperationResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\x92\x04\n" +
 	"\x10OperationService\x12a\n" +
 	"\x04List\x12\".garboard.v1.ListOperationsRequest\x1a#.garboard.v1.ListOperationsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12Z\n" +
 	"\x05Watch\x12\".garboard.v1.WatchOperationRequest\x1a\x1c.garboard.v1.OperationUpdate\"\r\x8a\xb5\x18\tos:reader0\x01\x12h\n" +
 	"\x06Answer\x12#.garboard.v1.AnswerOperationRequest\x1a$.garboard.v1.AnswerOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12e\n" +
-	"\x05Abort\x12\".garboard.v1.AbortOperationRequest\x1a#.garboard.v1.AbortOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\x05Abort\x12\".garboard.v1.AbortOperationRequest\x1a#.garboard.v1.AbortOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12n\n" +
+	"\bTakeOver\x12%.garboard.v1.TakeOverOperationRequest\x1a&.garboard.v1.TakeOverOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_operation_proto_rawDescOnce sync.Once
@@ -1122,56 +1385,66 @@ func file_garboard_v1_operation_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_operation_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_garboard_v1_operation_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_garboard_v1_operation_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_garboard_v1_operation_proto_goTypes = []any{
-	(Operation_State)(0),            // 0: garboard.v1.Operation.State
-	(OperationStep_State)(0),        // 1: garboard.v1.OperationStep.State
-	(OperationEvent_Kind)(0),        // 2: garboard.v1.OperationEvent.Kind
-	(*Operation)(nil),               // 3: garboard.v1.Operation
-	(*OperationStep)(nil),           // 4: garboard.v1.OperationStep
-	(*OperationQuestion)(nil),       // 5: garboard.v1.OperationQuestion
-	(*OperationEvent)(nil),          // 6: garboard.v1.OperationEvent
-	(*ListOperationsRequest)(nil),   // 7: garboard.v1.ListOperationsRequest
-	(*ListOperationsResponse)(nil),  // 8: garboard.v1.ListOperationsResponse
-	(*WatchOperationRequest)(nil),   // 9: garboard.v1.WatchOperationRequest
-	(*OperationUpdate)(nil),         // 10: garboard.v1.OperationUpdate
-	(*AnswerOperationRequest)(nil),  // 11: garboard.v1.AnswerOperationRequest
-	(*AnswerOperationResponse)(nil), // 12: garboard.v1.AnswerOperationResponse
-	(*AbortOperationRequest)(nil),   // 13: garboard.v1.AbortOperationRequest
-	(*AbortOperationResponse)(nil),  // 14: garboard.v1.AbortOperationResponse
-	(*timestamppb.Timestamp)(nil),   // 15: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 16: google.protobuf.Duration
+	(Operation_State)(0),              // 0: garboard.v1.Operation.State
+	(OperationStep_State)(0),          // 1: garboard.v1.OperationStep.State
+	(OperationEvent_Kind)(0),          // 2: garboard.v1.OperationEvent.Kind
+	(*Operation)(nil),                 // 3: garboard.v1.Operation
+	(*OperationStep)(nil),             // 4: garboard.v1.OperationStep
+	(*OperationPart)(nil),             // 5: garboard.v1.OperationPart
+	(*OperationQuestion)(nil),         // 6: garboard.v1.OperationQuestion
+	(*OperationEvent)(nil),            // 7: garboard.v1.OperationEvent
+	(*ListOperationsRequest)(nil),     // 8: garboard.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),    // 9: garboard.v1.ListOperationsResponse
+	(*WatchOperationRequest)(nil),     // 10: garboard.v1.WatchOperationRequest
+	(*OperationUpdate)(nil),           // 11: garboard.v1.OperationUpdate
+	(*AnswerOperationRequest)(nil),    // 12: garboard.v1.AnswerOperationRequest
+	(*AnswerOperationResponse)(nil),   // 13: garboard.v1.AnswerOperationResponse
+	(*AbortOperationRequest)(nil),     // 14: garboard.v1.AbortOperationRequest
+	(*AbortOperationResponse)(nil),    // 15: garboard.v1.AbortOperationResponse
+	(*TakeOverOperationRequest)(nil),  // 16: garboard.v1.TakeOverOperationRequest
+	(*TakeOverOperationResponse)(nil), // 17: garboard.v1.TakeOverOperationResponse
+	(*timestamppb.Timestamp)(nil),     // 18: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),       // 19: google.protobuf.Duration
 }
 var file_garboard_v1_operation_proto_depIdxs = []int32{
 	0,  // 0: garboard.v1.Operation.state:type_name -> garboard.v1.Operation.State
-	15, // 1: garboard.v1.Operation.began:type_name -> google.protobuf.Timestamp
-	15, // 2: garboard.v1.Operation.ended:type_name -> google.protobuf.Timestamp
+	18, // 1: garboard.v1.Operation.began:type_name -> google.protobuf.Timestamp
+	18, // 2: garboard.v1.Operation.ended:type_name -> google.protobuf.Timestamp
 	4,  // 3: garboard.v1.Operation.steps:type_name -> garboard.v1.OperationStep
-	5,  // 4: garboard.v1.Operation.question:type_name -> garboard.v1.OperationQuestion
+	6,  // 4: garboard.v1.Operation.question:type_name -> garboard.v1.OperationQuestion
 	1,  // 5: garboard.v1.OperationStep.state:type_name -> garboard.v1.OperationStep.State
-	16, // 6: garboard.v1.OperationStep.deadline:type_name -> google.protobuf.Duration
-	15, // 7: garboard.v1.OperationStep.began:type_name -> google.protobuf.Timestamp
-	15, // 8: garboard.v1.OperationStep.ended:type_name -> google.protobuf.Timestamp
-	15, // 9: garboard.v1.OperationQuestion.since:type_name -> google.protobuf.Timestamp
-	16, // 10: garboard.v1.OperationQuestion.timeout:type_name -> google.protobuf.Duration
-	15, // 11: garboard.v1.OperationEvent.time:type_name -> google.protobuf.Timestamp
-	2,  // 12: garboard.v1.OperationEvent.kind:type_name -> garboard.v1.OperationEvent.Kind
-	3,  // 13: garboard.v1.ListOperationsResponse.operations:type_name -> garboard.v1.Operation
-	3,  // 14: garboard.v1.OperationUpdate.operation:type_name -> garboard.v1.Operation
-	6,  // 15: garboard.v1.OperationUpdate.events:type_name -> garboard.v1.OperationEvent
-	7,  // 16: garboard.v1.OperationService.List:input_type -> garboard.v1.ListOperationsRequest
-	9,  // 17: garboard.v1.OperationService.Watch:input_type -> garboard.v1.WatchOperationRequest
-	11, // 18: garboard.v1.OperationService.Answer:input_type -> garboard.v1.AnswerOperationRequest
-	13, // 19: garboard.v1.OperationService.Abort:input_type -> garboard.v1.AbortOperationRequest
-	8,  // 20: garboard.v1.OperationService.List:output_type -> garboard.v1.ListOperationsResponse
-	10, // 21: garboard.v1.OperationService.Watch:output_type -> garboard.v1.OperationUpdate
-	12, // 22: garboard.v1.OperationService.Answer:output_type -> garboard.v1.AnswerOperationResponse
-	14, // 23: garboard.v1.OperationService.Abort:output_type -> garboard.v1.AbortOperationResponse
-	20, // [20:24] is the sub-list for method output_type
-	16, // [16:20] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	19, // 6: garboard.v1.OperationStep.deadline:type_name -> google.protobuf.Duration
+	18, // 7: garboard.v1.OperationStep.began:type_name -> google.protobuf.Timestamp
+	18, // 8: garboard.v1.OperationStep.ended:type_name -> google.protobuf.Timestamp
+	5,  // 9: garboard.v1.OperationStep.parts:type_name -> garboard.v1.OperationPart
+	1,  // 10: garboard.v1.OperationPart.state:type_name -> garboard.v1.OperationStep.State
+	18, // 11: garboard.v1.OperationPart.began:type_name -> google.protobuf.Timestamp
+	18, // 12: garboard.v1.OperationPart.ended:type_name -> google.protobuf.Timestamp
+	18, // 13: garboard.v1.OperationQuestion.since:type_name -> google.protobuf.Timestamp
+	19, // 14: garboard.v1.OperationQuestion.timeout:type_name -> google.protobuf.Duration
+	18, // 15: garboard.v1.OperationEvent.time:type_name -> google.protobuf.Timestamp
+	2,  // 16: garboard.v1.OperationEvent.kind:type_name -> garboard.v1.OperationEvent.Kind
+	3,  // 17: garboard.v1.ListOperationsResponse.operations:type_name -> garboard.v1.Operation
+	3,  // 18: garboard.v1.OperationUpdate.operation:type_name -> garboard.v1.Operation
+	7,  // 19: garboard.v1.OperationUpdate.events:type_name -> garboard.v1.OperationEvent
+	3,  // 20: garboard.v1.TakeOverOperationResponse.operation:type_name -> garboard.v1.Operation
+	8,  // 21: garboard.v1.OperationService.List:input_type -> garboard.v1.ListOperationsRequest
+	10, // 22: garboard.v1.OperationService.Watch:input_type -> garboard.v1.WatchOperationRequest
+	12, // 23: garboard.v1.OperationService.Answer:input_type -> garboard.v1.AnswerOperationRequest
+	14, // 24: garboard.v1.OperationService.Abort:input_type -> garboard.v1.AbortOperationRequest
+	16, // 25: garboard.v1.OperationService.TakeOver:input_type -> garboard.v1.TakeOverOperationRequest
+	9,  // 26: garboard.v1.OperationService.List:output_type -> garboard.v1.ListOperationsResponse
+	11, // 27: garboard.v1.OperationService.Watch:output_type -> garboard.v1.OperationUpdate
+	13, // 28: garboard.v1.OperationService.Answer:output_type -> garboard.v1.AnswerOperationResponse
+	15, // 29: garboard.v1.OperationService.Abort:output_type -> garboard.v1.AbortOperationResponse
+	17, // 30: garboard.v1.OperationService.TakeOver:output_type -> garboard.v1.TakeOverOperationResponse
+	26, // [26:31] is the sub-list for method output_type
+	21, // [21:26] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_operation_proto_init() }
@@ -1186,7 +1459,7 @@ func file_garboard_v1_operation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_operation_proto_rawDesc), len(file_garboard_v1_operation_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -131,6 +131,9 @@ func eventLine(id string, e *apiv1.OperationEvent) string {
 	if who == "" {
 		who = id
 	}
+	if e.Part != "" {
+		who += " " + e.Part
+	}
 	switch e.Kind {
 	case apiv1.OperationEvent_KIND_CHANGED:
 		line := who
@@ -152,6 +155,9 @@ func eventLine(id string, e *apiv1.OperationEvent) string {
 	}
 	if e.Step == "" {
 		return withText(who, e.Text)
+	}
+	if e.Part != "" {
+		return "    " + withText(e.Part, e.Text)
 	}
 	return "    " + oneLine(e.Text)
 }

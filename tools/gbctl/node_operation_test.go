@@ -21,6 +21,7 @@ import (
 //	upgrade-asks    waits for an answer
 //	drain-patient   goes on for ever
 //	…-now           has ended its node
+//	upgrade-orphan  runs on another node, which is gone
 type operationService struct {
 	garboardv1connect.UnimplementedOperationServiceHandler
 	node     *node
@@ -60,9 +61,18 @@ func (s *operationService) asks() *apiv1.Operation {
 }
 
 func (s *operationService) List(context.Context, *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
+	orphan := operationMessage("upgrade-orphan", apiv1.Operation_STATE_RUNNING)
+	orphan.Coordinator, orphan.Elsewhere, orphan.Orphaned = "cp3", true, true
 	return answerWith(&apiv1.ListOperationsResponse{Operations: []*apiv1.Operation{
-		operationMessage("reboot-done", apiv1.Operation_STATE_DONE), operationMessage("reset-failed", apiv1.Operation_STATE_FAILED), s.asks(),
+		operationMessage("reboot-done", apiv1.Operation_STATE_DONE), operationMessage("reset-failed", apiv1.Operation_STATE_FAILED), s.asks(), orphan,
 	}})
+}
+
+func (s *operationService) TakeOver(_ context.Context, r *connect.Request[apiv1.TakeOverOperationRequest]) (*connect.Response[apiv1.TakeOverOperationResponse], error) {
+	if r.Msg.Id != "upgrade-orphan" {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("take over "+r.Msg.Id+": it runs on this node"))
+	}
+	return answerWith(&apiv1.TakeOverOperationResponse{Operation: operationMessage(r.Msg.Id, apiv1.Operation_STATE_RUNNING)})
 }
 
 func (s *operationService) Watch(ctx context.Context, r *connect.Request[apiv1.WatchOperationRequest], stream *connect.ServerStream[apiv1.OperationUpdate]) error {
@@ -92,6 +102,10 @@ func (s *operationService) Watch(ctx context.Context, r *connect.Request[apiv1.W
 			return connect.NewError(connect.CodeUnavailable, errors.New("the node's API stops"))
 		}
 		rest = append(rest, &apiv1.OperationEvent{Cursor: 6, Kind: changed, Step: "last", State: "done"}, &apiv1.OperationEvent{Cursor: 7, Kind: changed, State: "done"})
+		return stream.Send(&apiv1.OperationUpdate{Operation: operationMessage(r.Msg.Id, apiv1.Operation_STATE_DONE), Events: rest})
+	case "upgrade-orphan":
+		rest = append(rest, &apiv1.OperationEvent{Cursor: 6, Kind: said, Step: "last", Part: "cp2", Text: "2 of 3 pods"},
+			&apiv1.OperationEvent{Cursor: 7, Kind: changed, Step: "last", Part: "cp2", State: "done"}, &apiv1.OperationEvent{Cursor: 8, Kind: changed, State: "done"})
 		return stream.Send(&apiv1.OperationUpdate{Operation: operationMessage(r.Msg.Id, apiv1.Operation_STATE_DONE), Events: rest})
 	case "reset-failed":
 		rest = append(rest, &apiv1.OperationEvent{Cursor: 6, Kind: changed, Step: "last", State: "failed", Text: "the disk is gone"}, &apiv1.OperationEvent{Cursor: 7, Kind: changed, State: "failed", Text: "last: the disk is gone"})

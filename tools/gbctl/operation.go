@@ -15,12 +15,12 @@ func (a *app) operationCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "operation",
 		Aliases: []string{"operations"},
-		Short:   "Show, follow, answer or abort operations",
-		Long: `Show operations, answer their questions, or abort them. Everything that changes the
-state of a node, such as a reboot, is an operation. It runs on the node, step by step,
-and continues if gbctl exits and after the node has restarted.`,
+		Short:   "Show, follow, answer, abort or take over operations",
+		Long: `Show operations, answer their questions, abort them, or take them over. Everything that
+changes the state of a node, such as a reboot, is an operation. It runs on the node, step
+by step, and continues if gbctl exits and after the node has restarted.`,
 	}
-	cmd.AddCommand(a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand())
+	cmd.AddCommand(a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand(), a.operationTakeOverCommand())
 	return cmd
 }
 
@@ -28,8 +28,19 @@ func (a *app) operationListCommand() *cobra.Command {
 	return listCommand(a, &cobra.Command{
 		Use:     "list",
 		Short:   "List the running operations and the last finished ones",
+		Long: `List the running operations and the last finished ones. A control plane also lists the
+operations of other nodes that it can take over if their node is gone.`,
 		Example: `  gbctl -n 10.5.0.2 operation list`,
-	}, []string{"ID", "STATE", "STEP", "BEGAN", "TOOK", "BY", "MESSAGE"}, operations, rowsOf((*apiv1.ListOperationsResponse).GetOperations, operationRow))
+	}, []string{"ID", "STATE", "STEP", "BEGAN", "TOOK", "BY", "MESSAGE"}, a.operationsOrWarning, rowsOf((*apiv1.ListOperationsResponse).GetOperations, operationRow))
+}
+
+// operationsOrWarning prints why a list is incomplete.
+func (a *app) operationsOrWarning(ctx context.Context, c *client.Client) (*apiv1.ListOperationsResponse, error) {
+	all, err := operations(ctx, c)
+	if w := all.GetWarning(); w != "" {
+		fmt.Fprintf(a.err, "%s: warning: %s\n", c.Name, visible(w))
+	}
+	return all, err
 }
 
 func operations(ctx context.Context, c *client.Client) (*apiv1.ListOperationsResponse, error) {
@@ -46,8 +57,13 @@ func operationRow(o *apiv1.Operation) []string {
 			step = s.Id
 		}
 	}
-	if q := o.Question; q != nil {
+	switch q := o.Question; {
+	case q != nil:
 		said = "asks: " + prompt(q)
+	case o.Orphaned:
+		said = fmt.Sprintf("its node %s is gone: gbctl operation take-over %s", o.Coordinator, o.Id)
+	case o.Elsewhere:
+		said = "runs on node " + o.Coordinator
 	}
 	return []string{o.Id, operationState(o), step, stampUTC(o.Began.AsTime()), took, o.By, said}
 }
@@ -129,6 +145,33 @@ the cluster can be aborted again.`,
 			return a.printMessage(cmd.Context(), "operation abort", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return unary(ctx, c.Operation.Abort, &apiv1.AbortOperationRequest{Id: args[0]})
 			})
+		},
+	}
+}
+
+func (a *app) operationTakeOverCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "take-over ID",
+		Short: "Continue an operation whose node is gone, on another control plane",
+		Long: `Continue an operation whose node is gone, on another control plane. It continues with the
+step that ran. Its record is in etcd, so etcd needs a quorum. While the operation's own
+node is alive, this is refused; a node that is gone is known to be gone within a minute.
+'gbctl operation list' on a control plane shows such operations.`,
+		Example: `  gbctl -n 10.5.0.3 operation take-over upgrade-k8s-4kfz2mqa`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			node, err := a.single(cmd.Context(), "operation take-over")
+			if err != nil {
+				return err
+			}
+			err = a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
+				_, err := unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return collect([]string{node}, []error{a.follow(cmd.Context(), node, args[0])})
 		},
 	}
 }

@@ -41,11 +41,15 @@ const (
 	OperationServiceAnswerProcedure = "/garboard.v1.OperationService/Answer"
 	// OperationServiceAbortProcedure is the fully-qualified name of the OperationService's Abort RPC.
 	OperationServiceAbortProcedure = "/garboard.v1.OperationService/Abort"
+	// OperationServiceTakeOverProcedure is the fully-qualified name of the OperationService's TakeOver
+	// RPC.
+	OperationServiceTakeOverProcedure = "/garboard.v1.OperationService/TakeOver"
 )
 
 // OperationServiceClient is a client for the garboard.v1.OperationService service.
 type OperationServiceClient interface {
-	// List returns the running operations and the last finished ones, oldest first.
+	// List returns the running operations and the last finished ones, oldest first. On a
+	// control plane, those follow that run on other nodes and keep their record in etcd.
 	List(context.Context, *connect.Request[garboardv1.ListOperationsRequest]) (*connect.Response[garboardv1.ListOperationsResponse], error)
 	// Watch streams the events of an operation, from its start until it has ended. It
 	// can be called again, also after a restart of the node.
@@ -56,6 +60,10 @@ type OperationServiceClient interface {
 	// Abort aborts an operation and undoes its steps. It is refused after the point
 	// of no return. It needs the role that the operation needs.
 	Abort(context.Context, *connect.Request[garboardv1.AbortOperationRequest]) (*connect.Response[garboardv1.AbortOperationResponse], error)
+	// TakeOver continues an operation on this node whose coordinator is gone. It is refused
+	// while the coordinator is alive, and for operations that only their own node can run.
+	// It needs the role that the operation needs.
+	TakeOver(context.Context, *connect.Request[garboardv1.TakeOverOperationRequest]) (*connect.Response[garboardv1.TakeOverOperationResponse], error)
 }
 
 // NewOperationServiceClient constructs a client for the garboard.v1.OperationService service. By
@@ -94,15 +102,22 @@ func NewOperationServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(operationServiceMethods.ByName("Abort")),
 			connect.WithClientOptions(opts...),
 		),
+		takeOver: connect.NewClient[garboardv1.TakeOverOperationRequest, garboardv1.TakeOverOperationResponse](
+			httpClient,
+			baseURL+OperationServiceTakeOverProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("TakeOver")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // operationServiceClient implements OperationServiceClient.
 type operationServiceClient struct {
-	list   *connect.Client[garboardv1.ListOperationsRequest, garboardv1.ListOperationsResponse]
-	watch  *connect.Client[garboardv1.WatchOperationRequest, garboardv1.OperationUpdate]
-	answer *connect.Client[garboardv1.AnswerOperationRequest, garboardv1.AnswerOperationResponse]
-	abort  *connect.Client[garboardv1.AbortOperationRequest, garboardv1.AbortOperationResponse]
+	list     *connect.Client[garboardv1.ListOperationsRequest, garboardv1.ListOperationsResponse]
+	watch    *connect.Client[garboardv1.WatchOperationRequest, garboardv1.OperationUpdate]
+	answer   *connect.Client[garboardv1.AnswerOperationRequest, garboardv1.AnswerOperationResponse]
+	abort    *connect.Client[garboardv1.AbortOperationRequest, garboardv1.AbortOperationResponse]
+	takeOver *connect.Client[garboardv1.TakeOverOperationRequest, garboardv1.TakeOverOperationResponse]
 }
 
 // List calls garboard.v1.OperationService.List.
@@ -125,9 +140,15 @@ func (c *operationServiceClient) Abort(ctx context.Context, req *connect.Request
 	return c.abort.CallUnary(ctx, req)
 }
 
+// TakeOver calls garboard.v1.OperationService.TakeOver.
+func (c *operationServiceClient) TakeOver(ctx context.Context, req *connect.Request[garboardv1.TakeOverOperationRequest]) (*connect.Response[garboardv1.TakeOverOperationResponse], error) {
+	return c.takeOver.CallUnary(ctx, req)
+}
+
 // OperationServiceHandler is an implementation of the garboard.v1.OperationService service.
 type OperationServiceHandler interface {
-	// List returns the running operations and the last finished ones, oldest first.
+	// List returns the running operations and the last finished ones, oldest first. On a
+	// control plane, those follow that run on other nodes and keep their record in etcd.
 	List(context.Context, *connect.Request[garboardv1.ListOperationsRequest]) (*connect.Response[garboardv1.ListOperationsResponse], error)
 	// Watch streams the events of an operation, from its start until it has ended. It
 	// can be called again, also after a restart of the node.
@@ -138,6 +159,10 @@ type OperationServiceHandler interface {
 	// Abort aborts an operation and undoes its steps. It is refused after the point
 	// of no return. It needs the role that the operation needs.
 	Abort(context.Context, *connect.Request[garboardv1.AbortOperationRequest]) (*connect.Response[garboardv1.AbortOperationResponse], error)
+	// TakeOver continues an operation on this node whose coordinator is gone. It is refused
+	// while the coordinator is alive, and for operations that only their own node can run.
+	// It needs the role that the operation needs.
+	TakeOver(context.Context, *connect.Request[garboardv1.TakeOverOperationRequest]) (*connect.Response[garboardv1.TakeOverOperationResponse], error)
 }
 
 // NewOperationServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -172,6 +197,12 @@ func NewOperationServiceHandler(svc OperationServiceHandler, opts ...connect.Han
 		connect.WithSchema(operationServiceMethods.ByName("Abort")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operationServiceTakeOverHandler := connect.NewUnaryHandler(
+		OperationServiceTakeOverProcedure,
+		svc.TakeOver,
+		connect.WithSchema(operationServiceMethods.ByName("TakeOver")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/garboard.v1.OperationService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case OperationServiceListProcedure:
@@ -182,6 +213,8 @@ func NewOperationServiceHandler(svc OperationServiceHandler, opts ...connect.Han
 			operationServiceAnswerHandler.ServeHTTP(w, r)
 		case OperationServiceAbortProcedure:
 			operationServiceAbortHandler.ServeHTTP(w, r)
+		case OperationServiceTakeOverProcedure:
+			operationServiceTakeOverHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -205,4 +238,8 @@ func (UnimplementedOperationServiceHandler) Answer(context.Context, *connect.Req
 
 func (UnimplementedOperationServiceHandler) Abort(context.Context, *connect.Request[garboardv1.AbortOperationRequest]) (*connect.Response[garboardv1.AbortOperationResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.Abort is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) TakeOver(context.Context, *connect.Request[garboardv1.TakeOverOperationRequest]) (*connect.Response[garboardv1.TakeOverOperationResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.TakeOver is not implemented"))
 }

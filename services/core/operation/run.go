@@ -39,7 +39,7 @@ func (x *execution) run(ctx context.Context) {
 	x.cancel = cancel
 	rec := x.rec
 	x.mu.Unlock()
-	before := !rec.Unlocked && rec.Boots > 1 // an earlier boot has taken the lock
+	before := !rec.Unlocked && rec.Boots > 1 && x.r.o.Lock != nil // an earlier boot has taken the lock
 	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began}
 	if before {
 		x.lock = x.r.retake(ctx, h, func(text string) { x.say("", "", text) })

@@ -208,8 +208,9 @@ func (r *record) after(other *record) bool {
 	return cmp.Or(cmp.Compare(r.Term, other.Term), cmp.Compare(r.Seq, other.Seq)) > 0
 }
 
-// TakeOver goes on with a shared operation whose coordinator is gone.
-func (r *Runner) TakeOver(ctx context.Context, id, by string) (Operation, error) {
+// TakeOver goes on with a shared operation whose coordinator is gone. permit refuses a caller
+// who may not start such an operation.
+func (r *Runner) TakeOver(ctx context.Context, id, by string, permit func(Operation) error) (Operation, error) {
 	if r.o.Shared == nil {
 		return Operation{}, refuse("take over %s: this node has no etcd, where its record would be", bounded(id))
 	}
@@ -231,6 +232,11 @@ func (r *Runner) TakeOver(ctx context.Context, id, by string) (Operation, error)
 	def, known := r.definitions[rec.Name]
 	if !known || !def.Shared {
 		return Operation{}, refuse("take over %s: this release knows no such operation %q", rec.ID, rec.Name)
+	}
+	o := rec.Operation
+	o.Role = def.Role
+	if err := permit(o); err != nil {
+		return Operation{}, err
 	}
 	if err := r.room(def); err != nil {
 		return Operation{}, err

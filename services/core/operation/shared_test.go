@@ -242,7 +242,7 @@ func TestTakeOver(t *testing.T) {
 		if err != nil || len(there) != 1 || there[0].ID != id || there[0].Coordinator != "n1" || there[0].Orphaned {
 			t.Errorf("n3 has %+v, %v", there, err)
 		}
-		if _, err := n3.r.TakeOver(t.Context(), id, "eve"); !errors.As(err, new(Refusal)) || !strings.Contains(err.Error(), "node n1 is running upgrade") {
+		if _, err := n3.r.TakeOver(t.Context(), id, "eve", anyone); !errors.As(err, new(Refusal)) || !strings.Contains(err.Error(), "node n1 is running upgrade") {
 			t.Errorf("its coordinator is there: %v", err)
 		}
 		c.set(func() { c.cut["n1"] = true })
@@ -252,7 +252,7 @@ func TestTakeOver(t *testing.T) {
 			t.Errorf("n3 has %+v, %v", there, err)
 		}
 		close(c.release)
-		if _, err := n3.r.TakeOver(t.Context(), id, "eve"); err != nil {
+		if _, err := n3.r.TakeOver(t.Context(), id, "eve", anyone); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -290,7 +290,7 @@ func TestCoordinatorThatIsCutOff(t *testing.T) {
 		c.set(func() { c.cut["n1"] = true })
 		time.Sleep(cellLease + time.Second)
 		n1.want(id, Running, Done, Running) // it waits
-		if _, err := n2.r.TakeOver(t.Context(), id, "eve"); err != nil {
+		if _, err := n2.r.TakeOver(t.Context(), id, "eve", anyone); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -344,3 +344,6 @@ func TestSharedOperationWaitsForTheQuorum(t *testing.T) {
 		}
 	})
 }
+
+// anyone may take an operation over.
+func anyone(Operation) error { return nil }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
@@ -33,13 +35,23 @@ func operationError(err error) error {
 	return connect.NewError(connect.CodeUnavailable, text)
 }
 
-func (s *operationService) List(context.Context, *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
+// elsewhereTimeout bounds how long a list waits for etcd: it must answer where etcd has no
+// quorum.
+const elsewhereTimeout = 3 * time.Second
+
+func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
 	all, err := s.runner.List()
 	if err != nil && len(all) == 0 {
 		return nil, operationError(err)
 	}
 	res := &apiv1.ListOperationsResponse{}
-	for _, o := range all {
+	ctx, cancel := context.WithTimeout(ctx, elsewhereTimeout)
+	defer cancel()
+	others, err := s.runner.Elsewhere(ctx)
+	if err != nil {
+		res.Warning = readable("the operations of other nodes can't be read from etcd: " + err.Error())
+	}
+	for _, o := range slices.Concat(all, others) {
 		res.Operations = append(res.Operations, operationMessage(o))
 	}
 	return connect.NewResponse(res), nil
@@ -51,7 +63,7 @@ func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1
 		for _, e := range u.Events {
 			m.Events = append(m.Events, &apiv1.OperationEvent{
 				Cursor: e.Cursor, Time: timestamppb.New(e.Time), Kind: operationEventKinds[e.Kind],
-				Step: e.Step, State: string(e.State), Text: readable(e.Text),
+				Step: e.Step, Part: e.Part, State: string(e.State), Text: readable(e.Text),
 			})
 		}
 		return stream.Send(m)
@@ -63,7 +75,7 @@ func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1
 }
 
 func (s *operationService) Answer(ctx context.Context, req *connect.Request[apiv1.AnswerOperationRequest]) (*connect.Response[apiv1.AnswerOperationResponse], error) {
-	if err := s.permit(ctx, "answer", req.Msg.GetId()); err != nil {
+	if err := s.permitHere(ctx, "answer", req.Msg.GetId()); err != nil {
 		return nil, err
 	}
 	if err := s.runner.Answer(req.Msg.GetId(), req.Msg.GetQuestion(), req.Msg.GetAnswer(), asked(ctx)); err != nil {
@@ -74,7 +86,7 @@ func (s *operationService) Answer(ctx context.Context, req *connect.Request[apiv
 
 func (s *operationService) Abort(ctx context.Context, req *connect.Request[apiv1.AbortOperationRequest]) (*connect.Response[apiv1.AbortOperationResponse], error) {
 	id := req.Msg.GetId()
-	if err := s.permit(ctx, "abort", id); err != nil {
+	if err := s.permitHere(ctx, "abort", id); err != nil {
 		return nil, err
 	}
 	if err := s.runner.Abort(id, asked(ctx)); err != nil {
@@ -83,12 +95,28 @@ func (s *operationService) Abort(ctx context.Context, req *connect.Request[apiv1
 	return connect.NewResponse(&apiv1.AbortOperationResponse{Message: readable(id) + " is aborted; what it did is undone where that is possible: gbctl operation attach " + readable(id)}), nil
 }
 
-// permit refuses who may not do the operation itself.
-func (s *operationService) permit(ctx context.Context, verb, id string) error {
+func (s *operationService) TakeOver(ctx context.Context, req *connect.Request[apiv1.TakeOverOperationRequest]) (*connect.Response[apiv1.TakeOverOperationResponse], error) {
+	permit := func(o operation.Operation) error { return permit(ctx, "take over", o) }
+	o, err := s.runner.TakeOver(ctx, req.Msg.GetId(), asked(ctx), permit)
+	if denied := new(connect.Error); errors.As(err, &denied) {
+		return nil, denied
+	} else if err != nil {
+		return nil, operationError(err)
+	}
+	return connect.NewResponse(&apiv1.TakeOverOperationResponse{Operation: operationMessage(o)}), nil
+}
+
+// permitHere refuses a caller who may not start this operation of the node.
+func (s *operationService) permitHere(ctx context.Context, verb, id string) error {
 	o, err := s.runner.Get(id)
 	if err != nil {
 		return operationError(err)
 	}
+	return permit(ctx, verb, o)
+}
+
+// permit refuses a caller who may not start the operation.
+func permit(ctx context.Context, verb string, o operation.Operation) error {
 	role := contract.Role(cmp.Or(o.Role, string(contract.Admin)))
 	if caller := callOf(ctx); !contract.Allowed(contract.Method{Role: role}, caller.roles) {
 		return failed(connect.CodePermissionDenied, "%s %s: this takes role %s; the certificate of %q has %s", verb, o.ID, role, caller.peer, listed(caller.roles))
@@ -110,6 +138,7 @@ var operationStates = map[operation.State]apiv1.Operation_State{
 	operation.Done:    apiv1.Operation_STATE_DONE,
 	operation.Failed:  apiv1.Operation_STATE_FAILED,
 	operation.Aborted: apiv1.Operation_STATE_ABORTED,
+	operation.Moved:   apiv1.Operation_STATE_MOVED,
 }
 
 var stepStates = map[operation.State]apiv1.OperationStep_State{
@@ -126,6 +155,7 @@ func operationMessage(o operation.Operation) *apiv1.Operation {
 	m := &apiv1.Operation{
 		Id: o.ID, Name: o.Name, State: operationStates[o.State], By: readable(o.By), Began: timestamp(o.Began), Ended: timestamp(o.Ended),
 		Error: readable(o.Error), Role: cmp.Or(o.Role, string(contract.Admin)),
+		Coordinator: readable(o.Coordinator), Elsewhere: o.Elsewhere, Orphaned: o.Orphaned,
 	}
 	for _, w := range o.Warnings {
 		m.Warnings = append(m.Warnings, readable(w))
@@ -134,6 +164,7 @@ func operationMessage(o operation.Operation) *apiv1.Operation {
 		m.Steps = append(m.Steps, &apiv1.OperationStep{
 			Id: s.ID, What: readable(s.What), State: stepStates[s.State], Reason: readable(s.Reason), Deadline: durationpb.New(s.Deadline),
 			Optional: s.Optional, PointOfNoReturn: s.PointOfNoReturn, Began: timestamp(s.Began), Ended: timestamp(s.Ended),
+			Parts: partMessages(s.Parts),
 		})
 	}
 	if q := o.Question; q != nil {
@@ -143,4 +174,14 @@ func operationMessage(o operation.Operation) *apiv1.Operation {
 		}
 	}
 	return m
+}
+
+func partMessages(parts []operation.PartStatus) (all []*apiv1.OperationPart) {
+	for _, p := range parts {
+		all = append(all, &apiv1.OperationPart{
+			Id: p.ID, What: readable(p.What), State: stepStates[p.State], Reason: readable(p.Reason), Text: readable(p.Text),
+			Began: timestamp(p.Began), Ended: timestamp(p.Ended),
+		})
+	}
+	return all
 }

@@ -3,8 +3,10 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // operating is a rig whose node has two operations: one for operators that waits for
@@ -43,10 +46,11 @@ func operating(t *testing.T) *rig {
 	}
 	var err error
 	r.opts.Operations, err = operation.New(operation.Options{
-		Store: r.opts.Store, Log: slog.New(slog.DiscardHandler), Dir: filepath.Join(t.TempDir(), "operations"),
+		Store: r.opts.Store, Log: slog.New(slog.DiscardHandler), Dir: filepath.Join(t.TempDir(), "operations"), Shared: orphans{},
 		Definitions: []operation.Definition{
 			definition("question", string(contract.Operator), asks),
 			definition("patience", "", waits),
+			shared(definition("upgrade", string(contract.Operator), waits)), shared(definition("rotate", "", waits)),
 		},
 	})
 	must(t, err)
@@ -129,7 +133,7 @@ func TestOperationIsWatchedAndAnswered(t *testing.T) {
 	}
 	all, err := ask(t, watcher.List, &apiv1.ListOperationsRequest{})
 	must(t, err)
-	if len(all.Operations) != 1 || all.Operations[0].Id != id || all.Operations[0].Role != "os:operator" || all.Operations[0].Ended == nil {
+	if len(all.Operations) != 3 || all.Operations[0].Id != id || all.Operations[0].Role != "os:operator" || all.Operations[0].Ended == nil {
 		t.Errorf("%v", all)
 	}
 }
@@ -174,4 +178,76 @@ func TestAbortTakesTheRoleOfTheOperation(t *testing.T) {
 		t.Error("what isn't there is watched")
 	}
 	wantCode(t, stream.Err(), connect.CodeNotFound, "patience-x")
+}
+
+func shared(d operation.Definition) operation.Definition {
+	d.Shared = true
+	return d
+}
+
+// orphans are two operations of a node that is gone, in place of etcd.
+type orphans struct{}
+
+func (orphans) List(context.Context) (all []operation.SharedRecord, _ error) {
+	for _, name := range []string{"upgrade", "rotate"} {
+		all = append(all, operation.SharedRecord{ID: name + "-a", Record: fmt.Appendf(nil,
+			`{"format": 2, "id": "%s-a", "name": %q, "by": "joe", "began": "2026-05-01T12:00:00Z", "state": "running", "boots": 1, "coordinator": "n9",
+			"steps": [{"id": "wait", "what": "wait", "state": "running", "deadline": 3600000000000, "optional": true, "parts": [{"id": "n8", "what": "wait for n8", "state": "done"}]}]}`, name, name)})
+	}
+	return all, nil
+}
+
+func (o orphans) Claim(ctx context.Context, h operation.Holder) (operation.Claim, error) {
+	all, err := o.List(ctx)
+	at := slices.IndexFunc(all, func(r operation.SharedRecord) bool { return r.ID == h.ID })
+	return &orphan{all[at].Record}, err
+}
+
+func (orphans) Delete(context.Context, string) error { return nil }
+
+type orphan struct{ record []byte }
+
+func (*orphan) Node() string                                   { return "n1" }
+func (o *orphan) Read(context.Context) ([]byte, error)         { return o.record, nil }
+func (o *orphan) Write(_ context.Context, record []byte) error { o.record = record; return nil }
+func (*orphan) Lost() <-chan struct{}                          { return nil }
+func (*orphan) Release(context.Context) error                  { return nil }
+
+// An operation of a node that is gone is listed on the others, and taken over by a caller who
+// may start it.
+func TestTakeOverTakesTheRoleOfTheOperation(t *testing.T) {
+	t.Parallel()
+	r := operating(t)
+	c := garboardv1connect.NewOperationServiceClient(r.as(operator), host)
+	var all *apiv1.ListOperationsResponse
+	eventually.That(t, 10*time.Second, "the journals are read", func() (err error) {
+		all, err = ask(t, c.List, &apiv1.ListOperationsRequest{})
+		return err
+	})
+	if len(all.Operations) != 2 || all.Warning != "" {
+		t.Fatalf("listed %v", all)
+	}
+	o := all.Operations[0]
+	if o.Id != "upgrade-a" || !o.Orphaned || !o.Elsewhere || o.Coordinator != "n9" || o.Role != "os:operator" ||
+		len(o.Steps[0].Parts) != 1 || o.Steps[0].Parts[0].Id != "n8" || o.Steps[0].Parts[0].State != apiv1.OperationStep_STATE_DONE {
+		t.Errorf("listed %v", o)
+	}
+	_, err := ask(t, c.TakeOver, &apiv1.TakeOverOperationRequest{Id: "rotate-a"})
+	wantCode(t, err, connect.CodePermissionDenied, "os:admin")
+	_, err = ask(t, c.TakeOver, &apiv1.TakeOverOperationRequest{Id: "none"})
+	wantCode(t, err, connect.CodeNotFound, "no such operation")
+	_, err = ask(t, garboardv1connect.NewOperationServiceClient(r.as(reader), host).TakeOver, &apiv1.TakeOverOperationRequest{Id: "upgrade-a"})
+	wantCode(t, err, connect.CodePermissionDenied)
+	taken, err := ask(t, c.TakeOver, &apiv1.TakeOverOperationRequest{Id: "upgrade-a"})
+	must(t, err)
+	if taken.Operation.Coordinator != "n1" || taken.Operation.State != apiv1.Operation_STATE_RUNNING {
+		t.Errorf("took over %v", taken)
+	}
+	_, err = ask(t, c.TakeOver, &apiv1.TakeOverOperationRequest{Id: "upgrade-a"})
+	wantCode(t, err, connect.CodeFailedPrecondition, "it runs on this node")
+	all, err = ask(t, c.List, &apiv1.ListOperationsRequest{})
+	must(t, err)
+	if len(all.Operations) != 2 || all.Operations[0].Elsewhere {
+		t.Errorf("listed %v", all)
+	}
 }

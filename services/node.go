@@ -89,7 +89,8 @@ func NewNode(o Options) (*Node, error) {
 
 	member := etcd.New(etcd.Options{
 		Mode: o.Mode, Store: store, Containerd: ctrd, Log: o.Logs.Logger(etcd.ID),
-		Stop: func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
+		Stop:    func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
+		Running: func(names ...string) (string, error) { return n.ops.Running(names...) }, LeaveWith: []string{lifecycle.Reset},
 	})
 
 	var err error
@@ -100,7 +101,7 @@ func NewNode(o Options) (*Node, error) {
 	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
-		Definitions: lifecycle.Definitions(ends),
+		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions()),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)

@@ -469,6 +469,23 @@ func (r *Runner) find(id string) (*execution, error) {
 // errUnread is why nothing is known of an operation yet.
 var errUnread = errors.New("the node has just started, and hasn't read the journals of its operations yet: STATE isn't mounted")
 
+// Running returns the ID of an operation with one of these names that runs, and isn't being
+// undone; "": none does.
+func (r *Runner) Running(names ...string) (id string, err error) {
+	r.mu.Lock()
+	read := r.read
+	r.mu.Unlock()
+	if !read {
+		return "", errUnread
+	}
+	for _, x := range r.all() {
+		if rec := x.record(); rec.State == Running && slices.Contains(names, rec.Name) {
+			return x.id, nil
+		}
+	}
+	return "", nil
+}
+
 // List returns all operations that the node knows, oldest first. Beside an error they
 // are those of this boot.
 func (r *Runner) List() ([]Operation, error) {

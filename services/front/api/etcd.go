@@ -3,20 +3,26 @@ package api
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
 // etcdService is this node's member of etcd.
-type etcdService struct{ member *etcd.Etcd }
+type etcdService struct {
+	member     *etcd.Etcd
+	operations *operation.Runner
+}
 
-func newEtcdService(o Options) *etcdService { return &etcdService{o.Etcd} }
+func newEtcdService(o Options) *etcdService { return &etcdService{o.Etcd, o.Operations} }
 
 // etcdError tells apart what the caller can do something about. A deadline is
 // etcd's mostly: it has no quorum.
@@ -35,16 +41,23 @@ func etcdError(err error) error {
 }
 
 func (s *etcdService) Bootstrap(ctx context.Context, req *connect.Request[apiv1.BootstrapRequest]) (*connect.Response[apiv1.BootstrapResponse], error) {
-	begun, err := s.member.Bootstrap(ctx, req.Msg.GetControlPlanes())
+	told := req.Msg.GetControlPlanes()
+	begun, err := s.member.MayBootstrap(ctx, told)
 	if err != nil {
 		return nil, etcdError(err)
+	}
+	if begun == nil {
+		arguments := etcd.BootstrapArguments{ControlPlanes: told}.Encode()
+		if begun, err = s.begin(ctx, operation.Ask{Name: etcd.BootstrapOperation, Arguments: arguments}, etcd.BeginStep); err != nil {
+			return nil, err
+		}
 	}
 	return connect.NewResponse(bootstrapped(begun, "the cluster begins on this node", "the cluster has begun on this node already: nothing is to be done")), nil
 }
 
 // bootstrapped tells the cluster's ID as well: who asks again sees that it is the same
 // cluster.
-func bootstrapped(begun etcd.Begun, now, already string) *apiv1.BootstrapResponse {
+func bootstrapped(begun *etcd.Begun, now, already string) *apiv1.BootstrapResponse {
 	message := now
 	if begun.Already {
 		message = already
@@ -64,14 +77,62 @@ func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[
 	if len(first.GetSha256()) != sha256.Size {
 		return nil, failed(connect.CodeInvalidArgument, "recover: sha256 has %d bytes, not %d", len(first.GetSha256()), sha256.Size)
 	}
-	begun, err := s.member.Recover(ctx, etcd.Snapshot{
+	snapshot := etcd.Snapshot{
 		Size: first.GetSize(), SHA256: [sha256.Size]byte(first.GetSha256()), Raw: first.GetSkipHashCheck(), Told: first.GetControlPlanes(),
-	}, &received{stream: stream, rest: first.GetData()})
+	}
+	already, release, err := s.member.Receive(ctx, snapshot, &received{stream: stream, rest: first.GetData()})
 	if err != nil {
 		return nil, etcdError(err)
 	}
+	begun := already
+	if begun == nil {
+		arguments := etcd.RecoverArguments{SHA256: hex.EncodeToString(first.GetSha256()), Raw: snapshot.Raw, ControlPlanes: snapshot.Told}.Encode()
+		defer release()
+		if begun, err = s.begin(ctx, operation.Ask{Name: etcd.RecoverOperation, Arguments: arguments}, etcd.RestoreStep); err != nil {
+			return nil, err
+		}
+	}
 	return connect.NewResponse(bootstrapped(begun, "the snapshot is restored: a new cluster begins on this node",
 		"the cluster has begun on this node from this snapshot already: nothing is to be done")), nil
+}
+
+// begin starts an operation, and waits until the cluster has begun with its step.
+func (s *etcdService) begin(ctx context.Context, a operation.Ask, step string) (*etcd.Begun, error) {
+	if _, err := s.operate(ctx, a, step); err != nil {
+		return nil, err
+	}
+	begun, err := s.member.Begun()
+	if err != nil {
+		return nil, etcdError(err)
+	}
+	return begun, nil
+}
+
+// errStepDone ends the watch of an operation.
+var errStepDone = errors.New("the step is done")
+
+// operate starts an operation, and waits until the step is done; "": until its end. If
+// the caller goes, the operation continues.
+func (s *etcdService) operate(ctx context.Context, a operation.Ask, step string) (operation.Operation, error) {
+	a.By = asked(ctx)
+	o, err := s.operations.Start(ctx, a)
+	if err != nil {
+		return o, operationError(err)
+	}
+	err = s.operations.Watch(ctx, o.ID, 0, func(u operation.Update) error {
+		o = u.Operation
+		if slices.ContainsFunc(o.Steps, func(s operation.Status) bool { return s.ID == step && s.State == operation.Done }) {
+			return errStepDone
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errStepDone), err == nil && o.State == operation.Done:
+		return o, nil
+	case err == nil:
+		return o, failed(connect.CodeFailedPrecondition, "%s %s: %s", o.ID, o.State, readable(o.Error))
+	}
+	return o, failed(connect.CodeUnavailable, "%s continues on the node: gbctl operation attach %s", o.ID, o.ID)
 }
 
 func orInvalid(err error, instead string) error {
@@ -208,13 +269,17 @@ func (s *etcdService) RemoveMember(ctx context.Context, req *connect.Request[api
 }
 
 func (s *etcdService) Leave(ctx context.Context, _ *connect.Request[apiv1.EtcdLeaveRequest]) (*connect.Response[apiv1.EtcdLeaveResponse], error) {
-	name, err := s.member.Leave(ctx)
-	if err != nil {
+	// Where the cluster can't be asked, the caller may come back.
+	if err := s.member.MayLeave(ctx, 0); err != nil {
 		return nil, etcdError(err)
 	}
-	message := "this node has no member of etcd that could leave"
-	if name != "" {
-		message = fmt.Sprintf("etcd member %s has left, its data is removed, and service etcd is stopped; it joins again when it is started", name)
+	o, err := s.operate(ctx, operation.Ask{Name: etcd.LeaveOperation}, "")
+	if err != nil {
+		return nil, err
+	}
+	message := "the etcd member of this node has left, its data is removed, and service etcd is stopped; it joins again when it is started"
+	if o.Steps[len(o.Steps)-1].State == operation.Skipped {
+		message = "this node has no member of etcd that could leave"
 	}
 	return connect.NewResponse(&apiv1.EtcdLeaveResponse{Message: readable(message)}), nil
 }

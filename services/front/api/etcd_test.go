@@ -64,7 +64,7 @@ func TestBootstrapSaysTheClusterID(t *testing.T) {
 		"has begun; cluster ID 3f":                 {Token: "3f", Already: true},
 		"has begun; cluster ID 3f, in etcd 00cdf8": {Token: "3f", Cluster: "00cdf8", Already: true},
 	} {
-		got := bootstrapped(begun, "begins", "has begun")
+		got := bootstrapped(&begun, "begins", "has begun")
 		if got.Message != want || got.Token != begun.Token || got.Already != begun.Already {
 			t.Errorf("%+v: %v, want %q", begun, got, want)
 		}

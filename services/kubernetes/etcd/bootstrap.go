@@ -15,11 +15,47 @@ func (r Refusal) Unwrap() error { return r.error }
 
 func refuse(format string, args ...any) error { return Refusal{fmt.Errorf(format, args...)} }
 
-// Begun is what Bootstrap or Recover has done.
+// Begun is the cluster that begins, or has begun, on this node.
 type Begun struct {
 	Token   string // tells the cluster from others
 	Cluster string // the ID that etcd has made of it, in hexadecimal; empty until it runs
 	Already bool   // it had been asked for before
+}
+
+// MayBootstrap refuses where Bootstrap would. It returns the cluster that has begun on this
+// node already, and nil where none has. It changes nothing.
+func (e *Etcd) MayBootstrap(ctx context.Context, told []string) (*Begun, error) {
+	done, err := e.take(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
+	}
+	defer done()
+	return e.mayBootstrap(ctx, told)
+}
+
+// mayBootstrap is for the holder of turn.
+func (e *Etcd) mayBootstrap(ctx context.Context, told []string) (*Begun, error) {
+	if why := e.o.skip(); why != "" {
+		return nil, refuse("bootstrap: %s", why)
+	}
+	r, err := e.read()
+	if err != nil {
+		return nil, err
+	}
+	data, err := e.hasData()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case r.Phase == fresh, data && r.Phase == member && r.Token != "":
+		return &Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
+	case data:
+		return nil, refuse("bootstrap: %s isn't empty: %s", e.o.DataDir, resetHint)
+	}
+	if err := e.alone(ctx, r, told, lookTimeout, seen.begun); err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	return nil, nil
 }
 
 // Bootstrap begins a cluster on this node (S-213): written down at once, and done
@@ -28,39 +64,30 @@ type Begun struct {
 // beginnings would be two clusters, and nobody could join them later. told are control
 // planes that the caller knows of.
 func (e *Etcd) Bootstrap(ctx context.Context, told []string) (Begun, error) {
-	if why := e.o.skip(); why != "" {
-		return Begun{}, refuse("bootstrap: %s", why)
-	}
 	done, err := e.take(ctx)
 	if err != nil {
 		return Begun{}, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
 	}
 	defer done()
-	r, err := e.read()
+	already, err := e.mayBootstrap(ctx, told)
 	if err != nil {
 		return Begun{}, err
 	}
-	data, err := e.hasData()
-	if err != nil {
-		return Begun{}, err
+	if already != nil {
+		return *already, nil
 	}
-	switch {
-	case r.Phase == fresh, data && r.Phase == member && r.Token != "":
-		return Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
-	case r.Phase == recovering:
-		return Begun{}, refuse("bootstrap: this node begins the cluster already, from a snapshot: see `gbctl service etcd`")
-	case data:
-		return Begun{}, refuse("bootstrap: %s isn't empty: %s", e.o.DataDir, resetHint)
-	}
-	if err := e.alone(ctx, r, told, lookTimeout, seen.begun); err != nil {
-		return Begun{}, fmt.Errorf("bootstrap: %w", err)
-	}
-	r = record{Phase: fresh, Token: newToken()}
+	r := record{Phase: fresh, Token: newToken()}
 	if err := e.write(r); err != nil {
 		return Begun{}, err
 	}
 	e.wake()
 	return Begun{Token: r.Token}, nil
+}
+
+// Begun returns the cluster that has begun on this node.
+func (e *Etcd) Begun() (*Begun, error) {
+	r, err := e.read()
+	return &Begun{Token: r.Token, Cluster: r.Cluster}, err
 }
 
 // resetHint is what a person can do about data that is in the way.

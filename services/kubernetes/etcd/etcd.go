@@ -4,16 +4,19 @@
 // etcd is an OCI image in containerd's system namespace, on control planes only.
 // With data it goes on with what it has, whatever the type says (acceptance S-212,
 // S-224). Without, a cluster is begun on a node of type init, or on the one that was
-// told to by Bootstrap; every other node joins the members that it finds through
+// asked to by Bootstrap; every other node joins the members that it finds through
 // Kubernetes, as a learner, which doesn't count for the quorum until it has all of
-// the cluster's data and is promoted. What was begun is in a journal on STATE:
+// the cluster's data and is promoted. What was begun is in a record on STATE:
 //
 //	(none) ── type init, or Bootstrap ──▶ new ────── healthy ─────▶ member
 //	(none) ── added as a learner ───────▶ joining ── promoted ────▶ member
-//	member ── Leave ────────────────────▶ leaving ── removed ─────▶ joining, when started again
+//	member ── Leave ────────────────────▶ waiting ── started ─────▶ joining
 //	member ── its data is gone ─────────▶ joining, in place of what it was
 //	member ── was removed meanwhile ────▶ joining, without its data
-//	(no data) ── Recover ───────────────▶ recovering ── restored ─▶ new
+//	(no data) ── a snapshot is restored ▶ new
+//
+// Bootstrap, recovery and leaving are operations (Definitions). While one restores a
+// snapshot, or removes the member, the service waits for it.
 package etcd
 
 import (
@@ -73,6 +76,11 @@ type Options struct {
 	Log        *slog.Logger // nil: nobody hears
 	// Stop ends the service until it is started again.
 	Stop func(ctx context.Context) error
+	// Running returns the ID of an operation with one of these names that runs on this node;
+	// "": none does. nil: there are no operations.
+	Running func(names ...string) (id string, err error)
+	// LeaveWith are the operations, besides LeaveOperation, with a step that calls Leave.
+	LeaveWith []string
 
 	DataDir string // boot.EtcdDataDir
 	Journal string // journalFile
@@ -87,11 +95,9 @@ type Etcd struct {
 
 	// turn is held by whoever decides what becomes of this member, and writes that
 	// into the journal.
-	turn  chan struct{}
-	begin chan struct{} // ends the pause of one who waits for a cluster
-	// outcome is for whoever waits for a recovery; the turn guards it.
-	outcome   chan error
-	uploading sync.Mutex // held while a snapshot is sent
+	turn      chan struct{}
+	begin     chan struct{} // ends the pause of one who waits for a cluster
+	uploading sync.Mutex    // held while a snapshot is sent
 
 	id        string       // tells this node from others, and from itself under another address
 	beginning atomic.Int32 // looks whether it may begin a cluster that go on right now

@@ -111,14 +111,21 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.Phase == recovering {
-		if err := e.restore(ctx, r); err != nil {
+	restoring, err := e.running(RecoverOperation)
+	if err == nil && restoring != "" && r.Phase != fresh {
+		err = fmt.Errorf("gbctl operation attach %s", restoring)
+	}
+	if err != nil {
+		return &wait{what: "the snapshot to be restored", cause: err}
+	}
+	leaving, err := e.running(append([]string{LeaveOperation}, e.o.LeaveWith...)...)
+	if err != nil {
+		return &wait{what: "the operations of this node to be known", cause: err}
+	}
+	if restoring == "" {
+		if err := e.tidy(); err != nil {
 			return err
 		}
-		return e.settleBeginning(ctx)
-	}
-	if err := e.tidy(); err != nil {
-		return err
 	}
 	cfg, err := machine.Config(e.o.Store)
 	if err != nil {
@@ -129,8 +136,10 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case data && (r.Phase == joining || r.Phase == leaving):
-		return e.resume(ctx, r)
+	case leaving != "" && r.Phase != none:
+		return e.waitToLeave(ctx, r, data, leaving)
+	case data && r.Phase == joining:
+		return e.resumeJoin(ctx, r)
 	case data:
 		return e.goOn(ctx, r)
 	case r.Phase == fresh:
@@ -187,28 +196,34 @@ func (e *Etcd) tidy() error {
 	return os.RemoveAll(e.recoveryDir())
 }
 
-// resume examines the data of a join, or a leave, that was interrupted. Unless the
-// cluster reports that this isn't a member, it goes on: if the whole cluster was down,
-// the others may be waiting for this one.
-func (e *Etcd) resume(ctx context.Context, r record) error {
-	if r.Phase == joining && !e.hasLog() {
+// resumeJoin examines the data of a join that was interrupted.
+func (e *Etcd) resumeJoin(ctx context.Context, r record) error {
+	if !e.hasLog() || e.isRemoved(ctx, r) {
 		return e.again(ctx, r)
-	}
-	found, c, err := e.cluster(ctx, r)
-	if err != nil {
-		e.keep(r)
-		return nil
-	}
-	defer c.Close()
-	is := func(m *pb.Member) bool { return HexID(m.ID) == r.Member }
-	if HexID(found.Header.ClusterId) != r.Cluster || !slices.ContainsFunc(found.Members, is) {
-		return e.again(ctx, r)
-	}
-	if r.Phase == leaving {
-		return e.write(record{Phase: member, Token: r.Token, Member: r.Member, Cluster: r.Cluster})
 	}
 	e.keep(r)
 	return nil
+}
+
+// waitToLeave is for a member that an operation removes, after a restart. It runs unless
+// the cluster reports that it isn't a member any more: the removal may need its vote.
+func (e *Etcd) waitToLeave(ctx context.Context, r record, data bool, id string) error {
+	if !data || !e.hasLog() || e.isRemoved(ctx, r) {
+		return &wait{what: "this node to have left etcd", cause: fmt.Errorf("gbctl operation attach %s", id)}
+	}
+	return e.goOn(ctx, r)
+}
+
+// isRemoved tells whether the cluster reports that this isn't a member of it. Without an
+// answer it is one: if the whole cluster was down, the others may be waiting for this one.
+func (e *Etcd) isRemoved(ctx context.Context, r record) bool {
+	found, c, err := e.cluster(ctx, r)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	is := func(m *pb.Member) bool { return HexID(m.ID) == r.Member }
+	return HexID(found.Header.ClusterId) != r.Cluster || !slices.ContainsFunc(found.Members, is)
 }
 
 // again begins from nothing. The data that it removes is of a member that never

@@ -29,14 +29,11 @@ const (
 	fresh   phase = "new"     // it begins a cluster
 	joining phase = "joining" // it was added as a learner
 	member  phase = "member"  // it is a voting member
-	leaving phase = "leaving" // it is being removed
-
-	recovering phase = "recovering" // it makes its data of a snapshot, and begins a cluster with it
-	waiting    phase = "waiting"    // that came to nothing: it begins no cluster by itself
+	waiting phase = "waiting" // it has left, or a recovery was undone: it begins no cluster by itself
 )
 
-// record is the journal: what this node has begun with its data directory. It is
-// written before the step is made.
+// record is what this node has begun with its data directory. It is written before that
+// is done.
 type record struct {
 	Phase phase `json:"phase,omitempty"`
 	// Token tells the cluster that was begun here from any other at the same
@@ -50,10 +47,8 @@ type record struct {
 	// Peers are the client URLs of the others, as they were seen last: where to ask
 	// while Kubernetes doesn't say who they are.
 	Peers []string `json:"peers,omitempty"`
-	// Snapshot is the SHA-256 of what its cluster was recovered from; Raw, that it was a
-	// copy of a member's database.
+	// Snapshot is the SHA-256 of what its cluster was recovered from.
 	Snapshot string `json:"snapshot,omitempty"`
-	Raw      bool   `json:"raw,omitempty"`
 }
 
 // errUnreadable: the file is there, and isn't a record.

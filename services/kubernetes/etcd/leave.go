@@ -106,59 +106,68 @@ func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
 
 // Leave takes this node's member out of the cluster, stops the service and removes
 // its data; name is "" where there was nothing to leave. It refuses what MayLeave
-// refuses. It may be asked for again, after an error or a power cut, and goes on: each
-// step is in the journal first. The service, when it is started again, joins anew.
+// refuses. It may be asked for again, after an error or a power cut, and goes on. The
+// service, when it is started again, joins anew.
 func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
-	p, err := e.part(ctx, list)
-	if err != nil {
-		return "", fmt.Errorf("leave etcd: %w", err)
-	}
-	defer p.close()
-	if p.client == nil {
-		return "", nil
-	}
-	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
+	name, was, err := e.remove(ctx)
+	if err != nil || !was {
 		return "", err
 	}
-	if p.own != nil {
-		name = called(p.own)
+	return name, e.discard(ctx)
+}
+
+// remove takes this node's member out of the cluster. was is false where the node has
+// none, nor data of one; name is "" where the member was removed before.
+func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
+	p, err := e.part(ctx, list)
+	if err != nil {
+		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
-	if p.own != nil && p.local && !p.own.IsLearner {
+	defer p.close()
+	if p.own == nil {
+		return "", p.client != nil, nil
+	}
+	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
+		return "", false, err
+	}
+	if p.local && !p.own.IsLearner {
 		if _, _, err := forfeit(ctx, p.client, p.found); err != nil {
-			return "", fmt.Errorf("leave etcd: %w", err)
+			return "", false, fmt.Errorf("leave etcd: %w", err)
 		}
 	}
 	done, err := e.take(ctx)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	defer done()
-	if p.own != nil {
-		before, err := e.read()
-		if err != nil {
-			return "", err
-		}
-		r := record{Phase: leaving, Member: HexID(p.own.ID), Cluster: HexID(p.found.Header.ClusterId), Token: before.Token, Peers: before.Peers}
-		if err := e.write(r); err != nil {
-			return "", err
-		}
-		// An error may be the answer that the member itself, once removed, didn't live to
-		// give. If nobody else knows either, the journal stays, and what is true is found
-		// out at the next start, or when asked again.
-		if err := p.remove(ctx); err != nil && !e.removed(ctx, p) {
-			return "", fmt.Errorf("leave etcd: %w", err)
-		}
+	// An error may be the answer that the member itself, once removed, didn't live to give.
+	if err := p.remove(ctx); err != nil && !e.removed(ctx, p) {
+		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
-	// From here on there is no way back, whether the caller waits or not.
+	return called(p.own), true, nil
+}
+
+// discard stops the service and removes the data of a member that is removed. There is no
+// way back from here, whether the caller waits or not.
+func (e *Etcd) discard(ctx context.Context) error {
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	before, err := e.read()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := e.o.Stop(ctx); err != nil {
-		return "", fmt.Errorf("leave etcd: member %s is removed; stop the service: %w", name, err)
+		return fmt.Errorf("leave etcd: its member is removed; stop the service: %w", err)
 	}
 	if err := e.clean(); err != nil {
-		return "", fmt.Errorf("leave etcd: member %s is removed; remove its data: %w", name, err)
+		return fmt.Errorf("leave etcd: its member is removed; remove its data: %w", err)
 	}
-	return name, nil
+	return e.write(record{Phase: waiting, Peers: before.Peers})
 }
 
 // Settled returns when nothing is under way that a start of the service must not meet: a
@@ -210,7 +219,7 @@ func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !data && (r.Phase == none || r.Phase == fresh || r.Phase == leaving) {
+	if !data && (r.Phase == none || r.Phase == fresh || r.Phase == waiting) {
 		return &parting{}, nil
 	}
 	silent := errors.New("it has no data")

@@ -250,9 +250,13 @@ func (e *Etcd) Beginning() (*apiv1.BeginningResponse, error) {
 	if err != nil {
 		return nil, err
 	}
+	restoring, err := e.running(RecoverOperation)
+	if err != nil {
+		return nil, err
+	}
 	return &apiv1.BeginningResponse{
 		Run: e.id, Name: me.name,
-		Beginning: e.beginning.Load() > 0 || r.Phase == fresh || r.Phase == recovering,
+		Beginning: e.beginning.Load() > 0 || r.Phase == fresh || restoring != "",
 		Member:    data && r.Phase == member,
 		Ready:     e.ready.Load(),
 	}, nil

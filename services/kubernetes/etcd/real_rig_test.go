@@ -21,6 +21,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -32,9 +33,11 @@ const componentsVar = "GARBOARD_COMPONENTS"
 // realNode is one whose etcd really runs, on a loopback address of its own.
 type realNode struct {
 	*node
-	cmd   *exec.Cmd
-	tells story
-	stop  func() // ends what runs beside etcd
+	cmd     *exec.Cmd
+	tells   story
+	stop    func() // ends what runs beside etcd
+	ops     *operation.Runner
+	stopOps func()
 }
 
 // story is what was told to the user.
@@ -141,6 +144,10 @@ func (n *realNode) exec() error {
 
 // kill is a power cut.
 func (n *realNode) kill() {
+	if n.stopOps != nil {
+		n.stopOps()
+		n.stopOps = nil
+	}
 	if n.stop != nil {
 		n.stop()
 		n.stop = nil

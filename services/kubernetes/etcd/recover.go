@@ -55,7 +55,7 @@ const (
 // errRecovering: one at a time.
 var errRecovering = errors.New("a snapshot is being sent to this node already")
 
-// Snapshot is what Recover is to get.
+// Snapshot is what Receive is to get.
 type Snapshot struct {
 	Size   uint64            // bytes
 	SHA256 [sha256.Size]byte // of all of it
@@ -70,52 +70,52 @@ func (e *Etcd) recoveryDir() string { return e.o.DataDir + ".recovery" }
 
 func (e *Etcd) recoveryPath(name string) string { return filepath.Join(e.recoveryDir(), name) }
 
-// Recover begins a new cluster of one member, this node's, from a snapshot of a
-// cluster that is lost.
+// Receive takes a snapshot of a cluster that is lost, for RecoverOperation:
 //
-//	upload ─ checked ─▶ snapshot.db ─ journal: recovering ─▶ restored aside ─ renamed ─▶ journal: new ─▶ etcd starts
+//	upload ─ checked ─▶ snapshot.db ─ RecoverOperation: restored aside ─ renamed ─▶ record: new ─▶ etcd starts
 //
-// Until the journal says so, nothing has happened. From then on the service finishes
-// it, after a power cut too: from the uploaded file, until the restored directory is
-// in its place, which is one step. Members of the lost cluster are strangers to the
-// new one, whose token and ID are others. Recover returns when it is restored, or
-// can't be; when ctx ends before that, the service goes on.
-func (e *Etcd) Recover(ctx context.Context, s Snapshot, from io.Reader) (Begun, error) {
-	begun, err := e.startRecovery(ctx, s, from)
-	if err != nil {
-		return Begun{}, fmt.Errorf("recover: %w", err)
+// A power cut between any two of these loses nothing: the operation goes on from the
+// uploaded file, until the restored directory is in its place, which is one step. Members
+// of the lost cluster are foreign to the new one, whose token and ID are others.
+//
+// already is the cluster that was begun with this snapshot before; the caller then has
+// nothing to do. Else it starts the operation, and calls release after that.
+func (e *Etcd) Receive(ctx context.Context, s Snapshot, from io.Reader) (already *Begun, release func(), err error) {
+	if !e.uploading.TryLock() {
+		return nil, nil, refuse("recover: %w", errRecovering)
 	}
-	return begun, nil
+	if already, err = e.receive(ctx, s, from); already != nil || err != nil {
+		e.uploading.Unlock()
+		if err != nil {
+			err = fmt.Errorf("recover: %w", err)
+		}
+		return already, nil, err
+	}
+	return nil, e.uploading.Unlock, nil
 }
 
-func (e *Etcd) startRecovery(ctx context.Context, s Snapshot, from io.Reader) (Begun, error) {
-	if !e.uploading.TryLock() {
-		return Begun{}, refuse("%w", errRecovering)
-	}
-	defer e.uploading.Unlock()
+func (e *Etcd) receive(ctx context.Context, s Snapshot, from io.Reader) (*Begun, error) {
 	if err := s.check(); err != nil {
-		return Begun{}, err
+		return nil, err
+	}
+	if err := e.idle(); err != nil {
+		return nil, err
 	}
 	// Before anything is sent, and again when it is here.
-	if r, already, err := e.mayRecover(ctx, s); err != nil || already {
-		return Begun{Token: r.Token, Cluster: r.Cluster, Already: already}, err
+	r, already, err := e.mayRecover(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	if already {
+		return &Begun{Token: r.Token, Cluster: r.Cluster, Already: true}, nil
 	}
 	if err := e.upload(ctx, s, from); err != nil {
-		return Begun{}, errors.Join(err, os.RemoveAll(e.recoveryPath(uploadName)))
+		return nil, errors.Join(err, os.RemoveAll(e.recoveryPath(uploadName)))
 	}
-	r, outcome, err := e.order(ctx, s)
-	if err != nil {
-		return Begun{}, errors.Join(err, os.RemoveAll(e.recoveryPath(uploadName)))
+	if err := os.Rename(e.recoveryPath(uploadName), e.recoveryPath(snapshotName)); err != nil {
+		return nil, err
 	}
-	e.wake()
-	select {
-	case err := <-outcome:
-		return Begun{Token: r.Token}, err
-	case <-ctx.Done():
-		return Begun{}, errors.New("the snapshot is on the node, and is restored as soon as service etcd may run: see `gbctl service etcd`")
-	case <-time.After(restoreTimeout):
-		return Begun{}, fmt.Errorf("the snapshot is on the node, and isn't restored after %s: see `gbctl service etcd`", restoreTimeout)
-	}
+	return nil, errors.Join(boot.SyncDir(e.recoveryDir()), boot.SyncDir(filepath.Dir(e.recoveryDir())))
 }
 
 func (s Snapshot) check() error {
@@ -153,10 +153,8 @@ func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, e
 		return r, false, err
 	}
 	switch {
-	case data && r.Snapshot == hex.EncodeToString(s.SHA256[:]) && (r.Phase == fresh || r.Phase == member):
+	case data && r.Snapshot == hexSum(s) && (r.Phase == fresh || r.Phase == member):
 		return r, true, nil
-	case r.Phase == recovering:
-		return r, false, refuse("this node begins the cluster from a snapshot already: see `gbctl service etcd`")
 	case data:
 		return r, false, refuse("%s isn't empty: %s", e.o.DataDir, resetHint)
 	case e.going.Load():
@@ -255,68 +253,67 @@ func (s *sums) check(want Snapshot) error {
 	return nil
 }
 
-// order writes into the journal what the service is to do.
-func (e *Etcd) order(ctx context.Context, s Snapshot) (record, <-chan error, error) {
-	done, err := e.take(ctx)
-	if err != nil {
-		return record{}, nil, err
-	}
-	defer done()
-	before, _, err := e.clear(ctx, s)
-	if err != nil {
-		return record{}, nil, err
-	}
-	if err := os.Rename(e.recoveryPath(uploadName), e.recoveryPath(snapshotName)); err != nil {
-		return record{}, nil, err
-	}
-	if err := errors.Join(boot.SyncDir(e.recoveryDir()), boot.SyncDir(filepath.Dir(e.recoveryDir()))); err != nil {
-		return record{}, nil, err
-	}
-	r := record{Phase: recovering, Token: newToken(), Snapshot: hex.EncodeToString(s.SHA256[:]), Raw: s.Raw, Peers: before.Peers}
-	outcome := make(chan error, 1)
-	e.outcome = outcome
-	return r, outcome, e.write(r)
+// restoring is a recovery that is under way.
+type restoring struct {
+	RecoverArguments
+	token string // of the new cluster
 }
 
-// restored tells whoever waits for it.
-func (e *Etcd) restored(err error) {
-	if e.outcome != nil {
-		e.outcome <- err
-		e.outcome = nil
+// prepareRestore looks again whether anything is in the way, before the first attempt.
+func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
+	sum, err := hex.DecodeString(a.SHA256)
+	if err != nil || len(sum) != sha256.Size {
+		return fmt.Errorf("sha256 %q isn't one", a.SHA256)
 	}
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, Told: a.ControlPlanes})
+	if err != nil || already {
+		return err
+	}
+	if r.Phase == fresh { // a bootstrap that etcd knows nothing of is replaced
+		return e.write(record{Phase: waiting, Peers: r.Peers})
+	}
+	return nil
 }
 
 // restore makes the data directory of the snapshot, whatever it finds of an earlier
-// try. An error that isn't a *wait is the journal's or the disk's.
-func (e *Etcd) restore(ctx context.Context, r record) error {
+// try. A *wait is worth another try.
+func (e *Etcd) restore(ctx context.Context, r restoring) error {
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	defer e.wake()
+	now, err := e.read()
+	if err != nil {
+		return err
+	}
+	if now.Snapshot == r.SHA256 && (now.Phase == fresh || now.Phase == member) {
+		return nil // before a restart
+	}
 	data, err := e.hasData()
 	if err != nil {
 		return err
 	}
 	if !data {
-		err = e.restoreAside(ctx, r)
-		var w *wait
-		if errors.As(err, &w) || ctx.Err() != nil {
+		if err := e.restoreAside(ctx, r); err != nil {
 			return err
 		}
 	}
-	if err != nil {
-		// What came of the snapshot is nothing: it waits as it did before.
-		err = fmt.Errorf("restore the snapshot: %w", err)
-		written := errors.Join(e.write(record{Phase: waiting, Peers: r.Peers}), os.RemoveAll(e.recoveryDir()))
-		e.restored(err)
-		return errors.Join(written, &wait{what: "bootstrap, or for a control plane to join", cause: err})
-	}
-	if err := e.write(record{Phase: fresh, Token: r.Token, Snapshot: r.Snapshot}); err != nil {
+	if err := e.write(record{Phase: fresh, Token: r.token, Snapshot: r.SHA256}); err != nil {
 		return err
 	}
-	e.restored(nil)
 	return os.RemoveAll(e.recoveryDir())
 }
 
 // restoreAside restores into a directory beside the data's, which it becomes whole or
 // not at all.
-func (e *Etcd) restoreAside(ctx context.Context, r record) error {
+func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	aside := e.recoveryPath(restoredName)
 	if _, err := os.Stat(e.recoveryPath(snapshotName)); errors.Is(err, fs.ErrNotExist) {
 		return errors.New("it is gone from this node: `gbctl bootstrap --recover-from` sends it again")
@@ -351,11 +348,11 @@ func (e *Etcd) restoreAside(ctx context.Context, r record) error {
 	return boot.SyncDir(filepath.Dir(e.o.DataDir))
 }
 
-func restoreArguments(me self, r record, snapshot, to string) []string {
+func restoreArguments(me self, r restoring, snapshot, to string) []string {
 	args := []string{
 		"etcdutl", "snapshot", "restore", snapshot, "--data-dir=" + to,
 		"--name=" + me.name, "--initial-advertise-peer-urls=" + me.peerURL(),
-		"--initial-cluster=" + me.name + "=" + me.peerURL(), "--initial-cluster-token=" + r.Token,
+		"--initial-cluster=" + me.name + "=" + me.peerURL(), "--initial-cluster-token=" + r.token,
 		"--bump-revision=" + strconv.Itoa(revisionBump), "--mark-compacted",
 	}
 	if r.Raw {

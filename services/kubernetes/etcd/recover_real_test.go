@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -102,7 +104,7 @@ func TestRealRecover(t *testing.T) {
 		t.Helper()
 		before, err := n.read()
 		must(t, err)
-		_, err = n.Recover(ctx, s, bytes.NewReader(content))
+		_, _, err = n.Receive(ctx, s, bytes.NewReader(content))
 		if !errors.As(err, new(Refusal)) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want a refusal with %q", err, says)
 		}
@@ -143,36 +145,33 @@ func TestRealRecover(t *testing.T) {
 	// The power fails when the file is there, and then when half of it is restored.
 	cut, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := c.Recover(cut, snapshotOf(content), bytes.NewReader(content)); err == nil {
-		t.Error("recovered without time for it")
+	if _, _, err := c.Receive(cut, snapshotOf(content), bytes.NewReader(content)); err == nil {
+		t.Error("received without time for it")
 	}
 	if _, err := c.read(); err != nil {
 		t.Error(err)
 	}
-	asked, cancel := context.WithCancel(ctx)
-	defer cancel()
-	answer := make(chan error, 1)
-	go func() {
-		_, err := c.Recover(asked, snapshotOf(content), bytes.NewReader(content))
-		answer <- err
-	}()
-	// It looks twice for others, who don't answer, for 3 s each.
-	eventually.That(t, 20*time.Second, "the order is in the journal", func() error {
-		r, err := c.read()
-		if err == nil && r.Phase != recovering {
-			err = fmt.Errorf("its phase is %q", r.Phase)
-		}
-		return err
-	})
-	cancel()
-	if err := <-answer; err == nil || !strings.Contains(err.Error(), "as soon as service etcd may run") {
-		t.Errorf("nothing runs: %v", err)
+	began := make(chan struct{})
+	c.utility = func(ctx context.Context, _ []string) (string, error) {
+		close(began)
+		<-ctx.Done()
+		return "", ctx.Err()
 	}
+	c.operate()
+	id := c.recover(snapshotOf(content), content)
+	c.start()
+	<-began
+	c.kill()
 	must(t, os.MkdirAll(c.recoveryPath("data/member/snap"), 0o700))
 	must(t, os.WriteFile(c.recoveryPath("data/member/snap/db"), content[:4096], 0o600))
 	c.utility = etcdutl
 	c.start()
+	c.operate()
 	c.serves()
+	c.ready.Store(true) // as the service's health check does
+	if o := c.ended(id); o.State != operation.Done {
+		t.Errorf("%+v", o)
+	}
 	c.expect("c")
 	if got := c.get("before"); got.Count != 1 || got.Header.Revision <= seenBefore.Revision || got.Header.ClusterId == seenBefore.ClusterId {
 		t.Errorf("before: %+v, was %+v", got, seenBefore)
@@ -183,7 +182,7 @@ func TestRealRecover(t *testing.T) {
 	if left, _ := filepath.Glob(c.recoveryPath("*")); len(left) > 0 {
 		t.Errorf("%q is left", left)
 	}
-	if again, err := c.Recover(ctx, snapshotOf(content), bytes.NewReader(content)); err != nil || !again.Already {
+	if again, _, err := c.Receive(ctx, snapshotOf(content), bytes.NewReader(content)); err != nil || again == nil || !again.Already {
 		t.Errorf("again: %+v, %v", again, err)
 	}
 
@@ -238,9 +237,8 @@ func TestRealRecoverRaw(t *testing.T) {
 	eventually.That(t, 10*time.Second, "b to wait", func() error { return b.tells.has("Waiting for bootstrap") })
 	s := snapshotOf(content)
 	s.Raw = true
-	if begun, err := b.Recover(ctx, s, bytes.NewReader(content)); err != nil || begun.Token == "" {
-		t.Fatalf("%+v, %v", begun, err)
-	}
+	b.operate()
+	b.recover(s, content)
 	b.serves()
 	if b.get("before").Count != 1 {
 		t.Error("it isn't there")
@@ -252,14 +250,68 @@ func TestRealRecoverRaw(t *testing.T) {
 		return "no", &containerd.ExitError{ID: utilityID, Status: 1}
 	}
 	b.kill()
+	c.operate()
 	c.start()
-	if _, err := c.Recover(ctx, s, bytes.NewReader(content)); !errors.As(err, new(Refusal)) || !strings.Contains(err.Error(), "ended with status 1: no") {
-		t.Errorf("a tool that fails: %v", err)
+	id := c.recover(s, content)
+	if o := c.ended(id); o.State != operation.Failed || !strings.Contains(o.Error, "ended with status 1: no") {
+		t.Errorf("a tool that fails: %+v", o)
 	}
-	eventually.That(t, 10*time.Second, "c to wait again", func() error {
-		if got, err := c.read(); err != nil || got.Phase != waiting {
-			return fmt.Errorf("%+v, %w", got, err)
-		}
-		return nil
+	if got, err := c.read(); err != nil || got.Phase != waiting {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if left, _ := filepath.Glob(c.recoveryPath("*")); len(left) > 0 {
+		t.Errorf("%q is left", left)
+	}
+}
+
+// operate runs the operations of the node until it is killed.
+func (n *realNode) operate() {
+	t := n.rig.t
+	var err error
+	n.ops, err = operation.New(operation.Options{
+		Store: n.o.Store, Log: slog.New(slog.DiscardHandler), Dir: n.path("operations"), Definitions: n.Definitions(),
 	})
+	must(t, err)
+	n.o.Running = n.ops.Running
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- n.ops.Run(ctx) }()
+	n.ops.Open()
+	eventually.That(t, 10*time.Second, "the journals to be read", func() error {
+		_, err := n.ops.Running()
+		return err
+	})
+	n.stopOps = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// recover sends a snapshot, and begins to restore it.
+func (n *realNode) recover(s Snapshot, content []byte) (id string) {
+	t := n.rig.t
+	t.Helper()
+	_, release, err := n.Receive(t.Context(), s, bytes.NewReader(content))
+	must(t, err)
+	defer release()
+	arguments := RecoverArguments{SHA256: hexSum(s), Raw: s.Raw}.Encode()
+	o, err := n.ops.Start(t.Context(), operation.Ask{Name: RecoverOperation, By: "jane", Arguments: arguments})
+	must(t, err)
+	return o.ID
+}
+
+// ended waits for the end of an operation.
+func (n *realNode) ended(id string) (o operation.Operation) {
+	t := n.rig.t
+	t.Helper()
+	eventually.That(t, 30*time.Second, id+" to end", func() (err error) {
+		o, err = n.ops.Get(id)
+		if err == nil && !o.Finished() {
+			err = fmt.Errorf("it is %s: %+v", o.State, o.Steps)
+		}
+		return err
+	})
+	return o
 }

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"testing"
@@ -11,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// Restoring has an end: meanwhile nobody else may decide about this member. It is tried
+// Restoring has an end: meanwhile nothing else decides about this member. It is tried
 // again, from the file that was sent.
 func TestRestoreThatHangs(t *testing.T) {
 	t.Parallel()
@@ -20,21 +21,67 @@ func TestRestoreThatHangs(t *testing.T) {
 		n := r.node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
 		must(t, os.MkdirAll(n.recoveryDir(), 0o700))
 		must(t, os.WriteFile(n.recoveryPath(snapshotName), nil, 0o600))
-		must(t, n.write(record{Phase: recovering, Token: "t"}))
 		n.utility = func(ctx context.Context, _ []string) (string, error) {
 			<-ctx.Done()
 			return "", ctx.Err()
 		}
 		began := time.Now()
-		waits(t, n.decide(t.Context()), "the snapshot to be restored")
+		waits(t, n.restore(t.Context(), restoring{token: "t"}), "the snapshot to be restored")
 		if took := time.Since(began); took != restoreTimeout {
 			t.Errorf("it took %s", took)
 		}
 		if _, err := os.Stat(n.recoveryPath(snapshotName)); err != nil {
 			t.Error(err)
 		}
-		if got, err := n.read(); err != nil || got.Phase != recovering {
-			t.Errorf("the journal says %q, %v", got.Phase, err)
+		if got, err := n.read(); err != nil || got.Phase != none {
+			t.Errorf("the record says %q, %v", got.Phase, err)
 		}
 	})
+}
+
+// A node that restarts in the middle of an operation begins nothing before it knows of it,
+// nor while a snapshot is restored or its member is removed.
+func TestServiceWaitsForOperations(t *testing.T) {
+	t.Parallel()
+	n := newRig(t).node("a", config.Init, netip.MustParseAddr("127.0.0.1"))
+	running, unread := "", errors.New("the journals aren't read")
+	n.o.LeaveWith = []string{"reset"}
+	n.o.Running = func(names ...string) (string, error) {
+		for _, name := range names {
+			if name == running {
+				return name + "-x", unread
+			}
+		}
+		return "", unread
+	}
+	says := func(want string) {
+		t.Helper()
+		err := n.decide(t.Context())
+		waits(t, err)
+		if err.Error() != want {
+			t.Errorf("waits for %q, not %q", err, want)
+		}
+	}
+	says("the snapshot to be restored: the journals aren't read")
+	unread = nil
+
+	running = RecoverOperation
+	must(t, os.MkdirAll(n.recoveryDir(), 0o700))
+	says("the snapshot to be restored: gbctl operation attach recover-x")
+	if _, err := os.Stat(n.recoveryDir()); err != nil {
+		t.Errorf("the snapshot is removed under its operation: %v", err)
+	}
+	must(t, n.write(record{Phase: fresh, Token: "t"}))
+	must(t, n.decide(t.Context())) // it is restored
+
+	for _, running = range []string{LeaveOperation, "reset"} {
+		must(t, n.write(record{Phase: member, Token: "t"}))
+		says("this node to have left etcd: gbctl operation attach "+running+"-x")
+	}
+	running = ""
+	must(t, n.write(record{Phase: fresh, Token: "t"}))
+	must(t, n.decide(t.Context()))
+	if _, err := os.Stat(n.recoveryDir()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a recovery has left stays: %v", err)
+	}
 }

@@ -1,0 +1,277 @@
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+)
+
+// The operations of this package.
+const (
+	BootstrapOperation = "bootstrap"
+	RecoverOperation   = "recover"
+	LeaveOperation     = "etcd-leave"
+
+	// BeginStep and RestoreStep are the steps after which the cluster has begun.
+	BeginStep   = "begin"
+	RestoreStep = "restore"
+)
+
+const (
+	// beginTimeout bounds a look for other clusters, after a join that is under way.
+	beginTimeout = 2 * time.Minute
+	// restoreBudget bounds all attempts to restore: etcd's image may have to be pulled first.
+	restoreBudget = 3 * restoreTimeout
+	// serveTimeout bounds how long an operation waits until etcd serves. After it, the
+	// service goes on by itself.
+	serveTimeout = time.Hour
+	// removeTimeout bounds the removal, with SettleTimeout.
+	removeTimeout = 2 * time.Minute
+)
+
+// BootstrapArguments are those of BootstrapOperation.
+type BootstrapArguments struct {
+	// ControlPlanes are addresses that the caller knows, to look for other clusters.
+	ControlPlanes []string `json:"controlPlanes,omitempty"`
+}
+
+// Encode makes them the arguments of an operation.
+func (a BootstrapArguments) Encode() []byte { return encode(a) }
+
+// RecoverArguments are those of RecoverOperation. The snapshot is on the node already
+// (Receive).
+type RecoverArguments struct {
+	SHA256        string   `json:"sha256"` // of the snapshot, in hexadecimal
+	Raw           bool     `json:"raw,omitempty"`
+	ControlPlanes []string `json:"controlPlanes,omitempty"`
+}
+
+// Encode makes them the arguments of an operation.
+func (a RecoverArguments) Encode() []byte { return encode(a) }
+
+func encode(arguments any) []byte {
+	data, err := json.Marshal(arguments)
+	if err != nil {
+		panic(fmt.Sprintf("arguments of an operation: %v", err)) // strings and booleans only
+	}
+	return data
+}
+
+// Definitions are the operations that begin and end this node's membership.
+func (e *Etcd) Definitions() []operation.Definition {
+	return []operation.Definition{
+		{Name: BootstrapOperation, Plan: e.planBootstrap, Steps: e.bootstrapSteps},
+		{Name: RecoverOperation, Plan: e.planRecover, Steps: e.recoverSteps},
+		{Name: LeaveOperation, Exclusive: true, Plan: e.planLeave, Steps: e.leaveSteps},
+	}
+}
+
+// idle refuses a second beginning beside the first.
+func (e *Etcd) idle() error {
+	id, err := e.running(BootstrapOperation, RecoverOperation)
+	if err == nil && id != "" {
+		err = refuse("this node is beginning a cluster: gbctl operation attach %s", id)
+	}
+	return err
+}
+
+func (e *Etcd) running(names ...string) (id string, err error) {
+	if e.o.Running == nil {
+		return "", nil
+	}
+	return e.o.Running(names...)
+}
+
+func (e *Etcd) planBootstrap(ctx context.Context, r operation.Request) (operation.Plan, error) {
+	steps, err := e.bootstrapSteps(r)
+	if err == nil {
+		err = e.idle()
+	}
+	return operation.Plan{Steps: steps}, err
+}
+
+func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
+	var a BootstrapArguments
+	if err := json.Unmarshal(r.Arguments, &a); err != nil {
+		return nil, fmt.Errorf("its arguments: %w", err)
+	}
+	return []operation.Step{
+		{
+			ID: BeginStep, What: "begin an etcd cluster with this node", Deadline: beginTimeout,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				begun, err := e.Bootstrap(ctx, a.ControlPlanes)
+				if err == nil {
+					p.Say("cluster ID %s", begun.Token)
+				}
+				return err
+			},
+			Undo: func(ctx context.Context, p *operation.Progress) error { return e.withdraw(ctx, p, "") },
+		},
+		e.serveStep(),
+	}, nil
+}
+
+// serveStep is optional: where etcd's image can't be pulled for long, the service still
+// goes on trying.
+func (e *Etcd) serveStep() operation.Step {
+	return operation.Step{
+		ID: "serve", What: "wait until etcd serves", Deadline: serveTimeout, Optional: true,
+		Run: func(ctx context.Context, _ *operation.Progress) error {
+			for !e.ready.Load() {
+				select {
+				case <-ctx.Done():
+					return fmt.Errorf("etcd isn't ready yet: gbctl service etcd: %w", context.Cause(ctx))
+				case <-time.After(healthPeriod):
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// withdraw takes back a beginning of which etcd knows nothing yet. restored is the token of
+// data that was restored for it; "" where there is none.
+func (e *Etcd) withdraw(ctx context.Context, p *operation.Progress, restored string) error {
+	done, err := e.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	r, err := e.read()
+	if err != nil {
+		return err
+	}
+	data, err := e.hasData()
+	switch {
+	case err != nil:
+		return err
+	case e.going.Load() || r.Phase == member || r.Phase == joining || data && restored == "":
+		p.Say("etcd has started on this node: its cluster stays")
+		return nil
+	case restored == "" && r.Phase != fresh:
+		return nil
+	}
+	if err := e.clean(); err != nil {
+		return err
+	}
+	return e.write(record{Phase: waiting, Peers: r.Peers})
+}
+
+func (e *Etcd) planRecover(_ context.Context, r operation.Request) (operation.Plan, error) {
+	steps, err := e.recoverSteps(r)
+	if err == nil {
+		err = e.idle()
+	}
+	return operation.Plan{Steps: steps}, err
+}
+
+// restoredAs is the token of the cluster that a restore makes. It is in the record before
+// the first attempt.
+var restoredAs = operation.Data[string]{Key: "token"}
+
+func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
+	var a RecoverArguments
+	if err := json.Unmarshal(r.Arguments, &a); err != nil {
+		return nil, fmt.Errorf("its arguments: %w", err)
+	}
+	return []operation.Step{
+		{
+			ID: RestoreStep, What: "restore the snapshot and begin an etcd cluster with it", Deadline: restoreBudget,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				token, err := restoredAs.Get(p)
+				if errors.Is(err, operation.ErrNoData) {
+					token = newToken()
+					if err = e.prepareRestore(ctx, a); err == nil {
+						err = restoredAs.Put(p, token)
+					}
+				}
+				if err != nil {
+					return err
+				}
+				return e.restoreUntilDone(ctx, p, restoring{token: token, RecoverArguments: a})
+			},
+			Undo: func(ctx context.Context, p *operation.Progress) error {
+				token, err := restoredAs.Get(p)
+				if err == nil {
+					err = e.withdraw(ctx, p, token)
+				} else if errors.Is(err, operation.ErrNoData) { // nothing was restored
+					err = nil
+				}
+				return errors.Join(err, os.RemoveAll(e.recoveryDir()))
+			},
+		},
+		e.serveStep(),
+	}, nil
+}
+
+// restoreUntilDone tries again what only has to wait: containerd may not run yet.
+func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r restoring) error {
+	say := eventFunc(func(text string) { p.Say("%s", text) }).onlyChanges()
+	for {
+		err := e.restore(ctx, r)
+		var w *wait
+		if !errors.As(err, &w) {
+			return err
+		}
+		say("Waiting for " + w.Error())
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(joinRetry):
+		}
+	}
+}
+
+func (e *Etcd) planLeave(ctx context.Context, r operation.Request) (operation.Plan, error) {
+	if err := e.MayLeave(ctx, 0); err != nil {
+		return operation.Plan{}, err
+	}
+	steps, err := e.leaveSteps(r)
+	return operation.Plan{Steps: steps}, err
+}
+
+// left is the name of the member that was removed. It is there where the node has data to
+// discard.
+var left = operation.Data[string]{Key: "member"}
+
+func (e *Etcd) leaveSteps(operation.Request) ([]operation.Step, error) {
+	return []operation.Step{
+		{
+			ID: "remove", What: "remove this node's member from the etcd cluster", Deadline: removeTimeout,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				name, was, err := e.remove(ctx)
+				if err != nil {
+					return err
+				}
+				if !was {
+					return operation.Skip("this node has no member of etcd")
+				}
+				p.Say("member %s is removed", cmp.Or(name, "of this node"))
+				return left.Put(p, name)
+			},
+		},
+		{
+			ID: "discard", What: "stop service etcd and remove its data", Deadline: leaveTimeout, PointOfNoReturn: true,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				_, err := left.Get(p)
+				if errors.Is(err, operation.ErrNoData) {
+					return operation.Skip("there is nothing to discard")
+				}
+				if err != nil {
+					return err
+				}
+				return e.discard(ctx)
+			},
+		},
+	}, nil
+}
+
+// hexSum is a SHA-256 as the record and the arguments have it.
+func hexSum(s Snapshot) string { return hex.EncodeToString(s.SHA256[:]) }

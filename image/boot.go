@@ -134,9 +134,9 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 			"runc":                    filepath.Join(made["runc"], "runc"),
 			"sandbox":                 filepath.Join(made["runc"], "sandbox"),
 		},
-		CNI:        made["cni"],
-		Tools:      tools,
-		ModulesDir: linux.ModulesDir(),
+		CNI:            made["cni"],
+		Tools:          tools,
+		KernelPackages: linux.Packages, ModulesDir: linux.ModulesDir(),
 	})
 	if err != nil {
 		return nil, err
@@ -215,11 +215,18 @@ func describe(entries []rootfs.Entry) ([]string, error) {
 }
 
 func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, error) {
-	packages, err := debian.Stored(ctx, b.store, stepKernel+"-packages", []string{string(flavour)}, func(ctx context.Context) ([]deb.Package, error) {
-		return kernel.Resolve(ctx, flavour)
+	lists, err := debian.Lists(ctx, b.store, b.progress)
+	if err != nil {
+		return nil, err
+	}
+	packages, err := debian.Stored(ctx, b.store, stepKernel+"-packages", []string{string(flavour), lists.Dir}, func(ctx context.Context) ([]deb.Package, error) {
+		return kernel.Resolve(ctx, lists, flavour)
 	})
 	if err != nil {
 		return nil, err
+	}
+	if differs := kernel.Differs(flavour, packages); differs != "" {
+		b.progress.Note(differs)
 	}
 	var inputs []string
 	for _, p := range packages {
@@ -230,7 +237,7 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}
 	dir, err := b.step(ctx, stepKernel, inputs, func(ctx context.Context, dir string) error {
-		_, err := kernel.Fetch(ctx, flavour, packages, dir)
+		_, err := kernel.Fetch(ctx, lists, flavour, packages, dir)
 		return err
 	})
 	if err != nil {

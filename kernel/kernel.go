@@ -1,9 +1,9 @@
 // Package kernel brings in the Linux kernel that Garboard boots: where it comes from, and which of its modules come along.
 //
-// The default is the distribution's own kernel package, unchanged and signed by its publisher, fetched and verified by apt. Of its
-// modules (390 MB on a Debian 12) the ones that a Kubernetes node can use are kept: the table Modules names them with a reason each,
-// and Select closes the list over what they need. A module in the table that the kernel lacks is an error, so that an update of the
-// distribution can't take a driver away without anybody noticing.
+// It is the kernel package of one release of Debian (package deb), whatever the build machine runs, unchanged and signed by its
+// publisher, fetched and verified by apt. Of its modules (390 MB) the ones that a Kubernetes node can use are kept: the table Modules
+// names them with a reason each, and Select closes the list over what they need. A module in the table that the kernel lacks is an
+// error, so that an update can't remove a driver without notice.
 package kernel
 
 import (
@@ -25,7 +25,7 @@ import (
 // AptPackages are what the build machine must have installed for Fetch to work.
 var AptPackages = append([]string{"kmod"}, deb.AptPackages...)
 
-// Flavour is one of the builds in which distributions publish their kernel.
+// Flavour is one of the builds in which Debian publishes its kernel.
 type Flavour string
 
 const (
@@ -38,10 +38,26 @@ const (
 // Flavours lists what Fetch accepts.
 var Flavours = []Flavour{Cloud, Generic}
 
-// metaPackages names, per flavour, the package that always depends on the newest kernel: Debian's name, then Ubuntu's.
-var metaPackages = map[Flavour][]string{
-	Cloud:   {"linux-image-cloud-amd64", "linux-image-virtual"},
-	Generic: {"linux-image-amd64", "linux-image-generic"},
+// metaPackages names, per flavour, the package that always depends on the newest kernel.
+var metaPackages = map[Flavour]string{Cloud: "linux-image-cloud-amd64", Generic: "linux-image-amd64"}
+
+// Tested is, per flavour, the package that this checkout was tested with. Debian's archive keeps only the newest version: a build gets
+// that, and reports that it is another one (Differs).
+var Tested = map[Flavour]string{
+	Cloud:   "linux-image-6.12.117+deb13-cloud-amd64=6.12.117-1@sha256:e9893e5295d0549b8852611f12a4b8b5f6cc4b8128dcc2086b9847793b904ab7",
+	Generic: "linux-image-6.12.117+deb13-amd64=6.12.117-1@sha256:ca712d36790184f6ac125ce2b20ea4e2202ae6bb7817b7de268f1f0115ccda73",
+}
+
+// Differs tells how the packages differ from the tested ones; "" where they are the same.
+func Differs(flavour Flavour, packages []deb.Package) string {
+	var keys []string
+	for _, p := range packages {
+		keys = append(keys, p.Key())
+	}
+	if got := strings.Join(keys, " "); got != Tested[flavour] {
+		return fmt.Sprintf("the kernel is %s; this checkout was tested with %s", got, Tested[flavour])
+	}
+	return ""
 }
 
 // Kernel is a kernel on disk, ready to be put into an image.
@@ -82,43 +98,32 @@ func Open(dir string) (*Kernel, error) {
 	return k, nil
 }
 
-// Resolve finds the packages that hold the newest kernel of a flavour: the meta package's dependency and, where the distribution
-// splits the modules off (Ubuntu), those packages too.
-func Resolve(ctx context.Context, flavour Flavour) ([]deb.Package, error) {
-	names, ok := metaPackages[flavour]
+// Resolve finds the package with the newest kernel of a flavour: what the meta package, which is empty, depends on.
+func Resolve(ctx context.Context, lists deb.Lists, flavour Flavour) ([]deb.Package, error) {
+	name, ok := metaPackages[flavour]
 	if !ok {
 		return nil, fmt.Errorf("resolve kernel: unknown flavour %q (known: %v)", flavour, Flavours)
 	}
-	var err error
-	for _, name := range names {
-		var packages []deb.Package
-		if packages, err = deb.Closure(ctx, carriesKernel, name); err == nil && len(packages) == 1 {
-			err = fmt.Errorf("%s %s depends on no kernel package", name, packages[0].Version)
-		}
-		if err == nil {
-			return packages[1:], nil // without the meta package itself, which is empty
-		}
-		if !errors.Is(err, deb.ErrUnknown) {
-			break
-		}
+	carriesKernel := func(name string) bool { return strings.HasPrefix(name, "linux-image-") }
+	packages, err := lists.Closure(ctx, carriesKernel, name)
+	if err == nil && len(packages) == 1 {
+		err = fmt.Errorf("%s %s depends on no kernel package", name, packages[0].Version)
 	}
-	return nil, fmt.Errorf("resolve %s kernel: %w", flavour, err)
-}
-
-// carriesKernel tells the packages with images and modules from the others that a kernel depends on.
-func carriesKernel(name string) bool {
-	return strings.HasPrefix(name, "linux-image-") || strings.HasPrefix(name, "linux-modules-")
+	if err != nil {
+		return nil, fmt.Errorf("resolve %s kernel: %w", flavour, err)
+	}
+	return packages[1:], nil
 }
 
 // Fetch downloads the packages that Resolve found for a flavour, and leaves the kernel's image and the curated modules in dir, which must
 // be empty.
-func Fetch(ctx context.Context, flavour Flavour, packages []deb.Package, dir string) (*Kernel, error) {
+func Fetch(ctx context.Context, lists deb.Lists, flavour Flavour, packages []deb.Package, dir string) (*Kernel, error) {
 	unpacked, err := os.MkdirTemp(dir, ".unpacked-")
 	if err != nil {
 		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
 	}
 	defer os.RemoveAll(unpacked)
-	if err := deb.Fetch(ctx, unpacked, packages...); err != nil {
+	if err := lists.Fetch(ctx, unpacked, packages...); err != nil {
 		return nil, fmt.Errorf("fetch %s kernel: %w", flavour, err)
 	}
 	k := &Kernel{Flavour: flavour, dir: dir}
@@ -144,16 +149,9 @@ func (k *Kernel) take(ctx context.Context, unpacked string) error {
 	if err := os.Rename(images[0], k.Image()); err != nil {
 		return err
 	}
-	// Read-only for others than root on Ubuntu, which a build as a normal user couldn't read back.
-	if err := os.Chmod(k.Image(), 0o644); err != nil {
+	// The package has usr/lib/modules, and depmod wants lib/modules.
+	if err := os.Symlink("usr/lib", filepath.Join(unpacked, "lib")); err != nil {
 		return err
-	}
-
-	// Debian 12 has lib/modules, Debian 13 usr/lib/modules: depmod wants the former.
-	if _, err := os.Stat(filepath.Join(unpacked, "lib")); errors.Is(err, os.ErrNotExist) {
-		if err := os.Symlink("usr/lib", filepath.Join(unpacked, "lib")); err != nil {
-			return err
-		}
 	}
 	if err := depmod(ctx, unpacked, k.Release); err != nil {
 		return err
@@ -205,7 +203,8 @@ func pruneIndexes(modules string) error {
 	return nil
 }
 
-// decompressor opens a module for reading as the kernel wants it: Debian 12 ships .ko, Debian 13 .ko.xz, Ubuntu .ko.zst.
+// decompressor opens a module for reading as the kernel wants it: Debian compresses
+// modules with xz, other kernels in other ways.
 func decompressor(path string, file io.Reader) (io.Reader, func(), error) {
 	switch filepath.Ext(path) {
 	case ".xz":

@@ -5,7 +5,8 @@
 // none of the packages that exist for the sake of maintainer scripts. The result is laid out with one /usr, and is kept in the cache under
 // the packages' versions and hashes.
 //
-// Which packages apt would install today takes it seconds to say, and the answer only changes with apt's lists: Stored keeps it.
+// The packages are of the release that package deb names. Its lists are fetched once (Lists). Reading them takes apt seconds, so Stored
+// keeps the answers.
 package debian
 
 import (
@@ -21,6 +22,7 @@ import (
 
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/progress"
+	"github.com/garboard-os/garboard/kernel"
 	"github.com/garboard-os/garboard/kernel/deb"
 )
 
@@ -54,11 +56,35 @@ type Set struct {
 //go:embed pick.go
 var recipe string
 
-// Build returns the folder with the set, made from the packages that apt would install today.
+// stepLists fetches the lists of packages.
+const stepLists = "packages"
+
+// Lists returns the lists of packages. They are fetched anew where the kernel that this checkout was tested with changes: two builds of a
+// checkout take the same packages, and a new one gets the security updates.
+func Lists(ctx context.Context, store *cache.Store, r *progress.Reporter) (deb.Lists, error) {
+	r.Expect(stepLists, guess)
+	inputs := []string{deb.Release, os.Getenv(deb.MirrorVar)}
+	for _, flavour := range kernel.Flavours {
+		inputs = append(inputs, kernel.Tested[flavour])
+	}
+	dir, err := store.Build(ctx, stepLists, inputs, func(ctx context.Context, dir string) error {
+		done := r.Step(stepLists)
+		_, err := deb.Update(ctx, dir)
+		done(err)
+		return err
+	})
+	return deb.Lists{Dir: dir}, err
+}
+
+// Build returns the folder with the set.
 func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (string, error) {
 	r.Plan(s.Name)
 	r.Expect(s.Name, guess)
-	packages, err := s.resolve(ctx, store)
+	lists, err := Lists(ctx, store, r)
+	if err != nil {
+		return "", err
+	}
+	packages, err := s.resolve(ctx, store, lists)
 	if err != nil {
 		return "", fmt.Errorf("find the packages of %s: %w", s.Name, err)
 	}
@@ -73,7 +99,7 @@ func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter
 	dir, err := store.Build(ctx, s.Name, inputs, func(ctx context.Context, dir string) error {
 		hit = false
 		done := r.Step(s.Name)
-		err := s.fetch(ctx, packages, dir)
+		err := s.fetch(ctx, lists, packages, dir)
 		done(err)
 		return err
 	})
@@ -84,15 +110,15 @@ func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter
 }
 
 // resolve finds the packages of the tools and of the libraries that they depend on.
-func (s Set) resolve(ctx context.Context, store *cache.Store) ([]deb.Package, error) {
+func (s Set) resolve(ctx context.Context, store *cache.Store, lists deb.Lists) ([]deb.Package, error) {
 	names := []string{authoritiesPackage}
 	for _, t := range s.Tools {
 		names = append(names, t.Package)
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	return Stored(ctx, store, s.Name+"-packages", names, func(ctx context.Context) ([]deb.Package, error) {
-		return deb.Closure(ctx, isLibrary, names...)
+	return Stored(ctx, store, s.Name+"-packages", append(names, lists.Dir), func(ctx context.Context) ([]deb.Package, error) {
+		return lists.Closure(ctx, isLibrary, names...)
 	})
 }
 
@@ -100,13 +126,13 @@ func (s Set) resolve(ctx context.Context, store *cache.Store) ([]deb.Package, er
 func isLibrary(name string) bool { return strings.HasPrefix(name, "lib") || name == "zlib1g" }
 
 // fetch leaves the set in dir.
-func (s Set) fetch(ctx context.Context, packages []deb.Package, dir string) (err error) {
+func (s Set) fetch(ctx context.Context, lists deb.Lists, packages []deb.Package, dir string) (err error) {
 	unpacked, err := os.MkdirTemp(dir, ".unpacked-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(unpacked)) }()
-	if err := deb.Fetch(ctx, unpacked, packages...); err != nil {
+	if err := lists.Fetch(ctx, unpacked, packages...); err != nil {
 		return err
 	}
 	p := newPicker(unpacked, filepath.Join(dir, s.Tree))
@@ -115,5 +141,22 @@ func (s Set) fetch(ctx context.Context, packages []deb.Package, dir string) (err
 			return fmt.Errorf("take %s out of %s: %w", t.Name, t.Package, err)
 		}
 	}
+	if err := writeKeys(filepath.Join(dir, s.Tree, PackagesFolder, s.Name), packages); err != nil {
+		return err
+	}
 	return bundle(filepath.Join(unpacked, authoritiesFolder), filepath.Join(dir, s.Authorities))
+}
+
+// PackagesFolder of an image has a file for each set, and for the kernel, with the packages that it was made from: name, version and hash.
+const PackagesFolder = "/usr/share/garboard/packages"
+
+func writeKeys(path string, packages []deb.Package) error {
+	var keys strings.Builder
+	for _, p := range packages {
+		fmt.Fprintln(&keys, p.Key())
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(keys.String()), 0o644)
 }

@@ -23,10 +23,10 @@ const (
 	linkerFolder = "usr/lib64"
 )
 
-// Where packages have their files: those of Debian 12 are yet to be moved to /usr.
+// Where packages have their files.
 var (
-	programFolders = []string{"bin", "sbin", "usr/bin", "usr/sbin"}
-	libraryFolders = []string{"lib/x86_64-linux-gnu", libraryFolder, "lib64", linkerFolder}
+	programFolders = []string{"usr/bin", "usr/sbin"}
+	libraryFolders = []string{libraryFolder, linkerFolder}
 )
 
 // picker copies files from unpacked packages into the layout with one /usr, and whatever libraries their ELF headers ask for.

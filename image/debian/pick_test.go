@@ -19,7 +19,7 @@ func TestPickerTakesWhatAProgramNeeds(t *testing.T) {
 			t.Fatalf("gcc: %v: %s", err, out)
 		}
 	}
-	for _, dir := range []string{"sbin", libraryFolder, "etc"} {
+	for _, dir := range []string{"usr/sbin", libraryFolder, "etc"} {
 		if err := os.MkdirAll(filepath.Join(from, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -33,7 +33,7 @@ func TestPickerTakesWhatAProgramNeeds(t *testing.T) {
 	if err := os.Symlink("libanswer.so.1.2.3", filepath.Join(from, libraryFolder, "libanswer.so.1")); err != nil {
 		t.Fatal(err)
 	}
-	gcc("-nostdlib", "-Wl,--no-as-needed", "-Wl,-e,main", "-Wl,-dynamic-linker,/lib64/ld-linux-none.so", "-o", filepath.Join(from, "sbin", "asker"), source, real)
+	gcc("-nostdlib", "-Wl,--no-as-needed", "-Wl,-e,main", "-Wl,-dynamic-linker,/lib64/ld-linux-none.so", "-o", filepath.Join(from, "usr/sbin", "asker"), source, real)
 
 	p := newPicker(from, to)
 	asker := Tool{Package: "x", Name: "asker", Links: []string{"alias"}}

@@ -3,8 +3,6 @@ package debian
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/garboard-os/garboard/image/cache"
@@ -36,39 +34,5 @@ func TestStoredAsksOnce(t *testing.T) {
 	}
 	if _, err := ask("b", nil); err != nil || asked != 3 {
 		t.Errorf("another question: asked %d times, %v", asked, err)
-	}
-}
-
-func TestStateFollowsUpdates(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "..", filepath.Base(dir)+".list")
-	state := func() string {
-		s, err := stateOf(dir, file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	before := state()
-	if err := os.Mkdir(filepath.Join(dir, "partial"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		name    string
-		changes bool
-	}{
-		{filepath.Join(dir, "lock"), false},
-		{filepath.Join(dir, "partial", "mirror_Packages"), false},
-		{filepath.Join(dir, "mirror_Packages"), true},
-		{file, true},
-	} {
-		if err := os.WriteFile(c.name, []byte("x"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		after := state()
-		if (after != before) != c.changes {
-			t.Errorf("%s changes the state: %v", c.name, !c.changes)
-		}
-		before = after
 	}
 }

@@ -124,6 +124,16 @@ func (r *Reporter) Summary(what string, steps ...string) {
 	}
 }
 
+// Note prints a line that isn't about a step.
+func (r *Reporter) Note(text string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.line("%s", text)
+}
+
 // Step starts a step; the returned function ends it and must be called once. An error is reported whatever the step's length.
 func (r *Reporter) Step(name string) func(error) {
 	if r == nil {

@@ -22,6 +22,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/garboard-os/garboard/image/debian"
 )
 
 // Entry is one path in the tree: a directory, a symbolic link, or a file with a text or with a copy of another file's bytes.
@@ -50,13 +52,16 @@ type Sources struct {
 	CNI string
 	// Tools is the folder that the set of the same name was built into.
 	Tools string
+	// KernelPackages are the keys of the packages that the kernel was taken from.
+	KernelPackages []string
 	// ModulesDir is the kernel's module folder, named after its release; empty for none.
 	ModulesDir string
 }
 
 // Plan lists the tree for the sources, sorted by path.
 func Plan(src Sources) ([]Entry, error) {
-	entries := slices.Concat(directories, links, accounts, []Entry{initPlace, osRelease(src.Version)})
+	kernel := text(debian.PackagesFolder+"/kernel", strings.Join(src.KernelPackages, "\n")+"\n")
+	entries := slices.Concat(directories, links, accounts, []Entry{initPlace, osRelease(src.Version), kernel})
 	type copied struct{ from, to string }
 	copies := []copied{
 		{src.CNI, "/opt/cni/bin"},

@@ -1,9 +1,9 @@
-// Package deb takes files out of Debian packages without installing them.
+// Package deb takes files out of packages of one release of Debian, without installing them.
 //
-// The packages come from wherever the machine's own apt configuration points, so that apt does what it is good at: choosing the
-// mirror, honouring a proxy, and checking each package against the hash in a signed index. Nothing here names a mirror. A package is
-// then unpacked with dpkg-deb; its maintainer scripts never run, and the machine's package database isn't touched. Any user can do
-// it: neither resolving nor downloading needs root, only the index lists that `apt-get update` leaves.
+// The release is the same on every build machine, and apt does what it is good at: it uses the mirrors and the proxy of the machine's
+// own configuration, checks the release's signature, and checks each package against the hash in the signed index. The lists are in a
+// folder of their own. A package is then unpacked with dpkg-deb; its maintainer scripts never run, and the machine's package database
+// isn't touched. Any user can do it.
 package deb
 
 import (
@@ -18,11 +18,91 @@ import (
 	"strings"
 )
 
-// ErrUnknown says that apt's lists have no such package: they were never fetched, or the distribution lacks it.
-var ErrUnknown = errors.New("apt knows no such package (apt-get update fetches its lists)")
+// ErrUnknown says that the release has no such package.
+var ErrUnknown = errors.New("Debian " + Release + " has no such package")
+
+// Release is the code name of the release that packages are taken from.
+const Release = "trixie"
 
 // AptPackages are what the build machine must have installed for this package to work.
-var AptPackages = []string{"apt", "dpkg"}
+var AptPackages = []string{"apt", "debian-archive-keyring", "dpkg"}
+
+const (
+	// keyring has the keys of all supported releases of Debian.
+	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+	// MirrorVar names the environment variable with the URL of a mirror of Debian, for build machines whose own apt configuration has
+	// none. The security updates are looked for at the same URL with -security at its end.
+	MirrorVar = "GARBOARD_DEBIAN_MIRROR"
+)
+
+// Lists are apt's lists of the release, in a folder that Update filled.
+type Lists struct{ Dir string }
+
+// Update fetches the lists into an empty folder.
+func Update(ctx context.Context, dir string) (Lists, error) {
+	l := Lists{dir}
+	main, security, err := mirrors(ctx)
+	if err != nil {
+		return l, fmt.Errorf("fetch the lists of Debian %s: %w", Release, err)
+	}
+	sources := fmt.Sprintf("deb [signed-by=%[1]s] %[2]s %[4]s main\ndeb [signed-by=%[1]s] %[3]s %[4]s-security main\n", keyring, main, security, Release)
+	if err := os.MkdirAll(filepath.Join(dir, "state/lists/partial"), 0o755); err != nil {
+		return l, err
+	}
+	for name, contents := range map[string]string{sourcesFile: sources, statusFile: ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(contents), 0o644); err != nil {
+			return l, err
+		}
+	}
+	// Without Error-Mode, apt keeps older lists where a mirror doesn't answer, and has none here.
+	if _, err := run(ctx, "", "apt-get", l.options("-q", "-o", "APT::Update::Error-Mode=any", "update")...); err != nil {
+		return l, fmt.Errorf("fetch the lists of Debian %s: %w", Release, err)
+	}
+	return l, nil
+}
+
+const sourcesFile, statusFile = "sources.list", "status"
+
+// options puts apt's own configuration before args: only the release's lists, no preferences, nothing installed, no cache.
+func (l Lists) options(args ...string) []string {
+	options := []string{
+		"-o", "Dir::Etc::SourceList=" + filepath.Join(l.Dir, sourcesFile), "-o", "Dir::Etc::SourceParts=/dev/null",
+		"-o", "Dir::Etc::Preferences=/dev/null", "-o", "Dir::Etc::PreferencesParts=/dev/null",
+		"-o", "Dir::State=" + filepath.Join(l.Dir, "state"), "-o", "Dir::State::status=" + filepath.Join(l.Dir, statusFile),
+		"-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=",
+		"-o", "APT::Architecture=amd64", "-o", "APT::Architectures=amd64", "-o", "APT::Get::AllowUnauthenticated=false",
+		"-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false", "-o", "Acquire::Languages=none",
+	}
+	if os.Geteuid() == 0 {
+		// apt would otherwise hand the download to the user _apt, who can't write below a private folder.
+		options = append(options, "-o", "APT::Sandbox::User=root")
+	}
+	return append(options, args...)
+}
+
+// mirrors finds where the machine's own apt configuration gets Debian's archive and its security updates from.
+func mirrors(ctx context.Context) (main, security string, err error) {
+	if url := strings.TrimSuffix(os.Getenv(MirrorVar), "/"); url != "" {
+		return url, url + "-security", nil
+	}
+	out, err := run(ctx, "", "apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(REPO_URI)")
+	if err != nil {
+		return "", "", err
+	}
+	for line := range strings.Lines(string(out)) {
+		switch fields := strings.Split(strings.TrimSpace(line), "|"); {
+		case len(fields) != 3 || fields[0] != "Debian":
+		case fields[1] == "Debian" && main == "":
+			main = fields[2]
+		case fields[1] == "Debian-Security" && security == "":
+			security = fields[2]
+		}
+	}
+	if main == "" || security == "" {
+		return "", "", fmt.Errorf("this machine's apt has no lists of Debian and its security updates: run apt-get update, or set %s to the URL of a mirror", MirrorVar)
+	}
+	return main, security, nil
+}
 
 // Package is one version of a package as apt's signed index describes it.
 type Package struct {
@@ -37,13 +117,13 @@ type Package struct {
 // Key identifies the contents of the package, for a build cache.
 func (p Package) Key() string { return p.Name + "=" + p.Version + "@sha256:" + p.SHA256 }
 
-// Resolve asks apt for the version that it would install of each name. It asks once for all: reading apt's lists takes most of a second.
-func Resolve(ctx context.Context, names ...string) ([]Package, error) {
+// Resolve asks apt for the newest version of each name. It asks once for all: reading apt's lists takes most of a second.
+func (l Lists) Resolve(ctx context.Context, names ...string) ([]Package, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
 	// --no-all-versions prints the candidates only. Names that apt doesn't know are no error if it knows one of the others.
-	out, err := run(ctx, "", "apt-cache", append([]string{"show", "--no-all-versions"}, names...)...)
+	out, err := run(ctx, "", "apt-cache", l.options(append([]string{"show", "--no-all-versions"}, names...)...)...)
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -65,14 +145,14 @@ func Resolve(ctx context.Context, names ...string) ([]Package, error) {
 }
 
 // Closure resolves the names and whatever they depend on that wanted lets pass. One call of apt is made per level of dependencies.
-func Closure(ctx context.Context, wanted func(name string) bool, names ...string) ([]Package, error) {
+func (l Lists) Closure(ctx context.Context, wanted func(name string) bool, names ...string) ([]Package, error) {
 	var packages []Package
 	seen := map[string]bool{}
 	for level := names; len(level) > 0; {
 		for _, name := range level {
 			seen[name] = true
 		}
-		found, err := Resolve(ctx, level...)
+		found, err := l.Resolve(ctx, level...)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +205,7 @@ func dependencies(field string) []string {
 
 // Fetch downloads the packages into an empty folder of their own below dir, and unpacks all of them into dir. apt refuses what it
 // can't verify; the archives are removed afterwards.
-func Fetch(ctx context.Context, dir string, packages ...Package) error {
+func (l Lists) Fetch(ctx context.Context, dir string, packages ...Package) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return err
@@ -136,12 +216,7 @@ func Fetch(ctx context.Context, dir string, packages ...Package) error {
 	}
 	defer os.RemoveAll(archives)
 
-	args := []string{"-q", "-o", "APT::Get::AllowUnauthenticated=false"}
-	if os.Geteuid() == 0 {
-		// apt would otherwise hand the download to the user _apt, who can't write below a private folder.
-		args = append(args, "-o", "APT::Sandbox::User=root")
-	}
-	args = append(args, "download")
+	args := l.options("-q", "-o", "Dir::Cache="+archives, "download")
 	for _, p := range packages {
 		args = append(args, p.Name+"="+p.Version)
 	}

@@ -3,11 +3,15 @@ package deb
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -44,8 +48,7 @@ func fakeTools(t *testing.T, scripts map[string]string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-const fakeCache = `shift 2
-for name; do
+const fakeCache = `for name; do
 	case $name in
 	tool) printf 'Package: tool\nVersion: 1\nDepends: liba, perl, libb\nSHA256: 1\n\n' ;;
 	liba) printf 'Package: liba\nVersion: 2\nDepends: libb, libc6\nSHA256: 2\n\n' ;;
@@ -57,7 +60,7 @@ done
 
 func TestClosure(t *testing.T) {
 	fakeTools(t, map[string]string{"apt-cache": fakeCache})
-	packages, err := Closure(context.Background(), func(name string) bool { return strings.HasPrefix(name, "lib") }, "tool")
+	packages, err := Lists{}.Closure(context.Background(), func(name string) bool { return strings.HasPrefix(name, "lib") }, "tool")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,8 +75,45 @@ func TestClosure(t *testing.T) {
 
 func TestResolveUnknown(t *testing.T) {
 	fakeTools(t, map[string]string{"apt-cache": fakeCache})
-	if _, err := Resolve(context.Background(), "tool", "nosuch"); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "nosuch") {
+	if _, err := (Lists{}).Resolve(context.Background(), "tool", "nosuch"); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "nosuch") {
 		t.Errorf("error %v, want ErrUnknown that names the package", err)
+	}
+}
+
+// The machine's own mirrors are used, with the release's name, and a machine that knows none gets told what to do.
+func TestMirrors(t *testing.T) {
+	t.Setenv(MirrorVar, "")
+	fakeTools(t, map[string]string{"apt-get": `printf '%s\n' 'Google|x|http://a/|' 'Debian|Debian|http://b/debian/' 'Debian|Debian-Security|http://c/security/' 'Debian|Debian|http://d/debian/'`})
+	main, security, err := mirrors(t.Context())
+	if main != "http://b/debian/" || security != "http://c/security/" || err != nil {
+		t.Errorf("%q, %q, %v", main, security, err)
+	}
+	fakeTools(t, map[string]string{"apt-get": `echo 'Ubuntu|Ubuntu|http://b/ubuntu/'`})
+	if _, err := Update(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), MirrorVar) {
+		t.Errorf("error %v doesn't name %s", err, MirrorVar)
+	}
+}
+
+// A mirror whose Release file no key of Debian has signed is refused.
+func TestUpdateWantsASignature(t *testing.T) {
+	asked := make(chan string, 100)
+	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- r.URL.Path
+		if !strings.HasSuffix(r.URL.Path, "/Release") {
+			http.NotFound(w, r)
+			return
+		}
+		suite := strings.Split(r.URL.Path, "/")[3]
+		fmt.Fprintf(w, "Origin: Debian\nSuite: stable\nCodename: %s\nDate: %s\nComponents: main\nArchitectures: amd64\n", suite, time.Now().UTC().Format(time.RFC1123))
+	}))
+	defer mirror.Close()
+	t.Setenv(MirrorVar, mirror.URL+"/debian")
+	_, err := Update(t.Context(), t.TempDir())
+	if err == nil || !strings.Contains(err.Error(), "is not signed") {
+		t.Errorf("error %v doesn't say that the lists aren't signed", err)
+	}
+	if first := <-asked; first != "/debian/dists/"+Release+"/InRelease" {
+		t.Errorf("asked for %s", first)
 	}
 }
 
@@ -105,7 +145,7 @@ func TestFetchUnpacks(t *testing.T) {
 	t.Setenv("TEST_DEB", archive(t, "hello"))
 	fakeTools(t, map[string]string{"apt-get": `case " $* " in *" hello=1 "*) cp "$TEST_DEB" . ;; *) exit 1 ;; esac`})
 	dir := t.TempDir()
-	if err := Fetch(context.Background(), dir, Package{Name: "hello", Version: "1"}); err != nil {
+	if err := (Lists{}).Fetch(context.Background(), dir, Package{Name: "hello", Version: "1"}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(dir, "usr/share/hello"))
@@ -119,7 +159,7 @@ func TestFetchUnpacks(t *testing.T) {
 
 func TestFetchCarriesWhatAptSays(t *testing.T) {
 	fakeTools(t, map[string]string{"apt-get": "echo 'E: hello cannot be authenticated' >&2; exit 100\n"})
-	err := Fetch(context.Background(), t.TempDir(), Package{Name: "hello", Version: "1"})
+	err := Lists{}.Fetch(context.Background(), t.TempDir(), Package{Name: "hello", Version: "1"})
 	if err == nil || !strings.Contains(err.Error(), "cannot be authenticated") {
 		t.Errorf("error %v doesn't say why", err)
 	}

@@ -209,3 +209,33 @@ func TestCoreImportsNoOther(t *testing.T) {
 		}
 	}
 }
+
+// onlyIn are calls that one package makes for all others on a node.
+var onlyIn = map[string]string{
+	"clientv3.New(": "services/kubernetes/etcd", // etcd.Dial
+}
+
+func TestOneWayToConnect(t *testing.T) {
+	t.Parallel()
+	for _, p := range list(t, "./services/...", "./init/...") {
+		folder := strings.TrimPrefix(p.ImportPath, module+"/")
+		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for call, owner := range onlyIn {
+				if has := strings.Contains(string(text), call); has && folder != owner {
+					t.Errorf("%s calls %s: only %s does", file, strings.TrimSuffix(call, "("), owner)
+				}
+			}
+		}
+	}
+}

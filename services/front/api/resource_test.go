@@ -20,6 +20,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -242,7 +243,7 @@ func (r *rig) controlPlane() {
 	must(t, network.Resolvers.Put(w, network.ResolversID, []netip.Addr{address}))
 	must(t, network.TimeServers.Put(w, network.TimeServersID, []netip.Addr{address}))
 	must(t, clock.Statuses.Put(w, clock.StatusID, clock.Status{Synced: true, Source: clock.SourceNTP}))
-	must(t, controlplane.EtcdStatuses.Put(w, controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: "https://127.0.0.1:1"}))
+	must(t, etcd.Statuses.Put(w, etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: "https://127.0.0.1:1"}))
 	must(t, controlplane.StaticPodStatuses.Put(w, "kube-system/x", controlplane.PodStatus{"phase": "Running"}))
 	must(t, files.Statuses.Put(w, "/var/x", files.Status{}))
 	must(t, files.Layouts.Put(w, files.LayoutID, files.Layout{}))

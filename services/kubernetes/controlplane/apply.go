@@ -2,18 +2,15 @@ package controlplane
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
-	"go.uber.org/zap"
 
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -26,7 +23,6 @@ const (
 	applyTTL = 30
 	// applyBudget bounds one attempt, most of which is waiting for the mutex.
 	applyBudget = 2 * time.Minute
-	etcdTimeout = 10 * time.Second
 	// letGo is for releasing the mutex in etcd after a node was stopped: otherwise others
 	// would wait for applyTTL.
 	letGo = 2 * time.Second
@@ -49,7 +45,7 @@ func (*ManifestApplyController) Name() string { return "k8s.ManifestApplyControl
 // Inputs implements resource.Controller.
 func (*ManifestApplyController) Inputs() []resource.Input {
 	return []resource.Input{
-		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()},
+		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()},
 		{Type: secrets.Kubernetes.Type()}, {Type: secrets.Etcd.Type()},
 	}
 }
@@ -67,11 +63,10 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	if err != nil {
 		return 0, ignoreNotFound(err)
 	}
-	etcdKeys, err := secrets.Etcd.Get(v, secrets.EtcdID)
-	if err != nil {
+	if _, err := secrets.Etcd.Get(v, secrets.EtcdID); err != nil {
 		return 0, ignoreNotFound(err)
 	}
-	etcd, ready := etcdReady(v)
+	member, ready := etcd.Ready(v)
 	if !ready {
 		return 0, nil
 	}
@@ -89,7 +84,7 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	if err != nil || len(missing) == 0 {
 		return 0, err
 	}
-	return 0, withMutex(ctx, etcd.Endpoint, etcdKeys.Spec, func(ctx context.Context) error {
+	return 0, withMutex(ctx, v, member.Endpoint, func(ctx context.Context) error {
 		return create(ctx, v, client, missing)
 	})
 }
@@ -162,12 +157,12 @@ func adminClient(s secrets.KubernetesSpec) (*kubeclient.Client, error) {
 }
 
 // withMutex runs do while this node holds the mutex of the cluster (S-217).
-func withMutex(ctx context.Context, endpoint string, keys secrets.EtcdSpec, do func(ctx context.Context) error) (err error) {
+func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(ctx context.Context) error) (err error) {
 	// What lets go of the mutex outlives ctx, though not for long.
 	own, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(letGo, end) })()
-	client, err := etcdClient(own, endpoint, keys)
+	client, err := etcd.Dial(own, r, endpoint)
 	if err != nil {
 		return err
 	}
@@ -192,24 +187,4 @@ func withMutex(ctx context.Context, endpoint string, keys secrets.EtcdSpec, do f
 		}
 	}()
 	return do(ctx)
-}
-
-func etcdClient(ctx context.Context, endpoint string, keys secrets.EtcdSpec) (*clientv3.Client, error) {
-	pair, err := tls.X509KeyPair(keys.ClientCert, keys.ClientKey)
-	if err != nil {
-		return nil, fmt.Errorf("etcd client certificate: %w", err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(keys.CA)
-	client, err := clientv3.New(clientv3.Config{
-		Context:     ctx,
-		Endpoints:   []string{endpoint},
-		DialTimeout: etcdTimeout,
-		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
-		Logger:      zap.NewNop(), // errors are returned
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connect to etcd %s: %w", endpoint, err)
-	}
-	return client, nil
 }

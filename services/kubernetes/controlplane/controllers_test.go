@@ -26,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -113,7 +114,7 @@ func (f *fixture) path(parts ...string) string {
 
 func (f *fixture) etcd(ready bool) {
 	f.t.Helper()
-	put(f.t, EtcdStatuses.Put(f.store.As("test"), EtcdID, EtcdStatus{Ready: ready, Endpoint: "https://127.0.0.1:1"}))
+	put(f.t, etcd.Statuses.Put(f.store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: ready, Endpoint: "https://127.0.0.1:1"}))
 }
 
 func (f *fixture) configure(change func(*config.Config)) {

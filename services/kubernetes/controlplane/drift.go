@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
@@ -88,7 +89,7 @@ func (*ManifestDriftController) Name() string { return "k8s.ManifestDriftControl
 // Inputs implements resource.Controller.
 func (*ManifestDriftController) Inputs() []resource.Input {
 	return []resource.Input{
-		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: EtcdStatuses.Type()}, {Type: secrets.Kubernetes.Type()},
+		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: secrets.Kubernetes.Type()},
 	}
 }
 
@@ -109,7 +110,7 @@ func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View
 	if err != nil {
 		return 0, ignoreNotFound(err)
 	}
-	if _, ready := etcdReady(v); !ready {
+	if _, ready := etcd.Ready(v); !ready {
 		return 0, nil
 	}
 	if c.client == nil || c.made != keys.Version {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -42,7 +43,7 @@ func TestDriftKeepsTheKinds(t *testing.T) {
 	s := &driftServer{}
 	store := served(t, s)
 	as := store.As("test")
-	put(t, EtcdStatuses.Put(as, EtcdID, EtcdStatus{Ready: true}))
+	put(t, etcd.Statuses.Put(as, etcd.StatusID, etcd.StatusSpec{Ready: true}))
 	put(t, BootstrapStatuses.Put(as, "control-plane", BootstrapStatus{}))
 	put(t, builtin.Put(as, "known", []kubeclient.Object{configMap("one")}))
 	c := &ManifestDriftController{}

@@ -12,7 +12,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -27,12 +27,10 @@ func TestRealMutex(t *testing.T) {
 	n.prepare()
 	n.runControllers()
 	n.startEtcd()
-	keys, err := secrets.Etcd.Get(n.store, secrets.EtcdID)
+	client, err := etcd.Dial(t.Context(), n.store, n.etcdURL)
 	put(t, err)
-	etcd, err := etcdClient(t.Context(), n.etcdURL, keys.Spec)
-	put(t, err)
-	t.Cleanup(func() { etcd.Close() })
-	q := &queue{n: n, keys: keys.Spec, etcd: etcd, inside: make(chan turn)}
+	t.Cleanup(func() { client.Close() })
+	q := &queue{n: n, etcd: client, inside: make(chan turn)}
 
 	first := q.join(t.Context())
 	one := q.entered()
@@ -63,7 +61,7 @@ func TestRealMutex(t *testing.T) {
 	fourth := q.join(t.Context())
 	q.has(2)
 	// etcd ends the session of the holder, as of one that was away too long.
-	_, err = etcd.Revoke(t.Context(), q.places()[0])
+	_, err = client.Revoke(t.Context(), q.places()[0])
 	put(t, err)
 	four := q.entered()
 	select {
@@ -86,7 +84,6 @@ func TestRealMutex(t *testing.T) {
 // queue is the mutex as etcd has it: a key for each that wants it.
 type queue struct {
 	n      *realNode
-	keys   secrets.EtcdSpec
 	etcd   *clientv3.Client
 	inside chan turn // who has the mutex now
 }
@@ -101,7 +98,7 @@ type turn struct {
 func (q *queue) join(ctx context.Context) (ended chan error) {
 	ended = make(chan error, 1)
 	go func() {
-		ended <- withMutex(ctx, q.n.etcdURL, q.keys, func(ctx context.Context) error {
+		ended <- withMutex(ctx, q.n.store, q.n.etcdURL, func(ctx context.Context) error {
 			mine := turn{ctx, make(chan error)}
 			q.inside <- mine
 			return <-mine.end

@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -114,7 +115,7 @@ func (n *realNode) startEtcd() {
 	n.start("etcd", "--data-dir="+n.path("etcd"), "--listen-client-urls="+n.etcdURL, "--advertise-client-urls="+n.etcdURL,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--unsafe-no-fsync",
 		"--client-cert-auth", "--trusted-ca-file="+file("ca.crt"), "--cert-file="+file("server.crt"), "--key-file="+file("server.key"))
-	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL}))
+	put(n.t, etcd.Statuses.Put(n.store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: n.etcdURL}))
 }
 
 // startProgram runs the command of a static pod's file.
@@ -203,7 +204,7 @@ func (n *realNode) checkCreateOnly(client *kubeclient.Client) {
 	put(n.t, err)
 	put(n.t, client.Delete(ctx, gone))
 	for _, ready := range []bool{false, true} {
-		put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: ready, Endpoint: n.etcdURL}))
+		put(n.t, etcd.Statuses.Put(n.store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: ready, Endpoint: n.etcdURL}))
 	}
 	eventually.That(n.t, 30*time.Second, "the deleted Service to come back", func() error {
 		_, err := client.Get(ctx, gone)
@@ -219,7 +220,7 @@ func (n *realNode) checkCreateOnly(client *kubeclient.Client) {
 func (n *realNode) checkDrift(want, id string) {
 	n.t.Helper()
 	// The controller looks again when something changes, and now and then.
-	put(n.t, EtcdStatuses.Put(n.store.As("test"), EtcdID, EtcdStatus{Ready: true, Endpoint: n.etcdURL, MemberID: want}))
+	put(n.t, etcd.Statuses.Put(n.store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: n.etcdURL, MemberID: want}))
 	eventually.That(n.t, 60*time.Second, "the drift of "+id+" to be "+want, func() error {
 		for _, m := range BootstrapManifests.List(n.store) {
 			d, err := ManifestDrifts.In(m.Namespace).Get(n.store, m.ID)

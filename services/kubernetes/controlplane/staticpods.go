@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -21,7 +22,7 @@ func (*StaticPodController) Name() string { return "k8s.ControlPlaneStaticPodCon
 // Inputs implements resource.Controller.
 func (*StaticPodController) Inputs() []resource.Input {
 	return []resource.Input{
-		{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: EtcdStatuses.Type()}, {Type: network.Addresses.Type()},
+		{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
 		{Type: machine.Configs.Type(), ID: machine.ConfigID},
 	}
 }
@@ -40,7 +41,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 		return 0, ignoreNotFound(err)
 	}
 	// Only at first: etcd that is restarted is no reason to take the pods away.
-	if _, ready := etcdReady(v); !ready && len(StaticPods.List(v)) == 0 {
+	if _, ready := etcd.Ready(v); !ready && len(StaticPods.List(v)) == 0 {
 		return 0, nil
 	}
 	for _, o := range Configs.List(v) {

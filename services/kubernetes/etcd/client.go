@@ -9,12 +9,14 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -37,10 +39,12 @@ const (
 // errNoControlPlane: Kubernetes lists no other control plane.
 var errNoControlPlane = errors.New("no other control plane is known to Kubernetes")
 
-// dial makes a client for the members at the URLs. It connects with the first
-// request.
-func (e *Etcd) dial(ctx context.Context, urls []string) (*clientv3.Client, error) {
-	trust, err := e.trust()
+// Dial makes a client for the members at the URLs, with this node's certificate. All
+// packages use this one. It connects with the first request; each request needs a
+// deadline of its own, because the client tries again until its context ends. ctx is for
+// the whole life of the client.
+func Dial(ctx context.Context, r resource.Reader, urls ...string) (*clientv3.Client, error) {
+	trust, err := trust(r)
 	if err != nil {
 		return nil, err
 	}
@@ -52,14 +56,14 @@ func (e *Etcd) dial(ctx context.Context, urls []string) (*clientv3.Client, error
 		Logger:      zap.NewNop(), // errors are returned
 	})
 	if err != nil {
-		return nil, fmt.Errorf("connect to etcd %v: %w", urls, err)
+		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(urls, ", "), err)
 	}
 	return client, nil
 }
 
-// trust is what a client of the members goes by.
-func (e *Etcd) trust() (*tls.Config, error) {
-	keys, err := secrets.Etcd.Get(e.o.Store, secrets.EtcdID)
+// trust is the authority of the members, and this node's client certificate.
+func trust(r resource.Reader) (*tls.Config, error) {
+	keys, err := secrets.Etcd.Get(r, secrets.EtcdID)
 	if err != nil {
 		return nil, err
 	}

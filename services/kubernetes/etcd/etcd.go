@@ -38,7 +38,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
-	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -390,10 +389,10 @@ func (e *Etcd) recognise() error {
 
 func (e *Etcd) publish(ready bool) {
 	e.ready.Store(ready)
-	status := controlplane.EtcdStatus{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
+	status := StatusSpec{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
 	if id := e.dataID.Load(); id != nil {
 		status.MemberID = HexID(id.member)
 	}
 	// The store refuses only a type that was never defined.
-	_ = controlplane.EtcdStatuses.Put(e.o.Store.As(ID), controlplane.EtcdID, status)
+	_ = Statuses.Put(e.o.Store.As(ID), StatusID, status)
 }

@@ -49,7 +49,7 @@ func unknownAuthority(err error) bool {
 // foreignEtcd looks why members don't answer: etcd's client only says that it has
 // waited.
 func (e *Etcd) foreignEtcd(ctx context.Context, urls []string) error {
-	trust, err := e.trust()
+	trust, err := trust(e.o.Store)
 	if err != nil {
 		return err
 	}

@@ -255,7 +255,7 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 			return nil, nil, e.waitForCluster(r, err)
 		}
 	}
-	c, err := e.dial(ctx, urls)
+	c, err := Dial(ctx, e.o.Store, urls...)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -192,7 +192,7 @@ func (e *Etcd) removed(ctx context.Context, p *parting) bool {
 	if len(urls) == 0 {
 		return false
 	}
-	c, err := e.dial(ctx, urls)
+	c, err := Dial(ctx, e.o.Store, urls...)
 	if err != nil {
 		return false
 	}

@@ -127,7 +127,7 @@ func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
 		return nil, err
 	}
 	own := clientURL(me.addr)
-	c, err := e.dial(life, append([]string{own}, r.Peers...))
+	c, err := Dial(life, e.o.Store, append([]string{own}, r.Peers...)...)
 	if err != nil {
 		return nil, err
 	}

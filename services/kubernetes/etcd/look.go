@@ -171,7 +171,7 @@ func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []see
 func (e *Etcd) askEtcd(ctx context.Context, host netip.Addr) []seen {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout) // its client tries one that is off again and again
 	defer cancel()
-	c, err := e.dial(ctx, []string{clientURL(host)})
+	c, err := Dial(ctx, e.o.Store, clientURL(host))
 	if err != nil {
 		return nil
 	}

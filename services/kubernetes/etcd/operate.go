@@ -29,7 +29,7 @@ func (e *Etcd) local(ctx context.Context) (*clientv3.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e.dial(ctx, []string{clientURL(me.addr)})
+	return Dial(ctx, e.o.Store, clientURL(me.addr))
 }
 
 // Members are those that this node's member knows: it needs no quorum to say so.

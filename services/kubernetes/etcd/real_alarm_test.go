@@ -35,7 +35,7 @@ func TestRealAlarm(t *testing.T) {
 	ctx := t.Context()
 	a.start()
 	a.serves()
-	c, err := a.dial(ctx, []string{clientURL(a.addr)})
+	c, err := Dial(ctx, a.o.Store, clientURL(a.addr))
 	must(t, err)
 	defer c.Close()
 	if found, err := a.Alarms(ctx, false); err != nil || len(found) > 0 {

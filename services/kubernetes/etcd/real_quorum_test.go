@@ -21,7 +21,7 @@ func TestRealAnotherMemberAnswersInItsPlace(t *testing.T) {
 	ctx := t.Context()
 	a.start()
 	a.serves()
-	c, err := a.dial(ctx, []string{clientURL(a.addr)})
+	c, err := Dial(ctx, a.o.Store, clientURL(a.addr))
 	must(t, err)
 	defer c.Close()
 	own, ok, err := a.identity()

@@ -168,7 +168,7 @@ func (n *realNode) kill() {
 // beginning.
 func (n *realNode) serves() {
 	n.rig.t.Helper()
-	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	c, err := Dial(context.Background(), n.o.Store, clientURL(n.addr))
 	must(n.rig.t, err)
 	defer c.Close()
 	eventually.That(n.rig.t, 30*time.Second, n.name+" to serve", func() error {
@@ -188,7 +188,7 @@ func (n *realNode) serves() {
 
 func (n *realNode) members() []string {
 	n.rig.t.Helper()
-	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	c, err := Dial(context.Background(), n.o.Store, clientURL(n.addr))
 	must(n.rig.t, err)
 	defer c.Close()
 	var found *clientv3.MemberListResponse

@@ -132,7 +132,7 @@ func TestRealJoinCutShort(t *testing.T) {
 	if !b.hasLog() {
 		t.Error("the data of a member was removed")
 	}
-	c, err := a.dial(ctx, []string{clientURL(a.addr)})
+	c, err := Dial(ctx, a.o.Store, clientURL(a.addr))
 	must(t, err)
 	defer c.Close()
 	found, err := list(ctx, c)

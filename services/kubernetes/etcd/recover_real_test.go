@@ -46,7 +46,7 @@ func component(name string) string {
 
 func (n *realNode) client() *clientv3.Client {
 	n.rig.t.Helper()
-	c, err := n.dial(context.Background(), []string{clientURL(n.addr)})
+	c, err := Dial(context.Background(), n.o.Store, clientURL(n.addr))
 	must(n.rig.t, err)
 	n.rig.t.Cleanup(func() { c.Close() })
 	return c

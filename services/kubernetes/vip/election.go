@@ -2,8 +2,6 @@ package vip
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,11 +15,9 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
-	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 )
 
 const (
@@ -193,30 +189,11 @@ func (e *election) watch(ctx context.Context, client *clientv3.Client) (clientv3
 // dial makes a client of this node's own member only: where that has no quorum, the
 // node can't take part in the election, and its API server couldn't work either.
 func (e *election) dial() (*clientv3.Client, error) {
-	status, err := controlplane.EtcdStatuses.Get(e.store, controlplane.EtcdID)
+	status, err := etcd.Statuses.Get(e.store, etcd.StatusID)
 	if err != nil {
 		return nil, err
 	}
-	keys, err := secrets.Etcd.Get(e.store, secrets.EtcdID)
-	if err != nil {
-		return nil, err
-	}
-	pair, err := tls.X509KeyPair(keys.Spec.ClientCert, keys.Spec.ClientKey)
-	if err != nil {
-		return nil, fmt.Errorf("etcd client certificate: %w", err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(keys.Spec.CA)
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints:   []string{status.Spec.Endpoint},
-		DialTimeout: askTimeout,
-		TLS:         &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
-		Logger:      zap.NewNop(), // errors are returned
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connect to etcd at %s: %w", status.Spec.Endpoint, err)
-	}
-	return client, nil
+	return etcd.Dial(context.Background(), e.store, status.Spec.Endpoint)
 }
 
 // place is the key of a candidate.

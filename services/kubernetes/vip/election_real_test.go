@@ -19,7 +19,7 @@ import (
 
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
@@ -104,7 +104,7 @@ func realEtcds(t *testing.T, count int) (stores []*resource.Store, members []*me
 		t.Cleanup(func() { m.kill() })
 		store := resource.NewStore()
 		must(secrets.Etcd.Put(store.As("test"), secrets.EtcdID, keys))
-		must(controlplane.EtcdStatuses.Put(store.As("test"), controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: m.endpoint}))
+		must(etcd.Statuses.Put(store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: m.endpoint}))
 		stores, members = append(stores, store), append(members, m)
 	}
 	return stores, members

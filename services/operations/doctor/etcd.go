@@ -69,7 +69,7 @@ var etcdConditions = []condition{
 				if !m.IsLearner {
 					voters++
 				}
-				f.evidence = append(f.evidence, "etcd member "+m.String())
+				f.evidence = append(f.evidence, describeMember(m))
 			}
 			if voters%2 != 0 || voters == 0 {
 				return nil
@@ -228,7 +228,7 @@ func etcdDown(s *snapshot) []finding {
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.text())
 				for _, m := range s.etcd.members {
-					f.evidence = append(f.evidence, "etcd member "+m.String())
+					f.evidence = append(f.evidence, describeMember(m))
 				}
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
 // Guide: etcd is not running on bootstrap node.
@@ -36,7 +37,7 @@ func TestEtcdWithoutLeader(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
 		withoutEtcd(n, services)
-		n.etcd.members = append(n.etcd.members, etcdMember{Name: "n2", PeerURLs: []string{"https://10.5.0.3:2380"}}, etcdMember{Name: "n3", PeerURLs: []string{"https://10.5.0.4:2380"}})
+		n.etcd.members = append(n.etcd.members, &pb.Member{Name: "n2", PeerURLs: []string{"https://10.5.0.3:2380"}}, &pb.Member{Name: "n3", PeerURLs: []string{"https://10.5.0.4:2380"}})
 	})
 	n.finds("etcd-not-running", info, "no leader")
 	n.later(startTime)
@@ -141,7 +142,7 @@ func TestS225SecretsOfAnotherCluster(t *testing.T) {
 func TestEtcdNoSpace(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init)
-	n.etcd.alarms = []string{"NOSPACE"}
+	n.etcd.alarms = []pb.AlarmType{pb.AlarmType_NOSPACE}
 	n.finds("etcd-no-space", failure, "NOSPACE", "quota-backend-bytes")
 	n.etcd.alarms = nil
 	n.healthy()
@@ -151,11 +152,11 @@ func TestEtcdNoSpace(t *testing.T) {
 func TestS220EvenMembers(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init)
-	second := etcdMember{Name: "n2", PeerURLs: []string{"https://10.5.0.3:2380"}, IsLearner: true}
+	second := &pb.Member{Name: "n2", PeerURLs: []string{"https://10.5.0.3:2380"}, IsLearner: true}
 	n.etcd.members = append(n.etcd.members, second)
 	n.healthy() // a learner doesn't vote
 	n.etcd.members[1].IsLearner = false
 	n.finds("etcd-even-members", warning, "2 members", "10.5.0.3:2380")
-	n.etcd.members = append(n.etcd.members, etcdMember{Name: "n3"})
+	n.etcd.members = append(n.etcd.members, &pb.Member{Name: "n3"})
 	n.healthy()
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -32,7 +32,7 @@ func notReady(w http.ResponseWriter) {
 
 // withoutEtcd is a control plane whose etcd never was up.
 func withoutEtcd(n *node, services map[string]*dag.Service) {
-	n.must(controlplane.EtcdStatuses.Put(n.store.As("etcd"), controlplane.EtcdID, controlplane.EtcdStatus{Endpoint: n.etcd.gateway}))
+	n.must(etcd.Statuses.Put(n.store.As("etcd"), etcd.StatusID, etcd.StatusSpec{Endpoint: n.etcd.client}))
 	n.etcd.ready.set(http.StatusServiceUnavailable, "[-]linearizable_read failed: etcdserver: leader changed\n")
 	n.api.fail("/readyz", notReady)
 	if services["etcd"].Health == nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -173,8 +174,8 @@ func (n *node) publish() {
 		n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Synced: true, Source: clock.SourceNTP, LastSync: time.Now()}))
 	}
 	if n.config.Machine.Type.ControlPlane() {
-		if _, err := controlplane.EtcdStatuses.Get(n.store, controlplane.EtcdID); err != nil {
-			n.must(controlplane.EtcdStatuses.Put(n.store.As("etcd"), controlplane.EtcdID, controlplane.EtcdStatus{Ready: true, Endpoint: n.etcd.gateway}))
+		if _, err := etcd.Statuses.Get(n.store, etcd.StatusID); err != nil {
+			n.must(etcd.Statuses.Put(n.store.As("etcd"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: n.etcd.client}))
 		}
 	}
 	makers := secrets.Controllers(secrets.Options{Dir: n.path("system/secrets"), Balancer: n.endpoint()})
@@ -221,7 +222,7 @@ func (n *node) settle() {
 	if n.config != nil && n.config.Machine.Type.ControlPlane() && len(n.config.Cluster.AggregatorCA.Crt) > 0 {
 		eventually.That(n.t, patience, "secrets and manifests", func() error {
 			_, err := secrets.Kubernetes.Get(n.store, secrets.KubernetesID)
-			if status, e := controlplane.EtcdStatuses.Get(n.store, controlplane.EtcdID); err == nil && e == nil && status.Spec.Ready {
+			if status, e := etcd.Statuses.Get(n.store, etcd.StatusID); err == nil && e == nil && status.Spec.Ready {
 				if names, _ := filepath.Glob(n.path(boot.ManifestsDir, "*.yaml")); len(names) < 3 {
 					return fmt.Errorf("%d static pods", len(names))
 				}

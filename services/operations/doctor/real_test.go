@@ -4,11 +4,8 @@ package doctor
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/base64"
+	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -21,8 +18,11 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/freeport"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // componentsVar is a list like PATH of the folders with etcd and Kubernetes'
@@ -78,13 +78,15 @@ func TestRealProgramsRefuse(t *testing.T) {
 
 // A real member that has raised its alarm is found out.
 func TestRealEtcdNoSpace(t *testing.T) {
-	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) { n.etcd.gateway = realEtcd(n) })
+	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) { n.etcd.client = realEtcd(n) })
 	n.healthy()
-	client := etcdUser(n)
-	value := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", fillValue)))
+	client := n.etcdClient(n.etcd.client)
+	value := strings.Repeat("x", fillValue)
 	eventually.That(t, fullBudget, "the database to be full", func() error {
-		err := post(t.Context(), client, n.etcd.gateway+"/v3/kv/put", `{"key": "ZmlsbA==", "value": "`+value+`"}`, &struct{}{})
-		if err != nil && strings.Contains(err.Error(), "database space exceeded") {
+		ctx, cancel := context.WithTimeout(t.Context(), askTimeout)
+		defer cancel()
+		_, err := client.Put(ctx, "fill", value)
+		if errors.Is(err, rpctypes.ErrNoSpace) {
 			return nil
 		}
 		return fmt.Errorf("it takes one more: %w", err)
@@ -103,37 +105,27 @@ func realEtcd(n *node) (url string) {
 	url, peer := "https://"+freeport.Find(n.t).String(), "http://"+freeport.Find(n.t).String()
 	output, err := os.Create(filepath.Join(dir, "log"))
 	n.must(err)
-	etcd := exec.Command(program(n.t, "etcd"), "--data-dir="+filepath.Join(dir, "data"), "--unsafe-no-fsync", fmt.Sprintf("--quota-backend-bytes=%d", quota),
+	server := exec.Command(program(n.t, "etcd"), "--data-dir="+filepath.Join(dir, "data"), "--unsafe-no-fsync", fmt.Sprintf("--quota-backend-bytes=%d", quota),
 		"--listen-client-urls="+url, "--advertise-client-urls="+url, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer,
 		"--client-cert-auth", "--trusted-ca-file="+filepath.Join(dir, "ca.crt"), "--cert-file="+filepath.Join(dir, "tls.crt"), "--key-file="+filepath.Join(dir, "tls.key"))
-	etcd.Stdout, etcd.Stderr = output, output
-	etcd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	n.must(etcd.Start())
+	server.Stdout, server.Stderr = output, output
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	n.must(server.Start())
 	n.t.Cleanup(func() {
-		_ = etcd.Process.Kill()
-		_ = etcd.Wait()
+		_ = server.Process.Kill()
+		_ = server.Wait()
 		output.Close()
 		if text, _ := os.ReadFile(output.Name()); n.t.Failed() {
 			n.t.Logf("etcd said:\n%s", text[max(0, len(text)-4000):])
 		}
 	})
-	client := etcdUser(n)
-	eventually.That(n.t, fullBudget, "etcd to answer", func() error {
-		return post(n.t.Context(), client, url+"/v3/maintenance/status", `{}`, &struct{}{})
-	})
 	return url
 }
 
-// etcdUser speaks to etcd as the node's own programs do.
-func etcdUser(n *node) *http.Client {
-	ca := n.config.Cluster.Etcd.CA
-	crt, key, err := ca.CA().Issue(pki.Leaf{CN: "test", Client: true, Now: time.Now()})
+// etcdClient is a client like that of the node's own programs.
+func (n *node) etcdClient(url string) *clientv3.Client {
+	c, err := etcd.Dial(context.Background(), n.store, url)
 	n.must(err)
-	pair, err := tls.X509KeyPair(crt, key)
-	n.must(err)
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.Crt)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}}
-	n.t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
+	n.t.Cleanup(func() { c.Close() })
+	return c
 }

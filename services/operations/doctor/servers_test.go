@@ -1,7 +1,9 @@
 package doctor
 
 import (
+	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -18,6 +20,9 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 )
 
 // quiet is for servers whose clients refuse them on purpose.
@@ -89,47 +94,57 @@ func serveTLS(t *testing.T, listener net.Listener, handler http.Handler, cert tl
 	return "https://" + ts.Listener.Addr().String()
 }
 
-// etcdServer is etcd's health endpoint, and its JSON gateway.
+// etcdServer is etcd's health endpoint, and the part of its gRPC API that is asked.
 type etcdServer struct {
-	health, gateway string
-	ready           *server
+	pb.UnimplementedClusterServer
+	pb.UnimplementedMaintenanceServer
+	health, client string
+	ready          *server
 
 	mu      sync.Mutex // guards the following
-	members []etcdMember
-	alarms  []string
+	members []*pb.Member
+	alarms  []pb.AlarmType
 }
 
 func newEtcd(t *testing.T, ca config.CertKey) *etcdServer {
 	t.Helper()
-	e := &etcdServer{ready: &server{code: http.StatusOK, body: "ok\n"}, members: []etcdMember{{ID: "1", Name: nodeName, PeerURLs: []string{"https://10.5.0.2:2380"}}}}
+	e := &etcdServer{ready: &server{code: http.StatusOK, body: "ok\n"}, members: []*pb.Member{{ID: 1, Name: nodeName, PeerURLs: []string{"https://10.5.0.2:2380"}}}}
 	plain := httptest.NewServer(e.ready)
 	t.Cleanup(plain.Close)
 	e.health = plain.URL
-	e.gateway = serveTLS(t, nil, e, issue(t, pki.CA{Cert: ca.Crt, Key: ca.Key}, pki.Leaf{CN: nodeName, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}))
+	clients := x509.NewCertPool()
+	clients.AppendCertsFromPEM(ca.Crt)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{issue(t, ca.CA(), pki.Leaf{CN: nodeName, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})},
+		ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: clients,
+	})))
+	pb.RegisterClusterServer(server, e)
+	pb.RegisterMaintenanceServer(server, e)
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(listener) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	e.client = "https://" + listener.Addr().String()
 	return e
 }
 
-func (e *etcdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (e *etcdServer) MemberList(context.Context, *pb.MemberListRequest) (*pb.MemberListResponse, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(r.TLS.PeerCertificates) == 0 || r.Method != http.MethodPost {
-		http.Error(w, "who are you", http.StatusUnauthorized)
-		return
+	return &pb.MemberListResponse{Header: &pb.ResponseHeader{}, Members: e.members}, nil
+}
+
+func (e *etcdServer) Alarm(context.Context, *pb.AlarmRequest) (*pb.AlarmResponse, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	found := &pb.AlarmResponse{Header: &pb.ResponseHeader{}}
+	for _, a := range e.alarms {
+		found.Alarms = append(found.Alarms, &pb.AlarmMember{MemberID: 1, Alarm: a})
 	}
-	out := map[string]any{}
-	switch r.URL.Path {
-	case "/v3/cluster/member/list":
-		out["members"] = e.members
-	case "/v3/maintenance/alarm":
-		var alarms []any
-		for _, a := range e.alarms {
-			alarms = append(alarms, map[string]any{"memberID": "1", "alarm": a})
-		}
-		out["alarms"] = alarms
-	default:
-		w.WriteHeader(http.StatusNotFound)
-	}
-	_ = json.NewEncoder(w).Encode(out) // the client may have gone
+	return found, nil
 }
 
 // kubernetesAPI has every object that it is asked for, but the kinds that it really

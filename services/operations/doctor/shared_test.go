@@ -8,6 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
 // shares is what the service says of its one address.
@@ -40,7 +41,7 @@ func TestSharedAddress(t *testing.T) {
 	n.healthy()
 
 	n.shares(func(*vip.Status) {})
-	n.etcd.members = append(n.etcd.members, etcdMember{Name: "n2", PeerURLs: []string{"https://10.5.0.3:2380"}})
+	n.etcd.members = append(n.etcd.members, &pb.Member{Name: "n2", PeerURLs: []string{"https://10.5.0.3:2380"}})
 	n.finds("shared-address-two-members", warning, "10.5.0.254", "3 candidates")
 }
 

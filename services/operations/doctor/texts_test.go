@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/network"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
 func TestLastError(t *testing.T) {
@@ -126,7 +127,7 @@ func FuzzEvaluate(f *testing.F) {
 			files:    files{seen: true, etcdSeen: true, pods: map[string][]string{apiServer: lines, scheduler: lines}},
 			local:    &answer{code: http.StatusInternalServerError, body: body}, programs: map[string]answer{scheduler: {code: 500, body: body}},
 			endpoint: &endpoint{url: "https://k", addresses: []netip.Addr{address.Primary}, answers: []answer{{code: 500, body: body}}},
-			etcd:     &member{ready: answer{code: 503, body: body}, members: []etcdMember{{Name: body}}, alarms: []string{body}},
+			etcd:     &member{ready: answer{code: 503, body: body}, members: []*pb.Member{{Name: body}}, alarms: []string{body}},
 			cluster:  &cluster{node: first, csrs: items, pods: items, nodeErr: &kubeclient.StatusError{Code: http.StatusNotFound, Message: body}, missing: []string{body}},
 		}
 		for _, found := range evaluate(s) {

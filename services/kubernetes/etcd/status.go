@@ -1,0 +1,25 @@
+package etcd
+
+import "github.com/garboard-os/garboard/services/core/resource"
+
+// StatusID names the one StatusSpec.
+const StatusID = "etcd"
+
+// StatusSpec is the state of this node's member. Only this package publishes it.
+type StatusSpec struct {
+	Ready    bool   `yaml:"ready"`
+	Endpoint string `yaml:"endpoint"` // https://127.0.0.1:2379
+	MemberID string `yaml:"memberID"` // hexadecimal
+}
+
+// Statuses has the one object StatusID, on control planes.
+var Statuses = resource.Define[StatusSpec](resource.Definition{
+	Type: "EtcdStatuses.v1alpha1.garboard.dev", Kind: "EtcdStatus", Namespace: "runtime",
+	Columns: []resource.Column{{Name: "MEMBER", Value: func(spec any) string { return spec.(StatusSpec).MemberID }}},
+})
+
+// Ready reports whether this node's member serves.
+func Ready(r resource.Reader) (StatusSpec, bool) {
+	o, err := Statuses.Get(r, StatusID)
+	return o.Spec, err == nil && o.Spec.Ready
+}

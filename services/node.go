@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 	"github.com/garboard-os/garboard/services/operations/doctor"
@@ -88,7 +89,7 @@ func NewNode(o Options) (*Node, error) {
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
 	member := etcd.New(etcd.Options{
-		Mode: o.Mode, Store: store, Containerd: ctrd, Log: o.Logs.Logger(etcd.ID),
+		Mode: o.Mode, Store: store, Containerd: ctrd, Peers: peers.New(store), Log: o.Logs.Logger(etcd.ID),
 		Stop:    func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
 		Running: func(names ...string) (string, error) { return n.ops.Running(names...) }, LeaveWith: []string{lifecycle.Reset},
 	})

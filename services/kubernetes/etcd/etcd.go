@@ -38,6 +38,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -72,6 +73,7 @@ type Options struct {
 	Mode       boot.Mode
 	Store      *resource.Store
 	Containerd *containerd.Containerd
+	Peers      *peers.Client
 	Log        *slog.Logger // nil: nobody hears
 	// Stop ends the service until it is started again.
 	Stop func(ctx context.Context) error

@@ -2,27 +2,18 @@ package etcd
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
-	"github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
-	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -35,11 +26,6 @@ const (
 	// resolveTimeout bounds the question for the endpoint's addresses: a name server that
 	// is dead must leave time to ask those that are known.
 	resolveTimeout = 2 * time.Second
-	// maxPeerAnswer bounds what another control plane says of itself.
-	maxPeerAnswer = 16 << 10
-	// peerValidity of the certificate that a node asks others with: the clocks of two
-	// nodes may be minutes apart.
-	peerValidity = time.Hour
 )
 
 // seen is something of a cluster that was found, before one is begun here.
@@ -71,8 +57,7 @@ func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, erro
 	if err != nil {
 		return nil, err
 	}
-	peer, err := peerTLS(cfg, me.name)
-	if err != nil {
+	if err := e.o.Peers.Check(); err != nil {
 		return nil, err
 	}
 	r.Peers = append(slices.Clone(r.Peers), e.remembered(me)...)
@@ -82,7 +67,7 @@ func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, erro
 	wg.Go(func() { found[0] = e.askAPIServer(ctx, cfg.Cluster.ControlPlane.Endpoint.String(), me) })
 	for i, host := range hosts {
 		wg.Go(func() { found[1+2*i] = e.askEtcd(ctx, host) })
-		wg.Go(func() { found[2+2*i] = e.askMachine(ctx, host, peer) })
+		wg.Go(func() { found[2+2*i] = e.askMachine(ctx, host) })
 	}
 	wg.Wait()
 	return slices.Concat(found...), nil
@@ -191,21 +176,11 @@ func (e *Etcd) askEtcd(ctx context.Context, host netip.Addr) []seen {
 // askMachine asks another control plane what it knows of its own beginning, which is
 // before its etcd answers. One that is off must not hold others up; one that takes the
 // connection may be slow, and begin the cluster at this very moment.
-func (e *Etcd) askMachine(ctx context.Context, host netip.Addr, peer *tls.Config) []seen {
-	config := peer.Clone()
-	config.ServerName = host.String()
-	client := &http.Client{Transport: &http.Transport{
-		DialContext: (&net.Dialer{Timeout: statusTimeout}).DialContext, TLSClientConfig: config, DisableKeepAlives: true, MaxResponseHeaderBytes: maxPeerAnswer,
-	}}
-	address := net.JoinHostPort(host.String(), strconv.Itoa(api.Port))
-	// Not the service's client, which brings all of its methods: 400 KB of PID 1.
-	got, err := connect.NewClient[apiv1.BeginningRequest, apiv1.BeginningResponse](
-		client, "https://"+address+garboardv1connect.EtcdServiceBeginningProcedure, connect.WithReadMaxBytes(maxPeerAnswer),
-	).CallUnary(ctx, connect.NewRequest(&apiv1.BeginningRequest{}))
-	if err != nil || got.Msg.GetRun() == e.id {
+func (e *Etcd) askMachine(ctx context.Context, host netip.Addr) []seen {
+	m, err := e.o.Peers.Beginning(ctx, host)
+	if err != nil || m.GetRun() == e.id {
 		return nil
 	}
-	m := got.Msg
 	node := fmt.Sprintf("control plane %q at %s", m.GetName(), host)
 	switch {
 	case m.GetBeginning():
@@ -214,23 +189,6 @@ func (e *Etcd) askMachine(ctx context.Context, host netip.Addr, peer *tls.Config
 		return []seen{{lives: m.GetReady(), what: node + " is a member of the cluster already"}}
 	}
 	return nil
-}
-
-// peerTLS is how a control plane shows others that it is one.
-func peerTLS(cfg *config.Config, name string) (*tls.Config, error) {
-	ca := cfg.Machine.CA
-	authority := pki.CA{Cert: ca.Crt, Key: ca.Key}
-	crt, key, err := authority.Issue(pki.Leaf{CN: name, Orgs: []string{string(api.Peer)}, Client: true, Validity: peerValidity, Now: time.Now()})
-	if err != nil {
-		return nil, err
-	}
-	pair, err := tls.X509KeyPair(crt, key)
-	if err != nil {
-		return nil, fmt.Errorf("certificate as a peer: %w", err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.Crt)
-	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
 }
 
 // Beginning is what other control planes are told. It waits for nothing.

@@ -52,6 +52,7 @@ func TestS213SlowPeerCounts(t *testing.T) {
 	server := httptest.NewUnstartedServer(mux)
 	must(t, server.Listener.Close())
 	server.Listener, server.TLS = l, &tls.Config{Certificates: []tls.Certificate{pair}}
+	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	err = n.alone(t.Context(), record{}, []string{other.String()}, 10*lookTimeout, seen.begun)

@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -149,7 +150,7 @@ func (r *rig) node(name string, machineType config.MachineType, addr netip.Addr)
 	must(t, secrets.Kubernetes.Put(as, secrets.KubernetesID, secrets.KubernetesSpec{
 		CA: config.CertKey{Crt: r.ca.Cert, Key: r.ca.Key}, Endpoint: endpoint.String(),
 	}))
-	n.Etcd = New(Options{Store: store, DataDir: n.path("data"), Journal: n.path("etcd.json")})
+	n.Etcd = New(Options{Store: store, Peers: peers.New(store), DataDir: n.path("data"), Journal: n.path("etcd.json")})
 	return n
 }
 

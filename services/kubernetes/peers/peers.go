@@ -1,0 +1,203 @@
+// Package peers calls the machine API of other nodes, for operations that concern more
+// than one. Each call has a deadline.
+//
+// The client certificate has the role os:peer and is valid for an hour. The node makes it
+// with the authority's key, which only control planes have: a worker calls nobody. Which
+// methods a peer may call is in the .proto files.
+package peers
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+const (
+	// validity of a certificate. It is replaced at half of it: that leaves more than any
+	// call takes, and more than the clocks of two nodes may differ.
+	validity = time.Hour
+	renewAt  = validity / 2
+
+	// dialTimeout: a machine that is off must not keep the caller from the other nodes.
+	dialTimeout = 3 * time.Second
+	// callTimeout of a call, from the dial to the answer. A node that is busy booting, under
+	// emulation, takes ten seconds for it.
+	callTimeout = 30 * time.Second
+	// A node that is gone without a word is noticed by pings.
+	pingAfter   = 15 * time.Second
+	pingTimeout = 15 * time.Second
+
+	// idleTimeout ends a connection without calls, and maxIdle bounds them. A node has one,
+	// as its calls share it.
+	idleTimeout = 30 * time.Second
+	maxIdle     = 16
+	// maxAnswer bounds an answer: all resources of one type have a tenth of it.
+	maxAnswer = 4 << 20
+)
+
+// Client calls other nodes. Its calls may be made at the same time.
+type Client struct {
+	store   resource.Reader
+	now     func() time.Time // a field for tests, as the next one
+	timeout time.Duration    // callTimeout
+
+	mu      sync.Mutex // guards session
+	session *session
+}
+
+// New makes the client of the node with this store.
+func New(store resource.Reader) *Client {
+	return &Client{store: store, now: time.Now, timeout: callTimeout}
+}
+
+// Close ends connections without calls.
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session != nil {
+		c.session.transport.CloseIdleConnections()
+	}
+}
+
+// Check says why this node can't call others, such as a worker.
+func (c *Client) Check() error {
+	_, err := c.current()
+	return err
+}
+
+// session is a certificate, and the connections that were made with it.
+type session struct {
+	node      string
+	authority config.PEM
+	began     time.Time
+	transport *http.Transport
+}
+
+// current is the session for a new call. Calls under way end with the one that they began
+// with.
+func (c *Client) current() (*session, error) {
+	cfg, err := machine.Config(c.store)
+	if err != nil {
+		return nil, err
+	}
+	hostname, err := network.Hostnames.Get(c.store, network.HostnameID)
+	if err != nil {
+		return nil, err
+	}
+	ca, now := cfg.Machine.CA, c.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.session
+	if old != nil && old.node == hostname.Spec && bytes.Equal(old.authority, ca.Crt) && !now.Before(old.began) && now.Sub(old.began) < renewAt {
+		return old, nil
+	}
+	if c.session, err = newSession(ca, hostname.Spec, now); err != nil {
+		c.session = old
+		return nil, err
+	}
+	if old != nil {
+		old.transport.CloseIdleConnections()
+	}
+	return c.session, nil
+}
+
+var errNoKey = errors.New("this node doesn't have the key of the machine API's authority (machine.ca.key): only control planes call other nodes")
+
+func newSession(ca config.CertKey, node string, now time.Time) (*session, error) {
+	if len(ca.Key) == 0 {
+		return nil, errNoKey
+	}
+	crt, key, err := ca.CA().Issue(pki.Leaf{CN: node, Orgs: []string{string(api.Peer)}, Client: true, Validity: validity, Now: now})
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(crt, key)
+	if err != nil {
+		return nil, fmt.Errorf("certificate as a peer: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.Crt)
+	var protocols http.Protocols
+	protocols.SetHTTP2(true)
+	return &session{node: node, authority: ca.Crt, began: now, transport: &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}},
+		TLSHandshakeTimeout: callTimeout,
+		Protocols:           &protocols,
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+		IdleConnTimeout:     idleTimeout,
+		MaxIdleConns:        maxIdle,
+	}}, nil
+}
+
+// frame holds a message of any type. An instance of connect's client for each type would
+// add 30 KB each to PID 1.
+type frame struct{ proto.Message }
+
+// frames is connect's codec for them.
+type frames struct{}
+
+func (frames) Name() string { return "proto" }
+
+func (frames) Marshal(message any) ([]byte, error) { return proto.Marshal(message.(*frame).Message) }
+
+func (frames) Unmarshal(data []byte, message any) error {
+	return proto.Unmarshal(data, message.(*frame).Message)
+}
+
+// dial is a client of one method of a node, whose answers are of the type of res.
+func (c *Client) dial(node netip.Addr, procedure string, res proto.Message) (*connect.Client[frame, frame], error) {
+	s, err := c.current()
+	if err != nil {
+		return nil, err
+	}
+	url := "https://" + netip.AddrPortFrom(node, api.Port).String() + procedure
+	return connect.NewClient[frame, frame](&http.Client{Transport: s.transport}, url, connect.WithCodec(frames{}), connect.WithReadMaxBytes(maxAnswer),
+		connect.WithResponseInitializer(func(_ connect.Spec, message any) error {
+			message.(*frame).Message = res
+			return nil
+		})), nil
+}
+
+// call calls a method with one answer, which is written to res.
+func (c *Client) call(ctx context.Context, node netip.Addr, procedure string, req, res proto.Message) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	method, err := c.dial(node, procedure, res)
+	if err == nil {
+		_, err = method.CallUnary(ctx, connect.NewRequest(&frame{req}))
+	}
+	return failed(node, procedure, err)
+}
+
+// failed names the call, and keeps the code.
+func failed(node netip.Addr, procedure string, err error) error {
+	if err == nil {
+		return nil
+	}
+	next := ""
+	switch connect.CodeOf(err) {
+	case connect.CodeUnavailable, connect.CodeDeadlineExceeded:
+		next = fmt.Sprintf("; look at that node: gbctl -n %s services", node)
+	}
+	return fmt.Errorf("call %s of node %s: %w%s", strings.TrimPrefix(procedure, "/garboard.v1."), node, err, next)
+}

@@ -57,6 +57,8 @@ type Method struct {
 	Role Role
 	// Changes: every call is audited.
 	Changes bool
+	// Peer: other nodes may call it, too.
+	Peer bool
 	// Maintenance: it answers while the node has no configuration.
 	Maintenance bool
 	// Streaming: it answers, or is asked, with more than one message.
@@ -89,10 +91,12 @@ func method(d protoreflect.MethodDescriptor) Method {
 	changes, _ := get(garboardv1.E_Changes).(bool)
 	maintenance, _ := get(garboardv1.E_Maintenance).(bool)
 	upload, _ := get(garboardv1.E_UploadMib).(uint32)
+	peer, _ := get(garboardv1.E_Peer).(bool)
 	return Method{
 		Procedure:   "/" + string(d.Parent().FullName()) + "/" + string(d.Name()),
 		Role:        Role(role),
 		Changes:     changes,
+		Peer:        peer,
 		Maintenance: maintenance,
 		Streaming:   d.IsStreamingServer() || d.IsStreamingClient(),
 		Upload:      int64(upload) << 20,
@@ -130,6 +134,9 @@ const (
 func Allowed(m Method, organisations []string) bool {
 	if _, known := includes[m.Role]; !known {
 		return false
+	}
+	if m.Peer && slices.Contains(organisations, string(Peer)) {
+		return true
 	}
 	for _, organisation := range organisations {
 		role := Role(organisation)

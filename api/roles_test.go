@@ -56,6 +56,26 @@ func TestAllowed(t *testing.T) {
 	}
 }
 
+// Another node may call what operations on several nodes need, and nothing else.
+func TestPeerMethods(t *testing.T) {
+	t.Parallel()
+	var got []string
+	for _, m := range Methods() {
+		if Allowed(m, []string{string(Peer)}) {
+			got = append(got, strings.TrimPrefix(m.Procedure, "/garboard.v1."))
+		}
+	}
+	want := []string{
+		"EtcdService/Beginning",
+		"NodeService/Version",
+		"ResourceService/List",
+		"ServiceService/List",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("a peer may call %q, want %q", got, want)
+	}
+}
+
 func TestLookup(t *testing.T) {
 	t.Parallel()
 	if m, ok := Lookup("/garboard.v1.ConfigService/Apply"); !ok || m.Role != Admin || !m.Changes || !m.Maintenance {

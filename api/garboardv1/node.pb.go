@@ -2651,9 +2651,9 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xa7\v\n" +
-	"\vNodeService\x12Z\n" +
-	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12_\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xab\v\n" +
+	"\vNodeService\x12^\n" +
+	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
 	"\tProcesses\x12\x1d.garboard.v1.ProcessesRequest\x1a\x1e.garboard.v1.ProcessesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
 	"\x06Memory\x12\x1a.garboard.v1.MemoryRequest\x1a\x1b.garboard.v1.MemoryResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +

@@ -57,6 +57,14 @@ var file_garboard_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Filename:      "garboard/v1/options.proto",
 	},
 	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*bool)(nil),
+		Field:         50005,
+		Name:          "garboard.v1.peer",
+		Tag:           "varint,50005,opt,name=peer",
+		Filename:      "garboard/v1/options.proto",
+	},
+	{
 		ExtendedType:  (*descriptorpb.ServiceOptions)(nil),
 		ExtensionType: (*string)(nil),
 		Field:         50001,
@@ -87,6 +95,11 @@ var (
 	//
 	// optional uint32 upload_mib = 50004;
 	E_UploadMib = &file_garboard_v1_options_proto_extTypes[3]
+	// Other nodes of the cluster may call the method, too: the role os:peer, which only
+	// control planes can give themselves. Without this option or that role, no node may.
+	//
+	// optional bool peer = 50005;
+	E_Peer = &file_garboard_v1_options_proto_extTypes[4]
 )
 
 // Extension fields to descriptorpb.ServiceOptions.
@@ -95,7 +108,7 @@ var (
 	// of the machine API, and can't be reached through it.
 	//
 	// optional string served_by = 50001;
-	E_ServedBy = &file_garboard_v1_options_proto_extTypes[4]
+	E_ServedBy = &file_garboard_v1_options_proto_extTypes[5]
 )
 
 var File_garboard_v1_options_proto protoreflect.FileDescriptor
@@ -107,7 +120,8 @@ const file_garboard_v1_options_proto_rawDesc = "" +
 	"\achanges\x12\x1e.google.protobuf.MethodOptions\x18҆\x03 \x01(\bR\achanges:B\n" +
 	"\vmaintenance\x12\x1e.google.protobuf.MethodOptions\x18ӆ\x03 \x01(\bR\vmaintenance:?\n" +
 	"\n" +
-	"upload_mib\x12\x1e.google.protobuf.MethodOptions\x18Ԇ\x03 \x01(\rR\tuploadMib:>\n" +
+	"upload_mib\x12\x1e.google.protobuf.MethodOptions\x18Ԇ\x03 \x01(\rR\tuploadMib:4\n" +
+	"\x04peer\x12\x1e.google.protobuf.MethodOptions\x18Ն\x03 \x01(\bR\x04peer:>\n" +
 	"\tserved_by\x12\x1f.google.protobuf.ServiceOptions\x18ц\x03 \x01(\tR\bservedByB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var file_garboard_v1_options_proto_goTypes = []any{
@@ -119,11 +133,12 @@ var file_garboard_v1_options_proto_depIdxs = []int32{
 	0, // 1: garboard.v1.changes:extendee -> google.protobuf.MethodOptions
 	0, // 2: garboard.v1.maintenance:extendee -> google.protobuf.MethodOptions
 	0, // 3: garboard.v1.upload_mib:extendee -> google.protobuf.MethodOptions
-	1, // 4: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	0, // [0:5] is the sub-list for extension extendee
+	0, // 4: garboard.v1.peer:extendee -> google.protobuf.MethodOptions
+	1, // 5: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	0, // [0:6] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -139,7 +154,7 @@ func file_garboard_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_options_proto_rawDesc), len(file_garboard_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 5,
+			NumExtensions: 6,
 			NumServices:   0,
 		},
 		GoTypes:           file_garboard_v1_options_proto_goTypes,

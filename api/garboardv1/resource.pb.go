@@ -676,9 +676,9 @@ const file_garboard_v1_resource_proto_rawDesc = "" +
 	"\fGraphRequest\x12\x1a\n" +
 	"\bservices\x18\x01 \x01(\bR\bservices\"!\n" +
 	"\rGraphResponse\x12\x10\n" +
-	"\x03dot\x18\x01 \x01(\tR\x03dot2\x89\x03\n" +
-	"\x0fResourceService\x12_\n" +
-	"\x04List\x12!.garboard.v1.ListResourcesRequest\x1a\".garboard.v1.ListResourcesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12W\n" +
+	"\x03dot\x18\x01 \x01(\tR\x03dot2\x8d\x03\n" +
+	"\x0fResourceService\x12c\n" +
+	"\x04List\x12!.garboard.v1.ListResourcesRequest\x1a\".garboard.v1.ListResourcesResponse\"\x14\x8a\xb5\x18\tos:reader\xa8\xb5\x18\x01\x90\x02\x01\x12W\n" +
 	"\x05Watch\x12!.garboard.v1.ListResourcesRequest\x1a\x1a.garboard.v1.ResourceEvent\"\r\x8a\xb5\x18\tos:reader0\x01\x12j\n" +
 	"\vDefinitions\x12#.garboard.v1.ListDefinitionsRequest\x1a$.garboard.v1.ListDefinitionsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12P\n" +
 	"\x05Graph\x12\x19.garboard.v1.GraphRequest\x1a\x1a.garboard.v1.GraphResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"

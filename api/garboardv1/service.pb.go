@@ -615,9 +615,9 @@ const file_garboard_v1_service_proto_rawDesc = "" +
 	"\rEventsRequest\x12\x12\n" +
 	"\x04tail\x18\x01 \x01(\rR\x04tail\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x18\n" +
-	"\aservice\x18\x03 \x01(\tR\aservice2\xaa\x02\n" +
-	"\x0eServiceService\x12]\n" +
-	"\x04List\x12 .garboard.v1.ListServicesRequest\x1a!.garboard.v1.ListServicesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12g\n" +
+	"\aservice\x18\x03 \x01(\tR\aservice2\xae\x02\n" +
+	"\x0eServiceService\x12a\n" +
+	"\x04List\x12 .garboard.v1.ListServicesRequest\x1a!.garboard.v1.ListServicesResponse\"\x14\x8a\xb5\x18\tos:reader\xa8\xb5\x18\x01\x90\x02\x01\x12g\n" +
 	"\aControl\x12\".garboard.v1.ControlServiceRequest\x1a#.garboard.v1.ControlServiceResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
 	"\x06Events\x12\x1a.garboard.v1.EventsRequest\x1a\x19.garboard.v1.ServiceEvent\"\r\x8a\xb5\x18\tos:reader0\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 

@@ -32,7 +32,7 @@ func TestOnlyTheGateMayCall(t *testing.T) {
 		"no remote":        {map[string]string{contract.HeaderPeer: "jane", contract.HeaderRoles: "os:admin", contract.HeaderMode: contract.ModeNormal}, connect.CodeUnauthenticated},
 		"long":             {map[string]string{contract.HeaderPeer: strings.Repeat("j", maxName+1), contract.HeaderRoles: "os:admin", contract.HeaderRemote: "1.1.1.1:1", contract.HeaderMode: contract.ModeNormal}, connect.CodeUnauthenticated},
 		"no role":          {identity(), connect.CodePermissionDenied},
-		"not the roles":    {identity("system:masters", contract.Peer, contract.EtcdBackup), connect.CodePermissionDenied},
+		"not the roles":    {identity("system:masters", contract.EtcdBackup), connect.CodePermissionDenied},
 		"maintenance over": {unknownClient, connect.CodeFailedPrecondition},
 	} {
 		t.Run(name, func(t *testing.T) {

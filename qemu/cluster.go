@@ -62,7 +62,7 @@ type Options struct {
 	// the last of the network, instead of a load balancer.
 	SharedAddress bool
 	// Mirrors are URLs of registry mirrors, by host or "*". Nodes use them before the
-	// registry with the images that were built. This machine forwards the nodes' requests
+	// registry with the images that were built, which is the last one of every host. This machine forwards the nodes' requests
 	// to them.
 	Mirrors map[string][]string
 	// KubernetesVersion is a version other than that of the images that were built. Its

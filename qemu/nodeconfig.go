@@ -142,14 +142,17 @@ func (p Plan) interfaces(n Node, more []config.Interface) []config.Interface {
 	return nil
 }
 
-// mirrors are the registry mirrors in a node's configuration, by host. The last one is the
-// registry with the images that were built.
+// mirrors are the registry mirrors in a node's configuration, by host. The last one of every
+// host is the registry with the images that were built: a host with an entry of its own
+// doesn't use that of "*".
 func (p Plan) mirrors() map[string][]string {
-	all := map[string][]string{}
+	all := map[string][]string{"*": nil}
 	for _, m := range p.Mirrors {
 		all[m.Host] = append(all[m.Host], "http://"+m.Address(p.Network).String())
 	}
-	all["*"] = append(all["*"], "http://"+network.RegistryAddress(p.Network).String())
+	for host := range all {
+		all[host] = append(all[host], "http://"+network.RegistryAddress(p.Network).String())
+	}
 	return all
 }
 

@@ -64,23 +64,38 @@ func TestNodeConfigurations(t *testing.T) {
 	}
 }
 
-// S-126, S-127, S-128: which mirrors a registry has. The last mirror of every registry is the
-// one with the images that were built.
+// S-126, S-127, S-128: which mirrors the configuration of a node has. The last mirror of every
+// registry, also of one that the user names, is the one with the images that were built.
 func TestMirrors(t *testing.T) {
 	t.Parallel()
 	p := testPlan(QEMU)
 	var err error
 	p.Mirrors, err = network.NewMirrors(map[string][]string{
-		"docker.io": {"http://10.5.0.1:5000/", "https://example.org"}, "*": {"https://example.org"},
+		"docker.io": {"http://10.5.0.1:5000/", "https://example.org"}, "registry.k8s.io": {"http://10.5.0.1:5000/"}, "*": {"https://example.org"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string][]string{
-		"*":         {"http://10.5.0.1:5001", "http://10.5.0.1:5000"},
-		"docker.io": {"http://10.5.0.1:5002", "http://10.5.0.1:5001"},
+	f, err := configurations(p, Options{}, time.Now())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, p.mirrors()); diff != "" {
+	c, _, err := config.Load("config.yaml", f.nodes["test-controlplane-1"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]string{}
+	for host, mirror := range c.Machine.Registries.Mirrors {
+		for _, endpoint := range mirror.Endpoints {
+			got[host] = append(got[host], endpoint.String())
+		}
+	}
+	want := map[string][]string{
+		"*":               {"http://10.5.0.1:5001", "http://10.5.0.1:5000"},
+		"docker.io":       {"http://10.5.0.1:5002", "http://10.5.0.1:5001", "http://10.5.0.1:5000"},
+		"registry.k8s.io": {"http://10.5.0.1:5002", "http://10.5.0.1:5000"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -96,7 +96,7 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.StringVar(&q.Provisioner, "provisioner", qemu.Auto, "how nodes run: qemu, container, or auto (QEMU if KVM can run a guest, else containers)")
 	f.StringVar(&o.cidr, "cidr", "", "IPv4 network of the nodes (default 10.5.0.0/24); this machine is the gateway, with the first address")
 	f.StringVar(&o.wireguard, "wireguard-cidr", "", "IPv4 network of a WireGuard VPN between the nodes, such as 10.1.0.0/24 (default none)")
-	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST; '*' is every registry; repeatable")
+	f.StringArrayVar(&o.mirrors, "registry-mirror", nil, "HOST=URL: nodes use URL, through this machine, instead of the registry HOST, and then the images that were built; '*' is every registry without a mirror of its own; repeatable")
 	f.StringVar(&q.KubernetesVersion, "kubernetes-version", "", "version of Kubernetes, if it isn't the built one (default "+config.KubernetesVersion+"), from a registry mirror")
 	f.StringVar(&q.InstallImage, "install-image", "", "installer image, for machine.install.image (default none)")
 	f.IntVar(&q.CPUs, "cpus", 0, "processors of each node (default 2 in QEMU, all in a container)")

@@ -192,6 +192,40 @@ func TestLoginsOfTheCRI(t *testing.T) {
 	}
 }
 
+// S-126: the endpoints of a registry are tried in their order, and one that doesn't have the image
+// leaves it to the next one. A registry with mirrors of its own doesn't use those of '*'.
+func TestS126EndpointsInTheirOrder(t *testing.T) {
+	t.Parallel()
+	lacking := httptest.NewServer(http.NotFoundHandler())
+	defer lacking.Close()
+	first, last, others := &registry{}, &registry{}, &registry{}
+	var urls []string
+	for _, r := range []*registry{first, last, others} {
+		s := httptest.NewServer(r)
+		defer s.Close()
+		urls = append(urls, s.URL)
+	}
+	dir, bundle := filepath.Join(t.TempDir(), "hosts"), filepath.Join(t.TempDir(), "bundle")
+	write(t, bundle, "")
+	for _, tt := range []struct {
+		endpoints []string
+		asked     *registry
+	}{
+		{[]string{lacking.URL, urls[1]}, last},
+		{[]string{urls[0], urls[1]}, first},
+	} {
+		m := config.Machine{Registries: through(t, tt.endpoints...)}
+		m.Registries.Mirrors["*"] = mirror(t, urls[2])
+		before := len(first.asked) + len(last.asked)
+		if err := pull(t, dir, bundle, m); err != nil {
+			t.Errorf("%v: %v", tt.endpoints, err)
+		}
+		if len(tt.asked.asked) == 0 || len(first.asked)+len(last.asked) != before+1 || len(others.asked) > 0 {
+			t.Errorf("%v: the first was asked for %v, the last for %v, that of '*' for %v", tt.endpoints, first.asked, last.asked, others.asked)
+		}
+	}
+}
+
 // Only root reads keys, and every file that hosts.toml names is there.
 func TestHostFilesOfOneRegistry(t *testing.T) {
 	t.Parallel()

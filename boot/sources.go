@@ -42,6 +42,9 @@ type none string
 func (n none) Error() string      { return string(n) }
 func (none) Is(target error) bool { return target == ErrNone }
 
+// StateSource is the name of the source for a node that has had a configuration.
+const StateSource = "state"
+
 // Source is a place where the configuration may be.
 type Source struct {
 	Name string
@@ -79,7 +82,7 @@ func Sources(o SourceOptions) []Source {
 	if o.Mount == nil {
 		o.Mount = func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
 	}
-	state := Source{"state", func(context.Context) ([]byte, error) { return readFile(o.Root, ConfigFile) }}
+	state := Source{StateSource, func(context.Context) ([]byte, error) { return readFile(o.Root, ConfigFile) }}
 	if o.Mode == Container {
 		return []Source{
 			state,

@@ -38,11 +38,9 @@ type Field struct {
 func Fields() []Field {
 	c := example(reflect.TypeFor[Config]()).Interface().(Config)
 	c.FillDefaults()
-	var r report
-	warnNoEffect(&c, &r)
 	idle := map[string]bool{}
-	for _, w := range r.warnings {
-		idle[strings.ReplaceAll(w.Path, "[0]", "[]")] = true
+	for _, f := range unsupported {
+		idle[f.where.String()] = true
 	}
 	return fieldsOf(reflect.ValueOf(c), "", "", idle)
 }

@@ -21,6 +21,16 @@ const MaxSize = tree.MaxSize
 // and holds everything that is wrong; deprecated spellings are warned about
 // even then.
 func Load(name string, data []byte) (*Config, []Warning, error) {
+	return loadWith(name, data, checks)
+}
+
+// LoadForMachine is Load for a node that isn't a container. It also refuses what such a node
+// would have to do, and doesn't do in this release.
+func LoadForMachine(name string, data []byte) (*Config, []Warning, error) {
+	return loadWith(name, data, append(slices.Clip(checks), check{"machines can do all of it", checkUnsupported}))
+}
+
+func loadWith(name string, data []byte, checks []check) (*Config, []Warning, error) {
 	r := &report{name: name}
 	if problems, refused := r.parse(data); refused {
 		return nil, nil, problems

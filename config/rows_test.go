@@ -152,6 +152,32 @@ func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
 	}
 }
 
+// S-068, S-069: a machine refuses what its user relies on and this release doesn't do, and names
+// the place. A node in a container, which has no disk, warns.
+func TestS068S069UnsupportedOnMachines(t *testing.T) {
+	for field, refusal := range map[string]string{
+		"systemDiskEncryption: {ephemeral: {keys: [{nodeID: {}, slot: 0}]}}": "machine.systemDiskEncryption: this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
+		"systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 0}]}}":     "machine.systemDiskEncryption: this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
+		"install: {disk: /dev/sda, image: 'registry.example/installer:v1'}":  "machine.install.image: this release doesn't install from an image: the machine would keep the system that it has booted; remove this field",
+	} {
+		doc := with(document(t, Worker), "machine", field)
+		place := strings.Count(doc[:strings.Index(doc, field)], "\n") + 1
+		_, _, err := LoadForMachine("test.yaml", []byte(doc))
+		if err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("test.yaml:%d:", place)) {
+			t.Errorf("%v: not in line %d", err, place)
+			continue
+		}
+		want(t, refusal, location.ReplaceAllString(err.Error(), ""))
+		_, warnings, problems := load(t, doc)
+		if path, _, _ := strings.Cut(refusal, ": "); problems != nil || len(warnings) != 1 || !strings.HasSuffix(warnings[0], path+": has no effect in this release") {
+			t.Errorf("in a container: %v, warnings %v", problems, warnings)
+		}
+	}
+	if _, _, err := LoadForMachine("test.yaml", []byte(with(document(t, Worker), "machine", "install: {disk: /dev/sda, wipe: true}"))); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	_, warnings := accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: x}, slot: 0}]}}"))
 	want(t, "machine.systemDiskEncryption.state.keys[0].static: a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only", warnings)
@@ -163,7 +189,7 @@ func TestWarnings(t *testing.T) {
 	}
 	_, all, _ := load(t, full(t))
 	var silent []string
-	for _, field := range []string{"systemDiskEncryption"} {
+	for _, field := range []string{"systemDiskEncryption", "install.image"} {
 		if !strings.Contains(strings.Join(all, "\n"), field+": has no effect in this release") {
 			silent = append(silent, field)
 		}

@@ -79,11 +79,38 @@ func warnVIP(c *Config, r *report) {
 	}
 }
 
-// warnNoEffect reports fields that are read and checked, but that no service of this
-// release uses. Without the warning, a user could assume that the disk is encrypted.
+// unsupported are the fields that are read and checked, but that no service of this release
+// uses.
+var unsupported = []struct {
+	where place
+	used  func(*Config) bool
+	// refusal is why a machine refuses the field: its user relies on it.
+	refusal string
+}{
+	{
+		at("machine", "install", "image"), func(c *Config) bool { return c.Machine.Install.Image != "" },
+		"this release doesn't install from an image: the machine would keep the system that it has booted; remove this field",
+	},
+	{
+		at("machine", "systemDiskEncryption"), func(c *Config) bool { return c.Machine.SystemDiskEncryption != SystemDiskEncryption{} },
+		"this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
+	},
+}
+
 func warnNoEffect(c *Config, r *report) {
-	const what = "has no effect in this release"
-	if e := c.Machine.SystemDiskEncryption; e.State != nil || e.Ephemeral != nil {
-		r.warn(at("machine", "systemDiskEncryption"), what)
+	for _, f := range unsupported {
+		if f.used(c) {
+			r.warn(f.where, "has no effect in this release")
+		}
+	}
+}
+
+// checkUnsupported is for machines. A node in a container has neither a disk nor a system of its
+// own, and only warns.
+func checkUnsupported(c *Config, r *report) {
+	for _, f := range unsupported {
+		if f.used(c) {
+			r.bad(f.where, "%s", f.refusal)
+		}
 	}
 }

@@ -140,4 +140,11 @@ func TestConfigurationsOfSeveral(t *testing.T) {
 	if _, err := configurations(p, o, time.Now()); err == nil || !strings.Contains(err.Error(), "nosuch") {
 		t.Errorf("a patch that a node wouldn't take: %v", err)
 	}
+	// S-131: a machine refuses an installer image, which has no effect in a container.
+	for _, provisioner := range []string{Container, QEMU} {
+		_, err := configurations(testPlan(provisioner), Options{InstallImage: "registry.example/installer:v1"}, time.Now())
+		if refused := err != nil && strings.Contains(err.Error(), "machine.install.image: this release doesn't install"); refused != (provisioner == QEMU) {
+			t.Errorf("--install-image with %s: %v", provisioner, err)
+		}
+	}
 }

@@ -116,7 +116,15 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 	if err != nil {
 		return nil, err
 	}
-	return o.patched(n, text)
+	if text, err = o.patched(n, text); err != nil {
+		return nil, err
+	}
+	load := config.Load
+	if p.Provisioner == QEMU {
+		load = config.LoadForMachine
+	}
+	_, _, err = load(n.Name, text)
+	return text, err
 }
 
 // interfaces returns those of a node: a container has its address from its configuration. A
@@ -162,16 +170,12 @@ func (o Options) patched(n Node, text []byte) (_ []byte, err error) {
 	if n.Type == string(config.Worker) {
 		own = o.WorkerPatches
 	}
-	patches := slices.Concat(o.Patches, own)
-	for _, p := range patches {
+	for _, p := range slices.Concat(o.Patches, own) {
 		if text, err = patch.Apply(text, p); err != nil {
 			return nil, err
 		}
 	}
-	if len(patches) > 0 {
-		_, _, err = config.Load("patched configuration", text)
-	}
-	return text, err
+	return text, nil
 }
 
 // emulated sets longer timeouts for the control planes of an emulated cluster. They are ten

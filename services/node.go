@@ -75,7 +75,7 @@ func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
 	n := &Node{Store: store, logs: o.Logs}
 	applier := machine.NewApplier(machine.ApplierOptions{
-		Store: store, Log: o.Logs.Logger(machine.ID),
+		Mode: o.Mode, Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
 		Reboot:  func(why string) { o.Power(boot.Reboot, why) },
 	})

@@ -220,7 +220,7 @@ func (o *configFlags) document(file string, typ config.MachineType) ([]byte, err
 		}
 	}
 	if !bytes.Equal(text, patched) {
-		if _, _, err := config.Load(file+", patched", patched); err != nil {
+		if _, _, err := config.LoadForMachine(file+", patched", patched); err != nil {
 			return nil, &exitError{codeRefused, err}
 		}
 	}

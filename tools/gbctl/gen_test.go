@@ -303,7 +303,7 @@ next: boot a machine, apply its configuration, and check its health
 		t.Error(diff)
 	}
 	for file, typ := range map[string]config.MachineType{"init.yaml": config.Init, "controlplane.yaml": config.ControlPlane, "worker.yaml": config.Worker} {
-		c, warnings, err := config.Load(file, s.read("out/"+file))
+		c, warnings, err := config.LoadForMachine(file, s.read("out/"+file))
 		if err != nil || len(warnings) > 0 {
 			t.Fatal(warnings, err)
 		}
@@ -428,6 +428,7 @@ func TestGenConfigRefuses(t *testing.T) {
 	s.refused("config home 10.5.0.2 --kubernetes-version v1.20.5", "isn't one that this release runs", codeRefused)
 	s.refused("config home 10.5.0.2 --install-disk sda", "machine.install.disk", codeRefused)
 	s.refused("config home 10.5.0.2 --additional-sans a_b!", "certSANs", codeRefused)
+	s.refused(`config home 10.5.0.2 --config-patch {"machine":{"install":{"image":"registry.example/installer:v1"}}}`, "doesn't install from an image", codeRefused)
 	s.refused("config home 10.5.0.2 --config-patch @none.yaml", "no such file", codeRefused)
 	s.refused("config home", "accepts 2 arg(s)", codeFailed)
 	if left, _ := filepath.Glob("*"); len(left) > 0 {

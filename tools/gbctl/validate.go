@@ -10,33 +10,47 @@ import (
 )
 
 func (a *app) validateCommand() *cobra.Command {
-	var file string
+	var file, mode string
 	cmd := &cobra.Command{
 		Use:   "validate --config FILE",
 		Short: "Check a configuration, without a node",
 		Long: `Check a configuration ('-' reads standard input) with the checks of a node, and print
-all errors with line and column. The exit code is 6 if the configuration is invalid.`,
-		Example: `  gbctl validate --config controlplane.yaml`,
-		Args:    cobra.MaximumNArgs(1),
+all errors with line and column. The exit code is 6 if the configuration is invalid. A
+machine refuses what it can't do yet; a node in a container has other limits, and accepts
+it with a warning.`,
+		Example: `  gbctl validate --config controlplane.yaml
+  gbctl validate --config controlplane.yaml --mode container`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 && file == "" {
 				file = args[0]
 			} else if len(args) == 1 || file == "" {
 				return usagef("give exactly one configuration: --config FILE")
 			}
-			return a.validate(file)
+			load, ok := loaders[mode]
+			if !ok {
+				return usagef("--mode %s: must be machine or container", mode)
+			}
+			return a.validate(file, load)
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "file with the configuration, or - for standard input")
+	cmd.Flags().StringVar(&mode, "mode", "machine", "what the node is: machine or container")
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"machine", "container"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-func (a *app) validate(file string) error {
+type loader func(name string, text []byte) (*config.Config, []config.Warning, error)
+
+// loaders check configurations for each kind of node.
+var loaders = map[string]loader{"machine": config.LoadForMachine, "container": config.Load}
+
+func (a *app) validate(file string, load loader) error {
 	text, err := a.readInput(file)
 	if err != nil {
 		return err
 	}
-	loaded, warnings, err := config.Load(file, text)
+	loaded, warnings, err := load(file, text)
 	for _, w := range warnings {
 		fmt.Fprintf(a.err, "warning: %s\n", w)
 	}

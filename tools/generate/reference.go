@@ -99,7 +99,7 @@ func entryPath(f config.Field) string {
 	return f.Path + "."
 }
 
-const noEffect = "**Has no effect in this release.**"
+const noEffect = "**Not supported in this release: machines refuse it, and it has no effect in containers.**"
 
 // maxInlineFields is the number of fields up to which a struct is shown within the table of its parent.
 const maxInlineFields = 3

@@ -87,6 +87,7 @@ const (
 
 // ApplierOptions are what the Applier stands on.
 type ApplierOptions struct {
+	Mode  boot.Mode // of the node
 	Store *resource.Store
 	Log   *slog.Logger
 	// Restart restarts a service.
@@ -135,10 +136,18 @@ func NewApplier(o ApplierOptions) *Applier {
 	return &Applier{o: o, stored: store{o.StateDir}, given: make(chan struct{}), wake: make(chan struct{}, 1)}
 }
 
+// load checks a document for this node.
+func (a *Applier) load(name string, text []byte) (*config.Config, []config.Warning, error) {
+	if a.o.Mode == boot.Machine {
+		return config.LoadForMachine(name, text)
+	}
+	return config.Load(name, text)
+}
+
 // Apply checks a document and applies it. An error leaves the node as it was;
 // one of a bad document is config.Problems.
 func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
-	next, warnings, err := config.Load("configuration", r.Text)
+	next, warnings, err := a.load("configuration", r.Text)
 	if err != nil {
 		return Result{Warnings: warnings}, err
 	}

@@ -54,7 +54,7 @@ func (p *power) on(medium []byte) {
 	if err := p.stateFound(); err != nil {
 		p.t.Fatal(err)
 	}
-	source := "STATE"
+	source := boot.StateSource
 	text, err := p.stored.read("config.yaml")
 	if err != nil {
 		p.t.Fatal(err)
@@ -141,6 +141,30 @@ func (p *power) must(r Request) Result {
 	}
 	synctest.Wait()
 	return res
+}
+
+// S-068, S-069: a machine takes no configuration that asks for what it doesn't do, neither over the
+// API nor from a medium. The one that it has had keeps it running.
+func TestS068MachineRefusesWhatItDoesNotDo(t *testing.T) {
+	start(t, func(p *power, base []byte) {
+		encrypted := bytes.Replace(base, []byte("  install:\n"), []byte("  systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 0}]}}\n  install:\n"), 1)
+		const refusal = "machine.systemDiskEncryption: this release doesn't encrypt partitions"
+		before := p.onDisk()
+		if _, err := p.Apply(t.Context(), Request{Text: encrypted}); err == nil || !strings.Contains(err.Error(), refusal) || p.onDisk() != before {
+			t.Errorf("applied: %v", err)
+		}
+		empty := NewApplier(ApplierOptions{Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+		if err := empty.begin("fw_cfg", encrypted); err == nil || !strings.Contains(err.Error(), refusal) {
+			t.Errorf("from a medium: %v", err)
+		}
+		if err := empty.begin(boot.StateSource, encrypted); err != nil {
+			t.Errorf("from STATE: %v", err)
+		}
+		container := NewApplier(ApplierOptions{Mode: boot.Container, Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+		if err := container.begin("seed", encrypted); err != nil {
+			t.Errorf("in a container: %v", err)
+		}
+	})
 }
 
 // S-021, S-022, S-039, Q-10: the mildest mode that works, at once, and on STATE as it was written.

@@ -135,7 +135,11 @@ func (a *Applier) promote() error {
 
 // begin takes over what a boot has found.
 func (a *Applier) begin(source string, text []byte) error {
-	next, warnings, err := config.Load(source, text)
+	load := a.load
+	if source == boot.StateSource {
+		load = config.Load // the node ran with it, maybe with another release: it must run again
+	}
+	next, warnings, err := load(source, text)
 	if err != nil {
 		return err
 	}

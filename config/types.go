@@ -62,7 +62,9 @@ type Machine struct {
 	// http_proxy, https_proxy, no_proxy.
 	Env map[string]string `yaml:"env"`
 	// Sysctls are kernel parameters by dotted name, such as vm.max_map_count. The ports
-	// of the node's own servers are always added to net.ipv4.ip_local_reserved_ports.
+	// of the node's own servers are always added to net.ipv4.ip_local_reserved_ports. If a
+	// parameter differs from what the kubelet demands, such as kernel.panic, the kubelet
+	// doesn't check those parameters any more.
 	Sysctls              map[string]string    `yaml:"sysctls"`
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
 }
@@ -158,8 +160,10 @@ type Install struct {
 
 // Kubelet has the settings of the kubelet.
 type Kubelet struct {
-	Image      string            `yaml:"image"`      // default DefaultKubeletImage
-	ExtraArgs  map[string]string `yaml:"extraArgs"`  // flag without dashes: value
+	Image string `yaml:"image"` // default DefaultKubeletImage
+	// ExtraArgs are flags without dashes. They replace the settings of the node, such as
+	// pod-max-pids (4096 processes and threads for each pod) and seccomp-default (true).
+	ExtraArgs  map[string]string `yaml:"extraArgs"`
 	NodeLabels map[string]string `yaml:"nodeLabels"` // a label that is removed here is removed from the node
 	// NodeTaints are taints by key: an effect (NoSchedule, PreferNoSchedule or
 	// NoExecute), or a value, a colon and an effect. Those of a worker are set when it

@@ -22,6 +22,7 @@ import (
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
+	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 )
 
@@ -397,6 +398,19 @@ func TestContainerTouchesOnlyItsOwn(t *testing.T) {
 	for _, s := range p.bootSteps() {
 		if strings.Contains(s.what, "ctrl-alt-del") || strings.Contains(s.what, "watchdog") || strings.Contains(s.what, "hostname") {
 			t.Errorf("step %q", s.what)
+		}
+	}
+}
+
+// A machine has at boot what its kubelet demands before it starts.
+func TestKubeletFindsItsKernelDefaults(t *testing.T) {
+	set := map[string]string{}
+	for _, s := range settingsFor(boot.Machine) {
+		set[s.name] = s.value
+	}
+	for name, want := range kubelet.KernelDefaults {
+		if set[name] != want {
+			t.Errorf("%s is set to %q, want %q", name, set[name], want)
 		}
 	}
 }

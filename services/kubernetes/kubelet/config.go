@@ -160,6 +160,7 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		// Static pods are files that PID 1 writes; inotify tells the kubelet at once,
 		// this is only the fallback.
 		"fileCheckFrequency": "5s",
+		"podPidsLimit":       podPidsLimit,
 		// The default of 5 minutes would show a network that came up late.
 		"nodeStatusReportFrequency": "1m",
 		"nodeStatusUpdateFrequency": "5s",
@@ -180,8 +181,37 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		k["imageGCHighThresholdPercent"] = 100
 		k["evictionHard"] = object{"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%"}
 		k["failSwapOn"] = false
+	} else {
+		k["protectKernelDefaults"] = keepsKernelDefaults(c)
 	}
 	return k
+}
+
+// podPidsLimit is how many processes and threads a pod may have. The smallest machine
+// that is supported, with 1 GiB of memory, has room for 8192 (kernel.threads-max): a pod
+// that forks without end leaves half of them to the node and to other pods.
+const podPidsLimit = 4096
+
+// KernelDefaults are the kernel parameters that the kubelet demands where it may not set
+// them itself (protectKernelDefaults), by path below /proc/sys. The node sets them at boot.
+var KernelDefaults = map[string]string{
+	"kernel/keys/root_maxbytes": "25000000",
+	"kernel/keys/root_maxkeys":  "1000000",
+	"kernel/panic":              "10",
+	"kernel/panic_on_oops":      "1",
+	"vm/overcommit_memory":      "1",
+	"vm/panic_on_oom":           "0",
+}
+
+// keepsKernelDefaults reports whether machine.sysctls leaves these parameters as they are.
+// With another value the kubelet would not start.
+func keepsKernelDefaults(c *config.Config) bool {
+	for name, value := range c.Machine.Sysctls {
+		if want, ok := KernelDefaults[config.SysctlPath(name)]; ok && value != want {
+			return false
+		}
+	}
+	return true
 }
 
 // registerWithTaints is what keeps pods away from the node from its first moment on.
@@ -236,6 +266,9 @@ func commandLine(c *config.Config, hostname string, addr netip.Addr) []string {
 		"root-dir":             boot.KubeletDir,
 		"hostname-override":    hostname,
 		"node-ip":              addr.String(),
+		// Pods without a profile of their own run under the container runtime's. Not in the
+		// configuration file: no flag turns off there what is on in it.
+		"seccomp-default": "true",
 	}
 	if labels := c.Machine.Kubelet.NodeLabels; len(labels) > 0 {
 		pairs := make([]string, 0, len(labels))

@@ -100,16 +100,45 @@ func TestS243Configuration(t *testing.T) {
 	}
 }
 
+// The kubelet checks the parameters of the kernel on machines only, where they are the
+// node's own, and not where the user has other ones: it would not start.
+func TestKernelDefaultsAreProtected(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		mode    boot.Mode
+		sysctls map[string]string
+		want    any
+	}{
+		"machine":                   {boot.Machine, nil, true},
+		"container":                 {boot.Container, nil, nil},
+		"other parameters":          {boot.Machine, map[string]string{"vm.max_map_count": "1"}, true},
+		"the same value":            {boot.Machine, map[string]string{"kernel.panic": "10"}, true},
+		"another value":             {boot.Machine, map[string]string{"kernel.panic": "0"}, false},
+		"another value, by slashes": {boot.Machine, map[string]string{"vm/overcommit_memory": "2"}, false},
+	} {
+		got := configuration(tt.mode, cluster(t, func(c *config.Config) { c.Machine.Sysctls = tt.sysctls }))
+		if got["protectKernelDefaults"] != tt.want {
+			t.Errorf("%s: protectKernelDefaults is %v, want %v", name, got["protectKernelDefaults"], tt.want)
+		}
+		if got["podPidsLimit"] != podPidsLimit {
+			t.Errorf("%s: podPidsLimit is %v", name, got["podPidsLimit"])
+		}
+	}
+}
+
 func TestS074CommandLine(t *testing.T) {
 	t.Parallel()
 	args := commandLine(cluster(t, func(c *config.Config) {
 		c.Machine.Kubelet.NodeLabels = map[string]string{"b": "2", "a": "1"}
-		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": "4", "node-ip": "10.9.9.9"}
+		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": "4", "node-ip": "10.9.9.9", "seccomp-default": "false"}
 	}), "cp-1", netip.MustParseAddr("10.5.0.2"))
-	for _, want := range []string{"--hostname-override=cp-1", "--node-labels=a=1,b=2", "--v=4", "--node-ip=10.9.9.9"} {
+	for _, want := range []string{"--hostname-override=cp-1", "--node-labels=a=1,b=2", "--v=4", "--node-ip=10.9.9.9", "--seccomp-default=false"} {
 		if !slices.Contains(args, want) {
 			t.Errorf("%s is missing in %q", want, args)
 		}
+	}
+	if plain := commandLine(cluster(t, nil), "cp-1", netip.MustParseAddr("10.5.0.2")); !slices.Contains(plain, "--seccomp-default=true") {
+		t.Errorf("pods run without seccomp: %q", plain)
 	}
 	if args[0] != "kubelet" || !slices.IsSorted(args[1:]) {
 		t.Errorf("not in a fixed order: %q", args)

@@ -15,6 +15,9 @@ const (
 	configFile = "/etc/containerd/config.toml"
 	hostsDir   = "/etc/containerd/certs.d" // hosts.toml per registry: containerd docs/hosts.md
 	stateDir   = "/run/containerd"
+
+	// oomScoreAdj is also the kubelet's default: the kernel ends all pods before these two.
+	oomScoreAdj = -999
 )
 
 // table is a TOML table; containerd's plugin options are free-form, so its
@@ -47,10 +50,13 @@ func renderConfig(mode boot.Mode, r config.Registries) ([]byte, error) {
 	}
 	return toml.Marshal(table{
 		"version": 3,
-		"root":    boot.ContainerdDir,
-		"state":   stateDir,
-		"imports": []string{filepath.Join(boot.CRIConfDir, "*.toml")},
-		"grpc":    table{"address": Socket},
+		// Its shims get one more. A container may lack CAP_SYS_RESOURCE: containerd logs that
+		// and goes on.
+		"oom_score": oomScoreAdj,
+		"root":      boot.ContainerdDir,
+		"state":     stateDir,
+		"imports":   []string{filepath.Join(boot.CRIConfDir, "*.toml")},
+		"grpc":      table{"address": Socket},
 		"disabled_plugins": []string{
 			"io.containerd.snapshotter.v1.blockfile",
 			"io.containerd.snapshotter.v1.native",

@@ -78,6 +78,7 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 		}
 		var parsed struct {
 			Version int
+			OOM     int `toml:"oom_score"`
 			Imports []string
 			Plugins map[string]struct {
 				Restrict bool `toml:"restrict_oom_score_adj"`
@@ -89,6 +90,9 @@ func TestS143ConfigImportsDropIns(t *testing.T) {
 		}
 		if len(parsed.Imports) != 1 || parsed.Imports[0] != "/var/cri/conf.d/*.toml" {
 			t.Errorf("imports %v", parsed.Imports)
+		}
+		if parsed.OOM != -999 {
+			t.Errorf("%v: oom_score %d", mode, parsed.OOM)
 		}
 		if got := parsed.Plugins["io.containerd.cri.v1.runtime"].Restrict; got != restrict {
 			t.Errorf("%v: restrict_oom_score_adj %v, want %v", mode, got, restrict)

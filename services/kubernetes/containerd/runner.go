@@ -2,9 +2,12 @@ package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -46,6 +49,9 @@ type Runner struct {
 	Spec func(ctx context.Context) ([]oci.SpecOpts, error)
 	// StopBudget is the time between SIGTERM and SIGKILL.
 	StopBudget time.Duration
+	// OOMScoreAdj of the container's processes. Without it they would have that of their
+	// shim, which is containerd's.
+	OOMScoreAdj int
 }
 
 // Prepare makes the image present and unpacked.
@@ -164,6 +170,9 @@ func (r *Runner) with(ctx context.Context, out io.Writer, event func(string), do
 	if err != nil {
 		return fmt.Errorf("create task of container %s: %w", r.ID, err)
 	}
+	if err := setOOMScoreAdj(task.Pid(), r.OOMScoreAdj); err != nil {
+		return fmt.Errorf("create task of container %s: %w", r.ID, err)
+	}
 	exited, err := task.Wait(context.WithoutCancel(ctx))
 	if err != nil {
 		return fmt.Errorf("wait for container %s: %w", r.ID, err)
@@ -197,6 +206,17 @@ func (r *Runner) create(ctx context.Context, cl *client.Client, event func(strin
 		return nil, fmt.Errorf("create container %s: %w", r.ID, err)
 	}
 	return container, nil
+}
+
+// setOOMScoreAdj is for a task that hasn't started yet: its children inherit it. Where the
+// score can't be lowered (a container without CAP_SYS_RESOURCE) it stays; in the container's
+// specification it would be the end of the task.
+func setOOMScoreAdj(pid uint32, score int) error {
+	err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(strconv.Itoa(score)), 0)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return err
 }
 
 // supervise returns when the task has ended, with an *ExitError, or has been stopped

@@ -63,6 +63,8 @@ const (
 	healthTimeout = 5 * time.Second
 	// stopBudget lets a leader hand over and the backend sync.
 	stopBudget = 10 * time.Second
+	// oomScoreAdj is what Kubernetes gives to critical pods: the kernel ends all others first.
+	oomScoreAdj = -997
 	// autoCompaction keeps five minutes of history, as the apiserver's own
 	// compaction does.
 	autoCompaction = "5m"
@@ -128,11 +130,12 @@ func New(o Options) *Etcd {
 	}
 	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1), id: newToken()}
 	e.runner = &containerd.Runner{
-		Containerd: o.Containerd,
-		ID:         ID,
-		Image:      o.image,
-		Spec:       e.spec,
-		StopBudget: stopBudget,
+		Containerd:  o.Containerd,
+		ID:          ID,
+		Image:       o.image,
+		Spec:        e.spec,
+		StopBudget:  stopBudget,
+		OOMScoreAdj: oomScoreAdj,
 	}
 	e.utility = e.runUtility
 	return e

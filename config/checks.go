@@ -46,6 +46,8 @@ var checks = []check{
 	{"subnets fit", checkSubnets},
 	{"CNI is chosen once", checkCNI},
 	{"volumes are absolute", checkVolumes},
+	{"audit policy is one", checkAudit},
+	{"admission plugins are named", checkAdmission},
 	{"manifests are named", checkManifests},
 }
 

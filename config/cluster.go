@@ -88,6 +88,21 @@ type APIServer struct {
 	ExtraArgs    map[string]string `yaml:"extraArgs"`                    // flag without dashes: value
 	ExtraVolumes []Volume          `yaml:"extraVolumes" key:"mountPath"` // files and directories of the node in its pod
 	CertSANs     []string          `yaml:"certSANs"`                     // additional names and addresses in its certificate
+	// AuditPolicy selects what the API server logs in /var/log/audit/kube: a Policy of
+	// audit.k8s.io/v1. Default: who changed which object and who ran commands in pods, never
+	// the content of objects; nothing of reads, leases and events.
+	AuditPolicy Object `yaml:"auditPolicy"`
+	// AdmissionControl are configurations of admission plugins. One for PodSecurity replaces
+	// the default, which enforces the level baseline everywhere but in kube-system. A plugin
+	// that Kubernetes doesn't enable by itself is also needed in
+	// extraArgs.enable-admission-plugins, beside NodeRestriction.
+	AdmissionControl []AdmissionPlugin `yaml:"admissionControl" key:"name"`
+}
+
+// AdmissionPlugin has the configuration of an admission plugin of the API server.
+type AdmissionPlugin struct {
+	Name          string `yaml:"name"`          // required, such as PodSecurity
+	Configuration Object `yaml:"configuration"` // required; its apiVersion, kind and fields are those of the plugin
 }
 
 // ControllerManager has the settings of kube-controller-manager.

@@ -60,6 +60,7 @@ var (
 	durationType = reflect.TypeFor[time.Duration]()
 	addrType     = reflect.TypeFor[netip.Addr]()
 	prefixType   = reflect.TypeFor[netip.Prefix]()
+	objectType   = reflect.TypeFor[Object]()
 )
 
 // lenientLists are the lists for which a single element may stand.
@@ -72,8 +73,11 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value) {
 	if !d.spend(n) || isNull(n) {
 		return // null is the same as not there
 	}
-	if tag := n.ShortTag(); strings.HasPrefix(tag, "!") && !strings.HasPrefix(tag, "!!") || tag == "!!binary" {
-		d.bad(n, "the tag %s isn't supported", quote(tag))
+	if d.tagged(n) {
+		return
+	}
+	if v.Type() == objectType {
+		d.object(n, v)
 		return
 	}
 	if text, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
@@ -93,6 +97,16 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value) {
 	default:
 		d.scalar(n, v)
 	}
+}
+
+// tagged reports a tag that has no meaning here.
+func (d *decoder) tagged(n *yaml.Node) bool {
+	tag := n.ShortTag()
+	odd := strings.HasPrefix(tag, "!") && !strings.HasPrefix(tag, "!!") || tag == "!!binary"
+	if odd {
+		d.bad(n, "the tag %s isn't supported", quote(tag))
+	}
+	return odd
 }
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
@@ -330,6 +344,9 @@ var choices = map[reflect.Type][]string{
 	reflect.TypeFor[FileOp]():      {string(FileCreate), string(FileAppend), string(FileOverwrite)},
 	reflect.TypeFor[CNIName]():     {string(CNIFlannel), string(CNINone), string(CNICustom)},
 	reflect.TypeFor[ProxyMode]():   {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
+	// audit.k8s.io/v1
+	reflect.TypeFor[auditLevel](): {"None", "Metadata", "Request", "RequestResponse"},
+	reflect.TypeFor[auditStage](): {"RequestReceived", "ResponseStarted", "ResponseComplete", "Panic"},
 }
 
 func kindOf(n *yaml.Node) string {

@@ -90,6 +90,12 @@ func encodeValue(v reflect.Value, where place) *yaml.Node {
 // plainText makes the node of a value that is one piece of text in YAML.
 func plainText(v reflect.Value) (*yaml.Node, bool) {
 	switch x := v.Interface().(type) {
+	case Object:
+		n, err := x.MarshalYAML()
+		if err != nil {
+			panic(fmt.Sprintf("config: encode %q: %v", x, err)) // Load has made it
+		}
+		return n.(*yaml.Node), true
 	case time.Duration:
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: duration(x)}, true
 	case KeyPEM: // its MarshalText redacts

@@ -142,6 +142,7 @@ var forms = map[reflect.Type]string{
 	secretType:                      "text, secret",
 	reflect.TypeFor[FileMode]():     "octal number",
 	reflect.TypeFor[Taint]():        "taint",
+	objectType:                      "mapping",
 }
 
 // TypeName is how people call the type of a field.

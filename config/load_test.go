@@ -221,6 +221,8 @@ apiServer:
   certSANs: ["*.example.org"]
   extraArgs: {v: 2}
   extraVolumes: [{hostPath: /a, mountPath: /b, readonly: true}]
+  auditPolicy: {kind: Policy, apiVersion: audit.k8s.io/v1, omitStages: [RequestReceived], rules: [{level: None, users: ["12"], nonResourceURLs: ["/healthz*"]}, {level: Metadata}]}
+  admissionControl: [{name: EventRateLimit, configuration: {limits: [{type: Server, qps: 50, on: true, off: null, x: 1.5, "1": 0x10, t: 2001-01-01, s: "yes"}]}}]
 controllerManager:
   image: registry.k8s.io/kube-controller-manager:v1
   extraArgs: {v: 2}

@@ -153,7 +153,7 @@ func (r *report) add(p place, missing bool, what string) {
 			return
 		}
 	}
-	line, column := r.locate(p)
+	_, line, column := r.locate(p)
 	r.problems = append(r.problems, Problem{Name: r.name, Line: line, Column: column, Path: text, What: what, missing: missing})
 }
 
@@ -161,15 +161,15 @@ func (r *report) warn(p place, format string, args ...any) {
 	if len(r.warnings) >= maxProblems {
 		return
 	}
-	line, column := r.locate(p)
+	_, line, column := r.locate(p)
 	r.warnings = append(r.warnings, Warning{Problem{Name: r.name, Line: line, Column: column, Path: p.String(), What: fmt.Sprintf(format, args...)}})
 }
 
-// locate finds the place of p, or of the nearest thing that would hold it.
-func (r *report) locate(p place) (line, column int) {
-	n := r.root
+// locate finds p, or the nearest thing that would hold it.
+func (r *report) locate(p place) (n *yaml.Node, line, column int) {
+	n = r.root
 	if n == nil {
-		return 0, 0
+		return nil, 0, 0
 	}
 	line, column = n.Line, n.Column
 	for _, e := range p {
@@ -196,7 +196,7 @@ func (r *report) locate(p place) (line, column int) {
 		}
 		n = next
 	}
-	return line, column
+	return n, line, column
 }
 
 // resolve follows an alias to what it stands for.

@@ -207,6 +207,7 @@ var valueTypes = map[reflect.Type]node{
 	reflect.TypeFor[config.PEM]():      {Type: "string", Pattern: `^[A-Za-z0-9+/\s]+=*\s*$`},
 	reflect.TypeFor[config.KeyPEM]():   {Type: "string", Pattern: `^[A-Za-z0-9+/\s]+=*\s*$`},
 	reflect.TypeFor[config.FileMode](): {Type: or("string", "integer"), Pattern: "^(0o)?[0-7]{1,4}$", Examples: []any{"0644", "0600"}},
+	reflect.TypeFor[config.Object]():   {Type: or("object", "null")},
 	reflect.TypeFor[config.Taint]():    {Type: "string", Pattern: `^([^:]*:)?(NoSchedule|PreferNoSchedule|NoExecute)$`},
 }
 

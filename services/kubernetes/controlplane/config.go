@@ -41,6 +41,9 @@ type APIServerConfig struct {
 	ServiceCIDR          string            `yaml:"serviceCIDR"`
 	ExtraArgs            map[string]string `yaml:"extraArgs"`
 	ExtraVolumes         []Volume          `yaml:"extraVolumes"`
+
+	AuditPolicy      config.Object            `yaml:"auditPolicy,omitempty"`
+	AdmissionControl []config.AdmissionPlugin `yaml:"admissionControl,omitempty"`
 }
 
 // ControllerManagerConfig is kube-controller-manager's.
@@ -105,6 +108,8 @@ func programConfigs(c *config.Cluster) []ProgramConfig {
 			ServiceCIDR:          joinPrefixes(c.Network.ServiceSubnets),
 			ExtraArgs:            maps.Clone(c.APIServer.ExtraArgs),
 			ExtraVolumes:         volumes(c.APIServer.ExtraVolumes),
+			AuditPolicy:          c.APIServer.AuditPolicy,
+			AdmissionControl:     c.APIServer.AdmissionControl,
 		},
 		ControllerManagerConfig{
 			Image:        c.ControllerManager.Image,

@@ -97,7 +97,7 @@ func start(t *testing.T, c *config.Config) *fixture {
 
 func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
-		Logs: logs.New(testWriter{f.t}), StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), SecretsDir: f.path("secrets"),
+		Logs: logs.New(testWriter{f.t}), StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 	})...)
 	rt, err := resource.NewRuntime(f.store, testLog(f.t), controllers...)
@@ -210,6 +210,48 @@ func TestStaticPodFiles(t *testing.T) {
 	if _, err := os.Stat(f.path("files", apiServer, "admission.yaml")); err != nil { // Q-16
 		t.Error(err)
 	}
+}
+
+// S-039: a change of what kube-apiserver reads only at its start is in its file, and then
+// in its pod, which restarts it.
+func TestFilesOfTheAPIServer(t *testing.T) {
+	f := start(t, testConfig(t))
+	f.etcd(true)
+	eventually.That(t, patience, "file of "+apiServer, func() error { _, err := os.Stat(f.file(apiServer)); return err })
+	before, err := os.ReadFile(f.file(apiServer))
+	put(t, err)
+	f.configure(func(c *config.Config) {
+		c.Cluster.APIServer.AuditPolicy = `{"apiVersion":"audit.k8s.io/v1","kind":"Policy","rules":[{"level":"None"}]}`
+		c.Cluster.APIServer.AdmissionControl = []config.AdmissionPlugin{{Name: "PodSecurity", Configuration: `{"kind":"Mine"}`}, {Name: "Other", Configuration: `{}`}}
+	})
+	eventually.That(t, patience, "pod with the new files", func() error {
+		after, err := os.ReadFile(f.file(apiServer))
+		if err == nil && line(after, filesVersionAnnotation) == line(before, filesVersionAnnotation) {
+			err = errors.New("still with the old ones")
+		}
+		return err
+	})
+	for name, want := range map[string]string{
+		auditFile: "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n    - level: None\n",
+		admissionFile: "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n" +
+			"    - configuration:\n        kind: Mine\n      name: PodSecurity\n    - configuration: {}\n      name: Other\n",
+	} {
+		got, err := os.ReadFile(f.path("files", apiServer, name))
+		put(t, err)
+		if diff := cmp.Diff(want, string(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// line is the first line of a text with a word in it.
+func line(text []byte, word string) string {
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, word) {
+			return line
+		}
+	}
+	return ""
 }
 
 // S-261: the resource stays until its file is gone.

@@ -91,6 +91,7 @@ type Options struct {
 
 	StaticPodsDir string // boot.ManifestsDir
 	FilesDir      string // configuration files of the programs that hold no secret
+	AuditDir      string // audit log of kube-apiserver
 	SecretsDir    string // boot.SecretsDir
 	CNIConfDir    string // boot.CNIConfDir
 	SubnetFile    string // flannel's
@@ -99,6 +100,7 @@ type Options struct {
 
 const (
 	filesDir   = "/etc/kubernetes"
+	auditDir   = boot.LogDir + "/audit/kube" // made with the other directories of EPHEMERAL
 	subnetFile = "/run/flannel/subnet.env"
 	kubeletURL = "https://127.0.0.1:10250"
 )
@@ -109,7 +111,7 @@ func Controllers(o Options) []resource.Controller {
 		to    *string
 		value string
 	}{
-		{&o.StaticPodsDir, boot.ManifestsDir}, {&o.FilesDir, filesDir}, {&o.SecretsDir, boot.SecretsDir},
+		{&o.StaticPodsDir, boot.ManifestsDir}, {&o.FilesDir, filesDir}, {&o.AuditDir, auditDir}, {&o.SecretsDir, boot.SecretsDir},
 		{&o.CNIConfDir, boot.CNIConfDir}, {&o.SubnetFile, subnetFile}, {&o.KubeletURL, kubeletURL},
 	} {
 		if *option.to == "" {
@@ -119,7 +121,7 @@ func Controllers(o Options) []resource.Controller {
 	return []resource.Controller{
 		&BootstrapStatusController{},
 		&ConfigController{},
-		&StaticPodController{filesDir: o.FilesDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")},
+		&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")},
 		&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL},
 		&ManifestController{},
 		&ManifestApplyController{},

@@ -15,6 +15,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
 var update = flag.Bool("update", false, "write what is rendered into testdata")
@@ -44,10 +45,25 @@ func TestPods(t *testing.T) {
 	for _, spec := range programConfigs(&c.Cluster) {
 		pod, err := staticPod(podInput{
 			config: spec, configVersion: 3, secretsVersion: "0123456789abcdef", address: netip.MustParseAddr("192.0.2.10"),
-			secretsDir: "/system/secrets/kubernetes", filesDir: "/etc/kubernetes",
+			secretsDir: "/system/secrets/kubernetes", filesDir: "/etc/kubernetes", auditDir: "/var/log/audit/kube",
 		})
 		put(t, err)
 		golden(t, "pods/"+spec.program(), pod)
+	}
+}
+
+// A user's volume takes the place of the node's at the same path: two would be no pod.
+func TestUsersVolumeWins(t *testing.T) {
+	c := testConfig(t)
+	c.Cluster.APIServer.ExtraVolumes = []config.Volume{{HostPath: "/var/mine", MountPath: "/audit"}}
+	pod, err := staticPod(podInput{config: programConfigs(&c.Cluster)[0], address: testAddress, auditDir: "/audit"})
+	put(t, err)
+	var there []string
+	for _, v := range pod.List("spec", "volumes") {
+		there = append(there, kubeclient.Object(v).Text("hostPath", "path"))
+	}
+	if slices.Contains(there, "/audit") || !slices.Contains(there, "/var/mine") {
+		t.Errorf("volumes %q", there)
 	}
 }
 
@@ -60,7 +76,7 @@ func TestProgramConfigs(t *testing.T) {
 }
 
 func TestIPv6NodeBindsBoth(t *testing.T) {
-	flags := apiServerFlags(APIServerConfig{}, "", "", netip.MustParseAddr("2001:db8::1"))
+	flags := apiServerFlags(APIServerConfig{}, "", "", "", netip.MustParseAddr("2001:db8::1"))
 	if flags["bind-address"] != "::" || flags["advertise-address"] != "2001:db8::1" {
 		t.Errorf("binds %s, advertises %s", flags["bind-address"], flags["advertise-address"])
 	}

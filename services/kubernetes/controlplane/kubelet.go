@@ -3,7 +3,6 @@ package controlplane
 import (
 	"bytes"
 	"context"
-	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,12 +38,6 @@ const (
 	statusBudget = 5 * time.Second
 )
 
-// files are the programs' configuration files that hold no secret and are the same
-// everywhere.
-//
-//go:embed files
-var files embed.FS
-
 // KubeletStaticPodController writes the pods for the kubelet and asks it for their status.
 type KubeletStaticPodController struct {
 	staticPodsDir, filesDir, kubeletURL string
@@ -62,14 +55,17 @@ func (*KubeletStaticPodController) Name() string { return "k8s.KubeletStaticPodC
 
 // Inputs implements resource.Controller.
 func (*KubeletStaticPodController) Inputs() []resource.Input {
-	return []resource.Input{{Type: StaticPods.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}}
+	return []resource.Input{
+		{Type: StaticPods.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()},
+	}
 }
 
 // Outputs implements resource.Controller.
 func (*KubeletStaticPodController) Outputs() []string { return []string{StaticPodStatuses.Type()} }
 
 // Reconcile implements resource.Controller. The files come first: they don't wait
-// for a kubelet that can't answer yet.
+// for a kubelet that can't answer yet. Those of kube-apiserver are never older than its
+// pod, which is made of the same configuration.
 func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	pods := StaticPods.List(v)
 	if len(pods) == 0 {
@@ -77,7 +73,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		// boot before, if /etc kept it, must not be taken away and brought back.
 		return 0, nil
 	}
-	if err := c.writeFiles(); err != nil {
+	if err := c.writeFiles(v); err != nil {
 		return 0, err
 	}
 	wanted, wroteAny := map[string]bool{}, false
@@ -136,23 +132,26 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 // finalizer keeps a static pod's resource until its file is gone (S-261).
 func finalizer(pod string) string { return fmt.Sprintf("k8s.StaticPodStatus(%q)", pod) }
 
-// writeFiles lays out what is embedded.
-func (c *KubeletStaticPodController) writeFiles() error {
-	return fs.WalkDir(files, "files", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		to := filepath.Join(c.filesDir, strings.TrimPrefix(path, "files"))
-		if entry.IsDir() {
-			return os.MkdirAll(to, dirMode)
-		}
-		data, err := files.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		_, err = writeChanged(to, data, fileMode)
+// writeFiles writes the configuration files of kube-apiserver.
+func (c *KubeletStaticPodController) writeFiles(v resource.View) error {
+	o, err := Configs.Get(v, apiServer)
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	files, err := apiServerFiles(o.Spec.(APIServerConfig))
+	if err != nil {
 		return err
-	})
+	}
+	dir := filepath.Join(c.filesDir, apiServer)
+	if err := os.MkdirAll(dir, dirMode); err != nil {
+		return err
+	}
+	for name, data := range files {
+		if _, err := writeChanged(filepath.Join(dir, name), data, fileMode); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *KubeletStaticPodController) writePod(v resource.View, path string, pod kubeclient.Object) (bool, error) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,6 +21,7 @@ type (
 const (
 	configVersionAnnotation  = "garboard.dev/config-version"  // version of the KubernetesControlPlaneConfig
 	secretsVersionAnnotation = "garboard.dev/secrets-version" // content hash of the secret files
+	filesVersionAnnotation   = "garboard.dev/files-version"   // content hash of the other files; kube-apiserver only
 )
 
 // criticalPriority is the value of the class system-node-critical. No admission
@@ -49,6 +51,7 @@ type podInput struct {
 	address        netip.Addr // this node's, for the apiserver to advertise
 	secretsDir     string
 	filesDir       string
+	auditDir       string
 }
 
 // staticPod renders the pod of one program.
@@ -57,7 +60,11 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 	files := filepath.Join(in.filesDir, in.config.program())
 	switch c := in.config.(type) {
 	case APIServerConfig:
-		flags := apiServerFlags(c, secrets, files, in.address)
+		rendered, err := apiServerFiles(c)
+		if err != nil {
+			return nil, err
+		}
+		flags := apiServerFlags(c, secrets, files, in.auditDir, in.address)
 		if _, own := c.ExtraArgs["anonymous-auth"]; own {
 			delete(flags, "authentication-config") // the apiserver takes one of the two only
 		}
@@ -65,8 +72,10 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 			image:   c.Image,
 			command: arguments(apiServer, flags, c.ExtraArgs),
 			cpu:     "200m", memory: "256Mi",
-			mounts: append([]Volume{{secrets, secrets, true}, {files, files, true}}, c.ExtraVolumes...),
-			port:   c.LocalPort,
+			mounts:       []Volume{{secrets, secrets, true}, {files, files, true}, {in.auditDir, in.auditDir, false}},
+			extra:        c.ExtraVolumes,
+			filesVersion: filesVersion(rendered),
+			port:         c.LocalPort,
 			// Another one wouldn't get more out of an etcd without quorum, and this one still
 			// serves what it knows.
 			live:  "/livez?exclude=etcd",
@@ -77,7 +86,8 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 			image:   c.Image,
 			command: arguments(controllerManager, controllerManagerFlags(c, secrets), c.ExtraArgs),
 			cpu:     "50m", memory: "64Mi",
-			mounts: append([]Volume{{secrets, secrets, true}}, c.ExtraVolumes...),
+			mounts: []Volume{{secrets, secrets, true}},
+			extra:  c.ExtraVolumes,
 			port:   controllerManagerPort,
 			live:   "/healthz",
 			ready:  "/healthz",
@@ -87,7 +97,8 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 			image:   c.Image,
 			command: arguments(scheduler, schedulerFlags(secrets), c.ExtraArgs),
 			cpu:     "20m", memory: "32Mi",
-			mounts: append([]Volume{{secrets, secrets, true}}, c.ExtraVolumes...),
+			mounts: []Volume{{secrets, secrets, true}},
+			extra:  c.ExtraVolumes,
 			port:   schedulerPort,
 			live:   "/livez",
 			ready:  "/readyz",
@@ -102,14 +113,27 @@ type container struct {
 	command     list
 	cpu, memory string // requests
 	mounts      []Volume
+	extra       []Volume // of the user: they replace those of the same path in the pod
 	port        int
 	live, ready string // paths of the probes
+
+	filesVersion string // "" for a program without files
 }
 
 func (in podInput) pod(c container) kubeclient.Object {
 	name := in.config.program()
+	annotations := object{
+		configVersionAnnotation:  strconv.FormatUint(in.configVersion, 10),
+		secretsVersionAnnotation: in.secretsVersion,
+	}
+	if c.filesVersion != "" {
+		annotations[filesVersionAnnotation] = c.filesVersion
+	}
 	mounts, hostPaths := list{}, list{}
-	for i, v := range c.mounts {
+	own := slices.DeleteFunc(c.mounts, func(v Volume) bool {
+		return slices.ContainsFunc(c.extra, func(extra Volume) bool { return extra.MountPath == v.MountPath })
+	})
+	for i, v := range append(own, c.extra...) {
 		volume := "v" + strconv.Itoa(i)
 		mounts = append(mounts, object{"name": volume, "mountPath": v.MountPath, "readOnly": v.ReadOnly})
 		// Without a type: the kubelet would check it in its own mount namespace.
@@ -123,10 +147,7 @@ func (in podInput) pod(c container) kubeclient.Object {
 			"namespace":         kubeSystem,
 			"creationTimestamp": nil,
 			"labels":            object{"k8s-app": name, "tier": "control-plane"},
-			"annotations": object{
-				configVersionAnnotation:  strconv.FormatUint(in.configVersion, 10),
-				secretsVersionAnnotation: in.secretsVersion,
-			},
+			"annotations":       annotations,
 		},
 		"spec": object{
 			"hostNetwork":       true,
@@ -175,16 +196,30 @@ func probe(port int, path string, t timing) object {
 	}
 }
 
-func apiServerFlags(c APIServerConfig, secrets, files string, address netip.Addr) map[string]string {
+// Bounds of the audit log: files that are no longer written to are compressed to about a
+// tenth, so all of them take about 200 MB.
+const (
+	auditFileMB = "100"
+	auditFiles  = "10"
+	auditDays   = "30"
+)
+
+func apiServerFlags(c APIServerConfig, secrets, files, audit string, address netip.Addr) map[string]string {
 	bind := "0.0.0.0"
 	if address.Is6() {
 		bind = "::" // takes IPv4 too
 	}
 	return map[string]string{
-		"admission-control-config-file": files + "/admission.yaml",
+		"admission-control-config-file": files + "/" + admissionFile,
 		"advertise-address":             address.String(),
 		"allow-privileged":              "true",
 		"api-audiences":                 c.ControlPlaneEndpoint,
+		"audit-log-compress":            "true",
+		"audit-log-maxage":              auditDays,
+		"audit-log-maxbackup":           auditFiles,
+		"audit-log-maxsize":             auditFileMB,
+		"audit-log-path":                audit + "/" + apiServer + ".log",
+		"audit-policy-file":             files + "/" + auditFile,
 		// Anonymous requests for the health endpoints only, which the probes ask.
 		"authentication-config":              files + "/authentication.yaml",
 		"authorization-mode":                 "Node,RBAC",

@@ -70,6 +70,7 @@ func TestRealControlPlane(t *testing.T) {
 	n.checkLabel(client)
 	n.checkHealthEndpoints()
 	n.checkEncryption(client)
+	n.checkAuditLog()
 }
 
 func (n *realNode) path(parts ...string) string {
@@ -94,7 +95,7 @@ func (n *realNode) runControllers() {
 	controllers := append(
 		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now, Balancer: n.config.Cluster.ControlPlane.Endpoint.String()}),
 		Controllers(Options{
-			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("manifests"), FilesDir: n.path("files"), SecretsDir: n.path("secrets"),
+			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("manifests"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 		})...)
 	rt, err := resource.NewRuntime(n.store, testLog(n.t), controllers...)
@@ -285,6 +286,22 @@ func (n *realNode) checkLabel(client *kubeclient.Client) {
 		}
 		return nil
 	})
+}
+
+// checkAuditLog: who made the Secrets of the bootstrap manifests is there, and what is in
+// them isn't.
+func (n *realNode) checkAuditLog() {
+	n.t.Helper()
+	log, err := os.ReadFile(n.path("audit", apiServer+".log"))
+	put(n.t, err)
+	if !strings.Contains(string(log), `"resource":"secrets"`) || !strings.Contains(string(log), `"username":"admin"`) {
+		n.t.Errorf("no change of a Secret in the audit log:\n%.2000s", log)
+	}
+	for _, not := range []string{"requestObject", "responseObject", `"verb":"watch"`, `"resource":"leases"`} {
+		if strings.Contains(string(log), not) {
+			n.t.Errorf("%s is in the audit log", not)
+		}
+	}
 }
 
 // checkHealthEndpoints: without a name one gets there, and nowhere else.

@@ -14,7 +14,7 @@ import (
 
 // StaticPodController renders the pods, once etcd is up (S-216): an apiserver that
 // starts without it only fails.
-type StaticPodController struct{ filesDir, secretsDir string }
+type StaticPodController struct{ filesDir, auditDir, secretsDir string }
 
 // Name implements resource.Controller.
 func (*StaticPodController) Name() string { return "k8s.ControlPlaneStaticPodController" }
@@ -52,6 +52,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 			address:        address.Spec.Primary,
 			secretsDir:     c.secretsDir,
 			filesDir:       c.filesDir,
+			auditDir:       c.auditDir,
 		})
 		if err != nil {
 			return 0, err

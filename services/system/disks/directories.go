@@ -23,6 +23,8 @@ var directories = []struct {
 	{"opt/cni/bin", 0o755, "plugins that CNIs bring: the upper half of Options.Plugins"},
 	{"opt/cni/work", 0o700, "overlayfs keeps what it is about to change there"},
 	{"log", 0o755, "the system's own logs"},
+	{"log/audit", 0o700, ""},
+	{"log/audit/kube", 0o700, "audit log of the API server"},
 	{"log/pods", 0o755, "logs of containers, where Kubernetes' log shippers look"},
 	{"log/containers", 0o755, "links to them"},
 	{"cri", 0o755, ""},

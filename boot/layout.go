@@ -1,13 +1,34 @@
 package boot
 
-// Partition is one row of the layout of the system disk.
-type Partition struct {
-	Label string
+import (
+	"slices"
+	"syscall"
+)
+
+// Volume is one row of the table of the system disk: a partition, what is on it, where that
+// is mounted, and what a reset does with it.
+type Volume struct {
+	Label string // the partition's name in the GPT
 	// Type is the GPT partition type: our own where the content is our own, so
 	// that the partitions of another system which happen to have the same labels
 	// are never taken for ours.
 	Type string
-	Size int64 // bytes; 0: the rest of the disk
+	// Size in bytes, on disks from roomyDisk on; 0: the rest of the disk. Small is the
+	// size on smaller disks.
+	Size, Small int64
+
+	// FileSystem is what the node makes on it, as mount(2) calls it, and Dir and Flags are
+	// how it is mounted. "": others write the bytes of the partition.
+	FileSystem string
+	Dir        string
+	Flags      uintptr
+
+	// Wipe is what a reset calls it, and Holds what is lost then. A volume without Holds
+	// goes with the one that it names. "": no reset changes it.
+	Wipe, Holds string
+	// Keys is true for volumes with the node's keys: a reset overwrites all of them, however
+	// long that takes.
+	Keys bool
 }
 
 const (
@@ -33,25 +54,55 @@ const (
 	TypeEphemeral = "A617CAFD-D217-41F8-9118-C2B9DE583C97"
 )
 
-// Layout is the partitions of a system disk of this size, in their order on the
-// disk. EFI and both slots are there from the start, also on a machine that
-// boots from elsewhere, so that installing and upgrading never moves anything.
+// Volumes are the table, in the order of the partitions on the disk. EFI and both slots are
+// there from the start, also on a machine that boots from elsewhere, so that installing and
+// upgrading never moves anything.
 //
 // The sizes: EFI takes two kernels of the day and is no smaller than FAT32 can
 // be on disks with 4 KiB sectors (65525 clusters, 256 MiB). A slot takes a boot
 // payload (60 MiB is its budget) several times over. mkfs.xfs makes nothing
 // below 300 MiB, which is more than STATE will ever hold.
-func Layout(disk int64) []Partition {
-	efi, slot, state := int64(512*mib), int64(512*mib), int64(512*mib)
+//
+// The flags: nothing on STATE is ever run. Containers run from EPHEMERAL, and set-user-id
+// programs work in their volumes as they do on any other node. Device nodes are on neither.
+var Volumes = []Volume{
+	{Label: LabelEFI, Type: TypeEFI, Size: 512 * mib, Small: 272 * mib},
+	{Label: LabelBootA, Type: TypeBootA, Size: 512 * mib, Small: 256 * mib},
+	{Label: LabelBootB, Type: TypeBootB, Size: 512 * mib, Small: 256 * mib},
+	{Label: LabelMeta, Type: TypeMeta, Size: 1 * mib, Small: 1 * mib,
+		Wipe: LabelState, Keys: true},
+	{Label: LabelState, Type: TypeState, Size: 512 * mib, Small: 320 * mib,
+		FileSystem: "xfs", Dir: StateDir, Flags: syscall.MS_NOATIME | syscall.MS_NODEV | syscall.MS_NOSUID | syscall.MS_NOEXEC,
+		Wipe: LabelState, Holds: "configuration and identity", Keys: true},
+	{Label: LabelEphemeral, Type: TypeEphemeral,
+		FileSystem: "xfs", Dir: EphemeralDir, Flags: syscall.MS_NOATIME | syscall.MS_NODEV,
+		Wipe: LabelEphemeral, Holds: "images, pods' data and the data of etcd"},
+}
+
+// SizeOn is the size on a disk with that many bytes; 0: the rest of it.
+func (v Volume) SizeOn(disk int64) int64 {
 	if disk < roomyDisk {
-		efi, slot, state = 272*mib, 256*mib, 320*mib
+		return v.Small
 	}
-	return []Partition{
-		{LabelEFI, TypeEFI, efi},
-		{LabelBootA, TypeBootA, slot},
-		{LabelBootB, TypeBootB, slot},
-		{LabelMeta, TypeMeta, 1 * mib},
-		{LabelState, TypeState, state},
-		{LabelEphemeral, TypeEphemeral, 0},
+	return v.Size
+}
+
+// WipeLabels are what a reset can be asked to wipe.
+var WipeLabels = func() (labels []string) {
+	for _, v := range Volumes {
+		if v.Holds != "" {
+			labels = append(labels, v.Wipe)
+		}
 	}
+	return labels
+}()
+
+// Wiped are the volumes that a reset with these labels wipes.
+func Wiped(labels []string) (volumes []Volume) {
+	for _, v := range Volumes {
+		if slices.Contains(labels, v.Wipe) {
+			volumes = append(volumes, v)
+		}
+	}
+	return volumes
 }

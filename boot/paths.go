@@ -46,9 +46,6 @@ const (
 	LabelEphemeral = "EPHEMERAL"
 )
 
-// WipeLabels are the partitions that a reset can wipe.
-var WipeLabels = []string{LabelState, LabelEphemeral}
-
 // ResetFile is on a container's STATE that was wiped: its seed isn't taken again. A
 // machine forgets that it was reset; its configuration comes from where it looks for
 // one.

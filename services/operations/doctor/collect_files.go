@@ -66,9 +66,12 @@ func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 	if data, err := readSmall(d.path(clientFile)); err == nil {
 		f.client = firstCertificate(data)
 	}
-	for _, at := range []struct{ label, path string }{{boot.LabelState, boot.StateDir}, {boot.LabelEphemeral, boot.EphemeralDir}} {
-		if s, ok := d.o.statfs(d.path(at.path)); ok {
-			s.label, s.path = at.label, at.path
+	for _, v := range boot.Volumes {
+		if v.Dir == "" {
+			continue
+		}
+		if s, ok := d.o.statfs(d.path(v.Dir)); ok {
+			s.label, s.path = v.Label, v.Dir
 			f.spaces = append(f.spaces, s)
 		}
 	}

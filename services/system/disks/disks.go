@@ -71,6 +71,8 @@ type Disks struct {
 	o   Options
 	log *slog.Logger
 
+	volumes []volume // of the system disk, in the order in which they are mounted
+
 	mu     sync.Mutex // guards system and mounts; held across all that changes a disk
 	system *device    // the disk that STATE is on, once it is mounted
 	mounts []string   // in the order in which they were mounted
@@ -96,7 +98,8 @@ func New(o Options) *Disks {
 	if o.before == nil {
 		o.before = func(string) error { return nil }
 	}
-	return &Disks{o: o, log: o.Logs.Logger(ID)}
+	return &Disks{o: o, log: o.Logs.Logger(ID),
+		volumes: volumes(map[string]string{boot.LabelState: o.stateDir, boot.LabelEphemeral: o.varDir})}
 }
 
 // Service is disks in the graph: up once STATE and EPHEMERAL are there.
@@ -112,14 +115,14 @@ func (d *Disks) Service() dag.Service {
 
 // warnFull says that a file system is nearly full while things still work.
 func (d *Disks) warnFull() {
-	for label, dir := range map[string]string{boot.LabelState: d.o.stateDir, boot.LabelEphemeral: d.o.varDir} {
+	for _, v := range d.volumes {
 		var st unix.Statfs_t
-		if err := unix.Statfs(dir, &st); err != nil || st.Blocks == 0 {
+		if err := unix.Statfs(v.Dir, &st); err != nil || st.Blocks == 0 {
 			continue
 		}
 		if free := int64(st.Bavail) * st.Bsize; st.Bavail*100 < st.Blocks*nearlyFull {
 			d.log.Warn(fmt.Sprintf("%s (%s) is nearly full: %s of %s are free. Going on; the kubelet removes images and evicts pods to make room",
-				label, dir, bytesText(free), bytesText(int64(st.Blocks)*st.Bsize)))
+				v.Label, v.Dir, bytesText(free), bytesText(int64(st.Blocks)*st.Bsize)))
 		}
 	}
 }
@@ -170,7 +173,7 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 		return false, err
 	}
 	dev := disks[0]
-	if err := d.mountPartition(ctx, dev, stateMount(d.o.stateDir)); err != nil {
+	if err := d.mountVolume(ctx, dev, d.volume(boot.LabelState)); err != nil {
 		return false, err
 	}
 	d.system = &dev
@@ -216,8 +219,8 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 	if err := d.take(ctx, dev, install.Wipe); err != nil {
 		return "", err
 	}
-	for _, m := range []mount{stateMount(d.o.stateDir), ephemeralMount(d.o.varDir)} {
-		if err := d.mountPartition(ctx, dev, m); err != nil {
+	for _, v := range d.volumes {
+		if err := d.mountVolume(ctx, dev, v); err != nil {
 			return "", err
 		}
 	}

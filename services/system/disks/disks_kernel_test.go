@@ -47,7 +47,7 @@ func newLoop(t *testing.T, size int64) *loop {
 	if err := os.Truncate(l.file, size); err != nil {
 		t.Fatal(err)
 	}
-	dev, err := attach(l.file)
+	dev, err := attach(l.file, 0)
 	if err != nil {
 		t.Fatalf("attach a loop device: %v", err)
 	}
@@ -56,9 +56,9 @@ func newLoop(t *testing.T, size int64) *loop {
 	return l
 }
 
-// attach makes a loop device that goes by itself when nobody has it open any
-// more, also after a test that was killed.
-func attach(file string) (*os.File, error) {
+// attach makes a loop device of what is in a file behind an offset. It goes by itself when
+// nobody has it open any more, also after a test that was killed.
+func attach(file string, offset uint64) (*os.File, error) {
 	back, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func attach(file string) (*os.File, error) {
 		}
 		err = unix.IoctlLoopConfigure(int(dev.Fd()), &unix.LoopConfig{
 			Fd:   uint32(back.Fd()),
-			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_PARTSCAN},
+			Info: unix.LoopInfo64{Offset: offset, Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_PARTSCAN},
 		})
 		if err == nil {
 			return dev, nil

@@ -128,20 +128,19 @@ func describe(c content) string {
 
 // isOurs: every partition of the layout with its own type, and no other.
 func isOurs(t *gpt.Table) bool {
-	wanted := boot.Layout(0)
 	n := 0
 	for _, p := range t.Partitions {
 		if p.Type == gpt.Unused {
 			continue
 		}
 		n++
-		if !slices.ContainsFunc(wanted, func(w boot.Partition) bool {
-			return w.Label == p.Name && strings.EqualFold(w.Type, string(p.Type))
+		if !slices.ContainsFunc(boot.Volumes, func(v boot.Volume) bool {
+			return v.Label == p.Name && strings.EqualFold(v.Type, string(p.Type))
 		}) {
 			return false
 		}
 	}
-	return n == len(wanted)
+	return n == len(boot.Volumes)
 }
 
 // describeTable names the partitions with what they hold.

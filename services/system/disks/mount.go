@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
@@ -25,63 +24,40 @@ const (
 	unmountPoll     = 100 * time.Millisecond
 )
 
-// mount is one row of what is mounted from the system disk.
-type mount struct {
-	label string
-	dir   string
-	flags uintptr
-}
-
-// stateMount: nothing on STATE is ever run.
-func stateMount(dir string) mount {
-	return mount{boot.LabelState, dir, unix.MS_NOATIME | unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOEXEC}
-}
-
-// ephemeralMount: containers run from EPHEMERAL, and set-user-id programs work in
-// their volumes as they do on any other node. Device nodes are never on it.
-func ephemeralMount(dir string) mount {
-	return mount{boot.LabelEphemeral, dir, unix.MS_NOATIME | unix.MS_NODEV}
-}
-
-// mountPartition mounts one partition of dev unless it is mounted already. The
-// caller holds d.mu.
-func (d *Disks) mountPartition(ctx context.Context, dev device, m mount) error {
-	if slices.Contains(d.mounts, m.dir) {
+// mountVolume mounts a volume of dev unless it is mounted already. The caller holds d.mu.
+func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
+	if slices.Contains(d.mounts, v.Dir) {
 		return nil
 	}
 	f, err := d.inspect(dev)
 	if err != nil {
 		return err
 	}
-	p, err := f.partition(dev, m.label)
+	path, err := partitionDevice(ctx, dev, f.table, v.Label)
 	if err != nil {
 		return err
 	}
-	if err := d.show(ctx, dev, f); err != nil {
-		return err
-	}
-	path, there := dev.partitionPath(p.n)
-	if !there {
-		return fmt.Errorf("partition %d (%s) of %s has no device", p.n, m.label, dev.Path)
-	}
-	if mounted, err := mountinfo.Mounted(m.dir); err != nil {
+	if mounted, err := mountinfo.Mounted(v.Dir); err != nil {
 		return err
 	} else if mounted {
-		return fmt.Errorf("mount %s on %s: something else is mounted there", path, m.dir)
+		return fmt.Errorf("mount %s on %s: something else is mounted there", path, v.Dir)
 	}
-	err = unix.Mount(path, m.dir, "xfs", m.flags, "")
+	if path, err = v.layer.open(ctx, path); err != nil {
+		return fmt.Errorf("open %s of %s: %w", v.Label, dev.Path, err)
+	}
+	err = unix.Mount(path, v.Dir, v.FileSystem, v.Flags, "")
 	if d.damaged(ctx, path, err) {
-		d.log.Warn(fmt.Sprintf("%s on %s is damaged: repairing it, for at most %s", m.label, path, repairTimeout))
+		d.log.Warn(fmt.Sprintf("%s on %s is damaged: repairing it, for at most %s", v.Label, path, repairTimeout))
 		if err := d.repair(ctx, path); err != nil {
-			return fmt.Errorf("repair %s (%s): %w", m.label, path, err)
+			return fmt.Errorf("repair %s (%s): %w", v.Label, path, err)
 		}
-		d.log.Warn(fmt.Sprintf("%s on %s is repaired", m.label, path))
-		err = unix.Mount(path, m.dir, "xfs", m.flags, "")
+		d.log.Warn(fmt.Sprintf("%s on %s is repaired", v.Label, path))
+		err = unix.Mount(path, v.Dir, v.FileSystem, v.Flags, "")
 	}
 	if err != nil {
-		return fmt.Errorf("mount %s (%s) on %s: %w", m.label, path, m.dir, err)
+		return fmt.Errorf("mount %s (%s) on %s: %w", v.Label, path, v.Dir, err)
 	}
-	d.mounts = append(d.mounts, m.dir)
+	d.mounts = append(d.mounts, v.Dir)
 	return nil
 }
 
@@ -144,6 +120,9 @@ func (d *Disks) unmount() {
 		if err := unmountDir(dir); err != nil {
 			d.log.Warn(err.Error())
 		}
+	}
+	if err := d.closeLayers(); err != nil {
+		d.log.Warn(err.Error())
 	}
 	d.mounts, d.system = nil, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"time"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
@@ -86,18 +87,20 @@ func (d *Disks) layOut(ctx context.Context, dev device) error {
 	defer file.Close()
 
 	table := newTable(dev)
-	steps := []struct {
+	type step struct {
 		name string
 		do   func() error
-	}{
+	}
+	steps := []step{
 		{"journal", func() error { return writeJournal(file, journal{step: stepLayout}) }},
 		{"erase", func() error { return erase(file, dev, table) }},
 		{"table", func() error { return writeTable(file, dev, table) }},
 		{"partitions", func() error { return showPartitions(ctx, file, dev, table) }},
-		{"format " + boot.LabelState, func() error { return d.format(ctx, dev, table, boot.LabelState) }},
-		{"format " + boot.LabelEphemeral, func() error { return d.format(ctx, dev, table, boot.LabelEphemeral) }},
-		{"done", func() error { return writeJournal(file, journal{}) }},
 	}
+	for _, v := range d.volumes {
+		steps = append(steps, step{"format " + v.Label, func() error { return d.format(ctx, dev, table, v) }})
+	}
+	steps = append(steps, step{"done", func() error { return writeJournal(file, journal{}) }})
 	for _, s := range steps {
 		if err := errors.Join(ctx.Err(), d.o.before(s.name)); err != nil {
 			return err
@@ -127,15 +130,15 @@ func newTable(dev device) *gpt.Table {
 	sectors := func(bytes int64) uint64 { return uint64(bytes / int64(dev.Sector)) }
 	t := &gpt.Table{LogicalSectorSize: dev.Sector, PhysicalSectorSize: dev.Sector, ProtectiveMBR: true}
 	at := int64(mib)
-	for i, p := range boot.Layout(dev.Size) {
-		size := p.Size
+	for i, v := range boot.Volumes {
+		size := v.SizeOn(dev.Size)
 		if size == 0 {
 			size = (dev.Size-mib)&^(mib-1) - at // the last MiB has the backup table
 		}
 		t.Partitions = append(t.Partitions, &gpt.Partition{
 			Index: i + 1,
-			Name:  p.Label,
-			Type:  gpt.Type(p.Type),
+			Name:  v.Label,
+			Type:  gpt.Type(v.Type),
 			Start: sectors(at),
 			End:   sectors(at+size) - 1,
 		})
@@ -176,20 +179,22 @@ func writeTable(file *os.File, dev device, t *gpt.Table) error {
 	return nil
 }
 
-// format makes the file system of one partition and returns when it is on the
+// format makes the layer and the file system of a volume, and returns when they are on the
 // disk.
-func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, label string) error {
-	p, err := found{table: t}.partition(dev, label)
+func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) error {
+	path, err := partitionDevice(ctx, dev, t, v.Label)
 	if err != nil {
 		return err
 	}
-	path, there := dev.partitionPath(p.n)
-	if !there {
-		return fmt.Errorf("partition %d (%s) of %s has no device", p.n, label, dev.Path)
+	if err := v.layer.create(ctx, path); err != nil {
+		return fmt.Errorf("create %s on %s: %w", v.Label, path, err)
+	}
+	if path, err = v.layer.open(ctx, path); err != nil {
+		return fmt.Errorf("open %s of %s: %w", v.Label, dev.Path, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
 	defer cancel()
-	if err := d.o.Processes.Run(ctx, exec.Command(mkfs, "-q", "-f", "-L", label, path)); err != nil {
+	if err := d.o.Processes.Run(ctx, exec.Command(mkfs, "-q", "-f", "-L", v.Label, path)); err != nil {
 		return err
 	}
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -203,19 +208,16 @@ func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, label stri
 	return nil
 }
 
-// finish sees to it that both partitions of a finished layout have a file
-// system: a reset has zeroed one, or formatting it was interrupted.
+// finish sees to it that the volumes of a finished layout have a file system: a reset has
+// zeroed one, or formatting it was interrupted.
 func (d *Disks) finish(ctx context.Context, dev device, f found) error {
-	if len(d.mounts) > 1 {
-		return nil // mounted: both have one
-	}
-	if err := d.show(ctx, dev, f); err != nil {
-		return err
-	}
-	for _, label := range []string{boot.LabelState, boot.LabelEphemeral} {
-		again := f.pending.step == stepFormat && f.pending.label == label
+	for _, v := range d.volumes {
+		if slices.Contains(d.mounts, v.Dir) {
+			continue
+		}
+		again := f.pending.step == stepFormat && f.pending.label == v.Label
 		if !again {
-			blank, err := d.unformatted(dev, f, label)
+			blank, err := d.unformatted(ctx, dev, f, v)
 			if err != nil {
 				return err
 			}
@@ -223,41 +225,42 @@ func (d *Disks) finish(ctx context.Context, dev device, f found) error {
 				continue
 			}
 		}
-		d.log.Warn(fmt.Sprintf("%s on %s has no file system: making one", label, dev.Path))
-		if err := d.formatAgain(ctx, dev, f, label); err != nil {
+		d.log.Warn(fmt.Sprintf("%s on %s has no file system: making one", v.Label, dev.Path))
+		if err := d.formatAgain(ctx, dev, f, v); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (d *Disks) show(ctx context.Context, dev device, f found) error {
-	file, err := os.Open(dev.Path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	return showPartitions(ctx, file, dev, f.table)
-}
-
-// unformatted is true for a partition that begins with nothing but zeros;
-// anything but our file system on it is an error.
-func (d *Disks) unformatted(dev device, f found, label string) (bool, error) {
-	p, err := f.partition(dev, label)
+// unformatted is true for a volume that begins with nothing but zeros; anything but our
+// layer and file system on it is an error.
+func (d *Disks) unformatted(ctx context.Context, dev device, f found, v volume) (bool, error) {
+	path, err := partitionDevice(ctx, dev, f.table, v.Label)
 	if err != nil {
 		return false, err
 	}
-	file, err := os.Open(dev.Path)
+	layered, err := v.layer.exists(path)
+	if err == nil && layered {
+		path, err = v.layer.open(ctx, path)
+	}
+	if err != nil {
+		return false, fmt.Errorf("open %s of %s: %w", v.Label, dev.Path, err)
+	}
+	file, err := os.Open(path)
 	if err != nil {
 		return false, err
 	}
 	defer file.Close()
-	part := io.NewSectionReader(file, p.start, p.size)
-	c, err := identify(part, p.size)
-	if err != nil || c.kind == "xfs" {
+	size, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
 		return false, err
 	}
-	zero, err := blank(part, 0, edge)
+	c, err := identify(file, size)
+	if err != nil || layered && c.kind == v.FileSystem {
+		return false, err
+	}
+	zero, err := blank(file, 0, edge)
 	if err != nil || zero {
 		return zero, err
 	}
@@ -265,23 +268,23 @@ func (d *Disks) unformatted(dev device, f found, label string) (bool, error) {
 	if c.kind != "" {
 		holds = c.String()
 	}
-	return false, d.refuse(dev, fmt.Sprintf("holds %s in its partition %s, where an xfs file system was", holds, label),
+	return false, d.refuse(dev, fmt.Sprintf("holds %s in its partition %s, where an %s file system was", holds, v.Label, v.FileSystem),
 		"Zero the beginning of that partition to have it made again")
 }
 
-func (d *Disks) formatAgain(ctx context.Context, dev device, f found, label string) error {
+func (d *Disks) formatAgain(ctx context.Context, dev device, f found, v volume) error {
 	file, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if err := writeJournal(file, journal{step: stepFormat, label: label}); err != nil {
+	if err := writeJournal(file, journal{step: stepFormat, label: v.Label}); err != nil {
 		return err
 	}
-	if err := d.o.before("format " + label); err != nil {
+	if err := d.o.before("format " + v.Label); err != nil {
 		return err
 	}
-	if err := d.format(ctx, dev, f.table, label); err != nil {
+	if err := d.format(ctx, dev, f.table, v); err != nil {
 		return err
 	}
 	if err := d.o.before("done"); err != nil {

@@ -208,7 +208,7 @@ func (d *Disks) wipeUserDisk(ctx context.Context, dev device) (err error) {
 			return err
 		}
 	}
-	if err := (partition{label: dev.Path, size: dev.Size}).erase(ctx, file); err != nil {
+	if err := (partition{label: dev.Path, size: dev.Size}).erase(ctx, file, false); err != nil {
 		return err
 	}
 	if err := file.Sync(); err != nil {

@@ -4,90 +4,85 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
-	"strings"
+	"slices"
 
+	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
-	"golang.org/x/sys/unix"
 )
 
-// volumeTypes are what configuration volumes are written with: images of CDs, and
-// USB sticks.
-var volumeTypes = map[string]bool{"iso9660": true, "vfat": true}
-
-// Volume gives use the files of the volume with that file system label, mounted
-// read-only for as long as use runs. It implements boot.Mounter.
-func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) (err error) {
-	device, kind, err := d.findVolume(label)
-	if err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp("", "volume-")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(dir)
-	flags := uintptr(unix.MS_RDONLY | unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOEXEC)
-	if err := unix.Mount(device, dir, kind, flags, ""); err != nil {
-		return fmt.Errorf("mount volume %s (%s, %s): %w", label, device, kind, err)
-	}
-	defer func() {
-		if e := unix.Unmount(dir, 0); e != nil {
-			err = errors.Join(err, fmt.Errorf("unmount volume %s (%s): %w", label, device, e))
-		}
-	}()
-	return use(os.DirFS(dir))
+// volume is one of the system's volumes that has a file system. From the disk up:
+//
+//	partition ── layer.open ─▶ device ── mkfs ─▶ file system ── mount ─▶ directory
+type volume struct {
+	boot.Volume
+	layer layer
 }
 
-// findVolume looks at every disk, partition and CD drive. Labels are compared
-// without case: FAT and strict ISO 9660 write them in capitals.
-func (d *Disks) findVolume(label string) (device, kind string, err error) {
-	entries, err := os.ReadDir("/sys/class/block")
-	if err != nil {
-		return "", "", err
-	}
-	for _, e := range entries {
-		if !d.holdsVolumes(e.Name()) {
-			continue
-		}
-		path := filepath.Join("/dev", e.Name())
-		c, err := identifyDevice(path)
-		if err != nil {
-			continue // an empty drive, or one that went away: not what we look for
-		}
-		if volumeTypes[c.kind] && strings.EqualFold(c.label, label) {
-			return path, c.kind, nil
-		}
-	}
-	return "", "", fmt.Errorf("no volume labelled %q: %w", label, boot.ErrNone)
+// layer is what lies between the partition of a volume and its file system. Each volume has
+// its own. The journal covers create: a layer that is only half there is created again.
+type layer interface {
+	// exists reports whether the partition has the layer.
+	exists(partition string) (bool, error)
+	// create puts the layer on the partition. What the partition holds is lost.
+	create(ctx context.Context, partition string) error
+	// open returns the device of the file system. The layer may be open already.
+	open(ctx context.Context, partition string) (device string, err error)
+	// close is called once nothing uses the device. The layer may not be open.
+	close() error
 }
 
-// holdsVolumes is true for disks, their partitions and CD drives.
-func (d *Disks) holdsVolumes(name string) bool {
-	if strings.HasPrefix(name, "sr") {
-		return true
-	}
-	whole := name
-	if target, err := filepath.EvalSymlinks(filepath.Join("/sys/class/block", name)); err == nil {
-		if _, err := os.Stat(filepath.Join(target, "partition")); err == nil {
-			whole = filepath.Base(filepath.Dir(target))
+// plain is the layer of a volume that isn't encrypted: the file system is on the partition.
+type plain struct{}
+
+func (plain) exists(string) (bool, error)                              { return true, nil }
+func (plain) create(context.Context, string) error                     { return nil }
+func (plain) open(_ context.Context, partition string) (string, error) { return partition, nil }
+func (plain) close() error                                             { return nil }
+
+// volumes are those of the table that have a file system, each with its layer.
+func volumes(dirs map[string]string) (all []volume) {
+	for _, v := range boot.Volumes {
+		if v.FileSystem != "" {
+			v.Dir = dirs[v.Label]
+			all = append(all, volume{v, plain{}})
 		}
 	}
-	return d.o.isDisk(whole)
+	return all
 }
 
-func identifyDevice(path string) (content, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return content{}, err
+func (d *Disks) volume(label string) volume {
+	return d.volumes[slices.IndexFunc(d.volumes, func(v volume) bool { return v.Label == label })]
+}
+
+// closeLayers is for volumes that aren't mounted any more.
+func (d *Disks) closeLayers() error {
+	var errs []error
+	for _, v := range slices.Backward(d.volumes) {
+		if err := v.layer.close(); err != nil {
+			errs = append(errs, fmt.Errorf("close %s: %w", v.Label, err))
+		}
 	}
-	defer f.Close()
-	size, err := f.Seek(0, io.SeekEnd)
+	return errors.Join(errs...)
+}
+
+// partitionDevice is the device node of a partition, which the kernel may not have yet.
+func partitionDevice(ctx context.Context, dev device, t *gpt.Table, label string) (string, error) {
+	p, err := found{table: t}.partition(dev, label)
 	if err != nil {
-		return content{}, err
+		return "", err
 	}
-	return identify(f, size)
+	file, err := os.Open(dev.Path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	if err := showPartitions(ctx, file, dev, t); err != nil {
+		return "", err
+	}
+	path, there := dev.partitionPath(p.n)
+	if !there {
+		return "", fmt.Errorf("partition %d (%s) of %s has no device", p.n, label, dev.Path)
+	}
+	return path, nil
 }

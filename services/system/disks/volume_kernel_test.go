@@ -3,33 +3,118 @@
 package disks
 
 import (
+	"context"
 	"errors"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 )
 
-// S-023: a configuration comes on a volume labelled metal-iso, in either case, on
-// any disk or CD.
-func TestVolumeIsFoundByItsLabel(t *testing.T) {
-	for _, label := range []string{"metal-iso", "METAL-ISO"} {
-		l := newLoop(t, 4<<20)
-		l.writeAt(32769, "CD001")
-		l.writeAt(32808, label+strings.Repeat(" ", 32-len(label)))
-		device, kind, err := bootMachine(t, l).disks.findVolume("metal-iso")
-		if err != nil || device != l.path || kind != "iso9660" {
-			t.Errorf("%s: found %q of type %q, error %v; want %q, iso9660", label, device, kind, err, l.path)
-		}
+// shifted is a layer with what an encrypted one has: a header, and a device of its own.
+type shifted struct{ dev *os.File }
+
+const shiftedHeader = "shifted by a MiB"
+
+func (s *shifted) exists(partition string) (bool, error) {
+	f, err := os.Open(partition)
+	if err != nil {
+		return false, err
 	}
+	defer f.Close()
+	head, err := read(f, 0, len(shiftedHeader))
+	return string(head) == shiftedHeader, err
 }
 
-func TestOtherVolumesAreNotTaken(t *testing.T) {
-	other, none := newLoop(t, 4<<20), newLoop(t, 4<<20)
-	other.writeAt(32769, "CD001")
-	other.writeAt(32808, "holidays"+strings.Repeat(" ", 24))
-	_, _, err := bootMachine(t, other, none).disks.findVolume("metal-iso")
-	if !errors.Is(err, boot.ErrNone) {
-		t.Errorf("error %v, want one that says there is none", err)
+func (s *shifted) create(_ context.Context, partition string) error {
+	f, err := os.OpenFile(partition, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt([]byte(shiftedHeader), 0)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func (s *shifted) open(_ context.Context, partition string) (device string, err error) {
+	if there, err := s.exists(partition); err != nil || !there {
+		return "", errors.Join(errors.New("there is no header"), err)
+	}
+	if s.dev == nil {
+		s.dev, err = attach(partition, 1<<20)
+	}
+	if err != nil {
+		return "", err
+	}
+	return s.dev.Name(), nil
+}
+
+func (s *shifted) close() error {
+	if s.dev == nil {
+		return nil
+	}
+	dev := s.dev
+	s.dev = nil
+	return dev.Close()
+}
+
+// layered gives every volume of a machine such a layer.
+func (m *machineUnderTest) layered() *machineUnderTest {
+	for i := range m.disks.volumes {
+		m.disks.volumes[i].layer = &shifted{}
+	}
+	return m
+}
+
+// A layer between partition and file system is made, opened, closed and wiped with its
+// volume, and nothing else of the service has to know it.
+func TestLayer(t *testing.T) {
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l).layered()
+	m.mustUp(config.Install{Disk: l.path})
+	m.write("state/mine", "kept")
+	m.write("var/mine", "kept too")
+	m.off()
+	if slices.ContainsFunc(m.disks.volumes, func(v volume) bool { return v.layer.(*shifted).dev != nil }) {
+		t.Fatal("a layer stays open")
+	}
+
+	m = bootMachine(t, l).layered()
+	if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+		t.Fatalf("STATE: %v, %v", found, err)
+	}
+	m.mustUp(config.Install{Disk: l.path})
+	if got := m.read("state/mine") + ", " + m.read("var/mine"); got != "kept, kept too" {
+		t.Errorf("after the second boot: %q", got)
+	}
+	erase, err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.off()
+	if err := erase(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, cut := range []string{"format EPHEMERAL", "done", ""} {
+		m = bootMachine(t, l).layered()
+		m.cut = cut
+		if err := m.up(config.Install{Disk: l.path}); cut == "" && err != nil || cut != "" && !errors.Is(err, errPowerCut) {
+			t.Fatalf("cut at %q: %v", cut, err)
+		}
+		if cut != "" {
+			m.off()
+		}
+	}
+	if got := names(t, m.dir, "var"); slices.Contains(got, "mine") || m.read("state/mine") != "kept" {
+		t.Errorf("after a reset, /var has %q, STATE %q", got, m.read("state/mine"))
+	}
+	m.off()
+
+	// Without the layer, its volumes are nobody's that could be made anew.
+	err = bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	if err == nil || !strings.Contains(err.Error(), "in its partition STATE, where an xfs file system was") {
+		t.Errorf("without the layer: %v", err)
 	}
 }

@@ -70,9 +70,9 @@ func (d *Disks) MarkWipe(labels []string, users []UserDisk) (erase func(context.
 
 // wipeMarked does what the journal says of a reset, and looks at the disk again.
 //
-// STATE is zeroed, with META: that is where a node's keys are. EPHEMERAL is zeroed
-// where the disk does that by itself; where it can't, it is discarded, and what makes
-// it a file system is zeroed.
+// boot.Volumes says what goes with which label. What may hold a node's keys is zeroed.
+// Others are zeroed where the disk does that by itself; where it can't, they are discarded,
+// and what makes them file systems is zeroed.
 func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, error) {
 	if f.verdict != ours || f.pending.step != stepWipe {
 		return f, nil
@@ -96,18 +96,17 @@ func (d *Disks) wipe(ctx context.Context, dev device, f found, labels []string) 
 	if slices.Contains(labels, boot.LabelState) {
 		// Without STATE the disk is nobody's until it is made anew.
 		after = journal{step: stepFormat, label: boot.LabelState}
-		labels = append(labels, boot.LabelMeta)
 	}
-	for _, label := range labels {
-		p, err := f.partition(dev, label)
+	for _, v := range boot.Wiped(labels) {
+		p, err := f.partition(dev, v.Label)
 		if err != nil {
 			return err
 		}
-		if err := d.o.before("wipe " + label); err != nil {
+		if err := d.o.before("wipe " + v.Label); err != nil {
 			return err
 		}
-		if err := p.erase(ctx, file); err != nil {
-			return fmt.Errorf("%s: %w", label, err)
+		if err := p.erase(ctx, file, v.Keys); err != nil {
+			return fmt.Errorf("%s: %w", v.Label, err)
 		}
 	}
 	if err := errors.Join(file.Sync(), d.o.before("wiped")); err != nil {
@@ -116,13 +115,13 @@ func (d *Disks) wipe(ctx context.Context, dev device, f found, labels []string) 
 	return writeJournal(file, after)
 }
 
-// erase zeroes a partition of a disk. Of one that may take hours to write, it writes the
-// edges if the disk can't zero by itself: of all but those that a node's keys are on.
-func (p partition) erase(ctx context.Context, file *os.File) error {
+// erase zeroes a partition of a disk. If the disk can't zero by itself, it writes all of one
+// that has a node's keys, and only the edges of another, which may take hours to write.
+func (p partition) erase(ctx context.Context, file *os.File, keys bool) error {
 	if helped, err := punch(ctx, file, p.start, p.size); helped || err != nil {
 		return err
 	}
-	if p.label == boot.LabelState || p.label == boot.LabelMeta {
+	if keys {
 		return zero(ctx, file, p.start, p.size)
 	}
 	// A disk may ignore it, or read anything there afterwards.

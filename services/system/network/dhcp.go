@@ -4,234 +4,259 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
+	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
-	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv4/nclient4"
+	"golang.org/x/sys/unix"
 )
 
 const (
-	// Pauses between attempts to get an address double from the first to the
-	// last, give or take a tenth, as RFC 2131 §4.1 asks. It begins with 4 s; a
-	// link that has just come up often drops the first frames, so begin sooner.
-	discoverFirst = time.Second
-	discoverMax   = 64 * time.Second
-	// extendMin is the shortest pause between attempts to extend a lease (RFC
-	// 2131 §4.4.5), unless the lease hasn't got that long.
-	extendMin = 60 * time.Second
-	// answerWait is how long an answer may take; more is a lost packet.
-	answerWait = 10 * time.Second
-	// warnAfter is how long a missing answer is nobody's business.
-	warnAfter = 10 * time.Second
-	// remindEvery is how often a wait that goes on is logged again.
-	remindEvery = 5 * time.Minute
+	// fallbackLeaseTime is for servers that forget option 51, which RFC 2131
+	// §4.3.1 makes them send.
+	fallbackLeaseTime = time.Hour
+	// minMTU is what every IPv4 host must take (RFC 791 §3.1): smaller values in
+	// option 26 are mistakes that would cut the node off.
+	minMTU = 576
+	// infiniteLease is the lease time that never ends (RFC 2131 §3.3).
+	infiniteLease = 0xffffffff * time.Second
 )
 
-// errNak is the server's refusal: the lease is over, or never was.
-var errNak = errors.New("DHCP server refused (NAK)")
-
-// exchange sends one message and waits for its answer, at most until ctx ends.
-type exchange interface {
-	discover(ctx context.Context, prefer netip.Addr) (offer *dhcpv4.DHCPv4, err error)
-	request(ctx context.Context, offer *dhcpv4.DHCPv4) (ack *dhcpv4.DHCPv4, err error)
-	// extend asks for more time: the server itself, or with broadcast any.
-	extend(ctx context.Context, l *lease, broadcast bool) (ack *dhcpv4.DHCPv4, err error)
-}
-
-// dhcpClient keeps the lease of one link (RFC 2131 §4.4, figure 5):
+// dhcp is the protocol for IPv4 (RFC 2131) on one link.
 //
-//	        offer, ack               T1                 T2
-//	acquire ──────────▶ bound ──────────────▶ renewing ────▶ rebinding
-//	   ▲                  ▲    ack (unicast)     │  ack (broadcast) │
-//	   │                  └─────────────────────┴──────────────────┤
-//	   └──────────────────────────── NAK, expiry ◀──────────────────┘
-type dhcpClient struct {
-	link string
-	x    exchange
-	log  *slog.Logger
-	// report hears of each new or extended lease, and nil when it is lost.
-	report func(*lease)
-	// kick says that the link is back: what was to be asked later is asked now.
-	kick <-chan struct{}
-	// prefer is the address to ask for first, where one is known.
-	prefer netip.Addr
+// Before there is an address, messages go through a packet socket; to extend a
+// lease they come from the address itself, through the kernel's own UDP. The
+// node sends no client identifier: servers then know it by its MAC address, and
+// reservations by MAC work.
+type dhcp struct {
+	link     string
+	hostname func() string // sent along where the configuration has one
 }
 
-// run keeps a lease until ctx ends. Strangers write what it reads: a message that
-// makes it panic must not end the machine.
-func (c *dhcpClient) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		if err := dag.Guard(c.log, func() error { c.keep(ctx); return nil }); err != nil {
-			c.report(nil)
-			c.sleep(ctx, discoverMax)
+// requested are the options that newLease reads.
+var requested = []dhcpv4.OptionCode{
+	dhcpv4.OptionSubnetMask, dhcpv4.OptionRouter, dhcpv4.OptionDomainNameServer, dhcpv4.OptionHostName,
+	dhcpv4.OptionInterfaceMTU, dhcpv4.OptionNTPServers, dhcpv4.OptionClasslessStaticRoute,
+	dhcpv4.OptionIPAddressLeaseTime, dhcpv4.OptionRenewTimeValue, dhcpv4.OptionRebindingTimeValue,
+}
+
+func (d dhcp) modifiers(more ...dhcpv4.Modifier) []dhcpv4.Modifier {
+	m := []dhcpv4.Modifier{
+		dhcpv4.WithRequestedOptions(requested...),
+		dhcpv4.WithOption(dhcpv4.OptMaxMessageSize(nclient4.MaxMessageSize)),
+	}
+	if name := d.hostname(); name != "" {
+		m = append(m, dhcpv4.WithOption(dhcpv4.OptHostName(name)))
+	}
+	return append(m, more...)
+}
+
+// acquire is discover, offer, request, ack.
+func (d dhcp) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
+	var more []dhcpv4.Modifier
+	if prefer.IsValid() {
+		more = append(more, dhcpv4.WithOption(dhcpv4.OptRequestedIPAddress(prefer.AsSlice())))
+	}
+	offer, err := d.raw(ctx, nclient4.IsMessageType(dhcpv4.MessageTypeOffer), func(mac net.HardwareAddr) (*dhcpv4.DHCPv4, error) {
+		return dhcpv4.NewDiscovery(mac, d.modifiers(more...)...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	asked := time.Now()
+	ack, err := d.raw(ctx, answers(offer), func(net.HardwareAddr) (*dhcpv4.DHCPv4, error) {
+		return dhcpv4.NewRequestFromOffer(offer, d.modifiers()...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return newLease(ack, asked)
+}
+
+// raw sends over a packet socket: it works while the link has no address.
+func (d dhcp) raw(ctx context.Context, match nclient4.Matcher, make func(net.HardwareAddr) (*dhcpv4.DHCPv4, error)) (*dhcpv4.DHCPv4, error) {
+	c, err := nclient4.New(d.link, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	msg, err := make(c.InterfaceAddr())
+	if err != nil {
+		return nil, err
+	}
+	return send(ctx, c, nclient4.DefaultServers, msg, match)
+}
+
+// extend also asks all servers where the one of the lease has no address.
+func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
+	asked, last := time.Now(), l.grant.(*dhcpv4.DHCPv4)
+	iface, err := net.InterfaceByName(d.link)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := d.listen(ctx, address(last.YourIPAddr))
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", last.YourIPAddr, err)
+	}
+	c, err := nclient4.NewWithConn(conn, iface.HardwareAddr, nclient4.WithRetry(1), nclient4.WithTimeout(answerWait))
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	defer c.Close()
+	xid, err := dhcpv4.GenerateTransactionID()
+	if err != nil {
+		return nil, err
+	}
+	// Sets ciaddr, and leaves the server identifier out, as RFC 2131 §4.3.2 wants.
+	msg, err := dhcpv4.NewRenewFromAck(last, d.modifiers(dhcpv4.WithTransactionID(xid))...)
+	if err != nil {
+		return nil, err
+	}
+	ack, err := send(ctx, c, extendAt(last, rebind), msg, nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
+	if err != nil {
+		return nil, err
+	}
+	return newLease(ack, asked)
+}
+
+// extendAt is where a lease is extended: at its server, or with rebind, and where that has
+// no address, at any.
+func extendAt(ack *dhcpv4.DHCPv4, rebind bool) *net.UDPAddr {
+	server := serverOf(ack)
+	if rebind || server.IsUnspecified() {
+		return nclient4.DefaultServers
+	}
+	return &net.UDPAddr{IP: server.AsSlice(), Port: nclient4.ServerPort}
+}
+
+// listen opens the client's port on addr, on this link only.
+func (d dhcp) listen(ctx context.Context, addr netip.Addr) (net.PacketConn, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var opt error
+		err := raw.Control(func(fd uintptr) {
+			opt = errors.Join(
+				unix.BindToDevice(int(fd), d.link),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
+			)
+		})
+		return errors.Join(err, opt)
+	}}
+	return lc.ListenPacket(ctx, "udp4", netip.AddrPortFrom(addr, nclient4.ClientPort).String())
+}
+
+func send(ctx context.Context, c *nclient4.Client, dest *net.UDPAddr, msg *dhcpv4.DHCPv4, match nclient4.Matcher) (*dhcpv4.DHCPv4, error) {
+	answer, err := c.SendAndRead(ctx, dest, msg, match)
+	switch {
+	case errors.Is(err, nclient4.ErrNoResponse), errors.Is(err, context.DeadlineExceeded):
+		return nil, errNoAnswer
+	case err != nil:
+		return nil, err
+	case answer.MessageType() == dhcpv4.MessageTypeNak:
+		if text := answer.Message(); text != "" {
+			return nil, fmt.Errorf("%w (NAK): %s", errRefused, text)
+		}
+		return nil, fmt.Errorf("%w (NAK)", errRefused)
+	}
+	return answer, nil
+}
+
+// answers matches what the offering server says to a request. A server that
+// calls itself 0.0.0.0, or nothing at all, is taken at its word.
+func answers(offer *dhcpv4.DHCPv4) nclient4.Matcher {
+	server := address(offer.ServerIdentifier())
+	return nclient4.IsAll(
+		nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak),
+		func(p *dhcpv4.DHCPv4) bool {
+			from := address(p.ServerIdentifier())
+			return from == server || from.IsUnspecified() || server.IsUnspecified()
+		},
+	)
+}
+
+// newLease reads an ACK. asked is when the request was sent: the times count
+// from there (RFC 2131 §4.4.1).
+func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
+	addr, ok := netip.AddrFromSlice(ack.YourIPAddr.To4())
+	if !ok || !addr.IsGlobalUnicast() {
+		return nil, fmt.Errorf("DHCP server granted no usable address: %s", ack.YourIPAddr)
+	}
+	mask := ack.SubnetMask()
+	if mask == nil {
+		mask = net.IP(addr.AsSlice()).DefaultMask()
+	}
+	ones, bits := mask.Size()
+	if bits != 32 {
+		return nil, fmt.Errorf("DHCP server granted %s with mask %s, which is none", addr, mask)
+	}
+	l := &lease{server: serverOf(ack).String(), hostname: ack.HostName(), routes: leaseRoutes(ack), grant: ack}
+	l.setTimes(ack, asked)
+	l.addresses = []leasedAddress{{netip.PrefixFrom(addr, ones), l.expireAt}}
+	for _, ip := range ack.DNS() {
+		l.resolvers = append(l.resolvers, address(ip))
+	}
+	for _, ip := range ack.NTPServers() {
+		l.ntp = append(l.ntp, address(ip))
+	}
+	if v := ack.Options.Get(dhcpv4.OptionInterfaceMTU); len(v) == 2 {
+		if mtu := int(v[0])<<8 | int(v[1]); mtu >= minMTU {
+			l.mtu = mtu
 		}
 	}
+	return l, nil
 }
 
-func (c *dhcpClient) keep(ctx context.Context) {
-	for {
-		l := c.acquire(ctx)
-		if l == nil {
-			return
-		}
-		c.prefer = l.address.Addr()
-		c.report(l)
-		err := c.hold(ctx, l)
-		if ctx.Err() != nil {
-			return
-		}
-		c.log.Warn(fmt.Sprintf("lost the DHCP lease of %s on %s: %v; asking for a new one", c.prefer, c.link, err))
-		c.report(nil)
+// serverOf is the server's address, or 0.0.0.0 where it doesn't say who it is.
+func serverOf(ack *dhcpv4.DHCPv4) netip.Addr {
+	if id := address(ack.ServerIdentifier()); !id.IsUnspecified() {
+		return id
 	}
+	return address(ack.ServerIPAddr)
 }
 
-// acquire asks until there is a lease; nil when ctx has ended.
-func (c *dhcpClient) acquire(ctx context.Context) *lease {
-	since, warned := time.Now(), time.Time{}
-	for pause := discoverFirst; ctx.Err() == nil; pause = min(pause*2, discoverMax) {
-		wait := jitter(pause)
-		next := time.Now().Add(wait)
-		l, err := c.ask(ctx, min(wait, answerWait))
-		if errors.Is(err, errKicked) {
-			pause = discoverFirst / 2 // doubled by the loop
-			continue
+func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
+	length := ack.IPAddressLeaseTime(fallbackLeaseTime)
+	if length >= infiniteLease {
+		return
+	}
+	// The defaults of RFC 2131 §4.4.5, also where the server's make no sense.
+	t1 := ack.IPAddressRenewalTime(length / 2)
+	t2 := ack.IPAddressRebindingTime(length * 7 / 8)
+	if t1 <= 0 || t1 >= t2 || t2 >= length {
+		t1, t2 = length/2, length*7/8
+	}
+	l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(length)
+}
+
+// leaseRoutes are the classless routes (option 121), or else the routers: who
+// sends the first wants the second ignored (RFC 3442).
+func leaseRoutes(ack *dhcpv4.DHCPv4) []route {
+	var out []route
+	for _, r := range ack.ClasslessStaticRoute() {
+		ones, _ := r.Dest.Mask.Size()
+		gw := address(r.Router)
+		if gw.IsUnspecified() {
+			gw = netip.Addr{} // on the link itself
 		}
-		if err == nil {
-			c.log.Info(fmt.Sprintf("DHCP lease on %s: %s from %s", c.link, l.address, l.server))
-			return l
-		}
-		now := time.Now()
-		if ctx.Err() == nil && now.Sub(since) >= warnAfter && (warned.IsZero() || now.Sub(warned) >= remindEvery) {
-			warned = now
-			c.log.Warn(noAnswer(c.link, now.Sub(since), err))
-		}
-		c.sleep(ctx, time.Until(next))
+		out = append(out, route{network: netip.PrefixFrom(address(r.Dest.IP), ones).Masked(), gateway: gw})
+	}
+	if len(out) > 0 {
+		return out
+	}
+	if routers := ack.Router(); len(routers) > 0 && !routers[0].IsUnspecified() {
+		return []route{{network: netip.PrefixFrom(netip.IPv4Unspecified(), 0), gateway: address(routers[0])}}
 	}
 	return nil
 }
 
-// noAnswer is the line at the console: what is missing, since when, what
-// follows, and what ends it.
-func noAnswer(link string, since time.Duration, err error) string {
-	what := fmt.Sprintf("no DHCP answer on %s", link)
-	if !errors.Is(err, errNoAnswer) {
-		what = fmt.Sprintf("no DHCP lease on %s: %v", link, err)
+// address is 0.0.0.0 for anything that isn't an IPv4 address.
+func address(ip net.IP) netip.Addr {
+	a, ok := netip.AddrFromSlice(ip.To4())
+	if !ok {
+		return netip.IPv4Unspecified()
 	}
-	return fmt.Sprintf("%s for %s; asking again at least every %s. A DHCP server on that network ends this, "+
-		"or a static address (cidr) for %s in machine.network.interfaces", what, since.Round(time.Second), discoverMax, link)
-}
-
-// errKicked: the link came back while we waited for an answer that was lost.
-var errKicked = errors.New("link came back")
-
-// ask tries once: discover, offer, request, ack.
-func (c *dhcpClient) ask(ctx context.Context, wait time.Duration) (*lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	ctx, kicked := context.WithCancelCause(ctx)
-	defer kicked(nil)
-	go func() {
-		select {
-		case <-c.kick:
-			kicked(errKicked)
-		case <-ctx.Done():
-		}
-	}()
-	offer, err := c.x.discover(ctx, c.prefer)
-	if cause := context.Cause(ctx); errors.Is(cause, errKicked) {
-		return nil, cause
-	}
-	if err != nil {
-		return nil, err
-	}
-	asked := time.Now()
-	ack, err := c.x.request(ctx, offer)
-	if err != nil {
-		return nil, err
-	}
-	return newLease(ack, asked)
-}
-
-// hold extends the lease for as long as a server lets it, and says why it ended.
-func (c *dhcpClient) hold(ctx context.Context, l *lease) error {
-	for {
-		if l.expireAt.IsZero() {
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		c.sleep(ctx, time.Until(l.renewAt))
-		longer, err := c.extend(ctx, l)
-		if err != nil {
-			return err
-		}
-		if longer.address != l.address {
-			c.log.Warn(fmt.Sprintf("DHCP server changed the address on %s from %s to %s", c.link, l.address, longer.address))
-		}
-		l = longer
-		c.prefer = l.address.Addr()
-		c.report(l)
-	}
-}
-
-// extend asks the server until T2, then any server until the lease expires.
-func (c *dhcpClient) extend(ctx context.Context, l *lease) (*lease, error) {
-	for ctx.Err() == nil {
-		now := time.Now()
-		if !now.Before(l.expireAt) {
-			return nil, errors.New("it expired unanswered")
-		}
-		broadcast, end := false, l.rebindAt
-		if !now.Before(l.rebindAt) {
-			broadcast, end = true, l.expireAt
-		}
-		// Half of what is left, but not in a hurry; the last pause ends with the phase.
-		pause := min(max(end.Sub(now)/2, extendMin), end.Sub(now))
-		longer, err := c.askLonger(ctx, l, broadcast, min(pause, answerWait))
-		if err == nil {
-			return longer, nil
-		}
-		if errors.Is(err, errNak) {
-			return nil, err
-		}
-		if broadcast {
-			c.log.Warn(fmt.Sprintf("no DHCP server extends the lease of %s on %s, which ends in %s: %v",
-				l.address.Addr(), c.link, time.Until(l.expireAt).Round(time.Second), err))
-		}
-		c.sleep(ctx, time.Until(now.Add(pause)))
-	}
-	return nil, ctx.Err()
-}
-
-func (c *dhcpClient) askLonger(ctx context.Context, l *lease, broadcast bool, wait time.Duration) (*lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
-	asked := time.Now()
-	// Without a server that has a name there is only broadcast.
-	ack, err := c.x.extend(ctx, l, broadcast || l.server.IsUnspecified())
-	if err != nil {
-		return nil, err
-	}
-	return newLease(ack, asked)
-}
-
-// sleep ends early when the link is kicked or ctx ends.
-func (c *dhcpClient) sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-c.kick:
-	case <-t.C:
-	}
-}
-
-// jitter keeps machines that were switched on together from asking together.
-func jitter(d time.Duration) time.Duration {
-	return d + time.Duration((rand.Float64()-0.5)*0.2*float64(d))
+	return a
 }

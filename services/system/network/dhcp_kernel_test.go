@@ -119,7 +119,7 @@ func TestRenewalAndExpiryOnTheWire(t *testing.T) {
 		return nil
 	})
 	eventually.That(t, 10*time.Second, "the console hears of it", func() error {
-		if !strings.Contains(n.console.String(), "lost the DHCP lease of 10.8.0.77 on eth0: it expired unanswered") {
+		if !strings.Contains(n.console.String(), "lost the DHCP lease of 10.8.0.77/24 on eth0: it expired unanswered") {
 			return fmt.Errorf("console: %s", n.console)
 		}
 		return nil

@@ -1,31 +1,39 @@
 package network
 
 import (
-	"fmt"
-	"net"
+	"context"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/garboard-os/garboard/config"
 )
+
+// family of addresses.
+type family string
 
 const (
-	// fallbackLeaseTime is for servers that forget option 51, which RFC 2131
-	// §4.3.1 makes them send.
-	fallbackLeaseTime = time.Hour
-	// minMTU is what every IPv4 host must take (RFC 791 §3.1): smaller values in
-	// option 26 are mistakes that would cut the node off.
-	minMTU = 576
-	// infiniteLease is the lease time that never ends (RFC 2131 §3.3).
-	infiniteLease = 0xffffffff * time.Second
+	ipv4 family = "IPv4"
+	ipv6 family = "IPv6"
 )
 
-// lease is what a DHCP server has granted. Times are on the monotonic clock, so
+// familyOf an address that is none is neither.
+func familyOf(a netip.Addr) family {
+	switch {
+	case a.Is4():
+		return ipv4
+	case a.Is6():
+		return ipv6
+	}
+	return ""
+}
+
+// lease is what a link was granted for a time. Times are on the monotonic clock, so
 // that setting the wall clock neither ends nor lengthens a lease.
 type lease struct {
-	ack     *dhcpv4.DHCPv4
-	address netip.Prefix
-	server  netip.Addr // unspecified where the server doesn't say who it is
+	addresses []leasedAddress
+	server    string // who granted it
 
 	renewAt, rebindAt, expireAt time.Time // zero: never
 
@@ -34,88 +42,56 @@ type lease struct {
 	resolvers []netip.Addr
 	ntp       []netip.Addr
 	hostname  string
+
+	grant any // what its protocol needs to extend it
 }
 
-// newLease reads an ACK. asked is when the request was sent: the times count
-// from there (RFC 2131 §4.4.1).
-func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
-	addr, ok := netip.AddrFromSlice(ack.YourIPAddr.To4())
-	if !ok || !addr.IsGlobalUnicast() {
-		return nil, fmt.Errorf("DHCP server granted no usable address: %s", ack.YourIPAddr)
-	}
-	mask := ack.SubnetMask()
-	if mask == nil {
-		mask = net.IP(addr.AsSlice()).DefaultMask()
-	}
-	ones, bits := mask.Size()
-	if bits != 32 {
-		return nil, fmt.Errorf("DHCP server granted %s with mask %s, which is none", addr, mask)
-	}
-	l := &lease{
-		ack:      ack,
-		address:  netip.PrefixFrom(addr, ones),
-		server:   address(ack.ServerIdentifier()),
-		hostname: ack.HostName(),
-		routes:   leaseRoutes(ack),
-	}
-	if l.server.IsUnspecified() {
-		l.server = address(ack.ServerIPAddr)
-	}
-	for _, ip := range ack.DNS() {
-		l.resolvers = append(l.resolvers, address(ip))
-	}
-	for _, ip := range ack.NTPServers() {
-		l.ntp = append(l.ntp, address(ip))
-	}
-	if v := ack.Options.Get(dhcpv4.OptionInterfaceMTU); len(v) == 2 {
-		if mtu := int(v[0])<<8 | int(v[1]); mtu >= minMTU {
-			l.mtu = mtu
-		}
-	}
-	l.setTimes(ack, asked)
-	return l, nil
+// leasedAddress may end before the others of its lease do.
+type leasedAddress struct {
+	netip.Prefix
+	until time.Time // zero: for good
 }
 
-func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
-	length := ack.IPAddressLeaseTime(fallbackLeaseTime)
-	if length >= infiniteLease {
-		return
+// lasts is whether the link may have the address at that time.
+func (a leasedAddress) lasts(now time.Time) bool { return a.until.IsZero() || now.Before(a.until) }
+
+// String is the addresses.
+func (l *lease) String() string {
+	var all []string
+	for _, a := range l.addresses {
+		all = append(all, a.Prefix.String())
 	}
-	// The defaults of RFC 2131 §4.4.5, also where the server's make no sense.
-	t1 := ack.IPAddressRenewalTime(length / 2)
-	t2 := ack.IPAddressRebindingTime(length * 7 / 8)
-	if t1 <= 0 || t1 >= t2 || t2 >= length {
-		t1, t2 = length/2, length*7/8
-	}
-	l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(length)
+	return strings.Join(all, ", ")
 }
 
-// leaseRoutes are the classless routes (option 121), or else the routers: who
-// sends the first wants the second ignored (RFC 3442).
-func leaseRoutes(ack *dhcpv4.DHCPv4) []route {
-	var out []route
-	for _, r := range ack.ClasslessStaticRoute() {
-		ones, _ := r.Dest.Mask.Size()
-		gw := address(r.Router)
-		if gw.IsUnspecified() {
-			gw = netip.Addr{} // on the link itself
-		}
-		out = append(out, route{network: netip.PrefixFrom(address(r.Dest.IP), ones).Masked(), gateway: gw})
-	}
-	if len(out) > 0 {
-		return out
-	}
-	if routers := ack.Router(); len(routers) > 0 && !routers[0].IsUnspecified() {
-		return []route{{network: netip.PrefixFrom(netip.IPv4Unspecified(), 0), gateway: address(routers[0])}}
-	}
-	return nil
+// has is whether an address is one of the lease's.
+func (l *lease) has(a netip.Addr) bool {
+	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool { return own.Addr() == a })
 }
 
-// address is 0.0.0.0 for anything that isn't an IPv4 address.
-func address(ip net.IP) netip.Addr {
-	a, ok := netip.AddrFromSlice(ip.To4())
-	if !ok {
-		return netip.IPv4Unspecified()
-	}
-	return a
+// source is a way in which links get leases: a protocol for one family of addresses.
+type source struct {
+	name   string // of the protocol, as people know it
+	family family
+	// wanted is whether a link with this plan gets its leases.
+	wanted func(p config.Link) bool
+	// open begins on one link. hostname is what servers are told, "" for nothing.
+	open func(link string, hostname func() string) protocol
+}
+
+// sources of leases, in the order in which they count where two offer different values.
+var sources = []source{{
+	name: "DHCP", family: ipv4,
+	wanted: func(p config.Link) bool { return p.DHCP },
+	open:   func(link string, hostname func() string) protocol { return dhcp{link: link, hostname: hostname} },
+}}
+
+// protocol asks for leases on one link. Each call asks once, until ctx ends at most, and
+// returns errNoAnswer for silence.
+type protocol interface {
+	// acquire asks for a lease, of the address that it prefers where one is known.
+	acquire(ctx context.Context, prefer netip.Addr) (*lease, error)
+	// extend asks for more time: the server that granted the lease, or to rebind it any.
+	// errRefused ends the lease.
+	extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 }

@@ -18,28 +18,28 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
-// script is a DHCP server that does what the test says, and writes down with the
+// script is a protocol that does what the test says, and writes down with the
 // second at which it was asked.
 type script struct {
 	start time.Time
 
 	mu     sync.Mutex // guards all following fields
-	answer func(what string) (*dhcpv4.DHCPv4, error)
+	answer func(what string) (*lease, error)
 	asked  []string
 }
 
-func (s *script) next(ctx context.Context, what string) (*dhcpv4.DHCPv4, error) {
+func (s *script) next(ctx context.Context, what string) (*lease, error) {
 	s.mu.Lock()
 	s.asked = append(s.asked, fmt.Sprintf("%s@%d", what, int(time.Since(s.start).Seconds()+0.5)))
-	ack, err := s.answer(what)
+	l, err := s.answer(what)
 	s.mu.Unlock()
 	if errors.Is(err, errNoAnswer) {
 		<-ctx.Done()
 	}
-	return ack, err
+	return l, err
 }
 
-func (s *script) set(answer func(what string) (*dhcpv4.DHCPv4, error)) {
+func (s *script) set(answer func(what string) (*lease, error)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.answer = answer
@@ -51,23 +51,29 @@ func (s *script) questions() []string {
 	return slices.Clone(s.asked)
 }
 
-func (s *script) discover(ctx context.Context, prefer netip.Addr) (*dhcpv4.DHCPv4, error) {
-	what := "discover"
+func (s *script) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
+	what := "acquire"
 	if prefer.IsValid() {
 		what += "(" + prefer.String() + ")"
 	}
 	return s.next(ctx, what)
 }
 
-func (s *script) request(ctx context.Context, _ *dhcpv4.DHCPv4) (*dhcpv4.DHCPv4, error) {
-	return s.next(ctx, "request")
-}
-
-func (s *script) extend(ctx context.Context, _ *lease, broadcast bool) (*dhcpv4.DHCPv4, error) {
-	if broadcast {
+func (s *script) extend(ctx context.Context, _ *lease, rebind bool) (*lease, error) {
+	if rebind {
 		return s.next(ctx, "rebind")
 	}
 	return s.next(ctx, "renew")
+}
+
+// granted is 10.0.0.5/24 from now on.
+func granted(t *testing.T, seconds uint32) *lease {
+	t.Helper()
+	l, err := newLease(ack(t, seconds), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 // ack grants 10.0.0.5/24.
@@ -86,8 +92,8 @@ func ack(t *testing.T, seconds uint32, more ...dhcpv4.Modifier) *dhcpv4.DHCPv4 {
 	return m
 }
 
-// client is a running DHCP client in virtual time.
-type client struct {
+// running is a client in virtual time.
+type running struct {
 	*script
 	kick chan struct{}
 	log  *syncBuffer
@@ -97,15 +103,15 @@ type client struct {
 	reports []string
 }
 
-func startClient(t *testing.T, answer func(what string) (*dhcpv4.DHCPv4, error)) *client {
+func startClient(t *testing.T, answer func(what string) (*lease, error)) *running {
 	t.Helper()
-	c := &client{script: &script{start: time.Now(), answer: answer}, kick: make(chan struct{}, 1), log: &syncBuffer{}}
-	d := &dhcpClient{
-		link: "eth0", x: c.script, kick: c.kick, log: slog.New(slog.NewTextHandler(c.log, nil)),
+	c := &running{script: &script{start: time.Now(), answer: answer}, kick: make(chan struct{}, 1), log: &syncBuffer{}}
+	d := &client{
+		source: "DHCP", link: "eth0", protocol: c.script, kick: c.kick, log: slog.New(slog.NewTextHandler(c.log, nil)),
 		report: func(l *lease) {
 			text := "lost"
 			if l != nil {
-				text = l.address.String()
+				text = l.String()
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -120,13 +126,13 @@ func startClient(t *testing.T, answer func(what string) (*dhcpv4.DHCPv4, error))
 	return c
 }
 
-// panicky is an exchange that a message makes panic.
+// panicky is a protocol that a message makes panic.
 type panicky struct {
-	exchange
+	protocol
 	asked int
 }
 
-func (p *panicky) discover(context.Context, netip.Addr) (*dhcpv4.DHCPv4, error) {
+func (p *panicky) acquire(context.Context, netip.Addr) (*lease, error) {
 	if p.asked++; p.asked == 1 {
 		panic("a message that nobody thought of")
 	}
@@ -137,8 +143,8 @@ func (p *panicky) discover(context.Context, netip.Addr) (*dhcpv4.DHCPv4, error) 
 func TestDHCPPanicIsSurvived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, log := &panicky{}, &syncBuffer{}
-		d := &dhcpClient{link: "eth0", x: p, log: slog.New(slog.NewTextHandler(log, nil)), report: func(*lease) {}}
-		ctx, cancel := context.WithTimeout(t.Context(), 3*discoverMax)
+		d := &client{source: "DHCP", link: "eth0", protocol: p, log: slog.New(slog.NewTextHandler(log, nil)), report: func(*lease) {}}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*askMax)
 		defer cancel()
 		d.run(ctx)
 		if p.asked < 2 || !strings.Contains(log.String(), "panic: a message that nobody thought of") {
@@ -147,7 +153,7 @@ func TestDHCPPanicIsSurvived(t *testing.T) {
 	})
 }
 
-func (c *client) reported() []string {
+func (c *running) reported() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.reports)
@@ -155,10 +161,10 @@ func (c *client) reported() []string {
 
 func TestLeaseIsRenewedAtT1(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000), nil })
+		c := startClient(t, func(string) (*lease, error) { return granted(t, 1000), nil })
 		time.Sleep(1600 * time.Second)
 		c.stop()
-		want := []string{"discover@0", "request@0", "renew@500", "renew@1000", "renew@1500"}
+		want := []string{"acquire@0", "renew@500", "renew@1000", "renew@1500"}
 		if diff := cmp.Diff(want, c.questions()); diff != "" {
 			t.Error(diff)
 		}
@@ -170,12 +176,12 @@ func TestLeaseIsRenewedAtT1(t *testing.T) {
 // anew with a wish for the same address.
 func TestLeaseOfDeadServerExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000), nil })
+		c := startClient(t, func(string) (*lease, error) { return granted(t, 1000), nil })
 		synctest.Wait()
-		c.set(func(string) (*dhcpv4.DHCPv4, error) { return nil, errNoAnswer })
+		c.set(func(string) (*lease, error) { return nil, errNoAnswer })
 		time.Sleep(1000*time.Second + 500*time.Millisecond)
 		synctest.Wait()
-		want := []string{"discover@0", "request@0", "renew@500", "renew@688", "renew@781", "renew@841", "rebind@875", "rebind@938", "rebind@998", "discover(10.0.0.5)@1000"}
+		want := []string{"acquire@0", "renew@500", "renew@688", "renew@781", "renew@841", "rebind@875", "rebind@938", "rebind@998", "acquire(10.0.0.5)@1000"}
 		if diff := cmp.Diff(want, c.questions()[:len(want)]); diff != "" {
 			t.Error(diff)
 		}
@@ -188,13 +194,13 @@ func TestLeaseOfDeadServerExpires(t *testing.T) {
 
 func TestAnotherServerTakesTheLeaseOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000), nil })
+		c := startClient(t, func(string) (*lease, error) { return granted(t, 1000), nil })
 		synctest.Wait()
-		c.set(func(what string) (*dhcpv4.DHCPv4, error) {
+		c.set(func(what string) (*lease, error) {
 			if what == "renew" {
 				return nil, errNoAnswer
 			}
-			return ack(t, 1000), nil
+			return granted(t, 1000), nil
 		})
 		time.Sleep(1000 * time.Second)
 		c.stop()
@@ -206,11 +212,11 @@ func TestAnotherServerTakesTheLeaseOver(t *testing.T) {
 
 func TestNakEndsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := startClient(t, func(what string) (*dhcpv4.DHCPv4, error) {
+		c := startClient(t, func(what string) (*lease, error) {
 			if what == "renew" {
-				return nil, errNak
+				return nil, errRefused
 			}
-			return ack(t, 1000), nil
+			return granted(t, 1000), nil
 		})
 		time.Sleep(600 * time.Second)
 		c.stop()
@@ -222,23 +228,29 @@ func TestNakEndsTheLease(t *testing.T) {
 
 // A server that calls itself 0.0.0.0 can't be written to: ask everybody.
 func TestServerWithoutAddress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		none := dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4zero))
-		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 1000, none), nil })
-		time.Sleep(501 * time.Second)
-		c.stop()
-		if diff := cmp.Diff([]string{"discover@0", "request@0", "rebind@500"}, c.questions()); diff != "" {
-			t.Error(diff)
+	none := dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4zero))
+	for _, c := range []struct {
+		ack    *dhcpv4.DHCPv4
+		rebind bool
+		want   string
+	}{
+		{ack(t, 1000), false, "10.0.0.1:67"},
+		{ack(t, 1000), true, "255.255.255.255:67"},
+		{ack(t, 1000, none), false, "255.255.255.255:67"},
+		{ack(t, 1000, none, dhcpv4.WithServerIP(net.IPv4(10, 0, 0, 9))), false, "10.0.0.9:67"},
+	} {
+		if got := extendAt(c.ack, c.rebind).String(); got != c.want {
+			t.Errorf("extended at %s, want %s: %s", got, c.want, c.ack.Summary())
 		}
-	})
+	}
 }
 
 func TestInfiniteLeaseIsLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return ack(t, 0xffffffff), nil })
+		c := startClient(t, func(string) (*lease, error) { return granted(t, 0xffffffff), nil })
 		time.Sleep(1000 * time.Hour)
 		c.stop()
-		if got := c.questions(); len(got) != 2 {
+		if got := c.questions(); len(got) != 1 {
 			t.Errorf("asked %v", got)
 		}
 	})
@@ -248,7 +260,7 @@ func TestInfiniteLeaseIsLeftAlone(t *testing.T) {
 // asked at once.
 func TestNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := startClient(t, func(string) (*dhcpv4.DHCPv4, error) { return nil, errNoAnswer })
+		c := startClient(t, func(string) (*lease, error) { return nil, errNoAnswer })
 		time.Sleep(4 * time.Minute)
 		synctest.Wait()
 		if n := len(c.questions()); n < 7 || n > 10 {

@@ -1,18 +1,21 @@
 // Package network configures the node's links.
 //
 // It is the service `networkd`. One goroutine owns everything that is changed
-// through netlink: it compares what the configuration and the DHCP leases want
+// through netlink: it compares what the configuration and the leases want
 // with what it has applied, and makes the difference so, whenever the
-// configuration, a link or a lease changes. DHCP clients run beside it and only
-// send it leases. It names the node, picks the one address that the cluster
-// knows it by, and publishes addresses, host name, resolvers and time servers.
+// configuration, a link or a lease changes. A client for each link and source of
+// leases runs beside it and only sends it leases. It names the node, picks the one
+// address that the cluster knows it by, and publishes addresses, host name, resolvers
+// and time servers.
 //
 // A machine without a configuration must be reachable to be given one: until
 // then the service does what it does with an empty configuration.
 //
-//	configuration ─┐
-//	links (netlink)├─▶ owner: want − applied ─▶ netlink, /etc, resources
-//	leases (DHCP) ─┘
+//	configuration ───┐
+//	links (netlink) ─┼─▶ owner: want − applied ─▶ netlink, /etc, resources
+//	leases ──────────┘
+//	   ▲
+//	client: one for each link and source ─▶ protocol (DHCP)
 package network
 
 import (
@@ -70,7 +73,7 @@ var Resolvers = resource.Define[[]netip.Addr](resource.Definition{
 	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
 })
 
-// TimeServers has one object, "timeservers": what DHCP offers (option 42).
+// TimeServers has one object, "timeservers": those of the leases.
 var TimeServers = resource.Define[[]netip.Addr](resource.Definition{
 	Type:      "TimeServers.net.garboard.dev",
 	Kind:      "TimeServer",
@@ -140,6 +143,9 @@ type Options struct {
 	pinFile  string                  // on STATE; tests have their own
 	pinReady func() bool             // whether STATE is mounted
 	physical func(netlink.Link) bool // which links get DHCP without being listed
+	sources  []source                // of leases; tests have more
+	// How links are changed; unit tests have no kernel for it.
+	apply func(l netlink.Link, was, is linkState) (linkState, error)
 	// How virtual links are made: tests have kernels without them.
 	link               func(v virtual, parent int) netlink.Link
 	configureWireGuard func(name string, c wgtypes.Config) error
@@ -169,6 +175,12 @@ func New(o Options) *Daemon {
 	}
 	if o.physical == nil {
 		o.physical = physicalEthernet
+	}
+	if o.sources == nil {
+		o.sources = sources
+	}
+	if o.apply == nil {
+		o.apply = apply
 	}
 	if o.link == nil {
 		o.link = virtual.link

@@ -69,10 +69,7 @@ func choose(all []candidate, pinned netip.Addr) (NodeAddress, bool) {
 
 func why(sorted []candidate) string {
 	c := sorted[0]
-	family := "IPv4"
-	if c.prefix.Addr().Is6() {
-		family = "IPv6"
-	}
+	family := familyOf(c.prefix.Addr())
 	switch {
 	case len(sorted) == 1:
 		return "the only address, on " + c.link

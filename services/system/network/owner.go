@@ -29,7 +29,7 @@ const (
 	retryEvery = time.Second
 	// linkGrace is how long links that nobody listed may take to get an address
 	// once the first has one, so that the node's address doesn't depend on which
-	// DHCP server was quicker.
+	// server was quicker.
 	linkGrace = 5 * time.Second
 	// pinGrace is that where none of them has the address of an earlier boot: etcd, and
 	// others, know the node by it. A server or a switch may take longer after a loss of
@@ -51,9 +51,9 @@ type owner struct {
 	members    map[string]string // of bonds: the bond's name
 	links      map[string]netlink.Link
 	gone       map[int]bool // by index: links that we have removed, until the kernel tells it
-	clients    map[string]*runningClient
-	leases     map[string]*lease
+	clients    map[leaseKey]*leased
 	changed    chan leaseChange
+	ends       time.Time        // when the next address of a lease ends by itself; zero: none does
 	errs       map[string]error // by link: what the kernel refused
 	files      files
 	named      map[string]lookup // by name of a WireGuard peer
@@ -66,26 +66,12 @@ type owner struct {
 	linkWarned      bool      // a missing link was logged at the console
 	settled         bool      // all that is waited for was there once
 	warnedNoAddress bool      // the loss of the address was logged
-	hostname        string    // from DHCP or a MAC address: stays once chosen
+	hostname        string    // from a lease or a MAC address: stays once chosen
 	// announced is the configured name, for the goroutines of the clients: a server
 	// hears of a new one when the lease is extended.
 	announced atomic.Pointer[string]
 	pinned    netip.Addr
 	pinSaved  bool
-}
-
-type leaseChange struct {
-	link  string
-	from  *runningClient
-	lease *lease
-}
-
-// runningClient is a DHCP client and the way to end it.
-type runningClient struct {
-	index  int // of its link
-	cancel context.CancelFunc
-	done   chan struct{}
-	kick   chan struct{}
 }
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
@@ -95,8 +81,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		log:     h.Log,
 		links:   map[string]netlink.Link{},
 		gone:    map[int]bool{},
-		clients: map[string]*runningClient{},
-		leases:  map[string]*lease{},
+		clients: map[leaseKey]*leased{},
 		changed: make(chan leaseChange),
 		errs:    map[string]error{},
 		files:   files{dir: d.o.etcDir},
@@ -208,12 +193,13 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 	// meanwhile can leave only then.
 	changed := old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link) ||
 		old.Attrs().MasterIndex != a.MasterIndex
-	// A cable that was out for a moment may show only as news without a change.
-	back := carrier(u.Link) && (!carrier(old) || !changed && o.leases[a.Name] == nil)
-	if c := o.clients[a.Name]; c != nil && back {
-		select {
-		case c.kick <- struct{}{}:
-		default:
+	for key, c := range o.clients {
+		// A cable that was out for a moment may show only as news without a change.
+		if key.link == a.Name && carrier(u.Link) && (!carrier(old) || !changed && c.lease == nil) {
+			select {
+			case c.kick <- struct{}{}:
+			default:
+			}
 		}
 	}
 	return changed
@@ -224,28 +210,29 @@ func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP 
 // reconcile makes links, leases, files and resources what they are to be.
 func (o *owner) reconcile(ctx context.Context) {
 	var all []candidate
-	order, routes := uint32(0), taken{}
+	order, routes, now := uint32(0), taken{}, time.Now()
 	o.build(ctx)
 	for _, name := range o.order() {
 		l := o.links[name]
 		p, managed := planFor(o.plans, name, o.o.physical(l))
-		o.client(ctx, l, managed && p.DHCP)
+		o.ask(ctx, l, p, managed)
 		if !managed {
 			o.withdraw(l)
 			continue
 		}
-		is := want(p, o.leases[name], order, routes)
-		if p.DHCP {
+		is := want(p, o.leases(name), order, routes, now)
+		if len(o.sources(p)) > 0 {
 			order++
 		}
 		o.applyTo(l, is)
 		all = append(all, candidates(name, o.applied[name], o.cfg.Machine.Kubelet.NodeIP.ValidSubnets)...)
 	}
-	for name := range o.clients {
-		if _, here := o.links[name]; !here {
-			o.stopClient(name)
+	for key := range o.clients {
+		if _, here := o.links[key.link]; !here {
+			o.stopClient(key)
 		}
 	}
+	o.ends = o.nextEnd(now)
 	o.forget()
 	o.publish(all)
 }
@@ -283,7 +270,7 @@ func (o *owner) applyTo(l netlink.Link, is linkState) {
 		if was.index != index {
 			was = linkState{}
 		}
-		o.applied[name], err = apply(l, was, is)
+		o.applied[name], err = o.o.apply(l, was, is)
 	}
 	o.refused(name, err)
 }
@@ -296,7 +283,7 @@ func (o *owner) withdraw(l netlink.Link) {
 		delete(o.errs, name)
 		return
 	}
-	_, err := apply(l, was, linkState{})
+	_, err := o.o.apply(l, was, linkState{})
 	delete(o.applied, name)
 	o.refused(name, err)
 }
@@ -311,56 +298,6 @@ func (o *owner) refused(name string, err error) {
 		o.log.Warn(err.Error() + "; trying again")
 	}
 	o.errs[name] = err
-}
-
-// client starts or stops the DHCP client of a link.
-func (o *owner) client(ctx context.Context, l netlink.Link, wanted bool) {
-	name, index := l.Attrs().Name, l.Attrs().Index
-	if c := o.clients[name]; c != nil {
-		if wanted && c.index == index {
-			return
-		}
-		o.stopClient(name)
-	}
-	if !wanted || l.Attrs().Flags&net.FlagUp == 0 {
-		return // a link that isn't up yet comes by again when it is
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	c := &runningClient{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1)}
-	o.clients[name] = c
-	dhcp := &dhcpClient{
-		link: name,
-		x:    wire{link: name, hostname: func() string { return *o.announced.Load() }},
-		log:  o.log,
-		kick: c.kick,
-		report: func(l *lease) {
-			select {
-			case o.changed <- leaseChange{name, c, l}:
-			case <-ctx.Done():
-			}
-		},
-	}
-	if o.pinned.Is4() {
-		dhcp.prefer = o.pinned // a server that doesn't own it offers another
-	}
-	go func() {
-		defer close(c.done)
-		dhcp.run(ctx)
-	}()
-}
-
-func (o *owner) stopClient(name string) {
-	c := o.clients[name]
-	c.cancel()
-	<-c.done
-	delete(o.clients, name)
-	delete(o.leases, name)
-}
-
-func (o *owner) stopClients() {
-	for name := range o.clients {
-		o.stopClient(name)
-	}
 }
 
 // loop waits for changes and reconciles after each.
@@ -394,14 +331,15 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 			}
 			changed = o.note(u)
 		case c := <-o.changed:
-			if changed = o.clients[c.link] == c.from; changed {
-				o.leases[c.link] = c.lease
+			if changed = o.clients[c.key] == c.from; changed { // it may have been stopped meanwhile
+				c.from.lease = c.lease
 			}
 		case l := <-o.found:
 			o.named[l.host] = l
 			changed = true
-		case <-tick.C:
-			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0
+		case now := <-tick.C:
+			ended := !o.ends.IsZero() && !now.Before(o.ends)
+			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || ended
 		}
 		if changed {
 			o.reconcile(ctx)

@@ -3,11 +3,12 @@ package network
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/garboard-os/garboard/config"
 )
 
-// defaultMetric of DHCP's routes is that of static ones without a metric.
+// defaultMetric of a lease's routes is that of static ones without a metric.
 const defaultMetric = 1024
 
 // route is a route on a known link. Without a gateway the network is on the
@@ -53,29 +54,30 @@ func (t taken) place(r route) route {
 	}
 }
 
-// want is what the link is to have. order counts the links with DHCP: the metric
-// of one's routes doesn't depend on whether another has a lease already.
-func want(p config.Link, l *lease, order uint32, t taken) linkState {
+// want is what the link is to have now. order counts the links that are to have leases:
+// the metric of one's routes doesn't depend on whether another has a lease already.
+func want(p config.Link, leases []*lease, order uint32, t taken, now time.Time) linkState {
 	s := linkState{mtu: p.MTU, addresses: slices.Clone(p.Addresses)}
 	for _, r := range p.Routes {
 		s.routes = append(s.routes, t.place(route{network: r.Network.Masked(), gateway: r.Gateway, metric: r.Metric}))
 	}
-	if l == nil {
-		return s
-	}
-	if s.mtu == 0 {
-		s.mtu = l.mtu
-	}
-	if !slices.Contains(s.addresses, l.address) {
-		s.addresses = append(s.addresses, l.address)
-	}
-	for _, r := range l.routes {
-		// A static route to the same network is there because someone wanted it.
-		if slices.ContainsFunc(s.routes, func(o route) bool { return o.network == r.network }) {
-			continue
+	for _, l := range leases {
+		if s.mtu == 0 {
+			s.mtu = l.mtu
 		}
-		r.metric = defaultMetric + order
-		s.routes = append(s.routes, t.place(r))
+		for _, a := range l.addresses {
+			if a.lasts(now) && !slices.Contains(s.addresses, a.Prefix) {
+				s.addresses = append(s.addresses, a.Prefix)
+			}
+		}
+		for _, r := range l.routes {
+			// A static route to the same network is there because someone wanted it.
+			if slices.ContainsFunc(s.routes, func(o route) bool { return o.network == r.network }) {
+				continue
+			}
+			r.metric = defaultMetric + order
+			s.routes = append(s.routes, t.place(r))
+		}
 	}
 	return s
 }

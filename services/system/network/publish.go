@@ -80,7 +80,7 @@ func (o *owner) name() string {
 		return o.hostname
 	}
 	for _, name := range o.order() {
-		if l := o.leases[name]; l != nil {
+		for _, l := range o.leases(name) {
 			if o.hostname = cleanHostname(l.hostname); o.hostname != "" {
 				return o.hostname
 			}
@@ -109,7 +109,7 @@ func (o *owner) timeServers() []netip.Addr {
 func (o *owner) fromLeases(what func(*lease) []netip.Addr) []netip.Addr {
 	out := []netip.Addr{}
 	for _, name := range o.order() {
-		if l := o.leases[name]; l != nil {
+		for _, l := range o.leases(name) {
 			out = append(out, missing(what(l), out)...)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 // lacking is what the node waits for, sorted; empty once it has its addresses.
@@ -16,15 +18,16 @@ func (o *owner) lacking() []string {
 		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" {
 			continue // a bond works without some of its members
 		}
-		listed = listed || p.DHCP || len(p.Addresses) > 0
+		listed = listed || len(o.sources(p)) > 0 || len(p.Addresses) > 0
 		_, here := o.links[p.Name]
+		unanswered := o.unanswered(p)
 		switch {
 		case !here && o.errs[making+p.Name] != nil:
 			out = append(out, o.errs[making+p.Name].Error())
 		case !here:
 			out = append(out, fmt.Sprintf("interface %q to appear", p.Name))
-		case p.DHCP && o.leases[p.Name] == nil:
-			out = append(out, fmt.Sprintf("DHCP answer on %q", p.Name))
+		case len(unanswered) > 0:
+			out = append(out, unanswered...)
 		case o.errs[p.Name] != nil:
 			out = append(out, o.errs[p.Name].Error())
 		case len(o.applied[p.Name].addresses) < len(p.Addresses):
@@ -38,25 +41,45 @@ func (o *owner) lacking() []string {
 	return out
 }
 
+// unanswered are the answers that lack for the leases of a link.
+func (o *owner) unanswered(p config.Link) (out []string) {
+	for _, s := range o.sources(p) {
+		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {
+			out = append(out, s.answerOn(p.Name))
+		}
+	}
+	return out
+}
+
+// answerOn is how a source's answer is called while it is waited for.
+func (s source) answerOn(link string) string { return fmt.Sprintf("%s answer on %q", s.name, link) }
+
 // lackingUnlisted: without listed links one address is enough, but the other
 // links get a moment, and one that may have the address of an earlier boot longer.
 func (o *owner) lackingUnlisted() []string {
-	var without, names, bare []string
+	var without, names []string
+	var bare []string // links that may still get the address of an earlier boot
 	have, pinned := false, false
 	for _, name := range o.order() {
-		if c := o.clients[name]; c == nil {
-			continue
-		}
-		names = append(names, name)
-		if l := o.leases[name]; l != nil {
-			have, pinned = true, pinned || l.address.Addr() == o.pinned
-			continue
-		}
-		bare = append(bare, name)
-		if carrier(o.links[name]) {
-			without = append(without, fmt.Sprintf("DHCP answer on %q", name))
+		for _, s := range o.o.sources {
+			c := o.clients[leaseKey{name, s.name}]
+			if c == nil {
+				continue
+			}
+			names = append(names, name)
+			if c.lease != nil {
+				have, pinned = true, pinned || c.lease.has(o.pinned)
+				continue
+			}
+			if s.family == familyOf(o.pinned) {
+				bare = append(bare, name)
+			}
+			if carrier(o.links[name]) {
+				without = append(without, s.answerOn(name))
+			}
 		}
 	}
+	names = slices.Compact(names)
 	switch {
 	case len(names) == 0:
 		return []string{"a network interface to appear"}
@@ -70,7 +93,7 @@ func (o *owner) lackingUnlisted() []string {
 		o.firstAddr = time.Now()
 	}
 	grace := linkGrace
-	if o.pinned.Is4() && !pinned && len(bare) > 0 { // as those that DHCP gives are
+	if !pinned && len(bare) > 0 {
 		grace = pinGrace
 		without = append(without, fmt.Sprintf("the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), grace))
 	}

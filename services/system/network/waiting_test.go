@@ -36,9 +36,12 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 					slow.RawFlags = unix.IFF_LOWER_UP
 				}
 				o := &owner{
-					links:   map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: quick}, "eth1": &netlink.Device{LinkAttrs: slow}},
-					clients: map[string]*runningClient{"eth0": {}, "eth1": {}},
-					leases:  map[string]*lease{"eth0": {address: netip.MustParsePrefix(test.first)}},
+					links: map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: quick}, "eth1": &netlink.Device{LinkAttrs: slow}},
+					clients: map[leaseKey]*leased{
+						{"eth0", "DHCP"}: {lease: &lease{addresses: []leasedAddress{{Prefix: netip.MustParsePrefix(test.first)}}}},
+						{"eth1", "DHCP"}: {},
+					},
+					Daemon: New(Options{}),
 				}
 				if test.pinned != "" {
 					o.pinned = netip.MustParsePrefix(test.pinned).Addr()

@@ -1,0 +1,115 @@
+package network
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/vishvananda/netlink"
+)
+
+// leaseKey is what there is one lease for.
+type leaseKey struct{ link, source string }
+
+// leased is a lease, the client that keeps it, and the way to end that.
+type leased struct {
+	lease  *lease // nil while there is none
+	index  int    // of the link
+	cancel context.CancelFunc
+	done   chan struct{}
+	kick   chan struct{}
+}
+
+type leaseChange struct {
+	key   leaseKey
+	from  *leased
+	lease *lease
+}
+
+// sources are those of the leases that a link with this plan is to have.
+func (o *owner) sources(p config.Link) (out []source) {
+	for _, s := range o.o.sources {
+		if s.wanted(p) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// leases are those of a link.
+func (o *owner) leases(link string) (out []*lease) {
+	for _, s := range o.o.sources {
+		if c := o.clients[leaseKey{link, s.name}]; c != nil && c.lease != nil {
+			out = append(out, c.lease)
+		}
+	}
+	return out
+}
+
+// ask starts and stops the clients of a link.
+func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed bool) {
+	for _, s := range o.o.sources {
+		key, wanted := leaseKey{l.Attrs().Name, s.name}, managed && s.wanted(p)
+		if c := o.clients[key]; c != nil {
+			if wanted && c.index == l.Attrs().Index {
+				continue
+			}
+			o.stopClient(key)
+		}
+		if wanted && l.Attrs().Flags&net.FlagUp != 0 { // one that isn't up yet comes by again when it is
+			o.startClient(ctx, key, s, l.Attrs().Index)
+		}
+	}
+}
+
+func (o *owner) startClient(ctx context.Context, key leaseKey, s source, index int) {
+	ctx, cancel := context.WithCancel(ctx)
+	running := &leased{index: index, cancel: cancel, done: make(chan struct{}), kick: make(chan struct{}, 1)}
+	o.clients[key] = running
+	c := &client{
+		source: s.name, link: key.link, log: o.log, kick: running.kick,
+		protocol: s.open(key.link, func() string { return *o.announced.Load() }),
+		report: func(l *lease) {
+			select {
+			case o.changed <- leaseChange{key, running, l}:
+			case <-ctx.Done():
+			}
+		},
+	}
+	if familyOf(o.pinned) == s.family {
+		c.prefer = o.pinned // a server that doesn't own it offers another
+	}
+	go func() {
+		defer close(running.done)
+		c.run(ctx)
+	}()
+}
+
+// nextEnd is when the first address of a lease ends that a link has now.
+func (o *owner) nextEnd(now time.Time) (next time.Time) {
+	for _, c := range o.clients {
+		if c.lease == nil {
+			continue
+		}
+		for _, a := range c.lease.addresses {
+			if a.until.After(now) && (next.IsZero() || a.until.Before(next)) {
+				next = a.until
+			}
+		}
+	}
+	return next
+}
+
+func (o *owner) stopClient(key leaseKey) {
+	c := o.clients[key]
+	c.cancel()
+	<-c.done
+	delete(o.clients, key)
+}
+
+func (o *owner) stopClients() {
+	for key := range o.clients {
+		o.stopClient(key)
+	}
+}

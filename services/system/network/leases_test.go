@@ -1,0 +1,187 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+)
+
+// leasing is networkd's loop in virtual time, with one link, eth0, and two sources of leases for
+// it: DHCP, and one of IPv6 that only this test has.
+type leasing struct {
+	*owner
+	t      *testing.T
+	v4, v6 *script
+	log    *syncBuffer
+}
+
+func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasing {
+	t.Helper()
+	n := &leasing{
+		t: t, log: &syncBuffer{},
+		v4: &script{start: time.Now(), answer: v4}, v6: &script{start: time.Now(), answer: v6},
+	}
+	open := func(p protocol) func(string, func() string) protocol {
+		return func(string, func() string) protocol { return p }
+	}
+	both, dir := slices.Clone(sources), t.TempDir()
+	both[0].open = open(n.v4)
+	both = append(both, source{name: "DHCPv6", family: ipv6, wanted: both[0].wanted, open: open(n.v6)})
+	cfg := &config.Config{Machine: config.Machine{Network: config.Network{
+		Hostname: "n", Interfaces: []config.Interface{{Name: "eth0", DHCP: true}},
+	}}}
+	n.owner = &owner{
+		Daemon: New(Options{
+			Store: resource.NewStore(), sources: both, pinFile: filepath.Join(dir, "pin"),
+			apply: func(l netlink.Link, _, is linkState) (linkState, error) {
+				is.index = l.Attrs().Index
+				return is, nil
+			},
+		}),
+		log: slog.New(slog.NewTextHandler(n.log, nil)), cfg: cfg, plans: cfg.Machine.Network.Links(),
+		links:   map[string]netlink.Link{"eth0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0", Index: 2, Flags: net.FlagUp}}},
+		clients: map[leaseKey]*leased{}, changed: make(chan leaseChange), errs: map[string]error{},
+		files:   files{dir: dir, written: map[string]string{"hostname": "n\n"}}, // so that it isn't set
+		settled: true, pinSaved: true,
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	n.announced.Store(&cfg.Machine.Network.Hostname)
+	n.reconcile(ctx)
+	done := make(chan error)
+	go func() {
+		defer n.stopClients()
+		defer cancel()
+		done <- n.loop(ctx, nil, nil)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// after lets the time go by, and then compares addresses, routes and MTU of the link, and
+// the name servers, time servers and addresses that are published.
+func (n *leasing) after(d time.Duration, want ...string) {
+	n.t.Helper()
+	time.Sleep(d)
+	synctest.Wait()
+	var got []string
+	add := func(what string, is any) { got = append(got, fmt.Sprintf("%s %v", what, is)) }
+	s := n.applied["eth0"]
+	add("addresses", s.addresses)
+	add("routes", s.routes)
+	add("MTU", s.mtu)
+	resolvers, err := Resolvers.Get(n.o.Store, ResolversID)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	add("resolvers", resolvers.Spec)
+	times, err := TimeServers.Get(n.o.Store, TimeServersID)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	add("time servers", times.Spec)
+	node, err := Addresses.Get(n.o.Store, AddressID)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	add("node", node.Spec.All)
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.t.Errorf("after %s: %s", time.Since(n.v4.start), diff)
+	}
+}
+
+// A link has what all its leases give it, of each family; where they disagree, the first
+// source counts. One that ends takes only its own along, and so does an address that ends
+// before its lease does.
+func TestLeasesOfTwoSourcesOnOneLink(t *testing.T) {
+	const four, six, brief = "10.0.0.5/24", "2001:db8::5/64", "2001:db8::6/64"
+	fromFour := func(string) (*lease, error) {
+		l := granted(t, 1000)
+		l.mtu, l.resolvers, l.ntp = 1400, []netip.Addr{addr("10.0.0.53")}, []netip.Addr{addr("10.0.0.1")}
+		l.routes = []route{{network: prefix("0.0.0.0/0"), gateway: addr("10.0.0.1")}}
+		return l, nil
+	}
+	fromSix := func(string) (*lease, error) {
+		at := func(s int) time.Time { return time.Now().Add(time.Duration(s) * time.Second) }
+		return &lease{
+			addresses: []leasedAddress{{prefix(six), at(300)}, {prefix(brief), at(100)}},
+			server:    "fe80::1", renewAt: at(150), rebindAt: at(240), expireAt: at(300),
+			mtu: 1300, routes: []route{{network: prefix("::/0"), gateway: addr("fe80::1")}},
+			resolvers: []netip.Addr{addr("10.0.0.53"), addr("2001:db8::53")},
+		}, nil
+	}
+	silent := func(string) (*lease, error) { return nil, errNoAnswer }
+	all := []string{
+		"addresses [10.0.0.5/24 2001:db8::5/64 2001:db8::6/64]",
+		"routes [0.0.0.0/0 via 10.0.0.1 metric 1024 ::/0 via fe80::1 metric 1024]", "MTU 1400",
+		"resolvers [10.0.0.53 2001:db8::53]", "time servers [10.0.0.1]",
+		"node [10.0.0.5/24 2001:db8::5/64 2001:db8::6/64]",
+	}
+	synctest.Test(t, func(t *testing.T) {
+		n := startLeasing(t, fromFour, fromSix)
+		n.after(time.Second, all...)
+		n.v6.set(silent)
+		n.after(100*time.Second, // the second address of IPv6 has ended, while its lease goes on
+			"addresses [10.0.0.5/24 2001:db8::5/64]", all[1], all[2], all[3], all[4], "node [10.0.0.5/24 2001:db8::5/64]")
+		n.after(200*time.Second, // that of IPv6 has expired
+			"addresses [10.0.0.5/24]", "routes [0.0.0.0/0 via 10.0.0.1 metric 1024]", "MTU 1400",
+			"resolvers [10.0.0.53]", "time servers [10.0.0.1]", "node [10.0.0.5/24]")
+		if diff := cmp.Diff([]string{"acquire@0"}, n.v4.questions()); diff != "" {
+			t.Errorf("that of IPv4 was asked for: %s", diff)
+		}
+		n.v6.set(fromSix)
+		n.v4.set(func(what string) (*lease, error) {
+			if what == "renew" {
+				return nil, errRefused
+			}
+			return nil, errNoAnswer
+		})
+		n.after(201*time.Second, // DHCP has refused at T1, after 500 s
+			"addresses [2001:db8::5/64 2001:db8::6/64]", "routes [::/0 via fe80::1 metric 1024]", "MTU 1300",
+			"resolvers [10.0.0.53 2001:db8::53]", "time servers []", "node [2001:db8::5/64 2001:db8::6/64]")
+		for _, line := range []string{
+			"DHCP lease on eth0: " + four + " from 10.0.0.1", "DHCPv6 lease on eth0: " + six + ", " + brief + " from fe80::1",
+			"lost the DHCPv6 lease of " + six + ", " + brief + " on eth0: it expired unanswered",
+			"lost the DHCP lease of " + four + " on eth0: the server refused",
+			"the node's address changes from 10.0.0.5 to 2001:db8::5",
+		} {
+			if !strings.Contains(n.log.String(), line) {
+				t.Errorf("the log doesn't say %q:\n%s", line, n.log)
+			}
+		}
+	})
+}
+
+// Each source that a link is to have a lease from is waited for by its name.
+func TestEachSourceIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := startLeasing(t,
+			func(string) (*lease, error) { return granted(t, 1000), nil },
+			func(string) (*lease, error) { return nil, errNoAnswer })
+		time.Sleep(warnAfter + 10*time.Second)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{`DHCPv6 answer on "eth0"`}, n.lacking()); diff != "" {
+			t.Error(diff)
+		}
+		if line := "no DHCPv6 answer on eth0 for"; !strings.Contains(n.log.String(), line) {
+			t.Errorf("the log doesn't say %q:\n%s", line, n.log)
+		}
+	})
+}

@@ -15,26 +15,26 @@ func (rt *Runtime) Graph(w io.Writer) error {
 	fmt.Fprintln(out, "  rankdir=LR;")
 	var types []string
 	for _, c := range rt.controllers {
-		fmt.Fprintf(out, "  %q [shape=box];\n", c.Name())
-		for _, in := range c.Inputs() {
+		fmt.Fprintf(out, "  %q [shape=box];\n", c.Name)
+		for _, in := range c.Inputs {
 			types = append(types, in.Type)
 		}
-		types = append(types, c.Outputs()...)
+		types = append(types, c.Outputs...)
 	}
 	slices.Sort(types)
 	for _, typ := range slices.Compact(types) {
 		fmt.Fprintf(out, "  %q [shape=note];\n", typ)
 	}
 	for _, c := range rt.controllers {
-		for _, in := range c.Inputs() {
+		for _, in := range c.Inputs {
 			label := ""
 			if in.ID != "" {
 				label = fmt.Sprintf(" [label=%q]", in.ID)
 			}
-			fmt.Fprintf(out, "  %q -> %q%s;\n", in.Type, c.Name(), label)
+			fmt.Fprintf(out, "  %q -> %q%s;\n", in.Type, c.Name, label)
 		}
-		for _, typ := range c.Outputs() {
-			fmt.Fprintf(out, "  %q -> %q;\n", c.Name(), typ)
+		for _, typ := range c.Outputs {
+			fmt.Fprintf(out, "  %q -> %q;\n", c.Name, typ)
 		}
 	}
 	fmt.Fprintln(out, "}")

@@ -32,17 +32,17 @@ type Input struct {
 	ID   string // "" is all
 }
 
-// Controller makes some facts true. Reconcile is called once at the start and
-// then whenever an input has changed since the last call began; several changes
-// may be one call, so it looks at all of its inputs anew. Calls never overlap.
-type Controller interface {
-	Name() string // k8s.KubeletStaticPodController
-	Inputs() []Input
-	Outputs() []string // types; no other controller writes them
-	// Reconcile makes it so. again > 0 asks for a call after that time even
-	// without a change. An error is logged, and the call is made again with a
-	// growing pause; so is a panic.
-	Reconcile(ctx context.Context, v View) (again time.Duration, err error)
+// Controller makes some facts true.
+type Controller struct {
+	Name    string // k8s.KubeletStaticPodController
+	Inputs  []Input
+	Outputs []string // types; no other controller writes them
+	// Reconcile is called once at the start and then whenever an input has changed since
+	// the last call began; several changes may be one call, so it looks at all of its
+	// inputs anew. Calls never overlap. again > 0 asks for a call after that time even
+	// without a change. An error is logged, and the call is made again with a growing
+	// pause; so is a panic.
+	Reconcile func(ctx context.Context, v View) (again time.Duration, err error)
 }
 
 // RetryIn is err, for a Reconcile that knows better than the growing pause when to
@@ -67,27 +67,27 @@ type Runtime struct {
 // two that write one type, and types that nobody has defined are errors.
 func NewRuntime(store *Store, log *slog.Logger, controllers ...Controller) (*Runtime, error) {
 	rt := &Runtime{store: store, log: log, controllers: slices.Clone(controllers)}
-	slices.SortStableFunc(rt.controllers, func(a, b Controller) int { return strings.Compare(a.Name(), b.Name()) })
+	slices.SortStableFunc(rt.controllers, func(a, b Controller) int { return strings.Compare(a.Name, b.Name) })
 	var problems []error
 	writers := make(map[string]string)
 	for i, c := range rt.controllers {
-		if i > 0 && rt.controllers[i-1].Name() == c.Name() {
-			problems = append(problems, fmt.Errorf("controller %s is there twice", c.Name()))
+		if i > 0 && rt.controllers[i-1].Name == c.Name {
+			problems = append(problems, fmt.Errorf("controller %s is there twice", c.Name))
 			continue
 		}
-		for _, in := range c.Inputs() {
+		for _, in := range c.Inputs {
 			if !defined(in.Type) {
-				problems = append(problems, fmt.Errorf("controller %s reads %s, which is not defined", c.Name(), in.Type))
+				problems = append(problems, fmt.Errorf("controller %s reads %s, which is not defined", c.Name, in.Type))
 			}
 		}
-		for _, typ := range c.Outputs() {
+		for _, typ := range c.Outputs {
 			if !defined(typ) {
-				problems = append(problems, fmt.Errorf("controller %s writes %s, which is not defined", c.Name(), typ))
+				problems = append(problems, fmt.Errorf("controller %s writes %s, which is not defined", c.Name, typ))
 			}
 			if other, taken := writers[typ]; taken {
-				problems = append(problems, fmt.Errorf("%s has two writers: %s and %s", typ, other, c.Name()))
+				problems = append(problems, fmt.Errorf("%s has two writers: %s and %s", typ, other, c.Name))
 			}
-			writers[typ] = c.Name()
+			writers[typ] = c.Name
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
@@ -109,7 +109,7 @@ func (rt *Runtime) Run(ctx context.Context) error {
 // drive runs one controller.
 func (rt *Runtime) drive(ctx context.Context, c Controller) {
 	mark := make(chan struct{}, 1)
-	defer rt.store.notify(c.Inputs(), mark)()
+	defer rt.store.notify(c.Inputs, mark)()
 	v := newView(rt.store, c, rt.log)
 	starting, pause, logged := true, time.Duration(0), ""
 	for ctx.Err() == nil {

@@ -14,20 +14,6 @@ import (
 	"time"
 )
 
-type controller struct {
-	name      string
-	inputs    []Input
-	outputs   []string
-	reconcile func(ctx context.Context, v View) (time.Duration, error)
-}
-
-func (c controller) Name() string      { return c.name }
-func (c controller) Inputs() []Input   { return c.inputs }
-func (c controller) Outputs() []string { return c.outputs }
-func (c controller) Reconcile(ctx context.Context, v View) (time.Duration, error) {
-	return c.reconcile(ctx, v)
-}
-
 // lines is a log that keeps the messages.
 type lines struct {
 	mu  sync.Mutex
@@ -84,9 +70,9 @@ func TestChangesGoThroughAChainOfControllers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
 		calls := 0
-		toPod := controller{
-			name: "test.PodController", inputs: []Input{{Type: configs.Type(), ID: "node"}}, outputs: []string{pods.Type()},
-			reconcile: func(ctx context.Context, v View) (time.Duration, error) {
+		toPod := Controller{
+			Name: "test.PodController", Inputs: []Input{{Type: configs.Type(), ID: "node"}}, Outputs: []string{pods.Type()},
+			Reconcile: func(ctx context.Context, v View) (time.Duration, error) {
 				calls++
 				c, err := configs.Get(v, "node")
 				if errors.Is(err, ErrNotFound) {
@@ -95,9 +81,9 @@ func TestChangesGoThroughAChainOfControllers(t *testing.T) {
 				return 0, pods.Put(v, "pod", podSpec{Image: c.Spec.Image})
 			},
 		}
-		toStatus := controller{
-			name: "test.StatusController", inputs: []Input{{Type: pods.Type()}}, outputs: []string{statuses.Type()},
-			reconcile: func(ctx context.Context, v View) (time.Duration, error) {
+		toStatus := Controller{
+			Name: "test.StatusController", Inputs: []Input{{Type: pods.Type()}}, Outputs: []string{statuses.Type()},
+			Reconcile: func(ctx context.Context, v View) (time.Duration, error) {
 				for _, o := range pods.List(v) {
 					if err := statuses.Put(v, o.ID, o.Spec.Image == "good"); err != nil {
 						return 0, err
@@ -133,9 +119,9 @@ func TestManyChangesAreFewCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
 		calls, last := 0, ""
-		stop := run(t, s, discard, controller{
-			name: "test.Slow", inputs: []Input{{Type: pods.Type()}},
-			reconcile: func(ctx context.Context, v View) (time.Duration, error) {
+		stop := run(t, s, discard, Controller{
+			Name: "test.Slow", Inputs: []Input{{Type: pods.Type()}},
+			Reconcile: func(ctx context.Context, v View) (time.Duration, error) {
 				calls++
 				if o, err := pods.Get(v, "a"); err == nil {
 					last = o.Spec.Image
@@ -161,9 +147,9 @@ func TestS276S279S283FailuresAreLoggedAndRetried(t *testing.T) {
 		var log lines
 		var at []time.Duration
 		begin := time.Now()
-		stop := run(t, s, log.logger(), controller{
-			name: "k8s.ManifestApplyController",
-			reconcile: func(ctx context.Context, v View) (time.Duration, error) {
+		stop := run(t, s, log.logger(), Controller{
+			Name: "k8s.ManifestApplyController",
+			Reconcile: func(ctx context.Context, v View) (time.Duration, error) {
 				at = append(at, time.Since(begin))
 				switch len(at) {
 				case 1:
@@ -209,9 +195,9 @@ func TestAChangeEndsThePauseAfterAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()
 		calls := 0
-		stop := run(t, s, discard, controller{
-			name: "test.C", inputs: []Input{{Type: pods.Type()}},
-			reconcile: func(ctx context.Context, v View) (time.Duration, error) {
+		stop := run(t, s, discard, Controller{
+			Name: "test.C", Inputs: []Input{{Type: pods.Type()}},
+			Reconcile: func(ctx context.Context, v View) (time.Duration, error) {
 				calls++
 				if len(pods.List(v)) == 0 {
 					return 0, errors.New("no pod yet")
@@ -236,7 +222,7 @@ func TestAChangeEndsThePauseAfterAFailure(t *testing.T) {
 func TestAgainAsksForACallWithoutAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		stop := run(t, NewStore(), discard, controller{name: "test.C", reconcile: func(context.Context, View) (time.Duration, error) {
+		stop := run(t, NewStore(), discard, Controller{Name: "test.C", Reconcile: func(context.Context, View) (time.Duration, error) {
 			calls++
 			return 10 * time.Second, nil
 		}})
@@ -253,7 +239,7 @@ func TestRetryIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		why := errors.New("nobody answers")
 		var calls atomic.Int32
-		stop := run(t, NewStore(), discard, controller{name: "test.C", reconcile: func(context.Context, View) (time.Duration, error) {
+		stop := run(t, NewStore(), discard, Controller{Name: "test.C", Reconcile: func(context.Context, View) (time.Duration, error) {
 			calls.Add(1)
 			return 0, fmt.Errorf("ask: %w", RetryIn(why, time.Hour))
 		}})
@@ -275,8 +261,8 @@ func TestRetryIn(t *testing.T) {
 func TestViewRefusesWhatIsNotDeclared(t *testing.T) {
 	s := NewStore()
 	must(t, configs.Put(s.As("w"), "node", &podSpec{}))
-	v := newView(s, controller{
-		name: "test.C", inputs: []Input{{Type: configs.Type(), ID: "node"}}, outputs: []string{statuses.Type()},
+	v := newView(s, Controller{
+		Name: "test.C", Inputs: []Input{{Type: configs.Type(), ID: "node"}}, Outputs: []string{statuses.Type()},
 	}, discard)
 	_, getUndeclared := pods.Get(v, "a")
 	_, getOtherID := configs.Get(v, "other")
@@ -313,10 +299,10 @@ func listPanics(f func()) (err error) {
 
 func TestNewRuntimeNamesWhatIsWrong(t *testing.T) {
 	_, err := NewRuntime(NewStore(), discard,
-		controller{name: "test.A", outputs: []string{pods.Type()}},
-		controller{name: "test.B", outputs: []string{pods.Type()}},
-		controller{name: "test.C", inputs: []Input{{Type: "Typos.test.garboard.dev"}}, outputs: []string{"typo"}},
-		controller{name: "test.C"},
+		Controller{Name: "test.A", Outputs: []string{pods.Type()}},
+		Controller{Name: "test.B", Outputs: []string{pods.Type()}},
+		Controller{Name: "test.C", Inputs: []Input{{Type: "Typos.test.garboard.dev"}}, Outputs: []string{"typo"}},
+		Controller{Name: "test.C"},
 	)
 	for _, want := range []string{
 		"TestPods.test.garboard.dev has two writers: test.A and test.B",
@@ -332,8 +318,8 @@ func TestNewRuntimeNamesWhatIsWrong(t *testing.T) {
 
 func TestGraphIsPrinted(t *testing.T) {
 	rt, err := NewRuntime(NewStore(), discard,
-		controller{name: "test.B", inputs: []Input{{Type: pods.Type()}}, outputs: []string{statuses.Type()}},
-		controller{name: "test.A", inputs: []Input{{Type: configs.Type(), ID: "node"}}, outputs: []string{pods.Type()}},
+		Controller{Name: "test.B", Inputs: []Input{{Type: pods.Type()}}, Outputs: []string{statuses.Type()}},
+		Controller{Name: "test.A", Inputs: []Input{{Type: configs.Type(), ID: "node"}}, Outputs: []string{pods.Type()}},
 	)
 	must(t, err)
 	var out strings.Builder

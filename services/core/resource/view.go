@@ -21,11 +21,11 @@ type view struct {
 
 func newView(store *Store, c Controller, log *slog.Logger) *view {
 	return &view{
-		writer:  writer{Store: store, owner: c.Name()},
-		name:    c.Name(),
-		inputs:  c.Inputs(),
-		outputs: c.Outputs(),
-		log:     slog.New(prefixed{log.Handler(), c.Name() + ": "}),
+		writer:  writer{Store: store, owner: c.Name},
+		name:    c.Name,
+		inputs:  c.Inputs,
+		outputs: c.Outputs,
+		log:     slog.New(prefixed{log.Handler(), c.Name + ": "}),
 	}
 }
 

@@ -258,7 +258,7 @@ func (r *rig) controlPlane() {
 		CNIConfDir: path("cni"), SubnetFile: path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 	}) {
 		// Those that only look outwards would find nobody.
-		if name := c.Name(); slices.ContainsFunc([]string{"ManifestApply", "ManifestDrift", "NodeLabel", "KubeletStaticPod", "CNIConfig"}, func(part string) bool { return strings.Contains(name, part) }) {
+		if name := c.Name; slices.ContainsFunc([]string{"ManifestApply", "ManifestDrift", "NodeLabel", "KubeletStaticPod", "CNIConfig"}, func(part string) bool { return strings.Contains(name, part) }) {
 			continue
 		}
 		controllers = append(controllers, c)
@@ -271,7 +271,7 @@ func (r *rig) controlPlane() {
 	t.Cleanup(func() { cancel(); <-done })
 	eventually.That(t, 30*time.Second, "the control plane is made", func() error {
 		for _, c := range controllers {
-			for _, typ := range c.Outputs() {
+			for _, typ := range c.Outputs {
 				if len(r.opts.Store.Objects(typ, "")) == 0 {
 					return fmt.Errorf("%s has none", typ)
 				}

@@ -39,21 +39,6 @@ const (
 // changes or removes one (S-218): once made, they belong to the cluster's owner.
 type ManifestApplyController struct{}
 
-// Name implements resource.Controller.
-func (*ManifestApplyController) Name() string { return "k8s.ManifestApplyController" }
-
-// Inputs implements resource.Controller.
-func (*ManifestApplyController) Inputs() []resource.Input {
-	return []resource.Input{
-		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()},
-		{Type: secrets.Kubernetes.Type()}, {Type: secrets.Etcd.Type()},
-	}
-}
-
-// Outputs implements resource.Controller.
-func (*ManifestApplyController) Outputs() []string { return nil }
-
-// Reconcile implements resource.Controller.
 func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	status, err := BootstrapStatuses.Get(v, "control-plane")
 	if err != nil || status.Spec.SelfHosted {

@@ -5,25 +5,12 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // BootstrapStatusController says that the control plane isn't self-hosted: here it
 // never was. A control plane that is converted gets its answer from the cluster.
 type BootstrapStatusController struct{}
 
-// Name implements resource.Controller.
-func (*BootstrapStatusController) Name() string { return "v1alpha1.BootstrapStatusController" }
-
-// Inputs implements resource.Controller.
-func (*BootstrapStatusController) Inputs() []resource.Input {
-	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}}
-}
-
-// Outputs implements resource.Controller.
-func (*BootstrapStatusController) Outputs() []string { return []string{BootstrapStatuses.Type()} }
-
-// Reconcile implements resource.Controller.
 func (*BootstrapStatusController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	c, err := controlPlaneConfig(v)
 	if err != nil || c == nil {

@@ -22,7 +22,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -64,18 +63,6 @@ var builtin = BootstrapManifests.In(namespace)
 // configuration, and downloads the extra ones.
 type ManifestController struct{}
 
-// Name implements resource.Controller.
-func (*ManifestController) Name() string { return "k8s.ManifestController" }
-
-// Inputs implements resource.Controller.
-func (*ManifestController) Inputs() []resource.Input {
-	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Resolvers.Type()}}
-}
-
-// Outputs implements resource.Controller.
-func (*ManifestController) Outputs() []string { return []string{BootstrapManifests.Type()} }
-
-// Reconcile implements resource.Controller.
 func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	c, err := controlPlaneConfig(v)
 	if err != nil || c == nil {

@@ -34,18 +34,6 @@ const (
 // written when flannel works, not before.
 type CNIConfigController struct{ confDir, subnetFile string }
 
-// Name implements resource.Controller.
-func (*CNIConfigController) Name() string { return "k8s.CNIConfigController" }
-
-// Inputs implements resource.Controller.
-func (*CNIConfigController) Inputs() []resource.Input {
-	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}}
-}
-
-// Outputs implements resource.Controller.
-func (*CNIConfigController) Outputs() []string { return nil }
-
-// Reconcile implements resource.Controller.
 func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	o, err := machine.Configs.Get(v, machine.ConfigID)
 	if err != nil {

@@ -73,18 +73,6 @@ const localEtcd = "https://127.0.0.1:2379"
 // ConfigController takes the programs' configurations out of the machine's.
 type ConfigController struct{}
 
-// Name implements resource.Controller.
-func (*ConfigController) Name() string { return "config.KubernetesControlPlaneController" }
-
-// Inputs implements resource.Controller.
-func (*ConfigController) Inputs() []resource.Input {
-	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}}
-}
-
-// Outputs implements resource.Controller.
-func (*ConfigController) Outputs() []string { return []string{Configs.Type()} }
-
-// Reconcile implements resource.Controller.
 func (*ConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	c, err := controlPlaneConfig(v)
 	if err != nil || c == nil {

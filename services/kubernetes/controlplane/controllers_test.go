@@ -326,6 +326,17 @@ func TestStaticPodStatusRefused(t *testing.T) {
 	}
 }
 
+// controllerOf is the controller of that name.
+func controllerOf(t *testing.T, o Options, name string) resource.Controller {
+	t.Helper()
+	all := Controllers(o)
+	i := slices.IndexFunc(all, func(c resource.Controller) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no controller %s", name)
+	}
+	return all[i]
+}
+
 // view is a controller's, without its limits.
 type view struct {
 	resource.Writer

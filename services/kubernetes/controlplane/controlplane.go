@@ -21,7 +21,11 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
 )
 
 // Namespaces of the resources here.
@@ -119,17 +123,66 @@ func Controllers(o Options) []resource.Controller {
 		}
 	}
 	return []resource.Controller{
-		&BootstrapStatusController{},
-		&ConfigController{},
-		&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")},
-		&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL},
-		&ManifestController{},
-		&ManifestApplyController{},
-		&ManifestDriftController{},
-		&NodeLabelController{printf: o.Logs.Printf, kubeletClient: boot.KubeletClient},
-		&ServingApprovalController{},
-		&NodeLeaveController{},
-		&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile},
+		{
+			Name: "v1alpha1.BootstrapStatusController", Reconcile: (&BootstrapStatusController{}).Reconcile,
+			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+			Outputs: []string{BootstrapStatuses.Type()},
+		},
+		{
+			Name: "config.KubernetesControlPlaneController", Reconcile: (&ConfigController{}).Reconcile,
+			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+			Outputs: []string{Configs.Type()},
+		},
+		{
+			Name: "k8s.ControlPlaneStaticPodController", Reconcile: (&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")}).Reconcile,
+			Inputs: []resource.Input{
+				{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
+				{Type: machine.Configs.Type(), ID: machine.ConfigID},
+			},
+			Outputs: []string{StaticPods.Type()},
+		},
+		{
+			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL}).Reconcile,
+			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}},
+			Outputs: []string{StaticPodStatuses.Type()},
+		},
+		{
+			Name: "k8s.ManifestController", Reconcile: (&ManifestController{}).Reconcile,
+			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Resolvers.Type()}},
+			Outputs: []string{BootstrapManifests.Type()},
+		},
+		{
+			Name: "k8s.ManifestApplyController", Reconcile: (&ManifestApplyController{}).Reconcile,
+			Inputs: []resource.Input{
+				{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()},
+				{Type: secrets.Kubernetes.Type()}, {Type: secrets.Etcd.Type()},
+			},
+		},
+		{
+			Name: "k8s.ManifestDriftController", Reconcile: (&ManifestDriftController{}).Reconcile,
+			Inputs: []resource.Input{
+				{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: secrets.Kubernetes.Type()},
+			},
+			Outputs: []string{ManifestDrifts.Type()},
+		},
+		{
+			Name: "k8s.NodeLabelController", Reconcile: (&NodeLabelController{printf: o.Logs.Printf, kubeletClient: boot.KubeletClient}).Reconcile,
+			Inputs: []resource.Input{
+				{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
+			},
+		},
+		{
+			Name: "k8s.ServingApprovalController", Reconcile: (&ServingApprovalController{}).Reconcile,
+			Inputs: []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
+		},
+		{
+			Name: "k8s.NodeLeaveController", Reconcile: (&NodeLeaveController{}).Reconcile,
+			Inputs: []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}},
+		},
+		{
+			Name: "k8s.CNIConfigController", Reconcile: (&CNIConfigController{confDir: o.CNIConfDir, subnetFile: o.SubnetFile}).Reconcile,
+			Inputs: []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+		},
 	}
 }
 

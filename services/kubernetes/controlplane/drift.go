@@ -83,20 +83,6 @@ type comparison struct {
 	fields  []string
 }
 
-// Name implements resource.Controller.
-func (*ManifestDriftController) Name() string { return "k8s.ManifestDriftController" }
-
-// Inputs implements resource.Controller.
-func (*ManifestDriftController) Inputs() []resource.Input {
-	return []resource.Input{
-		{Type: BootstrapManifests.Type()}, {Type: BootstrapStatuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: secrets.Kubernetes.Type()},
-	}
-}
-
-// Outputs implements resource.Controller.
-func (*ManifestDriftController) Outputs() []string { return []string{ManifestDrifts.Type()} }
-
-// Reconcile implements resource.Controller.
 func (c *ManifestDriftController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	manifests := inOrder(BootstrapManifests.List(v))
 	if err := forgetDrift(v, manifests); err != nil {

@@ -50,22 +50,8 @@ type KubeletStaticPodController struct {
 	reported   string             // that failure, "" after success
 }
 
-// Name implements resource.Controller.
-func (*KubeletStaticPodController) Name() string { return "k8s.KubeletStaticPodController" }
-
-// Inputs implements resource.Controller.
-func (*KubeletStaticPodController) Inputs() []resource.Input {
-	return []resource.Input{
-		{Type: StaticPods.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()},
-	}
-}
-
-// Outputs implements resource.Controller.
-func (*KubeletStaticPodController) Outputs() []string { return []string{StaticPodStatuses.Type()} }
-
-// Reconcile implements resource.Controller. The files come first: they don't wait
-// for a kubelet that can't answer yet. Those of kube-apiserver are never older than its
-// pod, which is made of the same configuration.
+// Reconcile begins with the files: they don't wait for a kubelet that can't answer yet. Those
+// of kube-apiserver are never older than its pod, which is made of the same configuration.
 func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	pods := StaticPods.List(v)
 	if len(pods) == 0 {

@@ -44,20 +44,6 @@ type NodeLabelController struct {
 	announced     bool // the start of the task was said
 }
 
-// Name implements resource.Controller.
-func (*NodeLabelController) Name() string { return "k8s.NodeLabelController" }
-
-// Inputs implements resource.Controller.
-func (*NodeLabelController) Inputs() []resource.Input {
-	return []resource.Input{
-		{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: network.Hostnames.Type()}, {Type: secrets.Kubernetes.Type()}, {Type: StaticPodStatuses.Type()},
-	}
-}
-
-// Outputs implements resource.Controller.
-func (*NodeLabelController) Outputs() []string { return nil }
-
-// Reconcile implements resource.Controller.
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	o, err := machine.Configs.Get(v, machine.ConfigID)
 	if err != nil {

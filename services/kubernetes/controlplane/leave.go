@@ -32,18 +32,7 @@ const (
 // has to delete it.
 type NodeLeaveController struct{ refused map[string]string }
 
-// Name implements resource.Controller.
-func (*NodeLeaveController) Name() string { return "k8s.NodeLeaveController" }
-
-// Inputs implements resource.Controller.
-func (*NodeLeaveController) Inputs() []resource.Input {
-	return []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}}
-}
-
-// Outputs implements resource.Controller.
-func (*NodeLeaveController) Outputs() []string { return nil }
-
-// Reconcile implements resource.Controller. It stays in the watch, as
+// Reconcile stays in the watch, as
 // ServingApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)

@@ -47,18 +47,7 @@ var (
 // It changes nothing for control planes, whose kubelets have theirs from the node.
 type ServingApprovalController struct{ refused map[string]string }
 
-// Name implements resource.Controller.
-func (*ServingApprovalController) Name() string { return "k8s.ServingApprovalController" }
-
-// Inputs implements resource.Controller.
-func (*ServingApprovalController) Inputs() []resource.Input {
-	return []resource.Input{{Type: secrets.Kubernetes.Type(), ID: secrets.KubernetesID}}
-}
-
-// Outputs implements resource.Controller.
-func (*ServingApprovalController) Outputs() []string { return nil }
-
-// Reconcile implements resource.Controller. It stays in the watch: an idle cluster
+// Reconcile stays in the watch: an idle cluster
 // costs nothing, and a request is answered at once.
 func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)

@@ -226,7 +226,7 @@ func TestServingApproval(t *testing.T) {
 	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}
 	store := served(t, s)
 	s.ask("csr-1", servingRequest(t, nil))
-	rt, err := resource.NewRuntime(store, testLog(t), &ServingApprovalController{})
+	rt, err := resource.NewRuntime(store, testLog(t), controllerOf(t, Options{}, "k8s.ServingApprovalController"))
 	put(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup

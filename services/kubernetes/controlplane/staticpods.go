@@ -8,7 +8,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -16,21 +15,6 @@ import (
 // starts without it only fails.
 type StaticPodController struct{ filesDir, auditDir, secretsDir string }
 
-// Name implements resource.Controller.
-func (*StaticPodController) Name() string { return "k8s.ControlPlaneStaticPodController" }
-
-// Inputs implements resource.Controller.
-func (*StaticPodController) Inputs() []resource.Input {
-	return []resource.Input{
-		{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
-		{Type: machine.Configs.Type(), ID: machine.ConfigID},
-	}
-}
-
-// Outputs implements resource.Controller.
-func (*StaticPodController) Outputs() []string { return []string{StaticPods.Type()} }
-
-// Reconcile implements resource.Controller.
 func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	status, err := secrets.Statuses.Get(v, secrets.KubernetesID)
 	if err != nil {

@@ -76,7 +76,7 @@ func TestServiceWaitsForOperations(t *testing.T) {
 
 	for _, running = range []string{LeaveOperation, "reset"} {
 		must(t, n.write(record{Phase: member, Token: "t"}))
-		says("this node to have left etcd: gbctl operation attach "+running+"-x")
+		says("this node to have left etcd: gbctl operation attach " + running + "-x")
 	}
 	running = ""
 	must(t, n.write(record{Phase: fresh, Token: "t"}))

@@ -38,18 +38,6 @@ type APIController struct {
 // trustd lets a node ask that often (perAddress in services/front/trustd).
 const askAgain = 5 * time.Second
 
-// Name implements resource.Controller.
-func (*APIController) Name() string { return "secrets.APIController" }
-
-// Inputs implements resource.Controller.
-func (*APIController) Inputs() []resource.Input {
-	return append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()})
-}
-
-// Outputs implements resource.Controller.
-func (*APIController) Outputs() []string { return []string{API.Type()} }
-
-// Reconcile implements resource.Controller.
 func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	n, ok, err := readNode(v)
 	if err != nil || !ok {

@@ -15,16 +15,6 @@ const etcdUser = "garboard"
 // EtcdController makes etcd's certificates.
 type EtcdController struct{ now func() time.Time }
 
-// Name implements resource.Controller.
-func (*EtcdController) Name() string { return "secrets.EtcdController" }
-
-// Inputs implements resource.Controller.
-func (*EtcdController) Inputs() []resource.Input { return nodeInputs() }
-
-// Outputs implements resource.Controller.
-func (*EtcdController) Outputs() []string { return []string{Etcd.Type()} }
-
-// Reconcile implements resource.Controller.
 func (c *EtcdController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	n, ok, err := readNode(v)
 	if err != nil || !ok || !n.config.Machine.Type.ControlPlane() {

@@ -47,18 +47,6 @@ func leaf(files map[string]file, name string, pair config.CertKey) {
 // one folder for each status (acceptance S-340).
 type FilesController struct{ dir string }
 
-// Name implements resource.Controller.
-func (*FilesController) Name() string { return "secrets.FilesController" }
-
-// Inputs implements resource.Controller.
-func (*FilesController) Inputs() []resource.Input {
-	return []resource.Input{{Type: Kubernetes.Type(), ID: KubernetesID}, {Type: Etcd.Type(), ID: EtcdID}, {Type: Kubelet.Type(), ID: KubeletID}}
-}
-
-// Outputs implements resource.Controller.
-func (*FilesController) Outputs() []string { return []string{Statuses.Type()} }
-
-// Reconcile implements resource.Controller.
 func (c *FilesController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	var errs []error
 	for _, s := range []struct {

@@ -38,16 +38,6 @@ type KubernetesController struct {
 	balancer string
 }
 
-// Name implements resource.Controller.
-func (*KubernetesController) Name() string { return "secrets.KubernetesController" }
-
-// Inputs implements resource.Controller.
-func (*KubernetesController) Inputs() []resource.Input { return nodeInputs() }
-
-// Outputs implements resource.Controller.
-func (*KubernetesController) Outputs() []string { return []string{Kubernetes.Type(), Kubelet.Type()} }
-
-// Reconcile implements resource.Controller.
 func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	n, ok, err := readNode(v)
 	if err != nil || !ok {

@@ -150,9 +150,25 @@ func Controllers(o Options) []resource.Controller {
 		o.Dial = dial
 	}
 	return []resource.Controller{
-		&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial}},
-		&EtcdController{now: o.Now},
-		&KubernetesController{now: o.Now, balancer: o.Balancer},
-		&FilesController{dir: o.Dir},
+		{
+			Name: "secrets.APIController", Reconcile: (&APIController{now: o.Now, stored: stored, signingClient: signingClient{dial: o.Dial}}).Reconcile,
+			Inputs:  append(nodeInputs(), resource.Input{Type: balancer.APIServers.Type()}),
+			Outputs: []string{API.Type()},
+		},
+		{
+			Name: "secrets.EtcdController", Reconcile: (&EtcdController{now: o.Now}).Reconcile,
+			Inputs:  nodeInputs(),
+			Outputs: []string{Etcd.Type()},
+		},
+		{
+			Name: "secrets.KubernetesController", Reconcile: (&KubernetesController{now: o.Now, balancer: o.Balancer}).Reconcile,
+			Inputs:  nodeInputs(),
+			Outputs: []string{Kubernetes.Type(), Kubelet.Type()},
+		},
+		{
+			Name: "secrets.FilesController", Reconcile: (&FilesController{dir: o.Dir}).Reconcile,
+			Inputs:  []resource.Input{{Type: Kubernetes.Type(), ID: KubernetesID}, {Type: Etcd.Type(), ID: EtcdID}, {Type: Kubelet.Type(), ID: KubeletID}},
+			Outputs: []string{Statuses.Type()},
+		},
 	}
 }

@@ -181,7 +181,7 @@ func (n *node) publish() {
 	makers := secrets.Controllers(secrets.Options{Dir: n.path("system/secrets"), Balancer: n.endpoint()})
 	if !n.config.Machine.Type.ControlPlane() {
 		// It would ask other nodes, and there are none.
-		makers = slices.DeleteFunc(makers, func(c resource.Controller) bool { return c.Name() == apiSecrets })
+		makers = slices.DeleteFunc(makers, func(c resource.Controller) bool { return c.Name == apiSecrets })
 	}
 	rt, err := resource.NewRuntime(n.store, n.logs.Logger("controller-runtime"), append(
 		makers,

@@ -12,23 +12,17 @@ import (
 // StatusController logs to the log of the controllers when the node's time becomes
 // synchronised, and when it stops being so: certificates, and with them most of the other
 // controllers, depend on it.
-type StatusController struct {
-	logged string // the last text; only Reconcile uses it
+func StatusController() resource.Controller {
+	return resource.Controller{
+		Name: "v1alpha1.TimeStatusController", Reconcile: (&statusLog{}).reconcile, // S-275
+		Inputs: []resource.Input{{Type: Statuses.Type(), ID: StatusID}},
+	}
 }
 
-// Name implements resource.Controller (S-275).
-func (*StatusController) Name() string { return "v1alpha1.TimeStatusController" }
+// statusLog is the controller's state.
+type statusLog struct{ logged string }
 
-// Inputs implements resource.Controller.
-func (*StatusController) Inputs() []resource.Input {
-	return []resource.Input{{Type: Statuses.Type(), ID: StatusID}}
-}
-
-// Outputs implements resource.Controller.
-func (*StatusController) Outputs() []string { return nil }
-
-// Reconcile implements resource.Controller.
-func (c *StatusController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+func (c *statusLog) reconcile(_ context.Context, v resource.View) (time.Duration, error) {
 	o, err := Statuses.Get(v, StatusID)
 	if errors.Is(err, resource.ErrNotFound) {
 		return 0, nil

@@ -14,7 +14,7 @@ import (
 func TestS275TimeStatusController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, store := &syncBuffer{}, resource.NewStore()
-		rt, err := resource.NewRuntime(store, slog.New(slog.NewTextHandler(log, nil)), &StatusController{})
+		rt, err := resource.NewRuntime(store, slog.New(slog.NewTextHandler(log, nil)), StatusController())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,21 +21,15 @@ var Types = resource.Define[config.MachineType](resource.Definition{
 })
 
 // TypeController publishes the node's part (S-275).
-type TypeController struct{}
-
-// Name implements resource.Controller.
-func (TypeController) Name() string { return "config.MachineTypeController" }
-
-// Inputs implements resource.Controller.
-func (TypeController) Inputs() []resource.Input {
-	return []resource.Input{{Type: Configs.Type(), ID: ConfigID}}
+func TypeController() resource.Controller {
+	return resource.Controller{
+		Name: "config.MachineTypeController", Reconcile: publishType,
+		Inputs:  []resource.Input{{Type: Configs.Type(), ID: ConfigID}},
+		Outputs: []string{Types.Type()},
+	}
 }
 
-// Outputs implements resource.Controller.
-func (TypeController) Outputs() []string { return []string{Types.Type()} }
-
-// Reconcile implements resource.Controller.
-func (TypeController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+func publishType(_ context.Context, v resource.View) (time.Duration, error) {
 	o, err := Configs.Get(v, ConfigID)
 	if errors.Is(err, resource.ErrNotFound) {
 		return 0, nil

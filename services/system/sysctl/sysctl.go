@@ -67,11 +67,11 @@ type Options struct {
 	root string // /proc/sys; tests have their own
 }
 
-// Controller makes the parameters what the configuration says.
-type Controller struct {
+// parameters are what the controller looks after.
+type parameters struct {
 	o Options
 	// set is what this boot's configurations have set, by path below root. Only
-	// Reconcile uses it.
+	// makeSo uses it.
 	set map[string]*parameter
 }
 
@@ -85,27 +85,19 @@ type parameter struct {
 	logged string // the problem that was logged last
 }
 
-// New makes the controller.
-func New(o Options) *Controller {
+// Controller makes the parameters what the configuration says.
+func Controller(o Options) resource.Controller {
 	if o.root == "" {
 		o.root = "/proc/sys"
 	}
-	return &Controller{o: o, set: map[string]*parameter{}}
+	return resource.Controller{
+		Name: "runtime.SysctlController", Reconcile: (&parameters{o: o, set: map[string]*parameter{}}).makeSo,
+		Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+		Outputs: []string{Statuses.Type()},
+	}
 }
 
-// Name implements resource.Controller.
-func (*Controller) Name() string { return "runtime.SysctlController" }
-
-// Inputs implements resource.Controller.
-func (*Controller) Inputs() []resource.Input {
-	return []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}}
-}
-
-// Outputs implements resource.Controller.
-func (*Controller) Outputs() []string { return []string{Statuses.Type()} }
-
-// Reconcile implements resource.Controller.
-func (c *Controller) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+func (c *parameters) makeSo(_ context.Context, v resource.View) (time.Duration, error) {
 	wanted := map[string]string{}
 	cfg, err := machine.Config(v)
 	switch {
@@ -141,7 +133,7 @@ func (c *Controller) Reconcile(_ context.Context, v resource.View) (time.Duratio
 
 // restore gives back what isn't configured any more, last first: a parameter of
 // one link may have been set after that of all.
-func (c *Controller) restore(names map[string]string, log *slog.Logger) {
+func (c *parameters) restore(names map[string]string, log *slog.Logger) {
 	for _, path := range slices.Backward(slices.Sorted(maps.Keys(c.set))) {
 		p := c.set[path]
 		if names[path] != "" {
@@ -169,7 +161,7 @@ func (c *Controller) restore(names map[string]string, log *slog.Logger) {
 }
 
 // apply sets one parameter unless it has its value already.
-func (c *Controller) apply(name, value string, log *slog.Logger) Status {
+func (c *parameters) apply(name, value string, log *slog.Logger) Status {
 	path := config.SysctlPath(name)
 	p := c.set[path]
 	if p == nil {
@@ -187,7 +179,7 @@ func (c *Controller) apply(name, value string, log *slog.Logger) Status {
 }
 
 // reconcile returns why the parameter isn't what it is to be, or "".
-func (c *Controller) reconcile(path string, p *parameter, value string, log *slog.Logger) (problem string) {
+func (c *parameters) reconcile(path string, p *parameter, value string, log *slog.Logger) (problem string) {
 	switch {
 	case !filepath.IsLocal(path):
 		return "is not the name of a kernel parameter"
@@ -230,14 +222,14 @@ func (c *Controller) reconcile(path string, p *parameter, value string, log *slo
 	return ""
 }
 
-func (c *Controller) read(path string) (string, error) {
+func (c *parameters) read(path string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(c.o.root, path))
 	return strings.TrimRight(string(data), "\n"), err
 }
 
 // write returns what the kernel made of the value: it may round it, or separate
 // its parts by tabs.
-func (c *Controller) write(path, value string) (after string, err error) {
+func (c *parameters) write(path, value string) (after string, err error) {
 	f, err := os.OpenFile(filepath.Join(c.o.root, path), os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
 		return "", err

@@ -58,7 +58,7 @@ func newBench(t *testing.T, mode boot.Mode, parameters map[string]string) *bench
 func (b *bench) run(mode boot.Mode) {
 	t := b.t
 	t.Helper()
-	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(&b.logged, nil)), New(Options{Mode: mode, root: b.dir}))
+	rt, err := resource.NewRuntime(b.store, slog.New(slog.NewTextHandler(&b.logged, nil)), Controller(Options{Mode: mode, root: b.dir}))
 	if err != nil {
 		t.Fatal(err)
 	}

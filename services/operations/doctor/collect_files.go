@@ -162,12 +162,13 @@ func meminfo(path string) (total, available uint64) {
 }
 
 // lastLines are those of the newest log of a static pod's container, as the kubelet
-// lays them out: kube-system_NAME-NODE_UID/CONTAINER/RESTARTS.log.
+// lays them out: kube-system_NAME-NODE_UID/CONTAINER/RESTARTS.log. That of a container
+// which has only just started is empty: the one before has why that ended.
 func lastLines(dir, program string) []string {
 	logs, _ := filepath.Glob(filepath.Join(dir, kubeSystem+"_"+program+"-*", program, "*.log"))
 	newest, at := "", int64(0)
 	for _, path := range logs {
-		if info, err := os.Stat(path); err == nil && info.ModTime().UnixNano() > at {
+		if info, err := os.Stat(path); err == nil && info.Size() > 0 && info.ModTime().UnixNano() > at {
 			newest, at = path, info.ModTime().UnixNano()
 		}
 	}

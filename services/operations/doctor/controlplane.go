@@ -115,12 +115,16 @@ func (s *snapshot) programDown(program string) []finding {
 	}
 	s.addPod(&f, program)
 	words := lastError(s.files.pods[program])
-	if !s.runs(program) { // what it says while it runs isn't why it doesn't
-		f.evidence = append(f.evidence, asLog(program, words))
-	}
 	path, image, extra := s.programConfig(program)
-	if why, next, ok := explainArgument(words, path, image, extra); ok {
+	why, next, explained := explainArgument(words, path, image, extra)
+	if explained {
 		f.why, f.next, f.passing = why, next, false
+	}
+	// What a program logs while it answers isn't why it doesn't serve. The kubelet's status
+	// can't tell whether it runs: without an API server the kubelet answers nobody, so that
+	// its last answer is of the time before.
+	if explained || asked.err != nil {
+		f.evidence = append(f.evidence, asLog(program, words))
 	}
 	if f.passing && f.next == "" {
 		f.next = "It passes when it has started; look again in a minute."
@@ -159,11 +163,6 @@ func (s *snapshot) addPod(f *finding, program string) {
 			}
 		}
 	}
-}
-
-// runs says whether a program's container does.
-func (s *snapshot) runs(program string) bool {
-	return slices.ContainsFunc(containers(s.pods[program]), func(c kubeclient.Object) bool { return c.At("state", "running") != nil })
 }
 
 // starting says whether a program may still be on its way up: the cluster starts, or

@@ -102,10 +102,33 @@ func TestAPIServerNotRunning(t *testing.T) {
 		n.write("2026-11-21T15:00:00.123456789Z stderr F older\n", log, "3.log")
 		n.must(os.Chtimes(n.path(log, "3.log"), time.Unix(1, 0), time.Unix(1, 0)))
 		n.write(cri.String(), log, "4.log")
+		n.write("", log, "5.log") // it has just been started once more
 	})
 	n.api.fail("/readyz", func(http.ResponseWriter) { panic(http.ErrAbortHandler) })
 	n.finds("apiserver-not-running", failure, `cluster.apiServer.extraArgs has nope: "1"`, "Error: unknown flag: --nope", "CrashLoopBackOff", "exit code 1", "EOF")
 	n.finds("endpoint-not-answering", info, "Follows from apiserver-not-running")
+
+	// Without an API server the kubelet authorizes nobody: its last answer, that the former
+	// container runs, stays.
+	n.kubelet.set(200, podList(staticPod(apiServer, running)))
+	n.sees(apiServer, "running")
+	n.kubelet.set(http.StatusUnauthorized, "")
+	n.finds("apiserver-not-running", failure, `cluster.apiServer.extraArgs has nope: "1"`, "Error: unknown flag: --nope", "EOF")
+}
+
+// sees waits until the node has that state of a program's container from its kubelet.
+func (n *node) sees(program, state string) {
+	n.t.Helper()
+	eventually.That(n.t, patience, program+" to be "+state, func() error {
+		for _, o := range controlplane.StaticPodStatuses.List(n.store) {
+			for _, c := range containers(kubeclient.Object{"status": map[string]any(o.Spec)}) {
+				if c.Text("name") == program && c.At("state", state) != nil {
+					return nil
+				}
+			}
+		}
+		return errors.New("it isn't")
+	})
 }
 
 // S-350: normal while a cluster starts.
@@ -135,8 +158,8 @@ func TestOtherProgramsNotRunning(t *testing.T) {
 			states[program] = crashed
 			n.kubelet.set(200, podList(staticPod(apiServer, running), staticPod(controllerManager, states[controllerManager]), staticPod(scheduler, states[scheduler])))
 		})
-		n.others[program].set(http.StatusInternalServerError, "[-]leaderElection failed: reason withheld")
-		n.finds(id, failure, program, "leaderElection failed", "invalid configuration")
+		n.others[program].set(0, "")
+		n.finds(id, failure, program, "EOF", "invalid configuration")
 		n.others[program].set(http.StatusOK, "ok")
 		n.healthy()
 	}

@@ -46,6 +46,9 @@ func (s *server) set(code int, body string) {
 func (s *server) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.code == 0 { // nobody serves
+		panic(http.ErrAbortHandler)
+	}
 	w.WriteHeader(s.code)
 	fmt.Fprint(w, s.body)
 }

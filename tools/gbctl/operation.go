@@ -26,8 +26,8 @@ by step, and continues if gbctl exits and after the node has restarted.`,
 
 func (a *app) operationListCommand() *cobra.Command {
 	return listCommand(a, &cobra.Command{
-		Use:     "list",
-		Short:   "List the running operations and the last finished ones",
+		Use:   "list",
+		Short: "List the running operations and the last finished ones",
 		Long: `List the running operations and the last finished ones. A control plane also lists the
 operations of other nodes that it can take over if their node is gone.`,
 		Example: `  gbctl -n 10.5.0.2 operation list`,

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 const (
@@ -45,8 +47,25 @@ type Controller struct {
 	Reconcile func(ctx context.Context, v View) (again time.Duration, err error)
 }
 
+// Failure is the last error of a controller that fails. One that works has none.
+type Failure struct {
+	Reason reason.Code `yaml:"reason,omitempty"`
+	Error  string      `yaml:"error"`
+	Since  time.Time   `yaml:"since"` // of the first failure in a row
+}
+
+// Failures are published by the runtime, by the controller's name.
+var Failures = Define[Failure](Definition{
+	Type: "ControllerFailures.runtime.garboard.dev", Kind: "ControllerFailure", Namespace: "runtime",
+	Columns: []Column{
+		{Name: "SINCE", Value: func(s any) string { return s.(Failure).Since.UTC().Format(time.RFC3339) }},
+		{Name: "REASON", Value: func(s any) string { return string(s.(Failure).Reason) }},
+		{Name: "ERROR", Value: func(s any) string { return s.(Failure).Error }},
+	},
+})
+
 // RetryIn is err, for a Reconcile that knows better than the growing pause when to
-// try again.
+// try again. A change of the inputs is a call at once, as after a success.
 func RetryIn(err error, after time.Duration) error { return retryIn{err, after} }
 
 type retryIn struct {
@@ -111,7 +130,8 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 	mark := make(chan struct{}, 1)
 	defer rt.store.notify(c.Inputs, mark)()
 	v := newView(rt.store, c, rt.log)
-	starting, pause, logged := true, time.Duration(0), ""
+	w := rt.store.As(c.Name)
+	starting, pause, failure := true, time.Duration(0), Failure{}
 	for ctx.Err() == nil {
 		if starting {
 			v.log.Info("controller starting") // S-276
@@ -125,27 +145,42 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 			// The first failure of a kind is a warning; its repetitions, while the controller
 			// waits for something, are only a line in the log.
 			level := slog.LevelWarn
-			if err.Error() == logged {
+			if err.Error() == failure.Error {
 				level = slog.LevelInfo
 			}
-			logged = err.Error()
 			v.log.Log(ctx, level, fmt.Sprintf("controller failed: %v", err)) // S-279
-			starting, pause = true, min(max(2*pause, retryFirst), retryMax)
-			if own := (retryIn{}); errors.As(err, &own) {
-				pause = max(own.after, retryFirst)
+			if failure.Since.IsZero() {
+				failure.Since = time.Now()
 			}
-			if !rest(ctx, nil, retryFirst) || !rest(ctx, mark, jitter(pause)-retryFirst) {
+			failure.Reason, failure.Error = reason.Of(err), err.Error()
+			rt.note(Failures.Put(w, c.Name, failure))
+			starting, pause = true, min(max(2*pause, retryFirst), retryMax)
+			least := retryFirst
+			if own := (retryIn{}); errors.As(err, &own) {
+				least, pause = 0, max(own.after, retryFirst)
+			}
+			if !rest(ctx, nil, least) || !rest(ctx, mark, jitter(pause)-least) {
 				return
 			}
 			continue
 		}
-		pause, logged = 0, ""
+		if failure.Error != "" {
+			rt.note(Failures.Delete(w, c.Name))
+		}
+		pause, failure = 0, Failure{}
 		if again <= 0 {
 			again = -1
 		}
 		if !rest(ctx, mark, again) {
 			return
 		}
+	}
+}
+
+// note logs what can't happen: nobody else writes a controller's failure.
+func (rt *Runtime) note(err error) {
+	if err != nil {
+		rt.log.Error(err.Error())
 	}
 }
 

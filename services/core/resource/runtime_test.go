@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // lines is a log that keeps the messages.
@@ -200,12 +202,16 @@ func TestAChangeEndsThePauseAfterAFailure(t *testing.T) {
 			Reconcile: func(ctx context.Context, v View) (time.Duration, error) {
 				calls++
 				if len(pods.List(v)) == 0 {
-					return 0, errors.New("no pod yet")
+					return 0, fmt.Errorf("ask: %w", reason.With("NoPod", errors.New("no pod yet")))
 				}
 				return 0, nil
 			},
 		})
+		since := time.Now()
 		pass(5 * time.Minute)
+		if o, err := Failures.Get(s, "test.C"); err != nil || o.Spec != (Failure{"NoPod", "ask: no pod yet", since}) || o.Version != 1 {
+			t.Errorf("%+v, %v", o, err)
+		}
 		failed := calls
 		if failed < 5*60/(30+6) || failed > 20 {
 			t.Errorf("%d calls in five minutes", failed)
@@ -214,6 +220,9 @@ func TestAChangeEndsThePauseAfterAFailure(t *testing.T) {
 		pass(retryFirst)
 		if calls != failed+1 {
 			t.Errorf("%d calls after the change", calls-failed)
+		}
+		if all := Failures.List(s); len(all) > 0 {
+			t.Errorf("after a success: %+v", all)
 		}
 		stop()
 	})
@@ -239,7 +248,8 @@ func TestRetryIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		why := errors.New("nobody answers")
 		var calls atomic.Int32
-		stop := run(t, NewStore(), discard, Controller{Name: "test.C", Reconcile: func(context.Context, View) (time.Duration, error) {
+		s := NewStore()
+		stop := run(t, s, discard, Controller{Name: "test.C", Inputs: []Input{{Type: pods.Type()}}, Reconcile: func(context.Context, View) (time.Duration, error) {
 			calls.Add(1)
 			return 0, fmt.Errorf("ask: %w", RetryIn(why, time.Hour))
 		}})
@@ -250,6 +260,11 @@ func TestRetryIn(t *testing.T) {
 		pass(14 * time.Minute) // jitter
 		if n := calls.Load(); n != 2 {
 			t.Errorf("%d calls after an hour", n)
+		}
+		must(t, pods.Put(s.As("w"), "a", podSpec{}))
+		synctest.Wait()
+		if n := calls.Load(); n != 3 {
+			t.Errorf("%d calls once an input has changed", n)
 		}
 		stop()
 		if err := RetryIn(why, time.Hour); !errors.Is(err, why) || err.Error() != why.Error() {

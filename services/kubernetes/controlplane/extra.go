@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -26,6 +27,9 @@ const (
 
 // extraBootstrapManifests are the manifests from URLs (S-265): of a custom CNI, and extra ones.
 var extraBootstrapManifests = BootstrapManifests.In("extras")
+
+// ManifestUnavailable: a manifest that the configuration names can't be fetched or read.
+const ManifestUnavailable reason.Code = "ManifestUnavailable"
 
 // fetchExtras publishes them. Each is downloaded only once for each boot and change of the
 // list, so that a change at the URL doesn't change the cluster.
@@ -51,7 +55,7 @@ func fetchExtras(ctx context.Context, v resource.View, c *config.Config) error {
 		return err
 	}
 	if len(problems) > 0 {
-		return resource.RetryIn(errors.Join(problems...), fetchAgain)
+		return resource.RetryIn(reason.With(ManifestUnavailable, errors.Join(problems...)), fetchAgain)
 	}
 	return nil
 }

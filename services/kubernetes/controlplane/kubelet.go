@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -47,7 +46,6 @@ type KubeletStaticPodController struct {
 	client     *kubeclient.Client
 	clientWith kubeclient.Options // what it was made with
 	retry      time.Duration      // the pause after the last failure to look; 0 after success
-	reported   string             // that failure, "" after success
 }
 
 // Reconcile begins with the files: they don't wait for a kubelet that can't answer yet. Those
@@ -93,22 +91,10 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 	}
 	ready, err := c.refresh(ctx, v)
 	if err != nil {
-		// As the runtime logs failures of controllers (S-280), but without its pause: a change
-		// of the configuration must not wait for a kubelet that can't answer yet. As there,
-		// only a new error goes to the console.
-		level := slog.LevelWarn
-		if err.Error() == c.reported {
-			level = slog.LevelInfo
-		}
-		c.reported = err.Error()
-		v.Log().Log(ctx, level, fmt.Sprintf("controller failed: error refreshing pod status: %v", err))
 		c.retry = min(max(2*c.retry, statusSoon), statusLater)
-		return c.retry, nil
+		return 0, resource.RetryIn(fmt.Errorf("error refreshing pod status: %w", err), c.retry) // S-280
 	}
-	if c.reported != "" {
-		v.Log().Info("pod status refreshed") // or the failure would be the last word
-	}
-	c.retry, c.reported = 0, ""
+	c.retry = 0
 	if ready {
 		return statusLater, nil
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -96,11 +97,17 @@ func addHosts(leaf *pki.Leaf, hosts []string) {
 	}
 }
 
-// missing is a secret that the configuration should hold (S-282): one made for an
-// older release doesn't.
-func missing(field string) error { return fmt.Errorf("missing cluster.%s secret", field) }
+// Missing: the configuration lacks a secret (S-282), as one that was made for an older
+// release does.
+const Missing reason.Code = "SecretMissing"
 
-func missingMachine(field string) error { return fmt.Errorf("missing machine.%s secret", field) }
+func missing(field string) error {
+	return reason.With(Missing, fmt.Errorf("missing cluster.%s secret", field))
+}
+
+func missingMachine(field string) error {
+	return reason.With(Missing, fmt.Errorf("missing machine.%s secret", field))
+}
 
 // ignoreNotFound is for what somebody else will publish: the change wakes us.
 func ignoreNotFound(err error) error {

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
 // The control plane's programs: names of their pods, containers and files.
@@ -29,8 +31,8 @@ var controlPlaneConditions = []condition{
 	{
 		id: "static-pods-not-generated", severity: failure,
 		sees:    boot.ManifestsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
-		why:     "They are written when etcd is up and all secrets are made; and by controllers, which log their failures.",
-		next:    "See gbctl service etcd and gbctl logs controller-runtime.",
+		why:     "They are written when etcd is up and all secrets are made; and by controllers, which may fail.",
+		next:    "See gbctl service etcd and gbctl get controllerfailures.",
 		follows: append(slices.Clone(etcdProblem), "secrets-missing", "disk-full", "network-no-address"),
 		holds: func(s *snapshot) []finding {
 			if !s.controlPlane() || !s.files.seen {
@@ -47,8 +49,8 @@ var controlPlaneConditions = []condition{
 			}
 			f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", passing: s.sinceBoot < startTime}
 			f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.ManifestsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
-			for _, c := range s.controllerFailures() {
-				f.evidence = append(f.evidence, asLog("controller-runtime", c.line))
+			for _, c := range s.controllers {
+				f.evidence = append(f.evidence, asFailure(c))
 			}
 			return one(f)
 		},
@@ -58,19 +60,19 @@ var controlPlaneConditions = []condition{
 	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
 	{
 		id: "controller-failing", severity: warning,
-		sees:    "gbctl logs controller-runtime ends in controller failed: … again and again.",
+		sees:    "gbctl get controllerfailures shows one; gbctl logs controller-runtime has controller failed: … again and again.",
 		why:     "A controller of the node can't make so what it is for. It tries again by itself, so what fails only while a cluster starts is none of this.",
 		next:    "Its answer names what is missing.",
 		follows: append(slices.Clone(etcdProblem), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
 		holds: func(s *snapshot) []finding {
 			var out []finding
-			for _, c := range s.controllerFailures() {
-				if strings.HasPrefix(c.err, "missing ") || c.name == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
-					c.name == apiSecrets && len(s.down("apid", "")) > 0 {
+			for _, c := range s.controllers {
+				if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && s.cluster != nil && len(s.cluster.missing) > 0 ||
+					c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
 					continue // said by other conditions
 				}
-				f := finding{what: "Controller " + c.name + " fails.", since: c.at, passing: s.sinceBoot < bootstrapTime, evidence: []string{asLog("controller-runtime", c.line)}}
-				if strings.Contains(c.err, "manifest") && strings.Contains(c.err, "http") {
+				f := finding{what: "Controller " + c.ID + " fails.", since: c.Spec.Since, passing: s.sinceBoot < bootstrapTime, evidence: []string{asFailure(c)}}
+				if c.Spec.Reason == controlplane.ManifestUnavailable {
 					f.why, f.next = "A manifest that the configuration names can't be fetched or read.", "Correct cluster.extraManifests or cluster.network.cni.urls, or make the server answer."
 				}
 				out = append(out, f)

@@ -102,7 +102,7 @@ var endpointConditions = []condition{
 		id: "certificate-expiring", severity: warning,
 		sees:    "Nothing yet.",
 		why:     "A certificate ends soon. Those that the node makes are replaced three months before: so replacing it fails.",
-		next:    "See gbctl logs controller-runtime; an authority must be replaced in the configuration of every node.",
+		next:    "See gbctl get controllerfailures; an authority must be replaced in the configuration of every node.",
 		follows: []string{"clock-wrong"},
 		holds: func(s *snapshot) []finding {
 			return s.expiring(func(left time.Duration, c certificate) bool {

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -70,7 +71,7 @@ func TestS282SecretsMissing(t *testing.T) {
 	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
 		n.config.Cluster.AggregatorCA = config.CertKey{}
 	})
-	n.finds("secrets-missing", failure, "cluster.aggregatorCA", "controller failed: missing cluster.aggregatorCA secret")
+	n.finds("secrets-missing", failure, "cluster.aggregatorCA", "missing cluster.aggregatorCA secret")
 	n.finds("static-pods-not-generated", info, "Follows from secrets-missing")
 }
 
@@ -181,7 +182,7 @@ func TestControllerFailing(t *testing.T) {
 func TestManifestsNotApplied(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init, func(n *node, _ map[string]*dag.Service) { n.api.lose("coredns") })
-	n.finds("manifests-not-applied", failure, "11-core-dns", "/v1/ServiceAccount/coredns", manifestApplier, "controller failed: etcd session")
+	n.finds("manifests-not-applied", failure, "11-core-dns", "/v1/ServiceAccount/coredns", manifestApplier, "etcd session")
 	n.lacks("controller-failing")
 }
 
@@ -264,8 +265,15 @@ func TestS354WorkerAPIWaits(t *testing.T) {
 	n.finds("worker-api-waits", failure, "certificate of the machine API")
 	n.api.fail("/readyz", notReady)
 	n.finds("worker-api-waits", info, "Follows from endpoint-not-answering")
-	n.logs.Logger("controller-runtime").Warn(apiSecrets + ": controller failed: no control plane signs: 10.5.0.2: connection refused")
-	n.finds("worker-api-waits", info, "It has no certificate: no control plane signs", "10.5.0.2: connection refused")
+
+	n = start(t, config.Worker, apid, func(n *node, _ map[string]*dag.Service) {
+		port := freeport.Find(t)
+		n.dial = func(ctx context.Context, _ netip.Addr, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", port.String())
+		}
+	})
+	n.later(startTime)
+	n.finds("worker-api-waits", failure, "It has no certificate: no control plane signs", "connection refused")
 	n.lacks("controller-failing")
 
 	n = start(t, config.Init, apid)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -54,14 +55,14 @@ var machineConditions = []condition{
 	},
 	{
 		id: "secrets-missing", severity: failure,
-		sees: "controller-runtime logs controller failed: missing cluster.aggregatorCA secret (or another one).",
+		sees: "gbctl get controllerfailures shows missing cluster.aggregatorCA secret (or another one).",
 		why:  "The configuration lacks a secret that a control plane needs: it was made for an older release, or by hand.",
 		next: "Make a configuration with gbctl gen config from the cluster's secrets, and apply it.",
 		holds: func(s *snapshot) []finding {
 			var out []finding
-			for _, c := range s.controllerFailures() {
-				if name, ok := strings.CutPrefix(c.err, "missing "); ok && strings.HasSuffix(name, " secret") {
-					out = append(out, finding{what: "The configuration has no " + strings.TrimSuffix(name, " secret") + ".", since: c.at, evidence: []string{asLog("controller-runtime", c.line)}})
+			for _, c := range s.controllers {
+				if c.Spec.Reason == secrets.Missing {
+					out = append(out, finding{what: "The configuration is incomplete: " + c.Spec.Error + ".", since: c.Spec.Since, evidence: []string{asFailure(c)}})
 				}
 			}
 			return out

@@ -23,7 +23,7 @@ var nodeConditions = []condition{
 		id: "manifests-not-applied", severity: failure,
 		sees:    "Nodes can't join, there is no cluster DNS or no pod network: objects that a new cluster gets are missing.",
 		why:     "They are made once the API server serves, by one control plane at a time; what is missing fails, or was deleted.",
-		next:    "gbctl logs controller-runtime has why (k8s.ManifestApplyController); what is missing is made again by itself when that is gone.",
+		next:    "gbctl get controllerfailures has why (k8s.ManifestApplyController); what is missing is made again by itself when that is gone.",
 		follows: apiProblem,
 		holds: func(s *snapshot) []finding {
 			if s.cluster == nil || len(s.cluster.missing) == 0 {
@@ -33,10 +33,10 @@ var nodeConditions = []condition{
 			for _, m := range s.cluster.missing {
 				f.evidence = append(f.evidence, "missing "+m)
 			}
-			for _, c := range s.controllerFailures() {
-				if c.name == manifestApplier {
-					f.why = "Making them fails: " + c.err + "."
-					f.evidence = append([]string{asLog("controller-runtime", c.line)}, f.evidence...)
+			for _, c := range s.controllers {
+				if c.ID == manifestApplier {
+					f.why = "Making them fails: " + c.Spec.Error + "."
+					f.evidence = append([]string{asFailure(c)}, f.evidence...)
 				}
 			}
 			return one(f)
@@ -94,10 +94,10 @@ var nodeConditions = []condition{
 				return nil
 			}
 			found := s.down("apid", "The machine API of this worker is not up.")
-			for _, c := range s.controllerFailures() {
-				if c.name == apiSecrets && len(found) > 0 {
-					found[0].why = "It has no certificate: " + c.err + "."
-					found[0].evidence = append(found[0].evidence, asLog("controller-runtime", c.line))
+			for _, c := range s.controllers {
+				if c.ID == apiSecrets && len(found) > 0 {
+					found[0].why = "It has no certificate: " + c.Spec.Error + "."
+					found[0].evidence = append(found[0].evidence, asFailure(c))
 				}
 			}
 			return found

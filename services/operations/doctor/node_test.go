@@ -66,6 +66,7 @@ type node struct {
 	began     time.Time
 	mode      boot.Mode
 	full      func(path string) (space, bool)
+	dial      func(ctx context.Context, from netip.Addr, address string) (net.Conn, error) // to trustd; nil: not at all
 	text      []byte
 	situation machine.Situation
 }
@@ -178,8 +179,8 @@ func (n *node) publish() {
 			n.must(etcd.Statuses.Put(n.store.As("etcd"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: n.etcd.client}))
 		}
 	}
-	makers := secrets.Controllers(secrets.Options{Dir: n.path("system/secrets"), Balancer: n.endpoint()})
-	if !n.config.Machine.Type.ControlPlane() {
+	makers := secrets.Controllers(secrets.Options{Dir: n.path("system/secrets"), Balancer: n.endpoint(), Dial: n.dial, APIFile: n.path("machine-api.pem")})
+	if !n.config.Machine.Type.ControlPlane() && n.dial == nil {
 		// It would ask other nodes, and there are none.
 		makers = slices.DeleteFunc(makers, func(c resource.Controller) bool { return c.Name == apiSecrets })
 	}

@@ -43,7 +43,8 @@ type snapshot struct {
 	warnings  []config.Warning
 	situation machine.Situation
 
-	operations []resource.Object[operation.Spec]
+	operations  []resource.Object[operation.Spec]
+	controllers []resource.Object[resource.Failure] // those that fail
 
 	hostname  string
 	address   *network.NodeAddress
@@ -214,7 +215,7 @@ func (d *Doctor) remember() *snapshot {
 	if o, err := clock.Statuses.Get(store, clock.StatusID); err == nil {
 		s.clock = &o.Spec
 	}
-	s.operations = operation.Operations.List(store)
+	s.operations, s.controllers = operation.Operations.List(store), resource.Failures.List(store)
 	s.staticPods = len(controlplane.StaticPods.List(store))
 	s.pods = map[string]kubeclient.Object{}
 	for _, o := range controlplane.StaticPodStatuses.List(store) {
@@ -224,7 +225,7 @@ func (d *Doctor) remember() *snapshot {
 	s.certificates = d.rememberCertificates(s.config)
 	s.checked = append(s.checked,
 		fmt.Sprintf("services: %s, with their events and last log lines", strings.Join(slices.Sorted(maps.Keys(s.services)), ", ")),
-		"controllers and their last log lines", "the machine configuration, its warnings and whether one is staged or tried",
+		"failures of controllers", "the machine configuration, its warnings and whether one is staged or tried",
 		"operations", "addresses, the shared one among them, name servers, clock", fmt.Sprintf("%d certificates", len(s.certificates)))
 	return s
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
 )
 
 // tailLines of a log are searched for the last error: etcd prints its whole usage
@@ -141,53 +142,9 @@ func (s *snapshot) failures(svc service, d time.Duration) []dag.Event {
 	return out
 }
 
-// logTime is the layout of our own log lines, UTC (acceptance S-276).
-const logTime = "2006/01/02 15:04:05"
-
-// controllerLine is a line of controller-runtime.
-var controllerLine = regexp.MustCompile(`^(\S+ \S+)  (?:\w+: )?([\w.]+): (.*)$`)
-
-// controllerFailure is what a controller failed with last.
-type controllerFailure struct {
-	name, err, line string
-	at              time.Time
-}
-
-// failing is how old the last line of a failing controller may be: it tries again after
-// half a minute at most and logs that, and some of its tries take as long.
-const failing = time.Minute
-
-// controllerFailures are the controllers whose last log line is a failure: after a
-// success they log nothing but "controller starting".
-func (s *snapshot) controllerFailures() []controllerFailure {
-	last := map[string]controllerFailure{}
-	var order []string
-	for _, line := range s.tail("controller-runtime", 0) {
-		m := controllerLine.FindStringSubmatch(line)
-		if m == nil {
-			continue
-		}
-		name, text := m[2], m[3]
-		why, failed := strings.CutPrefix(text, "controller failed: ")
-		if !failed {
-			delete(last, name)
-			continue
-		}
-		at, err := time.Parse(logTime, m[1])
-		if err != nil {
-			continue
-		}
-		last[name] = controllerFailure{name, why, line, at}
-		order = append(order, name)
-	}
-	var out []controllerFailure
-	slices.Sort(order)
-	for _, name := range slices.Compact(order) {
-		if f, ok := last[name]; ok && s.now.Sub(f.at) <= failing {
-			out = append(out, f)
-		}
-	}
-	return out
+// asFailure is a controller's failure as evidence.
+func asFailure(o resource.Object[resource.Failure]) string {
+	return fmt.Sprintf("resource ControllerFailures %s: since %s: %s", o.ID, stamp(o.Spec.Since), o.Spec.Error)
 }
 
 // syncing is how old the kubelet's last line about a pod may be: it tries again within

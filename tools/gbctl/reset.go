@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -51,8 +49,8 @@ Without STATE, a node waits for a configuration in maintenance mode, unless it f
 where it found its first one. If only EPHEMERAL is wiped, the node keeps its
 configuration and joins its cluster again.
 
-Several nodes are reset one after another; gbctl stops at the first node that fails. On
-a terminal, gbctl asks for confirmation first.`,
+Several nodes are reset one after another; gbctl stops at the first node that fails.
+gbctl asks for confirmation first. Without a terminal, it needs --yes.`,
 		Example: `  gbctl -n 10.5.0.4 reset --dry-run
   gbctl -n 10.5.0.4 reset
   gbctl -n 10.5.0.4 reset --system-labels-to-wipe EPHEMERAL --reboot
@@ -90,7 +88,7 @@ a terminal, gbctl asks for confirmation first.`,
 	f.StringSliceVar(&r.UserDisksToWipe, "user-disks-to-wipe", nil, "also wipe this disk, such as /dev/sdb; repeatable")
 	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long the eviction of pods may take; pods that remain stop with the node")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only show the steps")
-	f.BoolVarP(&yes, "yes", "y", false, "don't ask for confirmation")
+	f.BoolVarP(&yes, "yes", "y", false, "don't ask for confirmation; required without a terminal")
 	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions(boot.WipeLabels, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -114,36 +112,16 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 	return nil
 }
 
-// confirmReset asks for confirmation if standard input is a terminal.
+// confirmReset asks for confirmation. Data that is lost for good isn't lost unasked.
 func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
-	in, ok := a.in.(*os.File)
-	if !ok || !term.IsTerminal(int(in.Fd())) {
-		return nil
-	}
-	if !interactive(a.err) {
-		return usagef("nothing was done: the confirmation can't be asked for, because standard error isn't a terminal; use --yes to skip it")
+	if !a.terminal() || !interactive(a.err) {
+		return usagef("nothing was done: reset asks for confirmation, and standard input or standard error isn't a terminal; use --yes to reset without a question")
 	}
 	nodes, err := a.targets(ctx)
 	if err != nil {
 		return err
 	}
-	return a.confirm(ctx, resetQuestion(nodes, r)+"\nReset?")
-}
-
-// confirm asks a question and returns nil if the answer is yes.
-func (a *app) confirm(ctx context.Context, question string) error {
-	_, lines := a.userInput()
-	fmt.Fprintf(a.err, "%s [y/N] ", question)
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case line := <-lines:
-		switch strings.ToLower(strings.TrimSpace(line)) {
-		case "y", "yes":
-			return nil
-		}
-		return usagef("nothing was done: the answer isn't yes")
-	}
+	return a.ask(ctx, resetQuestion(nodes, r)+"\nreset?")
 }
 
 // resetQuestion describes the data that is lost.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -26,8 +25,10 @@ func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, er
 	}
 	shown := c.Shown()
 	a.warn(c.Name, shown)
-	if err := a.ask("send the configuration, with the keys of the cluster, to this machine?"); err != nil {
-		return nil, err
+	if a.terminal() { // scripts aren't asked
+		if err := a.ask(ctx, "send the configuration, with the keys of the cluster, to this machine?"); err != nil {
+			return nil, err
+		}
 	}
 	who, err := a.access()
 	if err != nil {
@@ -46,17 +47,23 @@ func (a *app) warn(node, shown string) {
 
 var errDeclined = errors.New("nothing was done: the answer isn't yes")
 
-// ask asks a question if standard input is a terminal. Any answer but yes aborts (S-012).
-// Scripts aren't asked.
-func (a *app) ask(what string) error {
+// terminal reports whether standard input is one: somebody can answer a question.
+func (a *app) terminal() bool {
 	in, ok := a.in.(*os.File)
-	if !ok || !term.IsTerminal(int(in.Fd())) {
+	return ok && term.IsTerminal(int(in.Fd()))
+}
+
+// ask asks a question on the terminal. Any answer but yes aborts (S-012).
+func (a *app) ask(ctx context.Context, what string) error {
+	_, lines := a.userInput()
+	fmt.Fprintf(a.err, "%s [yes/no]: ", what)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case line := <-lines:
+		if strings.TrimSpace(line) != "yes" {
+			return errDeclined
+		}
 		return nil
 	}
-	fmt.Fprintf(a.err, "%s [yes/no]: ", what)
-	line, err := bufio.NewReader(in).ReadString('\n')
-	if err != nil || strings.TrimSpace(line) != "yes" {
-		return errDeclined
-	}
-	return nil
 }

@@ -94,7 +94,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 
 	// One at a time: who is in the way is named, on this node and on others.
 	for _, node := range []qemu.Node{n, other} {
-		for _, args := range [][]string{{"reboot"}, {"shutdown"}, {"reset"}} {
+		for _, args := range [][]string{{"reboot"}, {"shutdown"}, {"reset", "--yes"}} {
 			c.Eventually(stepBudget, args[0]+" on "+node.Name+" is refused for the one that runs", func() error {
 				_, err := on(node, args...)
 				if err == nil {

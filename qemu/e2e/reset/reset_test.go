@@ -250,7 +250,7 @@ func rejoins(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Patient(goBudget).Gbctl("-n", n.Address.String(), "reset", "--system-labels-to-wipe", "EPHEMERAL", "--reboot")
+	c.Patient(goBudget).Gbctl("-n", n.Address.String(), "reset", "--system-labels-to-wipe", "EPHEMERAL", "--reboot", "--yes")
 	c.Eventually(backBudget, "it has joined anew", func() error { return back(c, n.Name, ".metadata.uid", uid) })
 }
 
@@ -258,7 +258,7 @@ func rejoins(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 func goes(t *testing.T, c *e2etest.Cluster, n qemu.Node, members int) {
 	watch := watchAPI(t, c)
 	t.Log(c.Gbctl("-n", n.Address.String(), "reset", "--dry-run"))
-	out := c.Patient(goBudget).Gbctl("-n", n.Address.String(), "reset")
+	out := c.Patient(goBudget).Gbctl("-n", n.Address.String(), "reset", "--yes")
 	t.Log(out)
 	c.Eventually(goBudget, "it is off", func() error { return off(t, c, n.Name) })
 	gone(t, c, n, members)
@@ -368,7 +368,7 @@ func goesInPieces(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	defer cancel()
 	var asked sync.WaitGroup
 	asked.Go(func() {
-		out, err := c.Patient(goBudget).TryGbctl("-n", n.Address.String(), "reset")
+		out, err := c.Patient(goBudget).TryGbctl("-n", n.Address.String(), "reset", "--yes")
 		t.Logf("gbctl: %v\n%s", err, out)
 	})
 	// Before its journal is there, there is no reset that a node could go on with.
@@ -409,7 +409,7 @@ func goesInPieces(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 
 // stays: S-185. Nothing has changed.
 func stays(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
-	for _, args := range [][]string{{"reset"}, {"reset", "--dry-run"}, {"reset", "--reboot", "--system-labels-to-wipe", "EPHEMERAL"}} {
+	for _, args := range [][]string{{"reset", "--yes"}, {"reset", "--dry-run"}, {"reset", "--reboot", "--system-labels-to-wipe", "EPHEMERAL", "--yes"}} {
 		out, err := c.TryGbctl(append([]string{"-n", n.Address.String()}, args...)...)
 		if err == nil || !strings.Contains(err.Error(), "it is the last voting member") || !strings.Contains(err.Error(), "--graceful=false") {
 			t.Errorf("%v: %v\n%s", args, err, out)

@@ -58,7 +58,7 @@ func TestOneThreeFiveThree(t *testing.T) {
 	for range 2 {
 		leaves := left[0]
 		left = left[1:]
-		t.Log(c.Patient(resetBudget).Gbctl("-n", leaves.Address.String(), "reset"))
+		t.Log(c.Patient(resetBudget).Gbctl("-n", leaves.Address.String(), "reset", "--yes"))
 		settled(left)
 	}
 

@@ -20,7 +20,7 @@ import (
 
 const (
 	cniFile = "10-flannel.conflist"
-	cniMode = 0o644
+	cniMode = 0o600 // containerd reads it, and gives it to the plugins
 	// cniDataDir is where host-local keeps which addresses are taken. In /run: after a
 	// power cut no pod is left that has one.
 	cniDataDir = "/run/cni"

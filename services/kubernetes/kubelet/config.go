@@ -57,46 +57,67 @@ func (o Options) writeFiles() error {
 			}
 		}
 	}
-	kubeletYAML, err := yaml.Marshal(configuration(o.Mode, cfg))
+	has, err := o.hasCertificate(s.Spec)
 	if err != nil {
-		return fmt.Errorf("render %s: %w", configFile, err)
+		return err
 	}
-	bootstrap, err := yaml.Marshal(kubeconfigFor(cfg, object{"token": string(cfg.Cluster.Token)}))
+	files, err := files(o.Mode, cfg)
 	if err != nil {
-		return fmt.Errorf("render %s: %w", bootstrapKubeconfig, err)
-	}
-	files := []struct {
-		path string
-		data []byte
-		perm os.FileMode
-	}{
-		{configFile, kubeletYAML, 0o600},
-		{bootstrapKubeconfig, bootstrap, 0o600},
+		return err
 	}
 	for _, f := range files {
+		if f.path == kubeconfig && !has {
+			continue // the kubelet writes it once it has joined
+		}
 		if err := boot.WriteFile(f.path, f.data, f.perm); err != nil {
 			return err
 		}
 	}
-	if len(s.Spec.Client.Crt) == 0 {
-		name, err := network.Hostnames.Get(o.Store, network.HostnameID)
+	return nil
+}
+
+type file struct {
+	path string
+	data []byte
+	perm os.FileMode
+}
+
+// files are the kubelet's configuration, and how it reaches the API: to ask for its
+// certificate, and with that.
+func files(mode boot.Mode, c *config.Config) ([]file, error) {
+	var all []file
+	for _, f := range []struct {
+		path    string
+		content object
+	}{
+		{configFile, configuration(mode, c)},
+		{bootstrapKubeconfig, kubeconfigFor(c, object{"token": string(c.Cluster.Token)})},
+		{kubeconfig, kubeconfigFor(c, object{"client-certificate": clientFile, "client-key": clientFile})},
+	} {
+		data, err := yaml.Marshal(f.content)
 		if err != nil {
-			return err
+			return nil, fmt.Errorf("render %s: %w", f.path, err)
 		}
-		if err := forgetOther(name.Spec, clientFile, kubeconfig); err != nil {
-			return err
-		}
-		if _, err := os.Stat(clientFile); errors.Is(err, fs.ErrNotExist) {
-			return nil // the kubelet writes its kubeconfig once it has joined
-		}
-	} else if err := writeClient(s.Spec); err != nil {
-		return err
+		all = append(all, file{f.path, data, 0o600})
 	}
-	data, err := yaml.Marshal(kubeconfigFor(cfg, object{"client-certificate": clientFile, "client-key": clientFile}))
+	return all, nil
+}
+
+// hasCertificate reports whether the kubelet has a certificate, after giving it the one that
+// a control plane makes.
+func (o Options) hasCertificate(s secrets.KubeletSpec) (bool, error) {
+	if len(s.Client.Crt) > 0 {
+		return true, writeClient(s)
+	}
+	name, err := network.Hostnames.Get(o.Store, network.HostnameID)
 	if err != nil {
-		return fmt.Errorf("render %s: %w", kubeconfig, err)
+		return false, err
 	}
-	return boot.WriteFile(kubeconfig, data, 0o600)
+	if err := forgetOther(name.Spec, clientFile, kubeconfig); err != nil {
+		return false, err
+	}
+	_, err = os.Stat(clientFile)
+	return !errors.Is(err, fs.ErrNotExist), nil
 }
 
 // writeClient gives the kubelet its first certificate, in the place and form in

@@ -16,6 +16,8 @@ type Volume struct {
 	// Size in bytes, on disks from roomyDisk on; 0: the rest of the disk. Small is the
 	// size on smaller disks.
 	Size, Small int64
+	// Attributes are those of the GPT entry.
+	Attributes uint64
 
 	// FileSystem is what the node makes on it, as mount(2) calls it, and Dir and Flags are
 	// how it is mounted. "": others write the bytes of the partition.
@@ -30,6 +32,21 @@ type Volume struct {
 	// long that takes.
 	Keys bool
 }
+
+// Layout is the number of this table. A release that changes the partitions raises it, and
+// still takes the disks of the layouts before. It must leave alone those with a higher
+// number, so every layout has one partition of type TypeMeta with its number.
+//
+// Disks without a number are of a release that wrote none: they have the partitions of
+// layout 1.
+const Layout = 1
+
+// layoutShift: bits 48 to 63 of the attributes are for the owner of the partition's type
+// (UEFI 2.10, table 5.8).
+const layoutShift = 48
+
+// LayoutOf is the number in the attributes of META's GPT entry; 0: it has none.
+func LayoutOf(attributes uint64) int { return int(attributes >> layoutShift) }
 
 const (
 	mib = 1 << 20
@@ -69,7 +86,7 @@ var Volumes = []Volume{
 	{Label: LabelEFI, Type: TypeEFI, Size: 512 * mib, Small: 272 * mib},
 	{Label: LabelBootA, Type: TypeBootA, Size: 512 * mib, Small: 256 * mib},
 	{Label: LabelBootB, Type: TypeBootB, Size: 512 * mib, Small: 256 * mib},
-	{Label: LabelMeta, Type: TypeMeta, Size: 1 * mib, Small: 1 * mib,
+	{Label: LabelMeta, Type: TypeMeta, Size: 1 * mib, Small: 1 * mib, Attributes: Layout << layoutShift,
 		Wipe: LabelState, Keys: true},
 	{Label: LabelState, Type: TypeState, Size: 512 * mib, Small: 320 * mib,
 		FileSystem: "xfs", Dir: StateDir, Flags: syscall.MS_NOATIME | syscall.MS_NODEV | syscall.MS_NOSUID | syscall.MS_NOEXEC,

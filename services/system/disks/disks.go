@@ -182,13 +182,15 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 }
 
 // systemDisks are the disks with a finished layout of ours. Two of them are an
-// error: a machine that guesses may join the wrong cluster.
+// error: a machine that guesses may join the wrong cluster. One of a newer release is an
+// error, too.
 func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 	all, err := d.devices()
 	if err != nil {
 		return nil, err
 	}
 	var out []device
+	var tooNew error
 	for _, dev := range all {
 		f, err := d.inspect(dev)
 		if err != nil {
@@ -198,6 +200,10 @@ func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 		if f, err = d.wipeMarked(ctx, dev, f); err != nil {
 			return nil, err
 		}
+		if f.verdict == newer {
+			tooNew = d.refuseNewer(dev, f)
+			out = append(out, dev)
+		}
 		if f.verdict == ours && (f.pending.step != stepFormat || f.pending.label != boot.LabelState) {
 			out = append(out, dev)
 		}
@@ -205,7 +211,7 @@ func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 	if len(out) > 1 {
 		return nil, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
 	}
-	return out, nil
+	return out, tooNew
 }
 
 // provision makes the system disk what it is to be and mounts it.

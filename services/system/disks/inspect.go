@@ -20,6 +20,7 @@ const (
 	empty    verdict = iota // nobody's: may be taken
 	ours                    // has our layout
 	halfMade                // ours, but making the layout was interrupted
+	newer                   // ours, in a way that only a newer release knows
 	foreign                 // somebody's
 )
 
@@ -30,7 +31,7 @@ const edge = 1 << 20
 // found is what is on a disk.
 type found struct {
 	verdict  verdict
-	holds    string     // in words, for foreign ones
+	holds    string     // in words, for newer and foreign ones
 	bootable bool       // an installation medium
 	table    *gpt.Table // where there is a valid one
 	pending  journal
@@ -68,8 +69,13 @@ func examine(file *os.File, dev device) (found, error) {
 	if f.pending, err = readJournal(file); err != nil {
 		return f, err
 	}
-	if f.pending.step == stepLayout {
+	switch f.pending.step {
+	case stepNone, stepFormat, stepWipe:
+	case stepLayout:
 		f.verdict = halfMade
+		return f, nil
+	default:
+		f.verdict, f.holds = newer, "a Garboard system that a newer release was changing"
 		return f, nil
 	}
 	whole, err := identify(file, dev.Size)
@@ -88,6 +94,9 @@ func examineTable(file *os.File, dev device, f found) (found, error) {
 	table, err := gpt.Read(file, dev.Sector, dev.Sector)
 	if err == nil {
 		f.table = table
+		if n := layoutOf(table); n > boot.Layout {
+			return examineNewer(file, dev, f, n)
+		}
 		if isOurs(table) {
 			f.verdict = ours
 			return f, nil
@@ -115,6 +124,37 @@ func examineTable(file *os.File, dev device, f found) (found, error) {
 			return f, nil
 		}
 	}
+	return f, nil
+}
+
+// layoutOf is the number of the disk's layout; 0 for a disk that has none.
+func layoutOf(t *gpt.Table) int {
+	for _, p := range t.Partitions {
+		if strings.EqualFold(string(p.Type), boot.TypeMeta) {
+			return boot.LayoutOf(p.Attributes)
+		}
+	}
+	return 0
+}
+
+// examineNewer looks at a disk of a layout that isn't known. Only after a reset, when its
+// volumes are zeros, nobody needs what it holds.
+func examineNewer(file *os.File, dev device, f found, layout int) (found, error) {
+	f.verdict = newer
+	f.holds = fmt.Sprintf("a Garboard system of a newer release (disk layout %d; this release knows up to %d)", layout, boot.Layout)
+	for _, v := range boot.Volumes {
+		if v.FileSystem == "" {
+			continue
+		}
+		p, err := f.partition(dev, v.Label)
+		if err != nil {
+			return f, nil // it is called otherwise there
+		}
+		if zero, err := blank(file, p.start, edge); err != nil || !zero {
+			return f, err
+		}
+	}
+	f.verdict, f.holds = foreign, fmt.Sprintf("the partitions of a newer Garboard release (disk layout %d), which were reset", layout)
 	return f, nil
 }
 

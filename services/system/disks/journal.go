@@ -21,9 +21,11 @@ import (
 // anything of the disk (see wipe.go).
 const (
 	journalAt    = 1<<20 - 4096
-	journalMagic = "garboard journal 1: "
-	journalDisks = "disks "
-	journalSize  = 512
+	journalMagic = "garboard journal "
+	// journalFormat is raised by a release whose journals this one can't read.
+	journalFormat = "1: "
+	journalDisks  = "disks "
+	journalSize   = 512
 )
 
 // Steps.
@@ -32,6 +34,7 @@ const (
 	stepLayout = "layout" // the whole disk: partition table and all file systems
 	stepFormat = "format" // one partition
 	stepWipe   = "wipe"   // what a reset erases
+	stepNewer  = "newer"  // something of a newer release; never written
 )
 
 // journal is what was begun and not finished.
@@ -47,7 +50,11 @@ func readJournal(r io.ReaderAt) (journal, error) {
 	if err != nil || !bytes.HasPrefix(buf, []byte(journalMagic)) {
 		return journal{}, err
 	}
-	line, rest, _ := strings.Cut(strings.TrimPrefix(string(buf), journalMagic), "\n")
+	text, known := strings.CutPrefix(string(buf), journalMagic+journalFormat)
+	if !known {
+		return journal{step: stepNewer}, nil
+	}
+	line, rest, _ := strings.Cut(text, "\n")
 	step, label, _ := strings.Cut(line, " ")
 	j := journal{step: step, label: label}
 	if line, _, _ := strings.Cut(rest, "\n"); strings.HasPrefix(line, journalDisks) {
@@ -59,7 +66,7 @@ func readJournal(r io.ReaderAt) (journal, error) {
 func writeJournal(f *os.File, j journal) error {
 	buf := make([]byte, journalSize)
 	if j.step != stepNone {
-		text := journalMagic + strings.TrimSpace(j.step+" "+j.label) + "\n"
+		text := journalMagic + journalFormat + strings.TrimSpace(j.step+" "+j.label) + "\n"
 		if len(j.disks) > 0 {
 			text += journalDisks + strings.Join(j.disks, " ") + "\n"
 		}

@@ -33,6 +33,8 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 		return err
 	}
 	switch f.verdict {
+	case newer:
+		return d.refuseNewer(dev, f)
 	case foreign:
 		if err := d.mayWipe(dev, f, wipe); err != nil {
 			return err
@@ -71,6 +73,14 @@ func (d *Disks) mayWipe(dev device, f found, wipe bool) error {
 // refuse says what is wrong, what ends it, and what there is to choose from.
 func (d *Disks) refuse(dev device, why, next string) error {
 	return fmt.Errorf("disk %s %s. %s. The disks here:\n%s", dev.Path, why, next, d.table())
+}
+
+// refuseNewer keeps a disk whose release this one is older than, also with
+// machine.install.wipe: that stays in a configuration, and an older release may be booted
+// by mistake.
+func (d *Disks) refuseNewer(dev device, f found) error {
+	return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds),
+		"Boot that release. To use the disk with this one, reset the node with that release first (gbctl reset), and set machine.install.wipe: true")
 }
 
 // layOut makes the whole disk ours. It begins with the journal, so that it is
@@ -136,11 +146,12 @@ func newTable(dev device) *gpt.Table {
 			size = (dev.Size-mib)&^(mib-1) - at // the last MiB has the backup table
 		}
 		t.Partitions = append(t.Partitions, &gpt.Partition{
-			Index: i + 1,
-			Name:  v.Label,
-			Type:  gpt.Type(v.Type),
-			Start: sectors(at),
-			End:   sectors(at+size) - 1,
+			Index:      i + 1,
+			Name:       v.Label,
+			Type:       gpt.Type(v.Type),
+			Attributes: v.Attributes,
+			Start:      sectors(at),
+			End:        sectors(at+size) - 1,
 		})
 		at += size
 	}

@@ -175,7 +175,7 @@ func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) {
 			continue
 		}
 		// Whoever plugs in a disk with a mark on it mustn't have another system wiped.
-		if f, err := d.inspect(same[0]); err == nil && f.verdict == ours {
+		if f, err := d.inspect(same[0]); err == nil && (f.verdict == ours || f.verdict == newer) {
 			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset asked for it: it holds a Garboard system", same[0].user()))
 		} else if err := errors.Join(err, d.wipeUserDisk(ctx, same[0])); err != nil {
 			d.log.Error(fmt.Sprintf("%s is NOT wiped, as it was asked for by a reset", same[0].user()), "err", err)

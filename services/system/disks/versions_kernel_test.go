@@ -1,0 +1,181 @@
+//go:build kernel
+
+package disks
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+)
+
+// ofLayout makes the disk one of another layout: with that number, and the change.
+func (l *loop) ofLayout(number uint64, change func(t *gpt.Table)) {
+	l.t.Helper()
+	dev, err := readDevice(l.name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	f, err := bootMachine(l.t, l).disks.inspect(dev)
+	if err != nil || f.table == nil {
+		l.t.Fatalf("%+v, %v", f, err)
+	}
+	for _, p := range f.table.Partitions {
+		if string(p.Type) == boot.TypeMeta {
+			p.Attributes = number << 48
+		}
+	}
+	if change != nil {
+		change(f.table)
+	}
+	putTable(l.t, l, f.table)
+}
+
+// installed is a disk with a system, and something to lose on each volume.
+func installed(t *testing.T) *loop {
+	t.Helper()
+	l := newLoop(t, 4*gib)
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	m.write("state/mine", "kept")
+	m.write("var/mine", "kept too")
+	m.off()
+	return l
+}
+
+func (m *machineUnderTest) mustHaveKept() {
+	m.t.Helper()
+	if got := m.read("state/mine") + ", " + m.read("var/mine"); got != "kept, kept too" {
+		m.t.Errorf("the volumes have %q", got)
+	}
+}
+
+// Disks of releases that wrote no number into the layout are used as they are.
+func TestDiskOfTheLayoutBefore(t *testing.T) {
+	l := installed(t)
+	l.ofLayout(0, nil)
+	m := bootMachine(t, l)
+	if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+		t.Fatalf("STATE: %v, %v", found, err)
+	}
+	m.mustUp(config.Install{Disk: l.path})
+	m.mustHaveKept()
+}
+
+const tooNew = "holds a Garboard system of a newer release (disk layout 2; this release knows up to 1), and isn't touched. " +
+	"Boot that release. To use the disk with this one, reset the node with that release first (gbctl reset), and set machine.install.wipe: true"
+
+// A disk of a newer release is nobody's to take, whatever the configuration says, and that
+// release has everything when it boots again.
+func TestDiskOfANewerLayout(t *testing.T) {
+	for name, change := range map[string]func(t *gpt.Table){
+		"the same partitions": nil,
+		"other partitions": func(t *gpt.Table) {
+			t.Partitions[1].Name, t.Partitions[1].Type = "SLOTS", linuxData
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := installed(t)
+			l.ofLayout(2, change)
+			before := l.edges()
+			m := bootMachine(t, l)
+			if found, err := m.disks.MountState(t.Context()); found || err == nil || !strings.Contains(err.Error(), tooNew) {
+				t.Errorf("STATE: %v, %v", found, err)
+			}
+			for _, wipe := range []bool{false, true} {
+				refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: wipe}), "disk "+l.path+" "+tooNew, "The disks here:\nDEVICE")
+			}
+			if !bytes.Equal(before, l.edges()) {
+				t.Error("the disk was written to")
+			}
+			l.ofLayout(1, func(t *gpt.Table) { t.Partitions[1].Name, t.Partitions[1].Type = boot.LabelBootA, boot.TypeBootA })
+			again := bootMachine(t, l)
+			again.mustUp(config.Install{Disk: l.path})
+			again.mustHaveKept()
+		})
+	}
+}
+
+// What a newer release was doing to the disk can't be gone on with, nor may it be undone.
+func TestJournalOfANewerRelease(t *testing.T) {
+	for _, journal := range []string{"garboard journal 2: ", "garboard journal 1: encrypt STATE\n"} {
+		l := installed(t)
+		l.writeAt(journalAt, journal)
+		if found, err := bootMachine(t, l).disks.MountState(t.Context()); found || err == nil || !strings.Contains(err.Error(), "a newer release was changing") {
+			t.Errorf("STATE: %v, %v", found, err)
+		}
+		refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true}), "holds a Garboard system that a newer release was changing, and isn't touched. Boot that release")
+		l.writeAt(journalAt, strings.Repeat("\x00", len(journal)))
+		m := bootMachine(t, l)
+		m.mustUp(config.Install{Disk: l.path})
+		m.mustHaveKept()
+	}
+}
+
+// The way back to an older release: a reset by the newer one, and wipe: true.
+func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
+	l := installed(t)
+	m := bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path})
+	erase, err := m.disks.MarkWipe(boot.WipeLabels, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.off()
+	if err := erase(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.ofLayout(2, nil)
+	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path}), "holds the partitions of a newer Garboard release (disk layout 2), which were reset, and isn't touched", "machine.install.wipe: true")
+	m = bootMachine(t, l)
+	m.mustUp(config.Install{Disk: l.path, Wipe: true})
+	m.write("state/mine", "anew")
+	m.off()
+	m = bootMachine(t, l)
+	if found, err := m.disks.MountState(t.Context()); !found || err != nil || m.read("state/mine") != "anew" {
+		t.Errorf("the boot after: %v, %v", found, err)
+	}
+	dev, err := readDevice(l.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := m.disks.inspect(dev); err != nil || layoutOf(f.table) != boot.Layout {
+		t.Errorf("the disk has layout %d (%v)", layoutOf(f.table), err)
+	}
+}
+
+// A machine doesn't choose the older of two systems, nor does a reset that was cut short
+// wipe a newer one.
+func TestNewerLayoutBesideOurs(t *testing.T) {
+	l, user := installed(t), installed(t)
+	user.ofLayout(2, nil)
+	found, err := bootMachine(t, l, user).disks.MountState(t.Context())
+	if found || err == nil || !strings.Contains(err.Error(), "both hold a Garboard system") {
+		t.Errorf("%v, %v", found, err)
+	}
+	m := bootMachine(t, l, user).numbered()
+	dev, err := readDevice(user.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev.Serial = m.disks.o.serial(user.name)
+	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := writeJournal(file, journal{step: stepWipe, label: boot.LabelEphemeral, disks: marks([]UserDisk{dev.user()})}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.disks.MountState(t.Context()); err == nil || !strings.Contains(m.console.String(), "is NOT wiped, though a reset asked for it") {
+		t.Errorf("%v, console: %s", err, m.console)
+	}
+	user.ofLayout(1, nil)
+	m = bootMachine(t, user)
+	m.mustUp(config.Install{Disk: user.path})
+	m.mustHaveKept()
+}

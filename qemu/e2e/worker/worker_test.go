@@ -81,7 +81,7 @@ spec:
       containers: [{name: plain, image: IMAGE, command: [/usr/local/bin/kubectl, proxy, --port=8001]}]
 `
 
-// S-211, S-219, S-221
+// S-098, S-211, S-219, S-221
 func TestWorkerJoins(t *testing.T) {
 	c, m := e2etest.Ready(t, "worker", qemu.Container, e2etest.Nodes(1, 1))
 	control, worker := c.Nodes[0], c.Nodes[1]
@@ -106,6 +106,7 @@ func TestWorkerJoins(t *testing.T) {
 		t.Run("on "+node, func(t *testing.T) { works(t, c.In(t), p, web) })
 	}
 	m.Reached("logs, exec and the network of pods work on both")
+	t.Run("S-098 ports", func(t *testing.T) { ports(t, c.In(t), control, worker) })
 	t.Run("certificate", func(t *testing.T) { serves(t, c.In(t)) })
 	t.Run("cut off", func(t *testing.T) { lost(t, c.In(t), worker.Name) })
 }

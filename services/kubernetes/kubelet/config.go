@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -34,8 +35,8 @@ const (
 	clientFile          = boot.KubeletClient
 )
 
-// writeFiles writes what the kubelet reads only at its start.
-func (o Options) writeFiles() error {
+// prepare writes what the kubelet reads only at its start, and restores what it checks then.
+func (o Options) prepare() error {
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
 		return err
@@ -43,6 +44,11 @@ func (o Options) writeFiles() error {
 	s, err := secrets.Kubelet.Get(o.Store, secrets.KubeletID)
 	if err != nil {
 		return err
+	}
+	if protectsKernel(o.Mode, cfg) {
+		if err := restoreKernelDefaults(sysctlDir); err != nil {
+			return err
+		}
 	}
 	for _, d := range directories {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
@@ -202,9 +208,8 @@ func configuration(mode boot.Mode, c *config.Config) object {
 		k["imageGCHighThresholdPercent"] = 100
 		k["evictionHard"] = object{"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%"}
 		k["failSwapOn"] = false
-	} else {
-		k["protectKernelDefaults"] = keepsKernelDefaults(c)
 	}
+	k["protectKernelDefaults"] = protectsKernel(mode, c)
 	return k
 }
 
@@ -213,8 +218,11 @@ func configuration(mode boot.Mode, c *config.Config) object {
 // that forks without end leaves half of them to the node and to other pods.
 const podPidsLimit = 4096
 
+// sysctlDir is where the kernel has its parameters.
+const sysctlDir = "/proc/sys"
+
 // KernelDefaults are the kernel parameters that the kubelet demands where it may not set
-// them itself (protectKernelDefaults), by path below /proc/sys. The node sets them at boot.
+// them itself (protectKernelDefaults), by path below sysctlDir. PID 1 sets them at boot.
 var KernelDefaults = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 	"kernel/keys/root_maxkeys":  "1000000",
@@ -224,9 +232,27 @@ var KernelDefaults = map[string]string{
 	"vm/panic_on_oom":           "0",
 }
 
-// keepsKernelDefaults reports whether machine.sysctls leaves these parameters as they are.
-// With another value the kubelet would not start.
-func keepsKernelDefaults(c *config.Config) bool {
+// restoreKernelDefaults is for what a privileged pod has changed since boot: the kubelet
+// would not start again.
+func restoreKernelDefaults(dir string) error {
+	for name, want := range KernelDefaults {
+		path := filepath.Join(dir, name)
+		if have, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(have)) == want {
+			continue
+		}
+		if err := os.WriteFile(path, []byte(want), 0); err != nil {
+			return fmt.Errorf("set a kernel parameter that the kubelet demands: %w", err)
+		}
+	}
+	return nil
+}
+
+// protectsKernel reports whether the kubelet checks these parameters: on machines, and if
+// machine.sysctls has no other value for one of them, with which the kubelet would not start.
+func protectsKernel(mode boot.Mode, c *config.Config) bool {
+	if mode == boot.Container { // they are the host's
+		return false
+	}
 	for name, value := range c.Machine.Sysctls {
 		if want, ok := KernelDefaults[config.SysctlPath(name)]; ok && value != want {
 			return false

@@ -3,6 +3,8 @@ package kubelet
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -110,7 +112,7 @@ func TestKernelDefaultsAreProtected(t *testing.T) {
 		want    any
 	}{
 		"machine":                   {boot.Machine, nil, true},
-		"container":                 {boot.Container, nil, nil},
+		"container":                 {boot.Container, nil, false},
 		"other parameters":          {boot.Machine, map[string]string{"vm.max_map_count": "1"}, true},
 		"the same value":            {boot.Machine, map[string]string{"kernel.panic": "10"}, true},
 		"another value":             {boot.Machine, map[string]string{"kernel.panic": "0"}, false},
@@ -123,6 +125,31 @@ func TestKernelDefaultsAreProtected(t *testing.T) {
 		if got["podPidsLimit"] != podPidsLimit {
 			t.Errorf("%s: podPidsLimit is %v", name, got["podPidsLimit"])
 		}
+	}
+}
+
+// A pod that has changed a parameter doesn't keep the kubelet from starting again.
+func TestKernelDefaultsAreRestored(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name := range KernelDefaults {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("7\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := restoreKernelDefaults(dir); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range KernelDefaults {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("%s is %q (%v), want %s", name, got, err, want)
+		}
+	}
+	if err := restoreKernelDefaults(filepath.Join(dir, "none")); err == nil {
+		t.Error("no error for parameters that can't be set")
 	}
 }
 

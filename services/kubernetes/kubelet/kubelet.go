@@ -69,7 +69,7 @@ func Service(o Options) dag.Service {
 			if err := o.awaitIdentity(ctx); err != nil {
 				return err
 			}
-			if err := o.writeFiles(); err != nil {
+			if err := o.prepare(); err != nil {
 				return err
 			}
 			return runner.Prepare(ctx, h)
@@ -79,7 +79,7 @@ func Service(o Options) dag.Service {
 				return againOnceJoined(ctx, clientFile, func(ctx context.Context) error {
 					// The kubeconfig that a kubelet writes when it joins lacks the name that it is to
 					// expect of an API server, whose certificate may not have loopback's address.
-					if err := o.writeFiles(); err != nil {
+					if err := o.prepare(); err != nil {
 						return err
 					}
 					ready := func() bool { return apiServerReady(o.Store) }

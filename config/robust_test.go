@@ -124,6 +124,12 @@ func TestTextRoundTrip(t *testing.T) {
 		c.Machine.Env = rapid.MapOfN(rapid.StringMatching(`[A-Za-z_][A-Za-z0-9_]{0,8}`), text, 1, 4).Draw(t, "env")
 		c.Machine.Time.BootTimeout = time.Duration(rapid.Int64Range(1, 1<<50).Draw(t, "timeout"))
 		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": text.Draw(t, "arg")}
+		number := rapid.Float64().Filter(func(f float64) bool { return f != 0 }) // of a zero YAML loses the sign
+		object, err := json.Marshal(map[string]any{text.Draw(t, "key"): []any{text.Draw(t, "entry"), number.Draw(t, "number"), true, nil}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Cluster.APIServer.AdmissionControl = []AdmissionPlugin{{Name: "A", Configuration: Object(object)}}
 		var addr [16]byte
 		copy(addr[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address"))
 		c.Machine.Network.Interfaces = []Interface{{Name: "eth0", CIDR: netip.PrefixFrom(netip.AddrFrom16(addr), rapid.IntRange(0, 128).Draw(t, "bits"))}}

@@ -34,7 +34,7 @@ func TestS239WhatIsNotUpIsNamedWithItsReason(t *testing.T) {
 	statuses := []dag.Status{
 		{ID: "networkd", Up: true, State: dag.Running},
 		{ID: "apid", State: dag.Waiting, Message: `Waiting for certificate to be made, service "udevd" to be "up"`, Waiting: `certificate to be made, service "udevd" to be "up"`, Since: 2 * time.Second},
-		{ID: "etcd", State: dag.Waiting, Message: `Waiting for service "timed" to be "up"`, Waiting: `service "timed" to be "up"`, Since: 2 * time.Second},
+		{ID: "etcd", State: dag.Waiting, Message: `Waiting for service "timed" to be "up"`, Waiting: `service "timed" to be "up"`, Reason: dag.Behind, Since: 2 * time.Second},
 		{ID: "kubelet", State: dag.Failed, Message: "Failed: no image; next try in 4s", Since: 9 * time.Second},
 	}
 	want := `apid Waiting for 10s: Waiting for certificate to be made, service "udevd" to be "up"; kubelet Failed for 3s: no image; next try in 4s; behind them: etcd`

@@ -147,7 +147,7 @@ func waitingFor(statuses []dag.Status, now time.Duration) string {
 	for _, s := range statuses {
 		switch {
 		case s.Up:
-		case s.State == dag.Waiting && onlyServices(s.Waiting):
+		case s.Reason == dag.Behind:
 			behind = append(behind, s.ID)
 		default:
 			parts = append(parts, fmt.Sprintf("%s %s for %s: %s", s.ID, s.State, max(now-s.Since, 0).Round(time.Second), besides(s.State, s.Message)))
@@ -157,15 +157,4 @@ func waitingFor(statuses []dag.Status, now time.Duration) string {
 		parts = append(parts, "behind them: "+strings.Join(behind, ", "))
 	}
 	return strings.Join(parts, "; ")
-}
-
-// onlyServices is whether a text about waiting, as package dag makes it, names
-// nothing but services.
-func onlyServices(waiting string) bool {
-	for _, part := range strings.Split(waiting, ", ") {
-		if !strings.HasPrefix(part, `service "`) {
-			return false
-		}
-	}
-	return true
 }

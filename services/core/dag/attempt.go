@@ -135,14 +135,12 @@ func (a *attempt) record(message string, c change) bool {
 	return true
 }
 
-func (a *attempt) event(message string) { a.record(message, change{}) }
-
 func (a *attempt) started(message string) {
 	r := a.r
 	r.g.mu.Lock()
 	if r.attempt != a || r.state != Starting {
 		r.g.mu.Unlock()
-		a.event(message)
+		a.record(message, change{})
 		return
 	}
 	a.startedAt = time.Now()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 const (
@@ -38,6 +40,7 @@ type Event struct {
 	Health    HealthState
 	Up        bool // as the graph counts it for dependants
 	Message   string
+	Reason    reason.Code   // what the message says, for programs; "" unless it has one
 	SinceBoot time.Duration // since the kernel's start, monotonic, counting suspend
 	Time      time.Time     // by the wall clock, which may be wrong early in a boot
 	// After lists the IDs in DependsOn, sorted; in the states Waiting and

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // ErrNotRunning is what Start, Stop and Restart return before Run and once the
@@ -37,6 +39,7 @@ type Status struct {
 	State     State
 	Health    HealthState
 	Message   string        // of the last event
+	Reason    reason.Code   // of the last event
 	Waiting   string        // what for, while it waits
 	Since     time.Duration // since boot: when it came into this state
 	Restarts  int

@@ -114,7 +114,7 @@ func TestS235WaitingTextShrinks(t *testing.T) {
 		}}
 		kubelet.Prepare = func(ctx context.Context, h *Handle) error { sleep(ctx, time.Second); return nil }
 		r := start(t, kubelet, slow("networkd", 2*time.Second), slow("cri", 3*time.Second), slow("timed", 4*time.Second))
-		if s, _ := r.Status("kubelet"); s.Waiting != `service "cri" to be "up", service "networkd" to be "up", service "timed" to be "up"` || s.Health != "?" {
+		if s, _ := r.Status("kubelet"); s.Waiting != `service "cri" to be "up", service "networkd" to be "up", service "timed" to be "up"` || s.Reason != Behind || s.Health != "?" {
 			t.Errorf("status %+v", s)
 		}
 		pass(10 * time.Second)

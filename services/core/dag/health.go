@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 const (
@@ -94,9 +96,9 @@ func (a *attempt) evaluate(err error, period time.Duration) {
 		now := time.Now()
 		if a.failures++; a.failures == 1 {
 			a.failedAt = now
-			log = r.record(messageUnhealthy+err.Error(), change{})
+			log = r.record(messageUnhealthy+err.Error(), change{reason: reason.Of(err)})
 		} else if r.health != HealthFail && a.failures >= HealthFailures && now.Sub(a.failedAt) >= (HealthFailures-1)*period {
-			log = r.record(messageUnhealthy+err.Error(), change{health: HealthFail, level: slog.LevelWarn})
+			log = r.record(messageUnhealthy+err.Error(), change{health: HealthFail, reason: reason.Of(err), level: slog.LevelWarn})
 		}
 	}
 	r.g.mu.Unlock()

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // times is a list that a service writes and the test reads.
@@ -367,6 +369,40 @@ func TestStopWhileItWaitsPreparesAndPauses(t *testing.T) {
 			}
 			if got := r.state(id); got != Finished {
 				t.Errorf("%s is %s", id, got)
+			}
+		}
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A reason is that of the last event, and belongs to no other.
+func TestReasons(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, Service{
+			ID: "a",
+			Prepare: func(_ context.Context, h *Handle) error {
+				h.EventOf("Pulling", "text")
+				time.Sleep(time.Second)
+				return nil
+			},
+			Run: func(_ context.Context, h *Handle) error {
+				h.Started("Started")
+				time.Sleep(time.Second)
+				return fmt.Errorf("run: %w", reason.With("Broken", errors.New("text")))
+			},
+			Health: &Health{Check: func(context.Context) error { return reason.With("Sick", errors.New("text")) }},
+		})
+		for _, want := range []reason.Code{"Pulling", "Sick", "Broken"} {
+			if s, _ := r.Status("a"); s.Reason != want {
+				t.Errorf("%+v, want %s", s, want)
+			}
+			pass(time.Second)
+		}
+		for _, e := range r.Events() {
+			if (e.Reason == "") != (e.Message != "text" && e.Message != messageUnhealthy+"text" && e.State != Failed) {
+				t.Errorf("%+v", e)
 			}
 		}
 		if err := r.end(); err != nil {

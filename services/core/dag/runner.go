@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // Messages of events; acceptance S-235 to S-238 fix most of them.
@@ -49,6 +51,7 @@ type runner struct {
 	state     State
 	health    HealthState
 	message   string
+	reason    reason.Code
 	waiting   string
 	since     time.Duration
 	restarts  int
@@ -134,6 +137,7 @@ func (r *runner) up() bool {
 type change struct {
 	state   State
 	health  HealthState
+	reason  reason.Code
 	waiting string
 	level   slog.Level
 }
@@ -149,13 +153,13 @@ func (r *runner) record(message string, c change) (log func()) {
 	if c.health != "" {
 		r.health = c.health
 	}
-	r.message, r.waiting = bounded(message), c.waiting
+	r.message, r.reason, r.waiting = bounded(message), c.reason, c.waiting
 	up := r.up()
 	if up != wasUp {
 		close(r.upChanged)
 		r.upChanged = make(chan struct{})
 	}
-	e := Event{Service: r.svc.ID, State: r.state, Health: r.health, Up: up, Message: r.message, SinceBoot: now, Time: r.g.opts.Now()}
+	e := Event{Service: r.svc.ID, State: r.state, Health: r.health, Up: up, Message: r.message, Reason: r.reason, SinceBoot: now, Time: r.g.opts.Now()}
 	if r.state == Waiting || r.state == Preparing {
 		e.After = r.dependsOn
 	}
@@ -173,7 +177,7 @@ func (r *runner) report(message string, c change) {
 
 func (r *runner) status() Status {
 	return Status{
-		ID: r.svc.ID, Kind: r.svc.Kind, DependsOn: r.dependsOn, State: r.state, Health: r.health, Message: r.message, Waiting: r.waiting,
+		ID: r.svc.ID, Kind: r.svc.Kind, DependsOn: r.dependsOn, State: r.state, Health: r.health, Message: r.message, Reason: r.reason, Waiting: r.waiting,
 		Since: r.since, Restarts: r.restarts, Up: r.up(),
 	}
 }
@@ -240,7 +244,7 @@ func (r *runner) serve(s *session) {
 		return
 	}
 	if why, err := r.skip(); err != nil {
-		r.report(err.Error(), change{state: Failed, level: slog.LevelError})
+		r.report(err.Error(), change{state: Failed, reason: reason.Of(err), level: slog.LevelError})
 		return
 	} else if why != "" {
 		r.report(why, change{state: Skipped})
@@ -261,7 +265,7 @@ func (r *runner) serve(s *session) {
 			log()
 			return
 		case r.svc.Restart == RestartNever:
-			r.report("Failed: "+end.err.Error(), change{state: Failed, level: slog.LevelError})
+			r.report("Failed: "+end.err.Error(), change{state: Failed, reason: reason.Of(end.err), level: slog.LevelError})
 			return
 		}
 		if !r.pause(s, &p, end) {
@@ -298,7 +302,7 @@ func (r *runner) pause(s *session, p *pace, end outcome) bool {
 	case <-s.kick: // asked for while it still ran
 	default:
 	}
-	r.report(message, change{state: Failed, level: slog.LevelWarn, waiting: fmt.Sprintf("the next try at %s UTC", at)})
+	r.report(message, change{state: Failed, reason: reason.Of(end.err), level: slog.LevelWarn, waiting: fmt.Sprintf("the next try at %s UTC", at)})
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {

@@ -14,6 +14,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // State is where a service stands. The names are what users read.
@@ -108,4 +110,9 @@ type Handle struct {
 func (h *Handle) Started(message string) { h.attempt.started(message) }
 
 // Event adds a line to the story of the service without changing its state.
-func (h *Handle) Event(message string) { h.attempt.event(message) }
+func (h *Handle) Event(message string) { h.attempt.record(message, change{}) }
+
+// EventOf is an Event that programs understand, too: by its code.
+func (h *Handle) EventOf(code reason.Code, message string) {
+	h.attempt.record(message, change{reason: code})
+}

@@ -7,7 +7,12 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
+
+// Behind is the reason of a service that waits for nothing but other services.
+const Behind reason.Code = "WaitsForServices"
 
 // await blocks until all that the service waits for holds; false when ctx ended
 // first. Each part that comes true is an event with the rest. What held once may
@@ -61,8 +66,12 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 	}
 	closed := make([]bool, len(open))
 	for left := len(open); left > 0; left-- {
-		text := describe(unmet(open, closed))
-		r.report(messageWaiting+text, change{state: Waiting, waiting: text})
+		rest := unmet(open, closed)
+		text, code := describe(rest), reason.Code("")
+		if !slices.ContainsFunc(rest, func(c Condition) bool { _, service := c.(upCondition); return !service }) {
+			code = Behind
+		}
+		r.report(messageWaiting+text, change{state: Waiting, reason: code, waiting: text})
 		select {
 		case i := <-held:
 			closed[i] = true

@@ -26,17 +26,19 @@ type coded struct {
 }
 
 func (c coded) Unwrap() error { return c.error }
+func (c coded) Reason() Code  { return c.code }
 
 // With gives an error its code; the text stays.
 func With(code Code, err error) error { return coded{err, code} }
 
-// Of is the code of an error, or of the first one that it wraps which has one.
+// Of is the code of an error, or of the first one that it wraps which has one: made by
+// With, or a type with a method Reason.
 func Of(err error) Code {
-	var own coded
+	var own interface{ Reason() Code }
 	var lookup *net.DNSError
 	switch {
 	case errors.As(err, &own):
-		return own.code
+		return own.Reason()
 	case errors.As(err, &lookup):
 		return NameUnresolved
 	case errors.Is(err, syscall.ENOSPC):

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	client "github.com/containerd/containerd/v2/client"
+
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // maxOutput bounds what is kept of what a container said, for people to read.
@@ -30,7 +32,7 @@ func (e *ExitError) Error() string {
 func (r *Runner) Once(ctx context.Context, log string) (output string, err error) {
 	to, end := r.Containerd.Logs.Writer(log), &tail{}
 	defer to.Close()
-	err = r.with(ctx, io.MultiWriter(to, end), func(string) {}, func(nctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+	err = r.with(ctx, io.MultiWriter(to, end), func(reason.Code, string) {}, func(nctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
 		err := r.supervise(nctx, cl, task, exited)
 		var exit *ExitError
 		switch {

@@ -51,12 +51,17 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 // pull resolves an image as the system's own pulls do.
 func pull(t *testing.T, dir, bundle string, m config.Machine) error {
 	t.Helper()
+	return pullFrom(t, upstream, dir, bundle, m)
+}
+
+func pullFrom(t *testing.T, host, dir, bundle string, m config.Machine) error {
+	t.Helper()
 	if err := writeHosts(dir, m.Registries); err != nil {
 		t.Fatal(err)
 	}
 	r, done := origin{hostsDir: dir, bundle: bundle, machine: m}.resolver(t.Context())
 	defer done()
-	_, desc, err := r.Resolve(t.Context(), upstream+"/etcd:1")
+	_, desc, err := r.Resolve(t.Context(), host+"/etcd:1")
 	if err == nil && string(desc.Digest) != manifestDigest {
 		t.Errorf("resolved to %s", desc.Digest)
 	}

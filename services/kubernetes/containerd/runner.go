@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -60,12 +59,12 @@ func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.image(ctx, ref, h.Event)
+	_, err = r.image(ctx, ref, h.EventOf)
 	return err
 }
 
 // Pull fetches ref into the given containerd namespace unless it is there.
-func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event func(string)) (client.Image, error) {
+func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pullEvent) (client.Image, error) {
 	cl, err := c.Client()
 	if err != nil {
 		return nil, err
@@ -78,7 +77,7 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event func
 		if err != nil {
 			return nil, err
 		}
-		event("Pulling image " + ref)
+		event(Pulling, "Pulling image "+ref)
 		from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
 		defer done()
 		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
@@ -114,21 +113,7 @@ func (c *Containerd) unpackOptions() []client.UnpackOpt {
 // would make sync all that the host has in memory.
 func syncLayers(mode boot.Mode) bool { return mode == boot.Machine }
 
-// pullError adds what a person can do about it. containerd's errors come over
-// gRPC, as text: of a full disk there is only the message of ENOSPC.
-func pullError(ref string, err error) error {
-	if !strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
-		return fmt.Errorf("pull image %s (mirrors are in machine.registries.mirrors): %w", ref, err)
-	}
-	size := "its"
-	var fs syscall.Statfs_t
-	if syscall.Statfs(boot.EphemeralDir, &fs) == nil {
-		size = fmt.Sprintf("its %d MiB", int64(fs.Blocks)*fs.Bsize>>20)
-	}
-	return fmt.Errorf("the disk is full: %s (EPHEMERAL) has no room in %s for image %s; remove what fills it, or give the machine a larger disk", boot.EphemeralDir, size, ref)
-}
-
-func (r *Runner) image(ctx context.Context, ref string, event func(string)) (client.Image, error) {
+func (r *Runner) image(ctx context.Context, ref string, event pullEvent) (client.Image, error) {
 	return r.Containerd.Pull(ctx, Namespace, ref, event)
 }
 
@@ -136,14 +121,14 @@ func (r *Runner) image(ctx context.Context, ref string, event func(string)) (cli
 func (r *Runner) Run(ctx context.Context, h *dag.Handle) error {
 	out := r.Containerd.Logs.Writer(r.ID)
 	defer out.Close()
-	return r.with(ctx, out, h.Event, func(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
+	return r.with(ctx, out, h.EventOf, func(ctx context.Context, cl *client.Client, task client.Task, exited <-chan client.ExitStatus) error {
 		h.Started(fmt.Sprintf("Started task %s (PID %d) for container %s", r.ID, task.Pid(), r.ID))
 		return r.supervise(ctx, cl, task, exited)
 	})
 }
 
 // with makes the container anew and starts its task, does something, and removes both.
-func (r *Runner) with(ctx context.Context, out io.Writer, event func(string), do func(context.Context, *client.Client, client.Task, <-chan client.ExitStatus) error) error {
+func (r *Runner) with(ctx context.Context, out io.Writer, event pullEvent, do func(context.Context, *client.Client, client.Task, <-chan client.ExitStatus) error) error {
 	cl, err := r.Containerd.Client()
 	if err != nil {
 		return err
@@ -183,7 +168,7 @@ func (r *Runner) with(ctx context.Context, out io.Writer, event func(string), do
 	return do(ctx, cl, task, exited)
 }
 
-func (r *Runner) create(ctx context.Context, cl *client.Client, event func(string)) (client.Container, error) {
+func (r *Runner) create(ctx context.Context, cl *client.Client, event pullEvent) (client.Container, error) {
 	ref, err := r.Image()
 	if err != nil {
 		return nil, err

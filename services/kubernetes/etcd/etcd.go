@@ -36,6 +36,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
@@ -153,7 +154,7 @@ func (e *Etcd) Service() dag.Service {
 			if err := e.runner.Prepare(ctx, h); err != nil {
 				return err
 			}
-			return e.prepare(ctx, h.Event, func(m string) { h.Log.Info(m) })
+			return e.prepare(ctx, h.EventOf, func(_ reason.Code, m string) { h.Log.Info(m) })
 		},
 		Run:        e.run,
 		Health:     &dag.Health{Check: e.healthy, Period: healthPeriod, Timeout: healthTimeout},
@@ -183,7 +184,7 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 			}
 		})
 	}
-	beside(func(ctx context.Context) error { return e.promote(ctx, h.Event) })
+	beside(func(ctx context.Context) error { return e.promote(ctx, h.EventOf) })
 	beside(e.watch)
 	err = e.runner.Run(ctx, h)
 	why := context.Cause(ctx)
@@ -360,7 +361,7 @@ func (e *Etcd) healthy(ctx context.Context) error {
 	err := dag.HTTPCheck(healthURL + healthPath)(ctx)
 	if r := e.unsettled.Load(); err == nil && r != nil {
 		if r.Phase == joining {
-			err = errors.New("it is a learner, and gets the cluster's data")
+			err = reason.With(Learner, errors.New("it is a learner, and gets the cluster's data"))
 		} else {
 			err = e.settle(ctx, *r)
 		}

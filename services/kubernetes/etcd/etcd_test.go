@@ -21,6 +21,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -61,7 +62,7 @@ func TestS224WhoMayStartFromNothing(t *testing.T) {
 			switch {
 			case tt.want == "" && err != nil:
 				t.Errorf("error %v", err)
-			case tt.want != "" && (!errors.As(err, &w) || !strings.Contains(w.what, tt.want)):
+			case tt.want != "" && (!errors.As(err, &w) || !strings.Contains(w.what, tt.want) || (w.code == DataLost) != strings.Contains(tt.name, "data lost")):
 				t.Errorf("error %v, want a wait for %q", err, tt.want)
 			}
 			if got, err := n.read(); err != nil || got.Phase != tt.after {
@@ -79,14 +80,17 @@ func TestS355WaitIsToldOnce(t *testing.T) {
 	n := r.node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
 	ctx, cancel := context.WithCancel(t.Context())
 	told, logged := 0, ""
-	tell := func(string) {
+	tell := func(code reason.Code, _ string) {
 		told++
+		if code != NoCluster {
+			t.Errorf("reason %q", code)
+		}
 		n.begin <- struct{}{} // looks again at once
 		if told == 1 {
 			time.AfterFunc(joinRetry/10, cancel)
 		}
 	}
-	log := func(m string) {
+	log := func(_ reason.Code, m string) {
 		if ctx.Err() == nil { // what is tried in that moment fails in another way
 			logged = m
 		}
@@ -323,7 +327,7 @@ func TestS225Foreign(t *testing.T) {
 			switch {
 			case tt.foreign == "" && err != nil:
 				t.Errorf("error %v", err)
-			case tt.foreign != "" && (!errors.As(err, &w) || !strings.Contains(w.what, ForeignData) || !strings.Contains(w.what, tt.foreign) || !strings.Contains(w.what, cluster)):
+			case tt.foreign != "" && (!errors.As(err, &w) || w.code != ForeignData || !strings.Contains(w.what, tt.foreign) || !strings.Contains(w.what, cluster)):
 				t.Errorf("error %v, want a wait about %q", err, tt.foreign)
 			}
 			if data, err := n.hasData(); !data || err != nil {

@@ -34,9 +34,9 @@ func (e *Etcd) foreign(seen error) error {
 	var status *kubeclient.StatusError
 	switch {
 	case unknownAuthority(seen):
-		return &wait{what: fmt.Sprintf("the right cluster.ca: the API server at %s has a certificate of another authority: %s", endpoint, remedy), seen: seen}
+		return &wait{code: OtherSecrets, what: fmt.Sprintf("the right cluster.ca: the API server at %s has a certificate of another authority: %s", endpoint, remedy), seen: seen}
 	case errors.As(seen, &status) && status.Code == http.StatusUnauthorized:
-		return &wait{what: fmt.Sprintf("the right cluster.ca: the API server at %s doesn't know this node's authority: %s", endpoint, remedy), seen: seen}
+		return &wait{code: OtherSecrets, what: fmt.Sprintf("the right cluster.ca: the API server at %s doesn't know this node's authority: %s", endpoint, remedy), seen: seen}
 	}
 	return nil
 }
@@ -65,7 +65,7 @@ func (e *Etcd) foreignEtcd(ctx context.Context, urls []string) error {
 			conn.Close()
 		}
 		if unknownAuthority(err) {
-			return &wait{what: fmt.Sprintf("the right cluster.etcd.ca: etcd at %s has a certificate of another authority: %s", text, remedy), seen: err}
+			return &wait{code: OtherSecrets, what: fmt.Sprintf("the right cluster.etcd.ca: etcd at %s has a certificate of another authority: %s", text, remedy), seen: err}
 		}
 	}
 	return nil
@@ -113,5 +113,5 @@ func (e *Etcd) sameTokens(ctx context.Context) error {
 	if len(known) == 0 {
 		return nil
 	}
-	return &wait{what: fmt.Sprintf("the right cluster.serviceAccount.key: the API servers at %s sign the tokens of pods with another: %s", cfg.Cluster.ControlPlane.Endpoint, remedy)}
+	return &wait{code: OtherSecrets, what: fmt.Sprintf("the right cluster.serviceAccount.key: the API servers at %s sign the tokens of pods with another: %s", cfg.Cluster.ControlPlane.Endpoint, remedy)}
 }

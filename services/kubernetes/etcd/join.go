@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -30,11 +32,21 @@ const (
 	initTimeout = 5 * time.Second
 )
 
+// What the member may wait for, as events have it, and Learner as the health check has it.
+const (
+	NoCluster    reason.Code = "NoCluster"    // to join
+	DataLost     reason.Code = "DataLost"     // this node was a member, and no other one answers
+	ForeignData  reason.Code = "ForeignData"  // a decision: the data is another cluster's
+	OtherSecrets reason.Code = "OtherSecrets" // the configuration's secrets are another cluster's
+	Learner      reason.Code = "Learner"      // it doesn't vote before it has the data
+)
+
 // wait is an error that says what the member waits for; it isn't a failure.
 type wait struct {
 	what  string
-	cause error // why it isn't so yet
-	seen  error // for the log only: a cluster that isn't there yet fails in many ways
+	code  reason.Code // "": that of the cause, or NoCluster
+	cause error       // why it isn't so yet
+	seen  error       // for the log only: a cluster that isn't there yet fails in many ways
 }
 
 func (w *wait) Error() string {
@@ -46,16 +58,19 @@ func (w *wait) Error() string {
 
 func (w *wait) Unwrap() error { return w.cause }
 
+// Reason is for reason.Of.
+func (w *wait) Reason() reason.Code { return cmp.Or(w.code, reason.Of(w.cause), NoCluster) }
+
 // eventFunc reports an event of a service, or writes to its log.
-type eventFunc func(message string)
+type eventFunc func(code reason.Code, message string)
 
 // onlyChanges leaves out messages that equal the one before.
 func (t eventFunc) onlyChanges() eventFunc {
 	var last string
-	return func(message string) {
+	return func(code reason.Code, message string) {
 		if message != last {
 			last = message
-			t(message)
+			t(code, message)
 		}
 	}
 }
@@ -78,9 +93,9 @@ func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 		if !errors.As(err, &w) {
 			return err
 		}
-		event("Waiting for " + w.Error())
+		event(w.Reason(), "Waiting for "+w.Error())
 		if w.seen != nil {
-			log(w.seen.Error())
+			log("", w.seen.Error())
 		}
 		select {
 		case <-ctx.Done():
@@ -177,7 +192,7 @@ func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 		joined := e.join(ctx, r)
 		var w *wait
 		if errors.As(joined, &w) {
-			return &wait{what: fmt.Sprintf("%s (of type init, this node begins no second cluster: %v)", w.what, err), cause: w.cause, seen: w.seen}
+			return &wait{what: fmt.Sprintf("%s (of type init, this node begins no second cluster: %v)", w.what, err), code: w.code, cause: w.cause, seen: w.seen}
 		}
 		return joined
 	}
@@ -265,11 +280,12 @@ func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListRespo
 		if why := e.foreignEtcd(ctx, urls); why != nil {
 			return nil, nil, why
 		}
-		what := fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", "))
+		w := &wait{what: fmt.Sprintf("etcd at %s to answer", strings.Join(urls, ", ")), cause: err}
 		if data, _ := e.hasData(); r.Phase == member && !data {
-			what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+			w.code = DataLost
+			w.what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
 		}
-		return nil, nil, &wait{what: what, cause: err}
+		return nil, nil, w
 	}
 	return found, c, nil
 }
@@ -283,11 +299,12 @@ func (e *Etcd) waitForCluster(r record, seen error) error {
 	if err != nil {
 		return err
 	}
-	what := fmt.Sprintf("bootstrap, or for a control plane to join at %s", cfg.Cluster.ControlPlane.Endpoint)
+	w := &wait{what: fmt.Sprintf("bootstrap, or for a control plane to join at %s", cfg.Cluster.ControlPlane.Endpoint), seen: seen}
 	if r.Phase == member {
-		what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
+		w.code = DataLost
+		w.what += fmt.Sprintf(" (this node was a member of a cluster, and its data is gone from %s; if the others' is too: gbctl bootstrap --recover-from SNAPSHOT)", e.o.DataDir)
 	}
-	return &wait{what: what, seen: seen}
+	return w
 }
 
 // join adds this node to the cluster as a learner.
@@ -372,16 +389,16 @@ func (e *Etcd) promote(ctx context.Context, event eventFunc) error {
 		err := e.promoteOnce(ctx, *r)
 		switch {
 		case err == nil:
-			event(fmt.Sprintf("etcd member %s has the cluster's data and votes", r.Member))
+			event("", fmt.Sprintf("etcd member %s has the cluster's data and votes", r.Member))
 			return nil
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, rpctypes.ErrMemberNotFound):
 			return fmt.Errorf("the cluster has removed etcd member %s while it joined", r.Member)
 		case errors.Is(err, rpctypes.ErrMemberLearnerNotReady):
-			once(fmt.Sprintf("Waiting for etcd member %s, a learner, to have the cluster's data", r.Member))
+			once(Learner, fmt.Sprintf("Waiting for etcd member %s, a learner, to have the cluster's data", r.Member))
 		default:
-			once(fmt.Sprintf("Waiting for the cluster to promote etcd member %s, a learner: %v", r.Member, err))
+			once(Learner, fmt.Sprintf("Waiting for the cluster to promote etcd member %s, a learner: %v", r.Member, err))
 		}
 		select {
 		case <-ctx.Done():

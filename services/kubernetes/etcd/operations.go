@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // The operations of this package.
@@ -213,14 +214,14 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 
 // restoreUntilDone tries again what only has to wait: containerd may not run yet.
 func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r restoring) error {
-	say := eventFunc(func(text string) { p.Say("%s", text) }).onlyChanges()
+	event := eventFunc(func(_ reason.Code, text string) { p.Say("%s", text) }).onlyChanges()
 	for {
 		err := e.restore(ctx, r)
 		var w *wait
 		if !errors.As(err, &w) {
 			return err
 		}
-		say("Waiting for " + w.Error())
+		event(reason.Of(err), "Waiting for "+w.Error())
 		select {
 		case <-ctx.Done():
 			return err

@@ -33,9 +33,6 @@ const (
 	examineTimeout = 5 * time.Second
 )
 
-// ForeignData is what the service waits about where it has data of another cluster.
-const ForeignData = "holds data of another etcd cluster"
-
 // errRemoved: the data is of a member that the cluster has no more.
 var errRemoved = errors.New("the cluster has removed this member")
 
@@ -125,8 +122,8 @@ func (e *Etcd) foreignData(r record) error {
 
 // foreignDataError is the *wait for data of another cluster.
 func (e *Etcd) foreignDataError(id identity, why string) error {
-	return &wait{what: fmt.Sprintf("a decision: %s %s (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To be kept, it needs the configuration that it was begun with",
-		e.o.DataDir, ForeignData, HexID(id.member), HexID(id.cluster), why)}
+	return &wait{code: ForeignData, what: fmt.Sprintf("a decision: %s holds data of another etcd cluster (member %s of cluster %s): %s. Of an earlier installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To be kept, it needs the configuration that it was begun with",
+		e.o.DataDir, HexID(id.member), HexID(id.cluster), why)}
 }
 
 // examine asks the others about a member that isn't well: errRemoved, or a *wait

@@ -22,6 +22,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -46,7 +47,7 @@ type story struct {
 	lines []string
 }
 
-func (s *story) tell(line string) {
+func (s *story) tell(_ reason.Code, line string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lines = append(s.lines, line)
@@ -118,7 +119,7 @@ func (n *realNode) start() {
 			return
 		}
 		if err := n.promote(ctx, n.tells.tell); err != nil {
-			n.tells.tell(err.Error())
+			n.tells.tell("", err.Error())
 		}
 	})
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -198,13 +199,13 @@ func TestRealRecover(t *testing.T) {
 	})
 	long := time.Now().Add(-time.Hour)
 	b.well.Store(&long)
-	if err := b.watchOnce(ctx); err == nil || !strings.Contains(err.Error(), ForeignData) || !strings.Contains(err.Error(), clientURL(c.addr)) {
+	if err := b.watchOnce(ctx); reason.Of(err) != ForeignData || !strings.Contains(err.Error(), clientURL(c.addr)) {
 		t.Errorf("who looks after b says %v", err)
 	}
 	b.kill()
 	b.suspect.Store(true) // as that is how its run ended
 	b.start()
-	eventually.That(t, 20*time.Second, "b to know the data for a stranger's", func() error { return b.tells.has(ForeignData) })
+	eventually.That(t, 20*time.Second, "b to know the data for a stranger's", func() error { return b.tells.has("holds data of another etcd cluster") })
 	c.expect("c")
 	// Its disk is wiped, and so is a's.
 	for _, n := range []*realNode{a, b} {

@@ -75,12 +75,25 @@ This page is made from the table in ` + "`services/operations/doctor`" + `; a te
 			for _, row := range [][2]string{{"What you see", c.sees}, {"Why", c.why}, {"What ends it", c.next}} {
 				fmt.Fprintf(&b, "| %s | %s |\n", row[0], strings.ReplaceAll(row[1], "|", `\|`))
 			}
+			for _, cause := range c.causes {
+				row := fmt.Sprintf("| Where the reason is %s | %s |", strings.Join(codes(cause), ", "), strings.TrimSpace(cause.why+" "+cause.next))
+				if cause.why+cause.next != "" {
+					fmt.Fprintln(&b, row)
+				}
+			}
 			if len(c.follows) > 0 {
 				fmt.Fprintf(&b, "| May follow from | %s |\n", strings.Join(slices.Compact(slices.Sorted(slices.Values(links(c.follows)))), ", "))
 			}
 		}
 	}
 	return b.String()
+}
+
+func codes(c cause) (out []string) {
+	for _, code := range c.codes {
+		out = append(out, string(code))
+	}
+	return out
 }
 
 func links(ids []string) []string {

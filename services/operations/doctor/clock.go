@@ -2,8 +2,10 @@ package doctor
 
 import (
 	"fmt"
-	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/system/clock"
 )
 
 // maxSkew: leases of Kubernetes are over after 15 s; an HTTP date counts seconds.
@@ -16,16 +18,15 @@ var clockConditions = []condition{
 		why:     "No time server has answered.",
 		next:    "Name a time server that this network reaches in machine.time.servers.",
 		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
+		causes: []cause{{[]reason.Code{clock.ServersDisagree}, "The time servers don't agree on the time, and no majority does.",
+			"Remove the wrong ones from machine.time.servers; four are enough to outvote one."}},
 		holds: func(s *snapshot) []finding {
 			if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
 				return nil
 			}
-			f := finding{what: "The clock isn't synchronised.", passing: s.sinceBoot < startTime, evidence: []string{"time status: " + s.clock.Message}}
+			f := finding{what: "The clock isn't synchronised.", code: s.clock.Reason, passing: s.sinceBoot < startTime, evidence: []string{"time status: " + s.clock.Message}}
 			if !s.clock.LastSync.IsZero() {
 				f.since = s.clock.LastSync
-			}
-			if strings.Contains(s.clock.Message, "disagree") {
-				f.why, f.next = "The time servers don't agree on the time, and no majority does.", "Remove the wrong ones from machine.time.servers; four are enough to outvote one."
 			}
 			return one(f)
 		},

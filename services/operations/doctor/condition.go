@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 // Severities by their short names.
@@ -38,13 +39,22 @@ type condition struct {
 	// follows are the conditions that explain this one where they hold, the
 	// likeliest root first. They are before this one in the table.
 	follows []string
-	holds   func(*snapshot) []finding
+	// causes know better than why and next, where what failed has published a reason.
+	causes []cause
+	holds  func(*snapshot) []finding
+}
+
+// cause is the texts for some reasons.
+type cause struct {
+	codes     []reason.Code
+	why, next string // "": the condition's
 }
 
 // finding is that a condition holds.
 type finding struct {
 	what      string
-	why, next string // "": the condition's
+	code      reason.Code // as published; "": none
+	why, next string      // "": the cause's, or the condition's
 	evidence  []string
 	since     time.Time
 	// passing: it is younger than what it normally takes.
@@ -68,6 +78,11 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 		c := &conditions[i]
 		for _, f := range c.ask(s) {
 			f.of, f.ordinal = c, i
+			for _, cause := range c.causes {
+				if slices.Contains(cause.codes, f.code) {
+					f.why, f.next = cmp.Or(f.why, cause.why), cmp.Or(f.next, cause.next)
+				}
+			}
 			if f.severity == 0 {
 				f.severity = c.severity
 			}

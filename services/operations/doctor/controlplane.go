@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -60,9 +61,11 @@ var controlPlaneConditions = []condition{
 	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
 	{
 		id: "controller-failing", severity: warning,
-		sees:    "gbctl get controllerfailures shows one; gbctl logs controller-runtime has controller failed: … again and again.",
-		why:     "A controller of the node can't make so what it is for. It tries again by itself, so what fails only while a cluster starts is none of this.",
-		next:    "Its answer names what is missing.",
+		sees: "gbctl get controllerfailures shows one; gbctl logs controller-runtime has controller failed: … again and again.",
+		why:  "A controller of the node can't make so what it is for. It tries again by itself, so what fails only while a cluster starts is none of this.",
+		next: "Its answer names what is missing.",
+		causes: []cause{{[]reason.Code{controlplane.ManifestUnavailable}, "A manifest that the configuration names can't be fetched or read.",
+			"Correct cluster.extraManifests or cluster.network.cni.urls, or make the server answer."}},
 		follows: append(slices.Clone(etcdProblem), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
 		holds: func(s *snapshot) []finding {
 			var out []finding
@@ -71,10 +74,7 @@ var controlPlaneConditions = []condition{
 					c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
 					continue // said by other conditions
 				}
-				f := finding{what: "Controller " + c.ID + " fails.", since: c.Spec.Since, passing: s.sinceBoot < bootstrapTime, evidence: []string{asFailure(c)}}
-				if c.Spec.Reason == controlplane.ManifestUnavailable {
-					f.why, f.next = "A manifest that the configuration names can't be fetched or read.", "Correct cluster.extraManifests or cluster.network.cni.urls, or make the server answer."
-				}
+				f := finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, passing: s.sinceBoot < bootstrapTime, evidence: []string{asFailure(c)}}
 				out = append(out, f)
 			}
 			return out

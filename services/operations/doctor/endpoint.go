@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"crypto/sha256"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
@@ -71,7 +72,7 @@ var endpointConditions = []condition{
 		next: "Correct cluster.controlPlane.endpoint (host and port), or what it points to.",
 		holds: func(s *snapshot) []finding {
 			return s.eachAnswer(func(a answer) string {
-				if a.err != nil && (strings.Contains(a.err.Error(), "HTTP response to HTTPS client") || strings.Contains(a.err.Error(), "first record does not look like a TLS handshake")) ||
+				if errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
 					a.err == nil && (a.code == http.StatusNotFound || a.code >= 300 && a.code < 400 || a.code == http.StatusOK && strings.TrimSpace(a.body) != "ok") {
 					return "is no Kubernetes API server"
 				}

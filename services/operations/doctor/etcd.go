@@ -10,6 +10,9 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 )
@@ -21,7 +24,9 @@ var etcdConditions = []condition{
 		why:     "This node's etcd has no data and is not the one that begins a cluster: it joins when Kubernetes serves on the bootstrap node, where it finds the other members through cluster.controlPlane.endpoint.",
 		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: gbctl -n ADDRESS bootstrap, once. Two would be two clusters.",
 		follows: []string{"maintenance", "network-no-address"},
-		holds:   etcdWaits,
+		causes: []cause{{[]reason.Code{etcd.DataLost}, "This node was a member of a cluster, its data is gone, and none of the other members that it knows answers.",
+			"Bring the others back: it joins them by itself. If they are lost for good, begin anew with a snapshot: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT, on one node."}},
+		holds: etcdWaits,
 	},
 	{
 		id: "etcd-foreign-data", severity: failure,
@@ -53,6 +58,8 @@ var etcdConditions = []condition{
 		next: "Its last log lines show what is missing; gbctl logs etcd shows the rest. Other members are to be brought back, or, if they are lost for good, the cluster recovered from a snapshot: see gbctl bootstrap --help.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling",
 			"etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "clock-wrong"},
+		causes: []cause{{[]reason.Code{etcd.Learner}, "It is a learner until it has all of the cluster's data; then it is promoted.",
+			"Wait; gbctl etcd status on another control plane shows how far it is behind, and gbctl service etcd what holds it up."}},
 		holds: etcdDown,
 	},
 	{
@@ -82,16 +89,12 @@ var etcdConditions = []condition{
 
 func etcdWaits(s *snapshot) []finding {
 	svc, ok := s.services[etcd.ID]
-	waits := strings.HasPrefix(svc.Message, "Waiting for ")
+	waits := svc.State == dag.Preparing && svc.Reason != "" && svc.Reason != containerd.Pulling
 	if !ok || svc.Up || !s.controlPlane() || s.config.Machine.Type == config.Init && !waits || !s.files.etcdSeen || s.files.etcdData || stopped(svc) {
 		return nil
 	}
-	f := finding{what: "etcd has no data on this node and waits for a cluster to join.", since: s.at(svc.Since), passing: s.sinceBoot < bootstrapTime,
+	f := finding{what: "etcd has no data on this node and waits for a cluster to join.", code: svc.Reason, since: s.at(svc.Since), passing: s.sinceBoot < bootstrapTime,
 		evidence: []string{svc.asStatus(), boot.EtcdDataDir + " is empty; machine.type is " + string(s.config.Machine.Type)}}
-	if strings.Contains(svc.Message, "its data is gone") {
-		f.why = "This node was a member of a cluster, its data is gone, and none of the other members that it knows answers."
-		f.next = "Bring the others back: it joins them by itself. If they are lost for good, begin anew with a snapshot: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT, on one node."
-	}
 	if e := s.endpoint; e != nil {
 		for _, a := range e.answers {
 			f.evidence = append(f.evidence, a.text())
@@ -121,8 +124,8 @@ func etcdForeign(s *snapshot) []finding {
 		return nil
 	}
 	var f finding
-	if strings.Contains(svc.Message, etcd.ForeignData) {
-		f.what, f.why = "etcd has data of another cluster, and doesn't start with it.", strings.TrimPrefix(svc.Message, "Waiting for ")
+	if svc.Reason == etcd.ForeignData {
+		f.what = "etcd has data of another cluster, and doesn't start with it."
 	}
 	for _, line := range s.tail(etcd.ID, 0) {
 		switch {
@@ -216,14 +219,13 @@ func etcdDown(s *snapshot) []finding {
 		if why, next, ok := explainArgument(words, "cluster.etcd.extraArgs", s.config.Cluster.Etcd.Image, s.config.Cluster.Etcd.ExtraArgs); ok {
 			f.why, f.next = why, next
 		}
-		if svc := s.services[etcd.ID]; svc.State == "Running" {
-			f.what = "etcd runs and is not healthy."
-			f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
-			f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot: empty this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then gbctl bootstrap --recover-from SNAPSHOT."
-			if strings.Contains(svc.Message, "learner") {
+		if svc := s.services[etcd.ID]; svc.State == dag.Running {
+			if svc.Reason == etcd.Learner {
 				f.what = "etcd joins the cluster, and doesn't vote yet."
-				f.why = "It is a learner until it has all of the cluster's data; then it is promoted."
-				f.next = "Wait; gbctl etcd status on another control plane shows how far it is behind, and gbctl service etcd what holds it up."
+			} else {
+				f.what = "etcd runs and is not healthy."
+				f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
+				f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot: empty this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then gbctl bootstrap --recover-from SNAPSHOT."
 			}
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.text())

@@ -53,7 +53,7 @@ func TestS355EtcdWaitsForBootstrap(t *testing.T) {
 			s.set(http.StatusServiceUnavailable, "")
 		}
 		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
-			h.Event("Waiting for bootstrap, or for a control plane to join at https://10.5.0.2:6443")
+			h.EventOf(etcd.NoCluster, "Waiting for bootstrap, or for a control plane to join at https://10.5.0.2:6443")
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -93,7 +93,7 @@ func TestS225EtcdStaysAwayFromForeignData(t *testing.T) {
 	t.Parallel()
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
 		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
-			h.Event("Waiting for a decision: /var/lib/etcd " + etcd.ForeignData + " (member 2 of cluster 1): this node is a member of cluster 3")
+			h.EventOf(etcd.ForeignData, "some text: member 2 of cluster 1")
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -112,7 +112,7 @@ func TestEtcdLostItsData(t *testing.T) {
 			s.set(http.StatusServiceUnavailable, "")
 		}
 		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
-			h.Event("Waiting for etcd at https://10.5.0.3:2379 to answer (this node was a member of a cluster, and its data is gone from /var/lib/etcd)")
+			h.EventOf(etcd.DataLost, "some text: 10.5.0.3")
 			<-ctx.Done()
 			return ctx.Err()
 		}

@@ -2,10 +2,11 @@ package doctor
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -36,9 +37,10 @@ var machineConditions = []condition{
 	},
 	{
 		id: "maintenance", severity: failure,
-		sees: "The console shows that there is no usable configuration; only the commands that maintenance mode allows are answered.",
-		why:  "None of the places where a configuration may be has a usable one.",
-		next: "Give it one: gbctl -n ADDRESS apply-config --insecure -f FILE.",
+		sees:   "The console shows that there is no usable configuration; only the commands that maintenance mode allows are answered.",
+		why:    "None of the places where a configuration may be has a usable one.",
+		next:   "Give it one: gbctl -n ADDRESS apply-config --insecure -f FILE.",
+		causes: []cause{{codes: []reason.Code{machine.ConfigurationUnusable}, why: "A configuration was found, and it can't be used: the evidence shows where it is wrong, or why it can't be read."}},
 		holds: func(s *snapshot) []finding {
 			if s.stage != machine.Maintenance || s.config != nil {
 				return nil
@@ -46,9 +48,7 @@ var machineConditions = []condition{
 			f := finding{what: "The node has no configuration and is in maintenance mode."}
 			if svc, ok := s.services[machine.ID]; ok {
 				f.since, f.evidence = s.at(svc.Since), []string{svc.asStatus()}
-				if strings.Contains(svc.Message, ".yaml:") || strings.Contains(svc.Message, "configuration:") || strings.Contains(svc.Message, "seed:") {
-					f.why = "A configuration was found, and it can't be used: the evidence shows where it is wrong, or that there was none."
-				}
+				f.code = svc.Reason
 			}
 			return one(f)
 		},
@@ -135,7 +135,7 @@ func (s *snapshot) filled(least, less uint64) []finding {
 		}
 		f.evidence = []string{fmt.Sprintf("statfs %s: %d of %d bytes, %d of %d inodes free", sp.path, sp.free, sp.size, sp.left, sp.nodes)}
 		for _, svc := range s.services {
-			if strings.Contains(svc.Message, "no space left on device") || strings.Contains(svc.Message, "the disk is full") {
+			if svc.Reason == reason.NoSpace || svc.Reason == containerd.ImageNoSpace {
 				f.evidence = append(f.evidence, svc.asStatus())
 			}
 		}

@@ -98,7 +98,7 @@ func TestClockNotSynced(t *testing.T) {
 		n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Source: clock.SourceNone, Message: "10.5.0.1:123: read udp 10.5.0.2:41000->10.5.0.1:123: i/o timeout"}))
 	})
 	n.finds("clock-not-synced", warning, "10.5.0.1:123", "machine.time.servers")
-	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Message: "the time servers disagree: a 1s, b 5s"}))
+	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Message: "a 1s, b 5s", Reason: clock.ServersDisagree}))
 	n.finds("clock-not-synced", warning, "don't agree")
 	n.must(clock.Statuses.Put(n.store.As(clock.ID), clock.StatusID, clock.Status{Synced: true}))
 	n.healthy()

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/system/network"
 )
 
 var networkConditions = []condition{
@@ -15,20 +17,13 @@ var networkConditions = []condition{
 		sees: "Service networkd isn't up; the node has no address, and can't be reached.",
 		why:  "A link that the configuration names isn't there, has no carrier, or no DHCP server answers on it.",
 		next: "Plug the cable in, correct machine.network.interfaces, or look after the DHCP server.",
-		holds: func(s *snapshot) []finding {
-			found := s.down("networkd", "The node has no address yet.")
-			for i := range found {
-				switch m := s.services["networkd"].Message; {
-				case strings.Contains(m, "to appear"):
-					found[i].why, found[i].next = "A network interface that the configuration names isn't there.", "Plug it in, load its driver, or correct machine.network.interfaces."
-				case strings.Contains(m, "DHCP answer"):
-					found[i].why, found[i].next = "No DHCP server answers.", "Look after the DHCP server and the cable, or give the node an address in machine.network.interfaces."
-				case strings.Contains(m, "validSubnets"):
-					found[i].why, found[i].next = "No address is in a subnet of machine.kubelet.nodeIP.validSubnets.", "Correct machine.kubelet.nodeIP.validSubnets or the addresses."
-				}
-			}
-			return found
+		causes: []cause{
+			{[]reason.Code{network.LinkMissing}, "A network interface that the configuration names isn't there.", "Plug it in, load its driver, or correct machine.network.interfaces."},
+			{codes: []reason.Code{network.NoCarrier}, why: "No network interface has a carrier."},
+			{[]reason.Code{network.DHCPUnanswered}, "No DHCP server answers.", "Look after the DHCP server and the cable, or give the node an address in machine.network.interfaces."},
+			{[]reason.Code{network.NoValidSubnet}, "No address is in a subnet of machine.kubelet.nodeIP.validSubnets.", "Correct machine.kubelet.nodeIP.validSubnets or the addresses."},
 		},
+		holds: func(s *snapshot) []finding { return s.down("networkd", "The node has no address yet.") },
 	},
 	{
 		id: "network-no-route", severity: warning,
@@ -85,7 +80,7 @@ func (s *snapshot) outside() []string {
 		}
 	}
 	for id, svc := range s.services {
-		if !svc.Up && strings.Contains(svc.Message, "network is unreachable") {
+		if !svc.Up && (svc.Reason == reason.NetworkUnreachable || svc.Reason == containerd.RegistryNoRoute) {
 			out = append(out, s.services[id].asStatus())
 		}
 	}
@@ -100,18 +95,12 @@ func (s *snapshot) names() []string {
 		out = append(out, fmt.Sprintf("cluster.controlPlane.endpoint %s: %v", s.endpoint.url, s.endpoint.resolve))
 	}
 	for _, svc := range s.services {
-		if !svc.Up && lookupFailed(svc.Message) {
+		if !svc.Up && (svc.Reason == reason.NameUnresolved || svc.Reason == containerd.RegistryUnresolved) {
 			out = append(out, svc.asStatus())
 		}
 	}
-	if s.mode == boot.Machine && s.clock != nil && !s.clock.Synced && lookupFailed(s.clock.Message) {
+	if s.mode == boot.Machine && s.clock != nil && !s.clock.Synced && s.clock.Reason == reason.NameUnresolved {
 		out = append(out, "time status: "+s.clock.Message)
 	}
 	return out
-}
-
-// lookupFailed knows the errors of Go's resolver.
-func lookupFailed(text string) bool {
-	return strings.Contains(text, "lookup ") && (strings.Contains(text, "no such host") || strings.Contains(text, "server misbehaving") ||
-		strings.Contains(text, "connection refused") || strings.Contains(text, "i/o timeout"))
 }

@@ -7,13 +7,15 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// waits is a service that tells what it waits for, as networkd does.
-func waits(text string) func(context.Context, *dag.Handle) error {
+// waits is a service that publishes what it waits for. That networkd does so with these
+// codes is shown where it runs.
+func waits(code reason.Code, text string) func(context.Context, *dag.Handle) error {
 	return func(ctx context.Context, h *dag.Handle) error {
-		h.Event(text)
+		h.EventOf(code, text)
 		<-ctx.Done()
 		return nil
 	}
@@ -21,16 +23,13 @@ func waits(text string) func(context.Context, *dag.Handle) error {
 
 func TestNoAddress(t *testing.T) {
 	t.Parallel()
-	for text, why := range map[string]string{
-		`Waiting for interface "eth7" to appear`:                                 "isn't there",
-		`Waiting for DHCP answer on "eth0"`:                                      "No DHCP server answers",
-		"Waiting for an address that machine.kubelet.nodeIP.validSubnets allows": "validSubnets",
-		"Waiting for a link on eth0, eth1":                                       "no carrier",
+	for code, why := range map[reason.Code]string{
+		network.LinkMissing: "isn't there", network.DHCPUnanswered: "No DHCP server answers", network.NoValidSubnet: "validSubnets", network.NoCarrier: "carrier", "": "no DHCP server answers on it",
 	} {
-		n := start(t, config.Worker, func(_ *node, services map[string]*dag.Service) { services["networkd"].Run = waits(text) })
-		n.finds("network-no-address", info, text, why)
+		n := start(t, config.Worker, func(_ *node, services map[string]*dag.Service) { services["networkd"].Run = waits(code, "some text") })
+		n.finds("network-no-address", info, "some text", why)
 		n.later(startTime)
-		n.finds("network-no-address", failure, text, why)
+		n.finds("network-no-address", failure, "some text", why)
 		n.finds("kubelet-not-running", info, "Follows from network-no-address")
 		n.finds("service-failing", info, "Follows from network-no-address", "timed")
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -84,8 +86,8 @@ var serviceConditions = []condition{
 			var out []finding
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
 				svc := s.services[id]
-				if image, pulling := strings.CutPrefix(svc.Message, "Pulling image "); pulling && svc.State == dag.Preparing {
-					out = append(out, finding{what: fmt.Sprintf("Image %s for service %s is being pulled.", image, id), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+				if svc.Reason == containerd.Pulling {
+					out = append(out, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 				}
 			}
 			return out
@@ -97,7 +99,18 @@ var serviceConditions = []condition{
 		why:     "The registry, or the mirror that is configured for it, doesn't give the image.",
 		next:    "Correct the image's name, or machine.registries.",
 		follows: []string{"disk-full", "network-no-address", "no-nameserver", "network-no-route", "clock-wrong"},
-		holds:   imagePullFailing,
+		holds:   func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
+		causes: []cause{
+			{[]reason.Code{containerd.ImageNoSpace}, "There is no room for it.", "See disk-full."},
+			{[]reason.Code{containerd.RegistryDenied}, "The registry requires authentication, and doesn't accept what it got.", "Give it a user in machine.registries.config, or correct the one that is there."},
+			{[]reason.Code{containerd.RegistryUntrusted}, "The registry's certificate isn't accepted.", "Name its authority in machine.registries.config.HOST.tls.ca; and see that the node's clock is right."},
+			{[]reason.Code{containerd.RegistryUnresolved}, "The registry's name can't be resolved.", "Correct machine.network.nameservers or the name, or configure a mirror in machine.registries.mirrors."},
+			{[]reason.Code{containerd.RegistryUnanswered, containerd.RegistryNoRoute}, "The registry, or the mirror that is configured for it, doesn't answer.", "Make it reachable, or correct machine.registries.mirrors."},
+			{[]reason.Code{containerd.RegistryPlainHTTP}, "The registry speaks plain HTTP.", "Write its mirror's endpoint with http:// in machine.registries.mirrors."},
+			{[]reason.Code{containerd.ImageNotFound}, "The registry has no image of that name.", "Correct the image's name and tag in the configuration, or bring it to the mirror."},
+			{[]reason.Code{containerd.ImageNameInvalid}, "That is no name of an image.", "Correct it in the configuration."},
+			{[]reason.Code{containerd.RegistryLimits}, "The registry limits how often it may be asked.", "Wait, give it a user in machine.registries.config, or use a mirror."},
+		},
 	},
 }
 
@@ -110,7 +123,7 @@ func (s *snapshot) down(id, what string) []finding {
 	if !ok || svc.Up || svc.State == dag.Skipped || stopped(svc) {
 		return nil
 	}
-	f := finding{what: what, since: s.at(svc.Since), evidence: []string{svc.asStatus()}}
+	f := finding{what: what, code: svc.Reason, since: s.at(svc.Since), evidence: []string{svc.asStatus()}}
 	ends := s.failures(svc, flapping)
 	switch {
 	case svc.State == dag.Failed:
@@ -134,45 +147,32 @@ func (s *snapshot) down(id, what string) []finding {
 	return one(f)
 }
 
-// pullError is an image that can't be pulled: whose, and the words.
-type pullError struct {
-	of, words, evidence string
-	since               time.Time
-}
-
-func imagePullFailing(s *snapshot) []finding {
+func (s *snapshot) servicePulls() []finding {
 	var out []finding
-	for _, t := range append(s.servicePulls(), s.podPulls()...) {
-		why, next := whyPull(t.words)
-		out = append(out, finding{what: "The image for " + t.of + " can't be pulled.", why: why, next: next, since: t.since, evidence: []string{t.evidence}})
-	}
-	return out
-}
-
-func (s *snapshot) servicePulls() []pullError {
-	var out []pullError
 	for _, id := range slices.Sorted(maps.Keys(s.services)) {
 		svc := s.services[id]
 		ends := s.failures(svc, flapping)
 		if svc.Up || len(ends) == 0 {
 			continue
 		}
-		if last := ends[len(ends)-1]; strings.Contains(last.Message, "pull image ") {
-			out = append(out, pullError{"service " + id, last.Message, asEvent(last), s.at(ends[0].SinceBoot)})
+		if last := ends[len(ends)-1]; containerd.IsPullReason(last.Reason) {
+			out = append(out, finding{what: pullFails("service " + id), code: last.Reason, evidence: []string{asEvent(last)}, since: s.at(ends[0].SinceBoot)})
 		}
 	}
 	return out
 }
 
+func pullFails(of string) string { return "The image for " + of + " can't be pulled." }
+
 // podPulls are those of the pods of kube-system on this node, as Kubernetes or the
 // kubelet tells them, or else its log: it doesn't answer while no API server does.
-func (s *snapshot) podPulls() []pullError {
-	var out []pullError
+func (s *snapshot) podPulls() []finding {
+	var out []finding
 	seen := map[string]bool{}
 	add := func(name, words, evidence string) {
 		if !seen[name] {
 			seen[name] = true
-			out = append(out, pullError{of: "pod " + name, words: words, evidence: evidence})
+			out = append(out, finding{what: pullFails("pod " + name), code: containerd.PullReason(words), evidence: []string{evidence}})
 		}
 	}
 	for _, pod := range s.allPods() {
@@ -194,34 +194,4 @@ func (s *snapshot) podPulls() []pullError {
 		}
 	}
 	return out
-}
-
-// pullReasons tell apart why an image can't be had, by the words of containerd's
-// resolver and of registries.
-var pullReasons = []struct {
-	words     []string
-	why, next string
-}{
-	{[]string{"no space left on device", "the disk is full"}, "There is no room for it.", "See disk-full."},
-	{[]string{"401 Unauthorized", "403 Forbidden", "authorization failed", "authentication required", "pull access denied", "insufficient_scope"},
-		"The registry requires authentication, and doesn't accept what it got.", "Give it a user in machine.registries.config, or correct the one that is there."},
-	{[]string{"x509:", "certificate"}, "The registry's certificate isn't accepted.", "Name its authority in machine.registries.config.HOST.tls.ca; and see that the node's clock is right."},
-	{[]string{"no such host", "server misbehaving"}, "The registry's name can't be resolved.", "Correct machine.network.nameservers or the name, or configure a mirror in machine.registries.mirrors."},
-	{[]string{"connection refused", "i/o timeout", "no route to host", "network is unreachable", "context deadline exceeded", "EOF", "connection reset"},
-		"The registry, or the mirror that is configured for it, doesn't answer.", "Make it reachable, or correct machine.registries.mirrors."},
-	{[]string{"server gave HTTP response to HTTPS client"}, "The registry speaks plain HTTP.", "Write its mirror's endpoint with http:// in machine.registries.mirrors."},
-	{[]string{"not found", "manifest unknown", "404"}, "The registry has no image of that name.", "Correct the image's name and tag in the configuration, or bring it to the mirror."},
-	{[]string{"invalid reference", "InvalidImageName", "couldn't parse image"}, "That is no name of an image.", "Correct it in the configuration."},
-	{[]string{"toomanyrequests", "429"}, "The registry limits how often it may be asked.", "Wait, give it a user in machine.registries.config, or use a mirror."},
-}
-
-func whyPull(words string) (why, next string) {
-	for _, r := range pullReasons {
-		for _, w := range r.words {
-			if strings.Contains(words, w) {
-				return r.why, r.next
-			}
-		}
-	}
-	return "", ""
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -122,7 +124,7 @@ func TestImagePulling(t *testing.T) {
 	there := make(chan struct{})
 	n := start(t, config.Init, func(n *node, services map[string]*dag.Service) {
 		services["etcd"].Prepare = func(ctx context.Context, h *dag.Handle) error {
-			h.Event("Pulling image " + n.config.Cluster.Etcd.Image)
+			h.EventOf(containerd.Pulling, n.config.Cluster.Etcd.Image)
 			select {
 			case <-there:
 			case <-ctx.Done():
@@ -136,24 +138,18 @@ func TestImagePulling(t *testing.T) {
 	n.healthy()
 }
 
-// The words are containerd's and those of registries.
+// Package containerd shows that real registries lead to these codes.
 func TestImagePullFailing(t *testing.T) {
 	t.Parallel()
-	const image = "registry.k8s.io/etcd:v0"
-	for words, why := range map[string]string{
-		"failed to resolve reference \"" + image + "\": " + image + ": not found":                                                                                     "no image of that name",
-		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": dial tcp 10.5.0.1:5000: connect: connection refused":                              "doesn't answer",
-		"failed to do request: Head \"https://registry.k8s.io/v2/etcd/manifests/v0\": dial tcp: lookup registry.k8s.io on 10.5.0.1:53: no such host":                  "can't be resolved",
-		"failed to authorize: failed to fetch anonymous token: unexpected status from GET request to https://auth/token: 401 Unauthorized":                            "requires authentication",
-		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": tls: failed to verify certificate: x509: certificate signed by unknown authority": "certificate isn't accepted",
-		"failed to do request: Head \"https://10.5.0.1:5000/v2/etcd/manifests/v0\": http: server gave HTTP response to HTTPS client":                                  "plain HTTP",
+	for code, why := range map[reason.Code]string{
+		containerd.ImageNotFound: "no image of that name", containerd.RegistryUnanswered: "doesn't answer", containerd.RegistryUnresolved: "can't be resolved",
+		containerd.RegistryDenied: "requires authentication", containerd.RegistryUntrusted: "certificate isn't accepted", containerd.RegistryPlainHTTP: "plain HTTP",
+		containerd.ImagePullFailed: "doesn't give the image",
 	} {
 		n := start(t, config.Init, func(_ *node, services map[string]*dag.Service) {
-			services["etcd"].Prepare = func(context.Context, *dag.Handle) error {
-				return fmt.Errorf("pull image %s (mirrors are in machine.registries.mirrors): %w", image, errors.New(words))
-			}
+			services["etcd"].Prepare = func(context.Context, *dag.Handle) error { return reason.With(code, errors.New("some text")) }
 		})
-		n.finds("image-pull-failing", failure, "service etcd", words[:40], why)
+		n.finds("image-pull-failing", failure, "service etcd", "some text", why)
 		n.finds("etcd-not-running", info, "Follows from image-pull-failing")
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +53,7 @@ type Status struct {
 	Poll     time.Duration `yaml:"poll,omitempty"` // until the next question
 	LastSync time.Time     `yaml:"lastSync,omitempty"`
 	Message  string        `yaml:"message,omitempty"` // why it isn't synced
+	Reason   reason.Code   `yaml:"reason,omitempty"`
 }
 
 // Statuses has one object, "node".

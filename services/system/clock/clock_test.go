@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/machine"
 	nodenet "github.com/garboard-os/garboard/services/system/network"
@@ -490,6 +491,9 @@ func TestPick(t *testing.T) {
 			text := got.addr
 			if err != nil {
 				text = fmt.Sprint(err)
+			}
+			if disagree := reason.Of(err) == ServersDisagree; disagree != strings.Contains(c.want, "disagree") {
+				t.Errorf("reason %q", reason.Of(err))
 			}
 			if text != c.want {
 				t.Errorf("got %q, want %q", text, c.want)

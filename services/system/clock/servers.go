@@ -15,6 +15,7 @@ import (
 
 	"github.com/beevik/ntp"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
 const (
@@ -151,8 +152,10 @@ func (n network) query(ctx context.Context, addr string, now func() time.Time) (
 	return s, nil
 }
 
-// errDisagree: no majority of the servers has a time in common.
-var errDisagree = errors.New("the time servers disagree")
+// ServersDisagree: no majority of the servers has a time in common.
+const ServersDisagree reason.Code = "ServersDisagree"
+
+var errDisagree = reason.With(ServersDisagree, errors.New("the time servers disagree"))
 
 // pick takes the servers that agree with the majority, and of them the one with
 // the smallest error. Servers agree when their times, give or take their errors,

@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/system/machine"
 	nodenet "github.com/garboard-os/garboard/services/system/network"
 )
@@ -319,7 +320,7 @@ func (s *syncer) failed(err error) {
 		s.d.synced = false
 	}
 	status := s.status
-	status.Synced, status.Message = false, oneLine(err)
+	status.Synced, status.Message, status.Reason = false, oneLine(err), reason.Of(err)
 	if status.Source == "" {
 		status.Source = SourceNone
 	}

@@ -10,12 +10,14 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
@@ -66,6 +68,12 @@ func Service(o Options) dag.Service {
 	}
 }
 
+// Why the node is in maintenance mode.
+const (
+	ConfigurationAbsent   reason.Code = "ConfigurationAbsent"   // no source has one
+	ConfigurationUnusable reason.Code = "ConfigurationUnusable" // one has, and it can't be read or used
+)
+
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
 	if err := o.findConfig(ctx, h); err != nil {
 		return err
@@ -92,7 +100,11 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 			if err := o.Applier.maintain(); err != nil {
 				return err
 			}
-			h.Event(fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s, and waiting for one over the API", err, wait, retryMax))
+			code := ConfigurationUnusable
+			if errors.Is(err, boot.ErrNone) {
+				code = ConfigurationAbsent
+			}
+			h.EventOf(code, fmt.Sprintf("no usable configuration: %v; looking again in %s, later at least every %s, and waiting for one over the API", err, wait, retryMax))
 		}
 		select {
 		case <-ctx.Done():

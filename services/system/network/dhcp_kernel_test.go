@@ -190,7 +190,7 @@ func TestNoDHCPAnswerThenOne(t *testing.T) {
 		}
 		return nil
 	})
-	if st, _ := n.graph.Status(ID); st.Up || !strings.Contains(st.Message, `Waiting for DHCP answer on "eth0"`) {
+	if st, _ := n.graph.Status(ID); st.Up || st.Reason != DHCPUnanswered || !strings.Contains(st.Message, `Waiting for DHCP answer on "eth0"`) {
 		t.Errorf("status is %+v", st)
 	}
 	s.set(func(s *shortServer) { s.dumb = false })
@@ -299,7 +299,7 @@ func TestLinkComesAndGoes(t *testing.T) {
 		{Network: prefix("0.0.0.0/0"), Gateway: addr("10.99.0.1")}, // not on the link's own network
 	}}}})
 	eventually.That(t, 5*time.Second, "networkd waits for the link by name", func() error {
-		if s, _ := n.graph.Status(ID); s.Message != `Waiting for interface "eth0" to appear` {
+		if s, _ := n.graph.Status(ID); s.Reason != LinkMissing || s.Message != `Waiting for interface "eth0" to appear` {
 			return fmt.Errorf("%+v", s)
 		}
 		return nil

@@ -16,7 +16,7 @@ func (o *owner) publish(all []candidate) {
 	addr, chosen := choose(all, o.pinned)
 	if !o.settled {
 		if len(lacking) == 0 && !chosen {
-			lacking = []string{"an address that machine.kubelet.nodeIP.validSubnets allows"}
+			lacking = []error{lack(NoValidSubnet, "an address that machine.kubelet.nodeIP.validSubnets allows")}
 		}
 		if len(lacking) > 0 {
 			o.reportWaiting(lacking)

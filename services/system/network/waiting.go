@@ -8,11 +8,25 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/reason"
 )
 
+// What the node may wait for.
+const (
+	LinkMissing    reason.Code = "LinkMissing"    // an interface isn't there
+	NoCarrier      reason.Code = "NoCarrier"      // all are there, and none has a link
+	DHCPUnanswered reason.Code = "DHCPUnanswered" // nobody answers on a link
+	NoValidSubnet  reason.Code = "NoValidSubnet"  // addresses, and none that nodeIP.validSubnets allows
+)
+
+// lack is a thing that the node waits for.
+func lack(code reason.Code, format string, args ...any) error {
+	return reason.With(code, fmt.Errorf(format, args...))
+}
+
 // lacking is what the node waits for, sorted; empty once it has its addresses.
-func (o *owner) lacking() []string {
-	var out []string
+func (o *owner) lacking() []error {
+	var out []error
 	listed := false
 	for _, p := range o.plans {
 		if p.Ignore || p.Name == "lo" || o.members[p.Name] != "" {
@@ -23,26 +37,26 @@ func (o *owner) lacking() []string {
 		unanswered := o.unanswered(p)
 		switch {
 		case !here && o.errs[making+p.Name] != nil:
-			out = append(out, o.errs[making+p.Name].Error())
+			out = append(out, o.errs[making+p.Name])
 		case !here:
-			out = append(out, fmt.Sprintf("interface %q to appear", p.Name))
+			out = append(out, lack(LinkMissing, "interface %q to appear", p.Name))
 		case len(unanswered) > 0:
 			out = append(out, unanswered...)
 		case o.errs[p.Name] != nil:
-			out = append(out, o.errs[p.Name].Error())
+			out = append(out, o.errs[p.Name])
 		case len(o.applied[p.Name].addresses) < len(p.Addresses):
-			out = append(out, fmt.Sprintf("addresses on %q", p.Name))
+			out = append(out, lack("", "addresses on %q", p.Name))
 		}
 	}
 	if !listed {
 		out = append(out, o.lackingUnlisted()...)
 	}
-	slices.Sort(out)
+	slices.SortFunc(out, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return out
 }
 
 // unanswered are the answers that lack for the leases of a link.
-func (o *owner) unanswered(p config.Link) (out []string) {
+func (o *owner) unanswered(p config.Link) (out []error) {
 	for _, s := range o.sources(p) {
 		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {
 			out = append(out, s.answerOn(p.Name))
@@ -52,12 +66,15 @@ func (o *owner) unanswered(p config.Link) (out []string) {
 }
 
 // answerOn is how a source's answer is called while it is waited for.
-func (s source) answerOn(link string) string { return fmt.Sprintf("%s answer on %q", s.name, link) }
+func (s source) answerOn(link string) error {
+	return lack(DHCPUnanswered, "%s answer on %q", s.name, link)
+}
 
 // lackingUnlisted: without listed links one address is enough, but the other
 // links get a moment, and one that may have the address of an earlier boot longer.
-func (o *owner) lackingUnlisted() []string {
-	var without, names []string
+func (o *owner) lackingUnlisted() []error {
+	var without []error
+	var names []string
 	var bare []string // links that may still get the address of an earlier boot
 	have, pinned := false, false
 	for _, name := range o.order() {
@@ -82,9 +99,9 @@ func (o *owner) lackingUnlisted() []string {
 	names = slices.Compact(names)
 	switch {
 	case len(names) == 0:
-		return []string{"a network interface to appear"}
+		return []error{lack(LinkMissing, "a network interface to appear")}
 	case !have && len(without) == 0:
-		return []string{"a link on " + strings.Join(names, ", ")}
+		return []error{lack(NoCarrier, "a link on %s", strings.Join(names, ", "))}
 	case !have:
 		o.firstAddr = time.Time{}
 		return without
@@ -95,7 +112,7 @@ func (o *owner) lackingUnlisted() []string {
 	grace := linkGrace
 	if !pinned && len(bare) > 0 {
 		grace = pinGrace
-		without = append(without, fmt.Sprintf("the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), grace))
+		without = append(without, lack("", "the address that the node has had, %s, on %s, for %s at most", o.pinned, strings.Join(bare, ", "), grace))
 	}
 	if time.Since(o.firstAddr) >= grace {
 		return nil
@@ -104,19 +121,27 @@ func (o *owner) lackingUnlisted() []string {
 }
 
 // reportWaiting reports what the service waits for, once per change, and at the console
-// if a link doesn't appear.
-func (o *owner) reportWaiting(lacking []string) {
-	text := "Waiting for " + strings.Join(lacking, ", ")
-	if text != o.waiting {
-		o.waiting, o.since = text, time.Now()
-		o.h.Event(text)
+// if a link doesn't appear. The reason is that of a missing link, if one is, else the first.
+func (o *owner) reportWaiting(lacking []error) {
+	var texts []string
+	code, linkMissing := reason.Of(lacking[0]), false
+	for _, l := range lacking {
+		texts = append(texts, l.Error())
+		if c := reason.Of(l); c == LinkMissing || c == NoCarrier {
+			code, linkMissing = c, true
+		}
+	}
+	what := strings.Join(texts, ", ")
+	if what != o.waiting {
+		o.waiting, o.since = what, time.Now()
+		o.h.EventOf(code, "Waiting for "+what)
 	}
 	waited := time.Since(o.since)
-	if o.linkWarned || waited < warnAfter || !strings.Contains(text, "appear") && !strings.Contains(text, "a link on") {
+	if o.linkWarned || waited < warnAfter || !linkMissing {
 		return
 	}
 	o.linkWarned = true
 	o.log.Warn(fmt.Sprintf("waiting for %s since %s; the interfaces here are: %s. "+
 		"Plug it in, load its driver, or correct machine.network.interfaces",
-		strings.Join(lacking, ", "), waited.Round(time.Second), strings.Join(slices.Sorted(maps.Keys(o.links)), ", ")))
+		what, waited.Round(time.Second), strings.Join(slices.Sorted(maps.Keys(o.links)), ", ")))
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -48,7 +49,7 @@ func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 				}
 				began, reported := time.Now(), ""
 				for lacking := o.lackingUnlisted(); len(lacking) > 0; lacking = o.lackingUnlisted() {
-					reported = strings.Join(lacking, ", ")
+					reported = errors.Join(lacking...).Error()
 					time.Sleep(time.Second)
 				}
 				if took := time.Since(began); took != test.want {

@@ -107,7 +107,6 @@ func (r *reporter) chart() {
 	for line := range strings.Lines(text.String()) {
 		r.logs.Printf("%s", strings.TrimRight(line, "\n"))
 	}
-	r.logs.Printf("boot chart ends")
 	if err := chart.SVG(&svg); err != nil {
 		r.logs.Printf("boot chart: %v", err)
 		return

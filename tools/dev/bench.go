@@ -235,7 +235,7 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 		figures = append(figures, measured...)
 	}
 	fmt.Fprintln(out)
-	return figures, keepChart(out, c, how)
+	return figures, keepChart(ctx, out, c, how)
 }
 
 // judgeAPI holds the time at which apid was up against its budget.
@@ -251,14 +251,10 @@ func judgeAPI(figures []figure) error {
 }
 
 // keepChart prints the chart and saves the picture from the cluster's removal.
-func keepChart(out io.Writer, c *qemu.Cluster, how string) error {
+func keepChart(ctx context.Context, out io.Writer, c *qemu.Cluster, how string) error {
 	fmt.Fprintf(out, "%s:\n", how)
-	lines, err := lastChart(c.Console(c.Nodes[0].Name))
-	if err != nil {
+	if err := printChart(ctx, out, c); err != nil {
 		return err
-	}
-	for _, line := range lines {
-		fmt.Fprintln(out, line)
 	}
 	data, err := os.ReadFile(c.Chart(c.Nodes[0].Name))
 	if err != nil {

@@ -54,11 +54,7 @@ func benchAPI(ctx context.Context, out io.Writer, root string, c *qemu.Cluster) 
 	if err != nil {
 		return nil, err
 	}
-	file, err := client.Load(c.ClientConfig())
-	if err != nil {
-		return nil, err
-	}
-	who, err := file.Current("")
+	who, err := access(c)
 	if err != nil {
 		return nil, err
 	}

@@ -1,16 +1,16 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"time"
 
+	"connectrpc.com/connect"
+	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -62,9 +62,6 @@ func showConsole(ctx context.Context, out io.Writer, path string, follow bool) e
 	}
 }
 
-// said is a line of Garboard on a console, after the kernel's timestamp.
-var said = regexp.MustCompile(`\[garboard\] (.*)`)
-
 func chartCommand() *cobra.Command {
 	var name string
 	return clusterFlag(&cobra.Command{
@@ -76,54 +73,39 @@ func chartCommand() *cobra.Command {
 			if err != nil {
 				return hint(err, name)
 			}
-			return printChart(cmd.OutOrStdout(), c)
+			return printChart(cmd.Context(), cmd.OutOrStdout(), c)
 		},
 	}, &name)
 }
 
-// printChart shows the chart that the node drew on its console when all its
-// services were up, and where the picture is.
-func printChart(out io.Writer, c *qemu.Cluster) error {
-	node := c.Nodes[0].Name
-	lines, err := lastChart(c.Console(node))
+// printChart shows the chart of the first node's boot, and where the picture is.
+func printChart(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
+	node := c.Nodes[0]
+	who, err := access(c)
 	if err != nil {
 		return err
 	}
-	if len(lines) == 0 {
-		return errors.New("the node hasn't drawn its boot chart yet: it does once all its services are up")
+	api, err := client.Dial(who, node.Address.String())
+	if err != nil {
+		return err
 	}
-	for _, line := range lines {
-		fmt.Fprintln(out, line)
+	defer api.Close()
+	got, err := api.Node.BootChart(ctx, connect.NewRequest(&garboardv1.BootChartRequest{}))
+	if err != nil {
+		return fmt.Errorf("ask %s for its boot chart: %w", node.Name, err)
 	}
-	fmt.Fprintf(out, "\nas a picture: %s\n", c.Chart(node))
+	if _, err := out.Write(got.Msg.GetChart()); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nas a picture, once all services have been up: %s\n", c.Chart(node.Name))
 	return nil
 }
 
-// The node marks where its chart begins and ends.
-const (
-	chartBegin = "boot chart:"
-	chartEnd   = "boot chart ends"
-)
-
-func lastChart(console string) ([]string, error) {
-	f, err := os.Open(console)
+// access is how the cluster's nodes are asked.
+func access(c *qemu.Cluster) (*client.Context, error) {
+	file, err := client.Load(c.ClientConfig())
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	var chart, current []string
-	open := false
-	for s := bufio.NewScanner(f); s.Scan(); {
-		m := said.FindStringSubmatch(s.Text())
-		switch {
-		case m == nil:
-		case m[1] == chartBegin:
-			open, current = true, nil
-		case m[1] == chartEnd && open:
-			open, chart = false, current
-		case open:
-			current = append(current, m[1])
-		}
-	}
-	return chart, nil
+	return file.Current("")
 }

@@ -19,10 +19,13 @@ func (a *app) imagesCommand() *cobra.Command {
 		Long: `List the images that nodes with the default configuration pull, one per line: a
 registry without internet access needs them. This asks no node.
 
-With --node, list the images on nodes: those of the system, or with -k those of
-Kubernetes.`,
+With -n, -k or --node, list the images on nodes: those of the system (etcd and the
+kubelet), or with -k those of Kubernetes. If a disk is more than 85 % full, the kubelet
+removes images of Kubernetes that no container uses, the oldest first. Nothing removes
+images of the system but 'gbctl images rm'.`,
 		Example: `  gbctl images
-  gbctl -n 10.5.0.2 images --node -k`,
+  gbctl -n 10.5.0.2 images
+  gbctl -n 10.5.0.2 images -k`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !node && !r.Kubernetes && len(a.nodes) == 0 {
@@ -36,7 +39,40 @@ Kubernetes.`,
 	}
 	cmd.Flags().BoolVar(&node, "node", false, "list the images on nodes (-n implies it)")
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "list the images of Kubernetes on nodes")
+	cmd.AddCommand(a.removeImagesCommand())
 	return a.outputFlag(cmd)
+}
+
+func (a *app) removeImagesCommand() *cobra.Command {
+	r := &apiv1.RemoveImagesRequest{}
+	cmd := &cobra.Command{
+		Use:   "rm IMAGE...",
+		Short: "Remove images from nodes",
+		Long: `Remove images from nodes, by name or digest, with all names that they have: those of the
+system, or with -k those of Kubernetes. An image that a container or the configuration
+uses can't be removed. If one image can't be removed from a node, none is. containerd
+frees the space shortly afterwards.`,
+		Example: `  gbctl -n 10.5.0.2 images rm registry.k8s.io/etcd:3.6.7-0
+  gbctl -n 10.5.0.2 images rm -k docker.io/library/nginx:1.28 docker.io/library/redis:8`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Images = args
+			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+				ctx, done := a.request(ctx, c.Name)
+				defer done()
+				m, err := unary(ctx, c.Node.RemoveImages, r)
+				if err != nil {
+					return err
+				}
+				for _, name := range m.Removed {
+					fmt.Fprintf(a.out, "%s: removed %s\n", c.Name, oneLine(name))
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "images of Kubernetes instead of the system")
+	return cmd
 }
 
 func (a *app) images(ctx context.Context, r *apiv1.ImagesRequest) error {

@@ -144,6 +144,13 @@ func (nodeService) Images(context.Context, *connect.Request[apiv1.ImagesRequest]
 	}})
 }
 
+func (nodeService) RemoveImages(_ context.Context, r *connect.Request[apiv1.RemoveImagesRequest]) (*connect.Response[apiv1.RemoveImagesResponse], error) {
+	if !r.Msg.Kubernetes {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("image in use: %s, by container etcd", r.Msg.Images[0]))
+	}
+	return answerWith(&apiv1.RemoveImagesResponse{Removed: r.Msg.Images})
+}
+
 func (nodeService) BootChart(_ context.Context, r *connect.Request[apiv1.BootChartRequest]) (*connect.Response[apiv1.BootChartResponse], error) {
 	if r.Msg.Svg {
 		return answerWith(&apiv1.BootChartResponse{Chart: []byte("<svg/>\n")})

@@ -53,6 +53,9 @@ const (
 	NodeServiceContainersProcedure = "/garboard.v1.NodeService/Containers"
 	// NodeServiceImagesProcedure is the fully-qualified name of the NodeService's Images RPC.
 	NodeServiceImagesProcedure = "/garboard.v1.NodeService/Images"
+	// NodeServiceRemoveImagesProcedure is the fully-qualified name of the NodeService's RemoveImages
+	// RPC.
+	NodeServiceRemoveImagesProcedure = "/garboard.v1.NodeService/RemoveImages"
 	// NodeServiceBootChartProcedure is the fully-qualified name of the NodeService's BootChart RPC.
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
 	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
@@ -84,6 +87,8 @@ type NodeServiceClient interface {
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
 	// Images lists the images of containerd.
 	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
+	// RemoveImages removes images of containerd that nothing uses.
+	RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
@@ -184,6 +189,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		removeImages: connect.NewClient[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse](
+			httpClient,
+			baseURL+NodeServiceRemoveImagesProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("RemoveImages")),
+			connect.WithClientOptions(opts...),
+		),
 		bootChart: connect.NewClient[garboardv1.BootChartRequest, garboardv1.BootChartResponse](
 			httpClient,
 			baseURL+NodeServiceBootChartProcedure,
@@ -227,22 +238,23 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 
 // nodeServiceClient implements NodeServiceClient.
 type nodeServiceClient struct {
-	version    *connect.Client[garboardv1.VersionRequest, garboardv1.VersionResponse]
-	status     *connect.Client[garboardv1.NodeStatusRequest, garboardv1.NodeStatusResponse]
-	processes  *connect.Client[garboardv1.ProcessesRequest, garboardv1.ProcessesResponse]
-	memory     *connect.Client[garboardv1.MemoryRequest, garboardv1.MemoryResponse]
-	mounts     *connect.Client[garboardv1.MountsRequest, garboardv1.MountsResponse]
-	disks      *connect.Client[garboardv1.DisksRequest, garboardv1.DisksResponse]
-	netstat    *connect.Client[garboardv1.NetstatRequest, garboardv1.NetstatResponse]
-	time       *connect.Client[garboardv1.TimeRequest, garboardv1.TimeResponse]
-	containers *connect.Client[garboardv1.ContainersRequest, garboardv1.ContainersResponse]
-	images     *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
-	bootChart  *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
-	kubeconfig *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
-	diagnose   *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
-	reboot     *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
-	shutdown   *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
-	reset      *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
+	version      *connect.Client[garboardv1.VersionRequest, garboardv1.VersionResponse]
+	status       *connect.Client[garboardv1.NodeStatusRequest, garboardv1.NodeStatusResponse]
+	processes    *connect.Client[garboardv1.ProcessesRequest, garboardv1.ProcessesResponse]
+	memory       *connect.Client[garboardv1.MemoryRequest, garboardv1.MemoryResponse]
+	mounts       *connect.Client[garboardv1.MountsRequest, garboardv1.MountsResponse]
+	disks        *connect.Client[garboardv1.DisksRequest, garboardv1.DisksResponse]
+	netstat      *connect.Client[garboardv1.NetstatRequest, garboardv1.NetstatResponse]
+	time         *connect.Client[garboardv1.TimeRequest, garboardv1.TimeResponse]
+	containers   *connect.Client[garboardv1.ContainersRequest, garboardv1.ContainersResponse]
+	images       *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
+	removeImages *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
+	bootChart    *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
+	kubeconfig   *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
+	diagnose     *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
+	reboot       *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
+	shutdown     *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
+	reset        *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
 }
 
 // Version calls garboard.v1.NodeService.Version.
@@ -295,6 +307,11 @@ func (c *nodeServiceClient) Images(ctx context.Context, req *connect.Request[gar
 	return c.images.CallUnary(ctx, req)
 }
 
+// RemoveImages calls garboard.v1.NodeService.RemoveImages.
+func (c *nodeServiceClient) RemoveImages(ctx context.Context, req *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error) {
+	return c.removeImages.CallUnary(ctx, req)
+}
+
 // BootChart calls garboard.v1.NodeService.BootChart.
 func (c *nodeServiceClient) BootChart(ctx context.Context, req *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {
 	return c.bootChart.CallUnary(ctx, req)
@@ -342,6 +359,8 @@ type NodeServiceHandler interface {
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
 	// Images lists the images of containerd.
 	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
+	// RemoveImages removes images of containerd that nothing uses.
+	RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
@@ -438,6 +457,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceRemoveImagesHandler := connect.NewUnaryHandler(
+		NodeServiceRemoveImagesProcedure,
+		svc.RemoveImages,
+		connect.WithSchema(nodeServiceMethods.ByName("RemoveImages")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceBootChartHandler := connect.NewUnaryHandler(
 		NodeServiceBootChartProcedure,
 		svc.BootChart,
@@ -498,6 +523,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceContainersHandler.ServeHTTP(w, r)
 		case NodeServiceImagesProcedure:
 			nodeServiceImagesHandler.ServeHTTP(w, r)
+		case NodeServiceRemoveImagesProcedure:
+			nodeServiceRemoveImagesHandler.ServeHTTP(w, r)
 		case NodeServiceBootChartProcedure:
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
 		case NodeServiceKubeconfigProcedure:
@@ -557,6 +584,10 @@ func (UnimplementedNodeServiceHandler) Containers(context.Context, *connect.Requ
 
 func (UnimplementedNodeServiceHandler) Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Images is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RemoveImages is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {

@@ -3,12 +3,14 @@ package api
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
 	"connectrpc.com/connect"
 	client "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -102,6 +104,27 @@ func state(running bool, yes, no string) string {
 		return yes
 	}
 	return no
+}
+
+// RemoveImages removes images that nothing uses.
+func (s *nodeService) RemoveImages(ctx context.Context, req *connect.Request[apiv1.RemoveImagesRequest]) (*connect.Response[apiv1.RemoveImagesResponse], error) {
+	_, namespace, ctx, cancel, err := s.containerd(ctx, req.Msg.GetKubernetes())
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	removed, err := s.opts.Containerd.RemoveImages(ctx, namespace, req.Msg.GetImages())
+	switch {
+	case err == nil:
+		return connect.NewResponse(&apiv1.RemoveImagesResponse{Removed: removed}), nil
+	case errdefs.IsInvalidArgument(err):
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	case errdefs.IsNotFound(err):
+		return nil, failed(connect.CodeNotFound, "nothing was removed from namespace %s: %w; see gbctl images -k for those of Kubernetes, and gbctl images --node for those of the system", namespace, err)
+	case errors.Is(err, containerd.ErrImageInUse):
+		return nil, failed(connect.CodeFailedPrecondition, "nothing was removed from namespace %s: %w", namespace, err)
+	}
+	return nil, failed(connect.CodeUnavailable, "containerd: %w; removed by then: %q", err, removed)
 }
 
 // Images lists what containerd has.

@@ -80,13 +80,13 @@ var machineConditions = []condition{
 		id: "disk-full", severity: failure,
 		sees:  "no space left on device in logs; images can't be pulled; etcd and the kubelet end.",
 		why:   "A file system of the node is full.",
-		next:  "Remove what fills it (unused images and logs of pods are the usual ones; gbctl images, gbctl ls -l /var), or give the machine a larger disk.",
+		next:  "Remove what fills it (unused images and logs of pods are the usual ones; gbctl -n NODE images -k and images rm, gbctl -n NODE ls -l /var), or give the machine a larger disk.",
 		holds: func(s *snapshot) []finding { return s.filled(0, full) },
 	},
 	{
 		id: "disk-nearly-full", severity: warning,
 		sees: "Pods are evicted; DiskPressure on the node.",
-		why:  "A file system of the node is nearly full: below 10 % the kubelet removes images and evicts pods.",
+		why:  "A file system of the node is nearly full: from 15 % down the kubelet removes images that no container uses, and below 10 % it evicts pods.",
 		next: "Remove what fills it, or give the machine a larger disk.",
 		holds: func(s *snapshot) []finding {
 			if s.mode == boot.Container {

@@ -119,7 +119,11 @@ type ReadLogRequest struct {
 	// The number of last lines; 0: all; negative: none.
 	Tail int32 `protobuf:"varint,3,opt,name=tail,proto3" json:"tail,omitempty"`
 	// Also send new lines until the client closes the stream.
-	Follow        bool `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"`
+	Follow bool `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"`
+	// Instead of the current log, send the earlier lines of a service that are in its
+	// rotated files, /var/log/ID.log.3 to .1: those before the current file, also of
+	// earlier boots. It excludes follow.
+	Previous      bool `protobuf:"varint,5,opt,name=previous,proto3" json:"previous,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -178,6 +182,13 @@ func (x *ReadLogRequest) GetTail() int32 {
 func (x *ReadLogRequest) GetFollow() bool {
 	if x != nil {
 		return x.Follow
+	}
+	return false
+}
+
+func (x *ReadLogRequest) GetPrevious() bool {
+	if x != nil {
+		return x.Previous
 	}
 	return false
 }
@@ -370,14 +381,15 @@ const file_garboard_v1_log_proto_rawDesc = "" +
 	"kubernetes\x18\x01 \x01(\bR\n" +
 	"kubernetes\"$\n" +
 	"\x10ListLogsResponse\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\tR\x03ids\"l\n" +
+	"\x03ids\x18\x01 \x03(\tR\x03ids\"\x88\x01\n" +
 	"\x0eReadLogRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
 	"kubernetes\x18\x02 \x01(\bR\n" +
 	"kubernetes\x12\x12\n" +
 	"\x04tail\x18\x03 \x01(\x05R\x04tail\x12\x16\n" +
-	"\x06follow\x18\x04 \x01(\bR\x06follow\"4\n" +
+	"\x06follow\x18\x04 \x01(\bR\x06follow\x12\x1a\n" +
+	"\bprevious\x18\x05 \x01(\bR\bprevious\"4\n" +
 	"\bLogChunk\x12\x14\n" +
 	"\x05lines\x18\x01 \x03(\tR\x05lines\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\":\n" +

@@ -100,15 +100,22 @@ func (a *app) logsCommand() *cobra.Command {
 		Short: "Show the log of a service or a container, or list the logs",
 		Long: `Show the log of a service, or with -k that of a Kubernetes container, or list the logs.
 The logs of services are kept when the service crashes. Each line starts with the name
-of the node.`,
+of the node.
+
+--previous shows what came before: a log on the disk, /var/log/SERVICE.log, is moved to
+SERVICE.log.1 when it has 2 MiB and when the node boots, and three such files are kept.`,
 		Example: `  gbctl -n 10.5.0.2 logs                           list the logs
   gbctl -n 10.5.0.2,10.5.0.3 logs -f kubelet
   gbctl -n 10.5.0.2 logs --tail 50 controller-runtime
+  gbctl -n 10.5.0.2 logs --previous --tail 200 etcd
   gbctl -n 10.5.0.2 logs -k kube-system/kube-apiserver-cp-1:kube-apiserver`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return a.logNames(cmd.Context(), r.Kubernetes)
+			}
+			if r.Previous && (r.Follow || r.Kubernetes) {
+				return usagef("--previous is for services, and excludes --follow and --kubernetes")
 			}
 			r.Id, r.Tail = args[0], tail(last)
 			p := a.printer()
@@ -125,6 +132,7 @@ of the node.`,
 	}
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "containers of Kubernetes instead of services")
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new lines, until Ctrl-C")
+	cmd.Flags().BoolVar(&r.Previous, "previous", false, "show the lines in the rotated files of a service, also of earlier boots, oldest first")
 	cmd.Flags().IntVar(&last, "tail", -1, tailHelp)
 	return cmd
 }

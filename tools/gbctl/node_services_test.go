@@ -91,6 +91,9 @@ func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRe
 	if r.Msg.Kubernetes {
 		lines = []string{"2026-11-21T12:00:13.133902064Z stderr F Running command:"}
 	}
+	if r.Msg.Previous {
+		lines = []string{"earliest line", "earlier line"}
+	}
 	if r.Msg.Tail != 0 {
 		lines = lines[len(lines)-int(max(r.Msg.Tail, 0)):]
 	}

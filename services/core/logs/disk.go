@@ -29,8 +29,10 @@ type disk struct {
 	report func(format string, args ...any)
 	open   func(path string) (file, error)
 
-	mu      sync.Mutex  // guards all below; the innermost of the locks
-	queue   chan record // nil: nothing is persisted
+	mu      sync.Mutex      // guards all below; the innermost of the locks
+	dir     string          // of the files
+	begun   map[string]bool // logs whose current file is of this boot
+	queue   chan record     // nil: nothing is persisted
 	done    chan struct{}
 	dropped int // lines that found the queue full
 }
@@ -83,7 +85,7 @@ func (l *Logs) Persist(dir string) error {
 		defer close(done)
 		w.run(queue)
 	}()
-	d.queue, d.done = queue, done
+	d.dir, d.begun, d.queue, d.done = dir, map[string]bool{}, queue, done
 	return nil
 }
 
@@ -178,14 +180,30 @@ func (w *diskWriter) file(id string) (*logFile, error) {
 	if f := w.files[id]; f != nil {
 		return f, nil
 	}
-	// An ID is a name; should one ever hold a slash, it stays in the directory.
-	f := &logFile{path: filepath.Join(w.dir, strings.ReplaceAll(id, "/", "_")+".log")}
+	f := &logFile{path: logPath(w.dir, id)}
 	// What is there is of an earlier boot.
 	if err := shift(f.path); err != nil {
 		return nil, err
 	}
 	w.files[id] = f
+	w.disk.mu.Lock()
+	w.disk.begun[id] = true
+	w.disk.mu.Unlock()
 	return f, nil
+}
+
+// logPath is the current file of a log. An ID is a name; should one ever hold a slash, it stays
+// in the directory.
+func logPath(dir, id string) string {
+	return filepath.Join(dir, strings.ReplaceAll(id, "/", "_")+".log")
+}
+
+// rotated is the path of the file that was current i files ago.
+func rotated(path string, i int) string {
+	if i == 0 {
+		return path
+	}
+	return fmt.Sprintf("%s.%d", path, i)
 }
 
 func (f *logFile) append(open func(string) (file, error), line string) (err error) {
@@ -217,14 +235,8 @@ func (f *logFile) append(open func(string) (file, error), line string) (err erro
 
 // shift renames path to path.1, path.1 to path.2 and so on; the oldest goes.
 func shift(path string) error {
-	older := func(i int) string {
-		if i == 0 {
-			return path
-		}
-		return fmt.Sprintf("%s.%d", path, i)
-	}
 	for i := keepOld - 1; i >= 0; i-- {
-		if err := os.Rename(older(i), older(i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Rename(rotated(path, i), rotated(path, i+1)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -213,6 +214,63 @@ func TestPersistKeepsEarlierLinesAndEarlierBoots(t *testing.T) {
 	entries, _ := os.ReadDir(dir)
 	if len(entries) != keepOld+1 {
 		t.Errorf("%d files, want %d", len(entries), keepOld+1)
+	}
+}
+
+// Duty 13: earlier lines can be read, oldest first, also those of a log that has no line in this
+// boot.
+func TestPreviousLines(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "log")
+	previous := func(l *Logs, id string, tail int) (lines []string) {
+		for line, err := range l.Previous(id, tail) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines = append(lines, line)
+		}
+		return lines
+	}
+	var last *Logs
+	for boot := range 6 {
+		last = New(nil)
+		if err := last.Persist(dir); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(last.Writer("etcd"), "boot %d one\nboot %d two\n", boot, boot)
+		if boot < 5 {
+			fmt.Fprintf(last.Writer("silent"), "boot %d\n", boot)
+			last.Release()
+		}
+	}
+	for _, err := range New(nil).Previous("etcd", 0) {
+		if !errors.Is(err, ErrNotPersisted) {
+			t.Errorf("without files: %v", err)
+		}
+	}
+	defer last.Release()
+	eventually.That(t, 10*time.Second, "the line of this boot is on the disk", func() error {
+		if text := read(t, filepath.Join(dir, "etcd.log")); text != "boot 5 one\nboot 5 two\n" {
+			return fmt.Errorf("it has %q", text)
+		}
+		return nil
+	})
+	all := []string{"boot 2 one", "boot 2 two", "boot 3 one", "boot 3 two", "boot 4 one", "boot 4 two"}
+	for tail, want := range map[int][]string{0: all, -1: nil, 3: all[3:], 6: all, 100: all} {
+		if got := previous(last, "etcd", tail); !slices.Equal(got, want) {
+			t.Errorf("the last %d: %q, want %q", tail, got, want)
+		}
+	}
+	if got, want := previous(last, "silent", 0), []string{"boot 1", "boot 2", "boot 3", "boot 4"}; !slices.Equal(got, want) {
+		t.Errorf("of a service that is silent: %q, want %q", got, want)
+	}
+	if got := previous(last, "never", 0); got != nil {
+		t.Errorf("of a log without files: %q", got)
+	}
+	for line := range last.Previous("etcd", 0) { // a reader may leave
+		if line != all[0] {
+			t.Errorf("the first is %q", line)
+		}
+		break
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/logs"
 )
 
 const (
@@ -67,12 +68,21 @@ func (s *logService) Read(ctx context.Context, req *connect.Request[apiv1.ReadLo
 // read hands a log to send in chunks; the first call may be empty, and says
 // that the log was found.
 func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send func(lines []string, lost uint64) error) error {
-	if req.GetKubernetes() || strings.Contains(req.GetId(), "/") {
+	kubernetes := req.GetKubernetes() || strings.Contains(req.GetId(), "/")
+	switch {
+	case req.GetPrevious() && req.GetFollow():
+		return failed(connect.CodeInvalidArgument, "previous and follow exclude each other: earlier lines don't change")
+	case req.GetPrevious() && kubernetes:
+		return failed(connect.CodeInvalidArgument, "previous is for the logs of services; files of containers are in %s: see gbctl ls and gbctl read", defaultPodLogs)
+	case kubernetes:
 		return s.readContainer(ctx, req, send)
 	}
 	id := serviceID(req.GetId())
 	if ids := s.ids(); !slices.Contains(ids, id) {
 		return failed(connect.CodeNotFound, "there is no log %q; there are %s; logs of containers are namespace/pod:container", shortened(readable(id)), strings.Join(ids, ", "))
+	}
+	if req.GetPrevious() {
+		return s.readPrevious(id, req, send)
 	}
 	reader := s.opts.Logs.Read(id, int(req.GetTail()))
 	for first := true; ; first = false {
@@ -89,6 +99,29 @@ func (s *logService) read(ctx context.Context, req *apiv1.ReadLogRequest, send f
 			return err
 		}
 	}
+}
+
+// readPrevious hands the rotated files of a log to send.
+func (s *logService) readPrevious(id string, req *apiv1.ReadLogRequest, send func(lines []string, lost uint64) error) error {
+	var lines []string
+	size := 0
+	for line, err := range s.opts.Logs.Previous(id, int(req.GetTail())) {
+		if errors.Is(err, logs.ErrNotPersisted) {
+			return connect.NewError(connect.CodeUnavailable, err)
+		}
+		if err != nil {
+			return connect.NewError(connect.CodeInternal, err)
+		}
+		lines, size = append(lines, line), size+len(line)
+		if size < maxChunk {
+			continue
+		}
+		if err := sendChunks(lines, 0, send); err != nil {
+			return err
+		}
+		lines, size = lines[:0], 0
+	}
+	return sendChunks(lines, 0, send)
 }
 
 // sendChunks sends lines in pieces of maxChunk, at least one.

@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/google/go-cmp/cmp"
 )
@@ -103,6 +104,31 @@ func TestS250LogsOfServices(t *testing.T) {
 			t.Errorf("%s isn't listed: %v", id, res.GetIds())
 		}
 	}
+}
+
+// Lines before the current file, by the API and as NDJSON.
+func TestPreviousLogsOfServices(t *testing.T) {
+	r := newRig(t).serve()
+	dir := filepath.Join(t.TempDir(), "log")
+	before := logs.New(nil)
+	must(t, before.Persist(dir))
+	fmt.Fprint(before.Writer("kubelet"), "one\ntwo\n")
+	before.Release()
+	_, err := r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Previous: true})
+	wantCode(t, err, connect.CodeUnavailable, "EPHEMERAL isn't mounted")
+	must(t, r.opts.Logs.Persist(dir))
+	t.Cleanup(r.opts.Logs.Release)
+	for tail, want := range map[int32][]string{0: {"one", "two"}, 1: {"two"}, -1: nil} {
+		lines, err := r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Previous: true, Tail: tail})
+		must(t, err)
+		if !slices.Equal(lines, want) {
+			t.Errorf("tail %d: %q, want %q", tail, lines, want)
+		}
+	}
+	_, err = r.readLog(&apiv1.ReadLogRequest{Id: "kubelet", Previous: true, Follow: true})
+	wantCode(t, err, connect.CodeInvalidArgument, "exclude each other")
+	_, err = r.readLog(&apiv1.ReadLogRequest{Id: "default/web:web", Previous: true})
+	wantCode(t, err, connect.CodeInvalidArgument, "is for the logs of services")
 }
 
 func TestAReaderThatStallsLearnsWhatItLost(t *testing.T) {

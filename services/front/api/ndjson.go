@@ -50,7 +50,7 @@ func (s *Server) ndjson(logs *logService) http.HandlerFunc {
 	}
 }
 
-// logRequest reads the URL: /v1/logs/ID?tail=N&follow=true.
+// logRequest reads the URL: /v1/logs/ID?tail=N&follow=true&previous=true.
 func logRequest(r *http.Request) (*apiv1.ReadLogRequest, error) {
 	req := &apiv1.ReadLogRequest{Id: r.PathValue("id")}
 	req.Kubernetes = strings.Contains(req.GetId(), "/")
@@ -62,13 +62,16 @@ func logRequest(r *http.Request) (*apiv1.ReadLogRequest, error) {
 		}
 		req.Tail = int32(tail)
 	}
-	if query.Has("follow") {
-		text := query.Get("follow")
-		follow, err := strconv.ParseBool(text)
-		if err != nil && text != "" {
-			return nil, failed(connect.CodeInvalidArgument, "follow=%q is neither true nor false", shortened(readable(text)))
+	for name, set := range map[string]*bool{"follow": &req.Follow, "previous": &req.Previous} {
+		if !query.Has(name) {
+			continue
 		}
-		req.Follow = follow || text == ""
+		text := query.Get(name)
+		yes, err := strconv.ParseBool(text)
+		if err != nil && text != "" {
+			return nil, failed(connect.CodeInvalidArgument, "%s=%q is neither true nor false", name, shortened(readable(text)))
+		}
+		*set = yes || text == ""
 	}
 	return req, nil
 }

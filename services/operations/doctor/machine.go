@@ -78,7 +78,7 @@ var machineConditions = []condition{
 	},
 	{
 		id: "disk-full", severity: failure,
-		sees:  "no space left on device in logs; images can't be pulled; etcd and the kubelet end.",
+		sees:  "The console says that STATE or EPHEMERAL is full; no space left on device in logs; images can't be pulled; etcd and the kubelet end.",
 		why:   "A file system of the node is full.",
 		next:  "Remove what fills it (unused images and logs of pods are the usual ones; gbctl -n NODE images -k and images rm, gbctl -n NODE ls -l /var), or give the machine a larger disk.",
 		holds: func(s *snapshot) []finding { return s.filled(0, full) },

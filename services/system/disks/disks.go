@@ -37,9 +37,6 @@ const (
 	// warnAfter is how long a disk may be missing before that is logged: controllers of
 	// real machines take that long to find theirs.
 	warnAfter = 10 * time.Second
-	// nearlyFull is the percentage of free space below which the kubelet evicts
-	// pods by default (nodefs.available<10%); half of that is worth a line.
-	nearlyFull = 5
 	// stopBudget: a file system with a lot in memory takes its time to unmount.
 	stopBudget = 20 * time.Second
 )
@@ -64,6 +61,8 @@ type Options struct {
 	idFile   string                   // tests have their own
 	before   func(step string) error  // tests cut the power before a step
 	patience time.Duration            // quietFor; tests have less
+
+	statfs func(dir string, to *unix.Statfs_t) error // tests have disks that fill up
 }
 
 // Disks is the service and the way to STATE before it runs.
@@ -95,6 +94,9 @@ func New(o Options) *Disks {
 	if o.patience == 0 {
 		o.patience = warnAfter
 	}
+	if o.statfs == nil {
+		o.statfs = unix.Statfs
+	}
 	if o.before == nil {
 		o.before = func(string) error { return nil }
 	}
@@ -110,20 +112,6 @@ func (d *Disks) Service() dag.Service {
 		Run:        d.run,
 		Restart:    dag.RestartOnError,
 		StopBudget: stopBudget,
-	}
-}
-
-// warnFull says that a file system is nearly full while things still work.
-func (d *Disks) warnFull() {
-	for _, v := range d.volumes {
-		var st unix.Statfs_t
-		if err := unix.Statfs(v.Dir, &st); err != nil || st.Blocks == 0 {
-			continue
-		}
-		if free := int64(st.Bavail) * st.Bsize; st.Bavail*100 < st.Blocks*nearlyFull {
-			d.log.Warn(fmt.Sprintf("%s (%s) is nearly full: %s of %s are free. Going on; the kubelet removes images and evicts pods to make room",
-				v.Label, v.Dir, bytesText(free), bytesText(int64(st.Blocks)*st.Bsize)))
-		}
 	}
 }
 
@@ -151,9 +139,10 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	if err := d.openPlugins(); err != nil {
 		d.log.Warn(err.Error() + "; only pod networks that bring plugins of their own miss it")
 	}
-	d.warnFull()
+	space := d.space()
+	d.checkSpace(space)
 	h.Started(message)
-	<-ctx.Done()
+	d.watchSpace(ctx, space)
 	return nil
 }
 

@@ -1,0 +1,94 @@
+package disks
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"golang.org/x/sys/unix"
+)
+
+// Percentages of free space, and of free inodes where they are limited. The kubelet evicts pods
+// below 10 by default (nodefs.available<10%).
+const (
+	roomy      = 10 // from here on, what was said before counts no longer
+	nearlyFull = 5  // half of what the kubelet tries to keep is worth a line
+	full       = 2  // the doctor's limit of disk-full: writes fail soon
+
+	// spaceEvery: a pull fills a disk within a minute, and statfs(2) costs nothing.
+	spaceEvery = 10 * time.Second
+)
+
+// fileSystem is one that is watched, and what was said of it. Each line is said once: free space that goes up
+// and down around a limit says nothing more until there is room again.
+//
+//	roomy ──▶ nearly full ──▶ full
+//	  ▲            │            │
+//	  └── free ≥ 10 % ──────────┘
+type fileSystem struct {
+	label, dir string
+	next       string // what a person can do
+	said       int    // the limit that was crossed; roomy: none
+}
+
+// space is the file systems to watch. In a container both directories are the host's.
+func (d *Disks) space() []*fileSystem {
+	if d.o.Mode == boot.Container {
+		return []*fileSystem{{boot.LabelEphemeral, d.o.varDir, "make room on the host", roomy}}
+	}
+	return []*fileSystem{
+		{boot.LabelState, d.o.stateDir, "see what fills it with 'gbctl ls -l " + boot.StateDir + "'", roomy},
+		{boot.LabelEphemeral, d.o.varDir, "remove images that nothing uses ('gbctl images -k', 'gbctl images rm') or what else fills it ('gbctl ls -l /var'), or give the machine a larger disk", roomy},
+	}
+}
+
+// watchSpace says when a file system becomes full while the node runs.
+func (d *Disks) watchSpace(ctx context.Context, all []*fileSystem) {
+	tick := time.NewTicker(spaceEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			d.checkSpace(all)
+		}
+	}
+}
+
+func (d *Disks) checkSpace(all []*fileSystem) {
+	for _, f := range all {
+		var st unix.Statfs_t
+		if err := d.o.statfs(f.dir, &st); err != nil || st.Blocks == 0 {
+			continue
+		}
+		if level, line := f.now(&st); line != "" {
+			d.log.Log(context.Background(), level, line)
+		}
+	}
+}
+
+// now is the line to be said, or "".
+func (f *fileSystem) now(st *unix.Statfs_t) (level slog.Level, line string) {
+	left := st.Bavail * 100 / st.Blocks
+	has := fmt.Sprintf("%s of %s are free", bytesText(int64(st.Bavail)*st.Bsize), bytesText(int64(st.Blocks)*st.Bsize))
+	if st.Files > 0 && st.Ffree*100/st.Files < left { // file systems without a limit have 0
+		left = st.Ffree * 100 / st.Files
+		has = fmt.Sprintf("%d of %d inodes are free, the number of files that it can hold", st.Ffree, st.Files)
+	}
+	switch {
+	case left < full && f.said > full:
+		f.said = full
+		return slog.LevelError, fmt.Sprintf("%s (%s) is full: %s. Writes fail; %s", f.label, f.dir, has, f.next)
+	case left < nearlyFull && f.said > nearlyFull:
+		f.said = nearlyFull
+		return slog.LevelWarn, fmt.Sprintf("%s (%s) is nearly full: %s. Going on; %s", f.label, f.dir, has, f.next)
+	case left >= roomy && f.said < roomy:
+		f.said = roomy
+		return logs.LevelNotice, fmt.Sprintf("%s (%s) has room again: %s", f.label, f.dir, has)
+	}
+	return 0, ""
+}

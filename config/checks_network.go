@@ -124,15 +124,19 @@ func checkBonds(c *Config, r *report) {
 		oneOf(r, interfaceAt(i, "bond", "mode"), b.Mode, bondModes)
 		oneOf(r, interfaceAt(i, "bond", "lacpRate"), b.LACPRate, lacpRates)
 		oneOf(r, interfaceAt(i, "bond", "xmitHashPolicy"), b.XmitHashPolicy, hashes)
+		monitor := *b.MIIMon
+		if monitor == 0 {
+			r.bad(interfaceAt(i, "bond", "miimon"), "0 turns the link checks off: the bond would go on to use a member whose link has failed; leave it out for %d ms", defaultMIIMon)
+		}
 		for _, delay := range []struct {
 			name string
 			ms   int
-		}{{"miimon", b.MIIMon}, {"updelay", b.UpDelay}, {"downdelay", b.DownDelay}} {
+		}{{"miimon", monitor}, {"updelay", b.UpDelay}, {"downdelay", b.DownDelay}} {
 			switch {
 			case delay.ms < 0:
 				r.bad(interfaceAt(i, "bond", delay.name), "must not be negative")
-			case b.MIIMon > 0 && delay.ms%b.MIIMon != 0:
-				r.bad(interfaceAt(i, "bond", delay.name), "%d ms is not a multiple of miimon, %d ms", delay.ms, b.MIIMon)
+			case monitor > 0 && delay.ms%monitor != 0:
+				r.bad(interfaceAt(i, "bond", delay.name), "%d ms is not a multiple of miimon, %d ms", delay.ms, monitor)
 			}
 		}
 		if len(b.Interfaces) == 0 {

@@ -95,7 +95,9 @@ func fillInterface(in *Interface) {
 		keep(&in.Bond.Mode, "balance-rr")
 		keep(&in.Bond.LACPRate, "slow")
 		keep(&in.Bond.XmitHashPolicy, "layer2")
-		keep(&in.Bond.MIIMon, defaultMIIMon)
+		if in.Bond.MIIMon == nil {
+			in.Bond.MIIMon = new(defaultMIIMon)
+		}
 	}
 }
 

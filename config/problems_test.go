@@ -70,6 +70,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {}}]}", `machine.network.interfaces[0].bond.interfaces: is missing: a bond needs members`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [bond0]}}]}", `machine.network.interfaces[0].bond.interfaces[0]: a bond can't be its own member`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0, eth0]}}]}", `machine.network.interfaces[0].bond.interfaces[1]: "eth0" is already a member of bond0`},
+	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0], miimon: 0}}]}", `machine.network.interfaces[0].bond.miimon: 0 turns the link checks off: the bond would go on to use a member whose link has failed; leave it out for 100 ms`},
 	{"machine", "network: {interfaces: [{interface: bond0, bond: {interfaces: [eth0], updelay: 150}}]}", `machine.network.interfaces[0].bond.updelay: 150 ms is not a multiple of miimon, 100 ms`},
 	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 4095}]}]}", `machine.network.interfaces[0].vlans[0].vlanId: 4095 is out of range (1 to 4094)`},
 	{"machine", "network: {interfaces: [{interface: eth0, vlans: [{vlanId: 1}, {vlanId: 1}]}]}", `machine.network.interfaces[0].vlans[1].vlanId: 1 is given twice for eth0`},

@@ -178,6 +178,30 @@ func TestS068S069UnsupportedOnMachines(t *testing.T) {
 	}
 }
 
+// A gateway must be in a network of its link, as far as these are known.
+func TestGatewayOutsideOfItsNetworks(t *testing.T) {
+	for _, tt := range []struct{ interfaces, path string }{
+		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: 0.0.0.0/0, gateway: 10.0.0.1}]}", ""},
+		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", "[0].routes[0]"},
+		{"{interface: eth0, cidr: 10.0.0.5/24}, {interface: eth1, cidr: 10.0.1.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}", "[1].routes[0]"},
+		{"{interface: eth0, cidr: 10.0.0.5/24}, {interface: eth0, cidr: 10.0.1.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}", ""},
+		{"{interface: eth0, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", "[0].routes[0]"},
+		{"{interface: eth0, dhcp: true, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""},
+		{"{interface: eth0, cidr: 10.0.0.5/32, routes: [{network: 10.0.1.1/32}, {network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""}, // as some hosters want it
+		{"{interface: eth0, cidr: 'fd00::5/64', routes: [{network: '::/0', gateway: 'fe80::1'}]}", ""},
+		{"{interface: eth0, cidr: 'fd00::5/64', routes: [{network: '::/0', gateway: 'fd01::1'}]}", "[0].routes[0]"},
+		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: '::/0', gateway: 'fd01::1'}]}", ""}, // routers advertise it, maybe
+		{"{interface: eth0, vlans: [{vlanId: 5, cidr: 10.0.0.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}]}", ""},
+		{"{interface: eth0, cidr: 10.0.1.5/24, vlans: [{vlanId: 5, cidr: 10.0.0.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.1.1}]}]}", "[0].vlans[0].routes[0]"},
+	} {
+		_, warnings := accepted(t, with(document(t, Worker), "machine", "network: {interfaces: ["+tt.interfaces+"]}"))
+		told := strings.HasPrefix(warnings, "machine.network.interfaces"+tt.path+".gateway: ") && strings.Contains(warnings, "is in none of the networks of ")
+		if tt.path == "" && warnings != "" || tt.path != "" && !told || strings.Contains(warnings, "\n") {
+			t.Errorf("%s: %q", tt.interfaces, warnings)
+		}
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	_, warnings := accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: x}, slot: 0}]}}"))
 	want(t, "machine.systemDiskEncryption.state.keys[0].static: a passphrase for STATE is kept unencrypted on META; use nodeID, and static for the ephemeral partition only", warnings)

@@ -105,7 +105,7 @@ type Bond struct {
 	Mode           string   `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
 	LACPRate       string   `yaml:"lacpRate"`       // slow (default) or fast
 	XmitHashPolicy string   `yaml:"xmitHashPolicy"` // how traffic is distributed over the members; default layer2
-	MIIMon         int      `yaml:"miimon"`         // ms between link checks; default 100; 0 isn't allowed, because a failed link wouldn't be detected
+	MIIMon         *int     `yaml:"miimon"`         // ms between link checks; default 100; 0 isn't allowed, because a failed link wouldn't be detected
 	UpDelay        int      `yaml:"updelay"`        // ms, a multiple of miimon
 	DownDelay      int      `yaml:"downdelay"`      // ms, a multiple of miimon
 	Interfaces     []string `yaml:"interfaces"`     // required; the members

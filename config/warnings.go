@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -13,6 +14,7 @@ var warningChecks = []check{
 	{"DNS address outside of the service subnets", warnClusterDNS},
 	{"extra certificate names on a worker", warnWorkerNames},
 	{"shared address outside of the subnet", warnVIP},
+	{"gateways outside of the subnet", warnGateways},
 	{"fields without effect in this release", warnNoEffect},
 }
 
@@ -76,6 +78,38 @@ func warnVIP(c *Config, r *report) {
 			continue
 		}
 		r.warn(interfaceAt(i, "vip", "ip"), "%s is outside of %s, the subnet of %s: other hosts reach it only through routes to that link", in.VIP.IP, own[0].Masked(), in.Name)
+	}
+}
+
+// warnGateways: a gateway that is in none of the link's networks is asked for on the link all the
+// same, but is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
+func warnGateways(c *Config, r *report) {
+	links := c.Machine.Network.Links()
+	for i, in := range c.Machine.Network.Interfaces {
+		link := links[slices.IndexFunc(links, func(l Link) bool { return l.Name == in.Name })]
+		warnRoutes(r, interfaceAt(i, "routes"), in.Routes, link, in.Name)
+		for j, v := range in.VLANs {
+			own := Link{Addresses: []netip.Prefix{v.CIDR}, DHCP: v.DHCP, Routes: v.Routes}
+			warnRoutes(r, interfaceAt(i, "vlans", j, "routes"), v.Routes, own, fmt.Sprintf("VLAN %d of %s", v.ID, in.Name))
+		}
+	}
+}
+
+func warnRoutes(r *report, where place, routes []Route, link Link, name string) {
+	networks := slices.Clone(link.Addresses)
+	for _, route := range link.Routes {
+		if !route.Gateway.IsValid() {
+			networks = append(networks, route.Network) // its hosts are on the link
+		}
+	}
+	for i, route := range routes {
+		gateway := route.Gateway
+		own := slices.DeleteFunc(slices.Clone(networks), func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4() != gateway.Is4() })
+		unknown := gateway.Is4() && link.DHCP || gateway.Is6() && len(own) == 0
+		if !gateway.IsValid() || gateway.IsLinkLocalUnicast() || unknown || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(gateway) }) {
+			continue
+		}
+		r.warn(where.with(i, "gateway"), "%s is in none of the networks of %s: the route works only if the gateway is on that link nevertheless", gateway, name)
 	}
 }
 

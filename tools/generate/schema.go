@@ -251,7 +251,7 @@ var limits = map[string][2]int{
 	"machine.network.interfaces[].wireguard.listenPort":    {0, 65535},
 	"machine.network.interfaces[].routes[].metric":         {0, 1<<32 - 1},
 	"machine.network.interfaces[].vlans[].routes[].metric": {0, 1<<32 - 1},
-	"machine.network.interfaces[].bond.miimon":             {0, 1<<31 - 1},
+	"machine.network.interfaces[].bond.miimon":             {1, 1<<31 - 1},
 	"machine.network.interfaces[].bond.updelay":            {0, 1<<31 - 1},
 	"machine.network.interfaces[].bond.downdelay":          {0, 1<<31 - 1},
 	"machine.systemDiskEncryption.state.keys[].slot":       {0, 31},

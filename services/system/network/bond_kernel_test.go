@@ -261,7 +261,7 @@ func onlyLinks(t *testing.T, want ...string) {
 func bonded(mode string, miimon int, vlans ...config.VLAN) config.Network {
 	return config.Network{Interfaces: []config.Interface{{
 		Name: "bond0", CIDR: prefix("10.21.0.2/24"), MTU: 2000, VLANs: vlans,
-		Bond: &config.Bond{Mode: mode, LACPRate: "fast", XmitHashPolicy: "layer3+4", MIIMon: miimon, Interfaces: []string{"eth0", "eth1"}},
+		Bond: &config.Bond{Mode: mode, LACPRate: "fast", XmitHashPolicy: "layer3+4", MIIMon: new(miimon), Interfaces: []string{"eth0", "eth1"}},
 	}}}
 }
 

@@ -113,7 +113,7 @@ func (v virtual) link(parent int) netlink.Link {
 	// The kernel refuses options that the mode has no use for.
 	b := netlink.NewLinkBond(attrs)
 	b.Mode = netlink.StringToBondMode(v.bond.Mode)
-	b.Miimon, b.UpDelay, b.DownDelay = v.bond.MIIMon, v.bond.UpDelay, v.bond.DownDelay
+	b.Miimon, b.UpDelay, b.DownDelay = *v.bond.MIIMon, v.bond.UpDelay, v.bond.DownDelay
 	switch b.Mode {
 	case netlink.BOND_MODE_802_3AD:
 		b.LacpRate = netlink.StringToBondLacpRate(v.bond.LACPRate)

@@ -94,7 +94,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	bond := func(members ...string) config.Interface {
-		return config.Interface{Name: "bond0", DHCP: true, Bond: &config.Bond{Mode: "802.3ad", MIIMon: 100, Interfaces: members}}
+		return config.Interface{Name: "bond0", DHCP: true, Bond: &config.Bond{Mode: "802.3ad", MIIMon: new(100), Interfaces: members}}
 	}
 	wg := config.Interface{Name: "wg0", CIDR: prefix("10.1.0.2/24"), WireGuard: &config.WireGuard{
 		PrivateKey: "yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=", ListenPort: 51111,
@@ -126,7 +126,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 	}
 	// With other options it is.
 	other := bond("eth0")
-	other.Bond.MIIMon = 50
+	other.Bond.MIIMon = new(50)
 	wg.WireGuard = &config.WireGuard{PrivateKey: wg.WireGuard.PrivateKey, ListenPort: 51112}
 	n.configure(config.Network{Interfaces: []config.Interface{other, wg}})
 	eventually.That(t, 5*time.Second, "the bond is another one", func() error {

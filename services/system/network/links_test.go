@@ -66,14 +66,14 @@ func TestS092BondOptions(t *testing.T) {
 		lacp netlink.BondLacpRate
 		hash netlink.BondXmitHashPolicy
 	}{
-		{config.Bond{Mode: "802.3ad", LACPRate: "fast", XmitHashPolicy: "layer3+4", MIIMon: 100, UpDelay: 200, DownDelay: 200},
+		{config.Bond{Mode: "802.3ad", LACPRate: "fast", XmitHashPolicy: "layer3+4", MIIMon: new(100), UpDelay: 200, DownDelay: 200},
 			netlink.BOND_MODE_802_3AD, netlink.BOND_LACP_RATE_FAST, netlink.BOND_XMIT_HASH_POLICY_LAYER3_4},
-		{config.Bond{Mode: "active-backup", LACPRate: "slow", XmitHashPolicy: "layer2", MIIMon: 100}, netlink.BOND_MODE_ACTIVE_BACKUP, -1, -1},
-		{config.Bond{Mode: "balance-xor", LACPRate: "slow", XmitHashPolicy: "layer2+3", MIIMon: 50}, netlink.BOND_MODE_BALANCE_XOR, -1, netlink.BOND_XMIT_HASH_POLICY_LAYER2_3},
+		{config.Bond{Mode: "active-backup", LACPRate: "slow", XmitHashPolicy: "layer2", MIIMon: new(100)}, netlink.BOND_MODE_ACTIVE_BACKUP, -1, -1},
+		{config.Bond{Mode: "balance-xor", LACPRate: "slow", XmitHashPolicy: "layer2+3", MIIMon: new(50)}, netlink.BOND_MODE_BALANCE_XOR, -1, netlink.BOND_XMIT_HASH_POLICY_LAYER2_3},
 	} {
 		got, ok := virtual{name: "bond0", bond: &tt.bond}.link(0).(*netlink.Bond)
 		if !ok || got.Name != "bond0" || got.Mode != tt.mode || got.LacpRate != tt.lacp || got.XmitHashPolicy != tt.hash ||
-			got.Miimon != tt.bond.MIIMon || got.UpDelay != tt.bond.UpDelay || got.DownDelay != tt.bond.DownDelay {
+			got.Miimon != *tt.bond.MIIMon || got.UpDelay != tt.bond.UpDelay || got.DownDelay != tt.bond.DownDelay {
 			t.Errorf("%+v becomes %+v", tt.bond, got)
 		}
 	}

@@ -155,7 +155,7 @@ var applyTable = []applyRow{
 	{path: "machine.systemDiskEncryption.ephemeral.keys[].slot", effect: Reboot},
 
 	{path: "cluster.clusterName", effect: Reboot},
-	{path: "cluster.id", effect: Reboot},
+	{path: "cluster.id", effect: Live},
 	{path: "cluster.secret", effect: Reboot},
 	{path: "cluster.token", effect: kubelet},
 	{path: "cluster.controlPlane.endpoint", effect: Live},

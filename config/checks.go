@@ -68,13 +68,8 @@ func checkIdentity(c *Config, r *report) {
 	if c.Cluster.ControlPlane.Endpoint == (URL{}) {
 		r.lacks(at("cluster", "controlPlane", "endpoint"), "the URL of the Kubernetes API")
 	}
-	for _, key := range []struct {
-		name  string
-		value string
-	}{{"id", c.Cluster.ID}, {"secret", string(c.Cluster.Secret)}} {
-		if key.value != "" && !isKey32(key.value) {
-			r.bad(at("cluster", key.name), "must be base64 of 32 bytes")
-		}
+	if key := string(c.Cluster.Secret); key != "" && !isKey32(key) {
+		r.bad(at("cluster", "secret"), "must be base64 of 32 bytes")
 	}
 	if !dnsName.MatchString(c.Cluster.Name) {
 		r.bad(at("cluster", "clusterName"), "%s must be of lower-case letters, digits, dashes and dots", quote(c.Cluster.Name))

@@ -5,7 +5,7 @@ import "net/netip"
 // Cluster has the settings that are the same on all nodes of a cluster.
 type Cluster struct {
 	Name   string `yaml:"clusterName"` // default "garboard"
-	ID     string `yaml:"id"`          // base64 of 32 bytes; identifies the cluster
+	ID     string `yaml:"id"`          // accepted, because configurations of earlier releases have it
 	Secret Secret `yaml:"secret"`      // base64 of 32 bytes; known to members only
 	// Token is the Kubernetes bootstrap token of joining kubelets, such as
 	// q9pyzr.0123456789abcdef. Required.

@@ -28,8 +28,9 @@ type Field struct {
 	// its own.
 	Effect Effect
 	Note   string
-	// NoEffect says that it is read and checked, but that nothing acts on it yet.
-	NoEffect bool
+	// NoEffect says that it is read and checked, but that nothing acts on it; Refused, that
+	// machines refuse it for that.
+	NoEffect, Refused bool
 	// Fields are those inside of it.
 	Fields []Field
 }
@@ -38,9 +39,9 @@ type Field struct {
 func Fields() []Field {
 	c := example(reflect.TypeFor[Config]()).Interface().(Config)
 	c.FillDefaults()
-	idle := map[string]bool{}
+	idle := map[string]bool{} // whether machines refuse it
 	for _, f := range unsupported {
-		idle[f.where.String()] = true
+		idle[f.where.String()] = f.refusal != ""
 	}
 	return fieldsOf(reflect.ValueOf(c), "", "", idle)
 }
@@ -91,7 +92,7 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 			}
 		}
 		at, inner := join(row, name), v.Field(i)
-		field.NoEffect = idle[at]
+		field.Refused, field.NoEffect = idle[at]
 		if t, suffix := element(f.Type); t != nil {
 			within := field.Path
 			switch inner.Kind() {

@@ -77,7 +77,7 @@ func TestGenerateJoining(t *testing.T) {
 			t.Fatal(problems)
 		}
 		s := testSecrets()
-		if c.Cluster.Token != s.BootstrapToken || !slices.Equal(c.Cluster.CA.Crt, s.KubernetesCA.Crt) || c.Cluster.ID != s.ClusterID {
+		if c.Cluster.Token != s.BootstrapToken || !slices.Equal(c.Cluster.CA.Crt, s.KubernetesCA.Crt) || c.Cluster.Secret != s.ClusterSecret || c.Cluster.ID != "" {
 			t.Errorf("%s isn't of the same cluster", typ)
 		}
 		for name, key := range map[string]KeyPEM{
@@ -110,7 +110,7 @@ func TestGenerateRefuses(t *testing.T) {
 func TestSecretsAreFresh(t *testing.T) {
 	seen := map[string]bool{}
 	for range 200 {
-		for _, s := range []string{string(newToken()), newKey32()} {
+		for _, s := range []string{string(newToken()), string(newKey32())} {
 			if seen[s] {
 				t.Fatal("made twice")
 			}

@@ -250,14 +250,14 @@ machine:
   ca: %s
 cluster:
   clusterName: big
-  id: %s
+  id: garboard
   secret: %s
   token: %s
   ca: %s
   aggregatorCA: %s
   serviceAccount: {key: %s}
   etcd: {ca: %s, image: "registry.k8s.io/etcd:3", extraArgs: {quota-backend-bytes: 8000000000}}
-`, string(s.MachineToken), pair(s.MachineCA), s.ClusterID, string(s.ClusterSecret), string(s.BootstrapToken),
+`, string(s.MachineToken), pair(s.MachineCA), string(s.ClusterSecret), string(s.BootstrapToken),
 		pair(s.KubernetesCA), pair(s.AggregatorCA), pem(s.ServiceAccount), pair(s.EtcdCA))
 	machine := strings.NewReplacer("CRT", pem(s.EtcdCA.Crt), "KEY", pem(s.EtcdCA.Key)).Replace(fullMachine)
 	return with(with(doc, "machine", machine), "cluster", fullCluster)

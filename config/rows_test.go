@@ -213,7 +213,7 @@ func TestWarnings(t *testing.T) {
 	}
 	_, all, _ := load(t, full(t))
 	var silent []string
-	for _, field := range []string{"systemDiskEncryption", "install.image"} {
+	for _, field := range []string{"systemDiskEncryption", "install.image", "cluster.id"} {
 		if !strings.Contains(strings.Join(all, "\n"), field+": has no effect in this release") {
 			silent = append(silent, field)
 		}

@@ -16,7 +16,6 @@ import (
 
 // Secrets are what the nodes of one cluster share and nobody else knows.
 type Secrets struct {
-	ClusterID      string
 	ClusterSecret  Secret
 	MachineToken   Secret
 	BootstrapToken Secret
@@ -63,14 +62,14 @@ func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
 
 // identify makes all that is only random.
 func (s *Secrets) identify() {
-	s.ClusterID, s.ClusterSecret = newKey32(), Secret(newKey32())
+	s.ClusterSecret = newKey32()
 	s.MachineToken, s.BootstrapToken = newToken(), newToken()
 }
 
-func newKey32() string {
+func newKey32() Secret {
 	key := make([]byte, keyBytes)
 	rand.Read(key) // never fails, see crypto/rand
-	return base64.StdEncoding.EncodeToString(key)
+	return Secret(base64.StdEncoding.EncodeToString(key))
 }
 
 // newToken makes a bootstrap token: 22 characters of 36 kinds, 113 bits.
@@ -91,7 +90,7 @@ func newToken() Secret {
 // fill gives a node what its part needs to know, and no more.
 func (s *Secrets) fill(c *Config) {
 	c.Machine.Token, c.Cluster.Token = s.MachineToken, s.BootstrapToken
-	c.Cluster.ID, c.Cluster.Secret = s.ClusterID, s.ClusterSecret
+	c.Cluster.Secret = s.ClusterSecret
 	c.Machine.CA, c.Cluster.CA = s.MachineCA, s.KubernetesCA
 	if !c.Machine.Type.ControlPlane() {
 		c.Machine.CA.Key, c.Cluster.CA.Key = nil, nil
@@ -115,7 +114,6 @@ type secretsFile struct {
 		CA    textPair `yaml:"ca"`
 	} `yaml:"machine"`
 	Cluster struct {
-		ID             string   `yaml:"id,omitempty"`
 		Secret         string   `yaml:"secret,omitempty"`
 		Token          string   `yaml:"token"`
 		CA             textPair `yaml:"ca"`
@@ -157,7 +155,7 @@ func (f *secretsFile) pairs(s *Secrets) []struct {
 func (s *Secrets) Encode() ([]byte, error) {
 	f := &secretsFile{}
 	f.Machine.Token, f.Cluster.Token = string(s.MachineToken), string(s.BootstrapToken)
-	f.Cluster.ID, f.Cluster.Secret = s.ClusterID, string(s.ClusterSecret)
+	f.Cluster.Secret = string(s.ClusterSecret)
 	f.Cluster.ServiceAccount.Key = encodePEM(s.ServiceAccount)
 	for _, p := range f.pairs(s) {
 		p.text.Crt, p.text.Key = encodePEM(p.pair.Crt), encodePEM(p.pair.Key)
@@ -173,15 +171,15 @@ func (s *Secrets) Encode() ([]byte, error) {
 
 // LoadSecrets reads a file of secrets, or the configuration of a control plane,
 // which holds them all. name is what problems call it; they are reported all at
-// once. The cluster's ID and secret may be missing, as they may in a configuration.
+// once. The cluster's secret may be missing, as it may in a configuration.
 func LoadSecrets(name string, data []byte) (*Secrets, error) {
 	f := &secretsFile{}
 	if err := yaml.Unmarshal(data, f); err != nil {
 		return nil, fmt.Errorf("read secrets %s: %w", name, err)
 	}
 	s := &Secrets{
-		ClusterID: f.Cluster.ID, ClusterSecret: Secret(f.Cluster.Secret),
-		MachineToken: Secret(f.Machine.Token), BootstrapToken: Secret(f.Cluster.Token),
+		ClusterSecret: Secret(f.Cluster.Secret),
+		MachineToken:  Secret(f.Machine.Token), BootstrapToken: Secret(f.Cluster.Token),
 	}
 	var errs []error
 	for _, p := range f.problems(s) {
@@ -206,14 +204,10 @@ func (f *secretsFile) problems(s *Secrets) (errs []error) {
 			bad(path, errors.New("must be six characters, a dot and sixteen characters, all of a-z and 0-9"))
 		}
 	}
-	key32 := func(path, key string) {
-		if key != "" && !isKey32(key) {
-			bad(path, errors.New("must be base64 of 32 bytes"))
-		}
-	}
 	token("machine.token", s.MachineToken)
-	key32("cluster.id", s.ClusterID)
-	key32("cluster.secret", string(s.ClusterSecret))
+	if key := f.Cluster.Secret; key != "" && !isKey32(key) {
+		bad("cluster.secret", errors.New("must be base64 of 32 bytes"))
+	}
 	token("cluster.token", s.BootstrapToken)
 	for _, p := range f.pairs(s) {
 		bad(p.path, p.pair.decode(p.text))

@@ -61,7 +61,7 @@ func TestLoadSecretsRefuses(t *testing.T) {
 	s := testSecrets()
 	for want, change := range map[string][2]string{
 		"cluster.token: must be six":                 {string(s.BootstrapToken), "x"},
-		"cluster.id: must be base64":                 {s.ClusterID, "x"},
+		"cluster.secret: must be base64":             {string(s.ClusterSecret), "x"},
 		"cluster.ca: not base64":                     {encodePEM(s.KubernetesCA.Key), "???"},
 		"machine.ca: private key doesn't belong":     {encodePEM(s.MachineCA.Key), encodePEM(other.MachineCA.Key)},
 		"cluster.serviceAccount.key: parse private":  {encodePEM(s.ServiceAccount), encodePEM(s.EtcdCA.Crt)},
@@ -241,10 +241,10 @@ func TestKubernetesVersion(t *testing.T) {
 
 func TestTokensAreIndependent(t *testing.T) {
 	s := testSecrets()
-	if s.MachineToken == s.BootstrapToken || s.ClusterID == string(s.ClusterSecret) {
+	if s.MachineToken == s.BootstrapToken {
 		t.Error("one secret in two places")
 	}
-	if key, err := base64.StdEncoding.DecodeString(s.ClusterID); err != nil || len(key) != keyBytes {
+	if key, err := base64.StdEncoding.DecodeString(string(s.ClusterSecret)); err != nil || len(key) != keyBytes {
 		t.Errorf("%v, %d bytes", err, len(key))
 	}
 }

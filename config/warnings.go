@@ -118,7 +118,7 @@ func warnRoutes(r *report, where place, routes []Route, link Link, name string) 
 var unsupported = []struct {
 	where place
 	used  func(*Config) bool
-	// refusal is why a machine refuses the field: its user relies on it.
+	// refusal is why a machine refuses the field: its user relies on it. "": nobody does.
 	refusal string
 }{
 	{
@@ -129,6 +129,7 @@ var unsupported = []struct {
 		at("machine", "systemDiskEncryption"), func(c *Config) bool { return c.Machine.SystemDiskEncryption != SystemDiskEncryption{} },
 		"this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
 	},
+	{at("cluster", "id"), func(c *Config) bool { return c.Cluster.ID != "" }, ""},
 }
 
 func warnNoEffect(c *Config, r *report) {
@@ -143,7 +144,7 @@ func warnNoEffect(c *Config, r *report) {
 // own, and only warns.
 func checkUnsupported(c *Config, r *report) {
 	for _, f := range unsupported {
-		if f.used(c) {
+		if f.refusal != "" && f.used(c) {
 			r.bad(f.where, "%s", f.refusal)
 		}
 	}

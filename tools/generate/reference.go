@@ -71,8 +71,8 @@ func section(b *bytes.Buffer, words comments, f config.Field, title string) {
 				about = append(about, strings.TrimSuffix(words[name], ".")+".")
 			}
 		}
-		if f.NoEffect {
-			about = append(about, noEffect)
+		if effect := noEffect(f); effect != "" {
+			about = append(about, effect)
 		}
 		b.WriteString(strings.Join(about, " ") + "\n\n")
 	}
@@ -99,7 +99,16 @@ func entryPath(f config.Field) string {
 	return f.Path + "."
 }
 
-const noEffect = "**Not supported in this release: machines refuse it, and it has no effect in containers.**"
+// noEffect says so of a field, or nothing.
+func noEffect(f config.Field) string {
+	switch {
+	case f.Refused:
+		return "**Not supported in this release: machines refuse it, and it has no effect in containers.**"
+	case f.NoEffect:
+		return "**Has no effect.**"
+	}
+	return ""
+}
 
 // maxInlineFields is the number of fields up to which a struct is shown within the table of its parent.
 const maxInlineFields = 3
@@ -173,8 +182,8 @@ func effectCell(f config.Field) string {
 // wordsCell is the comment, with the meanings of the values if there are few.
 func wordsCell(words comments, f config.Field) string {
 	out := words.of(f)
-	if f.NoEffect {
-		out = strings.TrimSpace(out + " " + noEffect)
+	if effect := noEffect(f); effect != "" {
+		out = strings.TrimSuffix(out, ".") + ". " + effect
 	}
 	if len(f.Choices) < 2 {
 		return out

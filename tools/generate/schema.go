@@ -221,7 +221,6 @@ const (
 var valueNodes = map[string]node{
 	"machine.token":            {Type: or("string", "number"), Pattern: tokenPattern},
 	"cluster.token":            {Type: or("string", "number"), Pattern: tokenPattern},
-	"cluster.id":               {Type: "string", Pattern: key32Pattern},
 	"cluster.secret":           {Type: "string", Pattern: key32Pattern},
 	"cluster.clusterName":      {Type: or("string", "number"), Pattern: namePattern},
 	"machine.network.hostname": {Type: or("string", "number"), Pattern: namePattern},

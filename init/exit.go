@@ -106,8 +106,8 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 		}},
 		{"write what is in memory to disk", syncBudget, func(context.Context) error { unix.Sync(); return nil }},
 	}
-	erase := p.erase.Load()
-	if erase == nil {
+	n := p.node.Load()
+	if n == nil || !(*n).Marked() {
 		return phases
 	}
 	// A disk is erased once nothing is mounted from it, a container's directories
@@ -118,7 +118,7 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 	}
 	return slices.Insert(phases, at, phase{erasePhase, eraseBudget, func(ctx context.Context) error {
 		p.logs.Release()
-		return (*erase)(ctx)
+		return (*n).Erase(ctx)
 	}})
 }
 

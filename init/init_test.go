@@ -76,6 +76,7 @@ func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
 
 // pressedNode is a node that notes how it is ended.
 type pressedNode struct {
+	node
 	end   func() error
 	asked chan string
 }
@@ -109,7 +110,7 @@ func TestPress(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p, _ := newTestPID1(boot.Machine)
 				asked := make(chan string, 1)
-				var n node = pressedNode{c.end, asked}
+				var n node = pressedNode{end: c.end, asked: asked}
 				p.node.Store(&n)
 				begin := time.Now()
 				p.signalled(syscall.SIGINT)
@@ -196,19 +197,38 @@ func TestErase(t *testing.T) {
 				if slices.Contains(want, ph.what) {
 					found = append(found, ph.what)
 				}
+				if ph.what == erasePhase {
+					if err := ph.do(t.Context()); !errors.Is(err, errBroken) {
+						t.Errorf("%s: erasing ends with %v", mode, err)
+					}
+				}
 			}
 			return found
 		}
 		if got := order(); !slices.Equal(got, []string{unmountPhase}) {
-			t.Errorf("%s without a reset: %q", mode, got)
+			t.Errorf("%s without a node: %q", mode, got)
 		}
-		erase := func(context.Context) error { return nil }
-		p.erase.Store(&erase)
-		if got := order(); !slices.Equal(got, want) {
-			t.Errorf("%s: %q, want %q", mode, got, want)
+		for _, marked := range []bool{false, true} {
+			var n node = resetNode{marked: marked}
+			p.node.Store(&n)
+			got := order()
+			if !marked && !slices.Equal(got, []string{unmountPhase}) || marked && !slices.Equal(got, want) {
+				t.Errorf("%s, marked %v: %q, want %q", mode, marked, got, want)
+			}
 		}
 	}
 }
+
+var errBroken = errors.New("broken disk")
+
+// resetNode is a node whose disk can't be erased.
+type resetNode struct {
+	node
+	marked bool
+}
+
+func (n resetNode) Marked() bool              { return n.marked }
+func (resetNode) Erase(context.Context) error { return errBroken }
 
 // Who reads the console of a node that was reset must not take it for wiped.
 func TestEraseThatIsNotDone(t *testing.T) {

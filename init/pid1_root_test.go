@@ -97,6 +97,9 @@ func (n testNode) End(context.Context, boot.Power, string) error {
 	return errors.New("STATE isn't mounted")
 }
 
+func (n testNode) Marked() bool                { return false }
+func (n testNode) Erase(context.Context) error { return nil }
+
 // nodes are what the tests' PID 1s run.
 var nodes = map[string]func(p *pid1, ctx context.Context) error{
 	"idle":     func(p *pid1, ctx context.Context) error { p.logs.Printf("ready"); <-ctx.Done(); return nil },

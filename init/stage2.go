@@ -40,6 +40,9 @@ type node interface {
 	// End ends the machine in order, once pods have moved away. It returns when that is
 	// under way.
 	End(ctx context.Context, p boot.Power, why string) error
+	// Marked tells whether a reset has marked anything, which Erase then wipes.
+	Marked() bool
+	Erase(ctx context.Context) error
 }
 
 // pid1 is the state of stage 2.
@@ -50,13 +53,12 @@ type pid1 struct {
 	log       *slog.Logger // own log, "init"
 	processes *process.Table
 
-	requests  chan request                                // to the exit funnel; the first one counts
-	leaving   atomic.Bool                                 // the funnel has been entered
-	pressed   atomic.Bool                                 // somebody at the machine has asked for its end
-	node      atomic.Pointer[node]                        // once it runs
-	erase     atomic.Pointer[func(context.Context) error] // what a reset leaves to the funnel
-	heartbeat chan chan struct{}                          // the watchdog asks, the main loop answers
-	dog       *watchdog                                   // nil in a container
+	requests  chan request         // to the exit funnel; the first one counts
+	leaving   atomic.Bool          // the funnel has been entered
+	pressed   atomic.Bool          // somebody at the machine has asked for its end
+	node      atomic.Pointer[node] // once it runs
+	heartbeat chan chan struct{}   // the watchdog asks, the main loop answers
+	dog       *watchdog            // nil in a container
 
 	prepare []step                               // before the node is made
 	newNode func(services.Options) (node, error) // services.NewNode
@@ -147,7 +149,6 @@ func (p *pid1) bootAndRun(ctx context.Context) (err error) {
 	}
 	n, err := p.newNode(services.Options{
 		Mode: p.mode, Cmdline: p.cmdline, Processes: p.processes, Logs: p.logs, Power: p.power,
-		Erase: func(do func(context.Context) error) { p.erase.Store(&do) },
 	})
 	if err != nil {
 		return fmt.Errorf("put the node together: %w", err)

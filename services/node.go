@@ -53,9 +53,6 @@ type Options struct {
 	Logs      *logs.Logs
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
-	// Erase is told how to erase what a reset wipes: done on the machine's way out, once
-	// nothing uses it any more.
-	Erase func(do func(context.Context) error)
 }
 
 // Node is the services, the resources and the controllers of one machine.
@@ -65,6 +62,7 @@ type Node struct {
 	runtime *resource.Runtime
 	ops     *operation.Runner
 	api     *api.Server
+	disks   *disks.Disks
 	report  reporter
 	logs    *logs.Logs
 }
@@ -86,6 +84,7 @@ func NewNode(o Options) (*Node, error) {
 		n.ops.Open()
 		return nil
 	}})
+	n.disks = d
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
 	member := etcd.New(etcd.Options{
@@ -96,7 +95,7 @@ func NewNode(o Options) (*Node, error) {
 
 	var err error
 	ends := lifecycle.Options{
-		Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Erase: o.Erase, Power: o.Power,
+		Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
 		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
 		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
 	}
@@ -210,6 +209,12 @@ func (n *Node) End(ctx context.Context, p boot.Power, why string) error {
 	_, err := n.ops.Start(ctx, operation.Ask{Name: name, Arguments: lifecycle.Pressed().Encode(), By: why})
 	return err
 }
+
+// Marked tells whether a reset has marked anything that Erase wipes once all has stopped.
+func (n *Node) Marked() bool { return n.disks.Marked() }
+
+// Erase is that of the disks.
+func (n *Node) Erase(ctx context.Context) error { return n.disks.Erase(ctx) }
 
 // listDisks shows the disks as the API has them.
 func listDisks(d *disks.Disks) func(context.Context) ([]*garboardv1.Disk, error) {

@@ -14,7 +14,7 @@
 // and says so: a node always gets to its end. Only a member of etcd that the cluster
 // can't do without is a reason to stay. From the mark on the disk, there is no way
 // back: it is wiped when the node ends, or else by the next boot, before anything of
-// it is used.
+// it is used. What a label covers is in the table boot.Volumes.
 package lifecycle
 
 import (
@@ -97,9 +97,8 @@ type Options struct {
 	Start, Stop func(ctx context.Context, id string) error
 	// StopPods ends what runs of Kubernetes on this node.
 	StopPods func(ctx context.Context) error
-	// MarkWipe writes down what is to be wiped, and Erase has it done on the way out.
-	MarkWipe func(labels []string, users []disks.UserDisk) (erase func(context.Context) error, err error)
-	Erase    func(do func(context.Context) error)
+	// MarkWipe is that of the disks: the node wipes what is marked when it ends.
+	MarkWipe func(labels []string, users []disks.UserDisk) error
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
 

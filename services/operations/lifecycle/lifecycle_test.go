@@ -120,13 +120,12 @@ func (r *rig) on() {
 			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
 			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
 			StopPods: func(context.Context) error { return r.note("stop pods") },
-			MarkWipe: func(labels []string, users []disks.UserDisk) (func(context.Context) error, error) {
+			MarkWipe: func(labels []string, users []disks.UserDisk) error {
 				for _, u := range users {
 					labels = append(slices.Clone(labels), u.Path)
 				}
-				return func(context.Context) error { return nil }, r.note("mark " + strings.Join(labels, " "))
+				return r.note("mark " + strings.Join(labels, " "))
 			},
-			Erase: func(func(context.Context) error) { _ = r.note("erase at the end") },
 			Power: func(p boot.Power, why string) { _ = r.note(string(p)) },
 			Kubernetes: func() (*kubeclient.Client, error) {
 				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
@@ -292,9 +291,9 @@ func TestS180Reset(t *testing.T) {
 		args ResetArguments
 		want []string
 	}{
-		{ResetArguments{}, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL", "erase at the end", "power off")},
-		{ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}, append(slices.Clone(leaveInOrder), "mark EPHEMERAL", "erase at the end", "reboot")},
-		{ResetArguments{Force: true, Wipe: []string{"EPHEMERAL", "STATE", "STATE"}}, []string{"mark STATE EPHEMERAL", "erase at the end", "power off"}},
+		{ResetArguments{}, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL", "power off")},
+		{ResetArguments{Reboot: true, Wipe: []string{"EPHEMERAL"}}, append(slices.Clone(leaveInOrder), "mark EPHEMERAL", "reboot")},
+		{ResetArguments{Force: true, Wipe: []string{"EPHEMERAL", "STATE", "STATE"}}, []string{"mark STATE EPHEMERAL", "power off"}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
@@ -339,7 +338,7 @@ func TestQ08UserDisks(t *testing.T) {
 		r.on()
 		defer r.off()
 		o = r.run(Reset, args)
-		check(t, r, o, operation.Done, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL /dev/sdb /dev/sdc", "erase at the end", "power off")...)
+		check(t, r, o, operation.Done, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL /dev/sdb /dev/sdc", "power off")...)
 	})
 }
 
@@ -360,7 +359,7 @@ func TestS185ResetOfTheLastMember(t *testing.T) {
 		if did := r.done(); len(did) > 0 {
 			t.Errorf("it did %v", did)
 		}
-		check(t, r, r.run(Reset, ResetArguments{Force: true}.Encode()), operation.Done, "mark STATE EPHEMERAL", "erase at the end", "power off")
+		check(t, r, r.run(Reset, ResetArguments{Force: true}.Encode()), operation.Done, "mark STATE EPHEMERAL", "power off")
 	})
 }
 
@@ -404,7 +403,7 @@ func TestResetEndsWithoutTheCluster(t *testing.T) {
 			}
 		}
 		did := r.done()
-		if want := []string{"stop kubelet", "stop pods", "leave etcd", "mark STATE EPHEMERAL", "erase at the end", "power off"}; !slices.Equal(did[max(len(did)-6, 0):], want) {
+		if want := []string{"stop kubelet", "stop pods", "leave etcd", "mark STATE EPHEMERAL", "power off"}; !slices.Equal(did[max(len(did)-5, 0):], want) {
 			t.Errorf("it did %v", did)
 		}
 	})
@@ -430,7 +429,7 @@ func TestResetPowerCuts(t *testing.T) {
 				defer r.off()
 				o = r.end(o.ID)
 				did := r.done()
-				if o.State != operation.Done || !slices.Equal(did[len(did)-3:], []string{"mark STATE EPHEMERAL", "erase at the end", "power off"}) {
+				if o.State != operation.Done || !slices.Equal(did[len(did)-2:], []string{"mark STATE EPHEMERAL", "power off"}) {
 					t.Errorf("%s (%s): it did %v", o.State, o.Error, did)
 				}
 				if r.node != nil || !slices.Contains(did, "leave etcd") || !slices.Contains(did, "stop kubelet") {

@@ -218,13 +218,15 @@ func (o Options) deleteNode(ctx context.Context, id string) error {
 	})
 }
 
-// wipe marks the disk. After a restart, the services that the steps before had
+// wipe marks what boot.Volumes has for these labels, and disks of the user. The node erases
+// it when it ends (disks.Erase), or else the next boot does. After a restart, the services that the steps before had
 // stopped run again, so those steps are done once more, as far as that goes.
 func (o Options) wipe(r operation.Request, args ResetArguments, labels []string) operation.Step {
-	what := map[string]string{boot.LabelState: "configuration and identity", boot.LabelEphemeral: "images, pods' data and the data of etcd"}
 	var parts []string
-	for _, l := range labels {
-		parts = append(parts, fmt.Sprintf("%s (%s)", l, what[l]))
+	for _, v := range boot.Wiped(labels) {
+		if v.Holds != "" {
+			parts = append(parts, fmt.Sprintf("%s (%s)", v.Label, v.Holds))
+		}
 	}
 	for _, u := range args.Disks {
 		parts = append(parts, u.Path)
@@ -240,12 +242,7 @@ func (o Options) wipe(r operation.Request, args ResetArguments, labels []string)
 			if r.Resuming {
 				users = known(users, p)
 			}
-			erase, err := o.MarkWipe(labels, users)
-			if err != nil {
-				return err
-			}
-			o.Erase(erase)
-			return nil
+			return o.MarkWipe(labels, users)
 		},
 	}
 }

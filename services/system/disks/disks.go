@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -75,6 +76,8 @@ type Disks struct {
 	mu     sync.Mutex // guards system and mounts; held across all that changes a disk
 	system *device    // the disk that STATE is on, once it is mounted
 	mounts []string   // in the order in which they were mounted
+
+	reset atomic.Pointer[reset] // what Erase wipes; nil: nothing
 }
 
 // New makes the service; nothing runs yet.

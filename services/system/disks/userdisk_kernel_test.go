@@ -83,13 +83,12 @@ func TestUserDisksAreWiped(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			erase, err := m.disks.MarkWipe([]string{boot.LabelState}, users)
-			if err != nil {
+			if err := m.disks.MarkWipe([]string{boot.LabelState}, users); err != nil {
 				t.Fatal(err)
 			}
 			m.off()
 			m.cut = tt.cut
-			if err := erase(t.Context()); tt.cut != "" && !errors.Is(err, errPowerCut) || tt.cut == "" && err != nil {
+			if err := m.disks.Erase(t.Context()); tt.cut != "" && !errors.Is(err, errPowerCut) || tt.cut == "" && err != nil {
 				t.Fatal(err)
 			}
 			there := []*loop{system, other, user}

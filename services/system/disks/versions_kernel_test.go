@@ -121,12 +121,11 @@ func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 	l := installed(t)
 	m := bootMachine(t, l)
 	m.mustUp(config.Install{Disk: l.path})
-	erase, err := m.disks.MarkWipe(boot.WipeLabels, nil)
-	if err != nil {
+	if err := m.disks.MarkWipe(boot.WipeLabels, nil); err != nil {
 		t.Fatal(err)
 	}
 	m.off()
-	if err := erase(t.Context()); err != nil {
+	if err := m.disks.Erase(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	l.ofLayout(2, nil)

@@ -89,12 +89,11 @@ func TestLayer(t *testing.T) {
 	if got := m.read("state/mine") + ", " + m.read("var/mine"); got != "kept, kept too" {
 		t.Errorf("after the second boot: %q", got)
 	}
-	erase, err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil)
-	if err != nil {
+	if err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil); err != nil {
 		t.Fatal(err)
 	}
 	m.off()
-	if err := erase(t.Context()); err != nil {
+	if err := m.disks.Erase(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, cut := range []string{"format EPHEMERAL", "done", ""} {
@@ -113,7 +112,7 @@ func TestLayer(t *testing.T) {
 	m.off()
 
 	// Without the layer, its volumes are nobody's that could be made anew.
-	err = bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
+	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
 	if err == nil || !strings.Contains(err.Error(), "in its partition STATE, where an xfs file system was") {
 		t.Errorf("without the layer: %v", err)
 	}

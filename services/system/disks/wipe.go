@@ -26,46 +26,71 @@ const (
 	wipeMark = "wipe"
 )
 
-// MarkWipe writes down that these partitions are to be wiped, and before them these
-// disks of the user. From then on nothing keeps them: erase does it once nobody uses
-// them any more, and if it doesn't come to that, the next boot does, before it reads
-// anything of them.
-func (d *Disks) MarkWipe(labels []string, users []UserDisk) (erase func(context.Context) error, err error) {
+// reset is what was marked since this boot.
+type reset struct {
+	system device
+	users  []UserDisk
+}
+
+// MarkWipe writes down that the volumes of these labels are to be wiped (boot.Volumes is the
+// table), and before them these disks of the user. From then on nothing keeps them: Erase
+// wipes them, and if it doesn't come to that, the next boot does, before it reads anything
+// of them.
+func (d *Disks) MarkWipe(labels []string, users []UserDisk) error {
 	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(boot.WipeLabels, l) }) {
-		return nil, fmt.Errorf("wipe %q: there are %s", labels, strings.Join(boot.WipeLabels, " and "))
+		return fmt.Errorf("wipe %q: there are %s", labels, strings.Join(boot.WipeLabels, " and "))
 	}
 	if d.o.Mode == boot.Container {
 		mark := filepath.Join(d.o.stateDir, wipeMark)
 		if err := boot.WriteFile(mark, []byte(strings.Join(labels, " ")+"\n"), 0o600); err != nil {
-			return nil, err
+			return err
 		}
-		return func(context.Context) error { return d.wipeDirectories() }, nil
+		d.reset.Store(&reset{})
+		return nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.system == nil {
-		return nil, errors.New("wipe the system disk: the node has none yet, so there is nothing on it")
+		return errors.New("wipe the system disk: the node has none yet, so there is nothing on it")
 	}
-	dev := *d.system
-	file, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
+	file, err := os.OpenFile(d.system.Path, os.O_RDWR, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer file.Close()
 	if err := writeJournal(file, journal{step: stepWipe, label: strings.Join(labels, " "), disks: marks(users)}); err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error {
-		if err := d.wipeUserDisks(ctx, users); err != nil {
-			return err // the next boot tries it once more
-		}
-		f, err := d.inspect(dev)
-		if err == nil {
-			f.pending.disks = nil
-			_, err = d.wipeMarked(ctx, dev, f)
-		}
 		return err
-	}, nil
+	}
+	d.reset.Store(&reset{*d.system, users})
+	return nil
+}
+
+// Marked tells whether anything is marked since this boot.
+func (d *Disks) Marked() bool { return d.reset.Load() != nil }
+
+// Erase wipes what MarkWipe has written down since this boot, and nothing where that is
+// nothing. It is for the machine's way out: on a machine once nothing is mounted from its
+// disks, in a container while its directories still are.
+func (d *Disks) Erase(ctx context.Context) error {
+	r := d.reset.Load()
+	if r == nil {
+		return nil
+	}
+	if d.o.Mode == boot.Container {
+		return d.wipeDirectories()
+	}
+	if err := d.closeLayers(); err != nil {
+		d.log.Warn(err.Error())
+	}
+	if err := d.wipeUserDisks(ctx, r.users); err != nil {
+		return err // the next boot tries it once more
+	}
+	f, err := d.inspect(r.system)
+	if err == nil {
+		f.pending.disks = nil
+		_, err = d.wipeMarked(ctx, r.system, f)
+	}
+	return err
 }
 
 // wipeMarked does what the journal says of a reset, and looks at the disk again.
@@ -180,16 +205,15 @@ func (d *Disks) wipeDirectories() error {
 	}
 	labels := strings.Fields(string(text))
 	d.log.Warn(fmt.Sprintf("wiping %s, as it was asked for by a reset", strings.Join(labels, " and ")))
-	state := slices.Contains(labels, boot.LabelState)
-	if slices.Contains(labels, boot.LabelEphemeral) {
-		if err := d.empty(boot.LabelEphemeral, d.o.varDir); err != nil {
+	for _, v := range d.volumes {
+		if !slices.Contains(labels, v.Wipe) {
+			continue
+		}
+		if err := d.empty(v, mark); err != nil {
 			return err
 		}
 	}
-	if state {
-		if err := d.empty(boot.LabelState, d.o.stateDir, wipeMark); err != nil {
-			return err
-		}
+	if slices.Contains(labels, boot.LabelState) {
 		reset := filepath.Join(d.o.stateDir, filepath.Base(boot.ResetFile))
 		if err := boot.WriteFile(reset, nil, 0o600); err != nil {
 			return err
@@ -204,36 +228,37 @@ func (d *Disks) wipeDirectories() error {
 	return boot.SyncDir(d.o.stateDir)
 }
 
-// empty removes what is in a directory. What is mounted below it is somebody else's,
+// empty removes what is in the directory of a volume, but for the mark. What is mounted below it is somebody else's,
 // a volume on another machine perhaps: it is unmounted first, and if it can't be,
 // nothing is removed.
-func (d *Disks) empty(label, dir string, keep ...string) error {
-	if err := d.o.before("wipe " + label); err != nil {
+func (d *Disks) empty(v volume, mark string) error {
+	if err := d.o.before("wipe " + v.Label); err != nil {
 		return err
 	}
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(v.Dir))
 	if err != nil {
 		return err
 	}
 	for _, m := range slices.Backward(mounts) {
-		if m.Mountpoint == dir {
+		if m.Mountpoint == v.Dir {
 			continue
 		}
 		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("wipe %s: unmount %s: %w", label, m.Mountpoint, err)
+			return fmt.Errorf("wipe %s: unmount %s: %w", v.Label, m.Mountpoint, err)
 		}
 	}
-	entries, err := os.ReadDir(dir)
+	entries, err := os.ReadDir(v.Dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if slices.Contains(keep, e.Name()) {
+		path := filepath.Join(v.Dir, e.Name())
+		if path == mark {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			return fmt.Errorf("wipe %s: %w", label, err)
+		if err := os.RemoveAll(path); err != nil {
+			return fmt.Errorf("wipe %s: %w", v.Label, err)
 		}
 	}
-	return boot.SyncDir(dir)
+	return boot.SyncDir(v.Dir)
 }

@@ -68,15 +68,17 @@ func TestS183Wipe(t *testing.T) {
 		t.Run(strings.Join(labels, "+"), func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			erase, err := m.disks.MarkWipe(labels, nil)
-			if err != nil {
+			if err := m.disks.MarkWipe(labels, nil); err != nil {
 				t.Fatal(err)
 			}
-			if err := erase(t.Context()); err == nil {
+			if !m.disks.Marked() {
+				t.Error("nothing is marked")
+			}
+			if err := m.disks.Erase(t.Context()); err == nil {
 				t.Error("it was erased while it was mounted")
 			}
 			m.off()
-			if err := erase(t.Context()); err != nil {
+			if err := m.disks.Erase(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			wiped(t, l, labels)
@@ -115,13 +117,12 @@ func TestWipePowerCuts(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			erase, err := m.disks.MarkWipe(labels, nil)
-			if err != nil {
+			if err := m.disks.MarkWipe(labels, nil); err != nil {
 				t.Fatal(err)
 			}
 			m.off()
 			if m.cut = step; step != "marked" {
-				if err := erase(t.Context()); !errors.Is(err, errPowerCut) {
+				if err := m.disks.Erase(t.Context()); !errors.Is(err, errPowerCut) {
 					t.Fatalf("the power should have gone before %s: %v", step, err)
 				}
 				// And again at the next boot.
@@ -188,12 +189,11 @@ func (b *brief) Err() error {
 func TestEraseEndsWithItsTime(t *testing.T) {
 	l := newLoop(t, 8*gib)
 	m := used(t, l)
-	erase, err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil)
-	if err != nil {
+	if err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil); err != nil {
 		t.Fatal(err)
 	}
 	m.off()
-	if err := erase(&brief{t.Context(), 2}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := m.disks.Erase(&brief{t.Context(), 2}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
 	wiped(t, l, []string{boot.LabelEphemeral}) // by the next boot
@@ -218,12 +218,11 @@ func TestWipeContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { unix.Unmount(filepath.Join(m.dir, "var/volume"), unix.MNT_DETACH) })
-			erase, err := m.disks.MarkWipe(boot.WipeLabels, nil)
-			if err != nil {
+			if err := m.disks.MarkWipe(boot.WipeLabels, nil); err != nil {
 				t.Fatal(err)
 			}
 			if m.cut = cut; cut != "marked" {
-				if err := erase(t.Context()); cut != "" && !errors.Is(err, errPowerCut) || cut == "" && err != nil {
+				if err := m.disks.Erase(t.Context()); cut != "" && !errors.Is(err, errPowerCut) || cut == "" && err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -257,8 +256,11 @@ func names(t *testing.T, dir ...string) (all []string) {
 func TestMarkWipeRefuses(t *testing.T) {
 	m := bootMachine(t)
 	for _, labels := range [][]string{nil, {"BOOT-A"}, {boot.LabelState}} { // the last: there is no system disk
-		if _, err := m.disks.MarkWipe(labels, nil); err == nil {
+		if err := m.disks.MarkWipe(labels, nil); err == nil {
 			t.Errorf("%v can be wiped", labels)
 		}
+	}
+	if err := m.disks.Erase(t.Context()); err != nil || m.disks.Marked() {
+		t.Errorf("what was refused is marked (%v), or erased: %v", m.disks.Marked(), err)
 	}
 }

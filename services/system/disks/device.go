@@ -120,21 +120,13 @@ func firstText(dir string, files ...string) string {
 // partitionPath is the device node of the disk's n-th partition, once the
 // kernel has it.
 func (dev device) partitionPath(n int) (string, bool) {
-	dir := filepath.Join("/sys/block", dev.Name)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
+	parts, err := dev.partitions()
+	at := slices.IndexFunc(parts, func(p partition) bool { return p.n == n })
+	if err != nil || at < 0 {
 		return "", false
 	}
-	for _, e := range entries {
-		got, err := readNumber(filepath.Join(dir, e.Name(), "partition"))
-		if err != nil || int(got) != n {
-			continue
-		}
-		path := "/dev/" + strings.ReplaceAll(e.Name(), "!", "/")
-		_, err = os.Stat(path)
-		return path, err == nil
-	}
-	return "", false
+	_, err = os.Stat(parts[at].path)
+	return parts[at].path, err == nil
 }
 
 // inUse says what keeps the disk or one of its partitions busy; "" for nothing. What is
@@ -165,32 +157,21 @@ func (dev device) inUse(given string) (string, error) {
 
 // table shows the disks to a person who has to choose one.
 func (d *Disks) table() string {
-	devices, err := d.devices()
+	disks, err := d.List()
 	if err != nil {
 		return err.Error()
 	}
-	if len(devices) == 0 {
+	if len(disks) == 0 {
 		return "there are no disks"
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "DEVICE\tSIZE\tMODEL\tSERIAL\tHOLDS")
-	for _, dev := range devices {
-		holds := "?"
-		if f, err := d.inspect(dev); err == nil {
-			holds = f.String()
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", dev.Path, bytesText(dev.Size), dash(dev.Model), dash(dev.Serial), holds)
+	for _, disk := range disks {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", disk.Path, bytesText(disk.Size), cmp.Or(disk.Model, "-"), cmp.Or(disk.Serial, "-"), disk.Holds)
 	}
 	w.Flush()
 	return strings.TrimRight(b.String(), "\n")
-}
-
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // bytesText is a size as people read it.

@@ -11,6 +11,7 @@
 package disks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,18 +86,10 @@ func New(o Options) *Disks {
 	if o.isDisk == nil {
 		o.isDisk = isDisk
 	}
-	if o.stateDir == "" {
-		o.stateDir = boot.StateDir
-	}
-	if o.varDir == "" {
-		o.varDir = boot.EphemeralDir
-	}
-	if o.idFile == "" {
-		o.idFile = machineIDFile
-	}
-	if o.patience == 0 {
-		o.patience = warnAfter
-	}
+	o.stateDir = cmp.Or(o.stateDir, boot.StateDir)
+	o.varDir = cmp.Or(o.varDir, boot.EphemeralDir)
+	o.idFile = cmp.Or(o.idFile, machineIDFile)
+	o.patience = cmp.Or(o.patience, warnAfter)
 	if o.statfs == nil {
 		o.statfs = unix.Statfs
 	}

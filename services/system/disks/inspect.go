@@ -2,6 +2,7 @@ package disks
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -38,15 +39,7 @@ type found struct {
 }
 
 func (f found) String() string {
-	switch f.verdict {
-	case empty:
-		return "nothing"
-	case ours:
-		return "Garboard"
-	case halfMade:
-		return "Garboard, half made"
-	}
-	return f.holds
+	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", halfMade: "Garboard, half made"}[f.verdict])
 }
 
 // inspect reads, and only reads.
@@ -209,10 +202,10 @@ func describeTable(file *os.File, dev device, t *gpt.Table) (string, error) {
 
 // partition is one of ours on a disk.
 type partition struct {
-	label string
 	n     int   // its number
 	start int64 // bytes
 	size  int64
+	path  string // of its device node, where the kernel was asked
 }
 
 func (f found) partition(dev device, label string) (partition, error) {
@@ -221,7 +214,7 @@ func (f found) partition(dev device, label string) (partition, error) {
 	}
 	for _, p := range f.table.Partitions {
 		if p.Type != gpt.Unused && p.Name == label {
-			return partition{label: label, n: p.Index, start: int64(p.Start) * int64(dev.Sector), size: int64(p.Size)}, nil
+			return partition{n: p.Index, start: int64(p.Start) * int64(dev.Sector), size: int64(p.Size)}, nil
 		}
 	}
 	return partition{}, fmt.Errorf("no partition %s on %s", label, dev.Path)

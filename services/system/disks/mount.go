@@ -33,7 +33,7 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 	if err != nil {
 		return err
 	}
-	path, err := partitionDevice(ctx, dev, f.table, v.Label)
+	path, err := v.open(ctx, dev, f.table)
 	if err != nil {
 		return err
 	}
@@ -41,9 +41,6 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 		return err
 	} else if mounted {
 		return fmt.Errorf("mount %s on %s: something else is mounted there", path, v.Dir)
-	}
-	if path, err = v.layer.open(ctx, path); err != nil {
-		return fmt.Errorf("open %s of %s: %w", v.Label, dev.Path, err)
 	}
 	err = unix.Mount(path, v.Dir, v.FileSystem, v.Flags, "")
 	if d.damaged(ctx, path, err) {
@@ -121,9 +118,7 @@ func (d *Disks) unmount() {
 			d.log.Warn(err.Error())
 		}
 	}
-	if err := d.closeLayers(); err != nil {
-		d.log.Warn(err.Error())
-	}
+	d.closeLayers()
 	d.mounts, d.system = nil, nil
 }
 

@@ -97,10 +97,6 @@ func (d *Disks) layOut(ctx context.Context, dev device) error {
 	defer file.Close()
 
 	table := newTable(dev)
-	type step struct {
-		name string
-		do   func() error
-	}
 	steps := []step{
 		{"journal", func() error { return writeJournal(file, journal{step: stepLayout}) }},
 		{"erase", func() error { return erase(file, dev, table) }},
@@ -108,9 +104,23 @@ func (d *Disks) layOut(ctx context.Context, dev device) error {
 		{"partitions", func() error { return showPartitions(ctx, file, dev, table) }},
 	}
 	for _, v := range d.volumes {
-		steps = append(steps, step{"format " + v.Label, func() error { return d.format(ctx, dev, table, v) }})
+		steps = append(steps, d.format(ctx, dev, table, v))
 	}
-	steps = append(steps, step{"done", func() error { return writeJournal(file, journal{}) }})
+	return d.do(ctx, append(steps, finished(file))...)
+}
+
+// step is a part of what the journal covers as a whole.
+type step struct {
+	name string
+	do   func() error
+}
+
+// finished is the last step.
+func finished(file *os.File) step {
+	return step{"done", func() error { return writeJournal(file, journal{}) }}
+}
+
+func (d *Disks) do(ctx context.Context, steps ...step) error {
 	for _, s := range steps {
 		if err := errors.Join(ctx.Err(), d.o.before(s.name)); err != nil {
 			return err
@@ -190,33 +200,34 @@ func writeTable(file *os.File, dev device, t *gpt.Table) error {
 	return nil
 }
 
-// format makes the layer and the file system of a volume, and returns when they are on the
+// format makes the layer and the file system of a volume, and is done when they are on the
 // disk.
-func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) error {
-	path, err := partitionDevice(ctx, dev, t, v.Label)
-	if err != nil {
-		return err
-	}
-	if err := v.layer.create(ctx, path); err != nil {
-		return fmt.Errorf("create %s on %s: %w", v.Label, path, err)
-	}
-	if path, err = v.layer.open(ctx, path); err != nil {
-		return fmt.Errorf("open %s of %s: %w", v.Label, dev.Path, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
-	defer cancel()
-	if err := d.o.Processes.Run(ctx, exec.Command(mkfs, "-q", "-f", "-L", v.Label, path)); err != nil {
-		return err
-	}
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	if err := file.Sync(); err != nil {
-		return fmt.Errorf("sync %s: %w", path, err)
-	}
-	return nil
+func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) step {
+	return step{"format " + v.Label, func() error {
+		path, err := partitionDevice(ctx, dev, t, v.Label)
+		if err == nil {
+			err = v.layer.create(ctx, path)
+		}
+		if err != nil {
+			return fmt.Errorf("create %s on %s: %w", v.Label, dev.Path, err)
+		}
+		if path, err = v.open(ctx, dev, t); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, mkfsTimeout)
+		defer cancel()
+		if err := d.o.Processes.Run(ctx, exec.Command(mkfs, "-q", "-f", "-L", v.Label, path)); err != nil {
+			return err
+		}
+		file, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(file.Sync(), file.Close()); err != nil {
+			return fmt.Errorf("sync %s: %w", path, err)
+		}
+		return nil
+	}}
 }
 
 // finish sees to it that the volumes of a finished layout have a file system: a reset has
@@ -289,17 +300,6 @@ func (d *Disks) formatAgain(ctx context.Context, dev device, f found, v volume) 
 		return err
 	}
 	defer file.Close()
-	if err := writeJournal(file, journal{step: stepFormat, label: v.Label}); err != nil {
-		return err
-	}
-	if err := d.o.before("format " + v.Label); err != nil {
-		return err
-	}
-	if err := d.format(ctx, dev, f.table, v); err != nil {
-		return err
-	}
-	if err := d.o.before("done"); err != nil {
-		return err
-	}
-	return writeJournal(file, journal{})
+	begin := step{"journal", func() error { return writeJournal(file, journal{step: stepFormat, label: v.Label}) }}
+	return d.do(ctx, begin, d.format(ctx, dev, f.table, v), finished(file))
 }

@@ -208,7 +208,7 @@ func (d *Disks) wipeUserDisk(ctx context.Context, dev device) (err error) {
 			return err
 		}
 	}
-	if err := (partition{label: dev.Path, size: dev.Size}).erase(ctx, file, false); err != nil {
+	if err := (partition{size: dev.Size}).erase(ctx, file, false); err != nil {
 		return err
 	}
 	if err := file.Sync(); err != nil {
@@ -239,7 +239,7 @@ func (dev device) partitions() ([]partition, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, partition{label: strings.ReplaceAll(e.Name(), "!", "/"), n: int(n), start: start * sysSector, size: size * sysSector})
+		all = append(all, partition{path: "/dev/" + strings.ReplaceAll(e.Name(), "!", "/"), n: int(n), start: start * sysSector, size: size * sysSector})
 	}
 	return all, nil
 }

@@ -2,7 +2,6 @@ package disks
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -56,14 +55,24 @@ func (d *Disks) volume(label string) volume {
 }
 
 // closeLayers is for volumes that aren't mounted any more.
-func (d *Disks) closeLayers() error {
-	var errs []error
+func (d *Disks) closeLayers() {
 	for _, v := range slices.Backward(d.volumes) {
 		if err := v.layer.close(); err != nil {
-			errs = append(errs, fmt.Errorf("close %s: %w", v.Label, err))
+			d.log.Warn(fmt.Sprintf("close %s: %v", v.Label, err))
 		}
 	}
-	return errors.Join(errs...)
+}
+
+// open returns the device of a volume's file system.
+func (v volume) open(ctx context.Context, dev device, t *gpt.Table) (string, error) {
+	path, err := partitionDevice(ctx, dev, t, v.Label)
+	if err == nil {
+		path, err = v.layer.open(ctx, path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("open %s of %s: %w", v.Label, dev.Path, err)
+	}
+	return path, nil
 }
 
 // partitionDevice is the device node of a partition, which the kernel may not have yet.

@@ -79,9 +79,7 @@ func (d *Disks) Erase(ctx context.Context) error {
 	if d.o.Mode == boot.Container {
 		return d.wipeDirectories()
 	}
-	if err := d.closeLayers(); err != nil {
-		d.log.Warn(err.Error())
-	}
+	d.closeLayers()
 	if err := d.wipeUserDisks(ctx, r.users); err != nil {
 		return err // the next boot tries it once more
 	}
@@ -149,8 +147,7 @@ func (p partition) erase(ctx context.Context, file *os.File, keys bool) error {
 	if keys {
 		return zero(ctx, file, p.start, p.size)
 	}
-	// A disk may ignore it, or read anything there afterwards.
-	_ = discard(file, p.start, p.size)
+	_ = discard(file, p.start, p.size) // a disk may ignore it, or read anything there afterwards
 	return zeroEdges(ctx, file, p.start, p.size)
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
@@ -29,7 +30,9 @@ func TestGuidePatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair := func(name string) string { return string(encode(field(field(root.Content[0], "cluster"), name))) }
+	pair := func(name string) string {
+		return string(encode(merge.Field(merge.Field(root.Content[0], "cluster"), name)))
+	}
 	for _, tt := range []struct {
 		doc   []byte
 		patch string

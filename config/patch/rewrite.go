@@ -5,21 +5,9 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/config/tree"
 )
-
-// inPlaceOf is new with the comments of what it replaces, unless it has its own.
-func inPlaceOf(old, new *yaml.Node) *yaml.Node {
-	n := *new
-	n.Line, n.Column = 0, 0 // it isn't from the document's text
-	if old != nil && n.HeadComment == "" && n.LineComment == "" && n.FootComment == "" {
-		n.HeadComment, n.LineComment, n.FootComment = old.HeadComment, old.LineComment, old.FootComment
-	}
-	return &n
-}
-
-// same reports whether two nodes say the same.
-func same(a, b *yaml.Node) bool { return tree.Equal(a, b) }
 
 // rewrite is what comes of old, which may be nil, when its value becomes v, of
 // the kinds that decode makes. What stays equal is kept, node by node; entries
@@ -34,12 +22,12 @@ func rewrite(old *yaml.Node, v any) *yaml.Node {
 	if old != nil && old.Kind == yaml.ScalarNode && scalarOf(old) == v {
 		return old
 	}
-	return inPlaceOf(old, scalar(v))
+	return merge.InPlaceOf(old, scalar(v))
 }
 
 func rewriteMapping(old *yaml.Node, v *object) *yaml.Node {
 	if old == nil || old.Kind != yaml.MappingNode {
-		old = inPlaceOf(old, &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"})
+		old = merge.InPlaceOf(old, &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"})
 	}
 	kept := old.Content[:0:0]
 	known := make(map[string]bool, len(v.keys))
@@ -61,7 +49,7 @@ func rewriteMapping(old *yaml.Node, v *object) *yaml.Node {
 
 func rewriteList(old *yaml.Node, v []any) *yaml.Node {
 	if old == nil || old.Kind != yaml.SequenceNode {
-		old = inPlaceOf(old, &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"})
+		old = merge.InPlaceOf(old, &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"})
 	}
 	head, tail := 0, 0
 	for head < min(len(old.Content), len(v)) && says(old.Content[head], v[head]) {
@@ -127,18 +115,4 @@ func scalar(v any) *yaml.Node {
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: v.String()}
 	}
 	return tree.Quoted(v.(string))
-}
-
-// ours makes nodes of the patch fit for the document: without places, and in
-// the usual style where the patch was JSON.
-func ours(n *yaml.Node, restyle bool) {
-	n.Line, n.Column = 0, 0
-	if restyle {
-		if n.Style &= yaml.TaggedStyle; n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" {
-			n.Style |= tree.Quoted(n.Value).Style
-		}
-	}
-	for _, inner := range n.Content {
-		ours(inner, restyle)
-	}
 }

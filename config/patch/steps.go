@@ -11,22 +11,13 @@ import (
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	"gopkg.in/yaml.v3"
 
+	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
 // maxSteps bounds the operations of a JSON patch: far more than anybody writes,
 // few enough for lists that move with each.
 const maxSteps = 1_000
-
-// maxShown is how much of a path or a word a message repeats, in bytes.
-const maxShown = 200
-
-func brief(text string) string {
-	if len(text) <= maxShown {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxShown], "") + "…"
-}
 
 // steps is doc after the operations of a JSON patch.
 func steps(doc, list *yaml.Node) (*yaml.Node, error) {
@@ -73,7 +64,7 @@ func step(n *yaml.Node) (jsonpatch.Operation, error) {
 	kind := textOf(n, "op")
 	needs, known := members[kind]
 	if !known {
-		return nil, fmt.Errorf("op %q is not one of add, remove, replace, move, copy, test", brief(kind))
+		return nil, fmt.Errorf("op %q is not one of add, remove, replace, move, copy, test", merge.Brief(kind))
 	}
 	if needs != "" && op[needs] == nil {
 		return nil, fmt.Errorf("%s lacks %s", kind, needs)
@@ -82,24 +73,24 @@ func step(n *yaml.Node) (jsonpatch.Operation, error) {
 		if name == "from" && needs != "from" {
 			continue
 		}
-		pointer := field(n, name)
+		pointer := merge.Field(n, name)
 		switch {
 		case pointer == nil || pointer.Kind != yaml.ScalarNode:
 			return nil, fmt.Errorf("%s lacks %s", kind, name)
 		case pointer.Value == "" && (kind == "add" || kind == "replace" || kind == "test"):
 			// the whole document
 		case !strings.HasPrefix(pointer.Value, "/"):
-			return nil, fmt.Errorf("%s %q doesn't start with a slash; did you mean %q", name, brief(pointer.Value), "/"+strings.ReplaceAll(strings.TrimPrefix(brief(pointer.Value), "."), ".", "/"))
+			return nil, fmt.Errorf("%s %q doesn't start with a slash; did you mean %q", name, merge.Brief(pointer.Value), "/"+strings.ReplaceAll(strings.TrimPrefix(merge.Brief(pointer.Value), "."), ".", "/"))
 		}
 	}
 	if kind == "move" && strings.HasPrefix(textOf(n, "path"), textOf(n, "from")+"/") {
-		return nil, fmt.Errorf("%s can't be moved into itself", brief(textOf(n, "from")))
+		return nil, fmt.Errorf("%s can't be moved into itself", merge.Brief(textOf(n, "from")))
 	}
 	return op, nil
 }
 
 func textOf(n *yaml.Node, key string) string {
-	if v := field(n, key); v != nil {
+	if v := merge.Field(n, key); v != nil {
 		return v.Value
 	}
 	return ""
@@ -132,23 +123,23 @@ func explain(p jsonpatch.Patch, doc []byte, err error) error {
 	before, _ := apply(p[:i], doc)
 	var root any
 	if json.Unmarshal(before, &root) != nil {
-		return fmt.Errorf("operation %d: %s", i+1, brief(err.Error()))
+		return fmt.Errorf("operation %d: %s", i+1, merge.Brief(err.Error()))
 	}
 	kind := p[i].Kind()
 	path, _ := p[i].Path()
 	if from, fromErr := p[i].From(); fromErr == nil && members[kind] == "from" {
 		if _, missing := find(root, from); missing != "" {
-			return fmt.Errorf("operation %d: %s: there is no %s in the configuration", i+1, kind, brief(missing))
+			return fmt.Errorf("operation %d: %s: there is no %s in the configuration", i+1, kind, merge.Brief(missing))
 		}
 	}
 	parent, missing := find(root, path)
 	isAll := missing == path
-	path, missing = brief(path), brief(missing)
+	path, missing = merge.Brief(path), merge.Brief(missing)
 	switch {
 	case kind == "test":
 		return fmt.Errorf("operation %d: test: %s isn't what the patch expects", i+1, path)
 	case missing == "":
-		return fmt.Errorf("operation %d: %s %s: %s", i+1, kind, path, brief(err.Error()))
+		return fmt.Errorf("operation %d: %s %s: %s", i+1, kind, path, merge.Brief(err.Error()))
 	}
 	if _, isList := parent.([]any); isList {
 		return fmt.Errorf("operation %d: %s: there is no %s in the configuration; the list has %d entries, counted from 0, and - is behind the last", i+1, kind, missing, len(parent.([]any)))

@@ -1,4 +1,16 @@
-package patch
+// Package merge changes a configuration's text by a strategic merge patch: a piece of
+// configuration as it should be, in JSON or in YAML. What the patch doesn't touch stays as
+// its author wrote it, comments and order included.
+//
+//   - Mappings merge, key by key; null deletes a key, "$patch: delete" does, too, and
+//     "$patch: replace" takes the mapping as it is.
+//   - Lists whose entries have an identity (config.ListKey: interfaces by their name,
+//     files by their path, and so on) merge entry by entry, new ones come last, and the
+//     second entry of a name goes to the second; "$patch: delete" in an entry deletes all
+//     of its name, "$patch: replace" takes the entry as it is, and "- $patch: replace"
+//     alone makes the list the one given.
+//   - Anything else replaces what was there.
+package merge
 
 import (
 	"errors"
@@ -8,7 +20,42 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/tree"
 )
+
+// Apply returns the text of doc as changed by patch. It doesn't check the result:
+// config.Load does. A patch that can't be applied changes nothing.
+func Apply(doc, patch []byte) ([]byte, error) { return Change(doc, patch, Nodes) }
+
+// Change is Apply for a patch of any kind: to makes the new tree of the old one and the
+// patch.
+func Change(doc, patch []byte, to func(from, by *yaml.Node) (*yaml.Node, error)) ([]byte, error) {
+	from, err := tree.Parse(doc)
+	if err != nil {
+		return nil, fmt.Errorf("patch: the configuration %w", err)
+	}
+	by, err := tree.Parse(patch)
+	if err != nil {
+		return nil, fmt.Errorf("patch: the patch %w", err)
+	}
+	if err := tree.Expand(from); err != nil {
+		return nil, fmt.Errorf("patch: the configuration %w", err)
+	}
+	if err := tree.Expand(by); err != nil {
+		return nil, fmt.Errorf("patch: the patch %w", err)
+	}
+	if from.Content[0].Kind != yaml.MappingNode {
+		return nil, errors.New("patch: the configuration is not a mapping")
+	}
+	if from.Content[0], err = to(from.Content[0], by.Content[0]); err != nil {
+		return nil, fmt.Errorf("patch: %w", err)
+	}
+	out, err := tree.Text(doc, from)
+	if err != nil {
+		return nil, fmt.Errorf("patch: the result %w", err)
+	}
+	return out, nil
+}
 
 // directive is the key that says what to do instead of merging.
 const directive = "$patch"
@@ -19,8 +66,12 @@ const (
 	doMerge   = "merge"
 )
 
-// merged is doc with patch merged into it.
-func merged(doc, patch *yaml.Node) (*yaml.Node, error) {
+// Nodes is the tree of a document with that of a patch merged into it. Both are used up.
+func Nodes(doc, patch *yaml.Node) (*yaml.Node, error) {
+	if patch.Kind != yaml.MappingNode {
+		return nil, errors.New("the patch is neither a list of operations nor a mapping to merge")
+	}
+	ours(patch, patch.Style&yaml.FlowStyle != 0)
 	out, err := merge(doc, patch, "")
 	if err != nil {
 		return nil, err
@@ -39,7 +90,7 @@ func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 	}
 	todo, err := order(patch)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", brief(path), err)
+		return nil, fmt.Errorf("%s: %w", Brief(path), err)
 	}
 	switch {
 	case todo == doDelete:
@@ -51,10 +102,10 @@ func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 		return old, mergeMapping(old, patch, path)
 	case patch.Kind == yaml.SequenceNode:
 		return mergeList(old, patch, path)
-	case old != nil && same(old, patch):
+	case old != nil && tree.Equal(old, patch):
 		return old, nil
 	}
-	return inPlaceOf(old, patch), nil
+	return InPlaceOf(old, patch), nil
 }
 
 // order is the directive of a mapping, and its removal.
@@ -65,7 +116,7 @@ func order(patch *yaml.Node) (string, error) {
 	}
 	todo := patch.Content[i+1].Value
 	if !slices.Contains([]string{doDelete, doReplace, doMerge}, todo) {
-		return "", fmt.Errorf("%s: %q is not one of %s, %s, %s", directive, brief(todo), doDelete, doReplace, doMerge)
+		return "", fmt.Errorf("%s: %q is not one of %s, %s, %s", directive, Brief(todo), doDelete, doReplace, doMerge)
 	}
 	patch.Content = slices.Delete(patch.Content, i, i+2)
 	return todo, nil
@@ -126,7 +177,7 @@ func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 		whole = true
 	}
 	if whole {
-		if old != nil && same(old, patch) {
+		if old != nil && tree.Equal(old, patch) {
 			return old, nil
 		}
 		before := old
@@ -143,15 +194,15 @@ func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 func mergeEntries(old, patch *yaml.Node, key, path string) error {
 	places := map[string][]int{} // of what no entry of the patch was merged into yet
 	for i, entry := range old.Content {
-		if id := field(entry, key); id != nil {
+		if id := Field(entry, key); id != nil {
 			places[id.Value] = append(places[id.Value], i)
 		}
 	}
 	gone := map[int]bool{}
 	for _, entry := range patch.Content {
-		id := field(entry, key)
+		id := Field(entry, key)
 		if id == nil || isNull(id) {
-			return fmt.Errorf("%s: an entry has no %s, which identifies it", brief(path), key)
+			return fmt.Errorf("%s: an entry has no %s, which identifies it", Brief(path), key)
 		}
 		var before *yaml.Node
 		known := places[id.Value]
@@ -198,5 +249,5 @@ func like(old, patch *yaml.Node) *yaml.Node {
 	if old != nil && old.Kind == n.Kind {
 		n.Style = old.Style
 	}
-	return inPlaceOf(old, &n)
+	return InPlaceOf(old, &n)
 }

@@ -1,0 +1,66 @@
+package merge
+
+import (
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config/tree"
+)
+
+// maxShown is how much of a path or a word a message repeats, in bytes.
+const maxShown = 200
+
+// Brief is text as a message repeats it.
+func Brief(text string) string {
+	if len(text) <= maxShown {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxShown], "") + "…"
+}
+
+// InPlaceOf is new with the comments of what it replaces, unless it has its own.
+func InPlaceOf(old, new *yaml.Node) *yaml.Node {
+	n := *new
+	n.Line, n.Column = 0, 0 // it isn't from the document's text
+	if old != nil && n.HeadComment == "" && n.LineComment == "" && n.FootComment == "" {
+		n.HeadComment, n.LineComment, n.FootComment = old.HeadComment, old.LineComment, old.FootComment
+	}
+	return &n
+}
+
+// Field is the value of a key in a mapping, or nil.
+func Field(n *yaml.Node, key string) *yaml.Node {
+	if i := indexOf(n, key); i >= 0 {
+		return n.Content[i+1]
+	}
+	return nil
+}
+
+// indexOf is where in the content of a mapping a key is, or -1.
+func indexOf(n *yaml.Node, key string) int {
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == key {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// ours makes nodes of the patch fit for the document: without places, and in
+// the usual style where the patch was JSON.
+func ours(n *yaml.Node, restyle bool) {
+	n.Line, n.Column = 0, 0
+	if restyle {
+		if n.Style &= yaml.TaggedStyle; n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" {
+			n.Style |= tree.Quoted(n.Value).Style
+		}
+	}
+	for _, inner := range n.Content {
+		ours(inner, restyle)
+	}
+}

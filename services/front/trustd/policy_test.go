@@ -16,6 +16,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/config/pki"
 )
 
@@ -158,4 +159,22 @@ func FuzzPolicy(f *testing.F) {
 			t.Errorf("%+v", leaf)
 		}
 	})
+}
+
+// A worker can't become a peer, nor anybody else with a role: whoever asks for one with the
+// token gets nothing.
+func TestNoCertificateWithARole(t *testing.T) {
+	t.Parallel()
+	for _, role := range api.Roles() {
+		for name, orgs := range map[string][]string{"alone": {string(role)}, "among others": {"garboard", string(role)}} {
+			b := newBench(t)
+			l := leaf()
+			l.Orgs = orgs
+			crt, err := b.sign(t, token, request(t, pki.Ed25519, l))
+			if crt != nil {
+				t.Errorf("%s %s: it was signed", role, name)
+			}
+			wantRefused(t, err, connect.CodePermissionDenied, "has no roles")
+		}
+	}
 }

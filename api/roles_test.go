@@ -66,7 +66,10 @@ func TestPeerMethods(t *testing.T) {
 		}
 	}
 	want := []string{
+		"ConfigService/Apply",
+		"ConfigService/Get",
 		"EtcdService/Beginning",
+		"NodeService/PullImage",
 		"NodeService/Version",
 		"ResourceService/List",
 		"ServiceService/List",

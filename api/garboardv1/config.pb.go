@@ -246,7 +246,10 @@ type ApplyConfigRequest struct {
 	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// The digest of the document that this one was made from. The request is refused
 	// if the node has a different document. Empty: no check.
-	Base          string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"`
+	Base string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"`
+	// Instead of document: a strategic merge patch to the document of the node, in YAML
+	// or JSON, at most 1 MiB. Secrets need not be read to change other fields.
+	Patch         []byte `protobuf:"bytes,6,opt,name=patch,proto3" json:"patch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -314,6 +317,13 @@ func (x *ApplyConfigRequest) GetBase() string {
 		return x.Base
 	}
 	return ""
+}
+
+func (x *ApplyConfigRequest) GetPatch() []byte {
+	if x != nil {
+		return x.Patch
+	}
+	return nil
 }
 
 type ApplyConfigResponse struct {
@@ -833,14 +843,15 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x1a\n" +
 	"\bredacted\x18\x04 \x01(\bR\bredacted\x12\x16\n" +
 	"\x06staged\x18\x05 \x01(\bR\x06staged\x127\n" +
-	"\ttry_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\btryUntil\"\xc5\x01\n" +
+	"\ttry_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\btryUntil\"\xdb\x01\n" +
 	"\x12ApplyConfigRequest\x12\x1a\n" +
 	"\bdocument\x18\x01 \x01(\fR\bdocument\x12*\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x16.garboard.v1.ApplyModeR\x04mode\x12:\n" +
 	"\vtry_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"tryTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x12\n" +
-	"\x04base\x18\x05 \x01(\tR\x04base\"\x99\x02\n" +
+	"\x04base\x18\x05 \x01(\tR\x04base\x12\x14\n" +
+	"\x05patch\x18\x06 \x01(\fR\x05patch\"\x99\x02\n" +
 	"\x13ApplyConfigResponse\x123\n" +
 	"\achanges\x18\x01 \x03(\v2\x19.garboard.v1.ConfigChangeR\achanges\x12\x1a\n" +
 	"\bwarnings\x18\x02 \x03(\tR\bwarnings\x12*\n" +
@@ -881,10 +892,10 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"\x14APPLY_MODE_ON_REBOOT\x10\x02\x12\x15\n" +
 	"\x11APPLY_MODE_REBOOT\x10\x03\x12\x12\n" +
 	"\x0eAPPLY_MODE_TRY\x10\x04\x12\x15\n" +
-	"\x11APPLY_MODE_UNDONE\x10\x052\xf5\x03\n" +
-	"\rConfigService\x12V\n" +
-	"\x03Get\x12\x1d.garboard.v1.GetConfigRequest\x1a\x1e.garboard.v1.GetConfigResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12`\n" +
-	"\x05Apply\x12\x1f.garboard.v1.ApplyConfigRequest\x1a .garboard.v1.ApplyConfigResponse\"\x14\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x98\xb5\x18\x01\x12b\n" +
+	"\x11APPLY_MODE_UNDONE\x10\x052\xfd\x03\n" +
+	"\rConfigService\x12Z\n" +
+	"\x03Get\x12\x1d.garboard.v1.GetConfigRequest\x1a\x1e.garboard.v1.GetConfigResponse\"\x14\x8a\xb5\x18\tos:reader\xa8\xb5\x18\x01\x90\x02\x01\x12d\n" +
+	"\x05Apply\x12\x1f.garboard.v1.ApplyConfigRequest\x1a .garboard.v1.ApplyConfigResponse\"\x18\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x98\xb5\x18\x01\xa8\xb5\x18\x01\x12b\n" +
 	"\aConfirm\x12!.garboard.v1.ConfirmConfigRequest\x1a\".garboard.v1.ConfirmConfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
 	"\aHistory\x12!.garboard.v1.ConfigHistoryRequest\x1a\".garboard.v1.ConfigHistoryResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12b\n" +
 	"\bRollback\x12\".garboard.v1.RollbackConfigRequest\x1a .garboard.v1.ApplyConfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"

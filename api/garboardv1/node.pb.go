@@ -75,7 +75,7 @@ func (x Finding_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Finding_Severity.Descriptor instead.
 func (Finding_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34, 0}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36, 0}
 }
 
 type VersionRequest struct {
@@ -1840,6 +1840,123 @@ func (x *RemoveImagesResponse) GetRemoved() []string {
 	return nil
 }
 
+type PullImageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Such as registry.k8s.io/kube-apiserver:v1.36.1.
+	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// Pull it for pods instead of the system's own services.
+	Kubernetes    bool `protobuf:"varint,2,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullImageRequest) Reset() {
+	*x = PullImageRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullImageRequest) ProtoMessage() {}
+
+func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
+func (*PullImageRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *PullImageRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PullImageRequest) GetKubernetes() bool {
+	if x != nil {
+		return x.Kubernetes
+	}
+	return false
+}
+
+type PullImageProgress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes that were fetched, of those that are known to be needed. Both grow while the
+	// image is resolved.
+	Done  uint64 `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`
+	Total uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
+	// In the last message: the digest of the image, such as sha256:….
+	Digest        string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullImageProgress) Reset() {
+	*x = PullImageProgress{}
+	mi := &file_garboard_v1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullImageProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullImageProgress) ProtoMessage() {}
+
+func (x *PullImageProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullImageProgress.ProtoReflect.Descriptor instead.
+func (*PullImageProgress) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *PullImageProgress) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *PullImageProgress) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *PullImageProgress) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 type BootChartRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Return SVG instead of text.
@@ -1850,7 +1967,7 @@ type BootChartRequest struct {
 
 func (x *BootChartRequest) Reset() {
 	*x = BootChartRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[28]
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1979,7 @@ func (x *BootChartRequest) String() string {
 func (*BootChartRequest) ProtoMessage() {}
 
 func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[28]
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1992,7 @@ func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartRequest.ProtoReflect.Descriptor instead.
 func (*BootChartRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BootChartRequest) GetSvg() bool {
@@ -1894,7 +2011,7 @@ type BootChartResponse struct {
 
 func (x *BootChartResponse) Reset() {
 	*x = BootChartResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[29]
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2023,7 @@ func (x *BootChartResponse) String() string {
 func (*BootChartResponse) ProtoMessage() {}
 
 func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[29]
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2036,7 @@ func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartResponse.ProtoReflect.Descriptor instead.
 func (*BootChartResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *BootChartResponse) GetChart() []byte {
@@ -1937,7 +2054,7 @@ type KubeconfigRequest struct {
 
 func (x *KubeconfigRequest) Reset() {
 	*x = KubeconfigRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1949,7 +2066,7 @@ func (x *KubeconfigRequest) String() string {
 func (*KubeconfigRequest) ProtoMessage() {}
 
 func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1962,7 +2079,7 @@ func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KubeconfigRequest.ProtoReflect.Descriptor instead.
 func (*KubeconfigRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 type KubeconfigResponse struct {
@@ -1975,7 +2092,7 @@ type KubeconfigResponse struct {
 
 func (x *KubeconfigResponse) Reset() {
 	*x = KubeconfigResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2104,7 @@ func (x *KubeconfigResponse) String() string {
 func (*KubeconfigResponse) ProtoMessage() {}
 
 func (x *KubeconfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2117,7 @@ func (x *KubeconfigResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KubeconfigResponse.ProtoReflect.Descriptor instead.
 func (*KubeconfigResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KubeconfigResponse) GetKubeconfig() []byte {
@@ -2025,7 +2142,7 @@ type DiagnoseRequest struct {
 
 func (x *DiagnoseRequest) Reset() {
 	*x = DiagnoseRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2154,7 @@ func (x *DiagnoseRequest) String() string {
 func (*DiagnoseRequest) ProtoMessage() {}
 
 func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2167,7 @@ func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
 func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 type DiagnoseResponse struct {
@@ -2065,7 +2182,7 @@ type DiagnoseResponse struct {
 
 func (x *DiagnoseResponse) Reset() {
 	*x = DiagnoseResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2194,7 @@ func (x *DiagnoseResponse) String() string {
 func (*DiagnoseResponse) ProtoMessage() {}
 
 func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2207,7 @@ func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
 func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DiagnoseResponse) GetFindings() []*Finding {
@@ -2127,7 +2244,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2256,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2269,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Finding) GetSeverity() Finding_Severity {
@@ -2220,7 +2337,7 @@ type RebootRequest struct {
 
 func (x *RebootRequest) Reset() {
 	*x = RebootRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +2349,7 @@ func (x *RebootRequest) String() string {
 func (*RebootRequest) ProtoMessage() {}
 
 func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2362,7 @@ func (x *RebootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
 func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RebootRequest) GetForce() bool {
@@ -2286,7 +2403,7 @@ type RebootResponse struct {
 
 func (x *RebootResponse) Reset() {
 	*x = RebootResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2415,7 @@ func (x *RebootResponse) String() string {
 func (*RebootResponse) ProtoMessage() {}
 
 func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2428,7 @@ func (x *RebootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
 func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RebootResponse) GetOperation() *Operation {
@@ -2333,7 +2450,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2462,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2475,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ShutdownRequest) GetForce() bool {
@@ -2398,7 +2515,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2527,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2540,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ShutdownResponse) GetOperation() *Operation {
@@ -2451,7 +2568,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2580,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +2593,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -2530,7 +2647,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2659,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2672,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -2707,7 +2824,16 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"kubernetes\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\"0\n" +
 	"\x14RemoveImagesResponse\x12\x18\n" +
-	"\aremoved\x18\x01 \x03(\tR\aremoved\"$\n" +
+	"\aremoved\x18\x01 \x03(\tR\aremoved\"H\n" +
+	"\x10PullImageRequest\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1e\n" +
+	"\n" +
+	"kubernetes\x18\x02 \x01(\bR\n" +
+	"kubernetes\"U\n" +
+	"\x11PullImageProgress\x12\x12\n" +
+	"\x04done\x18\x01 \x01(\x04R\x04done\x12\x14\n" +
+	"\x05total\x18\x02 \x01(\x04R\x05total\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\"$\n" +
 	"\x10BootChartRequest\x12\x10\n" +
 	"\x03svg\x18\x01 \x01(\bR\x03svg\")\n" +
 	"\x11BootChartResponse\x12\x14\n" +
@@ -2757,7 +2883,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\x95\f\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xf4\f\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -2770,7 +2896,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"Containers\x12\x1e.garboard.v1.ContainersRequest\x1a\x1f.garboard.v1.ContainersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
 	"\x06Images\x12\x1a.garboard.v1.ImagesRequest\x1a\x1b.garboard.v1.ImagesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
-	"\fRemoveImages\x12 .garboard.v1.RemoveImagesRequest\x1a!.garboard.v1.RemoveImagesResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
+	"\fRemoveImages\x12 .garboard.v1.RemoveImagesRequest\x1a!.garboard.v1.RemoveImagesResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12]\n" +
+	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x0f\x8a\xb5\x18\aos:peer\x90\xb5\x18\x010\x01\x12\\\n" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
@@ -2792,7 +2919,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),         // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),        // 1: garboard.v1.VersionRequest
@@ -2823,48 +2950,50 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*ContainerImage)(nil),        // 26: garboard.v1.ContainerImage
 	(*RemoveImagesRequest)(nil),   // 27: garboard.v1.RemoveImagesRequest
 	(*RemoveImagesResponse)(nil),  // 28: garboard.v1.RemoveImagesResponse
-	(*BootChartRequest)(nil),      // 29: garboard.v1.BootChartRequest
-	(*BootChartResponse)(nil),     // 30: garboard.v1.BootChartResponse
-	(*KubeconfigRequest)(nil),     // 31: garboard.v1.KubeconfigRequest
-	(*KubeconfigResponse)(nil),    // 32: garboard.v1.KubeconfigResponse
-	(*DiagnoseRequest)(nil),       // 33: garboard.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),      // 34: garboard.v1.DiagnoseResponse
-	(*Finding)(nil),               // 35: garboard.v1.Finding
-	(*RebootRequest)(nil),         // 36: garboard.v1.RebootRequest
-	(*RebootResponse)(nil),        // 37: garboard.v1.RebootResponse
-	(*ShutdownRequest)(nil),       // 38: garboard.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),      // 39: garboard.v1.ShutdownResponse
-	(*ResetRequest)(nil),          // 40: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),         // 41: garboard.v1.ResetResponse
-	nil,                           // 42: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),   // 43: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
-	(*Operation)(nil),             // 45: garboard.v1.Operation
+	(*PullImageRequest)(nil),      // 29: garboard.v1.PullImageRequest
+	(*PullImageProgress)(nil),     // 30: garboard.v1.PullImageProgress
+	(*BootChartRequest)(nil),      // 31: garboard.v1.BootChartRequest
+	(*BootChartResponse)(nil),     // 32: garboard.v1.BootChartResponse
+	(*KubeconfigRequest)(nil),     // 33: garboard.v1.KubeconfigRequest
+	(*KubeconfigResponse)(nil),    // 34: garboard.v1.KubeconfigResponse
+	(*DiagnoseRequest)(nil),       // 35: garboard.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),      // 36: garboard.v1.DiagnoseResponse
+	(*Finding)(nil),               // 37: garboard.v1.Finding
+	(*RebootRequest)(nil),         // 38: garboard.v1.RebootRequest
+	(*RebootResponse)(nil),        // 39: garboard.v1.RebootResponse
+	(*ShutdownRequest)(nil),       // 40: garboard.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),      // 41: garboard.v1.ShutdownResponse
+	(*ResetRequest)(nil),          // 42: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),         // 43: garboard.v1.ResetResponse
+	nil,                           // 44: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(*Operation)(nil),             // 47: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	43, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	45, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	43, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	42, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	45, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	44, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	44, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	43, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	43, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	46, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	45, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	45, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	44, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	44, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	35, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
+	46, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	46, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	37, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	44, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	43, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	45, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	43, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	45, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	43, // 21: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	45, // 22: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	46, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	45, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	47, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	45, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	47, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	45, // 21: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	47, // 22: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
 	1,  // 23: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
 	3,  // 24: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
 	5,  // 25: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
@@ -2876,31 +3005,33 @@ var file_garboard_v1_node_proto_depIdxs = []int32{
 	21, // 31: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
 	24, // 32: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
 	27, // 33: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 34: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	31, // 35: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	33, // 36: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	36, // 37: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	38, // 38: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	40, // 39: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	2,  // 40: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 41: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 42: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 43: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 44: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 45: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 46: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 47: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 48: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 49: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 50: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 51: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	32, // 52: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	34, // 53: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	37, // 54: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	39, // 55: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	41, // 56: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	40, // [40:57] is the sub-list for method output_type
-	23, // [23:40] is the sub-list for method input_type
+	29, // 34: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 35: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	33, // 36: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	35, // 37: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	38, // 38: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	40, // 39: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	42, // 40: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	2,  // 41: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 42: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 43: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 44: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 45: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 46: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 47: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 48: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 49: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 50: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 51: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 52: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 53: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	34, // 54: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	36, // 55: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	39, // 56: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	41, // 57: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	43, // 58: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	41, // [41:59] is the sub-list for method output_type
+	23, // [23:41] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -2919,7 +3050,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   42,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

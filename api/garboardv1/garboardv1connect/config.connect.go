@@ -51,7 +51,9 @@ type ConfigServiceClient interface {
 	// os:admin, secrets are redacted.
 	Get(context.Context, *connect.Request[garboardv1.GetConfigRequest]) (*connect.Response[garboardv1.GetConfigResponse], error)
 	// Apply checks a document, and makes it the configuration of the node in the
-	// given mode. If the document has errors, nothing is changed.
+	// given mode. If the document has errors, nothing is changed. Another node may only
+	// send a patch with its base, in mode IMMEDIATE: it neither replaces the document nor
+	// reboots the node.
 	Apply(context.Context, *connect.Request[garboardv1.ApplyConfigRequest]) (*connect.Response[garboardv1.ApplyConfigResponse], error)
 	// Confirm keeps a configuration that was applied in mode TRY.
 	Confirm(context.Context, *connect.Request[garboardv1.ConfirmConfigRequest]) (*connect.Response[garboardv1.ConfirmConfigResponse], error)
@@ -147,7 +149,9 @@ type ConfigServiceHandler interface {
 	// os:admin, secrets are redacted.
 	Get(context.Context, *connect.Request[garboardv1.GetConfigRequest]) (*connect.Response[garboardv1.GetConfigResponse], error)
 	// Apply checks a document, and makes it the configuration of the node in the
-	// given mode. If the document has errors, nothing is changed.
+	// given mode. If the document has errors, nothing is changed. Another node may only
+	// send a patch with its base, in mode IMMEDIATE: it neither replaces the document nor
+	// reboots the node.
 	Apply(context.Context, *connect.Request[garboardv1.ApplyConfigRequest]) (*connect.Response[garboardv1.ApplyConfigResponse], error)
 	// Confirm keeps a configuration that was applied in mode TRY.
 	Confirm(context.Context, *connect.Request[garboardv1.ConfirmConfigRequest]) (*connect.Response[garboardv1.ConfirmConfigResponse], error)

@@ -56,6 +56,8 @@ const (
 	// NodeServiceRemoveImagesProcedure is the fully-qualified name of the NodeService's RemoveImages
 	// RPC.
 	NodeServiceRemoveImagesProcedure = "/garboard.v1.NodeService/RemoveImages"
+	// NodeServicePullImageProcedure is the fully-qualified name of the NodeService's PullImage RPC.
+	NodeServicePullImageProcedure = "/garboard.v1.NodeService/PullImage"
 	// NodeServiceBootChartProcedure is the fully-qualified name of the NodeService's BootChart RPC.
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
 	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
@@ -89,6 +91,9 @@ type NodeServiceClient interface {
 	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
 	// RemoveImages removes images of containerd that nothing uses.
 	RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
+	// PullImage pulls an image into containerd, unless it is there already, and streams
+	// the progress. The pull ends with the call, and after 15 minutes at the latest.
+	PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest]) (*connect.ServerStreamForClient[garboardv1.PullImageProgress], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
@@ -195,6 +200,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("RemoveImages")),
 			connect.WithClientOptions(opts...),
 		),
+		pullImage: connect.NewClient[garboardv1.PullImageRequest, garboardv1.PullImageProgress](
+			httpClient,
+			baseURL+NodeServicePullImageProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("PullImage")),
+			connect.WithClientOptions(opts...),
+		),
 		bootChart: connect.NewClient[garboardv1.BootChartRequest, garboardv1.BootChartResponse](
 			httpClient,
 			baseURL+NodeServiceBootChartProcedure,
@@ -249,6 +260,7 @@ type nodeServiceClient struct {
 	containers   *connect.Client[garboardv1.ContainersRequest, garboardv1.ContainersResponse]
 	images       *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
 	removeImages *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
+	pullImage    *connect.Client[garboardv1.PullImageRequest, garboardv1.PullImageProgress]
 	bootChart    *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
 	kubeconfig   *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
 	diagnose     *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
@@ -312,6 +324,11 @@ func (c *nodeServiceClient) RemoveImages(ctx context.Context, req *connect.Reque
 	return c.removeImages.CallUnary(ctx, req)
 }
 
+// PullImage calls garboard.v1.NodeService.PullImage.
+func (c *nodeServiceClient) PullImage(ctx context.Context, req *connect.Request[garboardv1.PullImageRequest]) (*connect.ServerStreamForClient[garboardv1.PullImageProgress], error) {
+	return c.pullImage.CallServerStream(ctx, req)
+}
+
 // BootChart calls garboard.v1.NodeService.BootChart.
 func (c *nodeServiceClient) BootChart(ctx context.Context, req *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {
 	return c.bootChart.CallUnary(ctx, req)
@@ -361,6 +378,9 @@ type NodeServiceHandler interface {
 	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
 	// RemoveImages removes images of containerd that nothing uses.
 	RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
+	// PullImage pulls an image into containerd, unless it is there already, and streams
+	// the progress. The pull ends with the call, and after 15 minutes at the latest.
+	PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest], *connect.ServerStream[garboardv1.PullImageProgress]) error
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for an administrator of Kubernetes with the
@@ -463,6 +483,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("RemoveImages")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServicePullImageHandler := connect.NewServerStreamHandler(
+		NodeServicePullImageProcedure,
+		svc.PullImage,
+		connect.WithSchema(nodeServiceMethods.ByName("PullImage")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceBootChartHandler := connect.NewUnaryHandler(
 		NodeServiceBootChartProcedure,
 		svc.BootChart,
@@ -525,6 +551,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceImagesHandler.ServeHTTP(w, r)
 		case NodeServiceRemoveImagesProcedure:
 			nodeServiceRemoveImagesHandler.ServeHTTP(w, r)
+		case NodeServicePullImageProcedure:
+			nodeServicePullImageHandler.ServeHTTP(w, r)
 		case NodeServiceBootChartProcedure:
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
 		case NodeServiceKubeconfigProcedure:
@@ -588,6 +616,10 @@ func (UnimplementedNodeServiceHandler) Images(context.Context, *connect.Request[
 
 func (UnimplementedNodeServiceHandler) RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RemoveImages is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest], *connect.ServerStream[garboardv1.PullImageProgress]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.PullImage is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {

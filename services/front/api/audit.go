@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // AuditID is the log of every call that changes something, or was to.
@@ -85,7 +84,7 @@ func (a *audit) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 		err := next(ctx, conn)
 		call := callOf(ctx)
 		call.audited = true
-		a.record(call.caller, conn.Spec().Procedure, "", err, time.Since(began))
+		a.record(call.caller, conn.Spec().Procedure, call.what, err, time.Since(began))
 		return err
 	}
 }
@@ -94,8 +93,11 @@ func (a *audit) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 func summary(message any) string {
 	switch m := message.(type) {
 	case *apiv1.ApplyConfigRequest:
-		sum := sha256.Sum256(m.GetDocument())
-		text := fmt.Sprintf("document of %d bytes, sha256 %s, mode %s", len(m.GetDocument()), hex.EncodeToString(sum[:8]), modeName(m.GetMode()))
+		what, content := "document", m.GetDocument()
+		if len(m.GetPatch()) > 0 {
+			what, content = "patch", m.GetPatch()
+		}
+		text := fmt.Sprintf("%s of %d bytes, sha256 %s, mode %s", what, len(content), machine.Digest(content)[:16], modeName(m.GetMode()))
 		if m.GetTryTimeout() != nil {
 			text += " for " + m.GetTryTimeout().AsDuration().String()
 		}

@@ -2,8 +2,6 @@ package api
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"io/fs"
 	"slices"
@@ -12,8 +10,10 @@ import (
 	"unicode/utf8"
 
 	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -37,8 +37,7 @@ func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetC
 		}
 		return nil, applyError(err)
 	}
-	sum := sha256.Sum256(text)
-	res := &apiv1.GetConfigResponse{Digest: hex.EncodeToString(sum[:]), Version: version, Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
+	res := &apiv1.GetConfigResponse{Digest: machine.Digest(text), Version: version, Staged: situation.Staged, TryUntil: timestamp(situation.Try)}
 	if version == 0 {
 		res.Version = situation.Version
 	}
@@ -52,22 +51,56 @@ func (s *configService) Get(ctx context.Context, req *connect.Request[apiv1.GetC
 }
 
 func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.ApplyConfigRequest]) (*connect.Response[apiv1.ApplyConfigResponse], error) {
-	switch size := len(req.Msg.GetDocument()); {
-	case size == 0:
-		return nil, failed(connect.CodeInvalidArgument, "the document is empty")
-	case size > maxDocument:
-		return nil, failed(connect.CodeInvalidArgument, "the document has %d bytes; a configuration has at most %d", size, maxDocument)
-	}
 	caller := callOf(ctx)
+	if err := checkDocument(caller.caller, req.Msg); err != nil {
+		return nil, err
+	}
 	r, err := applyRequest(req.Msg.GetMode(), req.Msg.GetTryTimeout(), req.Msg.GetDryRun(), caller.String())
 	if err != nil {
 		return nil, err
 	}
 	r.Text, r.Base = req.Msg.GetDocument(), req.Msg.GetBase()
+	if patch := req.Msg.GetPatch(); len(patch) > 0 {
+		if r.Text, r.Base, err = s.patched(patch, r.Base); err != nil {
+			return nil, err
+		}
+	}
 	// The guard has looked before the document came: of two strangers at once, the
 	// second must find that the node has a configuration.
 	r.First = caller.maintenance
 	return s.change(ctx, r, s.opts.Config.Apply)
+}
+
+// checkDocument looks at what can be said before the document or patch is parsed.
+func checkDocument(c caller, m *apiv1.ApplyConfigRequest) error {
+	size := len(m.GetDocument()) + len(m.GetPatch())
+	switch {
+	case size == 0:
+		return failed(connect.CodeInvalidArgument, "the document is empty")
+	case size > maxDocument:
+		return failed(connect.CodeInvalidArgument, "the document has %d bytes; a configuration has at most %d", size, maxDocument)
+	case len(m.GetDocument()) > 0 && len(m.GetPatch()) > 0:
+		return failed(connect.CodeInvalidArgument, "the request has a document and a patch: send one of them")
+	case !c.maintenance && !c.admin() && (len(m.GetPatch()) == 0 || m.GetBase() == "" || m.GetMode() != apiv1.ApplyMode_APPLY_MODE_IMMEDIATE):
+		return failed(connect.CodePermissionDenied, "another node may only apply a patch with its base, in mode immediate; everything else needs role %s", contract.Admin)
+	}
+	return nil
+}
+
+// patched is the node's document with a patch merged into it, and the digest of what it was
+// made from: base, or that of the present document.
+func (s *configService) patched(patch []byte, base string) (text []byte, from string, err error) {
+	now, err := s.opts.Config.Text(0)
+	if err != nil {
+		return nil, "", applyError(err)
+	}
+	if from = base; from == "" {
+		from = machine.Digest(now)
+	}
+	if text, err = merge.Apply(now, patch); err != nil {
+		return nil, "", connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	return text, from, nil
 }
 
 // change applies what a request says. A reboot for it is as good a reason as any other to

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
@@ -242,4 +243,31 @@ func TestUnknownClientsConfigureANodeOnce(t *testing.T) {
 	must(t, machine.Stages.Delete(stages, machine.StageID))
 	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("mine")})
 	wantCode(t, err, connect.CodeUnavailable, "still looking")
+}
+
+// A patch is merged into the node's own document, and counts only for that one.
+func TestApplyPatch(t *testing.T) {
+	r := newRig(t)
+	text := []byte("# mine\nversion: v1alpha1\nmachine:\n  type: worker # for now\n")
+	r.applier.texts = map[uint64][]byte{0: text}
+	r.serve()
+	apply := func(headers map[string]string, req *apiv1.ApplyConfigRequest) error {
+		_, err := ask(t, garboardv1connect.NewConfigServiceClient(r.as(headers), host).Apply, req)
+		return err
+	}
+	patch := []byte(`{"machine": {"token": "x"}}`)
+	must(t, apply(admin, &apiv1.ApplyConfigRequest{Patch: patch}))
+	must(t, apply(identity(contract.Peer), &apiv1.ApplyConfigRequest{Patch: patch, Base: "of an earlier one", Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE}))
+	for i, base := range []string{machine.Digest(text), "of an earlier one"} {
+		got := r.applier.done()[i]
+		if want := "# mine\nversion: v1alpha1\nmachine:\n  type: worker # for now\n  token: x\n"; string(got.Text) != want || got.Base != base {
+			t.Errorf("base %q, text %s", got.Base, got.Text)
+		}
+	}
+	wantCode(t, apply(admin, &apiv1.ApplyConfigRequest{Patch: patch, Document: text}), connect.CodeInvalidArgument, "send one of them")
+	wantCode(t, apply(admin, &apiv1.ApplyConfigRequest{Patch: []byte("[]")}), connect.CodeInvalidArgument, "patch")
+	wantCode(t, apply(admin, &apiv1.ApplyConfigRequest{Patch: make([]byte, maxDocument+1)}), connect.CodeInvalidArgument, "at most")
+	if n := len(r.applier.done()); n != 2 {
+		t.Errorf("%d were applied", n)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -19,14 +20,23 @@ import (
 // containerdPatience is for a containerd that hangs: the API must not.
 const containerdPatience = 10 * time.Second
 
+func noContainerd() error {
+	return failed(connect.CodeUnavailable, "containerd isn't part of this node")
+}
+
+// containerdNamespace has the system's containers or those of Kubernetes.
+func containerdNamespace(kubernetes bool) string {
+	if kubernetes {
+		return containerd.PodNamespace
+	}
+	return containerd.Namespace
+}
+
 // containerd is a client in one of the two namespaces.
 func (s *nodeService) containerd(ctx context.Context, kubernetes bool) (_ *client.Client, namespace string, _ context.Context, _ context.CancelFunc, err error) {
-	namespace = containerd.Namespace
-	if kubernetes {
-		namespace = containerd.PodNamespace
-	}
+	namespace = containerdNamespace(kubernetes)
 	if s.opts.Containerd == nil {
-		return nil, "", nil, nil, failed(connect.CodeUnavailable, "containerd isn't part of this node")
+		return nil, "", nil, nil, noContainerd()
 	}
 	cl, err := s.opts.Containerd.Client()
 	if err != nil {
@@ -148,4 +158,30 @@ func (s *nodeService) Images(ctx context.Context, req *connect.Request[apiv1.Ima
 	}
 	slices.SortFunc(res.Images, func(a, b *apiv1.ContainerImage) int { return cmp.Compare(a.GetName(), b.GetName()) })
 	return connect.NewResponse(res), nil
+}
+
+// PullImage pulls an image for an operation on another node. The pull ends with the call.
+func (s *nodeService) PullImage(ctx context.Context, req *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
+	image := req.Msg.GetImage()
+	callOf(ctx).what = shortened(fmt.Sprintf("%q", image))
+	switch {
+	case image == "":
+		return failed(connect.CodeInvalidArgument, "the request names no image")
+	case s.opts.Containerd == nil:
+		return noContainerd()
+	}
+	digest, err := s.opts.Containerd.PullWithProgress(ctx, containerdNamespace(req.Msg.GetKubernetes()), image, func(done, total int64) error {
+		return stream.Send(&apiv1.PullImageProgress{Done: uint64(done), Total: uint64(total)})
+	})
+	if err != nil {
+		code := connect.CodeUnavailable
+		switch {
+		case errors.Is(err, context.DeadlineExceeded):
+			code = connect.CodeDeadlineExceeded
+		case errdefs.IsNotFound(err):
+			code = connect.CodeNotFound
+		}
+		return connect.NewError(code, err)
+	}
+	return stream.Send(&apiv1.PullImageProgress{Digest: digest})
 }

@@ -154,6 +154,17 @@ func maintenance(t testing.TB, pinned string) settings {
 // newBench starts a gate in this process that goes by k.
 func newBench(t testing.TB, k settings, handler http.Handler) *bench {
 	t.Helper()
+	b := prepareBench(t, k, handler)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.serve(t, listener)
+	return b
+}
+
+func prepareBench(t testing.TB, k settings, handler http.Handler) *bench {
+	t.Helper()
 	dir := t.TempDir()
 	b := &bench{dir: filepath.Join(dir, "apid"), socket: filepath.Join(dir, "machine.sock"), log: new(logBuffer)}
 	b.write(t, k)
@@ -162,10 +173,11 @@ func newBench(t testing.TB, k settings, handler http.Handler) *bench {
 	if b.gate, err = newGate(b.dir, b.socket, slog.New(slog.NewTextHandler(b.log, nil))); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	return b
+}
+
+func (b *bench) serve(t testing.TB, listener net.Listener) {
+	t.Helper()
 	b.address = listener.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -177,7 +189,6 @@ func newBench(t testing.TB, k settings, handler http.Handler) *bench {
 		}
 		b.gate.backend.CloseIdleConnections()
 	})
-	return b
 }
 
 // write writes k as PID 1 does.

@@ -60,7 +60,14 @@ func realNode(t testing.TB, socket string) (*resource.Store, *logs.Logs) {
 			t.Fatal(err)
 		}
 	}
-	s, err := server.New(server.Options{Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: noConfig{}, Since: dag.SinceBoot, Socket: socket})
+	serveNode(t, server.Options{Store: store, Graph: graph, Runtime: runtime, Logs: l, Config: noConfig{}, Since: dag.SinceBoot, Socket: socket})
+	return store, l
+}
+
+// serveNode runs PID 1's side of the API.
+func serveNode(t testing.TB, o server.Options) {
+	t.Helper()
+	s, err := server.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,13 +81,12 @@ func realNode(t testing.TB, socket string) (*resource.Store, *logs.Logs) {
 		}
 	})
 	eventually.That(t, 10*time.Second, "PID 1's side to listen", func() error {
-		conn, err := net.Dial("unix", socket)
+		conn, err := net.Dial("unix", o.Socket)
 		if err != nil {
 			return err
 		}
 		return conn.Close()
 	})
-	return store, l
 }
 
 // The gate and what is behind it, over each protocol: both decide alike, and what

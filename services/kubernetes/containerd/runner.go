@@ -64,7 +64,7 @@ func (r *Runner) Prepare(ctx context.Context, h *dag.Handle) error {
 }
 
 // Pull fetches ref into the given containerd namespace unless it is there.
-func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pullEvent) (client.Image, error) {
+func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pullEvent, options ...client.RemoteOpt) (client.Image, error) {
 	cl, err := c.Client()
 	if err != nil {
 		return nil, err
@@ -80,8 +80,8 @@ func (c *Containerd) Pull(ctx context.Context, namespace, ref string, event pull
 		event(Pulling, "Pulling image "+ref)
 		from, done := origin{hostsDir: hostsDir, bundle: boot.CABundle, machine: cfg.Machine}.resolver(ctx)
 		defer done()
-		img, err = cl.Pull(ctx, ref, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
-			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(from))
+		img, err = cl.Pull(ctx, ref, append(options, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
+			client.WithUnpackOpts(c.unpackOptions()), client.WithResolver(from))...)
 		if err != nil {
 			return nil, pullError(ref, err)
 		}

@@ -3,6 +3,7 @@ package peers
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
@@ -26,6 +27,36 @@ func (c *Client) Resources(ctx context.Context, node netip.Addr, typ, id string)
 	res := &apiv1.ListResourcesResponse{}
 	err := c.call(ctx, node, garboardv1connect.ResourceServiceListProcedure, &apiv1.ListResourcesRequest{Type: typ, Id: id}, res)
 	return res.GetItems(), err
+}
+
+// Config is the configuration with secrets redacted, and its digest, for Patch.
+func (c *Client) Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error) {
+	res := &apiv1.GetConfigResponse{}
+	return res, c.call(ctx, node, garboardv1connect.ConfigServiceGetProcedure, &apiv1.GetConfigRequest{}, res)
+}
+
+// Patch changes the configuration by a strategic merge patch, now and without a reboot.
+// base is the digest of what Config returned: if the configuration has changed since,
+// nothing is done, and the error has the code Aborted.
+func (c *Client) Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
+	req := &apiv1.ApplyConfigRequest{Patch: patch, Base: base, Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE}
+	res := &apiv1.ApplyConfigResponse{}
+	return res, c.call(ctx, node, garboardv1connect.ConfigServiceApplyProcedure, req, res)
+}
+
+// pullTimeout is longer than a node tries, so that its reason arrives.
+const pullTimeout = 16 * time.Minute
+
+// Pull pulls an image on a node, for pods or for the system's own services, and returns its
+// digest. report, with bytes, is called about each second.
+func (c *Client) Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error) {
+	req, res := &apiv1.PullImageRequest{Image: image, Kubernetes: kubernetes}, &apiv1.PullImageProgress{}
+	err = c.stream(ctx, node, garboardv1connect.NodeServicePullImageProcedure, pullTimeout, req, res, func() {
+		if res.GetDigest() == "" {
+			report(res.GetDone(), res.GetTotal())
+		}
+	})
+	return res.GetDigest(), err
 }
 
 // Beginning asks a control plane whether it begins a cluster, or is a member of one.

@@ -56,9 +56,11 @@ const (
 
 // Client calls other nodes. Its calls may be made at the same time.
 type Client struct {
+	// Now is time.Now; tests have a clock of their own.
+	Now func() time.Time
+
 	store   resource.Reader
-	now     func() time.Time // a field for tests, as the next one
-	timeout time.Duration    // callTimeout
+	timeout time.Duration // callTimeout; a field for tests
 
 	mu      sync.Mutex // guards session
 	session *session
@@ -66,7 +68,7 @@ type Client struct {
 
 // New makes the client of the node with this store.
 func New(store resource.Reader) *Client {
-	return &Client{store: store, now: time.Now, timeout: callTimeout}
+	return &Client{store: store, Now: time.Now, timeout: callTimeout}
 }
 
 // Close ends connections without calls.
@@ -103,7 +105,7 @@ func (c *Client) current() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca, now := cfg.Machine.CA, c.now()
+	ca, now := cfg.Machine.CA, c.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.session
@@ -185,6 +187,32 @@ func (c *Client) call(ctx context.Context, node netip.Addr, procedure string, re
 	method, err := c.dial(node, procedure, res)
 	if err == nil {
 		_, err = method.CallUnary(ctx, connect.NewRequest(&frame{req}))
+	}
+	return failed(node, procedure, err)
+}
+
+// stream calls a method with many answers. Each one is written to res before each is
+// called. It ends after most, and if the node says nothing for as long as a call may take.
+func (c *Client) stream(ctx context.Context, node netip.Addr, procedure string, most time.Duration, req, res proto.Message, each func()) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	silent := time.AfterFunc(c.timeout, cancel)
+	defer silent.Stop()
+	method, err := c.dial(node, procedure, res)
+	if err != nil {
+		return failed(node, procedure, err)
+	}
+	answers, err := method.CallServerStream(ctx, connect.NewRequest(&frame{req}))
+	if err == nil {
+		for answers.Receive() {
+			silent.Reset(c.timeout)
+			each()
+		}
+		err = answers.Err()
+		_ = answers.Close() // after the last answer, or after an error that says more
+	}
+	if err != nil && !silent.Stop() {
+		err = connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the node said nothing for %s", c.timeout))
 	}
 	return failed(node, procedure, err)
 }

@@ -5,8 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -27,23 +25,8 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
-
-// listen is on the port of the machine API, at an address of loopback that no other test
-// has.
-func listen(t *testing.T) (net.Listener, netip.Addr) {
-	t.Helper()
-	for range 20 {
-		addr := netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(250)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
-		l, err := net.Listen("tcp4", netip.AddrPortFrom(addr, api.Port).String())
-		if err == nil {
-			t.Cleanup(func() { l.Close() })
-			return l, addr
-		}
-	}
-	t.Fatalf("no address of loopback has port %d free", api.Port)
-	return nil, netip.Addr{}
-}
 
 func newCA(t *testing.T) pki.CA {
 	t.Helper()
@@ -90,9 +73,18 @@ func (m *member) Beginning(context.Context, *connect.Request[apiv1.BeginningRequ
 	return connect.NewResponse(&apiv1.BeginningResponse{Name: "n2", Member: true}), nil
 }
 
+// PullImage makes a beginning, and hangs.
+func (m *member) PullImage(ctx context.Context, _ *connect.Request[apiv1.PullImageRequest], s *connect.ServerStream[apiv1.PullImageProgress]) error {
+	if err := s.Send(&apiv1.PullImageProgress{Done: 7, Total: 9}); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 func newMember(t *testing.T, authorities ...pki.CA) *member {
 	t.Helper()
-	l, addr := listen(t)
+	l, addr := freeport.Listen(t, api.Port)
 	m := &member{addr: addr}
 	crt, key, err := authorities[0].Issue(pki.Leaf{CN: "n2", Server: true, IPs: []netip.Addr{addr}, Now: time.Now()})
 	if err != nil {
@@ -108,6 +100,7 @@ func newMember(t *testing.T, authorities ...pki.CA) *member {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(garboardv1connect.NewEtcdServiceHandler(m))
+	mux.Handle(garboardv1connect.NodeServicePullImageProcedure, connect.NewServerStreamHandler(garboardv1connect.NodeServicePullImageProcedure, m.PullImage))
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 		m.shown, m.conns = append(m.shown, r.TLS.PeerCertificates[0]), append(m.conns, r.RemoteAddr)
@@ -147,7 +140,7 @@ func TestCertificateIsRenewed(t *testing.T) {
 	m := newMember(t, ca, next)
 	c, store := newClient(t, ca)
 	now := time.Now()
-	c.now = func() time.Time { return now }
+	c.Now = func() time.Time { return now }
 	renewed := func(why string, want bool, act func()) {
 		t.Helper()
 		before, conns := m.last()
@@ -193,7 +186,7 @@ func parse(t *testing.T, ca pki.CA) *x509.Certificate {
 // A node that takes connections and never answers costs the time of a call, and no more.
 func TestNodeHangs(t *testing.T) {
 	t.Parallel()
-	l, addr := listen(t)
+	l, addr := freeport.Listen(t, api.Port)
 	var conns sync.WaitGroup
 	conns.Go(func() {
 		for {
@@ -215,6 +208,20 @@ func TestNodeHangs(t *testing.T) {
 	}
 	if err != nil && (!strings.Contains(err.Error(), "EtcdService/Beginning of node "+addr.String()) || !strings.Contains(err.Error(), "gbctl -n")) {
 		t.Errorf("the error names neither node nor next step: %v", err)
+	}
+}
+
+// A stream ends when its node says nothing any more.
+func TestStreamHangs(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	m := newMember(t, ca)
+	c, _ := newClient(t, ca)
+	c.timeout = time.Second
+	var reported []uint64
+	_, err := c.Pull(t.Context(), m.addr, "registry.example/x:1", true, func(done, _ uint64) { reported = append(reported, done) })
+	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || !slices.Equal(reported, []uint64{7}) || !strings.Contains(err.Error(), "said nothing for 1s") {
+		t.Errorf("reported %d: %v", reported, err)
 	}
 }
 

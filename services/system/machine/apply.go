@@ -156,7 +156,7 @@ func (a *Applier) Apply(_ context.Context, r Request) (Result, error) {
 	if r.First && a.config != nil {
 		return Result{}, fmt.Errorf("apply configuration: %w", ErrConfigured)
 	}
-	if r.Base != "" && r.Base != digest(a.text) {
+	if r.Base != "" && r.Base != Digest(a.text) {
 		return Result{}, fmt.Errorf("apply configuration: %w; read it again and make the change anew", ErrStale)
 	}
 	res := Result{Changes: config.Diff(a.config, next), Warnings: warnings}
@@ -277,7 +277,7 @@ func (a *Applier) carryOut(res *Result, next *config.Config, r Request) error {
 	}
 	if res.Mode == Try {
 		timeout, _ := tryTimeout(r.TryTimeout) // decide has checked it
-		t := trial{Previous: a.text, Tried: digest(r.Text), Timeout: timeout, Reboot: res.Rebooting, By: r.By}
+		t := trial{Previous: a.text, Tried: Digest(r.Text), Timeout: timeout, Reboot: res.Rebooting, By: r.By}
 		if err := a.stored.writeTrial(t); err != nil {
 			return err
 		}
@@ -395,7 +395,7 @@ func (a *Applier) poke() {
 // remember adds to the history. The document is applied already, so a failed write of
 // the history is only logged.
 func (a *Applier) remember(e Entry, text []byte) (version uint64) {
-	e.Digest = digest(text)
+	e.Digest = Digest(text)
 	version, err := a.stored.remember(e, text)
 	if err != nil {
 		a.o.Log.Warn("the configuration is applied, but isn't in the history", "err", err)

@@ -408,7 +408,7 @@ func TestApplyRefuses(t *testing.T) {
 		if _, err := p.Apply(t.Context(), Request{Text: []byte("machine: {typ: init}")}); !errors.As(err, &problems) {
 			t.Errorf("a broken document: %v", err)
 		}
-		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Base: digest([]byte("another"))}); !errors.Is(err, ErrStale) {
+		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Base: Digest([]byte("another"))}); !errors.Is(err, ErrStale) {
 			t.Errorf("made from another document: %v", err)
 		}
 		if _, err := p.Apply(t.Context(), Request{Text: with(base, "two"), Base: p.Situation().Digest, DryRun: true}); err != nil {
@@ -473,7 +473,7 @@ func TestBootAfterInterruptedWrites(t *testing.T) {
 		if err := os.WriteFile(left, []byte("machine:"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.stored.writeTrial(trial{Previous: with(base, "zero"), Tried: digest(with(base, "two")), Timeout: time.Minute}); err != nil {
+		if err := p.stored.writeTrial(trial{Previous: with(base, "zero"), Tried: Digest(with(base, "two")), Timeout: time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		p.on(nil)

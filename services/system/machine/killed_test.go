@@ -66,7 +66,7 @@ func applyForever(dir string) error {
 		fmt.Fprintf(stdout, "%s %s\n", what, digest)
 		return stdout.Flush()
 	}
-	if err := print("found", digest(text)); err != nil {
+	if err := print("found", Digest(text)); err != nil {
 		return err
 	}
 	for i := 0; ; i++ {
@@ -78,33 +78,33 @@ func applyForever(dir string) error {
 		case 4:
 			r.Mode = OnReboot
 		}
-		if err := print(string(r.Mode), digest(next)); err != nil {
+		if err := print(string(r.Mode), Digest(next)); err != nil {
 			return err
 		}
 		if _, err := a.Apply(context.Background(), r); err != nil {
 			return err
 		}
-		if err := print("done", digest(next)); err != nil {
+		if err := print("done", Digest(next)); err != nil {
 			return err
 		}
 		if r.Mode == Try && i%2 == 0 {
-			if err := print("confirm", digest(next)); err != nil {
+			if err := print("confirm", Digest(next)); err != nil {
 				return err
 			}
 			if err := a.Confirm(context.Background(), "test"); err != nil {
 				return err
 			}
-			if err := print("confirmed", digest(next)); err != nil {
+			if err := print("confirmed", Digest(next)); err != nil {
 				return err
 			}
 		} else if r.Mode == Try {
-			if err := print("undo", digest(text)); err != nil {
+			if err := print("undo", Digest(text)); err != nil {
 				return err
 			}
 			if _, err := a.Rollback(context.Background(), 0, Request{By: "test"}); err != nil {
 				return err
 			}
-			if err := print("undone", digest(text)); err != nil {
+			if err := print("undone", Digest(text)); err != nil {
 				return err
 			}
 		}
@@ -127,7 +127,7 @@ func TestKilledWhileApplying(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	may := []string{digest(with(base, "first"))}
+	may := []string{Digest(with(base, "first"))}
 	applied, kills := 0, 0
 	for applied < thousand {
 		lines := runAndKill(t, dir, 1+rand.IntN(60), time.Duration(rand.IntN(4000))*time.Microsecond)

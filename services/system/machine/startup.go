@@ -69,7 +69,7 @@ func (a *Applier) settle() error {
 // tried reports whether the change of a journal was made: the new document is there, or
 // the former one isn't, as the tried configuration has persist: false.
 func tried(t *trial, current []byte) bool {
-	return t.Tried == digest(current) || current == nil && textPersistent(t.Previous)
+	return t.Tried == Digest(current) || current == nil && textPersistent(t.Previous)
 }
 
 // textPersistent reports whether a document is to be on STATE. One that can't be read any
@@ -179,7 +179,7 @@ func (a *Applier) storeBootConfig(by string) error {
 	if err != nil {
 		return err
 	}
-	if n := len(all); n == 0 || all[n-1].Digest != digest(a.text) {
+	if n := len(all); n == 0 || all[n-1].Digest != Digest(a.text) {
 		entry := a.entry(Immediate, by, nil)
 		entry.Summary = "as it was found"
 		a.remember(entry, a.text)
@@ -260,7 +260,7 @@ func (a *Applier) History() ([]Entry, error) {
 	found := false
 	for i := len(all) - 1; i >= 0; i-- {
 		e := all[i].Entry
-		e.Current = !found && e.Digest == digest(a.text)
+		e.Current = !found && e.Digest == Digest(a.text)
 		found = found || e.Current
 		entries = append(entries, e)
 	}
@@ -272,7 +272,7 @@ func (a *Applier) Situation() Situation {
 	entries, _ := a.History() // without it, there is no version to tell
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Situation{Digest: digest(a.text), Try: a.deadline}
+	s := Situation{Digest: Digest(a.text), Try: a.deadline}
 	for _, e := range entries {
 		if e.Current {
 			s.Version = e.Version

@@ -79,8 +79,8 @@ func (k store) sweep() error {
 	return nil
 }
 
-// digest names a document in the API: hexadecimal SHA-256.
-func digest(text []byte) string {
+// Digest names a document in the API: hexadecimal SHA-256.
+func Digest(text []byte) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
 }

@@ -43,7 +43,7 @@ func (a *Applier) Rollback(ctx context.Context, version uint64, r Request) (Resu
 		return a.rollTrial(r)
 	}
 	text, err := a.earlier(version)
-	base := digest(a.text)
+	base := Digest(a.text)
 	a.mu.Unlock()
 	if err != nil {
 		return Result{}, fmt.Errorf("roll the configuration back: %w", err)
@@ -88,13 +88,13 @@ func (a *Applier) earlier(version uint64) ([]byte, error) {
 	current := len(all)
 	for current > 0 {
 		current--
-		if all[current].Digest == digest(a.text) {
+		if all[current].Digest == Digest(a.text) {
 			break
 		}
 	}
 	for current > 0 {
 		current--
-		if all[current].Digest != digest(a.text) {
+		if all[current].Digest != Digest(a.text) {
 			return all[current].Text, nil
 		}
 	}

@@ -4,6 +4,8 @@ package freeport
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -20,6 +22,24 @@ func Find(t testing.TB) netip.AddrPort {
 	}
 	t.Cleanup(release)
 	return at
+}
+
+// Listen listens at a port that many tests want, on an address of the loopback that no
+// other one has.
+func Listen(t testing.TB, port uint16) (net.Listener, netip.Addr) {
+	t.Helper()
+	const tries = 20 // an address is taken by chance, once in a million
+	var err error
+	for range tries {
+		addr := netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(250)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
+		var l net.Listener
+		if l, err = net.Listen("tcp4", netip.AddrPortFrom(addr, port).String()); err == nil {
+			t.Cleanup(func() { l.Close() })
+			return l, addr
+		}
+	}
+	t.Fatal(err)
+	return nil, netip.Addr{}
 }
 
 // Keep is Find for who has no testing.TB: the port is kept until release.

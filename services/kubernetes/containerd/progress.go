@@ -1,0 +1,97 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	client "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/garboard-os/garboard/services/core/reason"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const (
+	// pullTimeout of one image: the largest ones of Kubernetes, over a slow line.
+	pullTimeout = 15 * time.Minute
+	// progressEvery is how often progress is reported, also if there is none: the caller
+	// learns that the pull still runs.
+	progressEvery = time.Second
+)
+
+// PullWithProgress is Pull, and reports how many bytes were fetched of how many. It returns
+// the digest of the image. The pull ends when report returns an error.
+func (c *Containerd) PullWithProgress(ctx context.Context, namespace, ref string, report func(done, total int64) error) (digest string, err error) {
+	cl, err := c.Client()
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(ctx, namespace), pullTimeout)
+	defer cancel()
+	f := &fetched{store: cl.ContentStore()}
+	ended := make(chan struct{})
+	var image client.Image
+	var failure error
+	go func() {
+		defer close(ended)
+		image, failure = c.Pull(ctx, namespace, ref, func(reason.Code, string) {}, client.WithImageHandler(images.HandlerFunc(f.handle)))
+	}()
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ended:
+			switch {
+			case err != nil:
+				return "", err
+			case failure != nil && ctx.Err() != nil:
+				return "", fmt.Errorf("pull image %s within %s: %w", ref, pullTimeout, ctx.Err())
+			case failure != nil:
+				return "", failure
+			}
+			return image.Target().Digest.String(), nil
+		case <-tick.C:
+			if err == nil {
+				if err = report(f.count(ctx)); err != nil {
+					cancel() // Pull ends with it
+				}
+			}
+		}
+	}
+}
+
+// fetched counts what a pull has fetched.
+type fetched struct {
+	store content.Store
+
+	mu    sync.Mutex // guards parts
+	parts []ocispec.Descriptor
+}
+
+// handle is called for each part of the image, once it is known.
+func (f *fetched) handle(_ context.Context, part ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.parts = append(f.parts, part)
+	return nil, nil
+}
+
+func (f *fetched) count(ctx context.Context) (done, total int64) {
+	f.mu.Lock()
+	parts := slices.Clone(f.parts)
+	f.mu.Unlock()
+	for _, part := range parts {
+		total += part.Size
+		if status, err := f.store.Status(ctx, remotes.MakeRefKey(ctx, part)); err == nil {
+			done += status.Offset
+		} else if _, err := f.store.Info(ctx, part.Digest); err == nil {
+			done += part.Size
+		}
+	}
+	return done, total
+}

@@ -60,6 +60,9 @@ func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, erro
 	if err := e.o.Peers.Check(); err != nil {
 		return nil, err
 	}
+	// A connection of an earlier look may lead to a machine that was cut off since, or
+	// through a load balancer to another one than a new connection would.
+	e.o.Peers.Close()
 	r.Peers = append(slices.Clone(r.Peers), e.remembered(me)...)
 	hosts := e.candidates(ctx, cfg, r, given)
 	found := make([][]seen, 1+2*len(hosts))

@@ -71,7 +71,7 @@ func New(store resource.Reader) *Client {
 	return &Client{store: store, Now: time.Now, timeout: callTimeout}
 }
 
-// Close ends connections without calls.
+// Close ends connections without calls. The client can be used further.
 func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -40,6 +39,47 @@ import (
 	"github.com/garboard-os/garboard/services/system/sysctl"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
+
+// dependencies has every service of a node, and the services that must be up before it
+// starts; it stops before they do. A certificate, or another fact that a service needs, is
+// in its package.
+var dependencies = map[string][]string{
+	udev.ID:       nil,
+	apid.ID:       {udev.ID},
+	network.ID:    {udev.ID},
+	machine.ID:    {udev.ID},
+	disks.ID:      {machine.ID},
+	files.ID:      {disks.ID},
+	clock.ID:      {disks.ID, network.ID},
+	balancer.ID:   {disks.ID, network.ID},
+	trustd.ID:     {network.ID, clock.ID},
+	containerd.ID: {disks.ID, files.ID},
+	etcd.ID:       {containerd.ID, network.ID, clock.ID},
+	kubelet.ID:    {containerd.ID, network.ID, clock.ID, balancer.ID},
+	vip.ID:        {network.ID, etcd.ID},
+}
+
+// purposes has every controller of a node, and what it does.
+var purposes = map[string]string{
+	"config.MachineTypeController":            "the node's part in its cluster",
+	"config.KubernetesControlPlaneController": "the control plane's configuration, out of the machine's",
+	"v1alpha1.TimeStatusController":           "a line in the log when the time becomes synchronised, or stops being so",
+	"v1alpha1.BootstrapStatusController":      "whether the control plane is self-hosted: it isn't",
+	"runtime.SysctlController":                "kernel parameters",
+	"secrets.APIController":                   "the machine API's certificate",
+	"secrets.EtcdController":                  "etcd's certificates",
+	"secrets.KubernetesController":            "certificates and keys of the control plane and of the kubelet",
+	"secrets.FilesController":                 "the files with the secrets",
+	"k8s.ControlPlaneStaticPodController":     "the control plane's static pods",
+	"k8s.KubeletStaticPodController":          "the static pods' files for the kubelet, and their status from it",
+	"k8s.ManifestController":                  "the bootstrap manifests: what a new cluster gets first",
+	"k8s.ManifestApplyController":             "the objects of bootstrap manifests that the cluster lacks",
+	"k8s.ManifestDriftController":             "how the cluster's objects differ from the bootstrap manifests",
+	"k8s.NodeLabelController":                 "labels and taints of the node",
+	"k8s.NodeLeaveController":                 "the end of the Nodes of workers that are reset",
+	"k8s.ServingApprovalController":           "the approval of the certificates that workers' kubelets serve with",
+	"k8s.CNIConfigController":                 "how containerd connects pods",
+}
 
 // paramChart as a kernel parameter names a device, such as /dev/ttyS1, that gets
 // the boot chart as SVG: for machines that are only watched from outside.
@@ -113,34 +153,28 @@ func NewNode(o Options) (*Node, error) {
 		began := time.Now()
 		since = func() time.Duration { return time.Since(began) }
 	}
-	n.graph, err = dag.New(
-		dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since},
-		// Depends on nothing.
+	services := []dag.Service{
 		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}),
-		// On udevd.
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline}),
 		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
 		}),
-		// On machined.
 		d.Service(),
-		// On disks.
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
-		// On networkd and disks.
 		balancer.Service(balancer.Options{Store: store}),
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
-		// On files.
 		ctrd.Service(),
-		// On networkd and timed.
 		trustd.Service(trustd.Options{Store: store, Logs: o.Logs, Processes: o.Processes}),
-		// On containerd, networkd and timed; the kubelet on the balancer, too.
 		member.Service(),
 		kubelet.Service(kubelet.Options{Mode: o.Mode, Store: store, Containerd: ctrd}),
-		// On networkd and etcd.
 		vip.Service(vip.Options{Store: store}),
-	)
+	}
+	for i, s := range services {
+		services[i].DependsOn = dependencies[s.ID]
+	}
+	n.graph, err = dag.New(dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since}, services...)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
@@ -159,7 +193,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Since: since, Disks: listDisks(d), UserDisks: d.UserDisks,
+		Processes: o.Processes, Since: since, Disks: d.List, UserDisks: d.UserDisks,
 		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot,
 	})
 	if err != nil {
@@ -215,18 +249,3 @@ func (n *Node) Marked() bool { return n.disks.Marked() }
 
 // Erase is that of the disks.
 func (n *Node) Erase(ctx context.Context) error { return n.disks.Erase(ctx) }
-
-// listDisks shows the disks as the API has them.
-func listDisks(d *disks.Disks) func(context.Context) ([]*garboardv1.Disk, error) {
-	return func(context.Context) ([]*garboardv1.Disk, error) {
-		found, err := d.List()
-		var all []*garboardv1.Disk
-		for _, disk := range found {
-			all = append(all, &garboardv1.Disk{
-				Device: disk.Path, Size: uint64(disk.Size), Model: disk.Model, Serial: disk.Serial, Bus: disk.Bus,
-				ReadOnly: disk.ReadOnly, System: disk.System, Content: disk.Holds,
-			})
-		}
-		return all, err
-	}
-}

@@ -172,12 +172,19 @@ func (s *nodeService) Time(context.Context, *connect.Request[apiv1.TimeRequest])
 	return connect.NewResponse(res), nil
 }
 
-func (s *nodeService) Disks(ctx context.Context, _ *connect.Request[apiv1.DisksRequest]) (*connect.Response[apiv1.DisksResponse], error) {
-	disks, err := s.opts.Disks(ctx)
+func (s *nodeService) Disks(context.Context, *connect.Request[apiv1.DisksRequest]) (*connect.Response[apiv1.DisksResponse], error) {
+	found, err := s.opts.Disks()
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
-	return connect.NewResponse(&apiv1.DisksResponse{Disks: disks}), nil
+	res := &apiv1.DisksResponse{}
+	for _, disk := range found {
+		res.Disks = append(res.Disks, &apiv1.Disk{
+			Device: disk.Path, Size: uint64(disk.Size), Model: disk.Model, Serial: disk.Serial, Bus: disk.Bus,
+			ReadOnly: disk.ReadOnly, System: disk.System, Content: disk.Holds,
+		})
+	}
+	return connect.NewResponse(res), nil
 }
 
 func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.BootChartRequest]) (*connect.Response[apiv1.BootChartResponse], error) {

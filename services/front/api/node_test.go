@@ -11,6 +11,8 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
+	"github.com/garboard-os/garboard/services/system/disks"
+	"google.golang.org/protobuf/proto"
 )
 
 // own is a nodeService of this machine.
@@ -118,5 +120,20 @@ func TestS252Containers(t *testing.T) {
 		if c.msg.GetId() != tt.id || c.msg.GetStatus() != tt.status || c.msg.GetInPod() != tt.inPod || (c.msg.GetPid() == 42) != tt.running {
 			t.Errorf("%v, running %v: %v", tt.labels, tt.running, c.msg)
 		}
+	}
+}
+
+func TestDisksHaveAllThatIsKnown(t *testing.T) {
+	t.Parallel()
+	s := newNodeService(Options{Disks: func() ([]disks.Disk, error) {
+		return []disks.Disk{{Path: "/dev/sda", Size: 1 << 40, Model: "BIG", Serial: "s1", Bus: "sata", ReadOnly: true, System: true, Holds: "Garboard"}}, nil
+	}})
+	res, err := s.Disks(t.Context(), nil)
+	must(t, err)
+	want := &apiv1.DisksResponse{Disks: []*apiv1.Disk{{
+		Device: "/dev/sda", Size: 1 << 40, Model: "BIG", Serial: "s1", Bus: "sata", ReadOnly: true, System: true, Content: "Garboard",
+	}}}
+	if !proto.Equal(res.Msg, want) {
+		t.Errorf("got %v\nwant %v", res.Msg, want)
 	}
 }

@@ -35,7 +35,7 @@ type Options struct {
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.
 	Since func() time.Duration
-	Disks func(ctx context.Context) ([]*apiv1.Disk, error)
+	Disks func() ([]disks.Disk, error)
 	// UserDisks are the disks of these names, if a reset may wipe them.
 	UserDisks func(names []string) ([]disks.UserDisk, error)
 

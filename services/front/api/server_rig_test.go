@@ -93,7 +93,7 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		Containerd: containerd.New(containerd.Options{Mode: boot.Container, Store: store, Processes: table, Logs: l}), Processes: table,
 		Etcd:     etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
 		Diagnose: func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
-		Disks:    func(context.Context) ([]*apiv1.Disk, error) { return nil, nil },
+		Disks:    func() ([]disks.Disk, error) { return nil, nil },
 		UserDisks: func(names []string) (users []disks.UserDisk, err error) {
 			for _, name := range names {
 				if name != "/dev/sdb" {

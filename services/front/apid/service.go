@@ -57,7 +57,6 @@ func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		DependsOn:  []string{"udevd"},
 		Needs:      []dag.Condition{stageKnown(s.Store), certificate{s.Store}, listening(s.socket)},
 		Prepare:    s.publisher.Prepare,
 		Run:        func(ctx context.Context, h *dag.Handle) error { return s.publisher.Run(ctx, h, s.process) },

@@ -89,9 +89,8 @@ func newNode(t *testing.T, cmdline string) *node {
 		dir: n.b.dir, socket: n.b.socket, uid: os.Getuid(), address: n.b.address, process: run,
 	})
 	service.Health.Period = 200 * time.Millisecond
-	task := func(ctx context.Context, _ *dag.Handle) error { return nil }
 	var err error
-	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service, dag.Service{ID: "udevd", Run: task, Restart: dag.RestartNever})
+	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service)
 	if err != nil {
 		t.Fatal(err)
 	}

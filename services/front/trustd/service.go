@@ -67,13 +67,12 @@ func Service(o Options) dag.Service {
 		Inputs: []string{machine.Configs.Type(), secrets.API.Type()}, Current: o.current,
 	}
 	return dag.Service{
-		ID:        ID,
-		Kind:      dag.Process,
-		DependsOn: []string{"networkd", "timed"},
-		Needs:     []dag.Condition{certificate{o}},
-		Skip:      o.skip,
-		Prepare:   publisher.Prepare,
-		Run:       func(ctx context.Context, h *dag.Handle) error { return publisher.Run(ctx, h, o.process) },
+		ID:      ID,
+		Kind:    dag.Process,
+		Needs:   []dag.Condition{certificate{o}},
+		Skip:    o.skip,
+		Prepare: publisher.Prepare,
+		Run:     func(ctx context.Context, h *dag.Handle) error { return publisher.Run(ctx, h, o.process) },
 		Health: &dag.Health{Check: func(ctx context.Context) error {
 			return publisher.ServesCertificate(ctx, o.address, publisher.Written().Files[certName])
 		}},

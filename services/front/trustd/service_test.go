@@ -45,10 +45,8 @@ func newNode(t *testing.T, cfg *config.Config) *node {
 	l := logs.New(nil)
 	service := Service(Options{Store: n.store, Logs: l, Processes: process.New(), dir: n.b.dir, uid: os.Getuid(), address: n.b.address, process: n.run})
 	service.Health.Period = 100 * time.Millisecond
-	task := func(context.Context, *dag.Handle) error { return nil }
 	var err error
-	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service,
-		dag.Service{ID: "networkd", Run: task, Restart: dag.RestartNever}, dag.Service{ID: "timed", Run: task, Restart: dag.RestartNever})
+	n.graph, err = dag.New(dag.Options{Log: l.Logger}, service)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -133,7 +133,6 @@ func Service(o Options) dag.Service {
 	}
 	return dag.Service{
 		ID:         ID,
-		DependsOn:  []string{"disks", network.ID},
 		Run:        o.run,
 		Restart:    dag.RestartAlways,
 		StopBudget: stopBudget,

@@ -196,7 +196,7 @@ func (r *rig) answer(w http.ResponseWriter, req *http.Request) {
 func (r *rig) run() (stop func()) {
 	r.t.Helper()
 	graph, err := dag.New(dag.Options{Log: func(string) *slog.Logger { return slog.New(slog.NewTextHandler(testWriter{r.t}, nil)) }, SinceBoot: func() time.Duration { return 0 }},
-		up("disks"), up(network.ID), Service(r.o))
+		Service(r.o))
 	must(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -211,10 +211,6 @@ type testWriter struct{ t *testing.T }
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Log(strings.TrimSpace(string(p)))
 	return len(p), nil
-}
-
-func up(id string) dag.Service {
-	return dag.Service{ID: id, Run: func(ctx context.Context, h *dag.Handle) error { h.Started("up"); <-ctx.Done(); return nil }}
 }
 
 // waitForServers waits until the node's API servers are these: by name, where they are from and

@@ -76,7 +76,6 @@ func (c *Containerd) Service() dag.Service {
 	return dag.Service{
 		ID:         ID,
 		Kind:       dag.Process,
-		DependsOn:  []string{"disks", "files"},
 		Prepare:    c.prepare,
 		Run:        c.run,
 		Health:     &dag.Health{Check: c.healthy, Period: healthPeriod, Timeout: dialTimeout},

@@ -145,11 +145,10 @@ func New(o Options) *Etcd {
 // Service is etcd in the graph.
 func (e *Etcd) Service() dag.Service {
 	return dag.Service{
-		ID:        ID,
-		Kind:      dag.Container,
-		DependsOn: []string{containerd.ID, "networkd", "timed"},
-		Needs:     []dag.Condition{certificates{e.o}},
-		Skip:      e.o.skip,
+		ID:    ID,
+		Kind:  dag.Container,
+		Needs: []dag.Condition{certificates{e.o}},
+		Skip:  e.o.skip,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
 			if err := e.runner.Prepare(ctx, h); err != nil {
 				return err

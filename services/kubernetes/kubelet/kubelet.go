@@ -23,7 +23,6 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
@@ -59,9 +58,8 @@ func Service(o Options) dag.Service {
 		StopBudget: stopBudget,
 	}
 	return dag.Service{
-		ID:        ID,
-		Kind:      dag.Container,
-		DependsOn: []string{containerd.ID, "networkd", "timed", balancer.ID},
+		ID:   ID,
+		Kind: dag.Container,
 		Needs: []dag.Condition{
 			secrets.Statuses.When(o.Store, secrets.KubeletID, "kubelet credentials to be made", func(secrets.StatusSpec) bool { return true }),
 		},

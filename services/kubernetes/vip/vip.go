@@ -32,9 +32,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
-	"github.com/garboard-os/garboard/services/system/network"
 )
 
 const (
@@ -89,7 +87,6 @@ type Options struct {
 func Service(o Options) dag.Service {
 	return dag.Service{
 		ID:         ID,
-		DependsOn:  []string{network.ID, etcd.ID},
 		Skip:       o.skip,
 		Run:        o.run,
 		Restart:    dag.RestartAlways,

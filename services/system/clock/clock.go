@@ -110,9 +110,8 @@ func New(o Options) *Daemon {
 // that has taken long enough.
 func (d *Daemon) Service() dag.Service {
 	return dag.Service{
-		ID:        ID,
-		DependsOn: []string{"networkd", "disks"},
-		Run:       d.run,
-		Restart:   dag.RestartAlways,
+		ID:      ID,
+		Run:     d.run,
+		Restart: dag.RestartAlways,
 	}
 }

@@ -146,12 +146,9 @@ func startMember(t *testing.T, o Options, cfg config.Time, ca config.CertKey) *n
 	}
 	n.file = o.file
 	n.configure(cfg)
-	up := func(id string) dag.Service {
-		return dag.Service{ID: id, Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }}
-	}
 	var err error
 	log := slog.New(slog.NewTextHandler(n.log, nil))
-	n.graph, err = dag.New(dag.Options{Log: func(string) *slog.Logger { return log }}, up("networkd"), up("disks"), New(o).Service())
+	n.graph, err = dag.New(dag.Options{Log: func(string) *slog.Logger { return log }}, New(o).Service())
 	if err != nil {
 		t.Fatal(err)
 	}

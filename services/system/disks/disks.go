@@ -104,7 +104,6 @@ func New(o Options) *Disks {
 func (d *Disks) Service() dag.Service {
 	return dag.Service{
 		ID:         ID,
-		DependsOn:  []string{"machined"},
 		Run:        d.run,
 		Restart:    dag.RestartOnError,
 		StopBudget: stopBudget,

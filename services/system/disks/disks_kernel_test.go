@@ -196,7 +196,6 @@ func (m *machineUnderTest) up(install config.Install) error {
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	g, err := dag.New(dag.Options{},
-		dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error { h.Started(""); <-ctx.Done(); return nil }},
 		machine.Service(machine.Options{Store: m.store, Applier: m.applier, Sources: []boot.Source{medium}}),
 		dag.Service{ID: ID, DependsOn: []string{"machined"}, Restart: dag.RestartNever, Run: func(ctx context.Context, h *dag.Handle) error {
 			err := m.disks.run(ctx, h)

@@ -135,10 +135,9 @@ func New(o Options) *Daemon {
 // first, for /var.
 func (d *Daemon) Service() dag.Service {
 	return dag.Service{
-		ID:        ID,
-		DependsOn: []string{"disks"},
-		Run:       d.run,
-		Restart:   dag.RestartAlways,
+		ID:      ID,
+		Run:     d.run,
+		Restart: dag.RestartAlways,
 	}
 }
 

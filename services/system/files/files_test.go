@@ -271,12 +271,7 @@ func TestServiceFollows(t *testing.T) {
 		b := newBench(t, nil)
 		b.put(filepath.Join(b.root, "/var/x"), "theirs")
 		b.configure(entry("/etc/x", "1", config.FileCreate), entry("/var/x", "mine", config.FileCreate))
-		disks := dag.Service{ID: "disks", Run: func(ctx context.Context, h *dag.Handle) error {
-			h.Started("")
-			<-ctx.Done()
-			return nil
-		}}
-		graph, err := dag.New(dag.Options{}, disks, b.d.Service())
+		graph, err := dag.New(dag.Options{}, b.d.Service())
 		must(t, err)
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

@@ -61,10 +61,9 @@ type Options struct {
 // Service is machined in the graph.
 func Service(o Options) dag.Service {
 	return dag.Service{
-		ID:        ID,
-		DependsOn: []string{"udevd"},
-		Run:       o.run,
-		Restart:   dag.RestartAlways,
+		ID:      ID,
+		Run:     o.run,
+		Restart: dag.RestartAlways,
 	}
 }
 

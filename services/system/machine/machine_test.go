@@ -58,14 +58,9 @@ func run(t *testing.T, n *node, mount func(context.Context) (bool, error)) {
 		}
 		return n.data, nil
 	}}
-	udevd := dag.Service{ID: "udevd", Run: func(ctx context.Context, h *dag.Handle) error {
-		h.Started("")
-		<-ctx.Done()
-		return nil
-	}}
 	n.applier = NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
 	var err error
-	n.graph, err = dag.New(dag.Options{}, udevd, Service(Options{Store: n.store, Applier: n.applier, Sources: []boot.Source{source}, MountState: mount}))
+	n.graph, err = dag.New(dag.Options{}, Service(Options{Store: n.store, Applier: n.applier, Sources: []boot.Source{source}, MountState: mount}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -197,8 +197,7 @@ func New(o Options) *Daemon {
 // that is to be left alone would be wrong even for a moment.
 func (d *Daemon) Service() dag.Service {
 	return dag.Service{
-		ID:        ID,
-		DependsOn: []string{"udevd"},
+		ID: ID,
 		Needs: []dag.Condition{
 			machine.Stages.When(d.o.Store, machine.StageID, "the search for a configuration to end", nil),
 		},

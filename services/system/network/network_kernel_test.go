@@ -205,10 +205,7 @@ func (n *node) run(physical func(netlink.Link) bool) {
 	}
 	d := New(o)
 	var err error
-	n.graph, err = dag.New(dag.Options{Log: l.Logger}, dag.Service{
-		ID:  "udevd",
-		Run: func(ctx context.Context, h *dag.Handle) error { h.Started("there"); <-ctx.Done(); return nil },
-	}, d.Service())
+	n.graph, err = dag.New(dag.Options{Log: l.Logger}, d.Service())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,6 +36,9 @@ const (
 	maxWorkers = 4
 )
 
+// ID of the service.
+const ID = "udevd"
+
 // Options are what udevd takes.
 type Options struct {
 	Mode boot.Mode
@@ -45,7 +48,7 @@ type Options struct {
 // Service is udevd.
 func Service(o Options) dag.Service {
 	return dag.Service{
-		ID: "udevd",
+		ID: ID,
 		Skip: func() string {
 			if o.Mode == boot.Container {
 				return "a container node has its host's devices"

@@ -115,7 +115,7 @@ func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRe
 }
 
 func (logService) Dmesg(_ context.Context, _ *connect.Request[apiv1.DmesgRequest], stream *connect.ServerStream[apiv1.KernelMessage]) error {
-	return stream.Send(&apiv1.KernelMessage{Level: 6, Time: at(70 * time.Second), SinceBootUs: 70093289, Message: "[garboard] task labelControlPlane (1/1): starting"})
+	return stream.Send(&apiv1.KernelMessage{Level: 6, Time: at(70 * time.Second), SinceBootUs: 70093289, Message: "[garboard] task labelNodeAsControlPlane (1/1): starting"})
 }
 
 type fileService struct {

@@ -72,14 +72,18 @@ type fixture struct {
 	store   *resource.Store
 	kubelet *kubelet
 
+	logs       *logs.Logs
 	kubeletURL string
 	now        func() time.Time // nil: time.Now
 }
 
+// controllerLog is the log of the controllers.
+const controllerLog = "controller-runtime"
+
 // start runs all controllers until the test ends.
 func start(t *testing.T, c *config.Config) *fixture {
 	t.Helper()
-	f := &fixture{t: t, dir: t.TempDir(), config: c, store: testStore(t, c), kubelet: &kubelet{code: http.StatusInternalServerError, body: "Authorization error (user=x)"}}
+	f := &fixture{t: t, dir: t.TempDir(), config: c, store: testStore(t, c), logs: logs.New(testWriter{t}), kubelet: &kubelet{code: http.StatusInternalServerError, body: "Authorization error (user=x)"}}
 	crt, key, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "system:node:n1", DNS: []string{"n1"}, Server: true, Now: time.Now()})
 	put(t, err)
 	pair, err := tls.X509KeyPair(crt, key)
@@ -97,15 +101,21 @@ func start(t *testing.T, c *config.Config) *fixture {
 
 func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
-		Logs: logs.New(testWriter{f.t}), StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
+		Logs: f.logs, StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 	})...)
-	rt, err := resource.NewRuntime(f.store, testLog(f.t), controllers...)
+	rt, err := resource.NewRuntime(f.store, f.logs.Logger(controllerLog), controllers...)
 	put(f.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = rt.Run(ctx) }()
-	f.t.Cleanup(func() { cancel(); <-done })
+	f.t.Cleanup(func() {
+		cancel()
+		<-done
+		if f.t.Failed() {
+			f.t.Logf("log:\n%s", strings.Join(f.logs.Tail(controllerLog, 100), "\n"))
+		}
+	})
 }
 
 func (f *fixture) path(parts ...string) string {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
@@ -25,7 +26,7 @@ func TestRenewalLeavesPodsAlone(t *testing.T) {
 	began := time.Now()
 	var later atomic.Int64
 	c := testConfig(t)
-	f := &fixture{t: t, dir: t.TempDir(), config: c, store: testStore(t, c), kubelet: &kubelet{code: http.StatusOK}, kubeletURL: "https://127.0.0.1:1"}
+	f := &fixture{t: t, dir: t.TempDir(), config: c, store: testStore(t, c), logs: logs.New(testWriter{t}), kubelet: &kubelet{code: http.StatusOK}, kubeletURL: "https://127.0.0.1:1"}
 	f.now = func() time.Time { return began.Add(time.Duration(later.Load())) }
 	f.run()
 	f.etcd(true)

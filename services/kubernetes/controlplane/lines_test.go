@@ -1,0 +1,112 @@
+package controlplane
+
+import (
+	"bytes"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/google/go-cmp/cmp"
+)
+
+// logged are the lines of the controllers' log, without their times.
+func logged(l *logs.Logs) (lines []string) {
+	for _, line := range l.Tail(controllerLog, 0) {
+		_, text, _ := strings.Cut(line, "  ")
+		lines = append(lines, text)
+	}
+	return lines
+}
+
+// What the controllers of a control plane log, to the word.
+func TestS277S278BootstrapStatusAndStaticPodsAreLogged(t *testing.T) {
+	f := start(t, testConfig(t))
+	f.etcd(true)
+	for _, line := range []string{
+		"v1alpha1.BootstrapStatusController: bootkube initialized status not found",
+		fmt.Sprintf("k8s.KubeletStaticPodController: writing static pod %q", f.file(apiServer)),
+	} {
+		eventually.That(t, patience, "a line of the log", func() error {
+			if all := logged(f.logs); !slices.Contains(all, line) {
+				return fmt.Errorf("the log lacks %q:\n%s", line, strings.Join(all, "\n"))
+			}
+			return nil
+		})
+	}
+}
+
+func TestS281CreatedObjectsAreLogged(t *testing.T) {
+	t.Parallel()
+	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/api":
+			fmt.Fprint(w, `{"items":[]}`)
+		case r.URL.Path == "/apis":
+			fmt.Fprint(w, `{"items":[{"metadata":{"name":"rbac.authorization.k8s.io"},"versions":[{"version":"v1","resources":[{"resource":"clusterroles","scope":"Cluster","responseKind":{"kind":"ClusterRole"}}]}]}]}`)
+		case r.Method == http.MethodPost && r.URL.Path == roles, r.URL.Path == roles+"/kept":
+			fmt.Fprint(w, `{}`)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	client, err := kubeclient.New(kubeclient.Options{Server: server.URL, CA: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})})
+	put(t, err)
+	role := func(name string) kubeclient.Object {
+		return kubeclient.Object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": object{"name": name}}
+	}
+	l := logs.New(nil)
+	put(t, create(t.Context(), view{log: l.Logger(controllerLog)}, client, []kubeclient.Object{role("psp:privileged"), role("kept")}))
+	if diff := cmp.Diff([]string{"created rbac.authorization.k8s.io/v1/ClusterRole/psp:privileged"}, logged(l)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The console hears of the node's label as of a task, and of each error until it is done.
+func TestS255LabelTaskIsOnTheConsole(t *testing.T) {
+	t.Parallel()
+	patches := 0
+	store := served(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/readyz":
+		case r.URL.Path == "/api":
+			fmt.Fprint(w, `{"items":[{"metadata":{},"versions":[{"version":"v1","resources":[{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]}]}`)
+		case r.URL.Path == "/apis":
+			fmt.Fprint(w, `{"items":[]}`)
+		case r.Method == http.MethodPatch:
+			if patches++; patches == 1 {
+				http.Error(w, "quota", http.StatusForbidden)
+				return
+			}
+			fallthrough
+		case r.URL.Path == "/api/v1/nodes/n1":
+			fmt.Fprint(w, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","resourceVersion":"1"}}`)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	console := &bytes.Buffer{}
+	l := logs.New(console)
+	c := controllerOf(t, Options{Logs: l}, "k8s.NodeLabelController")
+	v := view{store.As("test"), l.Logger(controllerLog)}
+	if _, err := c.Reconcile(t.Context(), v); err == nil {
+		t.Error("the API server refused, and it is no error")
+	}
+	_, err := c.Reconcile(t.Context(), v)
+	put(t, err)
+	want := `[garboard] task labelNodeAsControlPlane (1/1): starting
+[garboard] retrying error: patch /v1/Node/n1: the server answered 403 Forbidden ("quota")
+[garboard] task labelNodeAsControlPlane (1/1): done
+`
+	if diff := cmp.Diff(want, console.String()); diff != "" {
+		t.Error(diff)
+	}
+}

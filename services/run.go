@@ -1,0 +1,58 @@
+package services
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/front/api"
+	"github.com/garboard-os/garboard/services/operations/lifecycle"
+)
+
+// Run runs the node until ctx is cancelled and everything has stopped, services
+// in reverse order of their dependencies.
+func (n *Node) Run(ctx context.Context) error {
+	// The controllers go on while services stop: a service may still want what
+	// they make. They end last.
+	rctx, stopControllers := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := n.runtime.Run(rctx); err != nil && rctx.Err() == nil {
+			n.logs.Logger("controller-runtime").Error("controllers ended", slog.Any("err", err))
+		}
+	})
+	wg.Go(func() {
+		if err := n.api.Run(rctx); err != nil {
+			n.logs.Logger(api.LogID).Error("the machine API ended", slog.Any("err", err))
+		}
+	})
+	wg.Go(func() {
+		// With the first service that stops: what runs goes on after the next boot.
+		if err := n.ops.Run(ctx); err != nil {
+			n.logs.Logger(operation.ID).Warn(err.Error())
+		}
+	})
+	events := n.graph.Subscribe(rctx)
+	wg.Go(func() { n.report.run(rctx, events) })
+	err := n.graph.Run(ctx)
+	stopControllers()
+	wg.Wait()
+	return err
+}
+
+// End ends the machine as `gbctl reboot` and `gbctl shutdown` do, for somebody at the machine
+// or its host: within lifecycle.PressBudget its services stop. It returns once that is under
+// way; an error means that it isn't.
+func (n *Node) End(ctx context.Context, p boot.Power, why string) error {
+	name := map[boot.Power]string{boot.Reboot: lifecycle.Reboot, boot.PowerOff: lifecycle.Shutdown}[p]
+	_, err := n.ops.Start(ctx, operation.Ask{Name: name, Arguments: lifecycle.Pressed().Encode(), By: why})
+	return err
+}
+
+// Marked tells whether a reset has marked anything that Erase wipes once all has stopped.
+func (n *Node) Marked() bool { return n.disks.Marked() }
+
+// Erase is that of the disks.
+func (n *Node) Erase(ctx context.Context) error { return n.disks.Erase(ctx) }

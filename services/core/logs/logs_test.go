@@ -372,8 +372,10 @@ func TestFullDiskIsReportedOnceAndCounted(t *testing.T) {
 // A disk that hangs must not stop those who log.
 func TestStalledDiskDoesNotBlockWriters(t *testing.T) {
 	l := New(nil)
-	free := make(chan struct{})
+	opening, free := make(chan struct{}), make(chan struct{})
+	var once sync.Once
 	l.disk.open = func(path string) (file, error) {
+		once.Do(func() { close(opening) })
 		<-free
 		return openFile(path)
 	}
@@ -382,6 +384,8 @@ func TestStalledDiskDoesNotBlockWriters(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := l.Writer("x")
+	fmt.Fprintln(w, "first")
+	<-opening // from here on, nothing takes lines out of the queue
 	for i := range 2 * queueLines {
 		fmt.Fprintln(w, i) // ends only if it doesn't block
 	}

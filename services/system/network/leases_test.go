@@ -177,7 +177,11 @@ func TestEachSourceIsWaitedFor(t *testing.T) {
 			func(string) (*lease, error) { return nil, errNoAnswer })
 		time.Sleep(warnAfter + 10*time.Second)
 		synctest.Wait()
-		if diff := cmp.Diff([]string{`DHCPv6 answer on "eth0"`}, n.lacking()); diff != "" {
+		var lacking []string
+		for _, err := range n.lacking() {
+			lacking = append(lacking, err.Error())
+		}
+		if diff := cmp.Diff([]string{`DHCPv6 answer on "eth0"`}, lacking); diff != "" {
 			t.Error(diff)
 		}
 		if line := "no DHCPv6 answer on eth0 for"; !strings.Contains(n.log.String(), line) {

@@ -19,7 +19,7 @@ import (
 )
 
 // ErrUnknown says that the release has no such package.
-var ErrUnknown = errors.New("Debian " + Release + " has no such package")
+var ErrUnknown = errors.New("no such package in Debian " + Release)
 
 // Release is the code name of the release that packages are taken from.
 const Release = "trixie"

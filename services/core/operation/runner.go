@@ -454,67 +454,6 @@ func (r *Runner) all() []*execution {
 	return all
 }
 
-func (r *Runner) find(id string) (*execution, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if x := r.operations[id]; x != nil {
-		return x, nil
-	}
-	if !r.read {
-		return nil, fmt.Errorf("operation %q: %w", bounded(id), errUnread)
-	}
-	return nil, fmt.Errorf("operation %q: %w on this node (any more)", bounded(id), ErrNotFound)
-}
-
-// errUnread is why nothing is known of an operation yet.
-var errUnread = errors.New("the node has just started, and hasn't read the journals of its operations yet: STATE isn't mounted")
-
-// Running returns the ID of an operation with one of these names that runs, and isn't being
-// undone; "": none does.
-func (r *Runner) Running(names ...string) (id string, err error) {
-	r.mu.Lock()
-	read := r.read
-	r.mu.Unlock()
-	if !read {
-		return "", errUnread
-	}
-	for _, x := range r.all() {
-		if rec := x.record(); rec.State == Running && slices.Contains(names, rec.Name) {
-			return x.id, nil
-		}
-	}
-	return "", nil
-}
-
-// List returns all operations that the node knows, oldest first. Beside an error they
-// are those of this boot.
-func (r *Runner) List() ([]Operation, error) {
-	r.mu.Lock()
-	read := r.read
-	r.mu.Unlock()
-	var all []Operation
-	for _, x := range r.all() {
-		x.mu.Lock()
-		all = append(all, x.status())
-		x.mu.Unlock()
-	}
-	if !read {
-		return all, errUnread
-	}
-	return all, nil
-}
-
-// Get returns one operation.
-func (r *Runner) Get(id string) (Operation, error) {
-	x, err := r.find(id)
-	if err != nil {
-		return Operation{}, err
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.status(), nil
-}
-
 // Abort ends an operation that nothing is done of yet that can't be undone, and has
 // what was done undone.
 func (r *Runner) Abort(id, by string) error {

@@ -113,7 +113,7 @@ func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
 				}
 				return err
 			},
-			Undo: func(ctx context.Context, p *operation.Progress) error { return e.withdraw(ctx, p, "") },
+			Undo: func(ctx context.Context, p *operation.Progress) error { return e.withdraw(ctx, p.Say, "") },
 		},
 		e.serveStep(),
 	}, nil
@@ -139,7 +139,7 @@ func (e *Etcd) serveStep() operation.Step {
 
 // withdraw takes back a beginning of which etcd knows nothing yet. restored is the token of
 // data that was restored for it; "" where there is none.
-func (e *Etcd) withdraw(ctx context.Context, p *operation.Progress, restored string) error {
+func (e *Etcd) withdraw(ctx context.Context, say func(format string, args ...any), restored string) error {
 	done, err := e.take(ctx)
 	if err != nil {
 		return err
@@ -153,8 +153,9 @@ func (e *Etcd) withdraw(ctx context.Context, p *operation.Progress, restored str
 	switch {
 	case err != nil:
 		return err
-	case e.going.Load() || r.Phase == member || r.Phase == joining || data && restored == "":
-		p.Say("etcd has started on this node: its cluster stays")
+	case e.going.Load() || r.Phase == member || r.Phase == joining || data && restored == "",
+		restored != "" && r.Phase == fresh && r.Token != restored: // begun by an operation before this one
+		say("the cluster that has begun on this node stays")
 		return nil
 	case restored == "" && r.Phase != fresh:
 		return nil
@@ -201,7 +202,7 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				token, err := restoredAs.Get(p)
 				if err == nil {
-					err = e.withdraw(ctx, p, token)
+					err = e.withdraw(ctx, p.Say, token)
 				} else if errors.Is(err, operation.ErrNoData) { // nothing was restored
 					err = nil
 				}

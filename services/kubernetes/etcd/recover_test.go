@@ -3,8 +3,10 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,5 +85,48 @@ func TestServiceWaitsForOperations(t *testing.T) {
 	must(t, n.decide(t.Context()))
 	if _, err := os.Stat(n.recoveryDir()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what a recovery has left stays: %v", err)
+	}
+}
+
+// What is undone is only what the operation itself has begun, and what etcd doesn't know yet.
+func TestWithdraw(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		before   record
+		data     bool
+		going    bool
+		restored string
+		stays    bool
+	}{
+		"a bootstrap":                           {before: record{Phase: fresh, Token: "t"}},
+		"a bootstrap, and etcd runs":            {before: record{Phase: fresh, Token: "t"}, going: true, stays: true},
+		"a bootstrap, and etcd has data":        {before: record{Phase: fresh, Token: "t"}, data: true, stays: true},
+		"a bootstrap that was refused":          {before: record{Phase: member, Token: "u"}, data: true, stays: true},
+		"a restore":                             {before: record{Phase: fresh, Token: "t"}, data: true, restored: "t"},
+		"a restore before its record":           {data: true, restored: "t"},
+		"a restore, and etcd runs":              {before: record{Phase: fresh, Token: "t"}, data: true, going: true, restored: "t", stays: true},
+		"a restore, and the cluster is another": {before: record{Phase: fresh, Token: "u"}, data: true, restored: "t", stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("127.0.0.1"))
+			must(t, n.write(tt.before))
+			if tt.data {
+				must(t, os.MkdirAll(n.path("data", "member"), 0o700))
+			}
+			n.going.Store(tt.going)
+			said := ""
+			must(t, n.withdraw(t.Context(), func(format string, args ...any) { said = fmt.Sprintf(format, args...) }, tt.restored))
+			after, err := n.read()
+			must(t, err)
+			data, err := n.hasData()
+			must(t, err)
+			if tt.stays && (!reflect.DeepEqual(after, tt.before) || data != tt.data || said == "") {
+				t.Errorf("it is %+v with data %t, and says %q", after, data, said)
+			}
+			if !tt.stays && (after.Phase != waiting || data) {
+				t.Errorf("it is %+v with data %t", after, data)
+			}
+		})
 	}
 }

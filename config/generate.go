@@ -109,14 +109,22 @@ func generateControlPlane(c *Config, o Options, kubernetes func(string) string) 
 // kubernetesVersion is the versions that a node can run (Q-16).
 var kubernetesVersion = regexp.MustCompile(`^v1\.(34|35|36)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
+// CheckKubernetesVersion refuses a version, such as v1.36.3, that this release doesn't run.
+func CheckKubernetesVersion(version string) error {
+	if !kubernetesVersion.MatchString(version) {
+		return fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
+	}
+	return nil
+}
+
 // kubernetesImages puts a version into the default images of Kubernetes.
 func kubernetesImages(version string) (func(image string) string, error) {
 	version = cmp.Or(version, KubernetesVersion)
 	if !strings.HasPrefix(version, "v") {
 		version = "v" + version
 	}
-	if !kubernetesVersion.MatchString(version) {
-		return nil, fmt.Errorf("version %s of Kubernetes isn't one that this release runs: v1.34 to v1.36, such as %s", quote(version), KubernetesVersion)
+	if err := CheckKubernetesVersion(version); err != nil {
+		return nil, err
 	}
 	return func(image string) string { return strings.TrimSuffix(image, KubernetesVersion) + version }, nil
 }

@@ -3,6 +3,7 @@ package services
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -19,12 +20,14 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 	"github.com/garboard-os/garboard/services/operations/doctor"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/files"
@@ -80,8 +83,9 @@ func NewNode(o Options) (*Node, error) {
 	n.disks = d
 	ctrd := containerd.New(containerd.Options{Mode: o.Mode, Store: store, Processes: o.Processes, Logs: o.Logs})
 
+	others := peers.New(store)
 	member := etcd.New(etcd.Options{
-		Mode: o.Mode, Store: store, Containerd: ctrd, Peers: peers.New(store), Log: o.Logs.Logger(etcd.ID),
+		Mode: o.Mode, Store: store, Containerd: ctrd, Peers: others, Log: o.Logs.Logger(etcd.ID),
 		Stop:    func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
 		Running: func(names ...string) (string, error) { return n.ops.Running(names...) }, LeaveWith: []string{lifecycle.Reset},
 	})
@@ -92,9 +96,14 @@ func NewNode(o Options) (*Node, error) {
 		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
 		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
 	}
+	upgrade := upgradek8s.Options{
+		Store: store, Peers: others,
+		Kubernetes: func() (*kubeclient.Client, error) { return controlplane.AdminClient(store) },
+		Metrics:    func(ctx context.Context, node netip.Addr) (string, error) { return controlplane.Metrics(ctx, store, node) },
+	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
-		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions()),
+		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade)}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
@@ -147,7 +156,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Since: since, Disks: d.List, UserDisks: d.UserDisks,
-		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot,
+		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {
 		return nil, err

@@ -2550,6 +2550,132 @@ func (x *ShutdownResponse) GetOperation() *Operation {
 	return nil
 }
 
+type UpgradeKubernetesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Such as 1.35.4. Empty: the version of the cluster's components that don't have the
+	// new one.
+	From string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	// Such as 1.36.3: at most one minor version from the present one.
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// Leave the kubelets as they are.
+	NoKubelet bool `protobuf:"varint,3,opt,name=no_kubelet,json=noKubelet,proto3" json:"no_kubelet,omitempty"`
+	// Apply changed bootstrap manifests without a question.
+	Yes bool `protobuf:"varint,4,opt,name=yes,proto3" json:"yes,omitempty"`
+	// Only check the cluster, and return the steps.
+	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeKubernetesRequest) Reset() {
+	*x = UpgradeKubernetesRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeKubernetesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeKubernetesRequest) ProtoMessage() {}
+
+func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *UpgradeKubernetesRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *UpgradeKubernetesRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *UpgradeKubernetesRequest) GetNoKubelet() bool {
+	if x != nil {
+		return x.NoKubelet
+	}
+	return false
+}
+
+func (x *UpgradeKubernetesRequest) GetYes() bool {
+	if x != nil {
+		return x.Yes
+	}
+	return false
+}
+
+func (x *UpgradeKubernetesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type UpgradeKubernetesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeKubernetesResponse) Reset() {
+	*x = UpgradeKubernetesResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeKubernetesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeKubernetesResponse) ProtoMessage() {}
+
+func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Skip all steps and checks in the cluster (gbctl reset --graceful=false).
@@ -2568,7 +2694,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2706,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2719,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -2647,7 +2773,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2659,7 +2785,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2672,7 +2798,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -2874,6 +3000,15 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"H\n" +
 	"\x10ShutdownResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x88\x01\n" +
+	"\x18UpgradeKubernetesRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1d\n" +
+	"\n" +
+	"no_kubelet\x18\x03 \x01(\bR\tnoKubelet\x12\x10\n" +
+	"\x03yes\x18\x04 \x01(\bR\x03yes\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"Q\n" +
+	"\x19UpgradeKubernetesResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xf5\x01\n" +
 	"\fResetRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
@@ -2883,7 +3018,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xf4\f\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xea\r\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -2904,7 +3039,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
 	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
-	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
+	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_node_proto_rawDescOnce sync.Once
@@ -2919,122 +3055,127 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_garboard_v1_node_proto_goTypes = []any{
-	(Finding_Severity)(0),         // 0: garboard.v1.Finding.Severity
-	(*VersionRequest)(nil),        // 1: garboard.v1.VersionRequest
-	(*VersionResponse)(nil),       // 2: garboard.v1.VersionResponse
-	(*NodeStatusRequest)(nil),     // 3: garboard.v1.NodeStatusRequest
-	(*NodeStatusResponse)(nil),    // 4: garboard.v1.NodeStatusResponse
-	(*ProcessesRequest)(nil),      // 5: garboard.v1.ProcessesRequest
-	(*ProcessesResponse)(nil),     // 6: garboard.v1.ProcessesResponse
-	(*Process)(nil),               // 7: garboard.v1.Process
-	(*MemoryRequest)(nil),         // 8: garboard.v1.MemoryRequest
-	(*MemoryResponse)(nil),        // 9: garboard.v1.MemoryResponse
-	(*MountsRequest)(nil),         // 10: garboard.v1.MountsRequest
-	(*MountsResponse)(nil),        // 11: garboard.v1.MountsResponse
-	(*Mount)(nil),                 // 12: garboard.v1.Mount
-	(*DisksRequest)(nil),          // 13: garboard.v1.DisksRequest
-	(*DisksResponse)(nil),         // 14: garboard.v1.DisksResponse
-	(*Disk)(nil),                  // 15: garboard.v1.Disk
-	(*NetstatRequest)(nil),        // 16: garboard.v1.NetstatRequest
-	(*NetstatResponse)(nil),       // 17: garboard.v1.NetstatResponse
-	(*Socket)(nil),                // 18: garboard.v1.Socket
-	(*TimeRequest)(nil),           // 19: garboard.v1.TimeRequest
-	(*TimeResponse)(nil),          // 20: garboard.v1.TimeResponse
-	(*ContainersRequest)(nil),     // 21: garboard.v1.ContainersRequest
-	(*ContainersResponse)(nil),    // 22: garboard.v1.ContainersResponse
-	(*Container)(nil),             // 23: garboard.v1.Container
-	(*ImagesRequest)(nil),         // 24: garboard.v1.ImagesRequest
-	(*ImagesResponse)(nil),        // 25: garboard.v1.ImagesResponse
-	(*ContainerImage)(nil),        // 26: garboard.v1.ContainerImage
-	(*RemoveImagesRequest)(nil),   // 27: garboard.v1.RemoveImagesRequest
-	(*RemoveImagesResponse)(nil),  // 28: garboard.v1.RemoveImagesResponse
-	(*PullImageRequest)(nil),      // 29: garboard.v1.PullImageRequest
-	(*PullImageProgress)(nil),     // 30: garboard.v1.PullImageProgress
-	(*BootChartRequest)(nil),      // 31: garboard.v1.BootChartRequest
-	(*BootChartResponse)(nil),     // 32: garboard.v1.BootChartResponse
-	(*KubeconfigRequest)(nil),     // 33: garboard.v1.KubeconfigRequest
-	(*KubeconfigResponse)(nil),    // 34: garboard.v1.KubeconfigResponse
-	(*DiagnoseRequest)(nil),       // 35: garboard.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),      // 36: garboard.v1.DiagnoseResponse
-	(*Finding)(nil),               // 37: garboard.v1.Finding
-	(*RebootRequest)(nil),         // 38: garboard.v1.RebootRequest
-	(*RebootResponse)(nil),        // 39: garboard.v1.RebootResponse
-	(*ShutdownRequest)(nil),       // 40: garboard.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),      // 41: garboard.v1.ShutdownResponse
-	(*ResetRequest)(nil),          // 42: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),         // 43: garboard.v1.ResetResponse
-	nil,                           // 44: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
-	(*Operation)(nil),             // 47: garboard.v1.Operation
+	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
+	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
+	(*VersionResponse)(nil),           // 2: garboard.v1.VersionResponse
+	(*NodeStatusRequest)(nil),         // 3: garboard.v1.NodeStatusRequest
+	(*NodeStatusResponse)(nil),        // 4: garboard.v1.NodeStatusResponse
+	(*ProcessesRequest)(nil),          // 5: garboard.v1.ProcessesRequest
+	(*ProcessesResponse)(nil),         // 6: garboard.v1.ProcessesResponse
+	(*Process)(nil),                   // 7: garboard.v1.Process
+	(*MemoryRequest)(nil),             // 8: garboard.v1.MemoryRequest
+	(*MemoryResponse)(nil),            // 9: garboard.v1.MemoryResponse
+	(*MountsRequest)(nil),             // 10: garboard.v1.MountsRequest
+	(*MountsResponse)(nil),            // 11: garboard.v1.MountsResponse
+	(*Mount)(nil),                     // 12: garboard.v1.Mount
+	(*DisksRequest)(nil),              // 13: garboard.v1.DisksRequest
+	(*DisksResponse)(nil),             // 14: garboard.v1.DisksResponse
+	(*Disk)(nil),                      // 15: garboard.v1.Disk
+	(*NetstatRequest)(nil),            // 16: garboard.v1.NetstatRequest
+	(*NetstatResponse)(nil),           // 17: garboard.v1.NetstatResponse
+	(*Socket)(nil),                    // 18: garboard.v1.Socket
+	(*TimeRequest)(nil),               // 19: garboard.v1.TimeRequest
+	(*TimeResponse)(nil),              // 20: garboard.v1.TimeResponse
+	(*ContainersRequest)(nil),         // 21: garboard.v1.ContainersRequest
+	(*ContainersResponse)(nil),        // 22: garboard.v1.ContainersResponse
+	(*Container)(nil),                 // 23: garboard.v1.Container
+	(*ImagesRequest)(nil),             // 24: garboard.v1.ImagesRequest
+	(*ImagesResponse)(nil),            // 25: garboard.v1.ImagesResponse
+	(*ContainerImage)(nil),            // 26: garboard.v1.ContainerImage
+	(*RemoveImagesRequest)(nil),       // 27: garboard.v1.RemoveImagesRequest
+	(*RemoveImagesResponse)(nil),      // 28: garboard.v1.RemoveImagesResponse
+	(*PullImageRequest)(nil),          // 29: garboard.v1.PullImageRequest
+	(*PullImageProgress)(nil),         // 30: garboard.v1.PullImageProgress
+	(*BootChartRequest)(nil),          // 31: garboard.v1.BootChartRequest
+	(*BootChartResponse)(nil),         // 32: garboard.v1.BootChartResponse
+	(*KubeconfigRequest)(nil),         // 33: garboard.v1.KubeconfigRequest
+	(*KubeconfigResponse)(nil),        // 34: garboard.v1.KubeconfigResponse
+	(*DiagnoseRequest)(nil),           // 35: garboard.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),          // 36: garboard.v1.DiagnoseResponse
+	(*Finding)(nil),                   // 37: garboard.v1.Finding
+	(*RebootRequest)(nil),             // 38: garboard.v1.RebootRequest
+	(*RebootResponse)(nil),            // 39: garboard.v1.RebootResponse
+	(*ShutdownRequest)(nil),           // 40: garboard.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),          // 41: garboard.v1.ShutdownResponse
+	(*UpgradeKubernetesRequest)(nil),  // 42: garboard.v1.UpgradeKubernetesRequest
+	(*UpgradeKubernetesResponse)(nil), // 43: garboard.v1.UpgradeKubernetesResponse
+	(*ResetRequest)(nil),              // 44: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 45: garboard.v1.ResetResponse
+	nil,                               // 46: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 47: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 48: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 49: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	45, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	47, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	45, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	44, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	47, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	46, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	46, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	45, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	45, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	48, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	47, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	47, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	46, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	46, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	48, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	48, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
 	37, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	46, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	45, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	47, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	45, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	47, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	45, // 21: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	47, // 22: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 23: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 24: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 25: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 26: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 27: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 28: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 29: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 30: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 31: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 32: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 33: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 34: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 35: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	33, // 36: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	35, // 37: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	38, // 38: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	40, // 39: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	42, // 40: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	2,  // 41: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 42: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 43: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 44: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 45: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 46: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 47: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 48: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 49: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 50: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 51: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 52: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 53: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	34, // 54: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	36, // 55: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	39, // 56: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	41, // 57: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	43, // 58: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	41, // [41:59] is the sub-list for method output_type
-	23, // [23:41] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	48, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	47, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	49, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	47, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	49, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	49, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	47, // 22: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	49, // 23: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 24: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 25: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 26: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 27: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 28: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 29: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 30: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 31: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 32: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 33: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 34: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	29, // 35: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 36: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	33, // 37: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	35, // 38: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	38, // 39: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	40, // 40: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	44, // 41: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	42, // 42: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	2,  // 43: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 44: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 45: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 46: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 47: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 48: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 49: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 50: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 51: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 52: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 53: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 54: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 55: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	34, // 56: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	36, // 57: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	39, // 58: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	41, // 59: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	45, // 60: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	43, // 61: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	43, // [43:62] is the sub-list for method output_type
+	24, // [24:43] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -3050,7 +3191,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   44,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

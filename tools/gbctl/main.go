@@ -99,7 +99,7 @@ func (a *app) rootCommand() *cobra.Command {
 	add(groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
 	add(groupInspect, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	add(groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand())
+	add(groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand())
 	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)

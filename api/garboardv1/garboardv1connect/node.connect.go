@@ -70,6 +70,9 @@ const (
 	NodeServiceShutdownProcedure = "/garboard.v1.NodeService/Shutdown"
 	// NodeServiceResetProcedure is the fully-qualified name of the NodeService's Reset RPC.
 	NodeServiceResetProcedure = "/garboard.v1.NodeService/Reset"
+	// NodeServiceUpgradeKubernetesProcedure is the fully-qualified name of the NodeService's
+	// UpgradeKubernetes RPC.
+	NodeServiceUpgradeKubernetesProcedure = "/garboard.v1.NodeService/UpgradeKubernetes"
 )
 
 // NodeServiceClient is a client for the garboard.v1.NodeService service.
@@ -111,6 +114,9 @@ type NodeServiceClient interface {
 	// Reset starts an operation that removes the node from its cluster and deletes
 	// its data.
 	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
+	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
+	// nodes of the cluster, up or down. Only a control plane does it.
+	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the garboard.v1.NodeService service. By default, it
@@ -244,29 +250,36 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Reset")),
 			connect.WithClientOptions(opts...),
 		),
+		upgradeKubernetes: connect.NewClient[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse](
+			httpClient,
+			baseURL+NodeServiceUpgradeKubernetesProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("UpgradeKubernetes")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // nodeServiceClient implements NodeServiceClient.
 type nodeServiceClient struct {
-	version      *connect.Client[garboardv1.VersionRequest, garboardv1.VersionResponse]
-	status       *connect.Client[garboardv1.NodeStatusRequest, garboardv1.NodeStatusResponse]
-	processes    *connect.Client[garboardv1.ProcessesRequest, garboardv1.ProcessesResponse]
-	memory       *connect.Client[garboardv1.MemoryRequest, garboardv1.MemoryResponse]
-	mounts       *connect.Client[garboardv1.MountsRequest, garboardv1.MountsResponse]
-	disks        *connect.Client[garboardv1.DisksRequest, garboardv1.DisksResponse]
-	netstat      *connect.Client[garboardv1.NetstatRequest, garboardv1.NetstatResponse]
-	time         *connect.Client[garboardv1.TimeRequest, garboardv1.TimeResponse]
-	containers   *connect.Client[garboardv1.ContainersRequest, garboardv1.ContainersResponse]
-	images       *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
-	removeImages *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
-	pullImage    *connect.Client[garboardv1.PullImageRequest, garboardv1.PullImageProgress]
-	bootChart    *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
-	kubeconfig   *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
-	diagnose     *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
-	reboot       *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
-	shutdown     *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
-	reset        *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
+	version           *connect.Client[garboardv1.VersionRequest, garboardv1.VersionResponse]
+	status            *connect.Client[garboardv1.NodeStatusRequest, garboardv1.NodeStatusResponse]
+	processes         *connect.Client[garboardv1.ProcessesRequest, garboardv1.ProcessesResponse]
+	memory            *connect.Client[garboardv1.MemoryRequest, garboardv1.MemoryResponse]
+	mounts            *connect.Client[garboardv1.MountsRequest, garboardv1.MountsResponse]
+	disks             *connect.Client[garboardv1.DisksRequest, garboardv1.DisksResponse]
+	netstat           *connect.Client[garboardv1.NetstatRequest, garboardv1.NetstatResponse]
+	time              *connect.Client[garboardv1.TimeRequest, garboardv1.TimeResponse]
+	containers        *connect.Client[garboardv1.ContainersRequest, garboardv1.ContainersResponse]
+	images            *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
+	removeImages      *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
+	pullImage         *connect.Client[garboardv1.PullImageRequest, garboardv1.PullImageProgress]
+	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
+	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
+	diagnose          *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
+	reboot            *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
+	shutdown          *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
+	reset             *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
+	upgradeKubernetes *connect.Client[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse]
 }
 
 // Version calls garboard.v1.NodeService.Version.
@@ -359,6 +372,11 @@ func (c *nodeServiceClient) Reset(ctx context.Context, req *connect.Request[garb
 	return c.reset.CallUnary(ctx, req)
 }
 
+// UpgradeKubernetes calls garboard.v1.NodeService.UpgradeKubernetes.
+func (c *nodeServiceClient) UpgradeKubernetes(ctx context.Context, req *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error) {
+	return c.upgradeKubernetes.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the garboard.v1.NodeService service.
 type NodeServiceHandler interface {
 	Version(context.Context, *connect.Request[garboardv1.VersionRequest]) (*connect.Response[garboardv1.VersionResponse], error)
@@ -398,6 +416,9 @@ type NodeServiceHandler interface {
 	// Reset starts an operation that removes the node from its cluster and deletes
 	// its data.
 	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
+	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
+	// nodes of the cluster, up or down. Only a control plane does it.
+	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -527,6 +548,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Reset")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceUpgradeKubernetesHandler := connect.NewUnaryHandler(
+		NodeServiceUpgradeKubernetesProcedure,
+		svc.UpgradeKubernetes,
+		connect.WithSchema(nodeServiceMethods.ByName("UpgradeKubernetes")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/garboard.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceVersionProcedure:
@@ -565,6 +592,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceShutdownHandler.ServeHTTP(w, r)
 		case NodeServiceResetProcedure:
 			nodeServiceResetHandler.ServeHTTP(w, r)
+		case NodeServiceUpgradeKubernetesProcedure:
+			nodeServiceUpgradeKubernetesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -644,4 +673,8 @@ func (UnimplementedNodeServiceHandler) Shutdown(context.Context, *connect.Reques
 
 func (UnimplementedNodeServiceHandler) Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Reset is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.UpgradeKubernetes is not implemented"))
 }

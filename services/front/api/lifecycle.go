@@ -2,11 +2,14 @@ package api
 
 import (
 	"context"
+	"strings"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
@@ -42,6 +45,30 @@ func (s *nodeService) Reset(ctx context.Context, req *connect.Request[apiv1.Rese
 	}
 	o, err := s.operate(ctx, lifecycle.Reset, arguments.Encode(), m.GetDryRun())
 	return connect.NewResponse(&apiv1.ResetResponse{Operation: o}), err
+}
+
+func (s *nodeService) UpgradeKubernetes(ctx context.Context, req *connect.Request[apiv1.UpgradeKubernetesRequest]) (*connect.Response[apiv1.UpgradeKubernetesResponse], error) {
+	m := req.Msg
+	a := upgradek8s.Arguments{From: versionTag(m.GetFrom()), To: versionTag(m.GetTo()), NoKubelet: m.GetNoKubelet(), Yes: m.GetYes()}
+	if err := config.CheckKubernetesVersion(a.To); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if a.From == "" {
+		var err error
+		if a.From, err = s.opts.KubernetesVersion(ctx, a.To); err != nil {
+			return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+		}
+	}
+	o, err := s.operate(ctx, upgradek8s.Name, a.Encode(), m.GetDryRun())
+	return connect.NewResponse(&apiv1.UpgradeKubernetesResponse{Operation: o}), err
+}
+
+// versionTag is a version as the tags of images have it.
+func versionTag(version string) string {
+	if version == "" || strings.HasPrefix(version, "v") {
+		return version
+	}
+	return "v" + version
 }
 
 // operate begins an operation, or only shows its plan.

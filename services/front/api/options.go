@@ -30,7 +30,10 @@ type Options struct {
 	Operations *operation.Runner
 	// MayReboot says why the node must stay; nil if it needn't.
 	MayReboot func(ctx context.Context) error
-	Processes *process.Table
+	// KubernetesVersion is the version of the cluster's components that don't have version
+	// to.
+	KubernetesVersion func(ctx context.Context, to string) (string, error)
+	Processes         *process.Table
 	// Diagnose says what is wrong with the node, and what was looked at.
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.

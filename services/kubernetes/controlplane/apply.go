@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"go.etcd.io/etcd/client/v3/concurrency"
@@ -55,7 +56,7 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	if !ready {
 		return 0, nil
 	}
-	objects := wantedObjects(v)
+	objects := WantedObjects(v)
 	client, err := adminClient(keys.Spec)
 	if err != nil {
 		return 0, err
@@ -74,8 +75,8 @@ func (c *ManifestApplyController) Reconcile(ctx context.Context, v resource.View
 	})
 }
 
-// wantedObjects are the objects of all bootstrap manifests, in order.
-func wantedObjects(r resource.Reader) []kubeclient.Object {
+// WantedObjects are the objects of all bootstrap manifests, in order.
+func WantedObjects(r resource.Reader) []kubeclient.Object {
 	var objects []kubeclient.Object
 	for _, o := range inOrder(BootstrapManifests.List(r)) {
 		objects = append(objects, o.Spec...)
@@ -137,6 +138,37 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 
 // adminClient talks to this node's own apiserver, or while that isn't ready to another
 // one, with every right.
+// AdminClient is a client of the cluster's API as its administrator, which a control plane
+// is.
+func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
+	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	if err != nil {
+		return nil, err
+	}
+	return adminClient(keys.Spec)
+}
+
+// Metrics are those of the API server of one node, in the text format of Prometheus.
+func Metrics(ctx context.Context, r resource.Reader, node netip.Addr) (string, error) {
+	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	if err != nil {
+		return "", err
+	}
+	own, err := Configs.Get(r, apiServer)
+	if err != nil {
+		return "", err
+	}
+	server := netip.AddrPortFrom(node, uint16(own.Spec.(APIServerConfig).LocalPort))
+	client, err := kubeclient.New(kubeclient.Options{
+		Server: "https://" + server.String(), ServerName: balancer.ServerName, CA: keys.Spec.CA.Crt, Cert: keys.Spec.Admin.Crt, Key: keys.Spec.Admin.Key,
+	})
+	if err != nil {
+		return "", err
+	}
+	defer client.Close()
+	return client.Text(ctx, "/metrics")
+}
+
 func adminClient(s secrets.KubernetesSpec) (*kubeclient.Client, error) {
 	return kubeclient.New(kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.CA.Crt, Cert: s.Admin.Crt, Key: s.Admin.Key})
 }

@@ -64,7 +64,11 @@ var StaticPodStatuses = resource.Define[PodStatus](resource.Definition{
 	}}},
 })
 
-// PodStatus is a pod's status as the kubelet has it.
+// ConfigVersion is the key, beside those of Kubernetes, under which PodStatus has the
+// version of the KubernetesControlPlaneConfig that the pod was made of.
+const ConfigVersion = "configVersion"
+
+// PodStatus is a pod's status as the kubelet has it, with ConfigVersion.
 type PodStatus kubeclient.Object
 
 // Ready is the pod's own condition.

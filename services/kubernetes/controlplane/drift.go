@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -182,20 +183,69 @@ func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient
 	last, known := c.compared[key]
 	if !known || last.version != version || !reflect.DeepEqual(last.wanted, wanted) {
 		last = comparison{wanted: wanted, version: version}
-		var refused *kubeclient.StatusError
-		preview, err := c.client.Preview(ctx, wanted)
-		switch {
-		case err == nil:
-			last.fields = differences(owned(there), owned(preview))
-		case errors.As(err, &refused) && (refused.Code == http.StatusUnprocessableEntity || refused.Code == http.StatusBadRequest):
-			last.fields = []string{"(" + err.Error() + ")"} // a field that can't change any more, mostly
-		default:
+		fields, err := preview(ctx, c.client, there, wanted)
+		if err != nil {
 			return d, err
+		}
+		for _, f := range fields {
+			last.fields = append(last.fields, f.path)
 		}
 	}
 	compared[key] = last
 	d.Fields = last.fields
 	return d, nil
+}
+
+// preview asks the API server which fields of an object a bootstrap manifest would change.
+func preview(ctx context.Context, client *kubeclient.Client, there, wanted kubeclient.Object) ([]difference, error) {
+	var refused *kubeclient.StatusError
+	changed, err := client.Preview(ctx, wanted)
+	switch {
+	case err == nil:
+		return differences(owned(there), owned(changed)), nil
+	case errors.As(err, &refused) && (refused.Code == http.StatusUnprocessableEntity || refused.Code == http.StatusBadRequest):
+		return []difference{{path: "(" + err.Error() + ")"}}, nil // a field that can't change any more, mostly
+	}
+	return nil, err
+}
+
+// Differences are what a bootstrap manifest would change in an object of the cluster, a
+// line for each field; none where the object is missing, as it is made anyway.
+func Differences(ctx context.Context, client *kubeclient.Client, wanted kubeclient.Object) (lines []string, err error) {
+	ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
+	there, err := client.Get(ctx, ref)
+	if err != nil {
+		if kubeclient.IsNotFound(err) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	fields, err := preview(ctx, client, there, wanted)
+	for _, f := range fields {
+		if wanted.Kind() == "Secret" || f.from == nil && f.to == nil {
+			lines = append(lines, f.path)
+		} else {
+			lines = append(lines, fmt.Sprintf("%s: %s → %s", f.path, shown(f.from), shown(f.to)))
+		}
+	}
+	return lines, err
+}
+
+// maxShown bounds a value in a line, in bytes.
+const maxShown = 120
+
+func shown(value any) string {
+	if value == nil {
+		return "(none)"
+	}
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err.Error()
+	}
+	if len(text) > maxShown {
+		return strings.ToValidUTF8(string(text[:maxShown]), "") + "…"
+	}
+	return string(text)
 }
 
 // owned is an object without what the API server keeps there itself.
@@ -212,10 +262,15 @@ func owned(o kubeclient.Object) map[string]any {
 	return clone
 }
 
-// differences are the paths at which two objects differ, in order, at most
-// maxDriftFields of them.
-func differences(a, b any) []string {
-	var paths []string
+// difference is a field with two values.
+type difference struct {
+	path     string
+	from, to any
+}
+
+// differences of two objects, in the order of their paths, at most maxDriftFields of them.
+func differences(a, b any) []difference {
+	var paths []difference
 	var walk func(path string, a, b any)
 	walk = func(path string, a, b any) {
 		if len(paths) >= maxDriftFields {
@@ -240,7 +295,7 @@ func differences(a, b any) []string {
 			}
 		}
 		if !reflect.DeepEqual(a, b) {
-			paths = append(paths, path)
+			paths = append(paths, difference{path, a, b})
 		}
 	}
 	walk("", a, b)

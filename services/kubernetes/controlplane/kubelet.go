@@ -224,6 +224,9 @@ func publishStatuses(v resource.View, answer kubeclient.Object) (ready bool, err
 		id := pod.Namespace() + "/" + pod.Name()
 		seen[id] = true
 		status, _ := pod["status"].(map[string]any)
+		if version, known := meta[configVersionAnnotation]; known && status != nil {
+			status[ConfigVersion] = version
+		}
 		if PodStatus(status).Ready() {
 			readyCount++
 		}

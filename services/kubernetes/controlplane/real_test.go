@@ -184,7 +184,7 @@ func (n *realNode) admin() *kubeclient.Client {
 
 func (n *realNode) checkManifests(client *kubeclient.Client) {
 	n.t.Helper()
-	for _, o := range wantedObjects(n.store) {
+	for _, o := range WantedObjects(n.store) {
 		eventually.That(n.t, 60*time.Second, o.String()+" to be made", func() error {
 			missing, err := client.Missing(n.t.Context(), o)
 			if err == nil && missing {

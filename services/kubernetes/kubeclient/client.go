@@ -162,29 +162,41 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	return nil, statusError(resp.StatusCode, text)
 }
 
-// do sends r and decodes the answer into out, unless out is nil.
-func (c *Client) do(ctx context.Context, r request, out any) error {
+// read sends r and returns the answer.
+func (c *Client) read(ctx context.Context, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	body, err := c.open(ctx, r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer body.Close()
 	data, err := io.ReadAll(io.LimitReader(body, maxBody+1))
 	if err != nil {
-		return fmt.Errorf("%s %s: read answer: %w", r.method, r.path, err)
+		return nil, fmt.Errorf("%s %s: read answer: %w", r.method, r.path, err)
 	}
 	if len(data) > maxBody {
-		return fmt.Errorf("%s %s: answer is larger than %d MB", r.method, r.path, maxBody>>20)
+		return nil, fmt.Errorf("%s %s: answer is larger than %d MB", r.method, r.path, maxBody>>20)
 	}
-	if out == nil {
-		return nil
+	return data, nil
+}
+
+// do sends r and decodes the answer into out, unless out is nil.
+func (c *Client) do(ctx context.Context, r request, out any) error {
+	data, err := c.read(ctx, r)
+	if err != nil || out == nil {
+		return err
 	}
 	if err := json.Unmarshal(data, out); err != nil {
 		return fmt.Errorf("%s %s: decode answer: %w", r.method, r.path, err)
 	}
 	return nil
+}
+
+// Text is what the server answers to a GET of path, as it is: /metrics.
+func (c *Client) Text(ctx context.Context, path string) (string, error) {
+	data, err := c.read(ctx, request{method: http.MethodGet, path: path, accept: "*/*"})
+	return string(data), err
 }
 
 // Raw is what the server answers to a GET of path, for everything that isn't an

@@ -1,0 +1,229 @@
+package upgradek8s
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/semver"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+const (
+	// questionTimeout is how long the question about bootstrap manifests waits; meanwhile no
+	// other operation can restart a control plane.
+	questionTimeout = 15 * time.Minute
+	// shownDifferences bounds the question.
+	shownDifferences = 40
+)
+
+var proxyRef = kubeclient.Ref{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "kube-system", Name: "kube-proxy"}
+
+// proxyStep changes the image in the configuration of each control plane, as the bootstrap
+// manifests are made of it, and in the DaemonSet. Its other fields belong to the cluster's
+// owner.
+func (o Options) proxyStep(a Arguments) operation.Step {
+	set := func(ctx context.Context, p *operation.Progress, version string) error {
+		nodes, err := inventory.Get(p)
+		if err != nil {
+			return err
+		}
+		for _, n := range controlPlanes(nodes) {
+			if _, err := o.setImage(ctx, p, n, proxy, version); err != nil {
+				return fmt.Errorf("node %s: %w", n.Name, err)
+			}
+		}
+		return o.withKubernetes(func(client *kubeclient.Client) error {
+			return poll(ctx, p, func(ctx context.Context) error { return setProxy(ctx, client, version) })
+		})
+	}
+	return operation.Step{
+		ID: proxy.name, What: fmt.Sprintf("updating daemonset %q to version %q", proxy.name, strings.TrimPrefix(a.To, "v")), Deadline: rolloutTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			if err := set(ctx, p, a.To); err != nil {
+				return err
+			}
+			if err := o.awaitRollout(ctx, p, proxyRef); kubeclient.IsNotFound(err) {
+				return operation.Skip("the cluster has no DaemonSet %s", proxy.name)
+			} else if err != nil {
+				return err
+			}
+			return finish(p, proxy.name)
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			if stays, err := isFinished(p, proxy.name); err != nil || stays {
+				return err
+			}
+			return set(ctx, p, a.From)
+		},
+	}
+}
+
+// setProxy replaces the image of the DaemonSet's container. One that isn't there is left to
+// its owner.
+func setProxy(ctx context.Context, client *kubeclient.Client, version string) error {
+	set, err := client.Get(ctx, proxyRef)
+	if err != nil {
+		if kubeclient.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	containers := set.List("spec", "template", "spec", "containers")
+	changed := false
+	for _, c := range containers {
+		if c["name"] != proxy.name {
+			continue
+		}
+		image, err := withVersion(c.Text("image"), version)
+		if err != nil {
+			return lasting{err}
+		}
+		changed = changed || c["image"] != image
+		c["image"] = image
+	}
+	if !changed {
+		return nil
+	}
+	_, err = client.Merge(ctx, proxyRef, kubeclient.Object{
+		"metadata": map[string]any{"resourceVersion": set.ResourceVersion()},
+		"spec":     map[string]any{"template": map[string]any{"spec": map[string]any{"containers": containers}}},
+	})
+	return err
+}
+
+func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
+	client, err := o.Kubernetes()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return do(client)
+}
+
+// awaitRollout waits until all pods of a workload are of its present template, and ready.
+func (o Options) awaitRollout(ctx context.Context, p *operation.Progress, ref kubeclient.Ref) error {
+	return o.withKubernetes(func(client *kubeclient.Client) error {
+		return poll(ctx, p, func(ctx context.Context) error {
+			w, err := client.Get(ctx, ref)
+			if kubeclient.IsNotFound(err) {
+				return lasting{err}
+			} else if err != nil {
+				return err
+			}
+			return rolledOut(w)
+		})
+	})
+}
+
+// rolledOut says why the pods of a DaemonSet or Deployment aren't all new and ready.
+func rolledOut(w kubeclient.Object) error {
+	number := func(path ...string) int { n, _ := w.At(path...).(float64); return int(n) }
+	wanted, updated, ready := number("spec", "replicas"), number("status", "updatedReplicas"), number("status", "availableReplicas")
+	if w.Kind() == "DaemonSet" {
+		wanted, updated, ready = number("status", "desiredNumberScheduled"), number("status", "updatedNumberScheduled"), number("status", "numberAvailable")
+	}
+	if number("status", "observedGeneration") < number("metadata", "generation") || updated < wanted || ready < wanted {
+		return fmt.Errorf("%s: %d of %d pods are updated, %d are available", w, updated, wanted, ready)
+	}
+	return nil
+}
+
+// manifestsStep offers what a bootstrap manifest of this release would change in the
+// cluster's objects. They belong to the cluster's owner, so it asks.
+func (o Options) manifestsStep(a Arguments) operation.Step {
+	return operation.Step{
+		ID: "manifests", What: "compare the cluster's objects with the bootstrap manifests", Deadline: rolloutTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			return o.withKubernetes(func(client *kubeclient.Client) error { return o.manifests(ctx, p, client, a) })
+		},
+	}
+}
+
+func (o Options) manifests(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) error {
+	var differ []kubeclient.Object
+	if err := poll(ctx, p, func(ctx context.Context) (err error) {
+		differ = nil
+		for _, wanted := range controlplane.WantedObjects(o.Store) {
+			fields, err := controlplane.Differences(ctx, client, wanted)
+			if err != nil {
+				return err
+			}
+			if len(fields) > 0 {
+				differ = append(differ, wanted)
+				for _, f := range fields[:min(len(fields), shownDifferences)] {
+					p.Say("%s: %s", wanted, f)
+				}
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if len(differ) == 0 {
+		return operation.Skip("the cluster's objects are as the bootstrap manifests have them")
+	}
+	answer := "yes"
+	if !a.Yes {
+		var err error
+		if answer, err = p.Ask(ctx, operation.Question{
+			ID: "apply", Text: fmt.Sprintf("apply the bootstrap manifests to these %d objects?", len(differ)),
+			Options: []string{"yes", "no"}, Timeout: questionTimeout, Default: "no",
+		}); err != nil {
+			return err
+		}
+	}
+	if answer != "yes" {
+		return operation.Skip("the objects stay as they are: `gbctl get manifestdrifts` shows the differences")
+	}
+	for _, wanted := range differ {
+		if err := poll(ctx, p, func(ctx context.Context) error { _, err := client.Apply(ctx, wanted, true); return err }); err != nil {
+			return err
+		}
+		p.Say("applied %s", wanted)
+		if kind := wanted.Kind(); kind == "DaemonSet" || kind == "Deployment" {
+			ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: kind, Namespace: wanted.Namespace(), Name: wanted.Name()}
+			if err := o.awaitRollout(ctx, p, ref); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// deprecatedMetric counts requests of API versions that are going to be removed
+// (https://kubernetes.io/docs/reference/instrumentation/metrics/).
+var deprecatedMetric = regexp.MustCompile(`(?m)^apiserver_requested_deprecated_apis\{(.*)\} [1-9]`)
+
+var metricLabel = regexp.MustCompile(`([a-z_]+)="([^"]*)"`)
+
+// deprecated warns about API versions that clients use and that the new version doesn't
+// have. Each API server counts the requests since its own start.
+func (o Options) deprecated(ctx context.Context, s survey, to string) (warnings []string) {
+	seen := map[string]bool{}
+	for _, n := range controlPlanes(s.nodes()) {
+		text, err := o.Metrics(ctx, n.Address)
+		if err != nil {
+			warnings = append(warnings, fmt.Sprintf("node %s: deprecated API versions that clients use aren't known: %v", n.Name, err))
+			continue
+		}
+		for _, m := range deprecatedMetric.FindAllStringSubmatch(text, -1) {
+			labels := map[string]string{}
+			for _, l := range metricLabel.FindAllStringSubmatch(m[1], -1) {
+				labels[l[1]] = l[2]
+			}
+			removed := "v" + labels["removed_release"] // v1.36
+			name := strings.TrimPrefix(labels["group"]+"/"+labels["version"], "/") + " " + labels["resource"]
+			if semver.IsValid(removed) && semver.Compare(removed, semver.MajorMinor(to)) <= 0 && !seen[name] {
+				seen[name] = true
+				warnings = append(warnings, fmt.Sprintf("clients have requested %s, which Kubernetes removes in %s: change them first; the audit log of the API server names them", name, removed))
+			}
+		}
+	}
+	return warnings
+}

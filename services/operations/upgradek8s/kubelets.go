@@ -1,0 +1,145 @@
+package upgradek8s
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/semver"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+const (
+	// drainTimeout is how long the pods of a node may take to end. Those that are left then
+	// stay: a kubelet of another minor version restarts some of them
+	// (https://kubernetes.io/releases/version-skew-policy/#kubelet).
+	drainTimeout = 5 * time.Minute
+	// undrainTimeout bounds the end of the cordon.
+	undrainTimeout = time.Minute
+)
+
+func versionValid(version string) bool { return semver.IsValid(version) }
+
+// kubeletsStep changes one kubelet after another. by is the operation, for the cordon.
+func (o Options) kubeletsStep(a Arguments, by string) operation.Step {
+	parts := func(p *operation.Progress) ([]operation.Part, error) {
+		nodes, err := inventory.Get(p)
+		if err != nil {
+			return nil, err
+		}
+		var parts []operation.Part
+		for _, n := range nodes {
+			parts = append(parts, operation.Part{
+				ID: n.Name, What: fmt.Sprintf("updating node %q", n.Address), Deadline: kubeletTimeout,
+				Run:  func(ctx context.Context, p *operation.Progress) error { return o.setKubelet(ctx, p, n, a.To, by) },
+				Undo: func(ctx context.Context, p *operation.Progress) error { return o.setKubelet(ctx, p, n, a.From, by) },
+			})
+		}
+		return parts, nil
+	}
+	what := fmt.Sprintf("updating the kubelets to version %q, one node after another", strings.TrimPrefix(a.To, "v"))
+	return o.component("kubelets", what, kubeletsTimeout, a, parts, nil)
+}
+
+// setKubelet gives the kubelet of a node its version. Where the minor version changes and
+// another node can take its pods, the node is drained.
+func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n node, version, by string) error {
+	return o.withKubernetes(func(client *kubeclient.Client) error {
+		var now string
+		var others bool
+		if err := poll(ctx, p, func(ctx context.Context) (err error) {
+			now, others, err = kubeletNow(ctx, client, n.Name)
+			return err
+		}); err != nil {
+			return err
+		}
+		drained := false
+		if now != version && others && semver.MajorMinor(now) != semver.MajorMinor(version) {
+			if err := o.drain(ctx, p, client, n, by); err != nil {
+				return err
+			}
+			drained = true
+		}
+		_, err := o.setImage(ctx, p, n, kubelet, version)
+		if err == nil {
+			err = o.awaitKubelet(ctx, p, client, n, version)
+		}
+		// After a restart of this node, an earlier attempt may have left the cordon.
+		if uerr := o.uncordon(ctx, p, client, n, by); uerr != nil {
+			err = errors.Join(err, uerr)
+		}
+		if err == nil && !drained && now != version {
+			p.Say("has version %s; its pods went on", version)
+		}
+		return err
+	})
+}
+
+// kubeletNow is the version of a node's kubelet, and whether another node takes pods.
+func kubeletNow(ctx context.Context, client *kubeclient.Client, name string) (version string, others bool, err error) {
+	nodes, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+	if err != nil {
+		return "", false, err
+	}
+	for _, n := range nodes.Items() {
+		if n.Name() == name {
+			version = n.Text("status", "nodeInfo", "kubeletVersion")
+			continue
+		}
+		tainted := slices.ContainsFunc(n.List("spec", "taints"), func(t kubeclient.Object) bool { return t["effect"] == "NoSchedule" || t["effect"] == "NoExecute" })
+		others = others || n.Condition("Ready") && n.At("spec", "unschedulable") != true && !tainted
+	}
+	if version == "" {
+		return "", false, fmt.Errorf("kubernetes has no version of the kubelet of node %s", name)
+	}
+	return version, others, nil
+}
+
+func (o Options) drain(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n node, by string) error {
+	if err := poll(ctx, p, func(ctx context.Context) error { _, err := client.Cordon(ctx, n.Name, by); return err }); err != nil {
+		return err
+	}
+	within, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	err := kubeclient.Drain{Client: client, Node: n.Name, Keep: true, Say: p.Say}.Run(within)
+	if err != nil && ctx.Err() == nil {
+		p.Say("goes on after %s: %v", drainTimeout, err)
+		return nil
+	}
+	return err
+}
+
+// uncordon also runs where the change of the kubelet was aborted.
+func (o Options) uncordon(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n node, by string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undrainTimeout)
+	defer cancel()
+	return poll(ctx, p, func(ctx context.Context) error { _, err := client.Uncordon(ctx, n.Name, by); return err })
+}
+
+func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n node, version string) error {
+	return poll(ctx, p, func(ctx context.Context) error {
+		services, err := o.Peers.Services(ctx, n.Address)
+		if err != nil {
+			return err
+		}
+		s := service(services, kubelet.name)
+		if s == nil || !s.GetUp() {
+			return fmt.Errorf("service kubelet isn't up: %s", s.GetMessage())
+		}
+		now, err := client.Get(ctx, kubeclient.NodeRef(n.Name))
+		switch {
+		case err != nil:
+			return err
+		case now.Text("status", "nodeInfo", "kubeletVersion") != version:
+			return fmt.Errorf("its kubelet has version %s", now.Text("status", "nodeInfo", "kubeletVersion"))
+		case !now.Condition("Ready"):
+			return fmt.Errorf("node %s isn't Ready", n.Name)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,372 @@
+package upgradek8s
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"gopkg.in/yaml.v3"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// controlPlaneLabel is on the Node of each control plane.
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+// atOnce is how many nodes are asked at the same time.
+const atOnce = 8
+
+// node of the cluster. It is kept in the record, so that a resumed operation doesn't depend
+// on a cluster that may be down.
+type node struct {
+	Name         string     `json:"name"`
+	Address      netip.Addr `json:"address"`
+	ControlPlane bool       `json:"controlPlane,omitempty"`
+}
+
+// inventory has the nodes in the order of their names.
+var inventory = operation.Data[[]node]{Key: "nodes"}
+
+func noData(err error) bool { return errors.Is(err, operation.ErrNoData) }
+
+func controlPlanes(nodes []node) []node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n node) bool { return !n.ControlPlane })
+}
+
+// state of a node, as far as an upgrade needs it.
+type state struct {
+	node
+	kubelet string            // the version that runs
+	ready   bool              // as Kubernetes sees it
+	images  map[string]string // of the configuration, by component
+	broken  []string          // why the upgrade can't begin
+}
+
+// survey is a look at all nodes.
+type survey struct {
+	states   []state
+	warnings []string
+}
+
+func (s survey) nodes() (all []node) {
+	for _, st := range s.states {
+		all = append(all, st.node)
+	}
+	return all
+}
+
+// look asks all nodes. The error names everything that keeps the upgrade from beginning.
+func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
+	if err := o.Peers.Check(); err != nil {
+		return survey{}, err
+	}
+	status, err := controlplane.BootstrapStatuses.Get(o.Store, "control-plane")
+	if err == nil && status.Spec.SelfHosted {
+		return survey{}, errors.New("the control plane is self-hosted: convert it first, by `gbctl convert-k8s`")
+	} else if err != nil && !errors.Is(err, resource.ErrNotFound) {
+		return survey{}, err
+	}
+	s, err := o.survey(ctx)
+	if err != nil {
+		return s, err
+	}
+	var problems []error
+	for _, st := range s.states {
+		for _, text := range slices.Concat(st.broken, st.mismatches(a)) {
+			problems = append(problems, fmt.Errorf("node %s: %s", st.Name, text))
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return s, err
+	}
+	if !down(a.From, a.To) {
+		s.warnings = append(s.warnings, o.deprecated(ctx, s, a.To)...)
+	}
+	if a.NoKubelet && a.From != a.To {
+		s.warnings = append(s.warnings, "the kubelets stay as they are: upgrade them before the control plane is three minor versions ahead")
+	}
+	return s, nil
+}
+
+// survey lists the nodes in Kubernetes and asks each of them.
+func (o Options) survey(ctx context.Context) (s survey, err error) {
+	client, err := o.Kubernetes()
+	if err != nil {
+		return s, err
+	}
+	defer client.Close()
+	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+	if err != nil {
+		return s, err
+	}
+	for _, n := range list.Items() {
+		st := state{node: node{Name: n.Name()}, ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")}
+		labels, _ := n.At("metadata", "labels").(map[string]any)
+		_, st.ControlPlane = labels[controlPlaneLabel]
+		for _, address := range n.List("status", "addresses") {
+			if a, err := netip.ParseAddr(address.Text("address")); err == nil && address.Text("type") == "InternalIP" && !st.Address.IsValid() {
+				st.Address = a
+			}
+		}
+		s.states = append(s.states, st)
+	}
+	slices.SortFunc(s.states, func(a, b state) int { return cmp.Compare(a.Name, b.Name) })
+	var asking sync.WaitGroup
+	places := make(chan struct{}, atOnce)
+	for i := range s.states {
+		places <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-places }()
+			o.ask(ctx, &s.states[i])
+		})
+	}
+	asking.Wait()
+	if len(controlPlanes(s.nodes())) == 0 {
+		return s, fmt.Errorf("no node has the label %s", controlPlaneLabel)
+	}
+	return s, nil
+}
+
+// ask completes the state of a node from the node itself.
+func (o Options) ask(ctx context.Context, st *state) {
+	bad := func(format string, args ...any) { st.broken = append(st.broken, fmt.Sprintf(format, args...)) }
+	if !st.Address.IsValid() {
+		bad("Kubernetes knows no InternalIP of it")
+		return
+	}
+	if !st.ready {
+		bad("it isn't Ready: kubectl describe node %s", st.Name)
+	}
+	document, err := o.Peers.Config(ctx, st.Address)
+	if err == nil {
+		st.images, err = imagesOf(document.GetDocument())
+	}
+	if err != nil {
+		bad("%v", err)
+		return
+	}
+	services, err := o.Peers.Services(ctx, st.Address)
+	if err != nil {
+		bad("%v", err)
+	}
+	for _, s := range services {
+		if slices.Contains([]string{"containerd", "etcd", "kubelet"}, s.GetId()) && !s.GetUp() && (st.ControlPlane || s.GetId() != "etcd") {
+			bad("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState()))
+		}
+	}
+	if !st.ControlPlane {
+		return
+	}
+	for _, c := range programs {
+		run, err := o.running(ctx, st.node, c)
+		if err == nil {
+			err = run.unhealthy()
+		}
+		if err != nil {
+			bad("%v", err)
+		}
+	}
+}
+
+// mismatches are the images that have neither of both versions.
+func (s state) mismatches(a Arguments) (all []string) {
+	check := func(component string, wanted bool) {
+		if !wanted {
+			return
+		}
+		version, err := versionOf(s.images[component])
+		if err == nil && version != a.From && version != a.To {
+			err = fmt.Errorf("%s has version %s, and not %s or %s", component, version, a.From, a.To)
+		}
+		if err != nil {
+			all = append(all, err.Error())
+		}
+	}
+	for _, c := range programs {
+		check(c.name, s.ControlPlane)
+	}
+	check(proxy.name, s.ControlPlane)
+	check(kubelet.name, !a.NoKubelet)
+	if a.NoKubelet && versionValid(s.kubelet) {
+		switch ahead := minor(a.To) - minor(s.kubelet); {
+		case ahead > maxKubeletSkew:
+			all = append(all, fmt.Sprintf("its kubelet has version %s, which an API server %s doesn't support: upgrade the kubelets too", s.kubelet, a.To))
+		case ahead < 0:
+			all = append(all, fmt.Sprintf("its kubelet has version %s, and must not be newer than the API server: leave out --no-kubelet", s.kubelet))
+		}
+	}
+	return all
+}
+
+// maxKubeletSkew is how many minor versions a kubelet may be behind
+// (https://kubernetes.io/releases/version-skew-policy/#kubelet).
+const maxKubeletSkew = 3
+
+// imagesOf reads the images from the document of a node, whose secrets are redacted.
+func imagesOf(document []byte) (map[string]string, error) {
+	var tree map[string]any
+	if err := yaml.Unmarshal(document, &tree); err != nil {
+		return nil, fmt.Errorf("its configuration: %w", err)
+	}
+	images := map[string]string{}
+	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+		images[c.name] = cmp.Or(kubeclient.Object(tree).Text(c.path...), c.fallback)
+	}
+	return images, nil
+}
+
+// From is the version that the cluster's components have, for a change to another one. An
+// upgrade that was cut short leaves some components with that one.
+func (o Options) From(ctx context.Context, to string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, preflightTimeout)
+	defer cancel()
+	if err := o.Peers.Check(); err != nil {
+		return "", err
+	}
+	s, err := o.survey(ctx)
+	if err != nil {
+		return "", err
+	}
+	found := map[string][]string{}
+	for _, st := range s.states {
+		for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+			if !st.ControlPlane && c.name != kubelet.name {
+				continue
+			}
+			if v, err := versionOf(st.images[c.name]); err == nil && v != to {
+				found[v] = append(found[v], st.Name+" "+c.name)
+			}
+		}
+	}
+	switch len(found) {
+	case 0:
+		return to, nil
+	case 1:
+		for v := range found {
+			return v, nil
+		}
+	}
+	var all []string
+	for v, where := range found {
+		all = append(all, fmt.Sprintf("%s (%s)", v, strings.Join(where, ", ")))
+	}
+	slices.Sort(all)
+	return "", fmt.Errorf("the cluster has several versions of Kubernetes: %s; make them one by `gbctl patch mc`", strings.Join(all, ", "))
+}
+
+func (o Options) preflightStep(a Arguments) operation.Step {
+	return operation.Step{
+		ID: "preflight", What: "check that the cluster can be upgraded", Deadline: preflightTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			s, err := o.look(ctx, a)
+			if err != nil {
+				return err
+			}
+			var addresses []string
+			for _, n := range controlPlanes(s.nodes()) {
+				addresses = append(addresses, fmt.Sprintf("%q", n.Address))
+			}
+			p.Say("discovered control plane nodes [%s]", strings.Join(addresses, " "))
+			return inventory.Put(p, s.nodes())
+		},
+	}
+}
+
+func (o Options) verifyStep(a Arguments) operation.Step {
+	return operation.Step{
+		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			return poll(ctx, p, func(ctx context.Context) error {
+				_, err := o.look(ctx, Arguments{From: a.To, To: a.To, NoKubelet: a.NoKubelet})
+				return err
+			})
+		},
+	}
+}
+
+// images of the new version that a node needs.
+func (s state) needed(a Arguments) (images []string, systems []string, err error) {
+	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+		system := c.name == kubelet.name
+		if system && a.NoKubelet || !s.ControlPlane && !system && c.name != proxy.name {
+			continue
+		}
+		image, err := withVersion(s.images[c.name], a.To)
+		if err != nil {
+			return nil, nil, err
+		}
+		if system {
+			systems = append(systems, image)
+		} else {
+			images = append(images, image)
+		}
+	}
+	return images, systems, nil
+}
+
+func (o Options) imagesStep(a Arguments) operation.Step {
+	return operation.Step{
+		ID: "images", What: "pull all images to the nodes that need them", Deadline: imagesTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			nodes, err := inventory.Get(p)
+			if err != nil {
+				return err
+			}
+			var parts []operation.Part
+			for _, n := range nodes {
+				parts = append(parts, operation.Part{
+					ID: n.Name, What: fmt.Sprintf("pulling the images to node %q", n.Address), Deadline: pullTimeout,
+					Run: func(ctx context.Context, p *operation.Progress) error { return o.pull(ctx, p, n, a) },
+				})
+			}
+			return p.Each(ctx, atOnce, parts...)
+		},
+	}
+}
+
+func (o Options) pull(ctx context.Context, p *operation.Progress, n node, a Arguments) error {
+	document, err := o.Peers.Config(ctx, n.Address)
+	if err != nil {
+		return err
+	}
+	st := state{node: n}
+	if st.images, err = imagesOf(document.GetDocument()); err != nil {
+		return err
+	}
+	pods, systems, err := st.needed(a)
+	if err != nil {
+		return err
+	}
+	for i, image := range slices.Concat(pods, systems) {
+		said := ""
+		_, err := o.Peers.Pull(ctx, n.Address, image, i < len(pods), func(done, total uint64) {
+			if text := fmt.Sprintf("%s: %d of %d MB", image, done>>20, total>>20); text != said {
+				said = text
+				p.Say("%s", text)
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// service finds one of a list.
+func service(all []*apiv1.Service, id string) *apiv1.Service {
+	for _, s := range all {
+		if s.GetId() == id {
+			return s
+		}
+	}
+	return nil
+}

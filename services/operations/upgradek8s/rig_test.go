@@ -1,0 +1,405 @@
+package upgradek8s
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+	"gopkg.in/yaml.v3"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config/merge"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// rig is a cluster of three control planes and a worker, as the operation sees it: what
+// peers and Kubernetes answer. What the programs do is in the tests on real parts.
+type rig struct {
+	t      *testing.T
+	dir    string
+	shared *memory
+	runner *operation.Runner
+	off    func()
+
+	mu      sync.Mutex // guards all below
+	nodes   []*member
+	did     []string
+	proxy   string // the image of the DaemonSet
+	cut     string // the node of the operation loses its power when this is done
+	power   context.CancelFunc
+	lacking string        // an image that no registry has
+	dies    string        // an image whose program ends after
+	after   time.Duration // it was ready
+	metrics string
+}
+
+// member is a node.
+type member struct {
+	name     string
+	address  netip.Addr
+	document []byte
+	version  uint64               // of the configuration
+	changed  map[string]time.Time // when a component got its image
+	versions map[string]uint64    // of the configurations of the programs
+}
+
+const (
+	older = "v1.35.4"
+	newer = "v1.36.3"
+)
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, dir: t.TempDir(), shared: &memory{}, proxy: "registry.k8s.io/kube-proxy:" + older}
+	for i, name := range []string{"n1", "n2", "n3", "w1"} {
+		m := &member{
+			name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1,
+			changed: map[string]time.Time{}, versions: map[string]uint64{},
+		}
+		m.document = fmt.Appendf(nil, `# kept
+machine: {kubelet: {image: "ghcr.io/garboard-os/kubelet:%[1]s"}}
+cluster:
+  apiServer: {image: "registry.k8s.io/kube-apiserver:%[1]s"}
+  controllerManager: {image: "mirror.example/kube-controller-manager:%[1]s"}
+  scheduler: {image: "registry.k8s.io/kube-scheduler:%[1]s"}
+  proxy: {image: "registry.k8s.io/kube-proxy:%[1]s"}
+`, older)
+		for _, c := range programs {
+			m.versions[c.name] = 1
+		}
+		r.nodes = append(r.nodes, m)
+	}
+	return r
+}
+
+// boot is a start of the node that runs the operation.
+func (r *rig) boot() {
+	r.t.Helper()
+	r.t.Cleanup(func() {})
+	runner, err := operation.New(operation.Options{
+		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Shared: r.shared,
+		Definitions: []operation.Definition{Definition(Options{
+			Store: resource.NewStore(), Peers: r,
+			Kubernetes: func() (*kubeclient.Client, error) {
+				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
+			},
+			Metrics: func(context.Context, netip.Addr) (string, error) { return r.metrics, nil },
+		})},
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(r.t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = runner.Run(ctx) }()
+	r.runner, r.power = runner, cancel
+	r.off = func() { cancel(); <-ended }
+	runner.Open()
+	synctest.Wait()
+}
+
+func (r *rig) start(a Arguments) (operation.Operation, error) {
+	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a.Encode(), By: "jo"})
+}
+
+// run starts the operation and follows it to its end, over power cuts.
+func (r *rig) run(a Arguments) operation.Operation {
+	r.t.Helper()
+	o, err := r.start(a)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.end(o.ID)
+}
+
+func (r *rig) end(id string) operation.Operation {
+	r.t.Helper()
+	for range 20000 {
+		time.Sleep(time.Second)
+		synctest.Wait()
+		r.mu.Lock()
+		cut := r.cut == "dark"
+		r.mu.Unlock()
+		if cut {
+			r.off()
+			r.mu.Lock()
+			r.cut = ""
+			r.mu.Unlock()
+			r.boot()
+		}
+		o, err := r.runner.Get(id)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if !o.Ended.IsZero() {
+			return o
+		}
+	}
+	o, _ := r.runner.Get(id)
+	r.t.Fatalf("%s doesn't end: %+v", id, o)
+	return o
+}
+
+// note writes down a change; the power goes with the one that is to be cut.
+func (r *rig) note(what string) {
+	r.did = append(r.did, what)
+	if r.cut == what {
+		r.cut = "dark"
+		r.power()
+	}
+}
+
+func (r *rig) at(a netip.Addr) (*member, error) {
+	for _, m := range r.nodes {
+		if m.address == a {
+			return m, nil
+		}
+	}
+	return nil, fmt.Errorf("no node %s", a)
+}
+
+func (r *rig) images(m *member) map[string]string {
+	images, err := imagesOf(m.document)
+	if err != nil {
+		panic(err)
+	}
+	return images
+}
+
+func (r *rig) Check() error { return nil }
+
+func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err != nil {
+		return nil, err
+	}
+	return &apiv1.GetConfigResponse{Document: slices.Clone(m.document), Digest: strconv.FormatUint(m.version, 10)}, nil
+}
+
+func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err != nil {
+		return nil, err
+	}
+	if base != strconv.FormatUint(m.version, 10) {
+		return nil, connect.NewError(connect.CodeAborted, errors.New("the configuration has changed"))
+	}
+	before := r.images(m)
+	if m.document, err = merge.Apply(m.document, patch); err != nil {
+		return nil, err
+	}
+	m.version++
+	for name, image := range r.images(m) {
+		if image != before[name] {
+			m.changed[name] = time.Now()
+			m.versions[name]++
+			v, _ := versionOf(image)
+			r.note(m.name + " " + name + " " + v)
+		}
+	}
+	return &apiv1.ApplyConfigResponse{}, nil
+}
+
+func (r *rig) Services(_ context.Context, a netip.Addr) ([]*apiv1.Service, error) {
+	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, nil
+}
+
+// start is how long a program takes until it is ready.
+const startTime = 4 * time.Second
+
+func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*apiv1.Resource, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err != nil {
+		return nil, err
+	}
+	if typ == controlplane.Configs.Type() {
+		return []*apiv1.Resource{{Id: id, Version: m.versions[id]}}, nil
+	}
+	var all []*apiv1.Resource
+	for _, c := range programs {
+		since := time.Since(m.changed[c.name])
+		restarts, ready, waiting := 0, since > startTime, ""
+		version := m.versions[c.name]
+		if since < startTime/2 && !m.changed[c.name].IsZero() {
+			version, ready = version-1, true // the pod of before
+		}
+		if r.images(m)[c.name] == r.dies {
+			switch {
+			case since > startTime+r.after+20*time.Second:
+				restarts, ready, waiting = 3, false, "CrashLoopBackOff"
+			case since > startTime+r.after:
+				restarts = 1
+			}
+		}
+		status := object{
+			controlplane.ConfigVersion: fmt.Sprint(version),
+			"conditions":               []object{{"type": "Ready", "status": map[bool]string{true: "True", false: "False"}[ready]}},
+			"containerStatuses":        []object{{"restartCount": restarts, "state": object{"waiting": object{"reason": waiting}, "running": object{"startedAt": fmt.Sprint(m.changed[c.name], restarts)}}}},
+		}
+		text, err := yaml.Marshal(status)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &apiv1.Resource{Id: "kube-system/" + c.name + "-" + m.name, Spec: string(text)})
+	}
+	return all, nil
+}
+
+type object = map[string]any
+
+func (r *rig) Pull(_ context.Context, a netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if image == r.lacking {
+		return "", fmt.Errorf("pull %s: not found", image)
+	}
+	report(1, 2)
+	return "sha256:0", nil
+}
+
+// RoundTrip is the API server.
+func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := httptest.NewRecorder()
+	r.answer(w, q)
+	return w.Result(), nil
+}
+
+const discovery = `{"kind":"APIGroupDiscoveryList","items":[
+	{"metadata":{},"versions":[{"version":"v1","resources":[
+		{"resource":"pods","scope":"Namespaced","responseKind":{"kind":"Pod"}},{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]},
+	{"metadata":{"name":"apps"},"versions":[{"version":"v1","resources":[{"resource":"daemonsets","scope":"Namespaced","responseKind":{"kind":"DaemonSet"}}]}]}]}`
+
+func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
+	path, name, _ := strings.Cut(q.URL.Path, "/nodes")
+	switch {
+	case q.URL.Path == "/api" || q.URL.Path == "/apis":
+		io.WriteString(w, discovery)
+	case path == "/api/v1" && name == "":
+		items := []object{}
+		for _, m := range r.nodes {
+			items = append(items, r.node(m))
+		}
+		json.NewEncoder(w).Encode(object{"items": items})
+	case path == "/api/v1":
+		i := slices.IndexFunc(r.nodes, func(m *member) bool { return "/"+m.name == name })
+		if q.Method == http.MethodPatch {
+			var patch object
+			json.NewDecoder(q.Body).Decode(&patch)
+			on, _ := patch["spec"].(object)["unschedulable"].(bool)
+			r.note(r.nodes[i].name + map[bool]string{true: " cordon", false: " uncordon"}[on])
+			r.nodes[i].changed["cordon"] = map[bool]time.Time{true: time.Now()}[on]
+		}
+		json.NewEncoder(w).Encode(r.node(r.nodes[i]))
+	case strings.HasSuffix(q.URL.Path, "/pods"):
+		io.WriteString(w, `{"items":[]}`)
+	case strings.HasSuffix(q.URL.Path, "/daemonsets/kube-proxy"):
+		if q.Method == http.MethodPatch {
+			var patch kubeclient.Object
+			json.NewDecoder(q.Body).Decode(&patch)
+			r.proxy = patch.List("spec", "template", "spec", "containers")[1].Text("image")
+			v, _ := versionOf(r.proxy)
+			r.note("daemonset " + v)
+		}
+		json.NewEncoder(w).Encode(object{"kind": "DaemonSet", "metadata": object{"name": "kube-proxy", "resourceVersion": "1"}, "spec": object{"template": object{"spec": object{
+			"containers": []object{{"name": "other", "image": "own:1"}, {"name": "kube-proxy", "image": r.proxy}},
+		}}}})
+	default:
+		w.WriteHeader(http.StatusNotFound)
+	}
+}
+
+func (r *rig) node(m *member) object {
+	version, _ := versionOf(r.images(m)["kubelet"])
+	labels, annotations := object{}, object{}
+	if m.name[0] == 'n' {
+		labels[controlPlaneLabel] = ""
+	}
+	cordoned := !m.changed["cordon"].IsZero()
+	if cordoned {
+		annotations["garboard.dev/cordoned-by"] = r.only()
+	}
+	return object{
+		"metadata": object{"name": m.name, "labels": labels, "annotations": annotations},
+		"spec":     object{"unschedulable": cordoned},
+		"status": object{
+			"nodeInfo": object{"kubeletVersion": version}, "conditions": []object{{"type": "Ready", "status": "True"}},
+			"addresses": []object{{"type": "InternalIP", "address": m.address}},
+		},
+	}
+}
+
+// only is the ID of the operation that runs.
+func (r *rig) only() string {
+	all, _ := r.runner.List()
+	for _, o := range all {
+		if o.Ended.IsZero() {
+			return o.ID
+		}
+	}
+	return ""
+}
+
+// memory is where the records of shared operations are.
+type memory struct {
+	mu      sync.Mutex
+	records map[string][]byte
+}
+
+func (s *memory) Claim(_ context.Context, h operation.Holder) (operation.Claim, error) {
+	return claim{s, h.ID}, nil
+}
+
+func (s *memory) List(context.Context) ([]operation.SharedRecord, error) { return nil, nil }
+
+func (s *memory) Delete(context.Context, string) error { return nil }
+
+type claim struct {
+	*memory
+	id string
+}
+
+func (c claim) Node() string { return "n1" }
+
+func (c claim) Read(context.Context) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.records[c.id], nil
+}
+
+func (c claim) Write(_ context.Context, record []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.records == nil {
+		c.records = map[string][]byte{}
+	}
+	c.records[c.id] = record
+	return nil
+}
+
+func (c claim) Lost() <-chan struct{} { return nil }
+
+func (c claim) Release(context.Context) error { return nil }

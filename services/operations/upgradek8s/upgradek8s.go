@@ -1,0 +1,200 @@
+// Package upgradek8s is the operation upgrade-k8s: it moves the Kubernetes of a running
+// cluster to another version, up or down.
+//
+// The machine configuration of each node has the images of its components. The operation
+// changes one image on one node, waits until what runs there is healthy, and goes to the
+// next node:
+//
+//	preflight ─▶ images ─▶ kube-apiserver ─▶ kube-controller-manager ─▶ kube-scheduler
+//	                         ─▶ kube-proxy ─▶ manifests ─▶ kubelets ─▶ verify
+//
+// Downwards the order is the reverse, as no component may be newer than the API server it
+// talks to (https://kubernetes.io/releases/version-skew-policy/). Nothing changes before
+// each image is on each node that needs it.
+//
+// A component that fails on one node gets its former image back on all nodes, and the
+// operation ends. Components that were finished before keep their new version, which the
+// skew policy allows. So the same command goes on from there.
+package upgradek8s
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// Name of the operation.
+const Name = "upgrade-k8s"
+
+const (
+	// preflightTimeout bounds the look at all nodes, in the plan and again as the first step.
+	preflightTimeout = 2 * time.Minute
+	// pullTimeout bounds the images of one node, and imagesTimeout those of all: a node
+	// tries for 15 minutes to get one image.
+	pullTimeout   = time.Hour
+	imagesTimeout = 6 * time.Hour
+	// programTimeout bounds one component on one node. A small machine needs a minute or two
+	// for an API server.
+	programTimeout = 10 * time.Minute
+	// componentTimeout bounds one component on all nodes.
+	componentTimeout = 3 * time.Hour
+	// rolloutTimeout bounds the pods of a DaemonSet or Deployment.
+	rolloutTimeout = 15 * time.Minute
+	// kubeletTimeout bounds one node, with its drain, and kubeletsTimeout all nodes.
+	kubeletTimeout  = 20 * time.Minute
+	kubeletsTimeout = 24 * time.Hour
+	// verifyTimeout bounds the last look at all nodes.
+	verifyTimeout = 2 * time.Minute
+)
+
+// Arguments of the operation.
+type Arguments struct {
+	// From and To are versions such as v1.36.3.
+	From string `json:"from"`
+	To   string `json:"to"`
+	// NoKubelet leaves the kubelets as they are.
+	NoKubelet bool `json:"noKubelet,omitempty"`
+	// Yes applies changed bootstrap manifests without a question.
+	Yes bool `json:"yes,omitempty"`
+}
+
+// Encode makes them the arguments of an operation.
+func (a Arguments) Encode() []byte {
+	data, err := json.Marshal(a)
+	if err != nil {
+		panic(fmt.Sprintf("arguments of %s: %v", Name, err)) // strings and booleans only
+	}
+	return data
+}
+
+// Peers calls the nodes of the cluster, this one too: peers.Client.
+type Peers interface {
+	Check() error
+	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
+	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
+	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
+	Resources(ctx context.Context, node netip.Addr, typ, id string) ([]*apiv1.Resource, error)
+	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
+}
+
+// Options are what the operation stands on.
+type Options struct {
+	Store resource.Reader
+	Peers Peers
+	// Kubernetes makes a client of the cluster's API as its administrator.
+	Kubernetes func() (*kubeclient.Client, error)
+	// Metrics are those of the API server of one node, in the text format of Prometheus.
+	Metrics func(ctx context.Context, node netip.Addr) (string, error)
+}
+
+// Definition of the operation.
+func Definition(o Options) operation.Definition {
+	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
+}
+
+func decode(r operation.Request) (a Arguments, err error) {
+	if err = json.Unmarshal(r.Arguments, &a); err != nil {
+		err = fmt.Errorf("its arguments: %w", err)
+	}
+	return a, err
+}
+
+func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
+	a, err := decode(r)
+	if err != nil {
+		return operation.Plan{}, err
+	}
+	if err := skew(a.From, a.To); err != nil {
+		return operation.Plan{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, preflightTimeout)
+	defer cancel()
+	seen, err := o.look(ctx, a)
+	if err != nil {
+		return operation.Plan{}, err
+	}
+	steps, err := o.steps(r)
+	return operation.Plan{Steps: steps, Warnings: seen.warnings}, err
+}
+
+func (o Options) steps(r operation.Request) ([]operation.Step, error) {
+	a, err := decode(r)
+	if err != nil {
+		return nil, err
+	}
+	middle := []operation.Step{o.proxyStep(a), o.manifestsStep(a)}
+	if !a.NoKubelet {
+		middle = append(middle, o.kubeletsStep(a, r.ID))
+	}
+	for _, c := range slices.Backward(programs) {
+		middle = slices.Insert(middle, 0, o.programStep(c, a))
+	}
+	if down(a.From, a.To) {
+		slices.Reverse(middle)
+	}
+	return slices.Concat([]operation.Step{o.preflightStep(a), o.imagesStep(a)}, middle, []operation.Step{o.verifyStep(a)}), nil
+}
+
+// finished has the components that run in the new version on all nodes. If the operation
+// fails after that, they stay.
+var finished = operation.Data[[]string]{Key: "finished"}
+
+func isFinished(p *operation.Progress, component string) (bool, error) {
+	all, err := finished.Get(p)
+	if err != nil && !noData(err) {
+		return false, err
+	}
+	return slices.Contains(all, component), nil
+}
+
+func finish(p *operation.Progress, component string) error {
+	all, err := finished.Get(p)
+	if err != nil && !noData(err) {
+		return err
+	}
+	if slices.Contains(all, component) {
+		return nil
+	}
+	return finished.Put(p, append(all, component))
+}
+
+// component is a step that runs parts for nodes, and whose parts are undone together.
+func (o Options) component(name, what string, timeout time.Duration, a Arguments, parts func(*operation.Progress) ([]operation.Part, error), then func(context.Context, *operation.Progress) error) operation.Step {
+	return operation.Step{
+		ID: name, What: what, Deadline: timeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			all, err := parts(p)
+			if err == nil {
+				err = p.Each(ctx, 1, all...)
+			}
+			if err == nil && then != nil {
+				err = then(ctx, p)
+			}
+			if err == nil {
+				err = finish(p, name)
+			}
+			return err
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			if stays, err := isFinished(p, name); err != nil || stays {
+				if stays {
+					p.Say("%s stays at version %s: the same command goes on from here", name, a.To)
+				}
+				return err
+			}
+			all, err := parts(p)
+			if err != nil {
+				return err
+			}
+			return p.UndoEach(ctx, all...)
+		},
+	}
+}

@@ -1,0 +1,236 @@
+package upgradek8s
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+)
+
+// upwards is all that an upgrade changes, in its order (S-317).
+func upwards() (all []string) {
+	for _, c := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy"} {
+		for _, n := range []string{"n1", "n2", "n3"} {
+			all = append(all, n+" "+c+" "+newer)
+		}
+	}
+	all = append(all, "daemonset "+newer)
+	for _, n := range []string{"n1", "n2", "n3", "w1"} {
+		all = append(all, n+" cordon", n+" kubelet "+newer, n+" uncordon")
+	}
+	return all
+}
+
+func (r *rig) expect(want []string) {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if diff := cmp.Diff(want, r.did); diff != "" {
+		r.t.Errorf("what was changed (-want +got):\n%s", diff)
+	}
+}
+
+func (r *rig) versions(component string) (all []string) {
+	for _, m := range r.nodes {
+		v, _ := versionOf(r.images(m)[component])
+		all = append(all, v)
+	}
+	return all
+}
+
+func TestS317Order(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer func() { r.off() }()
+		o := r.run(Arguments{From: older, To: newer})
+		if o.State != operation.Done {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		r.expect(upwards())
+		if took := o.Ended.Sub(o.Began); took < 3*watchFirst || took > 10*time.Minute {
+			t.Errorf("it took %s", took)
+		}
+		for _, m := range r.nodes {
+			if !strings.HasPrefix(string(m.document), "# kept") || !strings.Contains(string(m.document), "mirror.example/") {
+				t.Errorf("node %s: the document has lost something:\n%s", m.name, m.document)
+			}
+		}
+
+		r.did = nil
+		if o = r.run(Arguments{From: newer, To: older}); o.State != operation.Done {
+			t.Errorf("down: %s: %s", o.State, o.Error)
+		}
+		first, last := r.did[0], r.did[len(r.did)-1]
+		if first != "n1 cordon" || last != "n3 kube-apiserver "+older {
+			t.Errorf("down, the first change is %s, and the last one %s", first, last)
+		}
+	})
+}
+
+func TestS319KilledAtEachChange(t *testing.T) {
+	for i, what := range upwards() {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.cut = what
+				r.boot()
+				defer func() { r.off() }()
+				if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+					t.Errorf("cut at %s: %s: %s", what, o.State, o.Error)
+				}
+				// A drain that was cut begins again; nothing else is done twice.
+				slices.Sort(r.did)
+				want := upwards()
+				slices.Sort(want)
+				if diff := cmp.Diff(want, slices.Compact(r.did)); diff != "" {
+					t.Errorf("cut at %s (-want +got):\n%s", what, diff)
+				}
+			})
+		})
+	}
+}
+
+func TestS324LateFailureIsRolledBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.dies, r.after = "mirror.example/kube-controller-manager:"+newer, 20*time.Second
+		r.boot()
+		defer func() { r.off() }()
+		o := r.run(Arguments{From: older, To: newer})
+		if o.State != operation.Failed || !strings.Contains(o.Error, "kube-controller-manager ended after it was ready") {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		r.expect([]string{
+			"n1 kube-apiserver " + newer, "n2 kube-apiserver " + newer, "n3 kube-apiserver " + newer,
+			"n1 kube-controller-manager " + newer, "n1 kube-controller-manager " + older,
+		})
+
+		// The reason is gone: the same command goes on.
+		r.dies, r.did = "", nil
+		if o := r.run(Arguments{From: older, To: newer}); o.State != operation.Done {
+			t.Errorf("again: %s: %s", o.State, o.Error)
+		}
+		r.expect(upwards()[3:])
+	})
+}
+
+func TestCrashLoopIsRolledBackAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.dies, r.after = "registry.k8s.io/kube-scheduler:"+newer, -startTime
+		r.boot()
+		defer func() { r.off() }()
+		o := r.run(Arguments{From: older, To: newer})
+		if o.State != operation.Failed {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		if got := r.versions("kube-scheduler"); slices.Contains(got, newer) {
+			t.Errorf("the scheduler has versions %s", got)
+		}
+	})
+}
+
+func TestMissingImageChangesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.lacking = "ghcr.io/garboard-os/kubelet:" + newer
+		r.boot()
+		defer func() { r.off() }()
+		o := r.run(Arguments{From: older, To: newer})
+		if o.State != operation.Failed || !strings.Contains(o.Error, r.lacking) {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		r.expect(nil)
+	})
+}
+
+func TestAbortUndoesTheComponent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer func() { r.off() }()
+		o, err := r.start(Arguments{From: older, To: newer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for !slices.Contains(r.did, "n2 kube-controller-manager "+newer) {
+			time.Sleep(time.Second)
+		}
+		if err := r.runner.Abort(o.ID, "jo"); err != nil {
+			t.Fatal(err)
+		}
+		if o = r.end(o.ID); o.State != operation.Aborted {
+			t.Errorf("%s: %s", o.State, o.Error)
+		}
+		if got := r.versions("kube-controller-manager"); slices.Contains(got, newer) {
+			t.Errorf("kube-controller-manager has versions %s", got)
+		}
+		if got := r.versions("kube-apiserver"); !slices.Equal(got[:3], []string{newer, newer, newer}) {
+			t.Errorf("kube-apiserver has versions %s", got)
+		}
+	})
+}
+
+func TestRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		a      Arguments
+		change func(*rig)
+		want   string
+	}{
+		"two minor versions":      {Arguments{From: "v1.34.2", To: newer}, nil, "upgrade to the latest v1.35 first"},
+		"two minor versions down": {Arguments{From: newer, To: "v1.34.2"}, nil, "go down to v1.35 first"},
+		"not supported":           {Arguments{From: newer, To: "v1.37.0"}, nil, "isn't one that this release runs"},
+		"another version":         {Arguments{From: "v1.35.3", To: newer}, nil, "kube-apiserver has version v1.35.4, and not v1.35.3 or v1.36.3"},
+		"a digest": {Arguments{From: older, To: newer}, func(r *rig) {
+			r.nodes[1].document = []byte(strings.Replace(string(r.nodes[1].document), "kube-apiserver:"+older, "kube-apiserver@sha256:0", 1))
+		}, "node n2: image registry.k8s.io/kube-apiserver@sha256:0 has no version as its tag"},
+		"sick": {Arguments{From: older, To: newer}, func(r *rig) {
+			r.dies, r.after = "registry.k8s.io/kube-scheduler:"+older, 0
+		}, "kube-scheduler isn't ready: CrashLoopBackOff"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				if c.change != nil {
+					c.change(r)
+				}
+				r.boot()
+				defer func() { r.off() }()
+				_, err := r.start(c.a)
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%v, and not %q", err, c.want)
+				}
+				r.expect(nil)
+			})
+		})
+	}
+}
+
+func TestDeprecatedAPIsAreNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.metrics = `# TYPE apiserver_requested_deprecated_apis gauge
+apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.36",resource="things",subresource="",version="v1beta1"} 1
+apiserver_requested_deprecated_apis{group="example.k8s.io",removed_release="1.37",resource="others",subresource="",version="v1beta1"} 1
+apiserver_requested_deprecated_apis{group="",removed_release="",resource="endpoints",subresource="",version="v1"} 1
+`
+		r.boot()
+		defer func() { r.off() }()
+		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{From: older, To: newer}.Encode(), By: "jo", DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(o.Warnings) != 1 || !strings.Contains(o.Warnings[0], "example.k8s.io/v1beta1 things, which Kubernetes removes in v1.36") {
+			t.Errorf("warnings: %q", o.Warnings)
+		}
+		r.expect(nil)
+	})
+}

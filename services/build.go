@@ -92,14 +92,16 @@ func NewNode(o Options) (*Node, error) {
 
 	var err error
 	ends := lifecycle.Options{
-		Store: store, Etcd: member, StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
+		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
 		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
 		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
 	}
 	upgrade := upgradek8s.Options{
 		Store: store, Peers: others,
 		Kubernetes: func() (*kubeclient.Client, error) { return controlplane.AdminClient(store) },
-		Metrics:    func(ctx context.Context, node netip.Addr) (string, error) { return controlplane.Metrics(ctx, store, node) },
+		Metrics: func(ctx context.Context, node netip.Addr) (string, error) {
+			return controlplane.Metrics(ctx, store, node)
+		},
 	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
@@ -156,7 +158,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Since: since, Disks: d.List, UserDisks: d.UserDisks,
-		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot, KubernetesVersion: upgrade.From,
+		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot, Interrupt: ends.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {
 		return nil, err

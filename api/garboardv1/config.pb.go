@@ -249,7 +249,9 @@ type ApplyConfigRequest struct {
 	Base string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"`
 	// Instead of document: a strategic merge patch to the document of the node, in YAML
 	// or JSON, at most 1 MiB. Secrets need not be read to change other fields.
-	Patch         []byte `protobuf:"bytes,6,opt,name=patch,proto3" json:"patch,omitempty"`
+	Patch []byte `protobuf:"bytes,6,opt,name=patch,proto3" json:"patch,omitempty"`
+	// Reboot the node or restart its etcd also if the cluster loses its quorum.
+	Force         bool `protobuf:"varint,7,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -324,6 +326,13 @@ func (x *ApplyConfigRequest) GetPatch() []byte {
 		return x.Patch
 	}
 	return nil
+}
+
+func (x *ApplyConfigRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type ApplyConfigResponse struct {
@@ -843,7 +852,7 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"\aversion\x18\x03 \x01(\x04R\aversion\x12\x1a\n" +
 	"\bredacted\x18\x04 \x01(\bR\bredacted\x12\x16\n" +
 	"\x06staged\x18\x05 \x01(\bR\x06staged\x127\n" +
-	"\ttry_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\btryUntil\"\xdb\x01\n" +
+	"\ttry_until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\btryUntil\"\xf1\x01\n" +
 	"\x12ApplyConfigRequest\x12\x1a\n" +
 	"\bdocument\x18\x01 \x01(\fR\bdocument\x12*\n" +
 	"\x04mode\x18\x02 \x01(\x0e2\x16.garboard.v1.ApplyModeR\x04mode\x12:\n" +
@@ -851,7 +860,8 @@ const file_garboard_v1_config_proto_rawDesc = "" +
 	"tryTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x12\n" +
 	"\x04base\x18\x05 \x01(\tR\x04base\x12\x14\n" +
-	"\x05patch\x18\x06 \x01(\fR\x05patch\"\x99\x02\n" +
+	"\x05patch\x18\x06 \x01(\fR\x05patch\x12\x14\n" +
+	"\x05force\x18\a \x01(\bR\x05force\"\x99\x02\n" +
 	"\x13ApplyConfigResponse\x123\n" +
 	"\achanges\x18\x01 \x03(\v2\x19.garboard.v1.ConfigChangeR\achanges\x12\x1a\n" +
 	"\bwarnings\x18\x02 \x03(\tR\bwarnings\x12*\n" +

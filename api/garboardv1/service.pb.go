@@ -407,9 +407,11 @@ func (x *ServiceEvent) GetSinceBoot() *durationpb.Duration {
 }
 
 type ControlServiceRequest struct {
-	state         protoimpl.MessageState       `protogen:"open.v1"`
-	Id            string                       `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Action        ControlServiceRequest_Action `protobuf:"varint,2,opt,name=action,proto3,enum=garboard.v1.ControlServiceRequest_Action" json:"action,omitempty"`
+	state  protoimpl.MessageState       `protogen:"open.v1"`
+	Id     string                       `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Action ControlServiceRequest_Action `protobuf:"varint,2,opt,name=action,proto3,enum=garboard.v1.ControlServiceRequest_Action" json:"action,omitempty"`
+	// Stop or restart etcd also if the cluster loses its quorum.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -456,6 +458,13 @@ func (x *ControlServiceRequest) GetAction() ControlServiceRequest_Action {
 		return x.Action
 	}
 	return ControlServiceRequest_ACTION_UNSPECIFIED
+}
+
+func (x *ControlServiceRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type ControlServiceResponse struct {
@@ -601,10 +610,11 @@ const file_garboard_v1_service_proto_rawDesc = "" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12.\n" +
 	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x128\n" +
 	"\n" +
-	"since_boot\x18\a \x01(\v2\x19.google.protobuf.DurationR\tsinceBoot\"\xc3\x01\n" +
+	"since_boot\x18\a \x01(\v2\x19.google.protobuf.DurationR\tsinceBoot\"\xd9\x01\n" +
 	"\x15ControlServiceRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12A\n" +
-	"\x06action\x18\x02 \x01(\x0e2).garboard.v1.ControlServiceRequest.ActionR\x06action\"W\n" +
+	"\x06action\x18\x02 \x01(\x0e2).garboard.v1.ControlServiceRequest.ActionR\x06action\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"W\n" +
 	"\x06Action\x12\x16\n" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fACTION_START\x10\x01\x12\x0f\n" +

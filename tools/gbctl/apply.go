@@ -33,9 +33,10 @@ const modesHelp = `
              between, unless you run 'gbctl config confirm' (--try). Use it for
              changes that may make the node unreachable
 
-With several nodes, gbctl waits for a node that reboots until it is healthy again
-before it changes the next one. A change that needs a reboot can be tried on only one
-node at a time. --dry-run shows what would change, and what each field needs.`
+With several nodes, gbctl waits until a node is healthy again before it changes the next
+one, also if only services or static pods restart, and stops if it isn't healthy within
+5 minutes. A change that needs a reboot can be tried on only one node at a time. A node
+doesn't reboot or restart etcd if the cluster loses its quorum, unless --force is given. --dry-run shows what would change, and what each field needs.`
 
 var modes = map[string]apiv1.ApplyMode{
 	"auto":      apiv1.ApplyMode_APPLY_MODE_AUTO,
@@ -51,7 +52,7 @@ type applyFlags struct {
 	mode                     string
 	immediate, onReboot, try bool
 	timeout                  time.Duration
-	dryRun                   bool
+	dryRun, force            bool
 }
 
 func (f *applyFlags) add(cmd *cobra.Command) {
@@ -60,6 +61,7 @@ func (f *applyFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.onReboot, "on-reboot", false, "same as --mode=on-reboot")
 	cmd.Flags().BoolVar(&f.try, "try", false, "same as --mode=try")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h (in other modes: the timeout of the request)")
+	cmd.Flags().BoolVar(&f.force, "force", false, "reboot the node or restart its etcd also if the cluster loses its quorum")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show what would change")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"auto", "immediate", "on-reboot", "reboot", "try"}, cobra.ShellCompDirectiveNoFileComp))
 	f.app.outputFlag(cmd)
@@ -103,11 +105,12 @@ type configChange struct {
 	mode   apiv1.ApplyMode
 	try    time.Duration
 	dryRun bool
+	force  bool
 }
 
 func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, error) {
 	mode, err := f.selectedMode(cmd)
-	return configChange{f.app, done, mode, f.timeout, f.dryRun}, err
+	return configChange{f.app, done, mode, f.timeout, f.dryRun, f.force}, err
 }
 
 // apply sends a document to a node. base is the digest of the document that it was made
@@ -116,7 +119,7 @@ func (c configChange) apply(ctx context.Context, n *client.Client, document []by
 	ctx, done := c.app.request(ctx, n.Name)
 	defer done()
 	return unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
-		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base,
+		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base, Force: c.force,
 	})
 }
 
@@ -128,8 +131,12 @@ func (c configChange) tryTimeout() *durationpb.Duration {
 	return durationpb.New(c.try)
 }
 
-// onEach changes the nodes one after another. A node that reboots is missing in its
-// cluster until it is back; only then may the next node reboot.
+// settleBudget is how long a node may take until it is healthy after a change without a
+// reboot, before the next node is changed.
+const settleBudget = 5 * time.Minute
+
+// onEach changes the nodes one after another. Each must be healthy again before the next
+// one is changed: a configuration that is wrong must not reach a whole control plane.
 func (c configChange) onEach(ctx context.Context, change func(context.Context, *client.Client) (*apiv1.ApplyConfigResponse, error)) error {
 	nodes, err := c.app.targets(ctx)
 	if err != nil {
@@ -157,10 +164,18 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		if err != nil || m == nil {
 			return err
 		}
-		if err := c.report(n.Name, m); err != nil || !m.Reboot || !wait {
+		if err := c.report(n.Name, m); err != nil || !wait {
 			return err
 		}
-		if c.mode == apiv1.ApplyMode_APPLY_MODE_TRY {
+		switch {
+		case !m.Reboot && (len(m.Changes) == 0 || m.Mode == apiv1.ApplyMode_APPLY_MODE_ON_REBOOT):
+			return nil
+		case !m.Reboot:
+			if err = c.app.waitSettled(ctx, n.Name); err != nil {
+				skipReason = n.Name + " isn't healthy after the change"
+			}
+			return err
+		case c.mode == apiv1.ApplyMode_APPLY_MODE_TRY:
 			skipReason = fmt.Sprintf("%s reboots to try the change; confirm it there first", n.Name)
 			return nil
 		}
@@ -170,6 +185,21 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		}
 		fmt.Fprintf(c.app.err, "%s: is back and healthy after %s\n", n.Name, span(time.Since(start)))
 		return nil
+	})
+}
+
+// waitSettled waits until a node is healthy after a change. Its first look comes when the
+// node has begun to act on the change.
+func (a *app) waitSettled(ctx context.Context, node string) error {
+	if err := pause(ctx, pollInterval); err != nil {
+		return err
+	}
+	return a.retryUntil(ctx, node, settleBudget, func(ctx context.Context) error {
+		s, err := a.probe(ctx, node)
+		if err == nil && unhealthyReason(s) != "" {
+			err = errors.New(unhealthyReason(s))
+		}
+		return err
 	})
 }
 

@@ -47,6 +47,7 @@ var actions = map[string]apiv1.ControlServiceRequest_Action{
 }
 
 func (a *app) serviceCommand() *cobra.Command {
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "service ID [start|stop|restart]",
 		Short: "Show the events of a service, or start, stop or restart it",
@@ -54,7 +55,10 @@ func (a *app) serviceCommand() *cobra.Command {
 
 KIND shows how it runs: most services are goroutines of the node's own program. Services
 that it depends on, and services that depend on it, are not affected. 'cri' is an alias
-of containerd.`,
+of containerd.
+
+etcd stops or restarts only if the cluster keeps its quorum without this node, and on one
+control plane at a time. --force does it in any case.`,
 		Example: `  gbctl -n 10.5.0.2 service etcd
   gbctl -n 10.5.0.2 service kubelet restart`,
 		Args:              cobra.RangeArgs(1, 2),
@@ -67,9 +71,10 @@ of containerd.`,
 			if !ok {
 				return usagef("service %s %s: must be start, stop or restart", args[0], args[1])
 			}
-			return a.control(cmd.Context(), args[0], action)
+			return a.control(cmd.Context(), &apiv1.ControlServiceRequest{Id: args[0], Action: action, Force: force})
 		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "stop or restart etcd also if the cluster loses its quorum")
 	return a.outputFlag(cmd)
 }
 
@@ -127,11 +132,11 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 
 // control acts on one node after another, so that Ctrl-C can limit a wrong restart to the
 // first node.
-func (a *app) control(ctx context.Context, id string, action apiv1.ControlServiceRequest_Action) error {
+func (a *app) control(ctx context.Context, r *apiv1.ControlServiceRequest) error {
 	return a.sequential(ctx, func(ctx context.Context, c *client.Client) error {
 		ctx, done := a.request(ctx, c.Name)
 		defer done()
-		m, err := unary(ctx, c.Service.Control, &apiv1.ControlServiceRequest{Id: id, Action: action})
+		m, err := unary(ctx, c.Service.Control, r)
 		if err == nil {
 			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
 		}

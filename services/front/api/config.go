@@ -14,6 +14,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/merge"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -68,7 +69,7 @@ func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.Ap
 	// The guard has looked before the document came: of two strangers at once, the
 	// second must find that the node has a configuration.
 	r.First = caller.maintenance
-	return s.change(ctx, r, s.opts.Config.Apply)
+	return s.change(ctx, r, req.Msg.GetForce(), s.opts.Config.Apply)
 }
 
 // checkDocument looks at what can be said before the document or patch is parsed.
@@ -103,9 +104,10 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 	return text, from, nil
 }
 
-// change applies what a request says. A reboot for it is as good a reason as any other to
-// look whether the cluster can do without the node.
-func (s *configService) change(ctx context.Context, r machine.Request, apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+// change applies what a request says. If the node reboots or restarts etcd for it, the
+// cluster must be able to do without the node.
+func (s *configService) change(ctx context.Context, r machine.Request, force bool, apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+	interrupts := false
 	if !r.DryRun && !r.First {
 		planned := r
 		planned.DryRun = true
@@ -113,15 +115,31 @@ func (s *configService) change(ctx context.Context, r machine.Request, apply fun
 		if err != nil {
 			return nil, applyError(err)
 		}
-		if result.Rebooting {
+		if result.Rebooting && !force {
 			if err := s.opts.MayReboot(ctx); err != nil {
 				return nil, failed(connect.CodeFailedPrecondition, "the node would reboot for this: %w. With --on-reboot it takes effect with the next one", err)
 			}
 		}
+		interrupts = slices.Contains(result.Restarted, etcd.ID)
 	}
-	result, err := apply(ctx, r)
-	if err != nil {
-		return nil, applyError(err)
+	if !interrupts {
+		result, err := apply(ctx, r)
+		if err != nil {
+			return nil, applyError(err)
+		}
+		return applied(result), nil
+	}
+	var result machine.Result
+	var failure error // of apply; another one is the cluster's
+	_, err := s.opts.Interrupt(ctx, "apply-config", force, func() error {
+		result, failure = apply(ctx, r)
+		return failure
+	})
+	switch {
+	case failure != nil:
+		return nil, applyError(failure)
+	case err != nil:
+		return nil, failed(connect.CodeFailedPrecondition, "etcd would restart for this: %w. With --on-reboot it takes effect with the next reboot", err)
 	}
 	return applied(result), nil
 }
@@ -140,7 +158,7 @@ func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1
 			return nil, failed(connect.CodeNotFound, "version %d isn't in the history; see gbctl config history", version)
 		}
 	}
-	return s.change(ctx, r, func(ctx context.Context, r machine.Request) (machine.Result, error) {
+	return s.change(ctx, r, false, func(ctx context.Context, r machine.Request) (machine.Result, error) {
 		return s.opts.Config.Rollback(ctx, req.Msg.GetVersion(), r)
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
@@ -134,6 +135,7 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 			waiting = append(waiting, status.ID+": "+status.Message)
 		}
 	}
+	waiting = append(waiting, controlplane.Unready(s.opts.Store)...)
 	res.WaitingFor = readable(strings.Join(waiting, "; "))
 	return connect.NewResponse(res), nil
 }

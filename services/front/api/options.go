@@ -30,6 +30,9 @@ type Options struct {
 	Operations *operation.Runner
 	// MayReboot says why the node must stay; nil if it needn't.
 	MayReboot func(ctx context.Context) error
+	// Interrupt calls do, which stops or restarts this node's etcd, if the cluster can do
+	// without its member. force: also if not; the warning is why not.
+	Interrupt func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)
 	// KubernetesVersion is the version of the cluster's components that don't have version
 	// to.
 	KubernetesVersion func(ctx context.Context, to string) (string, error)

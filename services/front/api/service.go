@@ -10,6 +10,8 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -120,7 +122,7 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 			return nil, failed(connect.CodeFailedPrecondition, "service %q stays: without it the node can't be reached to start it again; restart it instead", id)
 		}
 		did = "service " + id + " is stopped"
-		err = s.opts.Graph.Stop(ctx, id)
+		err = s.interrupt(ctx, req.Msg, &did, func() error { return s.opts.Graph.Stop(ctx, id) })
 	case apiv1.ControlServiceRequest_ACTION_RESTART:
 		if slices.Contains(lifelines, id) {
 			s.restartLater(ctx, id)
@@ -128,7 +130,7 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 			break
 		}
 		did = "service " + id + " is restarted"
-		err = s.opts.Graph.Restart(ctx, id)
+		err = s.interrupt(ctx, req.Msg, &did, func() error { return s.opts.Graph.Restart(ctx, id) })
 	default:
 		return nil, failed(connect.CodeInvalidArgument, "action %s isn't one; there are start, stop and restart", action)
 	}
@@ -136,9 +138,25 @@ func (s *serviceService) Control(ctx context.Context, req *connect.Request[apiv1
 		if errors.Is(err, dag.ErrNotRunning) {
 			return nil, failed(connect.CodeUnavailable, "%w: the node is starting or stopping", err)
 		}
+		if errors.Is(err, etcd.ErrQuorum) || errors.As(err, new(*operation.HeldError)) {
+			return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+		}
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
 	return connect.NewResponse(&apiv1.ControlServiceResponse{Message: did}), nil
+}
+
+// interrupt calls do, which stops or restarts a service. etcd may only go where the cluster
+// can do without this node's member.
+func (s *serviceService) interrupt(ctx context.Context, m *apiv1.ControlServiceRequest, did *string, do func() error) error {
+	if serviceID(m.GetId()) != etcd.ID {
+		return do()
+	}
+	warning, err := s.opts.Interrupt(ctx, "service etcd "+actionName(m.GetAction()), m.GetForce(), do)
+	if err == nil && warning != "" {
+		*did += "; " + warning
+	}
+	return err
 }
 
 // restartLater restarts a service once the call is answered: the answer goes the

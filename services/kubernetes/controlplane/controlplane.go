@@ -15,7 +15,10 @@ package controlplane
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -74,6 +77,35 @@ type PodStatus kubeclient.Object
 // Ready is the pod's own condition.
 func (s PodStatus) Ready() bool {
 	return kubeclient.Object{"status": map[string]any(s)}.Condition("Ready")
+}
+
+// Unready says of each program of the control plane that isn't ready with its present
+// configuration what it is; none on a worker, and before there is a cluster.
+func Unready(r resource.Reader) (reasons []string) {
+	for _, pod := range StaticPods.List(r) {
+		version := "0"
+		if c, err := Configs.Get(r, pod.ID); err == nil {
+			version = strconv.FormatUint(c.Version, 10)
+		}
+		why := "the kubelet doesn't have it yet"
+		for _, status := range StaticPodStatuses.List(r) {
+			if !strings.HasPrefix(status.ID, kubeSystem+"/"+pod.ID+"-") {
+				continue
+			}
+			switch {
+			case status.Spec[ConfigVersion] != version:
+				why = fmt.Sprintf("runs with version %v of its configuration, and not %s", status.Spec[ConfigVersion], version)
+			case !status.Spec.Ready():
+				why = "isn't ready"
+			default:
+				why = ""
+			}
+		}
+		if why != "" {
+			reasons = append(reasons, fmt.Sprintf("static pod %s: %s", pod.ID, why))
+		}
+	}
+	return reasons
 }
 
 // BootstrapStatus says how the control plane runs.

@@ -93,6 +93,8 @@ type Etcd interface {
 type Options struct {
 	Store *resource.Store
 	Etcd  Etcd
+	// Lock keeps control planes from disrupting etcd at the same time; nil: nothing does.
+	Lock operation.Lock
 	// Start and Stop are those of the services.
 	Start, Stop func(ctx context.Context, id string) error
 	// StopPods ends what runs of Kubernetes on this node.

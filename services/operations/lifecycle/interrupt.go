@@ -1,0 +1,77 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+)
+
+const (
+	// interruptPatience is how long an interruption waits for another control plane, within
+	// the time of one request.
+	interruptPatience = 12 * time.Second
+	// interruptHold is how long the others wait after it: by then etcd counts the member as
+	// down, or it is back.
+	interruptHold = 5 * time.Second
+)
+
+// Interrupt calls do, which stops or restarts this node's member of etcd without an
+// operation. It refuses that where etcd would lose its quorum, unless it is forced. Control
+// planes do it one at a time.
+func (o Options) Interrupt(ctx context.Context, what string, force bool, do func() error) (warning string, err error) {
+	if !o.controlPlane() {
+		return "", do()
+	}
+	taken, warning, err := o.takeTurn(ctx, what, force)
+	if err != nil {
+		return "", err
+	}
+	hold := interruptHold
+	if taken != nil {
+		defer func() {
+			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forcedTimeout)
+			defer cancel()
+			_ = taken.Release(rctx, hold) // its lease ends by itself
+		}()
+	}
+	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	unknown, err := o.mayStop(bounded, what, force, 0)
+	if err == nil {
+		err = ctx.Err() // the request was cancelled: nothing was counted
+	}
+	if err != nil {
+		hold = 0
+		return "", err
+	}
+	if warning == "" {
+		warning = unknown
+	}
+	return warning, do()
+}
+
+// takeTurn takes the lock of the cluster. warning is why there is none.
+func (o Options) takeTurn(ctx context.Context, what string, force bool) (taken operation.Taken, warning string, err error) {
+	if o.Lock == nil {
+		return nil, "", nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, interruptPatience)
+	defer cancel()
+	for {
+		taken, err = o.Lock.Take(bounded, operation.Holder{Name: what, ID: what, Since: time.Now()})
+		var held *operation.HeldError
+		switch {
+		case err == nil:
+			return taken, "", nil
+		case !errors.As(err, &held) || force:
+			return nil, err.Error(), nil
+		}
+		select {
+		case <-bounded.Done():
+			return nil, "", err
+		case <-time.After(changeRetry):
+		}
+	}
+}

@@ -35,7 +35,7 @@ const modesHelp = `
 
 With several nodes, gbctl waits until a node is healthy again before it changes the next
 one, also if only services or static pods restart, and stops if it isn't healthy within
-5 minutes. A change that needs a reboot can be tried on only one node at a time. A node
+the time of --wait. A change that needs a reboot can be tried on only one node at a time. A node
 doesn't reboot or restart etcd if the cluster loses its quorum, unless --force is given. --dry-run shows what would change, and what each field needs.`
 
 var modes = map[string]apiv1.ApplyMode{
@@ -51,7 +51,7 @@ type applyFlags struct {
 	app                      *app
 	mode                     string
 	immediate, onReboot, try bool
-	timeout                  time.Duration
+	timeout, wait            time.Duration
 	dryRun, force            bool
 }
 
@@ -61,6 +61,7 @@ func (f *applyFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.onReboot, "on-reboot", false, "same as --mode=on-reboot")
 	cmd.Flags().BoolVar(&f.try, "try", false, "same as --mode=try")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h (in other modes: the timeout of the request)")
+	cmd.Flags().DurationVar(&f.wait, "wait", settleBudget, "with several nodes: how long a node may take to be healthy after a change without a reboot, before the next one is changed")
 	cmd.Flags().BoolVar(&f.force, "force", false, "reboot the node or restart its etcd also if the cluster loses its quorum")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show what would change")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"auto", "immediate", "on-reboot", "reboot", "try"}, cobra.ShellCompDirectiveNoFileComp))
@@ -106,11 +107,12 @@ type configChange struct {
 	try    time.Duration
 	dryRun bool
 	force  bool
+	wait   time.Duration // until a node is healthy
 }
 
 func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, error) {
 	mode, err := f.selectedMode(cmd)
-	return configChange{f.app, done, mode, f.timeout, f.dryRun, f.force}, err
+	return configChange{f.app, done, mode, f.timeout, f.dryRun, f.force, f.wait}, err
 }
 
 // apply sends a document to a node. base is the digest of the document that it was made
@@ -131,8 +133,8 @@ func (c configChange) tryTimeout() *durationpb.Duration {
 	return durationpb.New(c.try)
 }
 
-// settleBudget is how long a node may take until it is healthy after a change without a
-// reboot, before the next node is changed.
+// settleBudget is the default of --wait: a small machine restarts an API server in a minute
+// or two.
 const settleBudget = 5 * time.Minute
 
 // onEach changes the nodes one after another. Each must be healthy again before the next
@@ -171,7 +173,7 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 		case !m.Reboot && (len(m.Changes) == 0 || m.Mode == apiv1.ApplyMode_APPLY_MODE_ON_REBOOT):
 			return nil
 		case !m.Reboot:
-			if err = c.app.waitSettled(ctx, n.Name); err != nil {
+			if err = c.app.waitSettled(ctx, n.Name, c.wait); err != nil {
 				skipReason = n.Name + " isn't healthy after the change"
 			}
 			return err
@@ -190,11 +192,11 @@ func (c configChange) onEach(ctx context.Context, change func(context.Context, *
 
 // waitSettled waits until a node is healthy after a change. Its first look comes when the
 // node has begun to act on the change.
-func (a *app) waitSettled(ctx context.Context, node string) error {
+func (a *app) waitSettled(ctx context.Context, node string, budget time.Duration) error {
 	if err := pause(ctx, pollInterval); err != nil {
 		return err
 	}
-	return a.retryUntil(ctx, node, settleBudget, func(ctx context.Context) error {
+	return a.retryUntil(ctx, node, budget, func(ctx context.Context) error {
 		s, err := a.probe(ctx, node)
 		if err == nil && unhealthyReason(s) != "" {
 			err = errors.New(unhealthyReason(s))

@@ -114,10 +114,14 @@ func Methods() []Method {
 }
 
 // Lookup finds a method by its procedure. What isn't there is for nobody. The
-// plain-HTTP form of reading logs (GET /v1/logs/…) counts as LogService.Read.
+// plain-HTTP forms of reading logs (GET /v1/logs/…) and metrics (GET /metrics) count as
+// LogService.Read and NodeService.Metrics.
 func Lookup(procedure string) (Method, bool) {
 	if strings.HasPrefix(procedure, LogsPath) {
 		procedure = readLog
+	}
+	if procedure == MetricsPath {
+		procedure = readMetrics
 	}
 	m, ok := methods()[procedure]
 	return m, ok
@@ -127,6 +131,9 @@ const (
 	// LogsPath is below which logs are plain NDJSON.
 	LogsPath = "/v1/logs/"
 	readLog  = "/garboard.v1.LogService/Read"
+	// MetricsPath is where Prometheus reads the node's metrics.
+	MetricsPath = "/metrics"
+	readMetrics = "/garboard.v1.NodeService/Metrics"
 )
 
 // Allowed tells whether any of a certificate's organisations lets its owner call

@@ -75,7 +75,7 @@ func (x Finding_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Finding_Severity.Descriptor instead.
 func (Finding_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36, 0}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38, 0}
 }
 
 type VersionRequest struct {
@@ -2134,6 +2134,87 @@ func (x *KubeconfigResponse) GetExpires() *timestamppb.Timestamp {
 	return nil
 }
 
+type MetricsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetricsRequest) Reset() {
+	*x = MetricsRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetricsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetricsRequest) ProtoMessage() {}
+
+func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
+func (*MetricsRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
+}
+
+type MetricsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+	Text          []byte `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetricsResponse) Reset() {
+	*x = MetricsResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetricsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetricsResponse) ProtoMessage() {}
+
+func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
+func (*MetricsResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *MetricsResponse) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
 type DiagnoseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2142,7 +2223,7 @@ type DiagnoseRequest struct {
 
 func (x *DiagnoseRequest) Reset() {
 	*x = DiagnoseRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2154,7 +2235,7 @@ func (x *DiagnoseRequest) String() string {
 func (*DiagnoseRequest) ProtoMessage() {}
 
 func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2167,7 +2248,7 @@ func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
 func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 type DiagnoseResponse struct {
@@ -2182,7 +2263,7 @@ type DiagnoseResponse struct {
 
 func (x *DiagnoseResponse) Reset() {
 	*x = DiagnoseResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2275,7 @@ func (x *DiagnoseResponse) String() string {
 func (*DiagnoseResponse) ProtoMessage() {}
 
 func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2288,7 @@ func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
 func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DiagnoseResponse) GetFindings() []*Finding {
@@ -2244,7 +2325,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2337,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2350,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Finding) GetSeverity() Finding_Severity {
@@ -2337,7 +2418,7 @@ type RebootRequest struct {
 
 func (x *RebootRequest) Reset() {
 	*x = RebootRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2430,7 @@ func (x *RebootRequest) String() string {
 func (*RebootRequest) ProtoMessage() {}
 
 func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2443,7 @@ func (x *RebootRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
 func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RebootRequest) GetForce() bool {
@@ -2403,7 +2484,7 @@ type RebootResponse struct {
 
 func (x *RebootResponse) Reset() {
 	*x = RebootResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2496,7 @@ func (x *RebootResponse) String() string {
 func (*RebootResponse) ProtoMessage() {}
 
 func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2509,7 @@ func (x *RebootResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
 func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RebootResponse) GetOperation() *Operation {
@@ -2450,7 +2531,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2543,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
+	mi := &file_garboard_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2556,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ShutdownRequest) GetForce() bool {
@@ -2515,7 +2596,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2608,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
+	mi := &file_garboard_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2621,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ShutdownResponse) GetOperation() *Operation {
@@ -2569,7 +2650,7 @@ type UpgradeKubernetesRequest struct {
 
 func (x *UpgradeKubernetesRequest) Reset() {
 	*x = UpgradeKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2581,7 +2662,7 @@ func (x *UpgradeKubernetesRequest) String() string {
 func (*UpgradeKubernetesRequest) ProtoMessage() {}
 
 func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2594,7 +2675,7 @@ func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UpgradeKubernetesRequest) GetFrom() string {
@@ -2641,7 +2722,7 @@ type UpgradeKubernetesResponse struct {
 
 func (x *UpgradeKubernetesResponse) Reset() {
 	*x = UpgradeKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2734,7 @@ func (x *UpgradeKubernetesResponse) String() string {
 func (*UpgradeKubernetesResponse) ProtoMessage() {}
 
 func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2747,7 @@ func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
@@ -2694,7 +2775,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +2787,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +2800,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -2773,7 +2854,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2866,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2879,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -2969,7 +3050,10 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"kubeconfig\x18\x01 \x01(\fR\n" +
 	"kubeconfig\x124\n" +
-	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"\x11\n" +
+	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"\x10\n" +
+	"\x0eMetricsRequest\"%\n" +
+	"\x0fMetricsResponse\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\fR\x04text\"\x11\n" +
 	"\x0fDiagnoseRequest\"^\n" +
 	"\x10DiagnoseResponse\x120\n" +
 	"\bfindings\x18\x01 \x03(\v2\x14.garboard.v1.FindingR\bfindings\x12\x18\n" +
@@ -3018,7 +3102,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xea\r\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xc2\x0e\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -3037,6 +3121,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
+	"\aMetrics\x12\x1b.garboard.v1.MetricsRequest\x1a\x1c.garboard.v1.MetricsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
 	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
 	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
@@ -3055,7 +3140,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -3092,47 +3177,49 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*BootChartResponse)(nil),         // 32: garboard.v1.BootChartResponse
 	(*KubeconfigRequest)(nil),         // 33: garboard.v1.KubeconfigRequest
 	(*KubeconfigResponse)(nil),        // 34: garboard.v1.KubeconfigResponse
-	(*DiagnoseRequest)(nil),           // 35: garboard.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),          // 36: garboard.v1.DiagnoseResponse
-	(*Finding)(nil),                   // 37: garboard.v1.Finding
-	(*RebootRequest)(nil),             // 38: garboard.v1.RebootRequest
-	(*RebootResponse)(nil),            // 39: garboard.v1.RebootResponse
-	(*ShutdownRequest)(nil),           // 40: garboard.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),          // 41: garboard.v1.ShutdownResponse
-	(*UpgradeKubernetesRequest)(nil),  // 42: garboard.v1.UpgradeKubernetesRequest
-	(*UpgradeKubernetesResponse)(nil), // 43: garboard.v1.UpgradeKubernetesResponse
-	(*ResetRequest)(nil),              // 44: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 45: garboard.v1.ResetResponse
-	nil,                               // 46: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 47: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 48: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 49: garboard.v1.Operation
+	(*MetricsRequest)(nil),            // 35: garboard.v1.MetricsRequest
+	(*MetricsResponse)(nil),           // 36: garboard.v1.MetricsResponse
+	(*DiagnoseRequest)(nil),           // 37: garboard.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),          // 38: garboard.v1.DiagnoseResponse
+	(*Finding)(nil),                   // 39: garboard.v1.Finding
+	(*RebootRequest)(nil),             // 40: garboard.v1.RebootRequest
+	(*RebootResponse)(nil),            // 41: garboard.v1.RebootResponse
+	(*ShutdownRequest)(nil),           // 42: garboard.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),          // 43: garboard.v1.ShutdownResponse
+	(*UpgradeKubernetesRequest)(nil),  // 44: garboard.v1.UpgradeKubernetesRequest
+	(*UpgradeKubernetesResponse)(nil), // 45: garboard.v1.UpgradeKubernetesResponse
+	(*ResetRequest)(nil),              // 46: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 47: garboard.v1.ResetResponse
+	nil,                               // 48: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 49: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 50: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 51: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	47, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	49, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	47, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	46, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	49, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	48, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	48, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	47, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	47, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	50, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	49, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	49, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	48, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	48, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	37, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
+	50, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	50, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	39, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	48, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	47, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	49, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	47, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	49, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	49, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	47, // 22: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	49, // 23: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	50, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	49, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	51, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	49, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	51, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	51, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	49, // 22: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	51, // 23: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
 	1,  // 24: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
 	3,  // 25: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
 	5,  // 26: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
@@ -3147,32 +3234,34 @@ var file_garboard_v1_node_proto_depIdxs = []int32{
 	29, // 35: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
 	31, // 36: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
 	33, // 37: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	35, // 38: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	38, // 39: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	40, // 40: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	44, // 41: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	42, // 42: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	2,  // 43: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 44: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 45: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 46: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 47: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 48: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 49: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 50: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 51: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 52: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 53: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 54: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 55: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	34, // 56: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	36, // 57: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	39, // 58: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	41, // 59: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	45, // 60: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	43, // 61: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	43, // [43:62] is the sub-list for method output_type
-	24, // [24:43] is the sub-list for method input_type
+	37, // 38: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	35, // 39: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	40, // 40: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	42, // 41: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	46, // 42: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	44, // 43: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	2,  // 44: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 45: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 46: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 47: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 48: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 49: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 50: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 51: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 52: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 53: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 54: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 55: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 56: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	34, // 57: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	38, // 58: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	36, // 59: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	41, // 60: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	43, // 61: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	47, // 62: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	45, // 63: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	44, // [44:64] is the sub-list for method output_type
+	24, // [24:44] is the sub-list for method input_type
 	24, // [24:24] is the sub-list for extension type_name
 	24, // [24:24] is the sub-list for extension extendee
 	0,  // [0:24] is the sub-list for field type_name
@@ -3191,7 +3280,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   46,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

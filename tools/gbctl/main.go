@@ -97,7 +97,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.getCommand(), a.inspectCommand(), a.containersCommand(), a.imagesCommand(), a.bootChartCommand(), a.processesCommand(), a.memoryCommand(),
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
 	add(groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
-	add(groupInspect, a.doctorCommand(), a.supportCommand(), a.dashboardCommand())
+	add(groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand())
 	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
 	add(groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand())
 	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())

@@ -64,6 +64,8 @@ const (
 	NodeServiceKubeconfigProcedure = "/garboard.v1.NodeService/Kubeconfig"
 	// NodeServiceDiagnoseProcedure is the fully-qualified name of the NodeService's Diagnose RPC.
 	NodeServiceDiagnoseProcedure = "/garboard.v1.NodeService/Diagnose"
+	// NodeServiceMetricsProcedure is the fully-qualified name of the NodeService's Metrics RPC.
+	NodeServiceMetricsProcedure = "/garboard.v1.NodeService/Metrics"
 	// NodeServiceRebootProcedure is the fully-qualified name of the NodeService's Reboot RPC.
 	NodeServiceRebootProcedure = "/garboard.v1.NodeService/Reboot"
 	// NodeServiceShutdownProcedure is the fully-qualified name of the NodeService's Shutdown RPC.
@@ -105,6 +107,9 @@ type NodeServiceClient interface {
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
+	// Metrics returns the metrics of the node in the text format of Prometheus. GET /metrics
+	// on the same socket returns the same text.
+	Metrics(context.Context, *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error)
 	// Reboot starts an operation: the node is drained if other nodes can take its
 	// pods, all services are stopped in order, and the machine restarts.
 	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
@@ -232,6 +237,13 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		metrics: connect.NewClient[garboardv1.MetricsRequest, garboardv1.MetricsResponse](
+			httpClient,
+			baseURL+NodeServiceMetricsProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Metrics")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 		reboot: connect.NewClient[garboardv1.RebootRequest, garboardv1.RebootResponse](
 			httpClient,
 			baseURL+NodeServiceRebootProcedure,
@@ -276,6 +288,7 @@ type nodeServiceClient struct {
 	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
 	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
 	diagnose          *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
+	metrics           *connect.Client[garboardv1.MetricsRequest, garboardv1.MetricsResponse]
 	reboot            *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
 	shutdown          *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
 	reset             *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
@@ -357,6 +370,11 @@ func (c *nodeServiceClient) Diagnose(ctx context.Context, req *connect.Request[g
 	return c.diagnose.CallUnary(ctx, req)
 }
 
+// Metrics calls garboard.v1.NodeService.Metrics.
+func (c *nodeServiceClient) Metrics(ctx context.Context, req *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error) {
+	return c.metrics.CallUnary(ctx, req)
+}
+
 // Reboot calls garboard.v1.NodeService.Reboot.
 func (c *nodeServiceClient) Reboot(ctx context.Context, req *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error) {
 	return c.reboot.CallUnary(ctx, req)
@@ -407,6 +425,9 @@ type NodeServiceHandler interface {
 	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
+	// Metrics returns the metrics of the node in the text format of Prometheus. GET /metrics
+	// on the same socket returns the same text.
+	Metrics(context.Context, *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error)
 	// Reboot starts an operation: the node is drained if other nodes can take its
 	// pods, all services are stopped in order, and the machine restarts.
 	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
@@ -530,6 +551,13 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceMetricsHandler := connect.NewUnaryHandler(
+		NodeServiceMetricsProcedure,
+		svc.Metrics,
+		connect.WithSchema(nodeServiceMethods.ByName("Metrics")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceRebootHandler := connect.NewUnaryHandler(
 		NodeServiceRebootProcedure,
 		svc.Reboot,
@@ -586,6 +614,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceKubeconfigHandler.ServeHTTP(w, r)
 		case NodeServiceDiagnoseProcedure:
 			nodeServiceDiagnoseHandler.ServeHTTP(w, r)
+		case NodeServiceMetricsProcedure:
+			nodeServiceMetricsHandler.ServeHTTP(w, r)
 		case NodeServiceRebootProcedure:
 			nodeServiceRebootHandler.ServeHTTP(w, r)
 		case NodeServiceShutdownProcedure:
@@ -661,6 +691,10 @@ func (UnimplementedNodeServiceHandler) Kubeconfig(context.Context, *connect.Requ
 
 func (UnimplementedNodeServiceHandler) Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Diagnose is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Metrics(context.Context, *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Metrics is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error) {

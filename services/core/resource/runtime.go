@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
@@ -80,6 +81,27 @@ type Runtime struct {
 	store       *Store
 	log         *slog.Logger
 	controllers []Controller // sorted by name
+	calls       []counters   // of the controllers
+}
+
+// counters are those of one controller's calls.
+type counters struct{ calls, failures, nanoseconds atomic.Uint64 }
+
+// Calls are how often a controller was called since the start of the node.
+type Calls struct {
+	Controller      string
+	Calls, Failures uint64
+	Time            time.Duration // of all calls together
+}
+
+// Calls returns those of each controller, sorted by name.
+func (rt *Runtime) Calls() []Calls {
+	all := make([]Calls, len(rt.controllers))
+	for i, c := range rt.controllers {
+		n := &rt.calls[i]
+		all[i] = Calls{c.Name, n.calls.Load(), n.failures.Load(), time.Duration(n.nanoseconds.Load())}
+	}
+	return all
 }
 
 // NewRuntime checks the controllers and returns their runtime. Two of one name,
@@ -112,21 +134,22 @@ func NewRuntime(store *Store, log *slog.Logger, controllers ...Controller) (*Run
 	if err := errors.Join(problems...); err != nil {
 		return nil, err
 	}
+	rt.calls = make([]counters, len(rt.controllers))
 	return rt, nil
 }
 
 // Run runs the controllers until ctx ends and all of them have returned.
 func (rt *Runtime) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	for _, c := range rt.controllers {
-		wg.Go(func() { rt.drive(ctx, c) })
+	for i, c := range rt.controllers {
+		wg.Go(func() { rt.drive(ctx, c, &rt.calls[i]) })
 	}
 	wg.Wait()
 	return nil
 }
 
 // drive runs one controller.
-func (rt *Runtime) drive(ctx context.Context, c Controller) {
+func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 	mark := make(chan struct{}, 1)
 	defer rt.store.notify(c.Inputs, mark)()
 	v := newView(rt.store, c, rt.log)
@@ -137,11 +160,15 @@ func (rt *Runtime) drive(ctx context.Context, c Controller) {
 			v.log.Info("controller starting") // S-276
 			starting = false
 		}
+		began := time.Now()
 		again, err := reconcile(ctx, c, v)
+		n.calls.Add(1)
+		n.nanoseconds.Add(uint64(time.Since(began)))
 		if ctx.Err() != nil {
 			return
 		}
 		if err != nil {
+			n.failures.Add(1)
 			// The first failure of a kind is a warning; its repetitions, while the controller
 			// waits for something, are only a line in the log.
 			level := slog.LevelWarn

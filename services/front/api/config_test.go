@@ -15,6 +15,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -123,6 +124,30 @@ func TestApplyAsksForWhatTheCallerMeans(t *testing.T) {
 		}
 	}
 	if n := len(r.applier.done()); n != 5 {
+		t.Errorf("%d requests came through", n)
+	}
+}
+
+// A restart of etcd for a configuration needs the cluster's consent, unless it is forced.
+func TestApplyThatRestartsEtcd(t *testing.T) {
+	r := newRig(t)
+	r.opts.Interrupt = func(_ context.Context, what string, force bool, do func() error) (string, error) {
+		if !force {
+			return "", fmt.Errorf("%s: %w", what, etcd.ErrQuorum)
+		}
+		return "", do()
+	}
+	r.applier.result = machine.Result{Mode: machine.Immediate, Restarted: []string{"etcd"}}
+	r.serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(admin), host)
+	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x")})
+	wantCode(t, err, connect.CodeFailedPrecondition, "etcd would restart for this: apply-config: the cluster would lose its quorum", "--on-reboot")
+	for _, dry := range r.applier.done() {
+		t.Errorf("applied: %+v", dry)
+	}
+	_, err = ask(t, client.Apply, &apiv1.ApplyConfigRequest{Document: []byte("x"), Force: true})
+	must(t, err)
+	if n := len(r.applier.done()); n != 1 {
 		t.Errorf("%d requests came through", n)
 	}
 }

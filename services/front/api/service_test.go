@@ -13,6 +13,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/google/go-cmp/cmp"
 )
@@ -200,4 +201,36 @@ func TestEventsAreToldOnce(t *testing.T) {
 		t.Error("an event of nothing")
 	}
 	wantCode(t, none.Err(), connect.CodeNotFound)
+}
+
+// etcd stops and restarts only where the cluster can do without it, unless it is forced.
+func TestStopOfEtcd(t *testing.T) {
+	r := newRig(t, daemon("etcd"))
+	r.opts.Interrupt = func(_ context.Context, what string, force bool, do func() error) (string, error) {
+		if !force {
+			return "", fmt.Errorf("%s: %w", what, etcd.ErrQuorum)
+		}
+		return "etcd has no quorum now", do()
+	}
+	r.serve()
+	r.up("etcd")
+	client := garboardv1connect.NewServiceServiceClient(r.as(operator), host)
+	for _, action := range []apiv1.ControlServiceRequest_Action{apiv1.ControlServiceRequest_ACTION_STOP, apiv1.ControlServiceRequest_ACTION_RESTART} {
+		_, err := ask(t, client.Control, &apiv1.ControlServiceRequest{Id: "etcd", Action: action})
+		wantCode(t, err, connect.CodeFailedPrecondition, "would lose its quorum")
+	}
+	if s := r.service(t, "etcd", 0); s.GetState() != "Running" {
+		t.Errorf("etcd: %v", s)
+	}
+	res, err := ask(t, client.Control, &apiv1.ControlServiceRequest{Id: "etcd", Action: apiv1.ControlServiceRequest_ACTION_STOP, Force: true})
+	must(t, err)
+	if !strings.Contains(res.GetMessage(), "etcd has no quorum now") {
+		t.Errorf("says %q", res.GetMessage())
+	}
+	eventually.That(t, 10*time.Second, "etcd is stopped", func() error {
+		if s := r.service(t, "etcd", 0); s.GetState() != "Finished" {
+			return fmt.Errorf("%v", s)
+		}
+		return nil
+	})
 }

@@ -108,19 +108,19 @@ func checkTokens(c *Config, r *report) {
 }
 
 func checkAuthorities(c *Config, r *report) {
-	control := c.Machine.Type.ControlPlane()
+	control, older := c.Machine.Type.ControlPlane(), c.SelfHosted()
 	for _, a := range []struct {
-		where      place
-		pair       CertKey
-		everywhere bool // workers need the certificate, too
+		where    place
+		pair     CertKey
+		required bool // the certificate: workers need some of them, too
 	}{
 		{at("machine", "ca"), c.Machine.CA, true},
 		{at("cluster", "ca"), c.Cluster.CA, true},
-		{at("cluster", "aggregatorCA"), c.Cluster.AggregatorCA, false},
-		{at("cluster", "etcd", "ca"), c.Cluster.Etcd.CA, false},
+		{at("cluster", "aggregatorCA"), c.Cluster.AggregatorCA, control && !older},
+		{at("cluster", "etcd", "ca"), c.Cluster.Etcd.CA, control},
 	} {
 		if len(a.pair.Crt) == 0 {
-			if control || a.everywhere {
+			if a.required {
 				r.lacks(a.where.with("crt"), "")
 			}
 			continue
@@ -137,7 +137,7 @@ func checkAuthorities(c *Config, r *report) {
 		if _, err := pki.ParseKey(key); err != nil {
 			r.bad(at("cluster", "serviceAccount", "key"), "%v", err)
 		}
-	case control:
+	case control && !older:
 		r.lacks(at("cluster", "serviceAccount", "key"), "a control plane signs service account tokens")
 	}
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -198,6 +199,33 @@ func TestGatewayOutsideOfItsNetworks(t *testing.T) {
 		told := strings.HasPrefix(warnings, "machine.network.interfaces"+tt.path+".gateway: ") && strings.Contains(warnings, "is in none of the networks of ")
 		if tt.path == "" && warnings != "" || tt.path != "" && !told || strings.Contains(warnings, "\n") {
 			t.Errorf("%s: %q", tt.interfaces, warnings)
+		}
+	}
+}
+
+// S-042, S-282: a control plane boots with the format of the releases before static pods,
+// with a warning. A configuration that lacks only one of both secrets is refused.
+func TestS282FormatOfASelfHostedControlPlane(t *testing.T) {
+	doc := document(t, ControlPlane)
+	cut := func(doc, key string) string {
+		t.Helper()
+		section := regexp.MustCompile(`(?m)^  ` + key + `:\n(    .*\n)+`)
+		if !section.MatchString(doc) {
+			t.Fatalf("no section %s in\n%s", key, doc)
+		}
+		return section.ReplaceAllString(doc, "")
+	}
+	older := cut(cut(doc, "aggregatorCA"), "serviceAccount")
+	c, warnings, problems := load(t, older)
+	if len(problems) > 0 || c == nil || !c.SelfHosted() {
+		t.Fatalf("problems: %q", problems)
+	}
+	if !strings.Contains(strings.Join(warnings, "\n"), "the format for a self-hosted control plane") {
+		t.Errorf("warnings: %q", warnings)
+	}
+	for _, key := range []string{"aggregatorCA", "serviceAccount"} {
+		if _, _, problems := load(t, cut(doc, key)); len(problems) == 0 {
+			t.Errorf("a control plane without %s is accepted", key)
 		}
 	}
 }

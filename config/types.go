@@ -40,6 +40,13 @@ const (
 // ControlPlane reports whether etcd and the control plane run on the machine.
 func (t MachineType) ControlPlane() bool { return t == Init || t == ControlPlane }
 
+// SelfHosted reports whether the configuration has the format of the releases before static
+// pods, which ran the control plane as pods of the cluster itself.
+func (c *Config) SelfHosted() bool {
+	return c.Machine.Type.ControlPlane() && len(c.Cluster.Etcd.CA.Crt) > 0 &&
+		len(c.Cluster.ServiceAccount.Key) == 0 && len(c.Cluster.AggregatorCA.Crt) == 0 && len(c.Cluster.AggregatorCA.Key) == 0
+}
+
 // Machine has the settings of this node.
 type Machine struct {
 	Type MachineType `yaml:"type"` // required

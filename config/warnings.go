@@ -15,6 +15,7 @@ var warningChecks = []check{
 	{"extra certificate names on a worker", warnWorkerNames},
 	{"shared address outside of the subnet", warnVIP},
 	{"gateways outside of the subnet", warnGateways},
+	{"format of a self-hosted control plane", warnSelfHosted},
 	{"fields without effect in this release", warnNoEffect},
 }
 
@@ -35,6 +36,13 @@ func warnWorkerKeys(c *Config, r *report) {
 		if len(k.key) > 0 {
 			r.warn(k.where, "a worker doesn't need this private key; leave it out: somebody who steals the worker could take over the cluster")
 		}
+	}
+}
+
+// warnSelfHosted: configurations of the releases before static pods lack two secrets.
+func warnSelfHosted(c *Config, r *report) {
+	if c.SelfHosted() {
+		r.warn(at("cluster"), "without aggregatorCA and serviceAccount, this is the format for a self-hosted control plane: the node makes no static pods until it has both")
 	}
 }
 

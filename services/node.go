@@ -44,7 +44,7 @@ var purposes = map[string]string{
 	"config.MachineTypeController":            "the node's part in its cluster",
 	"config.KubernetesControlPlaneController": "the control plane's configuration, out of the machine's",
 	"v1alpha1.TimeStatusController":           "a line in the log when the time becomes synchronised, or stops being so",
-	"v1alpha1.BootstrapStatusController":      "whether the control plane is self-hosted: it isn't",
+	"v1alpha1.BootstrapStatusController":      "whether the control plane is self-hosted",
 	"runtime.SysctlController":                "kernel parameters",
 	"secrets.APIController":                   "the machine API's certificate",
 	"secrets.EtcdController":                  "etcd's certificates",

@@ -2,23 +2,74 @@ package controlplane
 
 import (
 	"context"
+	"fmt"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 )
 
-// BootstrapStatusController says that the control plane isn't self-hosted: here it
-// never was. A control plane that is converted gets its answer from the cluster.
-type BootstrapStatusController struct{}
+const (
+	// initializedKey is in etcd for as long as the control plane is self-hosted: as pods of
+	// the cluster itself. The releases before static pods have set it.
+	initializedKey = "/garboard.dev/initialized"
+	// initializedTimeout bounds one look at it.
+	initializedTimeout = 10 * time.Second
+	// initializedPeriod is how often it is looked for while it is there.
+	initializedPeriod = 2 * time.Second
+)
 
-func (*BootstrapStatusController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
-	c, err := controlPlaneConfig(v)
-	if err != nil || c == nil {
+// BootstrapStatusController says whether the control plane is self-hosted: from the mark in
+// etcd, once this node's member serves.
+type BootstrapStatusController struct {
+	initialized func(ctx context.Context, r resource.Reader, endpoint string) (bool, error)
+}
+
+func (c *BootstrapStatusController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
+	cfg, err := controlPlaneConfig(v)
+	if err != nil || cfg == nil {
 		return 0, err
 	}
-	if _, err := BootstrapStatuses.Get(v, "control-plane"); err == nil {
+	before, err := BootstrapStatuses.Get(v, "control-plane")
+	if err == nil && !before.Spec.SelfHosted {
+		return 0, nil // it never becomes so
+	}
+	known := err == nil
+	member, ready := etcd.Ready(v)
+	if !ready {
 		return 0, nil
 	}
-	v.Log().Info("bootkube initialized status not found") // S-277: as static pods
-	return 0, BootstrapStatuses.Put(v, "control-plane", BootstrapStatus{})
+	ctx, cancel := context.WithTimeout(ctx, initializedTimeout)
+	defer cancel()
+	selfHosted, err := c.initialized(ctx, v, member.Endpoint)
+	if err != nil {
+		return 0, fmt.Errorf("look for the initialized status in etcd: %w", err)
+	}
+	switch {
+	case !selfHosted:
+		v.Log().Info("bootkube initialized status not found") // S-277: as static pods
+	case !known:
+		v.Log().Info("bootkube initialized status found: the control plane is self-hosted, and no static pods are written")
+	}
+	if err := BootstrapStatuses.Put(v, "control-plane", BootstrapStatus{SelfHosted: selfHosted}); err != nil || !selfHosted {
+		return 0, err
+	}
+	return initializedPeriod, nil
+}
+
+// initialized looks for the mark in this node's member. Where the members disagree for a
+// moment, the mark is only seen for longer.
+func initialized(ctx context.Context, r resource.Reader, endpoint string) (bool, error) {
+	client, err := etcd.Dial(ctx, r, endpoint)
+	if err != nil {
+		return false, err
+	}
+	defer client.Close()
+	found, err := client.Get(ctx, initializedKey, clientv3.WithSerializable(), clientv3.WithCountOnly())
+	if err != nil {
+		return false, err
+	}
+	return found.Count > 0, nil
 }

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,6 +72,8 @@ type fixture struct {
 	config  *config.Config
 	store   *resource.Store
 	kubelet *kubelet
+	// selfHosted is the mark in etcd.
+	selfHosted atomic.Bool
 
 	logs       *logs.Logs
 	kubeletURL string
@@ -82,6 +85,13 @@ const controllerLog = "controller-runtime"
 
 // start runs all controllers until the test ends.
 func start(t *testing.T, c *config.Config) *fixture {
+	t.Helper()
+	f := newFixture(t, c)
+	f.run()
+	return f
+}
+
+func newFixture(t *testing.T, c *config.Config) *fixture {
 	t.Helper()
 	f := &fixture{t: t, dir: t.TempDir(), config: c, store: testStore(t, c), logs: logs.New(testWriter{t}), kubelet: &kubelet{code: http.StatusInternalServerError, body: "Authorization error (user=x)"}}
 	crt, key, err := c.Cluster.CA.CA().Issue(pki.Leaf{CN: "system:node:n1", DNS: []string{"n1"}, Server: true, Now: time.Now()})
@@ -95,7 +105,6 @@ func start(t *testing.T, c *config.Config) *fixture {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	f.kubeletURL = server.URL
-	f.run()
 	return f
 }
 
@@ -103,6 +112,7 @@ func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
 		Logs: f.logs, StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
+		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return f.selfHosted.Load(), nil },
 	})...)
 	rt, err := resource.NewRuntime(f.store, f.logs.Logger(controllerLog), controllers...)
 	put(f.t, err)
@@ -358,6 +368,7 @@ func (v view) Log() *slog.Logger { return v.log }
 // S-260
 func TestBootstrapStatus(t *testing.T) {
 	f := start(t, testConfig(t))
+	f.etcd(true)
 	eventually.That(t, patience, "bootstrap status", func() error {
 		o, err := BootstrapStatuses.Get(f.store, "control-plane")
 		if err != nil {
@@ -366,6 +377,43 @@ func TestBootstrapStatus(t *testing.T) {
 		d := BootstrapStatuses.Definition()
 		if diff := cmp.Diff([]string{"runtime", "BootstrapStatus", "control-plane", "1", "false"}, d.Row(resource.Object[any]{Meta: o.Meta, Spec: o.Spec})); diff != "" {
 			return errors.New(diff)
+		}
+		return nil
+	})
+}
+
+// S-298, S-301: while the control plane is self-hosted, static pods are rendered for the
+// operator to see, and nothing is written for the kubelet. What an earlier boot has left
+// goes. When the mark in etcd is removed, the files are written.
+func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
+	f := newFixture(t, testConfig(t))
+	f.selfHosted.Store(true)
+	put(t, os.MkdirAll(f.path("manifests"), 0o755))
+	put(t, os.WriteFile(f.file(scheduler), nil, 0o600))
+	f.run()
+	f.etcd(true)
+	eventually.That(t, patience, "it is self-hosted, and pods are rendered", func() error {
+		o, err := BootstrapStatuses.Get(f.store, "control-plane")
+		if err == nil && !o.Spec.SelfHosted {
+			t.Fatal("it isn't self-hosted")
+		}
+		if n := len(StaticPods.List(f.store)); err == nil && n != len(programs) {
+			err = fmt.Errorf("%d static pods", n)
+		}
+		return err
+	})
+	eventually.That(t, patience, "what an earlier boot has left is gone", func() error {
+		if left, err := os.ReadDir(f.path("manifests")); err != nil || len(left) > 0 {
+			return fmt.Errorf("%v, %v", left, err)
+		}
+		return nil
+	})
+	f.selfHosted.Store(false)
+	eventually.That(t, patience, "the files are written", func() error {
+		for _, program := range programs {
+			if _, err := os.Stat(f.file(program)); err != nil {
+				return err
+			}
 		}
 		return nil
 	})

@@ -14,6 +14,7 @@
 package controlplane
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -136,6 +137,8 @@ type Options struct {
 	CNIConfDir    string // boot.CNIConfDir
 	SubnetFile    string // flannel's
 	KubeletURL    string
+	// Initialized looks for the mark of a self-hosted control plane in etcd; nil: really.
+	Initialized func(ctx context.Context, r resource.Reader, endpoint string) (bool, error)
 }
 
 const (
@@ -158,10 +161,13 @@ func Controllers(o Options) []resource.Controller {
 			*option.to = option.value
 		}
 	}
+	if o.Initialized == nil {
+		o.Initialized = initialized
+	}
 	return []resource.Controller{
 		{
-			Name: "v1alpha1.BootstrapStatusController", Reconcile: (&BootstrapStatusController{}).Reconcile,
-			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}},
+			Name: "v1alpha1.BootstrapStatusController", Reconcile: (&BootstrapStatusController{initialized: o.Initialized}).Reconcile,
+			Inputs:  []resource.Input{{Type: machine.Configs.Type(), ID: machine.ConfigID}, {Type: etcd.Statuses.Type()}, {Type: secrets.Etcd.Type()}},
 			Outputs: []string{BootstrapStatuses.Type()},
 		},
 		{
@@ -179,7 +185,7 @@ func Controllers(o Options) []resource.Controller {
 		},
 		{
 			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL}).Reconcile,
-			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}},
+			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}},
 			Outputs: []string{StaticPodStatuses.Type()},
 		},
 		{

@@ -57,6 +57,13 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		// boot before, if /etc kept it, must not be taken away and brought back.
 		return 0, nil
 	}
+	status, err := BootstrapStatuses.Get(v, "control-plane")
+	if err != nil {
+		return 0, ignoreNotFound(err)
+	}
+	if status.Spec.SelfHosted {
+		return 0, c.removeStale(v, nil)
+	}
 	if err := c.writeFiles(v); err != nil {
 		return 0, err
 	}
@@ -152,6 +159,9 @@ func writeChanged(path string, data []byte, mode fs.FileMode) (wrote bool, err e
 
 func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[string]bool) error {
 	entries, err := os.ReadDir(c.staticPodsDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("look for stale static pods: %w", err)
 	}

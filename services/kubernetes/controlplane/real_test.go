@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config"
@@ -47,18 +48,21 @@ type realNode struct {
 	store   *resource.Store
 	etcdURL string
 	now     func() time.Time // of the secrets; nil: time.Now
+
+	selfHosted bool // etcd has the mark at its start
 }
 
 // S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control plane
 // accept what is rendered, and a joining kubelet gets its certificate.
 func TestRealControlPlane(t *testing.T) {
-	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
+	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t), selfHosted: true}
 	n.prepare()
 	n.runControllers()
 	if entries, _ := os.ReadDir(n.path("manifests")); len(entries) > 0 {
 		t.Fatalf("static pods before etcd is up: %v", entries)
 	}
 	n.startEtcd()
+	n.checkSelfHosted()
 	for _, program := range programs {
 		n.startProgram(program)
 	}
@@ -106,6 +110,42 @@ func (n *realNode) runControllers() {
 	n.t.Cleanup(func() { cancel(); <-done })
 }
 
+// checkSelfHosted: with the mark in etcd, pods are rendered and nothing is written; without
+// it, everything goes on (S-260, S-298, S-301).
+func (n *realNode) checkSelfHosted() {
+	eventually.That(n.t, 20*time.Second, "it is self-hosted, and pods are rendered", func() error {
+		o, err := BootstrapStatuses.Get(n.store, "control-plane")
+		if err == nil && !o.Spec.SelfHosted {
+			n.t.Fatal("it isn't self-hosted")
+		}
+		if err == nil && len(StaticPods.List(n.store)) != len(programs) {
+			err = errors.New("there are no pods")
+		}
+		return err
+	})
+	if files, _ := os.ReadDir(n.path("manifests")); len(files) > 0 {
+		n.t.Errorf("written while self-hosted: %v", files)
+	}
+	n.mark(func(client *clientv3.Client) error {
+		_, err := client.Delete(n.t.Context(), initializedKey)
+		return err
+	})
+}
+
+// mark changes the mark of a self-hosted control plane.
+func (n *realNode) mark(change func(*clientv3.Client) error) {
+	eventually.That(n.t, 20*time.Second, "etcd takes a write", func() error {
+		ctx, cancel := context.WithTimeout(n.t.Context(), 5*time.Second)
+		defer cancel()
+		client, err := etcd.Dial(ctx, n.store, n.etcdURL)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return change(client)
+	})
+}
+
 func (n *realNode) startEtcd() {
 	eventually.That(n.t, 10*time.Second, "etcd's certificates", func() error {
 		_, err := secrets.Statuses.Get(n.store, secrets.EtcdID)
@@ -116,6 +156,12 @@ func (n *realNode) startEtcd() {
 	n.start("etcd", "--data-dir="+n.path("etcd"), "--listen-client-urls="+n.etcdURL, "--advertise-client-urls="+n.etcdURL,
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--unsafe-no-fsync",
 		"--client-cert-auth", "--trusted-ca-file="+file("ca.crt"), "--cert-file="+file("server.crt"), "--key-file="+file("server.key"))
+	if n.selfHosted {
+		n.mark(func(client *clientv3.Client) error {
+			_, err := client.Put(n.t.Context(), initializedKey, "")
+			return err
+		})
+	}
 	put(n.t, etcd.Statuses.Put(n.store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: n.etcdURL}))
 }
 

@@ -50,15 +50,20 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	if !n.config.Machine.Type.ControlPlane() {
 		return 0, Kubelet.Put(v, KubeletID, KubeletSpec{CA: cluster.CA.Crt})
 	}
-	if err := complete(cluster); err != nil {
-		return 0, err
+	if len(cluster.CA.Key) == 0 {
+		return 0, missing("ca")
 	}
+	// The kubelet first: it also runs where the control plane is self-hosted, and its
+	// configuration lacks the secrets for static pods.
 	now := c.now()
 	kubelet, err := n.kubelet(v, now)
 	if err != nil {
 		return 0, err
 	}
 	if err := Kubelet.Put(v, KubeletID, kubelet); err != nil {
+		return 0, err
+	}
+	if err := complete(cluster); err != nil {
 		return 0, err
 	}
 	var have KubernetesSpec

@@ -349,6 +349,12 @@ func TestMissingSecrets(t *testing.T) {
 			c := controlPlane(t)
 			remove(&c.Cluster)
 			b := newBench(t, c)
+			if field != "ca" {
+				eventually.That(t, 5*time.Second, "the kubelet has its certificates all the same", func() error {
+					_, err := Kubelet.Get(b.store, KubeletID)
+					return err
+				})
+			}
 			want := "secrets.KubernetesController: controller failed: missing cluster." + field + " secret"
 			deadline := time.After(eventually.Scale(5 * time.Second))
 			for {

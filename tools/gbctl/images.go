@@ -17,7 +17,7 @@ func (a *app) imagesCommand() *cobra.Command {
 		Use:   "images",
 		Short: "List the images that a default cluster needs, or the images on nodes",
 		Long: `List the images that nodes with the default configuration pull, one per line: a
-registry without internet access needs them. This asks no node.
+registry without internet access needs them. This contacts no node.
 
 With -n, -k or --node, list the images on nodes: those of the system (etcd and the
 kubelet), or with -k those of Kubernetes. If a disk is more than 85 % full, the kubelet

@@ -33,7 +33,7 @@ const (
 	bundleMode = 0o600 // logs can be confidential
 )
 
-const supportLong = `Collect diagnostic data of nodes for somebody else's analysis: one zip file with a
+const supportLong = `Collect diagnostic data of nodes, for analysis by another person: one zip file with a
 directory for each node. It contains resources, services, logs, the configuration,
 containers, and the findings of 'gbctl doctor'.
 

@@ -155,7 +155,7 @@ func edit(old, new string) e2etest.Option {
 // knows why.
 func TestImageFromTheFirstBoot(t *testing.T) {
 	c := e2etest.New(t, "doctor-image", qemu.Container, edit("registry.k8s.io/kube-apiserver:", "registry.k8s.io/kube-apiserver:v0.0.0-"))
-	tells(t, c, "ERROR", "image-pull-failing", "kube-apiserver", "v0.0.0-", "no image of that name")
+	tells(t, c, "ERROR", "image-pull-failing", "kube-apiserver", "v0.0.0-", "no image with this name")
 }
 
 // A control plane that nobody has bootstrapped says what it waits for: in its first

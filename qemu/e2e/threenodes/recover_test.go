@@ -64,7 +64,7 @@ func TestRecoverFromSnapshot(t *testing.T) {
 		return err
 	})
 	c.Eventually(noticeBudget, "the doctor says so, and what to do", func() error {
-		if out, err := node("doctor"); !strings.Contains(out, "restored from a snapshot") {
+		if out, err := node("doctor"); !strings.Contains(out, "recover the cluster from a snapshot") {
 			return fmt.Errorf("doctor: %w\n%s", err, out)
 		}
 		return nil

@@ -57,32 +57,32 @@ func catalogue() string {
 	var b strings.Builder
 	b.WriteString(`# Troubleshooting
 
-` + "`gbctl doctor`" + ` examines a node and reports which of the conditions below hold, worst first, with the evidence: the event, the log line, the answer that it
-was seen in. It examines services and their last log lines, controllers, files, free space, memory, routes, the clock, certificates, etcd, the control plane's programs, the
+` + "`gbctl doctor`" + ` examines a node and reports which of the conditions below hold, the worst first, with the evidence: the event, the log line, or the answer that
+shows it. It examines services and their last log lines, controllers, files, free space, memory, routes, the clock, certificates, etcd, the programs of the control plane, the
 cluster's endpoint, and the status of the node in Kubernetes. It changes nothing, and takes a few seconds.
 
-- **error**: it doesn't work. **warning**: it works, and shouldn't stay so. **info**: it passes by itself.
-- What follows from another condition is told as info, and names it: end that one first. A cause is as bad as its worst consequence.
-- What a cluster's first start normally takes is info too, until it takes too long.
+- **error**: something doesn't work. **warning**: it works now, but needs a correction. **info**: it passes by itself.
+- A consequence of another condition is reported as info, with the name of that condition: solve that one first. A cause is as severe as its worst consequence.
+- The normal delays of a cluster's first start are also info, until they take too long.
 
-This page is made from the table in ` + "`services/operations/doctor`" + `; a test keeps it so.
+This page is made from the table in ` + "`services/operations/doctor`" + `; a test compares them.
 `)
 	for _, room := range rooms {
 		fmt.Fprintf(&b, "\n## %s\n", room.title)
 		for _, c := range room.conditions {
 			fmt.Fprintf(&b, "\n### %s\n\n", c.id)
 			fmt.Fprintf(&b, "| | %s |\n|---|---|\n", strings.ToLower(strings.TrimPrefix(c.severity.String(), "SEVERITY_")))
-			for _, row := range [][2]string{{"What you see", c.sees}, {"Why", c.why}, {"What ends it", c.next}} {
+			for _, row := range [][2]string{{"Symptom", c.sees}, {"Cause", c.why}, {"Solution", c.next}} {
 				fmt.Fprintf(&b, "| %s | %s |\n", row[0], strings.ReplaceAll(row[1], "|", `\|`))
 			}
 			for _, cause := range c.causes {
-				row := fmt.Sprintf("| Where the reason is %s | %s |", strings.Join(codes(cause), ", "), strings.TrimSpace(cause.why+" "+cause.next))
+				row := fmt.Sprintf("| With the reason %s | %s |", strings.Join(codes(cause), ", "), strings.TrimSpace(cause.why+" "+cause.next))
 				if cause.why+cause.next != "" {
 					fmt.Fprintln(&b, row)
 				}
 			}
 			if len(c.follows) > 0 {
-				fmt.Fprintf(&b, "| May follow from | %s |\n", strings.Join(slices.Compact(slices.Sorted(slices.Values(links(c.follows)))), ", "))
+				fmt.Fprintf(&b, "| Possible consequence of | %s |\n", strings.Join(slices.Compact(slices.Sorted(slices.Values(links(c.follows)))), ", "))
 			}
 		}
 	}

@@ -14,12 +14,12 @@ const maxSkew = 15 * time.Second
 var clockConditions = []condition{
 	{
 		id: "clock-not-synced", severity: warning,
-		sees:    "gbctl time shows that the time isn't synchronised; certificates count as expired or not yet valid.",
+		sees:    "gbctl time shows that the time isn't synchronised. Certificates count as expired or not yet valid.",
 		why:     "No time server has answered.",
-		next:    "Name a time server that this network reaches in machine.time.servers.",
+		next:    "Add a time server that is reachable from this network to machine.time.servers.",
 		follows: []string{"network-no-address", "network-no-route", "no-nameserver"},
-		causes: []cause{{[]reason.Code{clock.ServersDisagree}, "The time servers don't agree on the time, and no majority does.",
-			"Remove the wrong ones from machine.time.servers; four are enough to outvote one."}},
+		causes: []cause{{[]reason.Code{clock.ServersDisagree}, "The time servers don't agree on the time, and there is no majority.",
+			"Remove the wrong ones from machine.time.servers. With four servers, one may be wrong."}},
 		holds: func(s *snapshot) []finding {
 			if s.clock == nil || s.clock.Synced || s.config != nil && s.config.Machine.Time.Disabled {
 				return nil
@@ -34,8 +34,8 @@ var clockConditions = []condition{
 	{
 		id: "clock-wrong", severity: failure,
 		sees:    "x509: certificate has expired or is not yet valid; the clocks of nodes differ.",
-		why:     "This node's clock and that of another control plane differ by more than certificates and leases bear.",
-		next:    "Give all nodes the same time servers (machine.time.servers), and correct the clock of the machine that is wrong.",
+		why:     "The clocks of this node and of another control plane differ too much for certificates and leases.",
+		next:    "Configure the same time servers on all nodes (machine.time.servers), and correct the clock of the machine that is wrong.",
 		follows: []string{"clock-not-synced"},
 		holds:   clockWrong,
 	},

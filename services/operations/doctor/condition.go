@@ -108,7 +108,7 @@ func evaluate(s *snapshot) []*garboardv1.Finding {
 func (c *condition) ask(s *snapshot) (found []finding) {
 	defer func() {
 		if p := recover(); p != nil {
-			found = one(finding{what: "Whether this holds could not be found out.", why: "A defect of the doctor.", next: "Report it, with the evidence.",
+			found = one(finding{what: "This condition could not be checked.", why: "A defect of the doctor.", next: "Report it, with the evidence.",
 				evidence: []string{fmt.Sprintf("panic: %v", p), string(debug.Stack())}, severity: warning})
 		}
 	}()
@@ -146,7 +146,7 @@ func (f *finding) message() *garboardv1.Finding {
 	}
 	if f.cause != nil {
 		m.Why = strings.TrimSpace(fmt.Sprintf("Follows from %s. %s", f.cause.id, fit(f.why)))
-		m.Next = fmt.Sprintf("End %s; then this passes too.", f.cause.id)
+		m.Next = fmt.Sprintf("Solve %s: this is its consequence.", f.cause.id)
 	}
 	if !f.since.IsZero() {
 		m.Since = timestamppb.New(f.since)

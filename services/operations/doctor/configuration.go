@@ -9,8 +9,8 @@ var configurationConditions = []condition{
 	{
 		id: "configuration-tried", severity: warning,
 		sees: "A change of the configuration is undone after a while.",
-		why:  "It was applied with --mode=try: it is undone unless somebody confirms it.",
-		next: "If the node does well, confirm it: gbctl config confirm. Else wait, or undo it: gbctl config rollback.",
+		why:  "It was applied with --mode=try: it is undone unless a user confirms it.",
+		next: "If the node works, confirm the change: gbctl config confirm. Otherwise wait, or undo it: gbctl config rollback.",
 		holds: func(s *snapshot) []finding {
 			t := s.situation.Try
 			if t.IsZero() {
@@ -22,9 +22,9 @@ var configurationConditions = []condition{
 	},
 	{
 		id: "configuration-staged", severity: info,
-		sees: "A change of the configuration doesn't show.",
-		why:  "It was applied with --on-reboot, or holds a field that takes effect at the next boot only.",
-		next: "Reboot the node when it suits: gbctl reboot.",
+		sees: "A change of the configuration has no effect.",
+		why:  "It was applied with --on-reboot, or contains a field that takes effect only at the next boot.",
+		next: "Reboot the node at a suitable time: gbctl reboot.",
 		holds: func(s *snapshot) []finding {
 			if !s.situation.Staged {
 				return nil
@@ -34,7 +34,7 @@ var configurationConditions = []condition{
 	},
 	{
 		id: "configuration-warnings", severity: warning,
-		sees: "gbctl validate, and machined at boot, warn of fields.",
+		sees: "gbctl validate, and machined at boot, warn about fields.",
 		why:  "The configuration is accepted, but parts of it are deprecated or risky.",
 		next: "Change it as the warning describes: gbctl edit mc.",
 		holds: func(s *snapshot) []finding {

@@ -32,8 +32,8 @@ var controlPlaneConditions = []condition{
 	{
 		id: "static-pods-not-generated", severity: failure,
 		sees:    boot.ManifestsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
-		why:     "They are written when etcd is up and all secrets are made; and by controllers, which may fail.",
-		next:    "See gbctl service etcd and gbctl get controllerfailures.",
+		why:     "Controllers write them when etcd is up and all secrets exist. A controller may fail.",
+		next:    "Look at gbctl service etcd and gbctl get controllerfailures.",
 		follows: append(slices.Clone(etcdProblem), "secrets-missing", "disk-full", "network-no-address"),
 		holds: func(s *snapshot) []finding {
 			if !s.controlPlane() || !s.files.seen {
@@ -61,11 +61,11 @@ var controlPlaneConditions = []condition{
 	programCondition(scheduler, "scheduler-not-running", append(slices.Clone(podProblem), "apiserver-not-running")),
 	{
 		id: "controller-failing", severity: warning,
-		sees: "gbctl get controllerfailures shows one; gbctl logs controller-runtime has controller failed: … again and again.",
-		why:  "A controller of the node can't make so what it is for. It tries again by itself, so what fails only while a cluster starts is none of this.",
-		next: "Its answer names what is missing.",
-		causes: []cause{{[]reason.Code{controlplane.ManifestUnavailable}, "A manifest that the configuration names can't be fetched or read.",
-			"Correct cluster.extraManifests or cluster.network.cni.urls, or make the server answer."}},
+		sees: "gbctl get controllerfailures shows a failure. gbctl logs controller-runtime contains controller failed: … again and again.",
+		why:  "A controller of the node can't establish the desired state. It retries by itself: a failure only while a cluster starts is normal.",
+		next: "Its error shows what is missing.",
+		causes: []cause{{[]reason.Code{controlplane.ManifestUnavailable}, "A manifest of the configuration can't be downloaded or read.",
+			"Correct cluster.extraManifests or cluster.network.cni.urls, or repair the server."}},
 		follows: append(slices.Clone(etcdProblem), "disk-full", "secrets-missing", "kubelet-not-running", "apiserver-not-running"),
 		holds: func(s *snapshot) []finding {
 			var out []finding
@@ -87,7 +87,7 @@ func programCondition(program, id string, follows []string) condition {
 	c := condition{
 		id: id, severity: failure, follows: append(slices.Clone(follows), "image-pull-failing"),
 		sees:  fmt.Sprintf("gbctl containers -k shows %s as CONTAINER_EXITED or not at all.", program),
-		why:   "Its image is still being pulled, or it ends, mostly for a wrong argument.",
+		why:   "Its image is still being pulled, or it ends, mostly because of a wrong argument.",
 		next:  fmt.Sprintf("Its last log lines show what is missing; gbctl logs -k %s/%s-NODE:%s shows the rest.", kubeSystem, program, program),
 		holds: func(s *snapshot) []finding { return s.programDown(program) },
 	}
@@ -113,7 +113,7 @@ func (s *snapshot) programDown(program string) []finding {
 	}
 	f := finding{what: program + " doesn't serve on this node.", passing: s.starting(program), evidence: []string{asked.text()}}
 	if asked.err == nil && program == apiServer {
-		f.why = fmt.Sprintf("It runs and isn't ready; to others that is: an error on the server (%q) has prevented the request from succeeding.", lastBad(asked.body))
+		f.why = fmt.Sprintf("It runs and isn't ready. Clients get: an error on the server (%q) has prevented the request from succeeding.", lastBad(asked.body))
 	}
 	s.addPod(&f, program)
 	words := lastError(s.files.pods[program])
@@ -129,7 +129,7 @@ func (s *snapshot) programDown(program string) []finding {
 		f.evidence = append(f.evidence, asLog(program, words))
 	}
 	if f.passing && f.next == "" {
-		f.next = "It passes when it has started; look again in a minute."
+		f.next = "Wait until it has started; check again in a minute."
 	}
 	return one(f)
 }
@@ -161,7 +161,7 @@ func (s *snapshot) addPod(f *finding, program string) {
 			f.evidence = append(f.evidence, line)
 			if r := o.Text("reason"); r == "CrashLoopBackOff" {
 				f.passing = false
-				f.why = "It ends again and again; the kubelet starts it ever more slowly."
+				f.why = "It ends again and again; the kubelet restarts it after longer and longer pauses."
 			}
 		}
 	}

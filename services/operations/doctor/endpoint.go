@@ -25,7 +25,7 @@ var endpointConditions = []condition{
 		id: "endpoint-not-resolving", severity: failure,
 		sees:    "lookup …: no such host; kubelets can't reach the API server.",
 		why:     "The name in cluster.controlPlane.endpoint can't be resolved.",
-		next:    "Make a record for it, correct the name, or the name servers in machine.network.nameservers.",
+		next:    "Add a DNS record for it, or correct the name, or correct the name servers in machine.network.nameservers.",
 		follows: []string{"network-no-address", "no-nameserver", "network-no-route"},
 		holds: func(s *snapshot) []finding {
 			e := s.endpoint
@@ -38,8 +38,8 @@ var endpointConditions = []condition{
 	{
 		id: "endpoint-other-cluster", severity: failure,
 		sees: `x509: certificate signed by unknown authority … "kubernetes"`,
-		why:  "cluster.controlPlane.endpoint points to another cluster (or to something between that ends TLS): its certificate is not signed by this cluster's authority.",
-		next: "Correct cluster.controlPlane.endpoint, or what it points to: DNS, load balancer, shared address. If the configuration was made anew for an old cluster, make it from that cluster's secrets.",
+		why:  "cluster.controlPlane.endpoint points to another cluster, or to a server that terminates TLS: its certificate is not signed by this cluster's CA.",
+		next: "Correct cluster.controlPlane.endpoint, or its target: DNS, load balancer, shared address. If you make a new configuration for an existing cluster, make it from the secrets of that cluster.",
 		holds: func(s *snapshot) []finding {
 			return s.eachAnswer(func(a answer) string {
 				var unknown x509.UnknownAuthorityError
@@ -54,7 +54,7 @@ var endpointConditions = []condition{
 		id: "endpoint-wrong-name", severity: failure,
 		sees: "x509: certificate is valid for …, not …",
 		why:  "The API server at the endpoint has no certificate for the name or address in cluster.controlPlane.endpoint.",
-		next: "Give all control planes the same cluster.controlPlane.endpoint, or add the name to cluster.apiServer.certSANs.",
+		next: "Configure the same cluster.controlPlane.endpoint on all control planes, or add the name to cluster.apiServer.certSANs.",
 		holds: func(s *snapshot) []finding {
 			return s.eachAnswer(func(a answer) string {
 				var name x509.HostnameError
@@ -68,8 +68,8 @@ var endpointConditions = []condition{
 	{
 		id: "endpoint-not-kubernetes", severity: failure,
 		sees: "http: server gave HTTP response to HTTPS client, or 404 page not found.",
-		why:  "Something else than a Kubernetes API server listens there.",
-		next: "Correct cluster.controlPlane.endpoint (host and port), or what it points to.",
+		why:  "The server at the endpoint is no Kubernetes API server.",
+		next: "Correct cluster.controlPlane.endpoint (host and port), or its target.",
 		holds: func(s *snapshot) []finding {
 			return s.eachAnswer(func(a answer) string {
 				if errors.Is(a.err, http.ErrSchemeMismatch) || errors.As(a.err, new(tls.RecordHeaderError)) ||
@@ -82,9 +82,9 @@ var endpointConditions = []condition{
 	},
 	{
 		id: "endpoint-not-answering", severity: failure,
-		sees: "dial tcp …: connection refused, no route to host, or i/o timeout; or an error on the server, at the endpoint.",
-		why:  "No API server answers at cluster.controlPlane.endpoint: none runs yet, or no machine is at its address.",
-		next: "It must always point to a healthy API server: the address of a control plane, a load balancer that checks port 6443, or a shared address. Start the control plane, or correct it.",
+		sees: "At the endpoint: dial tcp …: connection refused, no route to host, or i/o timeout; or an error on the server.",
+		why:  "No API server answers at cluster.controlPlane.endpoint: no API server runs yet, or no machine has this address.",
+		next: "The endpoint must always point to a healthy API server: the address of a control plane, a load balancer that checks port 6443, or a shared address. Start the control plane, or correct the endpoint.",
 		follows: append([]string{"network-no-address", "network-no-route", "etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-not-running", "kubelet-not-running", "static-pods-not-generated"}, "apiserver-not-running",
 			"shared-address-taken", "shared-address-not-held", "shared-address-not-served"),
 		holds: endpointSilent,
@@ -92,8 +92,8 @@ var endpointConditions = []condition{
 	{
 		id: "certificate-expired", severity: failure,
 		sees:    "x509: certificate has expired or is not yet valid.",
-		why:     "A certificate is past its end.",
-		next:    "Certificates that the node makes are replaced by themselves: see that the clock is right. Authorities, and what others have made, must be replaced in the configuration.",
+		why:     "A certificate has expired.",
+		next:    "The node replaces its own certificates automatically: check that the clock is right. CAs, and certificates from other sources, must be replaced in the configuration.",
 		follows: []string{"clock-wrong"},
 		holds: func(s *snapshot) []finding {
 			return s.expiring(func(left time.Duration, _ certificate) bool { return left <= 0 })
@@ -102,8 +102,8 @@ var endpointConditions = []condition{
 	{
 		id: "certificate-expiring", severity: warning,
 		sees:    "Nothing yet.",
-		why:     "A certificate ends soon. Those that the node makes are replaced three months before: so replacing it fails.",
-		next:    "See gbctl get controllerfailures; an authority must be replaced in the configuration of every node.",
+		why:     "A certificate expires soon. The node replaces its own certificates three months earlier, so the replacement fails.",
+		next:    "Look at gbctl get controllerfailures. A CA must be replaced in the configuration of every node.",
 		follows: []string{"clock-wrong"},
 		holds: func(s *snapshot) []finding {
 			return s.expiring(func(left time.Duration, c certificate) bool {
@@ -165,7 +165,7 @@ func endpointSilent(s *snapshot) []finding {
 	if serving > 0 {
 		f.severity = warning
 		f.what = fmt.Sprintf("%d of the %d addresses of the cluster's endpoint %s don't answer.", len(f.evidence), len(e.answers), e.url)
-		f.why = "One of the control planes is down, or the name has an address too many."
+		f.why = "One of the control planes is down, or the name has a wrong additional address."
 		return one(f)
 	}
 	f.passing = s.sinceBoot < bootstrapTime
@@ -174,7 +174,7 @@ func endpointSilent(s *snapshot) []finding {
 		f.why = "The endpoint is this node's own address, and its API server doesn't serve."
 	case s.controlPlane() && s.local != nil && s.local.ok():
 		f.passing = false
-		f.why = fmt.Sprintf("The API server of this node serves, and the endpoint is at %v, which is none of its addresses: it points elsewhere.", e.addresses)
+		f.why = fmt.Sprintf("The API server of this node serves, and the endpoint is at %v, which is no address of this node: it points to another machine.", e.addresses)
 	case s.address != nil:
 		f.why = fmt.Sprintf("No API server answers at %v. This node is %s.", e.addresses, s.address.Primary)
 	}
@@ -197,7 +197,7 @@ func (s *snapshot) expiring(bad func(time.Duration, certificate) bool) []finding
 			f.what = fmt.Sprintf("The certificate of %s expires in %d days.", c.of, int(left.Hours()/24))
 		}
 		if !c.renewed {
-			f.why, f.next = "It is part of the configuration, and isn't replaced automatically.", "Make a new one and apply it to all nodes, before the old one ends."
+			f.why, f.next = "It is part of the configuration, and isn't replaced automatically.", "Make a new one and apply it to all nodes before the old one expires."
 		}
 		out = append(out, f)
 	}

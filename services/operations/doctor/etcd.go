@@ -21,25 +21,25 @@ var etcdConditions = []condition{
 	{
 		id: "etcd-waits-for-bootstrap", severity: warning,
 		sees:    "Service etcd on a control plane stays in Preparing, and reports that it waits for bootstrap, or for a control plane to join.",
-		why:     "This node's etcd has no data and is not the one that begins a cluster: it joins when Kubernetes serves on the bootstrap node, where it finds the other members through cluster.controlPlane.endpoint.",
-		next:    "Wait while the bootstrap node comes up. If there is none, exactly one control plane must begin: gbctl -n ADDRESS bootstrap, once. Two would be two clusters.",
+		why:     "The etcd of this node has no data, and this node doesn't begin the cluster. It joins when Kubernetes serves on the bootstrap node: it finds the other members through cluster.controlPlane.endpoint.",
+		next:    "Wait until the bootstrap node is up. If there is none, start the cluster on exactly one control plane, once: gbctl -n ADDRESS bootstrap. A second bootstrap would make a second cluster.",
 		follows: []string{"maintenance", "network-no-address"},
-		causes: []cause{{[]reason.Code{etcd.DataLost}, "This node was a member of a cluster, its data is gone, and none of the other members that it knows answers.",
-			"Bring the others back: it joins them by itself. If they are lost for good, begin anew with a snapshot: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT, on one node."}},
+		causes: []cause{{[]reason.Code{etcd.DataLost}, "This node was a member of a cluster and has lost its data, and no other member that it knows answers.",
+			"Start the others again: it joins them by itself. If they are lost for good, start a new cluster from a snapshot on one node: gbctl -n ADDRESS bootstrap --recover-from SNAPSHOT."}},
 		holds: etcdWaits,
 	},
 	{
 		id: "etcd-foreign-data", severity: failure,
 		sees:  "etcd doesn't become ready, or ends, on a machine whose disk was in use before; it looks for members that the cluster doesn't have.",
-		why:   boot.EtcdDataDir + " holds data of another cluster, or of this node under another address.",
-		next:  "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If only the address changed, give the node its old address again.",
+		why:   boot.EtcdDataDir + " contains data of another cluster, or of this node with another address.",
+		next:  "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If only the address has changed, give the node its old address again.",
 		holds: func(s *snapshot) []finding { return append(etcdForeign(s), foreignSecrets(s)...) },
 	},
 	{
 		id: "etcd-no-space", severity: failure,
 		sees: "etcdserver: mvcc: database space exceeded; Kubernetes can be read and not changed.",
 		why:  "etcd's database has reached its quota, and takes no more writes until the alarm is cleared.",
-		next: "Delete what fills it (often events or a controller that creates objects without end), wait five minutes until etcd has compacted its database, then gbctl etcd defrag and gbctl etcd alarm disarm; quota-backend-bytes in cluster.etcd.extraArgs allows more.",
+		next: "Delete objects (often there are too many events, or a controller creates objects without end). Wait five minutes until etcd has compacted its database. Then run gbctl etcd defrag and gbctl etcd alarm disarm. quota-backend-bytes in cluster.etcd.extraArgs allows a larger database.",
 		holds: func(s *snapshot) []finding {
 			if s.etcd == nil || len(s.etcd.alarms) == 0 {
 				return nil
@@ -53,20 +53,20 @@ var etcdConditions = []condition{
 	},
 	{
 		id: "etcd-not-running", severity: failure,
-		sees: "Service etcd isn't up: it crashes and is tried again, or runs and isn't healthy.",
-		why:  "Mostly a wrong argument in cluster.etcd.extraArgs, or data of an older installation in " + boot.EtcdDataDir + ". One that runs and isn't healthy mostly has too few of the other members.",
-		next: "Its last log lines show what is missing; gbctl logs etcd shows the rest. Other members are to be brought back, or, if they are lost for good, the cluster recovered from a snapshot: see gbctl bootstrap --help.",
+		sees: "Service etcd isn't up: it crashes and is restarted, or it runs and isn't healthy.",
+		why:  "The cause is mostly a wrong argument in cluster.etcd.extraArgs, or data of an older installation in " + boot.EtcdDataDir + ". If etcd runs and isn't healthy, too few of the other members answer in most cases.",
+		next: "Its last log lines show what is missing; gbctl logs etcd shows the rest. Start the other members again. If they are lost for good, recover the cluster from a snapshot: see gbctl bootstrap --help.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling",
 			"etcd-waits-for-bootstrap", "etcd-foreign-data", "etcd-no-space", "clock-wrong"},
-		causes: []cause{{[]reason.Code{etcd.Learner}, "It is a learner until it has all of the cluster's data; then it is promoted.",
-			"Wait; gbctl etcd status on another control plane shows how far it is behind, and gbctl service etcd what holds it up."}},
+		causes: []cause{{[]reason.Code{etcd.Learner}, "It is a learner until it has all data of the cluster. Then it is promoted.",
+			"Wait. gbctl etcd status on another control plane shows how much data is missing, and gbctl service etcd shows what delays it."}},
 		holds: etcdDown,
 	},
 	{
 		id: "etcd-even-members", severity: warning,
 		sees: "The cluster has 2, 4 or 6 control planes.",
-		why:  "A quorum of an even number tolerates no more failures than of one member less: with 2, the loss of either ends all writes.",
-		next: "Add a control plane, or take one away: 1, 3 or 5.",
+		why:  "An even number of members tolerates no more failures than one member less: with 2 members, the loss of either one stops all writes.",
+		next: "Add or remove a control plane: the cluster should have 1, 3 or 5.",
 		holds: func(s *snapshot) []finding {
 			if s.etcd == nil || len(s.etcd.members) == 0 {
 				return nil
@@ -144,7 +144,7 @@ func etcdForeign(s *snapshot) []finding {
 		case strings.Contains(line, "the member has been permanently removed from the cluster"):
 			f.what = "This member was removed from its cluster."
 			f.why = "Its data is of a member that the cluster no longer has."
-			f.next = "Reset the node; it joins anew as another member."
+			f.next = "Reset the node; it joins again as another member."
 			f.evidence = append(f.evidence, asLog(etcd.ID, line))
 		}
 	}
@@ -170,8 +170,8 @@ func foreignSecrets(s *snapshot) []finding {
 		if strings.Contains(line, `unable to transform key "/registry/secrets/`) {
 			return one(finding{
 				what:     "etcd's data holds Secrets of another cluster.",
-				why:      "They are encrypted with another key than the one that is made from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration was made anew.",
-				next:     "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. If it is to be kept, apply the configuration with the cluster's own secrets.",
+				why:      "They are encrypted with another key than that from cluster.secret: " + boot.EtcdDataDir + " is of an older installation, or the configuration has new secrets.",
+				next:     "If the data is of an older installation, remove it: gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot. To keep it, apply the configuration with the cluster's own secrets.",
 				evidence: []string{asLog(apiServer, line), s.local.text()},
 			})
 		}
@@ -224,8 +224,8 @@ func etcdDown(s *snapshot) []finding {
 				f.what = "etcd joins the cluster, and doesn't vote yet."
 			} else {
 				f.what = "etcd runs and is not healthy."
-				f.why = "It has no leader: too few of the members that it knows answer, or it is only starting."
-				f.next = "Bring the other members back; a majority is needed. If they are lost for good, the cluster is to be restored from a snapshot: empty this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then gbctl bootstrap --recover-from SNAPSHOT."
+				f.why = "It has no leader: too few of the members that it knows answer, or it is still starting."
+				f.next = "Start the other members again; a majority is needed. If they are lost for good, recover the cluster from a snapshot: wipe this node (gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot), then run gbctl bootstrap --recover-from SNAPSHOT."
 			}
 			if s.etcd != nil {
 				f.evidence = append(f.evidence, s.etcd.ready.text())

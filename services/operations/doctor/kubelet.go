@@ -15,8 +15,8 @@ const bootstrapTime = 5 * time.Minute
 var kubeletConditions = []condition{
 	{
 		id: "kubelet-not-running", severity: failure,
-		sees:    "Service kubelet isn't up; no pod of this node starts, so on a control plane no API server either.",
-		why:     "Mostly a wrong argument in machine.kubelet.extraArgs.",
+		sees:    "Service kubelet isn't up. No pod of this node starts, and on a control plane no API server.",
+		why:     "The cause is mostly a wrong argument in machine.kubelet.extraArgs.",
 		next:    "Its last log lines show what is missing; gbctl logs kubelet shows the rest.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "service-failing", "service-stopped", "image-pull-failing", "image-pulling", "secrets-missing"},
 		holds:   kubeletDown,

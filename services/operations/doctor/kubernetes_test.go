@@ -138,7 +138,7 @@ func TestS350ErrorOnTheServer(t *testing.T) {
 	n := start(t, config.Init)
 	n.age.Store(int64(time.Minute))
 	n.api.fail("/readyz", notReady)
-	f := n.finds("apiserver-not-running", info, `an error on the server ("[-]etcd failed: reason withheld") has prevented the request from succeeding`, "look again")
+	f := n.finds("apiserver-not-running", info, `an error on the server ("[-]etcd failed: reason withheld") has prevented the request from succeeding`, "check again")
 	if strings.Contains(f.Why, "Follows") {
 		t.Errorf("it has no cause: %s", f.Why)
 	}
@@ -194,7 +194,7 @@ func TestS351NodeNotRegistered(t *testing.T) {
 	n := start(t, config.Init)
 	n.api.remove("Node", nodeName)
 	n.must(os.Remove(n.path(clientFile)))
-	n.finds("node-not-registered", failure, `nodes "n1" not found`, "hasn't asked for one", clientFile+": none")
+	n.finds("node-not-registered", failure, `nodes "n1" not found`, "hasn't requested one", clientFile+": none")
 	n.api.put(csr)
 	n.finds("node-not-registered", failure, "csr-jcn9j", "system:bootstrap:q9pyzr", "Pending", "kubectl certificate approve")
 	// While the controller manager doesn't run, that is what there is to repair.
@@ -348,7 +348,7 @@ func TestEndpointNotAnswering(t *testing.T) {
 
 	// A control plane that itself serves is pointed away from.
 	n = start(t, config.Init, func(n *node, services map[string]*dag.Service) { withEndpoint(url)(n, services) })
-	n.finds("endpoint-not-answering", failure, "points elsewhere", "127.0.0.2")
+	n.finds("endpoint-not-answering", failure, "points to another machine", "127.0.0.2")
 
 	// One that takes the connection and says nothing.
 	silent, err := net.Listen("tcp", "127.0.0.2:0")

@@ -15,12 +15,12 @@ var networkConditions = []condition{
 	{
 		id: "network-no-address", severity: failure,
 		sees: "Service networkd isn't up; the node has no address, and can't be reached.",
-		why:  "A link that the configuration names isn't there, has no carrier, or no DHCP server answers on it.",
-		next: "Plug the cable in, correct machine.network.interfaces, or look after the DHCP server.",
+		why:  "A link of the configuration is missing or has no carrier, or no DHCP server answers on it.",
+		next: "Connect the cable, correct machine.network.interfaces, or check the DHCP server.",
 		causes: []cause{
-			{[]reason.Code{network.LinkMissing}, "A network interface that the configuration names isn't there.", "Plug it in, load its driver, or correct machine.network.interfaces."},
+			{[]reason.Code{network.LinkMissing}, "A network interface of the configuration is missing.", "Connect it, load its driver, or correct machine.network.interfaces."},
 			{codes: []reason.Code{network.NoCarrier}, why: "No network interface has a carrier."},
-			{[]reason.Code{network.DHCPUnanswered}, "No DHCP server answers.", "Look after the DHCP server and the cable, or give the node an address in machine.network.interfaces."},
+			{[]reason.Code{network.DHCPUnanswered}, "No DHCP server answers.", "Check the DHCP server and the cable, or configure an address in machine.network.interfaces."},
 			{[]reason.Code{network.NoValidSubnet}, "No address is in a subnet of machine.kubelet.nodeIP.validSubnets.", "Correct machine.kubelet.nodeIP.validSubnets or the addresses."},
 		},
 		holds: func(s *snapshot) []finding { return s.down("networkd", "The node has no address yet.") },
@@ -28,8 +28,8 @@ var networkConditions = []condition{
 	{
 		id: "network-no-route", severity: warning,
 		sees:    "network is unreachable in logs; nothing outside the node's own network answers.",
-		why:     "No link has a default route: DHCP gave none, or the configuration has none.",
-		next:    "Add a route for 0.0.0.0/0 (or ::/0) to machine.network.interfaces, or let DHCP give one. A cluster that needs nothing from outside does without.",
+		why:     "No link has a default route, from DHCP or from the configuration.",
+		next:    "Add a route for 0.0.0.0/0 (or ::/0) to machine.network.interfaces, or configure one in the DHCP server. A cluster that uses no other network doesn't need one.",
 		follows: []string{"network-no-address"},
 		holds: func(s *snapshot) []finding {
 			if !s.route.seen || s.route.v4 || s.route.v6 || s.address == nil {
@@ -45,8 +45,8 @@ var networkConditions = []condition{
 	{
 		id: "no-nameserver", severity: failure,
 		sees:    "lookup …: no such host, or server misbehaving, in logs.",
-		why:     "Names are to be resolved, and the node knows no name server: DHCP gave none, and the configuration has none.",
-		next:    "Name some in machine.network.nameservers.",
+		why:     "The node must resolve names, and has no name server, from DHCP or from the configuration.",
+		next:    "Add name servers to machine.network.nameservers.",
 		follows: []string{"network-no-address"},
 		holds: func(s *snapshot) []finding {
 			if !s.known || len(s.resolvers) > 0 {

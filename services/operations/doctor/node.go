@@ -21,9 +21,9 @@ var apiProblem = []string{"maintenance", "network-no-address", "etcd-waits-for-b
 var nodeConditions = []condition{
 	{
 		id: "manifests-not-applied", severity: failure,
-		sees:    "Nodes can't join, there is no cluster DNS or no pod network: objects that a new cluster gets are missing.",
-		why:     "They are made once the API server serves, by one control plane at a time; what is missing fails, or was deleted.",
-		next:    "gbctl get controllerfailures has why (k8s.ManifestApplyController); what is missing is made again by itself when that is gone.",
+		sees:    "Nodes can't join, or there is no cluster DNS or no pod network: objects of a new cluster are missing.",
+		why:     "One control plane at a time creates them when the API server serves. The missing ones couldn't be created, or were deleted.",
+		next:    "gbctl get controllerfailures shows the reason (k8s.ManifestApplyController). After that is solved, the missing objects are created automatically.",
 		follows: apiProblem,
 		holds: func(s *snapshot) []finding {
 			if s.cluster == nil || len(s.cluster.missing) == 0 {
@@ -35,7 +35,7 @@ var nodeConditions = []condition{
 			}
 			for _, c := range s.controllers {
 				if c.ID == manifestApplier {
-					f.why = "Making them fails: " + c.Spec.Error + "."
+					f.why = "They can't be created: " + c.Spec.Error + "."
 					f.evidence = append([]string{asFailure(c)}, f.evidence...)
 				}
 			}
@@ -45,25 +45,25 @@ var nodeConditions = []condition{
 	{
 		id: "node-not-registered", severity: failure,
 		sees: `nodes "NAME" not found`,
-		why: "The API server is up, and the kubelet hasn't registered the node: mostly it has no client certificate yet. For that the endpoint must be healthy, the bootstrap manifests be applied (they " +
+		why: "The API server is up, and the kubelet hasn't registered the node. In most cases it has no client certificate yet: the endpoint must be healthy, the bootstrap manifests must be applied (they " +
 			"approve the request) and kube-controller-manager run (it signs).",
-		next:    "It passes within a minute when these are so; gbctl logs kubelet shows what the kubelet waits for.",
+		next:    "If all this is the case, wait a minute. gbctl logs kubelet shows what the kubelet waits for.",
 		follows: append(append([]string{}, apiProblem...), "controller-manager-not-running", "manifests-not-applied"),
 		holds:   nodeMissing,
 	},
 	{
 		id: "node-not-ready", severity: failure,
 		sees:    "kubectl get nodes shows NotReady.",
-		why:     "A node is Ready once its pod network is up; images of the CNI are pulled for that.",
-		next:    "Wait a minute or two. If it stays so, see the pods of the CNI in kube-system.",
+		why:     "A node is Ready when its pod network is up. The images of the CNI are pulled for that.",
+		next:    "Wait a minute or two. If the node is still not Ready, look at the pods of the CNI in kube-system.",
 		follows: []string{"disk-full", "kubelet-not-running", "image-pull-failing", "controller-manager-not-running", "manifests-not-applied", "endpoint-not-answering", "endpoint-other-cluster"},
 		holds:   nodeNotReady,
 	},
 	{
 		id: "node-pressure", severity: warning,
-		sees:    "MemoryPressure, DiskPressure or PIDPressure of the node; pods are evicted.",
-		why:     "The kubelet has too little left for what runs here.",
-		next:    "Run less on this node, or give the machine more.",
+		sees:    "The node has MemoryPressure, DiskPressure or PIDPressure. Pods are evicted.",
+		why:     "The node has too little memory, disk space or process IDs for its pods.",
+		next:    "Run less on this node, or give the machine more of it.",
 		follows: []string{"disk-full", "disk-nearly-full", "memory-low"},
 		holds: func(s *snapshot) []finding {
 			var out []finding
@@ -78,7 +78,7 @@ var nodeConditions = []condition{
 	{
 		id: "system-pods-failing", severity: warning,
 		sees:    "Pods of kube-system restart, or don't run.",
-		why:     "A container of theirs ends again and again, or can't be started.",
+		why:     "One of their containers ends again and again, or can't be started.",
 		next:    "kubectl -n kube-system logs POD --previous, or gbctl logs -k, shows its last log lines.",
 		follows: []string{"disk-full", "memory-low", "image-pull-failing", "apiserver-not-running", "controller-manager-not-running", "scheduler-not-running"},
 		holds:   systemPods,
@@ -86,8 +86,8 @@ var nodeConditions = []condition{
 	{
 		id: "worker-api-waits", severity: failure,
 		sees:    "apid of a worker isn't healthy.",
-		why:     "A worker has no certificate for its API until a control plane gives it one: it finds them through Kubernetes once its kubelet has joined, and else asks the endpoint.",
-		next:    "Make sure that the endpoint is healthy, that the worker's kubelet joined the cluster, that machine.token is the same on all nodes, and that port 50001 of the control planes can be reached.",
+		why:     "A worker has no certificate for its API before a control plane signs one. It finds the control planes through Kubernetes after its kubelet has joined; before that, it uses the endpoint.",
+		next:    "Check that the endpoint is healthy, that the worker's kubelet has joined the cluster, that machine.token is the same on all nodes, and that port 50001 of the control planes is reachable.",
 		follows: append(append([]string{}, apiProblem...), "node-not-registered"),
 		holds: func(s *snapshot) []finding {
 			if s.config == nil || s.controlPlane() {
@@ -146,11 +146,11 @@ func nodeMissing(s *snapshot) []finding {
 	case c.csrsErr != nil:
 		f.evidence = append(f.evidence, fmt.Sprintf("csr: %v", c.csrsErr))
 	case pending > 0:
-		f.why = "Certificate requests of kubelets wait for approval: the bootstrap manifests approve those of nodes that come with the join token, and kube-controller-manager does so."
-		f.next = "See that kube-controller-manager runs; kubectl certificate approve NAME approves one by hand."
+		f.why = "Certificate requests of kubelets wait for approval: kube-controller-manager approves the requests with the join token, if the bootstrap manifests are applied."
+		f.next = "Check that kube-controller-manager runs. kubectl certificate approve NAME approves one by hand."
 	case s.files.client == nil:
 		f.evidence = append(f.evidence, "csr: none of a kubelet")
-		f.why = "The kubelet has no client certificate, and hasn't asked for one: it hasn't reached the endpoint, or its token isn't accepted."
+		f.why = "The kubelet has no client certificate, and hasn't requested one: it hasn't reached the endpoint, or its token isn't accepted."
 	}
 	f.evidence = append(f.evidence, asLog("kubelet", lastError(s.tail("kubelet", tailLines))))
 	return one(f)

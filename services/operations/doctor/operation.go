@@ -15,15 +15,15 @@ const failedTime = 24 * time.Hour
 var operationConditions = []condition{
 	{
 		id: "operation-asks", severity: warning,
-		sees: "gbctl get operations shows a question; the operation doesn't go on.",
-		why:  "An operation needs to know something that only a person can tell.",
+		sees: "gbctl get operations shows a question, and the operation doesn't continue.",
+		why:  "An operation needs information that only a person has.",
 		next: "Answer it: gbctl operation answer ID ANSWER.",
 		holds: func(s *snapshot) (out []finding) {
 			for _, o := range s.operations {
 				if o.Spec.Question != "" {
 					out = append(out, finding{
 						what: fmt.Sprintf("Operation %s waits for an answer: %s", o.ID, o.Spec.Question), since: o.Spec.Began,
-						next:     fmt.Sprintf("Answer it: gbctl operation answer %s ANSWER; gbctl operation attach %s shows how it came to that.", o.ID, o.ID),
+						next:     fmt.Sprintf("Answer it: gbctl operation answer %s ANSWER. gbctl operation attach %s shows the events before it.", o.ID, o.ID),
 						evidence: []string{asOperation(o)},
 					})
 				}
@@ -33,9 +33,9 @@ var operationConditions = []condition{
 	},
 	{
 		id: "operation-failed", severity: warning,
-		sees: "gbctl operation list shows one that failed.",
-		why:  "A step of it failed, or wasn't done in time.",
-		next: "See what it did (gbctl operation attach ID), end the cause, and begin it again.",
+		sees: "gbctl operation list shows an operation that failed.",
+		why:  "One of its steps failed, or exceeded its deadline.",
+		next: "Look at its events (gbctl operation attach ID), remove the cause, and start it again.",
 		holds: func(s *snapshot) (out []finding) {
 			last := map[string]resource.Object[operation.Spec]{} // of each name
 			for _, o := range s.operations {
@@ -49,7 +49,7 @@ var operationConditions = []condition{
 				}
 				out = append(out, finding{
 					what: fmt.Sprintf("Operation %s has failed: %s", o.ID, o.Spec.Error), since: o.Spec.Ended,
-					next:     fmt.Sprintf("See what it did (gbctl operation attach %s), end the cause, and begin it again.", o.ID),
+					next:     fmt.Sprintf("Look at its events (gbctl operation attach %s), remove the cause, and start it again.", o.ID),
 					evidence: []string{asOperation(o)},
 				})
 			}

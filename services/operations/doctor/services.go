@@ -26,7 +26,7 @@ var own = []string{"networkd", "disks", "etcd", "kubelet", "apid", "vip"}
 var serviceConditions = []condition{
 	{
 		id: "service-failing", severity: failure,
-		sees:    "A service is Failed, and is tried again with growing pauses, or runs and isn't healthy.",
+		sees:    "A service is Failed and is restarted after longer and longer pauses, or it runs and isn't healthy.",
 		why:     "It ends with an error each time, or doesn't answer.",
 		next:    "Its last log lines show what is missing; gbctl logs SERVICE shows the rest.",
 		follows: []string{"maintenance", "disks-not-ready", "disk-full", "network-no-address", "memory-low"},
@@ -43,7 +43,7 @@ var serviceConditions = []condition{
 	{
 		id: "service-restarting", severity: warning,
 		sees:    "A service runs, and has ended several times within minutes.",
-		why:     "It comes up each time and doesn't stay.",
+		why:     "It starts each time, and then ends again.",
 		next:    "Its last log lines show why; gbctl logs SERVICE shows the rest.",
 		follows: []string{"disk-full", "memory-low", "service-failing"},
 		holds: func(s *snapshot) []finding {
@@ -64,7 +64,7 @@ var serviceConditions = []condition{
 	{
 		id: "service-stopped", severity: warning,
 		sees: "A service is Finished, message Stopped.",
-		why:  "Somebody stopped it (gbctl service SERVICE stop); it stays so until it is started, or the machine.",
+		why:  "A user stopped it (gbctl service SERVICE stop). It stays stopped until a user starts it, or until the next boot.",
 		next: "Start it: gbctl service SERVICE start.",
 		holds: func(s *snapshot) []finding {
 			var out []finding
@@ -79,9 +79,9 @@ var serviceConditions = []condition{
 	},
 	{
 		id: "image-pulling", severity: info,
-		sees: "A service stays in Preparing, its last event is Pulling image.",
-		why:  "An image is fetched from its registry; over a slow network that takes a while.",
-		next: "It passes when the image is there. A registry or mirror nearby (machine.registries.mirrors) makes it quick.",
+		sees: "A service stays in Preparing, and its last event is Pulling image.",
+		why:  "An image is pulled from its registry. Over a slow network this takes some time.",
+		next: "Wait until the image is pulled. A registry or mirror in the same network (machine.registries.mirrors) is faster.",
 		holds: func(s *snapshot) []finding {
 			var out []finding
 			for _, id := range slices.Sorted(maps.Keys(s.services)) {
@@ -95,21 +95,21 @@ var serviceConditions = []condition{
 	},
 	{
 		id: "image-pull-failing", severity: failure,
-		sees:    "Pull image … in the events of a service, ErrImagePull or ImagePullBackOff of a pod.",
-		why:     "The registry, or the mirror that is configured for it, doesn't give the image.",
+		sees:    "The events of a service contain Pull image …, or a pod has ErrImagePull or ImagePullBackOff.",
+		why:     "The registry, or the mirror that is configured for it, doesn't serve the image.",
 		next:    "Correct the image's name, or machine.registries.",
 		follows: []string{"disk-full", "network-no-address", "no-nameserver", "network-no-route", "clock-wrong"},
 		holds:   func(s *snapshot) []finding { return append(s.servicePulls(), s.podPulls()...) },
 		causes: []cause{
-			{[]reason.Code{containerd.ImageNoSpace}, "There is no room for it.", "See disk-full."},
-			{[]reason.Code{containerd.RegistryDenied}, "The registry requires authentication, and doesn't accept what it got.", "Give it a user in machine.registries.config, or correct the one that is there."},
-			{[]reason.Code{containerd.RegistryUntrusted}, "The registry's certificate isn't accepted.", "Name its authority in machine.registries.config.HOST.tls.ca; and see that the node's clock is right."},
+			{[]reason.Code{containerd.ImageNoSpace}, "The disk has no space for it.", "See disk-full."},
+			{[]reason.Code{containerd.RegistryDenied}, "The registry requires authentication, and doesn't accept the credentials of the node.", "Add or correct the credentials in machine.registries.config."},
+			{[]reason.Code{containerd.RegistryUntrusted}, "The registry's certificate isn't accepted.", "Add its CA to machine.registries.config.HOST.tls.ca, and check that the node's clock is right."},
 			{[]reason.Code{containerd.RegistryUnresolved}, "The registry's name can't be resolved.", "Correct machine.network.nameservers or the name, or configure a mirror in machine.registries.mirrors."},
 			{[]reason.Code{containerd.RegistryUnanswered, containerd.RegistryNoRoute}, "The registry, or the mirror that is configured for it, doesn't answer.", "Make it reachable, or correct machine.registries.mirrors."},
-			{[]reason.Code{containerd.RegistryPlainHTTP}, "The registry speaks plain HTTP.", "Write its mirror's endpoint with http:// in machine.registries.mirrors."},
-			{[]reason.Code{containerd.ImageNotFound}, "The registry has no image of that name.", "Correct the image's name and tag in the configuration, or bring it to the mirror."},
-			{[]reason.Code{containerd.ImageNameInvalid}, "That is no name of an image.", "Correct it in the configuration."},
-			{[]reason.Code{containerd.RegistryLimits}, "The registry limits how often it may be asked.", "Wait, give it a user in machine.registries.config, or use a mirror."},
+			{[]reason.Code{containerd.RegistryPlainHTTP}, "The registry uses plain HTTP.", "Add a mirror with an http:// endpoint for it to machine.registries.mirrors."},
+			{[]reason.Code{containerd.ImageNotFound}, "The registry has no image with this name.", "Correct the image's name and tag in the configuration, or push the image to the mirror."},
+			{[]reason.Code{containerd.ImageNameInvalid}, "This is no valid image name.", "Correct it in the configuration."},
+			{[]reason.Code{containerd.RegistryLimits}, "The registry limits the rate of requests.", "Wait, add credentials to machine.registries.config, or use a mirror."},
 		},
 	},
 }
@@ -136,7 +136,7 @@ func (s *snapshot) down(id, what string) []finding {
 		f.evidence = append([]string{asEvent(ends[len(ends)-1])}, f.evidence...)
 	case svc.State == dag.Waiting:
 		f.why = "It waits for " + svc.Waiting + "."
-		f.next = "It starts when that is so."
+		f.next = "It starts after that."
 		f.passing = s.age(svc) < startTime
 	default:
 		f.passing = s.age(svc) < startTime

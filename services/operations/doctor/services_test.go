@@ -142,9 +142,9 @@ func TestImagePulling(t *testing.T) {
 func TestImagePullFailing(t *testing.T) {
 	t.Parallel()
 	for code, why := range map[reason.Code]string{
-		containerd.ImageNotFound: "no image of that name", containerd.RegistryUnanswered: "doesn't answer", containerd.RegistryUnresolved: "can't be resolved",
+		containerd.ImageNotFound: "no image with this name", containerd.RegistryUnanswered: "doesn't answer", containerd.RegistryUnresolved: "can't be resolved",
 		containerd.RegistryDenied: "requires authentication", containerd.RegistryUntrusted: "certificate isn't accepted", containerd.RegistryPlainHTTP: "plain HTTP",
-		containerd.ImagePullFailed: "doesn't give the image",
+		containerd.ImagePullFailed: "doesn't serve the image",
 	} {
 		n := start(t, config.Init, func(_ *node, services map[string]*dag.Service) {
 			services["etcd"].Prepare = func(context.Context, *dag.Handle) error { return reason.With(code, errors.New("some text")) }
@@ -161,7 +161,7 @@ func TestImageOfPodFailing(t *testing.T) {
 		n.kubelet.body = podList(staticPod(apiServer, unpulled), staticPod(controllerManager, running), staticPod(scheduler, running))
 		n.api.fail("/readyz", notReady)
 	})
-	n.finds("image-pull-failing", failure, "kube-system/kube-apiserver", "ImagePullBackOff", "no image of that name")
+	n.finds("image-pull-failing", failure, "kube-system/kube-apiserver", "ImagePullBackOff", "no image with this name")
 	n.finds("apiserver-not-running", info, "Follows from image-pull-failing", "[-]etcd failed")
 
 	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
@@ -169,8 +169,8 @@ func TestImageOfPodFailing(t *testing.T) {
 		n.api.fail("/readyz", notReady)
 		kubeletLog(n, time.Now())
 	})
-	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image of that name")
-	if f := n.finds("apiserver-not-running", info); strings.Contains(f.Next, "look again") {
+	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image with this name")
+	if f := n.finds("apiserver-not-running", info); strings.Contains(f.Next, "check again") {
 		t.Errorf("it is told to pass: %s", f.Next)
 	}
 
@@ -180,7 +180,7 @@ func TestImageOfPodFailing(t *testing.T) {
 		n.api.fail("/readyz", notReady)
 		kubeletLog(n, time.Now())
 	})
-	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image of that name")
+	n.finds("image-pull-failing", failure, "pod kube-apiserver", "logs kubelet", "no image with this name")
 
 	n = start(t, config.Init, func(n *node, _ map[string]*dag.Service) {
 		n.kubelet.set(401, "Unauthorized")

@@ -17,9 +17,9 @@ const moveTime = 30 * time.Second
 var sharedConditions = []condition{
 	{
 		id: "shared-address-taken", severity: failure,
-		sees: "The shared address answers, and not as Kubernetes; or now so and now so.",
-		why:  "A machine that is none of the control planes has the address that they share: a DHCP server gave it away, or somebody took it.",
-		next: "Find the machine by its MAC address, and give it another address; or choose another one for machine.network.interfaces[].vip.ip, on all control planes.",
+		sees: "Another server than Kubernetes answers at the shared address, always or sometimes.",
+		why:  "A machine that is no control plane has the shared address: a DHCP server assigned it, or it is configured there.",
+		next: "Find the machine by its MAC address, and give it another address. Or change machine.network.interfaces[].vip.ip on all control planes.",
 		holds: func(s *snapshot) []finding {
 			return s.eachShared(func(a vip.Status) (string, bool) {
 				return fmt.Sprintf("The machine %s on %s has the shared address %s.", a.Conflict, a.Link, a.Address), a.Conflict != ""
@@ -28,9 +28,9 @@ var sharedConditions = []condition{
 	},
 	{
 		id: "shared-address-not-held", severity: failure,
-		sees:    "no route to host, at the shared address.",
-		why:     "The API server of no control plane is ready, so that none may have the address.",
-		next:    "Look at the other findings on each control plane, at its own address. Until the cluster is bootstrapped, this is as it should be.",
+		sees:    "At the shared address: no route to host.",
+		why:     "No control plane has a ready API server, so none may have the address.",
+		next:    "Look at the other findings on each control plane, at its own address. Before the cluster is bootstrapped, this is normal.",
 		follows: append(slices.Clone(etcdProblem), "apiserver-not-running", "shared-address-taken"),
 		holds: func(s *snapshot) []finding {
 			found := s.eachShared(func(a vip.Status) (string, bool) {
@@ -44,9 +44,9 @@ var sharedConditions = []condition{
 	},
 	{
 		id: "shared-address-not-served", severity: failure,
-		sees:    "connection refused, at the shared address.",
-		why:     "This node has the address, and its API server doesn't serve. It keeps it where no other control plane could take it: none has an API server that is ready, or etcd has no quorum.",
-		next:    "Start the API server of this node, or bring another control plane back.",
+		sees:    "At the shared address: connection refused.",
+		why:     "This node has the address, and its API server doesn't serve. It keeps the address if no other control plane can take it: no other API server is ready, or etcd has no quorum.",
+		next:    "Start the API server of this node, or start another control plane.",
 		follows: append(slices.Clone(etcdProblem), "apiserver-not-running"),
 		holds: func(s *snapshot) []finding {
 			if s.local == nil || s.local.okButForEtcd() {
@@ -64,7 +64,7 @@ var sharedConditions = []condition{
 	{
 		id: "shared-address-two-members", severity: warning,
 		sees: "Nothing yet.",
-		why:  "Two control planes share the address. When one is lost, etcd has no quorum: its holder can keep the address, but the other one can't take it.",
+		why:  "Two control planes share the address. If one is lost, etcd has no quorum: the holder can keep the address, but the other one can't take it.",
 		next: "Add a third control plane.",
 		holds: func(s *snapshot) []finding {
 			if s.etcd == nil {

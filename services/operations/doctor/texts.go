@@ -76,7 +76,7 @@ func wrongFlag(words string) string {
 func explainArgument(words, path, image string, extra map[string]string) (why, next string, ok bool) {
 	flag := wrongFlag(words)
 	if _, own := extra[flag]; flag != "" && !own {
-		return fmt.Sprintf("%s doesn't know the argument %s, which Garboard gives it: the image is of a release that doesn't fit.", image, flag),
+		return fmt.Sprintf("%s doesn't know the argument %s, which Garboard sets: the release of the image doesn't fit.", image, flag),
 			"Use an image of a supported release.", true
 	}
 	if flag == "" {

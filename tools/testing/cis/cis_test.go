@@ -22,9 +22,9 @@ const head = `# CIS Kubernetes Benchmark
 <!-- Made by a test from tools/testing/cis/benchmark.yaml: go test ./tools/testing/cis -update. Don't edit it here. -->
 
 What a node does about each item of the [CIS Kubernetes Benchmark](https://www.cisecurity.org/benchmark/kubernetes) 1.10 (1.9 has the same ones), sections 1, 2, 3.2, 4.1 and 4.2. Tests compare the items with
-the command lines and the files that the node's own code makes from a configuration without ` + "`extraArgs`" + `. Whoever changes something there may change the result.
+the command lines and the files that the node's own code makes from a configuration without ` + "`extraArgs`" + `. Other settings may change the result.
 
-- **yes**: a test holds it. **no**: the node does something else, for the reason that is given. **–**: the item doesn't apply to a node without a shell and users.
+- **yes**: a test checks it. **no**: the node does something else, for the given reason. **–**: the item doesn't apply to a node without a shell and users.
 - *manual*: the benchmark leaves the item to the judgement of a person.
 - The other sections, about users, roles, network policies and pods, are about what runs in the cluster.
 
@@ -45,7 +45,7 @@ func render(all []item) string {
 	}
 	fmt.Fprintf(&b, "Of %d items, %d are yes, %d no and %d don't apply.\n", len(all), count["yes"], count["no"], count["–"])
 	for _, s := range sections {
-		fmt.Fprintf(&b, "\n## %s\n\n| item | demand | met | how, or why not |\n|---|---|---|---|\n", s.title)
+		fmt.Fprintf(&b, "\n## %s\n\n| item | requirement | met | how, or why not |\n|---|---|---|---|\n", s.title)
 		for _, i := range all {
 			if !strings.HasPrefix(i.ID, s.prefix) {
 				continue

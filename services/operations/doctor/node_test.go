@@ -189,6 +189,7 @@ func (n *node) publish() {
 		controlplane.Controllers(controlplane.Options{
 			Logs: n.logs, StaticPodsDir: n.path(boot.ManifestsDir), FilesDir: n.path("etc/kubernetes"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
 			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url,
+			Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
 		})...)...)
 	n.must(err)
 	n.background(func(ctx context.Context) { n.must(rt.Run(ctx)) })

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// warningChecks find settings that work, but maybe not as intended. They only warn: a node
-// starts with such a configuration.
+// warningChecks find settings that work, but perhaps not as intended. They only
+// warn: a node starts with such a configuration.
 var warningChecks = []check{
 	{"private keys on a worker", warnWorkerKeys},
 	{"static key for STATE", warnStaticState},
@@ -81,8 +81,8 @@ func warnVIP(c *Config, r *report) {
 	}
 }
 
-// warnGateways: a gateway that is in none of the link's networks is asked for on the link all the
-// same, but is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
+// warnGateways: the kernel still looks for a gateway outside of the link's networks on the link,
+// but it is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
 func warnGateways(c *Config, r *report) {
 	links := c.Machine.Network.Links()
 	for i, in := range c.Machine.Network.Interfaces {
@@ -118,7 +118,7 @@ func warnRoutes(r *report, where place, routes []Route, link Link, name string) 
 var unsupported = []struct {
 	where place
 	used  func(*Config) bool
-	// refusal is why a machine refuses the field: its user relies on it. "": nobody does.
+	// refusal is why a machine refuses the field: its user relies on it. "" if no user relies on it.
 	refusal string
 }{
 	{
@@ -140,8 +140,8 @@ func warnNoEffect(c *Config, r *report) {
 	}
 }
 
-// checkUnsupported is for machines. A node in a container has neither a disk nor a system of its
-// own, and only warns.
+// checkUnsupported is for machines. A node in a container has neither a disk
+// nor an operating system of its own, and only warns.
 func checkUnsupported(c *Config, r *report) {
 	for _, f := range unsupported {
 		if f.refusal != "" && f.used(c) {

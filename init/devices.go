@@ -45,7 +45,7 @@ func (p *pid1) watchDevices() error {
 
 func (p *pid1) lookForDevices(watched map[string]bool) {
 	if _, err := os.Stat(watchdogDevice); err == nil {
-		p.dog.start(watchdogDevice)
+		p.watchdog.start(watchdogDevice)
 	}
 	inputs, _ := filepath.Glob(inputDevices) // the pattern is sound
 	for _, path := range inputs {

@@ -138,8 +138,8 @@ func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
 	}
 	p.logs.Printf("%s now, after %s", r.intent, time.Since(start).Round(time.Millisecond))
 	p.logs.Flush(consoleBudget)
-	if p.dog != nil {
-		p.dog.release(r.intent)
+	if p.watchdog != nil {
+		p.watchdog.release(r.intent)
 	}
 	err := p.leave(r.intent)
 	// Here only if the kernel didn't let go.

@@ -58,7 +58,7 @@ type pid1 struct {
 	pressed   atomic.Bool          // somebody at the machine has asked for its end
 	node      atomic.Pointer[node] // once it runs
 	heartbeat chan chan struct{}   // the watchdog asks, the main loop answers
-	dog       *watchdog            // nil in a container
+	watchdog  *watchdog            // nil in a container
 
 	prepare []step                               // before the node is made
 	newNode func(services.Options) (node, error) // services.NewNode
@@ -86,7 +86,7 @@ func stage2(mode boot.Mode) {
 				giveUp(p.logs, err)
 			}
 		}
-		p.dog = newWatchdog(p)
+		p.watchdog = newWatchdog(p)
 	}
 	p.prepare = p.bootSteps()
 	p.phases = p.orderlyPhases

@@ -26,7 +26,7 @@ const DefaultStopBudget = 10 * time.Second
 // Options are what the graph gets from the node. All may be nil.
 type Options struct {
 	Log       func(id string) *slog.Logger // the log of a service
-	Story     func(id string) *slog.Logger // where its events are logged; default Log
+	EventLog  func(id string) *slog.Logger // of its events; default Log
 	SinceBoot func() time.Duration         // CLOCK_BOOTTIME
 	Now       func() time.Time
 }
@@ -65,8 +65,8 @@ func New(opts Options, services ...Service) (*Graph, error) {
 	if opts.Log == nil {
 		opts.Log = func(string) *slog.Logger { return slog.New(slog.DiscardHandler) }
 	}
-	if opts.Story == nil {
-		opts.Story = opts.Log
+	if opts.EventLog == nil {
+		opts.EventLog = opts.Log
 	}
 	if opts.SinceBoot == nil {
 		opts.SinceBoot = SinceBoot

@@ -74,8 +74,8 @@ func (r *running) end() error {
 	return <-r.done
 }
 
-// story is the events of one service, as users read them.
-func (r *running) story(id string) []string {
+// messages is the events of one service, as users read them.
+func (r *running) messages(id string) []string {
 	var lines []string
 	for _, e := range r.Events() {
 		if e.Service == id {
@@ -87,8 +87,8 @@ func (r *running) story(id string) []string {
 
 func (r *running) want(id string, want ...string) {
 	r.t.Helper()
-	if diff := cmp.Diff(want, r.story(id)); diff != "" {
-		r.t.Errorf("story of %s (-want +got):\n%s", id, diff)
+	if diff := cmp.Diff(want, r.messages(id)); diff != "" {
+		r.t.Errorf("events of %s (-want +got):\n%s", id, diff)
 	}
 }
 

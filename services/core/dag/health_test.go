@@ -61,8 +61,8 @@ func TestOneFailureIsNotEnough(t *testing.T) {
 			}
 			pass(time.Second)
 		}
-		if story := r.story("svc"); !slices.Equal(story[4:], []string{"[Running]: Health check failed: 503", "[Running]: Health check successful"}) {
-			t.Errorf("%q", story)
+		if messages := r.messages("svc"); !slices.Equal(messages[4:], []string{"[Running]: Health check failed: 503", "[Running]: Health check successful"}) {
+			t.Errorf("%q", messages)
 		}
 		if err := r.end(); err != nil {
 			t.Error(err)
@@ -110,8 +110,8 @@ func TestChecksTimeOutAndDoNotOverlap(t *testing.T) {
 		if err := r.end(); err == nil || !strings.HasSuffix(err.Error(), ": svc") {
 			t.Error(err)
 		}
-		if !slices.Contains(r.story("svc"), "[Stopping]: Given up: a health check did not return within 1s") {
-			t.Errorf("%q", r.story("svc"))
+		if !slices.Contains(r.messages("svc"), "[Stopping]: Given up: a health check did not return within 1s") {
+			t.Errorf("%q", r.messages("svc"))
 		}
 		close(release)
 		synctest.Wait()

@@ -66,8 +66,8 @@ func TestRestartsPauseLongerEachTime(t *testing.T) {
 		if s, _ := r.Status("etcd"); !s.Up || s.Restarts != 4 {
 			t.Errorf("status %+v", s)
 		}
-		if story := r.story("etcd"); story[3] != "[Failed]: Failed: exit status 7; next try in 500ms" {
-			t.Errorf("%q", story)
+		if messages := r.messages("etcd"); messages[3] != "[Failed]: Failed: exit status 7; next try in 500ms" {
+			t.Errorf("%q", messages)
 		}
 		if err := r.end(); err != nil {
 			t.Error(err)
@@ -235,8 +235,8 @@ func TestDependantsOutliveADependency(t *testing.T) {
 		if s, _ := r.Status("kubelet"); !s.Up || s.Restarts != 0 {
 			t.Errorf("status %+v", s)
 		}
-		if story := r.story("kubelet"); story[len(story)-1] != "[Running]: Started kubelet" {
-			t.Errorf("%q", story)
+		if messages := r.messages("kubelet"); messages[len(messages)-1] != "[Running]: Started kubelet" {
+			t.Errorf("%q", messages)
 		}
 		if err := r.end(); err != nil {
 			t.Error(err)

@@ -33,7 +33,7 @@ type runner struct {
 	g          *Graph
 	svc        Service
 	log        *slog.Logger
-	story      *slog.Logger
+	eventLog   *slog.Logger
 	dependsOn  []string // sorted, each once
 	needs      []*runner
 	dependants []*runner
@@ -106,7 +106,7 @@ func newRunner(g *Graph, svc Service) *runner {
 		g:         g,
 		svc:       svc,
 		log:       g.opts.Log(svc.ID),
-		story:     g.opts.Story(svc.ID),
+		eventLog:  g.opts.EventLog(svc.ID),
 		dependsOn: slices.Compact(dependsOn),
 		sessions:  make(chan *session, 1),
 		mayStop:   make(chan struct{}),
@@ -164,7 +164,7 @@ func (r *runner) record(message string, c change) (log func()) {
 		e.After = r.dependsOn
 	}
 	r.g.history.add(e)
-	return func() { r.story.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
+	return func() { r.eventLog.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
 }
 
 // report is record and the log, for callers that don't hold mu.

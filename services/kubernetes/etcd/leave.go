@@ -20,22 +20,22 @@ const leaveTimeout = time.Minute
 // one don't count: on busy machines that takes seconds.
 const SettleTimeout = 15 * time.Second
 
-// parting is what the cluster says of the member that is to leave it, or to be away.
-type parting struct {
+// removal is what the cluster says of the member that is to leave it, or to be away.
+type removal struct {
 	client *clientv3.Client // nil: there is nothing to leave
 	found  *clientv3.MemberListResponse
 	own    *pb.Member // nil: the cluster has no member of this node
 	local  bool       // this node's own member was asked
 }
 
-func (p *parting) close() {
+func (p *removal) close() {
 	if p.client != nil {
 		p.client.Close()
 	}
 }
 
 // mayLeave counts the voting members that are left.
-func (p *parting) mayLeave(ctx context.Context) error {
+func (p *removal) mayLeave(ctx context.Context) error {
 	if p.own == nil {
 		return nil
 	}
@@ -43,7 +43,7 @@ func (p *parting) mayLeave(ctx context.Context) error {
 }
 
 // mayStop counts the members that answer while this one doesn't.
-func (p *parting) mayStop(ctx context.Context) error {
+func (p *removal) mayStop(ctx context.Context) error {
 	if p.own == nil {
 		return nil
 	}
@@ -67,7 +67,7 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 }
 
 // remove takes the member out of the cluster.
-func (p *parting) remove(ctx context.Context) error {
+func (p *removal) remove(ctx context.Context) error {
 	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (p *parting) remove(ctx context.Context) error {
 // way. It changes nothing, and takes half a minute at most besides. On a worker it
 // refuses.
 func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
-	p, err := e.part(ctx, list)
+	p, err := e.ownMember(ctx, list)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
 // would miss nothing. It changes nothing, and takes half a minute at most, besides the
 // patience that it has as MayLeave. On a worker it refuses.
 func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
-	p, err := e.part(ctx, known)
+	p, err := e.ownMember(ctx, known)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 // remove takes this node's member out of the cluster. was is false where the node has
 // none, nor data of one; name is "" where the member was removed before.
 func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
-	p, err := e.part(ctx, list)
+	p, err := e.ownMember(ctx, list)
 	if err != nil {
 		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
@@ -182,7 +182,7 @@ func (e *Etcd) Settled(ctx context.Context) error {
 }
 
 // removed is whether the others say that the member isn't one any more.
-func (e *Etcd) removed(ctx context.Context, p *parting) bool {
+func (e *Etcd) removed(ctx context.Context, p *removal) bool {
 	var urls []string
 	for _, m := range p.found.Members {
 		if m.ID != p.own.ID && !m.IsLearner {
@@ -207,7 +207,7 @@ func (e *Etcd) removed(ctx context.Context, p *parting) bool {
 type asking func(context.Context, *clientv3.Client) (*clientv3.MemberListResponse, error)
 
 // part asks this node's own member, or else the others, for the member that is to go.
-func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
+func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("%s", why)
 	}
@@ -220,11 +220,11 @@ func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 		return nil, err
 	}
 	if !data && (r.Phase == none || r.Phase == fresh || r.Phase == waiting) {
-		return &parting{}, nil
+		return &removal{}, nil
 	}
 	silent := errors.New("it has no data")
 	if data {
-		p, err := e.partHere(ctx, ask)
+		p, err := e.ownMemberLocal(ctx, ask)
 		if err == nil {
 			return p, nil
 		}
@@ -234,13 +234,13 @@ func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 	if err != nil {
 		return nil, fmt.Errorf("this node's own etcd can't be asked (%w), nor can the others: %w", silent, err)
 	}
-	p := &parting{client: c, found: found}
+	p := &removal{client: c, found: found}
 	if id, ok, err := e.identity(); err == nil && ok {
 		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
 	}
 	if r.Cluster != "" && HexID(found.Header.ClusterId) != r.Cluster {
 		c.Close() // this cluster never had it, and its data is nothing that leaving removes
-		return &parting{}, nil
+		return &removal{}, nil
 	}
 	me, err := e.o.self()
 	if err != nil {
@@ -257,7 +257,7 @@ func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 }
 
 // partHere asks this node's own member.
-func (e *Etcd) partHere(ctx context.Context, ask asking) (*parting, error) {
+func (e *Etcd) ownMemberLocal(ctx context.Context, ask asking) (*removal, error) {
 	c, err := e.local(ctx)
 	if err != nil {
 		return nil, err
@@ -267,7 +267,7 @@ func (e *Etcd) partHere(ctx context.Context, ask asking) (*parting, error) {
 		c.Close()
 		return nil, err
 	}
-	p := &parting{client: c, found: found, local: true}
+	p := &removal{client: c, found: found, local: true}
 	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == found.Header.MemberId })
 	if at < 0 {
 		c.Close()

@@ -293,7 +293,7 @@ func TestRealOperate(t *testing.T) {
 
 	// c leaves in order, and joins anew.
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
-	p, err := c.part(ctx, list)
+	p, err := c.ownMember(ctx, list)
 	must(t, err)
 	p.close()
 	if c.removed(ctx, p) {
@@ -374,7 +374,7 @@ func TestRealOperate(t *testing.T) {
 	must(t, c.exec())
 	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx, 0) })
 	// Where a is silent for a moment, c waits for it; for good is above.
-	leaves, err := c.part(ctx, list)
+	leaves, err := c.ownMember(ctx, list)
 	must(t, err)
 	defer leaves.close()
 	must(t, a.cmd.Process.Signal(syscall.SIGSTOP))

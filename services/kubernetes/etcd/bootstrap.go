@@ -24,17 +24,17 @@ type Begun struct {
 
 // MayBootstrap refuses where Bootstrap would. It returns the cluster that has begun on this
 // node already, and nil where none has. It changes nothing.
-func (e *Etcd) MayBootstrap(ctx context.Context, told []string) (*Begun, error) {
+func (e *Etcd) MayBootstrap(ctx context.Context, given []string) (*Begun, error) {
 	done, err := e.take(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
 	}
 	defer done()
-	return e.mayBootstrap(ctx, told)
+	return e.mayBootstrap(ctx, given)
 }
 
 // mayBootstrap is for the holder of turn.
-func (e *Etcd) mayBootstrap(ctx context.Context, told []string) (*Begun, error) {
+func (e *Etcd) mayBootstrap(ctx context.Context, given []string) (*Begun, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("bootstrap: %s", why)
 	}
@@ -52,7 +52,7 @@ func (e *Etcd) mayBootstrap(ctx context.Context, told []string) (*Begun, error) 
 	case data:
 		return nil, refuse("bootstrap: %s isn't empty: %s", e.o.DataDir, resetHint)
 	}
-	if err := e.alone(ctx, r, told, lookTimeout, seen.begun); err != nil {
+	if err := e.alone(ctx, r, given, lookTimeout, seen.begun); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
 	return nil, nil
@@ -63,13 +63,13 @@ func (e *Etcd) mayBootstrap(ctx context.Context, told []string) (*Begun, error) 
 // node has data of a cluster, and where one lives already or is just being begun: two
 // beginnings would be two clusters, and nobody could join them later. told are control
 // planes that the caller knows of.
-func (e *Etcd) Bootstrap(ctx context.Context, told []string) (Begun, error) {
+func (e *Etcd) Bootstrap(ctx context.Context, given []string) (Begun, error) {
 	done, err := e.take(ctx)
 	if err != nil {
 		return Begun{}, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
 	}
 	defer done()
-	already, err := e.mayBootstrap(ctx, told)
+	already, err := e.mayBootstrap(ctx, given)
 	if err != nil {
 		return Begun{}, err
 	}
@@ -104,12 +104,12 @@ func (e *Etcd) wake() {
 // alone refuses where something is seen of a cluster that is in the way. Those that
 // look at the same time see each other, as each says that it is about to begin before
 // it looks.
-func (e *Etcd) alone(outer context.Context, r record, told []string, budget time.Duration, inTheWay func(seen) bool) error {
+func (e *Etcd) alone(outer context.Context, r record, given []string, budget time.Duration, inTheWay func(seen) bool) error {
 	e.beginning.Add(1)
 	defer e.beginning.Add(-1)
 	ctx, cancel := context.WithTimeout(outer, budget)
 	defer cancel()
-	found, err := e.look(ctx, r, told)
+	found, err := e.look(ctx, r, given)
 	if err == nil { // who was called off before all had answered has seen nothing
 		err = outer.Err()
 	}

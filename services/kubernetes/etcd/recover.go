@@ -61,8 +61,8 @@ type Snapshot struct {
 	SHA256 [sha256.Size]byte // of all of it
 	// Raw: it is a copy of a member's database, without a sum of its own at its end.
 	Raw bool
-	// Told are control planes that the caller knows of.
-	Told []string
+	// ControlPlanes are control planes that the caller knows of.
+	ControlPlanes []string
 }
 
 // recoveryDir is on the same file system as the data.
@@ -160,7 +160,7 @@ func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, e
 	case e.going.Load():
 		return r, false, refuse("etcd just starts on this node: see `gbctl service etcd`")
 	}
-	return r, false, e.alone(ctx, r, s.Told, lookTimeout, seen.living)
+	return r, false, e.alone(ctx, r, s.ControlPlanes, lookTimeout, seen.living)
 }
 
 // upload takes the snapshot in, and checks it.
@@ -270,7 +270,7 @@ func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 		return err
 	}
 	defer done()
-	r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, Told: a.ControlPlanes})
+	r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, ControlPlanes: a.ControlPlanes})
 	if err != nil || already {
 		return err
 	}

@@ -17,7 +17,7 @@ func refuse(format string, args ...any) error { return Refusal{fmt.Errorf(format
 
 // Begun is the cluster that begins, or has begun, on this node.
 type Begun struct {
-	Token   string // tells the cluster from others
+	Token   string // events the cluster from others
 	Cluster string // the ID that etcd has made of it, in hexadecimal; empty until it runs
 	Already bool   // it had been asked for before
 }

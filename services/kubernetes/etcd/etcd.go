@@ -103,7 +103,7 @@ type Etcd struct {
 	begin     chan struct{} // ends the pause of one who waits for a cluster
 	uploading sync.Mutex    // held while a snapshot is sent
 
-	id        string       // tells this node from others, and from itself under another address
+	id        string       // events this node from others, and from itself under another address
 	beginning atomic.Int32 // looks whether it may begin a cluster that go on right now
 	going     atomic.Bool  // it is decided how the member begins: etcd starts, or runs
 	ready     atomic.Bool  // it was healthy when it was looked at last
@@ -354,7 +354,7 @@ func arguments(me self, r record, extra map[string]string) []string {
 	return slices.Insert(args, 0, "etcd")
 }
 
-// healthy asks the member itself, and tells the control plane what it said. A
+// healthy asks the member itself, and events the control plane what it said. A
 // learner is healthy once it is none: it refuses the API server.
 func (e *Etcd) healthy(ctx context.Context) error {
 	err := dag.HTTPCheck(healthURL + healthPath)(ctx)

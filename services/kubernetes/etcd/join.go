@@ -229,7 +229,7 @@ func (e *Etcd) waitToLeave(ctx context.Context, r record, data bool, id string) 
 	return e.goOn(ctx, r)
 }
 
-// isRemoved tells whether the cluster reports that this isn't a member of it. Without an
+// isRemoved events whether the cluster reports that this isn't a member of it. Without an
 // answer it is one: if the whole cluster was down, the others may be waiting for this one.
 func (e *Etcd) isRemoved(ctx context.Context, r record) bool {
 	found, c, err := e.cluster(ctx, r)

@@ -36,7 +36,7 @@ const (
 // is done.
 type record struct {
 	Phase phase `json:"phase,omitempty"`
-	// Token tells the cluster that was begun here from any other at the same
+	// Token events the cluster that was begun here from any other at the same
 	// addresses: etcd makes the IDs of cluster and members of it.
 	Token string `json:"token,omitempty"`
 	// Member is its ID, in hexadecimal as etcd writes it; Cluster the cluster's.

@@ -168,7 +168,7 @@ func (e *Etcd) watch(ctx context.Context) error {
 
 func (e *Etcd) watchOnce(ctx context.Context) error {
 	if e.unsettled.Load() != nil {
-		return nil // it has a story of its own
+		return nil // it has a eventLog of its own
 	}
 	if e.ready.Load() {
 		// The list is for later, and is asked for again soon.

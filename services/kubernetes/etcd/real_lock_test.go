@@ -23,7 +23,7 @@ func (n *realNode) takeLock(id string) (operation.Taken, error) {
 	return n.Lock().Take(ctx, operation.Holder{Name: "reset", ID: id, Since: time.Now()})
 }
 
-// refusesLock tells whom the lock of another node names.
+// refusesLock events whom the lock of another node names.
 func (n *realNode) refusesLock(holder *realNode, id string) {
 	t := n.rig.t
 	t.Helper()

@@ -35,31 +35,31 @@ const componentsVar = "GARBOARD_COMPONENTS"
 type realNode struct {
 	*node
 	cmd     *exec.Cmd
-	tells   story
+	events  eventLog
 	stop    func() // ends what runs beside etcd
 	ops     *operation.Runner
 	stopOps func()
 }
 
-// story is what was told to the user.
-type story struct {
+// eventLog is what was told to the user.
+type eventLog struct {
 	mu    sync.Mutex // guards lines
 	lines []string
 }
 
-func (s *story) tell(_ reason.Code, line string) {
+func (s *eventLog) event(_ reason.Code, line string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lines = append(s.lines, line)
 }
 
-func (s *story) forget() {
+func (s *eventLog) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lines = nil
 }
 
-func (s *story) has(part string) error {
+func (s *eventLog) has(part string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.ContainsFunc(s.lines, func(l string) bool { return strings.Contains(l, part) }) {
@@ -108,7 +108,7 @@ func (n *realNode) start() {
 	var wg sync.WaitGroup
 	n.stop = func() { cancel(); wg.Wait() }
 	wg.Go(func() {
-		if err := n.prepare(ctx, n.tells.tell, n.tells.tell); err != nil {
+		if err := n.prepare(ctx, n.events.event, n.events.event); err != nil {
 			if ctx.Err() == nil {
 				n.rig.t.Errorf("%s: %v", n.name, err)
 			}
@@ -118,8 +118,8 @@ func (n *realNode) start() {
 			n.rig.t.Error(err)
 			return
 		}
-		if err := n.promote(ctx, n.tells.tell); err != nil {
-			n.tells.tell("", err.Error())
+		if err := n.promote(ctx, n.events.event); err != nil {
+			n.events.event("", err.Error())
 		}
 	})
 }
@@ -161,7 +161,7 @@ func (n *realNode) kill() {
 	n.going.Store(false) // as the end of run does
 	if n.rig.t.Failed() {
 		said, _ := os.ReadFile(n.path("log"))
-		n.rig.t.Logf("%s was told %q; etcd said:\n%s", n.name, n.tells.lines, said[max(0, len(said)-4000):])
+		n.rig.t.Logf("%s was told %q; etcd said:\n%s", n.name, n.events.lines, said[max(0, len(said)-4000):])
 	}
 }
 

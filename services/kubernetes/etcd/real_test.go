@@ -30,7 +30,7 @@ func TestRealJoin(t *testing.T) {
 	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
 	b.start()
 	eventually.That(t, 10*time.Second, "b to wait", func() error {
-		return b.tells.has("Waiting for bootstrap, or for a control plane to join at " + r.apiserver.URL)
+		return b.events.has("Waiting for bootstrap, or for a control plane to join at " + r.apiserver.URL)
 	})
 	a.start()
 	a.serves()
@@ -42,7 +42,7 @@ func TestRealJoin(t *testing.T) {
 	c.start()
 	c.serves()
 	a.expect("a", "b", "c")
-	must(t, c.tells.has("has the cluster's data and votes"))
+	must(t, c.events.has("has the cluster's data and votes"))
 
 	// A member that had voted, and comes back with an empty disk.
 	c.kill()
@@ -170,7 +170,7 @@ func TestRealBootstrap(t *testing.T) {
 	refused(a, "answers at "+r.apiserver.URL+", with 503")
 	r.down(true)
 	a.start()
-	eventually.That(t, 10*time.Second, "a to wait", func() error { return a.tells.has("Waiting for bootstrap") })
+	eventually.That(t, 10*time.Second, "a to wait", func() error { return a.events.has("Waiting for bootstrap") })
 	begun, err := a.Bootstrap(ctx, nil)
 	if err != nil || begun.Already || begun.Token == "" {
 		t.Fatalf("bootstrap: %+v, %v", begun, err)
@@ -197,10 +197,10 @@ func TestRealBootstrap(t *testing.T) {
 	a.kill()
 	b.kill()
 	must(t, os.RemoveAll(a.path("data")))
-	a.tells.forget()
+	a.events.forget()
 	r.knows(0, a.addr, b.addr)
 	a.start()
-	eventually.That(t, 20*time.Second, "a to wait for b", func() error { return a.tells.has("etcd at " + clientURL(b.addr) + " to answer") })
+	eventually.That(t, 20*time.Second, "a to wait for b", func() error { return a.events.has("etcd at " + clientURL(b.addr) + " to answer") })
 }
 
 // A voting member that was removed while it was down finds that out, and joins anew;

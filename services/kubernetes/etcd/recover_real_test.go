@@ -189,7 +189,7 @@ func TestRealRecover(t *testing.T) {
 
 	// b comes back with its data, which is another cluster's now.
 	r.knows(0, c.addr)
-	b.tells.forget()
+	b.events.forget()
 	b.start()
 	eventually.That(t, 20*time.Second, "b to run", func() error {
 		if said, _ := os.ReadFile(b.path("log")); !bytes.Contains(said, []byte("cluster ID mismatch")) {
@@ -205,7 +205,7 @@ func TestRealRecover(t *testing.T) {
 	b.kill()
 	b.suspect.Store(true) // as that is how its run ended
 	b.start()
-	eventually.That(t, 20*time.Second, "b to know the data for a stranger's", func() error { return b.tells.has("holds data of another etcd cluster") })
+	eventually.That(t, 20*time.Second, "b to know the data for a stranger's", func() error { return b.events.has("holds data of another etcd cluster") })
 	c.expect("c")
 	// Its disk is wiped, and so is a's.
 	for _, n := range []*realNode{a, b} {
@@ -235,7 +235,7 @@ func TestRealRecoverRaw(t *testing.T) {
 	must(t, err)
 	b.utility = etcdutl
 	b.start()
-	eventually.That(t, 10*time.Second, "b to wait", func() error { return b.tells.has("Waiting for bootstrap") })
+	eventually.That(t, 10*time.Second, "b to wait", func() error { return b.events.has("Waiting for bootstrap") })
 	s := snapshotOf(content)
 	s.Raw = true
 	b.operate()

@@ -25,9 +25,9 @@ const (
 	// watchPeriod is how often a running member is checked: the other members change only
 	// by commands of people.
 	watchPeriod = 30 * time.Second
-	// sickFor is how long a member may be without a quorum before others are asked
+	// unhealthyFor is how long a member may be without a quorum before others are asked
 	// whether it still is one: an election takes seconds.
-	sickFor = 25 * time.Second
+	unhealthyFor = 25 * time.Second
 	// examineTimeout bounds that request: most often there is no answer, and the member
 	// that waits for the answer may be the one that all wait for.
 	examineTimeout = 5 * time.Second
@@ -175,7 +175,7 @@ func (e *Etcd) watchOnce(ctx context.Context) error {
 		_ = e.notePeers(ctx)
 		return nil
 	}
-	if last := e.well.Load(); last == nil || time.Since(*last) < sickFor {
+	if last := e.well.Load(); last == nil || time.Since(*last) < unhealthyFor {
 		return nil
 	}
 	r, err := e.read()

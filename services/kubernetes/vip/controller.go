@@ -86,7 +86,7 @@ func (c *controller) run(ctx context.Context) {
 	defer cancel()
 	var wg sync.WaitGroup
 	// The election ends last: no other node may be elected while the address is here.
-	cctx, stopClaim := context.WithCancel(context.WithoutCancel(ctx))
+	cctx, stopElection := context.WithCancel(context.WithoutCancel(ctx))
 	wg.Go(func() { c.election.run(cctx) })
 	wg.Go(func() { c.check(ctx) })
 	_ = dag.Guard(c.h.Log, func() error { c.loop(ctx); return nil })
@@ -100,7 +100,7 @@ func (c *controller) run(ctx context.Context) {
 	if c.state.hold {
 		c.h.Log.Info(fmt.Sprintf("gave %s up: the service ends", c.address))
 	}
-	stopClaim()
+	stopElection()
 	wg.Wait()
 	_ = Statuses.Delete(c.store.As(ID), c.address.String()) // the service is its only writer
 }

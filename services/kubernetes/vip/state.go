@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// sickAfter is the number of failed checks in a row after which an API server counts as
+	// failedAfter is the number of failed checks in a row after which an API server counts as
 	// failed: one or two may fail on a busy machine.
-	sickAfter = 3
+	failedAfter = 3
 	// staleAfter is the age at which the last view of etcd is stale: one query may fail.
 	// Another holder may have been elected soon after.
 	staleAfter = 2500 * time.Millisecond
@@ -166,7 +166,7 @@ func (h *health) note(ok bool) {
 	}
 }
 
-func (h health) good() bool { return h.known && h.failed < sickAfter }
+func (h health) good() bool { return h.known && h.failed < failedAfter }
 
 // checked records the outcome of a check of the API server; alone: without etcd.
 func (s *state) checked(alone, ok bool) {

@@ -23,9 +23,9 @@ const (
 	applyTTL = 30
 	// applyBudget bounds one attempt, most of which is waiting for the mutex.
 	applyBudget = 2 * time.Minute
-	// letGo is for releasing the mutex in etcd after a node was stopped: otherwise others
+	// releaseBudget is for releasing the mutex in etcd after a node was stopped: otherwise others
 	// would wait for applyTTL.
-	letGo = 2 * time.Second
+	releaseBudget = 2 * time.Second
 
 	// readyWait is how long one attempt waits for the apiserver before it fails; readyPoll
 	// is how often it asks. The first start takes some seconds, a minute
@@ -146,7 +146,7 @@ func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(
 	// What lets go of the mutex outlives ctx, though not for long.
 	own, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(letGo, end) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(releaseBudget, end) })()
 	client, err := etcd.Dial(own, r, endpoint)
 	if err != nil {
 		return err

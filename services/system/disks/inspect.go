@@ -18,11 +18,11 @@ import (
 type verdict int
 
 const (
-	empty    verdict = iota // nobody's: may be taken
-	ours                    // has our layout
-	halfMade                // ours, but making the layout was interrupted
-	newer                   // ours, in a way that only a newer release knows
-	foreign                 // somebody's
+	empty      verdict = iota // nobody's: may be taken
+	ours                      // has our layout
+	unfinished                // ours, but making the layout was interrupted
+	newer                     // ours, in a way that only a newer release knows
+	foreign                   // somebody's
 )
 
 // edge is how much at the beginning and at the end must be zero on an empty
@@ -39,7 +39,7 @@ type found struct {
 }
 
 func (f found) String() string {
-	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", halfMade: "Garboard, half made"}[f.verdict])
+	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", unfinished: "Garboard, half made"}[f.verdict])
 }
 
 // inspect reads, and only reads.
@@ -65,7 +65,7 @@ func examine(file *os.File, dev device) (found, error) {
 	switch f.pending.step {
 	case stepNone, stepFormat, stepWipe:
 	case stepLayout:
-		f.verdict = halfMade
+		f.verdict = unfinished
 		return f, nil
 	default:
 		f.verdict, f.holds = newer, "a Garboard system that a newer release was changing"

@@ -31,7 +31,7 @@ const (
 type fileSystem struct {
 	label, dir string
 	next       string // what a person can do
-	said       int    // the limit that was crossed; roomy: none
+	logged     int    // the limit that was crossed; roomy: none
 }
 
 // space is the file systems to watch. In a container both directories are the host's.
@@ -80,14 +80,14 @@ func (f *fileSystem) now(st *unix.Statfs_t) (level slog.Level, line string) {
 		has = fmt.Sprintf("%d of %d inodes are free, the number of files that it can hold", st.Ffree, st.Files)
 	}
 	switch {
-	case left < full && f.said > full:
-		f.said = full
+	case left < full && f.logged > full:
+		f.logged = full
 		return slog.LevelError, fmt.Sprintf("%s (%s) is full: %s. Writes fail; %s", f.label, f.dir, has, f.next)
-	case left < nearlyFull && f.said > nearlyFull:
-		f.said = nearlyFull
+	case left < nearlyFull && f.logged > nearlyFull:
+		f.logged = nearlyFull
 		return slog.LevelWarn, fmt.Sprintf("%s (%s) is nearly full: %s. Going on; %s", f.label, f.dir, has, f.next)
-	case left >= roomy && f.said < roomy:
-		f.said = roomy
+	case left >= roomy && f.logged < roomy:
+		f.logged = roomy
 		return logs.LevelNotice, fmt.Sprintf("%s (%s) has room again: %s", f.label, f.dir, has)
 	}
 	return 0, ""

@@ -41,10 +41,10 @@ const (
 )
 
 var (
-	network     = netip.MustParsePrefix("10.5.0.0/24") // qemu's default
-	oldAddress  = netip.MustParseAddr("10.5.0.101")
-	frontDoor   = netip.MustParseAddr("10.5.0.100") // controlPlaneEndpoint
-	secretsFile = "secrets.yaml"
+	network      = netip.MustParsePrefix("10.5.0.0/24") // qemu's default
+	oldAddress   = netip.MustParseAddr("10.5.0.101")
+	loadBalancer = netip.MustParseAddr("10.5.0.100") // controlPlaneEndpoint
+	secretsFile  = "secrets.yaml"
 )
 
 // adoption is the state of the test.
@@ -62,7 +62,7 @@ type adoption struct {
 func TestAdoptKubeadm(t *testing.T) {
 	made := e2etest.Built(t, qemu.Container)
 	m := e2etest.Marks(t)
-	a := &adoption{t: t, mark: m, kubectlIn: made.Kubectl(), old: newOld(t, made, oldAddress, frontDoor)}
+	a := &adoption{t: t, mark: m, kubectlIn: made.Kubectl(), old: newOld(t, made, oldAddress, loadBalancer)}
 	m.Reached("kubeadm has made its files")
 	a.right = configurations(t, a.old.path("/etc/kubernetes/pki"))
 	wrong := configurations(t, "")
@@ -133,7 +133,7 @@ func configurations(t *testing.T, pki string) (dir string) {
 	e2etest.Gbctl(t, args...)
 	// The old cluster has no network of pods: Garboard brings its own.
 	withCNI := strings.ReplaceAll(patch(t, "cluster.yaml"), "cni: {name: none}", "cni: {name: flannel}")
-	e2etest.Gbctl(t, "gen", "config", "kubernetes", fmt.Sprintf("https://%s:6443", frontDoor), "--with-secrets", secrets, "--output-dir", dir,
+	e2etest.Gbctl(t, "gen", "config", "kubernetes", fmt.Sprintf("https://%s:6443", loadBalancer), "--with-secrets", secrets, "--output-dir", dir,
 		"--config-patch", withCNI, "--config-patch-control-plane", patch(t, "control-planes.yaml"))
 	return dir
 }
@@ -195,8 +195,8 @@ func readYAML(path string) (map[string]any, error) {
 func (a *adoption) begins() {
 	a.t.Helper()
 	a.nodes = a.Network()
-	front := machine(a.t, a.nodes, "front", netip.PrefixFrom(frontDoor, network.Bits()))
-	a.front = balance(a.t, front, frontDoor)
+	front := machine(a.t, a.nodes, "front", netip.PrefixFrom(loadBalancer, network.Bits()))
+	a.front = balance(a.t, front, loadBalancer)
 	a.t.Cleanup(a.front.close)
 	a.front.set(oldAddress)
 	a.t.Cleanup(func() {

@@ -28,8 +28,8 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const (
 	// voteBudget is for three control planes to be members, and to be known.
 	voteBudget = 60 * time.Second
-	// talkBudget is for a kubelet to connect again.
-	talkBudget = 15 * time.Second
+	// connectBudget is for a kubelet to connect again.
+	connectBudget = 15 * time.Second
 	// podBudget is for a pod on a node that has its image.
 	podBudget = 30 * time.Second
 	// bootBudget is for a worker to boot, and its kubelet to tell that it lives.
@@ -81,8 +81,8 @@ func TestEndpointGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	var peer qemu.Node // what went through the endpoint has just ended, and comes back
-	c.Eventually(talkBudget, "the worker talks to an API server", func() (err error) {
-		peer, err = talksTo(c, worker)
+	c.Eventually(connectBudget, "the worker talks to an API server", func() (err error) {
+		peer, err = connectedTo(c, worker)
 		return err
 	})
 	if err := c.Cut(t.Context(), peer.Name); err != nil {
@@ -206,8 +206,8 @@ func renewals(t *testing.T, c *e2etest.Cluster, worker string) time.Duration {
 	return gap.Round(time.Millisecond)
 }
 
-// talksTo is the control plane with the most connections from the worker's balancer.
-func talksTo(c *e2etest.Cluster, worker qemu.Node) (qemu.Node, error) {
+// connectedTo is the control plane with the most connections from the worker's balancer.
+func connectedTo(c *e2etest.Cluster, worker qemu.Node) (qemu.Node, error) {
 	pids, err := c.Processes("kubelet")
 	if err != nil {
 		return qemu.Node{}, err

@@ -28,10 +28,10 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
 	// writeBudget is for the others to elect a leader, and for the load balancer to let
-	// the clients of the lonely one go.
+	// the clients of the isolated one go.
 	writeBudget = 20 * time.Second
-	// lonelyBudget is for an API server to notice that its etcd has no quorum.
-	lonelyBudget = 20 * time.Second
+	// isolatedBudget is for an API server to notice that its etcd has no quorum.
+	isolatedBudget = 20 * time.Second
 	// healBudget is for a member to hear the others again and to catch up, for its API
 	// server to be ready, and for Kubernetes to see its node.
 	healBudget = 45 * time.Second
@@ -140,7 +140,7 @@ func (p *part) takesWrites(why string) {
 // alone: the one that led serves nobody any more, and the others go on.
 func (p *part) alone(leader, second, third qemu.Node) {
 	p.setNetwork(leader, network.Conditions{CutFrom: []string{second.Name, third.Name}})
-	p.lonely(leader)
+	p.isolated(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
 }
@@ -150,7 +150,7 @@ func (p *part) alone(leader, second, third qemu.Node) {
 // Should the third lead instead, all hear it, and all serve.
 func (p *part) halfway(leader, second, third qemu.Node) {
 	p.setNetwork(leader, network.Conditions{CutFrom: []string{second.Name}})
-	p.Eventually(lonelyBudget, second.Name+" serves nobody, or "+third.Name+" leads", func() error {
+	p.Eventually(isolatedBudget, second.Name+" serves nobody, or "+third.Name+" leads", func() error {
 		now, err := p.Leader(p.etcd)
 		if err == nil && now.Name == third.Name {
 			return nil
@@ -164,7 +164,7 @@ func (p *part) halfway(leader, second, third qemu.Node) {
 // deaf: the others hear the leader, and it doesn't hear them.
 func (p *part) deaf(leader, second, third qemu.Node) {
 	p.setNetwork(leader, network.Conditions{DeafTo: []string{second.Name, third.Name}})
-	p.lonely(leader)
+	p.isolated(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
 }
@@ -178,13 +178,13 @@ func (p *part) slow(leader, _, _ qemu.Node) {
 	p.ready()
 }
 
-// lonely: an API server without a quorum says so, answers no question, not even
+// isolated: an API server without a quorum says so, answers no question, not even
 // about what its own etcd has, and takes nothing.
-func (p *part) lonely(n qemu.Node) {
+func (p *part) isolated(n qemu.Node) {
 	p.t.Helper()
 	s := p.servers[n.Name]
 	start := time.Now()
-	p.Eventually(lonelyBudget, "the API server on "+n.Name+" isn't ready", func() error {
+	p.Eventually(isolatedBudget, "the API server on "+n.Name+" isn't ready", func() error {
 		_, err := s.Get(p.t.Context(), "/readyz")
 		return refused(err)
 	})

@@ -48,8 +48,8 @@ const (
 	keepTime = 10 * time.Second
 )
 
-// tale is the cluster, and what it is asked all the time.
-type tale struct {
+// scenario is the cluster, and what it is asked all the time.
+type scenario struct {
 	*e2etest.Cluster
 	t      *testing.T
 	shared netip.Addr
@@ -58,14 +58,14 @@ type tale struct {
 	member map[string]*clientv3.Client // of one, by node
 }
 
-func (c *tale) in(t *testing.T) *tale {
+func (c *scenario) in(t *testing.T) *scenario {
 	part := *c
 	part.t, part.Cluster = t, c.Cluster.In(t)
 	return &part
 }
 
 // holders are the nodes that have the address, as this machine's kernel sees it.
-func (c *tale) holders() []qemu.Node {
+func (c *scenario) holders() []qemu.Node {
 	c.t.Helper()
 	var all []qemu.Node
 	c.Eventually(lookBudget, "the addresses of the nodes can be read", func() (err error) { // they change meanwhile
@@ -76,13 +76,13 @@ func (c *tale) holders() []qemu.Node {
 }
 
 // has says whether a node is one of them.
-func (c *tale) has(n qemu.Node) bool {
+func (c *scenario) has(n qemu.Node) bool {
 	c.t.Helper()
 	return slices.ContainsFunc(c.holders(), func(o qemu.Node) bool { return o.Name == n.Name })
 }
 
 // one waits until exactly one node has the address, none of but, and serves at it.
-func (c *tale) one(budget time.Duration, but ...string) qemu.Node {
+func (c *scenario) one(budget time.Duration, but ...string) qemu.Node {
 	c.t.Helper()
 	began := time.Now()
 	var holder qemu.Node
@@ -112,7 +112,7 @@ func (c *tale) one(budget time.Duration, but ...string) qemu.Node {
 }
 
 // moves is one after what took the address from its holder, in the time that is promised.
-func (c *tale) moves(began time.Time, but ...string) qemu.Node {
+func (c *scenario) moves(began time.Time, but ...string) qemu.Node {
 	c.t.Helper()
 	is := c.one(moveBudget, but...)
 	if err := c.Promised(began, time.Now(), moveBudget); err != nil {
@@ -122,7 +122,7 @@ func (c *tale) moves(began time.Time, but ...string) qemu.Node {
 }
 
 // leaves waits until a node doesn't have the address any more, in the time that is promised.
-func (c *tale) leaves(was qemu.Node, began time.Time, promise time.Duration) {
+func (c *scenario) leaves(was qemu.Node, began time.Time, promise time.Duration) {
 	c.t.Helper()
 	c.Eventually(promise, was.Name+" leaves the address to another one", func() error {
 		if c.has(was) {
@@ -138,7 +138,7 @@ func (c *tale) leaves(was qemu.Node, began time.Time, promise time.Duration) {
 }
 
 // candidates waits until all nodes could have the address.
-func (c *tale) candidates(budget time.Duration, of qemu.Node) {
+func (c *scenario) candidates(budget time.Duration, of qemu.Node) {
 	c.t.Helper()
 	want := fmt.Sprintf("candidates: %d\n", len(c.Nodes))
 	c.Eventually(budget, "all control planes could have the address", func() error {
@@ -151,10 +151,10 @@ func (c *tale) candidates(budget time.Duration, of qemu.Node) {
 }
 
 // share brings three control planes up that share an address, and could all have it.
-func share(t *testing.T, name string) *tale {
+func share(t *testing.T, name string) *scenario {
 	t.Helper()
 	cluster, m := e2etest.Ready(t, name, qemu.Container, e2etest.Nodes(3, 0), func(o *qemu.Options) { o.SharedAddress = true })
-	c := &tale{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
+	c := &scenario{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
 	c.etcd = c.Etcd(c.inside, c.Nodes...)
 	for _, n := range c.Nodes {
 		c.member[n.Name] = c.Etcd(c.inside, n)
@@ -179,7 +179,7 @@ func TestSharedAddress(t *testing.T) {
 }
 
 // killed returns how long it took until another node had the address.
-func (c *tale) killed() time.Duration {
+func (c *scenario) killed() time.Duration {
 	was := c.one(moveBudget)
 	seen := c.watch()
 	began := time.Now()
@@ -197,7 +197,7 @@ func (c *tale) killed() time.Duration {
 
 // turnedOff: the holder hands the address over, and then goes. The members of etcd share
 // this machine's disk, which may stall in that very moment, so it has two tries.
-func (c *tale) turnedOff(killed time.Duration) {
+func (c *scenario) turnedOff(killed time.Duration) {
 	if err := c.handsOver(killed); err != nil {
 		c.t.Logf("once more: %v", err)
 		if err := c.handsOver(killed); err != nil {
@@ -208,7 +208,7 @@ func (c *tale) turnedOff(killed time.Duration) {
 
 // handsOver is an error where the address was nobody's for too long. The machine API
 // answers at it, before and after.
-func (c *tale) handsOver(killed time.Duration) (late error) {
+func (c *scenario) handsOver(killed time.Duration) (late error) {
 	was := c.one(moveBudget)
 	c.answers(was)
 	seen := c.watch()
@@ -234,7 +234,7 @@ func (c *tale) handsOver(killed time.Duration) (late error) {
 }
 
 // answers: the machine API of the holder does, at the address.
-func (c *tale) answers(holder qemu.Node) {
+func (c *scenario) answers(holder qemu.Node) {
 	c.t.Helper()
 	c.Eventually(moveBudget, holder.Name+" answers gbctl at the address", func() error {
 		out, err := c.Inside(c.inside).TryGbctl("-n", c.shared.String(), "version")
@@ -246,7 +246,7 @@ func (c *tale) answers(holder qemu.Node) {
 }
 
 // leads makes a node etcd's leader, or another one.
-func (c *tale) leads(n qemu.Node, leads bool) {
+func (c *scenario) leads(n qemu.Node, leads bool) {
 	c.t.Helper()
 	c.Eventually(leadBudget, fmt.Sprintf("%s leads etcd: %t", n.Name, leads), func() error {
 		now, err := c.Leader(c.etcd)
@@ -263,7 +263,7 @@ func (c *tale) leads(n qemu.Node, leads bool) {
 }
 
 // lead hands etcd's lead from one node to another.
-func (c *tale) lead(from, to qemu.Node) error {
+func (c *scenario) lead(from, to qemu.Node) error {
 	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(askBudget))
 	defer cancel()
 	members, err := c.etcd.MemberList(ctx)
@@ -280,7 +280,7 @@ func (c *tale) lead(from, to qemu.Node) error {
 }
 
 // leases are those of the candidates, as etcd on a node says.
-func (c *tale) leases(n qemu.Node) []int64 {
+func (c *scenario) leases(n qemu.Node) []int64 {
 	c.t.Helper()
 	var all []int64
 	c.Eventually(leadBudget, "etcd answers", func() error {
@@ -301,7 +301,7 @@ func (c *tale) leases(n qemu.Node) []int64 {
 
 // frozen returns whether etcd ended the leases of the others when the holder was back: a
 // leader that was frozen takes them for expired.
-func (c *tale) frozen(leads bool) (ended bool) {
+func (c *scenario) frozen(leads bool) (ended bool) {
 	was := c.one(moveBudget)
 	c.leads(was, leads)
 	seen := c.watch()
@@ -322,7 +322,7 @@ func (c *tale) frozen(leads bool) (ended bool) {
 	return ended
 }
 
-func (c *tale) cutOff() {
+func (c *scenario) cutOff() {
 	was := c.one(moveBudget)
 	seen := c.watch()
 	began := time.Now()
@@ -336,7 +336,7 @@ func (c *tale) cutOff() {
 
 // lastOne leaves the holder alone: it keeps the address, though etcd has no quorum.
 // When its API server is gone, too, nobody answers, and the doctor says so.
-func (c *tale) lastOne() {
+func (c *scenario) lastOne() {
 	holder := c.one(moveBudget)
 	for _, n := range c.Nodes {
 		if n.Name != holder.Name {
@@ -378,7 +378,7 @@ func (c *tale) lastOne() {
 	}
 }
 
-func (c *tale) must(err error) {
+func (c *scenario) must(err error) {
 	c.t.Helper()
 	if err != nil {
 		c.t.Fatal(err)

@@ -37,19 +37,19 @@ func TestKubelets(t *testing.T) {
 	}
 	for _, n := range nodes.Items {
 		for _, name := range []string{n.Name, address(n)} {
-			if code, err := stranger(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: name}); err != nil || code != http.StatusUnauthorized {
-				t.Errorf("the kubelet of %s, called %s, answers a stranger with %d, %v", n.Name, name, code, err)
+			if code, err := anonymous(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: name}); err != nil || code != http.StatusUnauthorized {
+				t.Errorf("the kubelet of %s, called %s, answers an anonymous client with %d, %v", n.Name, name, code, err)
 			}
 		}
 		var other x509.HostnameError
-		if _, err := stranger(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: "other"}); !errors.As(err, &other) {
+		if _, err := anonymous(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: "other"}); !errors.As(err, &other) {
 			t.Errorf("the kubelet of %s, called by another's name: %v", n.Name, err)
 		}
 	}
 }
 
-// stranger asks a kubelet for its pods, without a certificate.
-func stranger(ctx context.Context, n corev1.Node, trust *tls.Config) (int, error) {
+// anonymous asks a kubelet for its pods, without a certificate.
+func anonymous(ctx context.Context, n corev1.Node, trust *tls.Config) (int, error) {
 	client := &http.Client{Timeout: requestTimeout, Transport: &http.Transport{TLSClientConfig: trust, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+net.JoinHostPort(address(n), fmt.Sprint(n.Status.DaemonEndpoints.KubeletEndpoint.Port))+"/pods", nil)
 	if err != nil {

@@ -28,9 +28,9 @@ type change struct {
 	who []string
 }
 
-// lookout looks all the while who has the address.
-type lookout struct {
-	c     *tale
+// monitor looks all the while who has the address.
+type monitor struct {
+	c     *scenario
 	began time.Time
 	stop  func()
 
@@ -43,8 +43,8 @@ type lookout struct {
 }
 
 // watch begins to look; the end of the test ends it.
-func (c *tale) watch() *lookout {
-	l := &lookout{c: c, began: time.Now()}
+func (c *scenario) watch() *monitor {
+	l := &monitor{c: c, began: time.Now()}
 	l.look()
 	done, gone := make(chan struct{}), make(chan struct{})
 	l.stop = sync.OnceFunc(func() { close(done); <-gone })
@@ -67,7 +67,7 @@ func (c *tale) watch() *lookout {
 
 // look takes one look. One may fail: processes end, and lists of addresses change, while
 // they are read.
-func (l *lookout) look() {
+func (l *monitor) look() {
 	all, err := l.c.Holders(l.c.shared)
 	now := time.Now()
 	var who []string
@@ -90,21 +90,21 @@ func (l *lookout) look() {
 }
 
 // seen is what was seen so far.
-func (l *lookout) seen() []change {
+func (l *monitor) seen() []change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.changes)
 }
 
 // count is how many looks were taken, and why the last one wasn't that failed.
-func (l *lookout) count() (looks int, failed error) {
+func (l *monitor) count() (looks int, failed error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.looks, l.err
 }
 
 // history lists the changes that were seen, for the reader.
-func (l *lookout) history() string {
+func (l *monitor) history() string {
 	var parts []string
 	for _, c := range l.seen() {
 		parts = append(parts, fmt.Sprintf("%.2fs %v", c.at.Sub(l.began).Seconds(), c.who))
@@ -132,7 +132,7 @@ func moves(changes []change) (got, lost []string) {
 }
 
 // when is when a node first didn't have the address any more, or first had it.
-func (l *lookout) when(n qemu.Node, has bool) time.Time {
+func (l *monitor) when(n qemu.Node, has bool) time.Time {
 	l.c.t.Helper()
 	had := false
 	for _, c := range l.seen() {
@@ -148,7 +148,7 @@ func (l *lookout) when(n qemu.Node, has bool) time.Time {
 
 // moved waits until the address has stayed for a while, and ends the looking. It went
 // from one node to the other, once, and did nothing else.
-func (l *lookout) moved(was, is qemu.Node) {
+func (l *monitor) moved(was, is qemu.Node) {
 	c := l.c
 	c.t.Helper()
 	began := time.Now()

@@ -34,7 +34,7 @@ func TestRingKeepsTheLastAndHeadTheFirst(t *testing.T) {
 	}
 }
 
-func TestASlowSubscriberLosesTheOldestAndHoldsUpNobody(t *testing.T) {
+func TestASlowSubscriberLosesTheOldestAndBlocksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := New(Options{}, daemon("a"))
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 
 // A process that stands still after its first question has heard no answer, however long
 // that was: it asks as often as any other one before it takes the address.
-func TestStandingStillIsNotListening(t *testing.T) {
+func TestAFrozenProcessDoesNotCountAsProbing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for w.probed == 0 {

@@ -149,7 +149,7 @@ func TestNoAPIServerNoCandidate(t *testing.T) {
 	w.want(false, "")
 }
 
-func TestASickAPIServerGivesItToAnother(t *testing.T) {
+func TestAFailedAPIServerMovesIt(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
 	w.apiserver = false
@@ -194,7 +194,7 @@ func TestWithoutQuorumTheHolderKeepsIt(t *testing.T) {
 }
 
 // Its negative twin: without quorum nobody takes it who didn't have it.
-func TestWithoutQuorumNobodyTakesIt(t *testing.T) {
+func TestWithoutQuorumItIsNotTaken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.holder = "peer"

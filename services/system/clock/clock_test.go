@@ -123,9 +123,9 @@ type node struct {
 	stop  func()
 }
 
-// beforeTheBubble is when the system was built, for tests to which it doesn't
+// beforeSynctest is when the system was built, for tests to which it doesn't
 // matter: time in a bubble begins with the year 2000 (testing/synctest).
-var beforeTheBubble = time.Date(1999, time.January, 1, 0, 0, 0, 0, time.UTC)
+var beforeSynctest = time.Date(1999, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 func startNode(t *testing.T, o Options, cfg config.Time) *node {
 	t.Helper()
@@ -139,7 +139,7 @@ func startMember(t *testing.T, o Options, cfg config.Time, ca config.CertKey) *n
 	n.clock, _ = o.kernel.(*fakeClock)
 	o.Store = n.store
 	if o.built.IsZero() {
-		o.built = beforeTheBubble
+		o.built = beforeSynctest
 	}
 	if o.file == "" {
 		o.file = filepath.Join(t.TempDir(), "clock")
@@ -374,7 +374,7 @@ func TestS063Servers(t *testing.T) {
 
 // Servers that are changed on a running node are asked at once and, when they are
 // wrong, often; that is told once, and the old ones end it.
-func TestS063WrongServersAreTold(t *testing.T) {
+func TestS063WrongServersAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		count := map[string]int{}

@@ -131,7 +131,7 @@ func TestRenewalAndExpiryOnTheWire(t *testing.T) {
 }
 
 // A server that answers broadcasts only, and calls itself 0.0.0.0.
-func TestServerThatCallsItselfZero(t *testing.T) {
+func TestServerWithIdentifierZero(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.1.1/24")
 	s := p.shortServer("far0", "0.0.0.0", "10.8.1.77", 6)

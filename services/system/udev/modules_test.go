@@ -129,7 +129,7 @@ func TestFailedLoadIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestLoadForTellsOfAllThatFail(t *testing.T) {
+func TestLoadForReportsAllThatFail(t *testing.T) {
 	k := newFakeKernel(t)
 	k.refuse["a"] = unix.EIO
 	loaded, err := k.LoadFor("pci:v1bc01sc06")

@@ -10,7 +10,7 @@ import (
 
 // The kernel sends an event for a write to a device's uevent file: to us it is
 // as good as a device that comes.
-func TestListenHearsTheKernel(t *testing.T) {
+func TestListenReceivesEventsOfTheKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: writes to /sys/class/mem/null/uevent")
 	}

@@ -33,7 +33,7 @@ func warnWorkerKeys(c *Config, r *report) {
 		{at("cluster", "serviceAccount", "key"), c.Cluster.ServiceAccount.Key},
 	} {
 		if len(k.key) > 0 {
-			r.warn(k.where, "a worker doesn't need this private key; leave it out: somebody who steals the worker could take over the cluster")
+			r.warn(k.where, "a worker doesn't need this private key; leave it out: with it, a stolen worker gives control over the cluster")
 		}
 	}
 }

@@ -39,7 +39,7 @@ type request struct {
 // has one end, and a second ctrl-alt-del must not start it over.
 func (p *pid1) ask(r request) {
 	if p.leaving.Load() {
-		p.logs.Printf("%s asked for by %s: the machine is on its way out already", r.intent, r.why)
+		p.logs.Printf("%s asked for by %s: the machine is shutting down already", r.intent, r.why)
 	}
 	select {
 	case p.requests <- r:

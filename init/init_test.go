@@ -294,7 +294,7 @@ func TestSecondRequestDoesNotStartOver(t *testing.T) {
 	if got != powerOff || calls != 1 {
 		t.Errorf("left with %s after %d calls", got, calls)
 	}
-	if want := "reboot asked for by ctrl-alt-del: the machine is on its way out already"; strings.Count(s.String(), want) != 3 {
+	if want := "reboot asked for by ctrl-alt-del: the machine is shutting down already"; strings.Count(s.String(), want) != 3 {
 		t.Errorf("console:\n%s", s)
 	}
 }

@@ -279,7 +279,7 @@ func TestPowersOffWithin30SecondsWhateverAServiceDoes(t *testing.T) {
 	if err := pace.Kept(start, end, promise); err != nil {
 		t.Errorf("off: %v", err)
 	}
-	for _, want := range []string{"stop services: ", "is on its way out already", "end processes: 2 are left: "} {
+	for _, want := range []string{"stop services: ", "is shutting down already", "end processes: 2 are left: "} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("console doesn't say %q", want)
 		}

@@ -128,7 +128,7 @@ func TestBootstrapTwice(t *testing.T) {
 		switch {
 		case strings.Contains(words, "the cluster begins on this node") && began == "":
 			began = node
-		case strings.Contains(words, "begins the cluster, or was told to at this very moment"):
+		case strings.Contains(words, "begins the cluster, or was asked to at this moment"):
 		case strings.Contains(words, "the cluster begins on this node"):
 			t.Fatalf("both began a cluster: %q", said)
 		// Where one came a little later.

@@ -91,7 +91,7 @@ func (e *Etcd) Begun() (*Begun, error) {
 }
 
 // resetHint is what a person can do about data that is in the way.
-const resetHint = "this node is a member of a cluster, or has data of an earlier one; if nobody needs that, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
+const resetHint = "this node is a member of a cluster, or has data of an earlier one; if that is not needed, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
 
 // wake ends the pause of the service, should it wait.
 func (e *Etcd) wake() {

@@ -59,7 +59,7 @@ func (e *Etcd) identity() (id identity, ok bool, err error) {
 	return id, true, nil
 }
 
-var errNoMetadata = errors.New("it doesn't begin with whose it is: it was cut short, or is of another release of etcd")
+var errNoMetadata = errors.New("it has no IDs of member and cluster at its beginning: it was truncated, or is of another release of etcd")
 
 // parseIdentity finds the metadata among the first records: each is a length of 64
 // bits, in which the upper byte says how it is padded, and a protobuf message.

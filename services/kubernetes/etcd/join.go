@@ -364,7 +364,7 @@ func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.M
 	if at >= 0 {
 		old := members[at]
 		if err := remove(ctx, c, members, old); err != nil {
-			return nil, nil, &wait{what: fmt.Sprintf("the cluster to let go of etcd member %s, which this node was and whose data is gone", called(old)), cause: err}
+			return nil, nil, &wait{what: fmt.Sprintf("the cluster to remove etcd member %s, which was this node before its data was lost", called(old)), cause: err}
 		}
 		members = slices.Delete(slices.Clone(members), at, at+1)
 	}

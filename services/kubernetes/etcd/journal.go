@@ -79,7 +79,7 @@ func (e *Etcd) readOrPutAside() (record, error) {
 		return r, err
 	}
 	aside := e.o.Journal + ".unreadable"
-	e.o.Log.Error("what this node has begun with etcd isn't known any more: the journal is put aside", "as", aside, "error", err)
+	e.o.Log.Error("the journal of etcd can't be read and is put aside: what this node has begun is unknown", "as", aside, "error", err)
 	if err := os.Rename(e.o.Journal, aside); err != nil {
 		return record{}, err
 	}
@@ -117,7 +117,7 @@ func (e *Etcd) settle(ctx context.Context, r record) error {
 	defer done()
 	if id, ok, err := e.identity(); err != nil {
 		// etcd serves with it, which is what counts. The API server waits for this.
-		e.o.Log.Warn("whose data etcd has isn't known, so other data in its place won't be told from it", "error", err)
+		e.o.Log.Warn("the identity of etcd's data isn't known, so other data in its place can't be detected", "error", err)
 	} else if ok {
 		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
 	}

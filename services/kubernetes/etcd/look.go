@@ -187,7 +187,7 @@ func (e *Etcd) askMachine(ctx context.Context, host netip.Addr) []seen {
 	node := fmt.Sprintf("control plane %q at %s", m.GetName(), host)
 	switch {
 	case m.GetBeginning():
-		return []seen{{beginning: true, what: node + " begins the cluster, or was told to at this very moment: ask only one node"}}
+		return []seen{{beginning: true, what: node + " begins the cluster, or was asked to at this moment: ask only one node"}}
 	case m.GetMember():
 		return []seen{{lives: m.GetReady(), what: node + " is a member of the cluster already"}}
 	}

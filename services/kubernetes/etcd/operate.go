@@ -169,7 +169,7 @@ func forfeit(ctx context.Context, c *clientv3.Client, found *clientv3.MemberList
 		}
 	}
 	if next == nil {
-		return "", true, refuse("no other voting member of etcd answers: there is nobody to lead")
+		return "", true, refuse("no other voting member of etcd answers, so none can become the leader")
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -300,7 +300,7 @@ func (e *election) ask(ctx context.Context, client *clientv3.Client, lease clien
 	got, err := client.Get(ctx, e.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
 		e.missing = time.Time{} // the holder may have had no answer either
-		return view{}, fmt.Errorf("ask etcd who holds the address: %w", err)
+		return view{}, fmt.Errorf("ask etcd for the holder of the address: %w", err)
 	}
 	w, unnamed, err := e.read(got, lease, askedAt)
 	if err == nil && unnamed {

@@ -39,7 +39,7 @@ type found struct {
 }
 
 func (f found) String() string {
-	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", unfinished: "Garboard, half made"}[f.verdict])
+	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", unfinished: "Garboard, incomplete"}[f.verdict])
 }
 
 // inspect reads, and only reads.

@@ -45,7 +45,7 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 		d.log.Info(fmt.Sprintf("%s is empty: making the system's partitions", dev.Path))
 		return d.layOut(ctx, dev)
 	case unfinished:
-		d.log.Warn(fmt.Sprintf("%s was left half made by an interruption: making the system's partitions again", dev.Path))
+		d.log.Warn(fmt.Sprintf("%s has an incomplete layout after an interruption: making the system's partitions again", dev.Path))
 		return d.layOut(ctx, dev)
 	}
 	return d.finish(ctx, dev, f)

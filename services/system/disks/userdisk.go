@@ -109,7 +109,7 @@ func (d *Disks) userDisk(name string, devices []device) (device, error) {
 	case d.system == nil:
 		return dev, errors.New("wipe disks: the node doesn't know its system disk yet")
 	case d.system.Path == dev.Path:
-		return dev, d.refuse(dev, "is the system disk", "What of it is wiped is said by --system-labels-to-wipe")
+		return dev, d.refuse(dev, "is the system disk", "To wipe its partitions, use --system-labels-to-wipe")
 	case f.bootable:
 		return dev, d.refuse(dev, fmt.Sprintf("is an installation medium (%s)", f.holds), next)
 	case dev.ReadOnly:
@@ -176,9 +176,9 @@ func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) {
 		}
 		// Whoever plugs in a disk with a mark on it mustn't have another system wiped.
 		if f, err := d.inspect(same[0]); err == nil && (f.verdict == ours || f.verdict == newer) {
-			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset asked for it: it holds a Garboard system", same[0].user()))
+			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it: it holds a Garboard system", same[0].user()))
 		} else if err := errors.Join(err, d.wipeUserDisk(ctx, same[0])); err != nil {
-			d.log.Error(fmt.Sprintf("%s is NOT wiped, as it was asked for by a reset", same[0].user()), "err", err)
+			d.log.Error(fmt.Sprintf("%s is NOT wiped, as requested by a reset", same[0].user()), "err", err)
 		}
 	}
 }
@@ -193,7 +193,7 @@ func (d *Disks) wipeUserDisk(ctx context.Context, dev device) (err error) {
 	if err := d.o.before("wipe a user's disk"); err != nil {
 		return err
 	}
-	d.log.Warn(fmt.Sprintf("wiping %s, as it was asked for by a reset", dev.user()))
+	d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", dev.user()))
 	file, err := openDisk(dev)
 	if err != nil {
 		return err

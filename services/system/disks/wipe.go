@@ -102,7 +102,7 @@ func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, err
 	}
 	d.wipeMarkedUserDisks(ctx, f.pending.disks)
 	labels := strings.Fields(f.pending.label)
-	d.log.Warn(fmt.Sprintf("wiping %s on %s, as it was asked for by a reset", strings.Join(labels, " and "), dev.Path))
+	d.log.Warn(fmt.Sprintf("wiping %s on %s, as requested by a reset", strings.Join(labels, " and "), dev.Path))
 	if err := d.wipe(ctx, dev, f, labels); err != nil {
 		return f, fmt.Errorf("wipe %s on %s: %w", strings.Join(labels, " and "), dev.Path, err)
 	}
@@ -201,7 +201,7 @@ func (d *Disks) wipeDirectories() error {
 		return err
 	}
 	labels := strings.Fields(string(text))
-	d.log.Warn(fmt.Sprintf("wiping %s, as it was asked for by a reset", strings.Join(labels, " and ")))
+	d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", strings.Join(labels, " and ")))
 	for _, v := range d.volumes {
 		if !slices.Contains(labels, v.Wipe) {
 			continue

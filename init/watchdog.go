@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// watchdogTimeout is how long PID 1 may be stuck before the hardware resets
-	// the machine: longer than shutdownBudget, so that a slow shutdown isn't cut.
+	// watchdogTimeout is how long PID 1 may hang before the hardware resets the
+	// machine: longer than shutdownBudget, so that a slow shutdown isn't cut off.
 	watchdogTimeout = 60 * time.Second
 
-	// watchdogPeriod leaves room for several missed beats, also on a machine
-	// under emulation, and for devices that round the timeout down to half.
+	// watchdogPeriod allows for several missed keepalives, also on a machine under
+	// emulation, and for devices that round the timeout down to half.
 	watchdogPeriod = 10 * time.Second
 )
 
-// watchdogTimer is a watchdog that has been opened, and so armed
+// watchdogTimer is a watchdog device that was opened, which armed it
 // (Documentation/watchdog/watchdog-api.rst).
 type watchdogTimer interface {
 	SetTimeout(time.Duration) error
@@ -27,8 +27,8 @@ type watchdogTimer interface {
 	Disarm() error
 }
 
-// watchdog pets the device as long as the main loop answers. So it is the main
-// loop that is watched, not just a goroutine of its own.
+// watchdog sends keepalives to the device as long as the main loop answers. So
+// it watches the main loop, not only a goroutine of its own.
 type watchdog struct {
 	open  func(path string) (watchdogTimer, error)
 	beats <-chan time.Time
@@ -38,7 +38,7 @@ type watchdog struct {
 
 	mu       sync.Mutex    // guards all below
 	device   watchdogTimer // nil: none yet
-	released bool          // nothing is petted or opened any more
+	released bool          // no more keepalives, and no more devices are opened
 }
 
 func newWatchdog(p *pid1) *watchdog {
@@ -64,7 +64,7 @@ func (p *pid1) alive(within time.Duration) bool {
 	}
 }
 
-// start takes a watchdog into use, unless there is one already.
+// start uses a watchdog device, unless there is one already.
 func (w *watchdog) start(path string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -77,7 +77,7 @@ func (w *watchdog) start(path string) {
 		return
 	}
 	if err := device.SetTimeout(watchdogTimeout); err != nil {
-		// Its own timeout, a minute with most, has to do.
+		// Its own timeout is used, which is a minute for most.
 		w.logf("watchdog %s keeps its own timeout: %v", path, err)
 	}
 	w.device = device
@@ -106,9 +106,9 @@ func (w *watchdog) keepalive() (goOn bool) {
 	return true
 }
 
-// release ends the watch. A machine that reboots stays watched until the firmware
-// takes over: should the reboot hang, it is reset. One that powers off or halts
-// mustn't be reset, so there the watchdog is disarmed.
+// release ends the keepalives. A machine that reboots stays watched until the
+// firmware takes over: if the reboot hangs, the watchdog resets it. A machine
+// that powers off or halts must not be reset, so the watchdog is disarmed.
 func (w *watchdog) release(i intent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -148,7 +148,7 @@ func (d kernelWatchdog) Keepalive() error {
 	return err
 }
 
-// Disarm is the "magic close": without the V, closing leaves the watchdog armed.
+// Disarm is the "magic close": without the V, the watchdog stays armed after the close.
 func (d kernelWatchdog) Disarm() error {
 	if _, err := d.file.Write([]byte{'V'}); err != nil {
 		return err

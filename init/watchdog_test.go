@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// fakeWatchdog remembers what was done to it.
+// fakeWatchdog records the calls.
 type fakeWatchdog struct {
 	mu   sync.Mutex
 	done []string
@@ -72,7 +72,7 @@ func TestKeepalivesWhileTheMainLoopAnswers(t *testing.T) {
 	keepalives(2)
 	answering = false // seen after the next beat, which synchronizes
 	beats <- time.Time{}
-	beats <- time.Time{} // taken only once the beat before is dealt with
+	beats <- time.Time{} // received only after the previous beat was handled
 	if n := d.count("keepalive"); n != 2 {
 		t.Errorf("%d keepalives although the main loop is stuck", n)
 	}

@@ -74,7 +74,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// Times are the kernel's: since its start, and never back.
+// Times are the kernel's: since its start, and never backwards.
 func TestEventsCountFromTheKernelsStart(t *testing.T) {
 	g, err := New(Options{}, daemon("a"))
 	if err != nil {

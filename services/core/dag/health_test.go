@@ -37,7 +37,7 @@ func TestS240UnhealthyIsNotUp(t *testing.T) {
 			}
 			pass(time.Second)
 		}
-		// Fails from the check at 10 s on; the verdict comes with the third.
+		// It fails from the check at 10 s on; it is unhealthy after the third.
 		want := slices.Concat(slices.Repeat([]string{"OK"}, 12), slices.Repeat([]string{"Fail"}, 8), slices.Repeat([]string{"OK"}, 5))
 		if diff := cmp.Diff(want, seen); diff != "" {
 			t.Error(diff)
@@ -77,7 +77,7 @@ func TestHealthIsUnknownUntilTheFirstResult(t *testing.T) {
 		if s, _ := r.Status("svc"); s.Health != HealthUnknown || s.Up || s.State != Running {
 			t.Errorf("status %+v", s)
 		}
-		// The quick steps of the start are no three failures over two periods.
+		// Failures at the short intervals of the start don't count as three over two periods.
 		pass(time.Second)
 		if s, _ := r.Status("svc"); s.Health != HealthOK {
 			t.Errorf("status %+v", s)
@@ -98,7 +98,7 @@ func TestChecksTimeOutAndDoNotOverlap(t *testing.T) {
 			checks++
 			open++
 			overlap = overlap || open > 1
-			<-release // deaf to its context
+			<-release // ignores its context
 			open--
 			return nil
 		}}

@@ -7,8 +7,8 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// BootstrapStatusController says that the control plane isn't self-hosted: here it
-// never was. A control plane that is converted gets its answer from the cluster.
+// BootstrapStatusController reports that the control plane isn't self-hosted: here
+// it never was. For a control plane that is converted, the cluster has the answer.
 type BootstrapStatusController struct{}
 
 func (*BootstrapStatusController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {

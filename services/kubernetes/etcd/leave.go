@@ -11,21 +11,21 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// leaveTimeout bounds what follows the removal: the service stops within its own
-// budget, and its data is removed.
+// leaveTimeout limits what follows the removal: the service stops within its
+// own budget, and its data is removed.
 const leaveTimeout = time.Minute
 
-// SettleTimeout is how long others may know no leader, or be silent, before a node that is
-// on its way gives up. A leader may just have gone, and those that haven't heard of the next
-// one don't count: on busy machines that takes seconds.
+// SettleTimeout is how long other members may know no leader, or not answer, before
+// a running operation gives up. A leader may have just gone, and members that don't
+// know the next one yet don't count: on busy machines that takes seconds.
 const SettleTimeout = 15 * time.Second
 
-// removal is what the cluster says of the member that is to leave it, or to be away.
+// removal is the cluster's view of a member that will leave it, or be down.
 type removal struct {
 	client *clientv3.Client // nil: there is nothing to leave
 	found  *clientv3.MemberListResponse
 	own    *pb.Member // nil: the cluster has no member of this node
-	local  bool       // this node's own member was asked
+	local  bool       // the answer is from this node's own member
 }
 
 func (p *removal) close() {
@@ -34,7 +34,7 @@ func (p *removal) close() {
 	}
 }
 
-// mayLeave counts the voting members that are left.
+// mayLeave counts the remaining voting members.
 func (p *removal) mayLeave(ctx context.Context) error {
 	if p.own == nil {
 		return nil
@@ -42,7 +42,7 @@ func (p *removal) mayLeave(ctx context.Context) error {
 	return mayRemove(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
 }
 
-// mayStop counts the members that answer while this one doesn't.
+// mayStop counts the members that answer, without this one.
 func (p *removal) mayStop(ctx context.Context) error {
 	if p.own == nil {
 		return nil
@@ -66,7 +66,7 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 	}
 }
 
-// remove takes the member out of the cluster.
+// remove removes the member from the cluster.
 func (p *removal) remove(ctx context.Context) error {
 	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
 		return err
@@ -74,13 +74,13 @@ func (p *removal) remove(ctx context.Context) error {
 	return takeOut(ctx, p.client, p.own)
 }
 
-// MayLeave says whether this node's member could leave now. It is nil where it
-// could, and where there is none that the cluster would miss: nothing was begun, or
-// it has left. A Refusal (with ErrQuorum or ErrLast) names the members that were
-// counted; any other error says why they can't be. Before it refuses for the quorum it
-// counts again until patience is over: 0 for who plans, SettleTimeout for who is on its
-// way. It changes nothing, and takes half a minute at most besides. On a worker it
-// refuses.
+// MayLeave reports whether this node's member could leave now. It returns nil
+// if it could, or if there is no member that the cluster would miss: nothing
+// was begun, or it has left. A Refusal (with ErrQuorum or ErrLast) lists the
+// members that were counted; any other error is the reason why they can't be.
+// Before it refuses because of the quorum it counts again until patience is
+// over: 0 for a plan, SettleTimeout for a running operation. It changes
+// nothing, and takes at most half a minute in addition. On a worker it refuses.
 func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
 	p, err := e.ownMember(ctx, list)
 	if err != nil {
@@ -90,11 +90,11 @@ func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
 	return settle(ctx, patience, p.mayLeave)
 }
 
-// MayStop says whether this node could go and come back, as a member all the while. A
-// Refusal with ErrQuorum names the members that were counted, also where the quorum is
-// lost already; any other error says why they can't be. It is nil where the cluster
-// would miss nothing. It changes nothing, and takes half a minute at most, besides the
-// patience that it has as MayLeave. On a worker it refuses.
+// MayStop reports whether this node could go down and come back, as a member all the
+// time. A Refusal with ErrQuorum lists the members that were counted, also if the
+// quorum is lost already; any other error is the reason why they can't be. It returns
+// nil if the cluster would miss nothing. It changes nothing, and takes at most half a
+// minute, in addition to patience as in MayLeave. On a worker it refuses.
 func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
 	p, err := e.ownMember(ctx, known)
 	if err != nil {
@@ -104,10 +104,10 @@ func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
 	return settle(ctx, patience, p.mayStop)
 }
 
-// Leave takes this node's member out of the cluster, stops the service and removes
-// its data; name is "" where there was nothing to leave. It refuses what MayLeave
-// refuses. It may be asked for again, after an error or a power cut, and goes on. The
-// service, when it is started again, joins anew.
+// Leave removes this node's member from the cluster, stops the service and
+// removes its data; name is "" if there was nothing to leave. It refuses what
+// MayLeave refuses. It may be called again, after an error or a power cut, and
+// continues. The service joins again when it is started again.
 func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 	name, was, err := e.remove(ctx)
 	if err != nil || !was {
@@ -116,8 +116,8 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 	return name, e.discard(ctx)
 }
 
-// remove takes this node's member out of the cluster. was is false where the node has
-// none, nor data of one; name is "" where the member was removed before.
+// remove removes this node's member from the cluster. was is false if the node
+// has no member and no data of one; name is "" if the member was removed before.
 func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 	p, err := e.ownMember(ctx, list)
 	if err != nil {
@@ -140,15 +140,16 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 		return "", false, err
 	}
 	defer done()
-	// An error may be the answer that the member itself, once removed, didn't live to give.
+	// The member itself, once removed, may have ended before it could answer. Then
+	// there is an error although the removal has succeeded.
 	if err := p.remove(ctx); err != nil && !e.removed(ctx, p) {
 		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
 	return called(p.own), true, nil
 }
 
-// discard stops the service and removes the data of a member that is removed. There is no
-// way back from here, whether the caller waits or not.
+// discard stops the service and removes the data of a member that was removed.
+// It can't be undone or interrupted, whether the caller waits or not.
 func (e *Etcd) discard(ctx context.Context) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -170,8 +171,8 @@ func (e *Etcd) discard(ctx context.Context) error {
 	return e.write(record{Phase: waiting, Peers: before.Peers})
 }
 
-// Settled returns when nothing is under way that a start of the service must not meet: a
-// member that leaves, joins or is recovered.
+// Settled returns when nothing is in progress that a start of the service would
+// disturb: a member that leaves, joins or is recovered.
 func (e *Etcd) Settled(ctx context.Context) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -181,7 +182,7 @@ func (e *Etcd) Settled(ctx context.Context) error {
 	return nil
 }
 
-// removed is whether the others say that the member isn't one any more.
+// removed reports whether the other members say that it isn't a member any more.
 func (e *Etcd) removed(ctx context.Context, p *removal) bool {
 	var urls []string
 	for _, m := range p.found.Members {
@@ -202,11 +203,11 @@ func (e *Etcd) removed(ctx context.Context, p *removal) bool {
 		!slices.ContainsFunc(now.Members, func(m *pb.Member) bool { return m.ID == p.own.ID })
 }
 
-// asking is how this node's own member is asked for the others: through the quorum, as
-// list does, or for what it knows itself.
+// asking is a kind of request to this node's own member for the member list:
+// through the quorum, as in list, or from its own knowledge.
 type asking func(context.Context, *clientv3.Client) (*clientv3.MemberListResponse, error)
 
-// part asks this node's own member, or else the others, for the member that is to go.
+// ownMember asks this node's own member, or else the others, for the member of this node.
 func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("%s", why)
@@ -239,7 +240,7 @@ func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
 	}
 	if r.Cluster != "" && HexID(found.Header.ClusterId) != r.Cluster {
-		c.Close() // this cluster never had it, and its data is nothing that leaving removes
+		c.Close() // this cluster never had it, and its data isn't removed by leaving
 		return &removal{}, nil
 	}
 	me, err := e.o.self()
@@ -256,7 +257,7 @@ func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 	return p, nil
 }
 
-// partHere asks this node's own member.
+// ownMemberLocal asks this node's own member.
 func (e *Etcd) ownMemberLocal(ctx context.Context, ask asking) (*removal, error) {
 	c, err := e.local(ctx)
 	if err != nil {

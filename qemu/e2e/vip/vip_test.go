@@ -1,8 +1,8 @@
 //go:build e2e && long
 
-// Package vip tests the address that three control planes share. When its holder loses
-// power, its process time or its network, another one takes the address. When etcd has no
-// quorum any more, the last holder keeps it.
+// Package vip tests the address that three control planes share. When its
+// holder loses its power, its processors or its network, another one takes the
+// address. When etcd has no quorum any more, the last holder keeps it.
 package vip
 
 import (
@@ -26,29 +26,29 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// joinBudget is for a node to boot and to be one of those that can have the address.
+	// joinBudget is for a node to boot and to become a candidate for the address.
 	joinBudget = 60 * time.Second
-	// moveBudget is for another node to have the address and to serve at it. The median
-	// for a killed holder is to be below 5 s; etcd may have to elect a leader first.
+	// moveBudget is for another node to take the address and to serve at it. The median
+	// for a killed holder must be below 5 s; etcd may have to elect a leader first.
 	moveBudget = 15 * time.Second
-	// leaveBudget is for one that comes back to find out that another has the address.
+	// leaveBudget is for a node that comes back to detect that another one has the address.
 	leaveBudget = 5 * time.Second
-	// cutBudget is for one that is cut off to find out that it is.
+	// cutBudget is for a node to detect that it is cut off.
 	cutBudget = 20 * time.Second
 	// leadBudget is for the members of etcd to agree on another leader.
 	leadBudget = 20 * time.Second
-	// askBudget is for one question to etcd.
+	// askBudget is for one request to etcd.
 	askBudget = 5 * time.Second
-	// lookBudget is for a look at the addresses, which fails while they change.
+	// lookBudget is for a list of the addresses, which fails while they change.
 	lookBudget = 5 * time.Second
-	// freeBudget is for the address to be nobody's while it is handed over in order: who
-	// is next listens for 300 ms.
+	// freeBudget is how long no node may have the address during an orderly
+	// handover: the next one probes for 300 ms.
 	freeBudget = time.Second
-	// keepTime is longer than all that could make a holder leave, on any machine.
+	// keepTime is longer than any timeout after which a holder could leave, on any machine.
 	keepTime = 10 * time.Second
 )
 
-// scenario is the cluster, and what it is asked all the time.
+// scenario is the cluster, and the clients that observe it.
 type scenario struct {
 	*e2etest.Cluster
 	t      *testing.T
@@ -64,24 +64,24 @@ func (c *scenario) in(t *testing.T) *scenario {
 	return &part
 }
 
-// holders are the nodes that have the address, as this machine's kernel sees it.
+// holders are the nodes that have the address, according to this machine's kernel.
 func (c *scenario) holders() []qemu.Node {
 	c.t.Helper()
 	var all []qemu.Node
-	c.Eventually(lookBudget, "the addresses of the nodes can be read", func() (err error) { // they change meanwhile
+	c.Eventually(lookBudget, "the addresses of the nodes can be read", func() (err error) { // they may change meanwhile
 		all, err = c.Holders(c.shared)
 		return err
 	})
 	return all
 }
 
-// has says whether a node is one of them.
+// has reports whether a node is one of them.
 func (c *scenario) has(n qemu.Node) bool {
 	c.t.Helper()
 	return slices.ContainsFunc(c.holders(), func(o qemu.Node) bool { return o.Name == n.Name })
 }
 
-// one waits until exactly one node has the address, none of but, and serves at it.
+// one waits until exactly one node, not in but, has the address and serves at it.
 func (c *scenario) one(budget time.Duration, but ...string) qemu.Node {
 	c.t.Helper()
 	began := time.Now()
@@ -111,7 +111,7 @@ func (c *scenario) one(budget time.Duration, but ...string) qemu.Node {
 	return holder
 }
 
-// moves is one after what took the address from its holder, in the time that is promised.
+// moves is one, after the holder has lost the address, within the promised time.
 func (c *scenario) moves(began time.Time, but ...string) qemu.Node {
 	c.t.Helper()
 	is := c.one(moveBudget, but...)
@@ -121,7 +121,7 @@ func (c *scenario) moves(began time.Time, but ...string) qemu.Node {
 	return is
 }
 
-// leaves waits until a node doesn't have the address any more, in the time that is promised.
+// leaves waits until a node doesn't have the address any more, within the promised time.
 func (c *scenario) leaves(was qemu.Node, began time.Time, promise time.Duration) {
 	c.t.Helper()
 	c.Eventually(promise, was.Name+" leaves the address to another one", func() error {
@@ -137,7 +137,7 @@ func (c *scenario) leaves(was qemu.Node, began time.Time, promise time.Duration)
 	}
 }
 
-// candidates waits until all nodes could have the address.
+// candidates waits until all nodes are candidates for the address.
 func (c *scenario) candidates(budget time.Duration, of qemu.Node) {
 	c.t.Helper()
 	want := fmt.Sprintf("candidates: %d\n", len(c.Nodes))
@@ -150,7 +150,7 @@ func (c *scenario) candidates(budget time.Duration, of qemu.Node) {
 	})
 }
 
-// share brings three control planes up that share an address, and could all have it.
+// share starts three control planes that share an address, and are all candidates.
 func share(t *testing.T, name string) *scenario {
 	t.Helper()
 	cluster, m := e2etest.Ready(t, name, qemu.Container, e2etest.Nodes(3, 0), func(o *qemu.Options) { o.SharedAddress = true })
@@ -195,8 +195,8 @@ func (c *scenario) killed() time.Duration {
 	return took
 }
 
-// turnedOff: the holder hands the address over, and then goes. The members of etcd share
-// this machine's disk, which may stall in that very moment, so it has two tries.
+// turnedOff: the holder hands the address over, and then ends. The members of etcd
+// share this machine's disk, which may stall at that moment, so there are two attempts.
 func (c *scenario) turnedOff(killed time.Duration) {
 	if err := c.handsOver(killed); err != nil {
 		c.t.Logf("once more: %v", err)
@@ -206,8 +206,8 @@ func (c *scenario) turnedOff(killed time.Duration) {
 	}
 }
 
-// handsOver is an error where the address was nobody's for too long. The machine API
-// answers at it, before and after.
+// handsOver returns an error if no node had the address for too long. The
+// machine API answers at the address, before and after.
 func (c *scenario) handsOver(killed time.Duration) (late error) {
 	was := c.one(moveBudget)
 	c.answers(was)
@@ -233,7 +233,7 @@ func (c *scenario) handsOver(killed time.Duration) (late error) {
 	return late
 }
 
-// answers: the machine API of the holder does, at the address.
+// answers: the holder's machine API answers at the address.
 func (c *scenario) answers(holder qemu.Node) {
 	c.t.Helper()
 	c.Eventually(moveBudget, holder.Name+" answers gbctl at the address", func() error {
@@ -262,7 +262,7 @@ func (c *scenario) leads(n qemu.Node, leads bool) {
 	})
 }
 
-// lead hands etcd's lead from one node to another.
+// lead transfers etcd's leadership from one node to another.
 func (c *scenario) lead(from, to qemu.Node) error {
 	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(askBudget))
 	defer cancel()
@@ -279,7 +279,7 @@ func (c *scenario) lead(from, to qemu.Node) error {
 	return fmt.Errorf("%s is no member: %v", to.Name, members.Members)
 }
 
-// leases are those of the candidates, as etcd on a node says.
+// leases are those of the candidates, from etcd on a node.
 func (c *scenario) leases(n qemu.Node) []int64 {
 	c.t.Helper()
 	var all []int64
@@ -299,8 +299,8 @@ func (c *scenario) leases(n qemu.Node) []int64 {
 	return all
 }
 
-// frozen returns whether etcd ended the leases of the others when the holder was back: a
-// leader that was frozen takes them for expired.
+// frozen returns whether etcd ended the leases of the others when the holder
+// was back: a leader that was frozen treats them as expired.
 func (c *scenario) frozen(leads bool) (ended bool) {
 	was := c.one(moveBudget)
 	c.leads(was, leads)
@@ -334,8 +334,8 @@ func (c *scenario) cutOff() {
 	seen.moved(was, is)
 }
 
-// lastOne leaves the holder alone: it keeps the address, though etcd has no quorum.
-// When its API server is gone, too, nobody answers, and the doctor says so.
+// lastOne leaves only the holder: it keeps the address, though etcd has no quorum.
+// When its API server is gone, too, nothing answers, and doctor reports that.
 func (c *scenario) lastOne() {
 	holder := c.one(moveBudget)
 	for _, n := range c.Nodes {

@@ -2,7 +2,7 @@ package boot
 
 import "strings"
 
-// Names of the kernel parameters that are ours.
+// Names of Garboard's kernel parameters.
 const paramConfig = "garboard.config"
 
 // Param is one kernel parameter. Value is empty for a flag such as quiet.
@@ -10,8 +10,8 @@ type Param struct{ Key, Value string }
 
 // Cmdline is the kernel command line.
 type Cmdline struct {
-	// Config is where the configuration is: a URL or "metal-iso"; empty where
-	// garboard.config= isn't given.
+	// Config is the place of the configuration: a URL or "metal-iso"; empty
+	// without garboard.config=.
 	Config string
 	// Consoles are the values of console=, in order; the kernel's /dev/console
 	// is the last one.
@@ -20,10 +20,10 @@ type Cmdline struct {
 	Params []Param
 }
 
-// ParseCmdline reads /proc/cmdline in the way of the kernel (kernel-parameters
-// in its documentation): double quotes protect blanks, around a value or a whole
-// parameter, there are no escapes, and what follows "--" is for init, not for
-// us. It can't fail: an unclosed quote lasts to the end.
+// ParseCmdline reads /proc/cmdline as the kernel does (kernel-parameters in its
+// documentation). Double quotes protect blanks, around a value or a whole
+// parameter. There are no escapes. The part after "--" is for init, but isn't
+// used here. It never fails: an unclosed quote lasts to the end.
 func ParseCmdline(line string) Cmdline {
 	var c Cmdline
 	for line = strings.TrimSpace(line); line != ""; {
@@ -58,7 +58,7 @@ const blanks = " \t\r\n"
 
 func isBlank(r rune) bool { return strings.ContainsRune(blanks, r) }
 
-// unquote takes one pair of quotes off the ends, or the one that was left open.
+// unquote removes one pair of quotes from the ends, or one unclosed quote.
 func unquote(s string) string {
 	if bare, ok := strings.CutPrefix(s, `"`); ok {
 		return strings.TrimSuffix(bare, `"`)
@@ -66,8 +66,8 @@ func unquote(s string) string {
 	return s
 }
 
-// Get is the value of the last parameter of that name, which is the one that
-// counts, and whether there is any. As for the kernel, - and _ are the same.
+// Get is the value of the last parameter of that name, which is the valid one,
+// and whether there is any. As for the kernel, - and _ are the same.
 func (c Cmdline) Get(key string) (value string, given bool) {
 	for _, v := range c.All(key) {
 		value, given = v, true

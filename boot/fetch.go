@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// fetchAttempts with waits that double from fetchWait give a server and
-	// the network a minute to come up; then the caller decides.
+	// fetchAttempts with waits that double from fetchWait give a server and the
+	// network a minute to start; then the caller decides.
 	fetchAttempts = 8
 	fetchWait     = 500 * time.Millisecond
 	fetchWaitMax  = 30 * time.Second
-	// fetchTimeout is for one attempt: a megabyte over a slow line.
+	// fetchTimeout is for one attempt: a megabyte over a slow connection.
 	fetchTimeout = 30 * time.Second
 )
 
-// Waiter passes time, or returns why it can't.
+// Waiter waits for a duration, or returns the reason why it can't.
 type Waiter func(context.Context, time.Duration) error
 
 func wait(ctx context.Context, d time.Duration) error {
@@ -33,15 +33,15 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// errFinal marks answers that asking again won't change.
+// errFinal marks answers for which a retry is useless.
 var errFinal = errors.New("asking again won't help")
 
-// fetch gets a document over HTTP, again and again while the failure may pass.
-// Errors show the URL without its password.
+// fetch gets a document over HTTP. It retries while the failure may be
+// temporary. Errors show the URL without its password.
 func fetch(ctx context.Context, client *http.Client, wait Waiter, location string) ([]byte, error) {
 	u, err := url.Parse(location)
 	if err != nil {
-		return nil, errors.New("not a URL") // the error would repeat a password
+		return nil, errors.New("not a URL") // the error would contain a password
 	}
 	pause := fetchWait
 	for attempt := 1; ; attempt++ {
@@ -74,7 +74,7 @@ func fetchOnce(ctx context.Context, client *http.Client, u *url.URL) ([]byte, er
 	if err != nil {
 		var inner *url.Error
 		if errors.As(err, &inner) {
-			err = inner.Err // the outer one repeats method and URL
+			err = inner.Err // the outer error repeats method and URL
 		}
 		return nil, err
 	}

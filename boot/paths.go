@@ -1,12 +1,12 @@
-// Package boot is how a machine starts: what the kernel command line says,
-// where the configuration comes from, and where things are on a node.
+// Package boot is how a machine starts: the kernel command line, the sources of
+// the configuration, and the paths on a node.
 //
-// It is the lowest room that both PID 1 and the services stand on, so it also
-// owns the two ideas that every writer on a node needs: the table of paths and
-// the atomic, synced file write.
+// It is the lowest package that both PID 1 and the services import. So it also
+// has what all writers on a node need: the table of paths, and the atomic,
+// synced file write.
 package boot
 
-// Where things are on a node. The table in docs/design.md is this table.
+// The paths on a node. The table in docs/design.md is this table.
 const (
 	StateDir     = "/system/state"             // STATE partition
 	ConfigFile   = "/system/state/config.yaml" // the applied configuration
@@ -15,19 +15,19 @@ const (
 	EphemeralDir = "/var"                      // EPHEMERAL partition
 	LogDir       = "/var/log"                  // logs of services, rotated
 	RunDir       = "/run/garboard"             // sockets
-	// MachineSocket is the machine API, without its gate: in a directory of its own,
-	// which is what the gate's sandbox is shown. A socket that is made anew would
-	// not be there otherwise.
+	// MachineSocket is the machine API, behind apid. It has a directory of its
+	// own, and apid's sandbox mounts the directory: a socket that is created anew
+	// would not be visible otherwise.
 	MachineSocket = "/run/garboard/machine/machine.sock"
-	APIDir        = "/run/garboard/apid"   // what apid knows: its certificate and who may come in
-	TrustDir      = "/run/garboard/trustd" // what trustd knows: the authority of the machine API
-	// OperationsDir is where the journals of operations are, on STATE.
+	APIDir        = "/run/garboard/apid"   // apid's input: its certificate and the clients that it accepts
+	TrustDir      = "/run/garboard/trustd" // trustd's input: the authority of the machine API
+	// OperationsDir is the directory of the operations' journals, on STATE.
 	OperationsDir = "/system/state/operations"
 	EtcdDataDir   = "/var/lib/etcd"
 	ContainerdDir = "/var/lib/containerd"
 	KubeletDir    = "/var/lib/kubelet"
-	// KubeletClient is the kubelet's certificate as a client, with its key. The kubelet
-	// itself keeps it, and renews it.
+	// KubeletClient is the kubelet's client certificate with its key. The kubelet
+	// itself writes and renews it.
 	KubeletClient = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 	ManifestsDir  = "/etc/kubernetes/manifests"
 	CRIConfDir    = "/var/cri/conf.d" // containerd drop-ins of the user
@@ -46,23 +46,23 @@ const (
 	LabelEphemeral = "EPHEMERAL"
 )
 
-// ResetFile is on a container's STATE that was wiped: its seed isn't taken again. A
-// machine forgets that it was reset; its configuration comes from where it looks for
-// one.
+// ResetFile is on a container's STATE that was wiped: the node doesn't use its
+// seed again. A machine has no such file after a reset: it looks for its
+// configuration in all sources.
 const ResetFile = "/system/state/reset"
 
-// SeedConfigFile is where the container provisioner puts the configuration of
-// a node that has none on STATE yet.
+// SeedConfigFile is where the container provisioner puts the configuration of a
+// node that has none on STATE yet.
 const SeedConfigFile = "/run/garboard-seed/config.yaml"
 
-// Mode says what kind of machine PID 1 runs on.
+// Mode is the kind of machine that PID 1 runs on.
 type Mode int
 
 const (
 	// Machine is bare metal or a VM: PID 1 owns kernel, disks and clock.
 	Machine Mode = iota
 	// Container is a node in namespaces of a host: PID 1 skips kernel modules,
-	// disks and clock setting.
+	// disks and the clock.
 	Container
 )
 
@@ -73,7 +73,7 @@ func (m Mode) String() string {
 	return "machine"
 }
 
-// Power is what a machine does when all has stopped.
+// Power is what a machine does after everything has stopped.
 type Power string
 
 const (

@@ -5,13 +5,13 @@ import "time"
 // Version is the release of Garboard; the image build stamps it.
 var Version = "v0.1.0-dev"
 
-// released is the day of that release, or of the first commit towards it: who
-// changes Version changes both. The clock's floor needs no more than a time that
-// is surely past, and close enough for certificates to make sense. The time of
-// the build would make every image another one, and that of the last commit would
-// build PID 1 anew after each.
+// released is the day of that release, or of the first commit after the last
+// one: both are changed together. The clock's floor needs a time that is
+// certainly past, and recent enough for certificates to be valid. With the time
+// of the build every image would differ, and with that of the last commit each
+// commit would rebuild PID 1.
 var released = time.Date(2026, time.November, 21, 0, 0, 0, 0, time.UTC)
 
-// Built is a time that every build of this release is later than. It can't be
-// later than now, whatever the machine's clock says.
+// Built is earlier than every build of this release. It is always in the past,
+// even if the machine's clock is wrong.
 func Built() time.Time { return released }

@@ -8,7 +8,7 @@ import (
 	"github.com/garboard-os/garboard/boot/meta"
 )
 
-// SlotState is what is known of the system in a slot.
+// SlotState is the state of the system in a slot.
 type SlotState string
 
 const (
@@ -18,12 +18,12 @@ const (
 	SlotTrying SlotState = "trying"
 	// SlotGood has proved itself: the node was healthy with it.
 	SlotGood SlotState = "good"
-	// SlotBad has failed. It boots only if a person writes to it again.
+	// SlotBad has failed. It boots only after a user writes to it again.
 	SlotBad SlotState = "bad"
 )
 
-// SlotTries is how often a new system may boot before it counts as bad: one boot may fail
-// for another reason than the system, such as a power cut.
+// SlotTries is how often a new system may boot before it becomes bad: one boot
+// may fail for another reason than the system, such as a power cut.
 const SlotTries = 3
 
 // Slot is one of the two places for a system.
@@ -47,21 +47,21 @@ type Slot struct {
 type Slots struct {
 	A Slot `json:"a"`
 	B Slot `json:"b"`
-	// Choice is the good slot that boots: A or B; "" where there is none yet.
+	// Choice is the good slot that boots: A or B; "" if there is none yet.
 	Choice string `json:"choice,omitempty"`
 }
 
-// SlotNames are all of them.
+// SlotNames are the names of both slots.
 var SlotNames = [...]string{"A", "B"}
 
 // ParamSlot is the kernel parameter with the slot that a machine boots from; a machine that
 // boots from a medium has none.
 const ParamSlot = "garboard.slot"
 
-// SlotsKey is where META has them.
+// SlotsKey is the key of the slots in META.
 var SlotsKey = meta.Key[Slots]{Name: "slots"}
 
-// ErrOnlyGood refuses what would leave a machine without a system that is known to work.
+// ErrOnlyGood refuses a change after which no slot would have a system that is known to work.
 var ErrOnlyGood = errors.New("it is the only slot with a system that is known to work")
 
 // Of is the slot with a name.
@@ -88,7 +88,7 @@ func (s *Slots) good(name string) bool {
 	return err == nil && slot.State == SlotGood
 }
 
-// Next is the slot that boots next; "" where none has a system.
+// Next is the slot that boots next; "" if no slot has a system.
 func (s *Slots) Next() string {
 	for _, name := range SlotNames {
 		if slot, _ := s.Of(name); slot.State == SlotTrying && slot.Tries > 0 {
@@ -106,8 +106,8 @@ func (s *Slots) Next() string {
 	return ""
 }
 
-// Target is the slot that a new system is written to, while the machine runs from another:
-// "" for a machine that runs from a medium.
+// Target is the slot for a new system while the machine runs from the other
+// one: "" for a machine that runs from a medium.
 func (s *Slots) Target(running string) string {
 	if running != "" {
 		return other(running)
@@ -118,7 +118,7 @@ func (s *Slots) Target(running string) string {
 	return "A"
 }
 
-// Write notes that a system is written to a slot: until Written, it doesn't boot.
+// Write records that a slot is being written: until Written, it doesn't boot.
 func (s *Slots) Write(name string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
@@ -134,8 +134,8 @@ func (s *Slots) Write(name string, now time.Time) error {
 	return nil
 }
 
-// Written notes that a slot has a whole system. It boots next. On a machine that has none
-// that is good, it is the choice.
+// Written records that a slot has a complete system. It boots next. If no slot
+// is good, it also becomes the choice.
 func (s *Slots) Written(name, version string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
@@ -148,8 +148,8 @@ func (s *Slots) Written(name, version string, now time.Time) error {
 	return nil
 }
 
-// Booted notes that a slot boots: a try less, for one that is trying. One without tries
-// left is bad, and the other one boots next.
+// Booted records a boot of a slot: a slot that is trying has one try less.
+// Without tries left it becomes bad, and the other slot boots next.
 func (s *Slots) Booted(name string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil || slot.State != SlotTrying {
@@ -162,7 +162,7 @@ func (s *Slots) Booted(name string, now time.Time) error {
 	return nil
 }
 
-// Prove makes a slot good that was trying, and the choice.
+// Prove makes a trying slot good, and the choice.
 func (s *Slots) Prove(name, reason string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
@@ -179,8 +179,8 @@ func (s *Slots) Prove(name, reason string, now time.Time) error {
 	return fmt.Errorf("slot %s is %s, and can't be good", name, slot.State)
 }
 
-// Fail makes a slot bad that was trying. A good one stays good: it has worked, and what
-// failed now may be something else.
+// Fail makes a trying slot bad. A good one stays good: it has worked, and the
+// failure may have another cause.
 func (s *Slots) Fail(name, reason string, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil || slot.State != SlotTrying {
@@ -210,7 +210,7 @@ func (s *Slots) Rollback(running, reason string, now time.Time) error {
 	return nil
 }
 
-// Unproven tells whether the system in a slot hasn't proved itself yet.
+// Unproven reports whether the system in a slot hasn't proved itself yet.
 func (s *Slots) Unproven(name string) bool {
 	slot, err := s.Of(name)
 	return err == nil && slot.State == SlotTrying

@@ -54,8 +54,8 @@ func TestSlotsOfAnUpgrade(t *testing.T) {
 	}
 }
 
-// Whatever happens, a machine that once had a good slot always has one, and boots one that
-// isn't empty or bad.
+// After any sequence of steps, a machine that once had a good slot still has
+// one, and boots a slot that isn't empty or bad.
 func TestOneSlotStaysGood(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {

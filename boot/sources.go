@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	// isoLocation as the value of garboard.config= means a volume of that
-	// label, with isoFile on it.
+	// isoLocation as the value of garboard.config= means the volume of that label
+	// that has isoFile.
 	isoLocation = "metal-iso"
 	isoFile     = "config.yaml"
 	dataPrefix  = "data:"
 
-	// fwCfgFile is how the kernel's qemu_fw_cfg module shows
-	// -fw_cfg name=opt/dev.garboard/config,file=….
+	// fwCfgFile is the file of the kernel's qemu_fw_cfg module for -fw_cfg
+	// name=opt/dev.garboard/config,file=….
 	fwCfgFile = "/sys/firmware/qemu_fw_cfg/by_name/opt/dev.garboard/config/raw"
 
-	// oemStrings are the SMBIOS structures of type 11, of which there may be
-	// several (DSP0134 §7.12); their strings start after a byte with the count.
+	// oemStrings are the SMBIOS structures of type 11; there may be several
+	// (DSP0134 §7.12). Their strings start after a byte with the count.
 	oemStrings = "/sys/firmware/dmi/entries/11-*/raw"
 )
 
-// ErrNone is what a source says that holds no configuration.
+// ErrNone is the error of a source without a configuration.
 var ErrNone = errors.New("no configuration")
 
 // none is ErrNone with the reason.
@@ -48,27 +48,27 @@ const StateSource = "state"
 // Source is a place where the configuration may be.
 type Source struct {
 	Name string
-	// Read returns the document. An error that is ErrNone means that there is
-	// nothing at this source; any other, that there is, but out of reach.
+	// Read returns the document. An error that is ErrNone means that this source
+	// has none; any other error means that it has one, but can't be reached.
 	Read func(context.Context) ([]byte, error)
 }
 
-// Mounter gives use the files of the volume with a file system label, mounted
-// read-only for as long as use runs. The error is ErrNone where no such volume is.
+// Mounter calls use with the files of the volume with a file system label, mounted
+// read-only until use returns. The error is ErrNone if there is no such volume.
 type Mounter func(ctx context.Context, label string, use func(fs.FS) error) error
 
-// SourceOptions say what kind of machine looks for its configuration.
+// SourceOptions describe the machine that looks for its configuration.
 type SourceOptions struct {
 	Mode    Mode
 	Cmdline Cmdline
 	Root    fs.FS        // default: the root of the file system
 	HTTP    *http.Client // default: http.DefaultClient
 	Mount   Mounter      // default: no volumes
-	// Wait passes the time between two attempts; default: really.
+	// Wait waits between two attempts; default: in real time.
 	Wait Waiter
 }
 
-// Sources is the table of places, in the order in which they are asked.
+// Sources is the table of sources, in the order in which they are read.
 func Sources(o SourceOptions) []Source {
 	if o.Root == nil {
 		o.Root = os.DirFS("/")
@@ -113,12 +113,12 @@ type Found struct {
 	Data   []byte
 }
 
-// Find asks the sources in order. The first one that has something decides:
-// where that is out of reach, a later source isn't taken instead, because the
-// machine would then run another configuration than its operator chose. The
-// error is ErrNone where all are empty, and says what each source said.
+// Find reads the sources in order. The first one with a configuration decides.
+// If it can't be reached, no later source is used, because the machine would
+// then run another configuration than its operator chose. The error is ErrNone
+// if all are empty, and has the error of each source.
 func Find(ctx context.Context, sources []Source) (Found, error) {
-	var said []string
+	var errs []string
 	for _, s := range sources {
 		data, err := s.Read(ctx)
 		switch {
@@ -127,12 +127,12 @@ func Find(ctx context.Context, sources []Source) (Found, error) {
 		case !errors.Is(err, ErrNone):
 			return Found{}, fmt.Errorf("read configuration from %s: %w", s.Name, err)
 		}
-		said = append(said, s.Name+": "+err.Error())
+		errs = append(errs, s.Name+": "+err.Error())
 	}
-	return Found{}, fmt.Errorf("%w: %s", ErrNone, strings.Join(said, "; "))
+	return Found{}, fmt.Errorf("%w: %s", ErrNone, strings.Join(errs, "; "))
 }
 
-// readFile reads an absolute path below root, as far as a configuration goes.
+// readFile reads an absolute path below root, up to the size limit of a configuration.
 func readFile(root fs.FS, name string) ([]byte, error) {
 	f, err := root.Open(strings.TrimPrefix(name, "/"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -159,7 +159,7 @@ func readLimited(r io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// readLocation reads what garboard.config= names.
+// readLocation reads the location in garboard.config=.
 func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byte, error) {
 	switch {
 	case location == isoLocation:
@@ -182,14 +182,14 @@ func (o SourceOptions) readVolume(ctx context.Context) (data []byte, err error) 
 		data, err = readFile(files, isoFile)
 		return err
 	})
-	// The operator asked for the volume: that nothing is there is a failure.
+	// The operator asked for the volume: a missing one is a failure.
 	if errors.Is(err, ErrNone) {
 		return nil, fmt.Errorf("volume labelled %s with %s: %v", isoLocation, isoFile, err)
 	}
 	return data, err
 }
 
-// readSMBIOS looks for an OEM string that is spelled as the kernel argument:
+// readSMBIOS looks for an OEM string that is spelled like the kernel argument:
 // garboard.config=URL, or garboard.config=data:;base64,… with the document.
 func (o SourceOptions) readSMBIOS(ctx context.Context) ([]byte, error) {
 	names, err := fs.Glob(o.Root, strings.TrimPrefix(oemStrings, "/"))
@@ -211,9 +211,9 @@ func (o SourceOptions) readSMBIOS(ctx context.Context) ([]byte, error) {
 	return nil, none("no OEM string " + paramConfig + "= in " + path.Dir(path.Dir(oemStrings)))
 }
 
-// smbiosStrings is the strings of one structure: they follow its formatted
-// part, whose length is its second byte, each ended by a zero byte, all by
-// another (DSP0134 §6.1.3).
+// smbiosStrings is the strings of one structure. They follow its formatted
+// part, whose length is in its second byte. A zero byte ends each string, and
+// another one ends all (DSP0134 §6.1.3).
 func smbiosStrings(raw []byte) (found []string) {
 	if len(raw) < 2 || int(raw[1]) > len(raw) {
 		return nil

@@ -92,7 +92,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A source that was chosen and is out of reach isn't passed over.
+// A source that has a configuration and can't be reached isn't skipped.
 func TestFindStopsAtFailure(t *testing.T) {
 	rest := files(fwCfgFile, "fw_cfg")
 	for _, tt := range []struct{ arg, want string }{
@@ -115,7 +115,7 @@ func TestFindStopsAtFailure(t *testing.T) {
 func TestFetch(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
-		statuses []int // one per request, the last one again
+		statuses []int // one per request; the last one is repeated
 		requests int
 		err      string
 	}{

@@ -8,10 +8,10 @@ import (
 	"syscall"
 )
 
-// WriteFile replaces path by data so that a reader, also one after a power
-// cut, sees either the old content or the new one, whole: temporary file in the
-// same directory, fsync, rename, fsync of the directory (see rename(2) and
-// fsync(2): the rename itself is durable only once the directory is synced).
+// WriteFile replaces path by data so that a reader sees either the complete old
+// content or the complete new one, also after a power cut: temporary file in
+// the same directory, fsync, rename, fsync of the directory (see rename(2) and
+// fsync(2): the rename itself is durable only after the directory is synced).
 // The directory must exist. perm is exact: the umask doesn't apply.
 func WriteFile(path string, data []byte, perm fs.FileMode) (err error) {
 	dir, base := filepath.Split(path)
@@ -57,8 +57,8 @@ func SyncDir(dir string) error {
 	return d.Sync()
 }
 
-// IsMountPoint is whether a file system is mounted at dir, by its device: what is
-// written to STATE before it is there would be lost below it.
+// IsMountPoint reports whether a file system is mounted at dir, by its device.
+// Data written to STATE before it is mounted would be lost below the mount point.
 func IsMountPoint(dir string) bool {
 	var here, parent syscall.Stat_t
 	if syscall.Stat(dir, &here) != nil || syscall.Stat(filepath.Dir(dir), &parent) != nil {

@@ -44,7 +44,7 @@ func TestWriteFileRelative(t *testing.T) {
 	onlyFile(t, dir, "x")
 }
 
-// A link is replaced, not followed: nobody can make us write elsewhere.
+// A link is replaced, not followed: a link can't redirect the write to another file.
 func TestWriteFileReplacesLink(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, "target")
@@ -80,7 +80,7 @@ func TestWriteFileErrors(t *testing.T) {
 	onlyFile(t, dir, "taken") // the temporary file is gone
 }
 
-// Readers see one of the contents, whole, while writers replace it.
+// Readers see one of the complete contents, while writers replace it.
 func TestWriteFileIsAtomic(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "f")
 	contents := [][]byte{bytes.Repeat([]byte("a"), 70_000), bytes.Repeat([]byte("b"), 50_000)}

@@ -232,8 +232,8 @@ func ownTaints(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
 	return row.effect, row.note
 }
 
-// firstAuthority: a cluster that has no such authority yet gets it without a reboot. This
-// happens when the control plane of another system is adopted.
+// firstAuthority: a cluster without such an authority gets one without a
+// reboot. This happens when the control plane of another system is adopted.
 func firstAuthority(row *applyRow, where place, c Change, to *Config) (Effect, string) {
 	if c.Op == Added {
 		return Live, noteRolling

@@ -26,7 +26,7 @@ func leaves(t reflect.Type, path string) []string {
 	return all
 }
 
-// every field has one row, in the order of the schema, and every row a field.
+// every field has one row, every row has a field, and the order is that of the schema.
 func TestQ10EveryFieldHasAnEffect(t *testing.T) {
 	var rows []string
 	for _, row := range applyTable {
@@ -54,7 +54,7 @@ func TestEffectsMildestFirst(t *testing.T) {
 	}
 }
 
-// changes are what Diff says of two documents, one per line.
+// changes returns what Diff finds between two documents, one change per line.
 func changes(t *testing.T, old, new string) string {
 	t.Helper()
 	a, _ := accepted(t, old)
@@ -76,7 +76,7 @@ func TestDiff(t *testing.T) {
 			"machine.sysctls[\"kernel.pid_max\"]: added 4 (live)\nmachine.sysctls[\"vm.max_map_count\"]: 1 → 3 (live)\nmachine.sysctls[\"vm.swappiness\"]: removed 2 (live)"},
 		{control, "machine", "env: {a: b}", "env: {a: b, http_proxy: 'http://me:hunter2@proxy:3128'}", "machine.env.http_proxy: added http://me:xxxxx@proxy:3128 (service:containerd)"},
 		{worker, "machine", "kubelet: {nodeTaints: {a: NoSchedule, b: 'x:NoExecute'}}", "kubelet: {nodeTaints: {a: 'y:NoSchedule', b: 'x:NoExecute'}}", "machine.kubelet.nodeTaints.a: NoSchedule → y:NoSchedule (live: those of a worker are set when it registers: Kubernetes doesn't allow a node to change its own taints)"},
-		// Interfaces keep their identity, whatever their place in the list.
+		// Interfaces are identified by name, not by their place in the list.
 		{control, "machine", "network: {interfaces: [{interface: eth0, dhcp: true}, {interface: eth1, cidr: 10.0.0.1/8}]}", "network: {interfaces: [{interface: eth2, dhcp: true}, {interface: eth1, cidr: 10.0.0.2/8, mtu: 9000}]}",
 			"machine.network.interfaces[eth2].dhcp: added true (live)\nmachine.network.interfaces[eth1].cidr: 10.0.0.1/8 → 10.0.0.2/8 (live)\nmachine.network.interfaces[eth1].mtu: added 9000 (live)\nmachine.network.interfaces[eth0].dhcp: removed true (live)"},
 		{control, "machine", "network: {interfaces: [{interface: eth0}, {interface: eth1}]}", "network: {interfaces: [{interface: eth1}, {interface: eth0}]}",
@@ -135,7 +135,7 @@ func TestDiffOfType(t *testing.T) {
 	want(t, "machine.type: controlplane → init (reboot)", got)
 }
 
-// An authority that comes is no reason to reboot; one that changes is.
+// An added authority needs no reboot; a changed one does.
 func TestDiffOfAuthorities(t *testing.T) {
 	a, _ := accepted(t, document(t, ControlPlane))
 	b := *a
@@ -172,7 +172,7 @@ func TestDiffOfNothing(t *testing.T) {
 	}
 }
 
-// Taking away any one field is a change.
+// The removal of any single field is a change.
 func TestDiffSeesEveryField(t *testing.T) {
 	c, _, problems := load(t, full(t))
 	if problems != nil {
@@ -215,7 +215,7 @@ func eachLeaf(v reflect.Value, path string, f func(string, func() func())) {
 			eachLeaf(v.Index(i), fmt.Sprintf("%s[%d]", path, i), f)
 		}
 	case v.Kind() == reflect.Map:
-		for _, key := range v.MapKeys() { // what a map holds can't be set in place
+		for _, key := range v.MapKeys() { // the values of a map can't be set in place
 			elem := reflect.New(v.Type().Elem()).Elem()
 			elem.Set(v.MapIndex(key))
 			eachLeaf(elem, path+"."+key.String(), func(path string, without func() func()) {

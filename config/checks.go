@@ -18,8 +18,8 @@ type check struct {
 	run  func(*Config, *report)
 }
 
-// checks refuse a configuration that can't work. They run in this order, all of
-// them, whatever the others find.
+// checks refuse a configuration that can't work. All of them run, in this
+// order, whatever the others find.
 var checks = []check{
 	{"version is known", checkVersion},
 	{"identity is there", checkIdentity},
@@ -170,9 +170,9 @@ func checkInstall(c *Config, r *report) {
 	}
 }
 
-// imageReference is looser than the specification: it catches slips, the
-// registry has the last word. The tag or digest is required, because a node
-// that restarts must run what it ran before.
+// imageReference is looser than the specification: it finds typing errors, and
+// the registry decides the rest. The tag or digest is required, because a node
+// that restarts must run the same image as before.
 var imageReference = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*(:[0-9]+)?(/[a-z0-9._-]+)*(:[a-zA-Z0-9_][a-zA-Z0-9._-]*)?(@sha256:[a-f0-9]{64})?$`)
 
 func checkImages(c *Config, r *report) {
@@ -246,7 +246,7 @@ func checkVolumes(c *Config, r *report) {
 	}
 }
 
-// checkAbsolute wants a path without detours.
+// checkAbsolute requires an absolute path without "." or ".." and without doubled slashes.
 func checkAbsolute(r *report, where place, name string) {
 	switch {
 	case name == "":

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// auditPolicy is what audit.k8s.io/v1 Policy has.
+// auditPolicy has the fields of Policy in audit.k8s.io/v1.
 type auditPolicy struct {
 	APIVersion        string       `yaml:"apiVersion"`
 	Kind              string       `yaml:"kind"`

@@ -14,9 +14,9 @@ var (
 	// registryHost is the name of a registry as image references spell it.
 	registryHost = regexp.MustCompile(`^(\*|[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?|\[[0-9a-fA-F:]+\](:[0-9]+)?)$`)
 
-	// kubeletLabels are the labels and prefixes that a kubelet may set on its
-	// own node within Kubernetes' own domains; it doesn't start with others
-	// (NodeRestriction, https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/).
+	// kubeletLabels are the labels and prefixes within Kubernetes' own domains that a
+	// kubelet may set on its own node. With others, it doesn't start (NodeRestriction,
+	// https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/).
 	kubeletLabels = []string{
 		"kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os", "beta.kubernetes.io/arch", "beta.kubernetes.io/os",
 		"node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type", "topology.kubernetes.io/region", "topology.kubernetes.io/zone",

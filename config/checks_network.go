@@ -12,10 +12,10 @@ import (
 const (
 	// maxLinkName is IFNAMSIZ without the final zero (linux/if.h).
 	maxLinkName = 15
-	// minMTU is what IPv4 needs at least (RFC 791), maxMTU what the kernel takes.
+	// minMTU is the minimum of IPv4 (RFC 791), maxMTU the maximum of the kernel.
 	minMTU, maxMTU = 68, 65535
 	maxVLAN        = 4094 // IEEE 802.1Q: 4095 is reserved
-	// maxHostname is that of Linux, which is also that of a DNS label.
+	// maxHostname is the limit of Linux and of a DNS label.
 	maxHostname = 63
 	maxDNSName  = 253
 )
@@ -29,7 +29,7 @@ var (
 
 func isDNSName(name string) bool { return len(name) <= maxDNSName && dnsName.MatchString(name) }
 
-// checkHost wants a DNS name or an IP address.
+// checkHost requires a DNS name or an IP address.
 func checkHost(r *report, where place, host string) {
 	if _, err := netip.ParseAddr(host); err != nil && !isDNSName(strings.ToLower(host)) {
 		r.bad(where, "%s is neither a DNS name nor an IP address", quote(host))
@@ -51,7 +51,7 @@ func checkHostname(c *Config, r *report) {
 	}
 }
 
-// interfaceAt is where entry i is.
+// interfaceAt is the place of entry i.
 func interfaceAt(i int, elems ...any) place {
 	return at("machine", "network", "interfaces", i).with(elems...)
 }
@@ -189,7 +189,7 @@ func checkVLANs(c *Config, r *report) {
 }
 
 func checkVIP(c *Config, r *report) {
-	taken := map[netip.Addr]string{} // the nodes' own addresses, and those shared by now
+	taken := map[netip.Addr]string{} // the nodes' own addresses, and the shared addresses seen so far
 	for _, in := range c.Machine.Network.Interfaces {
 		taken[in.CIDR.Addr()] = in.Name
 	}
@@ -219,7 +219,7 @@ func checkVIP(c *Config, r *report) {
 	}
 }
 
-// dottedPort is an endpoint whose port is set off by a dot.
+// dottedPort is an endpoint with a dot instead of a colon before the port.
 var dottedPort = regexp.MustCompile(`^(\d+\.\d+\.\d+\.\d+)\.(\d+)$`)
 
 func checkWireGuard(c *Config, r *report) {
@@ -278,7 +278,7 @@ func checkSANs(c *Config, r *report) {
 const (
 	// maxServiceBits is kube-apiserver's limit on a service subnet's host bits.
 	maxServiceBits = 20
-	// minPodBits leaves room for two nodes of the /24 that each gets.
+	// minPodBits leaves room for two nodes: each node gets a /24.
 	minPodBits4, minPodBits6 = 9, 65
 )
 

@@ -12,25 +12,25 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// maxExpanded bounds what aliases may blow a document up to: nodes plus bytes
-// of text, counted each time they are used. A document without aliases can't
-// reach it within MaxSize, even where two bytes of it become three of UTF-8.
+// maxExpanded limits the size of a document after its aliases are expanded: nodes
+// plus bytes of text, counted at each use. A document without aliases can't reach
+// it within MaxSize, even if two of its bytes become three bytes of UTF-8.
 const maxExpanded = 2 * MaxSize
 
-// maxEntries bounds a list or a mapping: a hundred times what anybody needs, and
-// few enough for checks that compare each with each.
+// maxEntries limits a list or a mapping. It is far above any real need, and low
+// enough for checks that compare each entry with each other.
 const maxEntries = 10_000
 
-// decoder fills typed values from nodes, driven by the types. It descends only
-// as deep as the types do, so nesting and aliases to oneself can't run away;
-// budget bounds the breadth.
+// decoder fills typed values from nodes. The types limit the depth, so deep
+// nesting and aliases that contain themselves end; budget limits the number of
+// nodes.
 type decoder struct {
 	*report
 	budget int
-	where  place // of the node at hand
+	where  place // of the current node
 }
 
-// document decodes the whole of the report's document.
+// document decodes the whole document of the report.
 func (d *decoder) document(c *Config) { d.value(d.root, reflect.ValueOf(c).Elem()) }
 
 // inside runs f one step deeper.
@@ -44,7 +44,7 @@ func (d *decoder) bad(n *yaml.Node, format string, args ...any) {
 	d.badNode(n, d.where, format, args...)
 }
 
-// spend takes a node from the budget and reports whether to go on.
+// spend takes a node from the budget and reports whether the decoder may continue.
 func (d *decoder) spend(n *yaml.Node) bool {
 	if d.budget < 0 || d.full() {
 		return false
@@ -63,7 +63,7 @@ var (
 	objectType   = reflect.TypeFor[Object]()
 )
 
-// lenientLists are the lists for which a single element may stand.
+// lenientLists are the lists for which a single element is accepted.
 var lenientLists = map[reflect.Type]bool{reflect.TypeFor[[]WireGuardPeer](): true}
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value) {
@@ -71,7 +71,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value) {
 		n = resolve(n)
 	}
 	if !d.spend(n) || isNull(n) {
-		return // null is the same as not there
+		return // null is the same as a missing value
 	}
 	if d.tagged(n) {
 		return
@@ -111,7 +111,7 @@ func (d *decoder) tagged(n *yaml.Node) bool {
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
 
-// pairs calls f for each key of a mapping, after refusing doubled and odd ones.
+// pairs calls f for each key of a mapping, after it has refused duplicate and invalid keys.
 func (d *decoder) pairs(n *yaml.Node, f func(key, value *yaml.Node)) {
 	if n.Kind != yaml.MappingNode {
 		d.bad(n, "must be a mapping, not %s", kindOf(n))
@@ -140,7 +140,7 @@ func (d *decoder) pairs(n *yaml.Node, f func(key, value *yaml.Node)) {
 	}
 }
 
-// crowded reports more entries than there may be.
+// crowded reports too many entries.
 func (d *decoder) crowded(n *yaml.Node, entries int) bool {
 	if entries > maxEntries {
 		d.bad(n, "has %d entries; there may be %d", entries, maxEntries)
@@ -186,8 +186,8 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 	m := reflect.MakeMap(v.Type())
 	d.pairs(n, func(key, value *yaml.Node) {
 		elem := reflect.New(v.Type().Elem()).Elem()
-		// Arguments and labels are text to us, but look like numbers and
-		// booleans to YAML; null is the empty text.
+		// Arguments and labels are text for us, but can look like numbers and
+		// booleans in YAML; null is the empty text.
 		if elem.Kind() == reflect.String {
 			if value = resolve(value); value.Kind == yaml.ScalarNode && d.spend(value) {
 				if !isNull(value) {
@@ -234,8 +234,8 @@ func (d *decoder) list(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// text decodes the types that read themselves. Their errors don't repeat the
-// text where it may be a secret.
+// text decodes the types that parse their own text. Their errors don't repeat
+// the text if it may be a secret.
 func (d *decoder) text(n *yaml.Node, v reflect.Value, u encoding.TextUnmarshaler) {
 	if n.Kind != yaml.ScalarNode {
 		d.bad(n, "must be text, not %s", kindOf(n))
@@ -259,7 +259,7 @@ func (d *decoder) text(n *yaml.Node, v reflect.Value, u encoding.TextUnmarshaler
 	}
 }
 
-// defaultBits is the prefix length that people most often mean.
+// defaultBits is the prefix length that is most often meant.
 func defaultBits(addr netip.Addr) int {
 	switch {
 	case addr.IsUnspecified():
@@ -338,7 +338,7 @@ func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
 	d.bad(n, "%s is not one of %s%s", quote(n.Value), strings.Join(values, ", "), didYouMean(n.Value, values))
 }
 
-// choices are the values of the types that have few. Aliases are last.
+// choices are the values of the types that have only a few. Aliases are last.
 var choices = map[reflect.Type][]string{
 	reflect.TypeFor[MachineType](): {string(Init), string(ControlPlane), string(Worker), joinAlias},
 	reflect.TypeFor[FileOp]():      {string(FileCreate), string(FileAppend), string(FileOverwrite)},

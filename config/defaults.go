@@ -6,28 +6,28 @@ import (
 )
 
 const (
-	// DefaultAPIServerPort is what everybody expects Kubernetes at.
+	// DefaultAPIServerPort is the usual port of Kubernetes.
 	DefaultAPIServerPort = 6443
-	// DefaultTimeBootTimeout ends the wait for a first sync: longer than a
-	// server that has to be resolved and asked four times takes.
+	// DefaultTimeBootTimeout ends the wait for a first sync. It is longer than the
+	// resolution of a server's name and four queries take.
 	DefaultTimeBootTimeout = 30 * time.Second
 
 	defaultTimeServer  = "pool.ntp.org"
-	defaultRouteMetric = 1024 // the kernel's own for IPv6, and that of DHCP's routes
+	defaultRouteMetric = 1024 // the kernel's default for IPv6, and that of routes from DHCP
 	defaultMIIMon      = 100  // ms, as the kernel's bonding documentation recommends
 	defaultFilePerm    = 0o644
 
-	// clusterDNSOffset is the address within the service subnet that kubeadm
-	// made customary for the DNS service.
+	// clusterDNSOffset is the offset within the service subnet that kubeadm uses
+	// for the DNS service.
 	clusterDNSOffset = 10
 )
 
 var (
-	defaultPodSubnet     = netip.MustParsePrefix("10.244.0.0/16") // flannel's own default
-	defaultServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")  // kubeadm's
+	defaultPodSubnet     = netip.MustParsePrefix("10.244.0.0/16") // flannel's default
+	defaultServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")  // kubeadm's default
 )
 
-// defaults fill what a document leaves out, in this order. Each names its field.
+// defaults fill in what a document leaves out, in this order. Each names its field.
 var defaults = []struct {
 	path string
 	fill func(*Config)
@@ -73,8 +73,8 @@ var defaults = []struct {
 	{"cluster.coreDNS.image", func(c *Config) { keep(&c.Cluster.CoreDNS.Image, DefaultCoreDNSImage) }},
 }
 
-// FillDefaults sets every field that has a default and isn't set. Load does it;
-// it is for a Config made by hand. Repeating it changes nothing.
+// FillDefaults sets every field that has a default and isn't set. Load calls it; other
+// code calls it for a Config that it has built itself. A second call changes nothing.
 func (c *Config) FillDefaults() {
 	for _, d := range defaults {
 		d.fill(c)

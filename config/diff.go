@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Op is the way of a change.
+// Op is the kind of a change.
 type Op string
 
 const (
@@ -18,12 +18,12 @@ const (
 	Changed Op = "changed"
 )
 
-// Change is one field of which two configurations say different things. Old and
-// New are for people: secrets are "(secret)" and long texts are shortened.
+// Change is one field that differs between two configurations. Old and New are
+// for display: secrets are "(secret)" and long texts are shortened.
 type Change struct {
 	Path     string // such as machine.network.interfaces[eth0].mtu
 	Op       Op
-	Old, New string // "" where there is nothing
+	Old, New string // "" if there is no value
 	Effect   Effect
 	Note     string // what a user should know about the effect, or ""
 }
@@ -46,10 +46,10 @@ func (c Change) String() string {
 	return b.String() + ")"
 }
 
-// Diff lists what changes from one configuration to the other, in the order of
+// Diff lists the changes from one configuration to the other, in the order of
 // the document, with the effect that each change has on a running node. Both
 // are as Load returns them: a default that was written out is no change. nil
-// stands for no configuration at all.
+// stands for no configuration.
 func Diff(old, new *Config) []Change {
 	d := differ{to: new}
 	if old == nil {
@@ -62,14 +62,14 @@ func Diff(old, new *Config) []Change {
 	return d.changes
 }
 
-// differ walks two values of one type side by side.
+// differ compares two values of one type.
 type differ struct {
 	to      *Config
 	changes []Change
 }
 
-// fields compares two structs of ours. path is where they are in the schema,
-// where in the document.
+// fields compares two structs of this package. path is their place in the
+// schema, where their place in the document.
 func (d *differ) fields(path string, where place, a, b reflect.Value) {
 	for i := range a.NumField() {
 		f := a.Type().Field(i)
@@ -86,7 +86,7 @@ func (d *differ) fields(path string, where place, a, b reflect.Value) {
 	}
 }
 
-// redact hides what changed since then.
+// redact hides the values of the changes from index from on.
 func (d *differ) redact(from int) {
 	for i := range d.changes[from:] {
 		c := &d.changes[from+i]
@@ -116,7 +116,7 @@ func (d *differ) field(path string, where place, f reflect.StructField, a, b ref
 	}
 }
 
-// orZero is the zero value of t where there is none.
+// orZero is v, or the zero value of t if v is not valid.
 func orZero(v reflect.Value, t reflect.Type) reflect.Value {
 	if v.IsValid() {
 		return v
@@ -169,7 +169,7 @@ func (d *differ) leaf(path string, where place, a, b reflect.Value) {
 	d.add(path, where, c)
 }
 
-// same compares leaves; an empty list says what none says.
+// same compares leaves; an empty list is the same as none.
 func same(a, b reflect.Value) bool {
 	if a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0 {
 		return true
@@ -186,13 +186,13 @@ func (d *differ) add(path string, where place, c Change) {
 	d.changes = append(d.changes, c)
 }
 
-// entries compares two lists of structs, entry by entry of the same key; the
-// second entry with one key in one list is the second in the other.
+// entries compares two lists of structs by the key of the entries. If a key occurs
+// twice, the second entry is compared with the second one in the other list.
 func (d *differ) entries(path string, where place, key string, a, b reflect.Value) {
 	old, names := byKey(key, a)
 	new, order := byKey(key, b)
 	var common []entry
-	for _, name := range names { // what stays, in the order of old
+	for _, name := range names { // the keys in both lists, in the order of old
 		if _, kept := new[name]; kept {
 			common = append(common, name)
 		} else {
@@ -215,11 +215,11 @@ func (d *differ) entries(path string, where place, key string, a, b reflect.Valu
 	}
 }
 
-// keyOfSlots is the key of the one list whose order says nothing.
+// keyOfSlots is the key of the only list whose order has no meaning.
 const keyOfSlots = "slot"
 
-// unname drops the change of the key itself from those of a whole entry: the
-// paths of the others name it. It stays where it is alone.
+// unname drops the change of the key itself from the changes of a whole entry:
+// the paths of the others name it. If it is the only change, it stays.
 func (d *differ) unname(from int, key place) {
 	if len(d.changes)-from < 2 {
 		return
@@ -242,7 +242,7 @@ func byKey(key string, list reflect.Value) (map[entry]reflect.Value, []entry) {
 		f, _ := fieldByName(v.Type(), key)
 		base := entry(plainShow(v.FieldByIndex(f.Index)))
 		name := base
-		for entries[name].IsValid() { // more than once where a key itself ends in #2
+		for entries[name].IsValid() { // more than once if a key itself ends in #2
 			seen[base]++
 			name = base + entry(fmt.Sprintf("#%d", 1+seen[base]))
 		}
@@ -260,10 +260,10 @@ func showEntries(names []entry) string {
 	return showString(strings.Join(texts, ", "))
 }
 
-// show is a leaf for people.
+// show is a leaf for display.
 func show(v reflect.Value) string { return showString(plainShow(v)) }
 
-// plainShow is a leaf in one text, with secrets redacted.
+// plainShow is a leaf as one text, with secrets redacted.
 func plainShow(v reflect.Value) string {
 	switch x := v.Interface().(type) {
 	case PEM:
@@ -299,17 +299,17 @@ func plainShow(v reflect.Value) string {
 }
 
 const (
-	// maxShown is the longest text that a change repeats, in bytes: a few lines
-	// of a terminal.
+	// maxShown is the longest text that a change repeats, in bytes: a few lines of
+	// a terminal.
 	maxShown = 200
-	// digestBytes is how much of a digest tells two texts apart for people.
+	// digestBytes is how much of a digest is shown, enough to distinguish two texts.
 	digestBytes = 6
 )
 
 // userinfo is the password part of URLs within other text, such as a proxy's.
 var userinfo = regexp.MustCompile(`(://[^/\s:@]*:)[^/\s@]+@`)
 
-// showString is one line, without the passwords of URLs, and not too long.
+// showString is one line, without the passwords of URLs, and not longer than maxShown.
 func showString(s string) string {
 	if len(s) > maxShown || strings.ContainsAny(s, "\n\r") {
 		sum := sha256.Sum256([]byte(s))

@@ -14,8 +14,8 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// comments stand above the fields that they are about, for whoever opens the
-// file: the fields that one edits, and those that one must not lose.
+// comments are written above their fields: those that users edit, and those
+// that they must not lose.
 var comments = map[string]string{
 	"version":                      "A node of a Garboard cluster. It holds secrets: keep it as you keep a private key.",
 	"persist":                      "Keep this document on the node's STATE partition.",
@@ -93,7 +93,7 @@ func plainText(v reflect.Value) (*yaml.Node, bool) {
 	case Object:
 		n, err := x.MarshalYAML()
 		if err != nil {
-			panic(fmt.Sprintf("config: encode %q: %v", x, err)) // Load has made it
+			panic(fmt.Sprintf("config: encode %q: %v", x, err)) // Load has checked it
 		}
 		return n.(*yaml.Node), true
 	case time.Duration:
@@ -112,7 +112,7 @@ func plainText(v reflect.Value) (*yaml.Node, bool) {
 	if m, ok := v.Interface().(encoding.TextMarshaler); ok && v.Kind() != reflect.Pointer {
 		text, err := m.MarshalText()
 		if err != nil {
-			panic(fmt.Sprintf("config: encode %s: %v", v.Type(), err)) // none of our types fails
+			panic(fmt.Sprintf("config: encode %s: %v", v.Type(), err)) // no type of this package returns an error
 		}
 		return tree.Quoted(string(text)), true
 	}

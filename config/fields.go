@@ -6,32 +6,32 @@ import (
 	"strings"
 )
 
-// Field is what the types say about one field, for whoever shows the schema:
-// the reference page, editors, and clients that explain a key.
+// Field describes one field of the schema, for the reference page, editors, and
+// clients that explain a key.
 type Field struct {
 	// Path has [] for the entries of a list and <name> for the keys of a
 	// mapping, such as machine.network.interfaces[].mtu.
 	Path string
-	// Type is the field's own, Owner the struct that it is in, Name its name there.
+	// Type is the type of the field, Owner the struct that contains it, Name its name there.
 	Type  reflect.Type
 	Owner reflect.Type
 	Name  string
-	// Choices are the values that it may have, where they are few.
+	// Choices are the allowed values, if they are few.
 	Choices []string
 	// Deprecated are former names of the field.
 	Deprecated []string
-	// Key names the field that tells the entries of a list apart, or is "".
+	// Key names the field that identifies the entries of a list, or is "".
 	Key string
-	// Default is what it is when it isn't set, as text, or "".
+	// Default is the value of a field that isn't set, as text, or "".
 	Default string
-	// Effect and Note are what a change takes; none where the field has fields of
-	// its own.
+	// Effect and Note are those of a change; a field that has fields of its own
+	// has none.
 	Effect Effect
 	Note   string
-	// NoEffect says that it is read and checked, but that nothing acts on it; Refused, that
-	// machines refuse it for that.
+	// NoEffect: the field is read and checked, but has no effect. Refused:
+	// machines refuse it for that reason.
 	NoEffect, Refused bool
-	// Fields are those inside of it.
+	// Fields are the fields inside of this one.
 	Fields []Field
 }
 
@@ -39,7 +39,7 @@ type Field struct {
 func Fields() []Field {
 	c := example(reflect.TypeFor[Config]()).Interface().(Config)
 	c.FillDefaults()
-	idle := map[string]bool{} // whether machines refuse it
+	idle := map[string]bool{} // true: machines refuse it
 	for _, f := range unsupported {
 		idle[f.where.String()] = f.refusal != ""
 	}
@@ -47,7 +47,7 @@ func Fields() []Field {
 }
 
 // example is a value with one entry in every list and behind every pointer, so
-// that defaults of entries show.
+// that the defaults of entries are visible.
 func example(t reflect.Type) reflect.Value {
 	v := reflect.New(t).Elem()
 	inner, _ := element(t)
@@ -73,7 +73,7 @@ func example(t reflect.Type) reflect.Value {
 const anyName = "<name>"
 
 // fieldsOf lists the fields of a struct. row is its path in the apply table,
-// path the one to show; idle are those that nothing acts on.
+// path the one to show; idle are the fields that have no effect.
 func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 	join := func(path, name string) string {
 		if path == "" {
@@ -117,7 +117,7 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 	return all
 }
 
-// choicesAt are the values of fields that a check holds to them.
+// choicesAt are the values of fields whose type doesn't list them, but a check does.
 var choicesAt = map[string][]string{
 	"version":                                          {Version},
 	"machine.network.interfaces[].bond.mode":           bondModes,
@@ -132,7 +132,7 @@ func defaultText(v reflect.Value) string {
 	return plainShow(v)
 }
 
-// forms are the names of types that are text with a form of their own.
+// forms are the names of types that are text of a certain form.
 var forms = map[reflect.Type]string{
 	reflect.TypeFor[netip.Addr]():   "address",
 	reflect.TypeFor[netip.Prefix](): "CIDR",
@@ -146,7 +146,7 @@ var forms = map[reflect.Type]string{
 	objectType:                      "mapping",
 }
 
-// TypeName is how people call the type of a field.
+// TypeName is the name of the field's type in documentation.
 func TypeName(t reflect.Type) string {
 	if form, ok := forms[t]; ok {
 		return form

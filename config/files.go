@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// fileRoots are where files may be laid: all else is read-only, or the node's own.
+// fileRoots are the folders where machine.files may write: all else is
+// read-only, or belongs to the node.
 var fileRoots = []string{"/etc", "/run", "/var"}
 
-// reservedPlaces are what other parts of the node write, with what to use
+// reservedPlaces are files that other parts of the node write, with what to use
 // instead.
 var reservedPlaces = []struct{ path, instead string }{
 	{"/etc/hostname", "it is made from machine.network.hostname"},
@@ -25,8 +26,8 @@ var reservedPlaces = []struct{ path, instead string }{
 	{"/var/lib/garboard", "it is where the node notes what it has laid"},
 }
 
-// FilePlace is nil if machine.files may lay a file at this absolute path, links
-// in it aside.
+// FilePlace is nil if machine.files may write a file at this absolute path. It
+// doesn't look at links in it.
 func FilePlace(name string) error {
 	name = path.Clean(name)
 	if !slices.ContainsFunc(fileRoots, func(root string) bool { return name != root && within(name, root) }) {
@@ -40,7 +41,7 @@ func FilePlace(name string) error {
 	return nil
 }
 
-// within is whether a path is dir, or lies below it.
+// within reports whether a path is dir or below it.
 func within(name, dir string) bool {
 	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
 }
@@ -63,15 +64,15 @@ func checkFiles(c *Config, r *report) {
 		for other := range first {
 			if other != name && (within(other, name) || within(name, other)) {
 				r.bad(where, "conflicts with %s of an earlier entry: one of them would have to be a directory", other)
-				break // one is enough to make the point
+				break // one example is enough
 			}
 		}
 		first[name] = f.Op
 	}
 }
 
-// SysctlPath is where below /proc/sys a parameter is. The separator that comes
-// first in the name separates its parts; the other one is part of a part
+// SysctlPath is the path of a parameter below /proc/sys. The separator that comes
+// first in the name separates its parts; the other one belongs to a part
 // (sysctl.d(5)): net.ipv4.conf.eth0/7.forwarding, net/ipv4/conf/eth0.7/forwarding.
 func SysctlPath(name string) string {
 	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '/' {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Options say what a generated configuration is for. Endpoint is required, the
+// Options describe the configuration to generate. Endpoint is required, the
 // rest may be zero.
 type Options struct {
 	ClusterName string
@@ -22,7 +22,7 @@ type Options struct {
 	Hostname string
 	// InstallDisk is a device such as /dev/vda; none in containers.
 	InstallDisk string
-	// Mirrors by registry host or "*": URLs in order of preference.
+	// Mirrors are by registry host or "*": URLs in order of preference.
 	Mirrors map[string][]string
 	// CertSANs go into the certificates of a control plane's machine API and apiserver.
 	CertSANs []string
@@ -33,14 +33,14 @@ type Options struct {
 	AllowScheduling bool
 	// Secrets are those of an existing cluster; default fresh ones.
 	Secrets *Secrets
-	// Now is when fresh secrets start to be valid; default the present.
+	// Now is the start of the validity of fresh secrets; default the present.
 	Now time.Time
 }
 
 // Generate makes a complete configuration. Its images are written out, so that
-// a node keeps its Kubernetes when its operating system is upgraded; the other
-// defaults are left to Load, so that the file stays short. Call FillDefaults to
-// use the Config itself.
+// a node keeps its Kubernetes version when its operating system is upgraded.
+// The other defaults are left to Load, so that the file stays short. Call
+// FillDefaults to use the Config directly.
 func Generate(o Options) (*Config, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -106,7 +106,7 @@ func generateControlPlane(c *Config, o Options, kubernetes func(string) string) 
 	c.Cluster.Network.CNI.Flannel.Image = DefaultFlannelImage
 }
 
-// kubernetesVersion is the versions that a node can run (Q-16).
+// kubernetesVersion matches the versions that a node can run (Q-16).
 var kubernetesVersion = regexp.MustCompile(`^v1\.(34|35|36)\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
 // CheckKubernetesVersion refuses a version, such as v1.36.3, that this release doesn't run.
@@ -129,8 +129,8 @@ func kubernetesImages(version string) (func(image string) string, error) {
 	return func(image string) string { return strings.TrimSuffix(image, KubernetesVersion) + version }, nil
 }
 
-// ParseEndpoint reads what a person writes for the address of the Kubernetes API:
-// a host, host and port, or the whole URL. completed says that something was
+// ParseEndpoint reads the address of the Kubernetes API as users write it: a
+// host, host and port, or the whole URL. completed reports that something was
 // added to it.
 func ParseEndpoint(text string) (endpoint URL, completed bool, err error) {
 	scheme, rest, ok := strings.Cut(text, "://")
@@ -164,8 +164,8 @@ func ParseEndpoint(text string) (endpoint URL, completed bool, err error) {
 	return endpoint, endpoint.String() != strings.TrimSuffix(text, "/"), nil
 }
 
-// loads reports what Load says to c as a document: the proof that a node will
-// accept it.
+// loads returns the error of Load for c as a document: if it is nil, a node
+// accepts c.
 func (c *Config) loads() error {
 	data, err := c.Encode()
 	if err != nil {

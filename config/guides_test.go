@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// guideExamples are all pieces of configuration in the guides that Garboard's
-// users come with, by the file below testdata/guides (named after the guide's
-// number), and what Load says: nothing, warnings, or why it refuses. Who does as
-// the refusal says has a configuration that loads.
+// guideExamples are all pieces of configuration in the users' guides, with
+// their file below testdata/guides (named after the guide's number) and the
+// result of Load: nothing, warnings, or the reason of the refusal. After the
+// change that the refusal proposes, the configuration loads.
 var guideExamples = []struct {
 	file     string
 	typ      MachineType
@@ -62,14 +62,14 @@ var guideExamples = []struct {
 		}},
 }
 
-// encrypted puts what is under machine under machine.systemDiskEncryption.
+// encrypted moves the lines under machine to machine.systemDiskEncryption.
 func encrypted(doc string) string {
 	rest := strings.TrimPrefix(doc, "machine:\n")
 	return "machine:\n  systemDiskEncryption:\n  " + strings.ReplaceAll(strings.TrimRight(rest, "\n"), "\n", "\n  ") + "\n"
 }
 
-// completed is a whole document with an example in the place of what the
-// document says itself.
+// completed is a whole document that contains an example instead of its own
+// section of that name.
 func completed(t *testing.T, typ MachineType, example string) string {
 	t.Helper()
 	doc := document(t, typ)
@@ -88,7 +88,7 @@ func completed(t *testing.T, typ MachineType, example string) string {
 			section, lines = key, ""
 		case line[0] != ' ':
 			end()
-			return doc + example // not one of our sections
+			return doc + example // not a section of ours
 		default:
 			if strings.HasPrefix(line, "  ") && line[2] != ' ' {
 				doc = without(doc, section, key)
@@ -145,7 +145,7 @@ func TestGuideWireGuardEndpoint(t *testing.T) {
 	want(t, `machine.network.interfaces[0].wireguard.peers[0].endpoint: "209.202.254.14.8172" lacks a colon before the port; did you mean 209.202.254.14:8172`, refused(t, doc))
 }
 
-// What the examples say is what a node gets.
+// A node gets the settings that the examples show.
 func TestGuideExamplesMean(t *testing.T) {
 	load := func(file string) *Config {
 		data, err := os.ReadFile(filepath.Join("testdata", "guides", file))

@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// ListKey is the name of the field by which the entries of a list are told
-// apart, or "" where they have no identity. path is the list's in the schema,
-// with [] for entries, such as machine.network.interfaces[].vlans.
+// ListKey is the name of the field that identifies the entries of a list, or ""
+// if they have no identity. path is that of the list in the schema, with [] for
+// entries, such as machine.network.interfaces[].vlans.
 func ListKey(path string) string { return shapes()[path].key }
 
-// IsMap reports whether the keys of what is at a path are its author's, such as
-// those of machine.env, and no fields.
+// IsMap reports whether the keys at a path are chosen by the user, such as
+// those of machine.env, and aren't fields.
 func IsMap(path string) bool { return shapes()[path].isMap }
 
-// shape is what a path of the schema leads to.
+// shape describes what is at a path of the schema.
 type shape struct {
 	key   string
 	isMap bool

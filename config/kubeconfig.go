@@ -9,11 +9,11 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// adminValidity is how long an administrator's access to Kubernetes lasts: it
-// can't be taken back, and getting another one is a command.
+// adminValidity is how long an administrator's access to Kubernetes lasts. It
+// can't be revoked, and one command makes a new one.
 const adminValidity = 365 * 24 * time.Hour
 
-// Kubeconfig has the fields that AdminKubeconfig sets. kubectl knows more.
+// Kubeconfig has the fields that AdminKubeconfig sets. kubectl knows more fields.
 type Kubeconfig struct {
 	APIVersion     string        `yaml:"apiVersion"`
 	Kind           string        `yaml:"kind"`
@@ -51,9 +51,9 @@ type KubeContext struct {
 	Name string `yaml:"name"`
 }
 
-// AdminKubeconfig makes a kubeconfig, with everything inside, for an
-// administrator of the Kubernetes at server (a URL): "system:masters" passes all
-// checks, also before any role exists.
+// AdminKubeconfig makes a self-contained kubeconfig for an administrator of the
+// Kubernetes at server (a URL). The group "system:masters" passes all
+// authorization checks, also before any role exists.
 func AdminKubeconfig(cluster, server string, ca pki.CA, now time.Time) (text []byte, expires time.Time, err error) {
 	crt, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{"system:masters"}, Client: true, Validity: adminValidity, Now: now})
 	if err != nil {

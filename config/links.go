@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Link is all that the configuration says about one link.
+// Link is everything that the configuration has for one link.
 type Link struct {
 	Name      string
 	Addresses []netip.Prefix
@@ -20,8 +20,8 @@ type Link struct {
 }
 
 // Links merges the entries of each interface, in the order in which the
-// interfaces are first named: addresses, routes and VLANs add up without
-// duplicates, of the rest an entry that says something wins (checks refuse
+// interfaces are first named. Addresses, routes and VLANs are combined without
+// duplicates. Of the other fields, a value that is set wins (checks refuse
 // entries that disagree).
 func (n Network) Links() []Link {
 	var links []Link
@@ -51,7 +51,7 @@ func (n Network) Links() []Link {
 	return links
 }
 
-// keep sets what isn't set yet.
+// keep sets *v if it isn't set yet.
 func keep[T comparable](v *T, to T) {
 	var zero T
 	if *v == zero {

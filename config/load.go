@@ -16,16 +16,16 @@ import (
 // MaxSize is the largest document, in bytes.
 const MaxSize = tree.MaxSize
 
-// Load reads a document strictly and fills the defaults in. name is what
-// problems call it, such as a file name or URL. The error is of type Problems
-// and holds everything that is wrong; deprecated spellings are warned about
-// even then.
+// Load reads a document strictly and fills the defaults in. name is the
+// document's name in problems, such as a file name or URL. The error is of type
+// Problems and has everything that is wrong; warnings about deprecated
+// spellings are returned with it.
 func Load(name string, data []byte) (*Config, []Warning, error) {
 	return loadWith(name, data, checks)
 }
 
-// LoadForMachine is Load for a node that isn't a container. It also refuses what such a node
-// would have to do, and doesn't do in this release.
+// LoadForMachine is Load for a node that isn't a container. It also refuses
+// settings that such a node would need and that this release doesn't implement.
 func LoadForMachine(name string, data []byte) (*Config, []Warning, error) {
 	return loadWith(name, data, append(slices.Clip(checks), check{"machines can do all of it", checkUnsupported}))
 }
@@ -40,7 +40,7 @@ func loadWith(name string, data []byte, checks []check) (*Config, []Warning, err
 	c := &Config{}
 	d := &decoder{report: r, budget: maxExpanded}
 	d.document(c)
-	if !r.full() && d.budget >= 0 { // else what was decoded is a part only
+	if !r.full() && d.budget >= 0 { // otherwise only a part was decoded
 		normalize(c, r)
 		c.FillDefaults()
 		for _, check := range checks {
@@ -67,9 +67,9 @@ func inOrder(a, b Problem) int {
 	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 }
 
-// parse makes the tree of nodes: one document with a mapping at its top. Its
-// problem is the one after which there is nothing to look at; refused says that
-// there wasn't anything to begin with.
+// parse makes the tree of nodes: one document with a mapping at its top. After
+// a problem here there is nothing else to check; refused reports that the
+// document wasn't parsed at all.
 func (r *report) parse(data []byte) (problems Problems, refused bool) {
 	doc, err := tree.Parse(data)
 	if at := new(tree.Error); errors.As(err, &at) {
@@ -82,10 +82,10 @@ func (r *report) parse(data []byte) (problems Problems, refused bool) {
 	return nil, false
 }
 
-// truncated makes one problem of what follows from a document having been cut
-// off: a list of consequences would hide the cause. It was cut off, probably,
-// where it doesn't end with a line's end and something is missing or broken at
-// its end, or where it ends well, but all that is wrong is that things are missing.
+// truncated makes one problem of all problems of a document that was cut off: a
+// list of consequences would hide the cause. A document was probably cut off in
+// two cases: it doesn't end with a newline and something is missing or broken
+// at its end; or it ends with one, and all problems are about missing things.
 func (r *report) truncated(data []byte, problems Problems) error {
 	lines := bytes.Count(data, []byte("\n"))
 	if !bytes.HasSuffix(data, []byte("\n")) {

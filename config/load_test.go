@@ -49,8 +49,8 @@ func with(doc, section, lines string) string {
 	return strings.Replace(doc, "\n"+head, "\n"+head+indented, 1)
 }
 
-// load loads and returns messages with their places made relative to the first
-// added line, so that the tests don't depend on the length of the secrets.
+// load loads a document and returns messages with line numbers relative to the
+// first added line, so that the tests don't depend on the length of the secrets.
 func load(t *testing.T, doc string) (c *Config, warnings, problems []string) {
 	t.Helper()
 	c, ws, err := Load("test.yaml", []byte(doc))
@@ -110,7 +110,7 @@ func fieldAt(t *testing.T, c *Config, path string) reflect.Value {
 }
 
 // fullMachine and fullCluster use every field of the schema; TestEveryField
-// proves that.
+// checks that.
 const fullMachine = `certSANs: [node.example.org, 10.0.0.9]
 network:
   hostname: one
@@ -284,7 +284,7 @@ func TestEveryField(t *testing.T) {
 	}
 }
 
-// fields lists the paths of all leaves of the schema, walk those that are set.
+// fields lists the paths of all leaves of the schema, walk the paths of those that are set.
 func fields(t reflect.Type, prefix string, into map[string]bool) {
 	inner, _ := element(t)
 	if inner == nil {

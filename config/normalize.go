@@ -1,14 +1,14 @@
 package config
 
-// joinAlias is how older files call a worker.
+// joinAlias is the name of a worker in older files.
 const joinAlias = "join"
 
-// loAlias is how some files call the loopback interface.
+// loAlias is the name of the loopback interface in some files.
 const loAlias, loopback = "lo0", "lo"
 
 // normalize replaces deprecated spellings of values, with a warning each, so
-// that the rest of the system knows one spelling only. Deprecated names of
-// fields are the decoder's business (see renamed and lenientLists).
+// that the rest of the system knows only one spelling. The decoder handles
+// deprecated names of fields (see renamed and lenientLists).
 func normalize(c *Config, r *report) {
 	if c.Machine.Type == joinAlias {
 		r.warn(at("machine", "type"), "%q is an alias; use %q", joinAlias, Worker)

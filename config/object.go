@@ -12,11 +12,11 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// Object is a mapping of an API that isn't ours, as JSON with sorted keys; "" is none. The
-// node passes it on to the program that it is for.
+// Object is a mapping of an API that isn't ours, as JSON with sorted keys; ""
+// is none. The node passes it on to the program that reads it.
 type Object string
 
-// maxDepth bounds the nesting of an Object: that of the API server's configuration is six.
+// maxDepth limits the nesting of an Object; the API server's configuration needs six.
 const maxDepth = 50
 
 // MarshalYAML implements yaml.Marshaler.
@@ -69,7 +69,7 @@ func (d *decoder) object(n *yaml.Node, v reflect.Value) {
 	v.SetString(string(text))
 }
 
-// free is the value of a node without a type of ours. deepest is how long its path may be.
+// free is the value of a node that has no type here. deepest limits the length of its path.
 func (d *decoder) free(n *yaml.Node, deepest int) any {
 	n = resolve(n)
 	if !d.spend(n) || d.tagged(n) || isNull(n) {

@@ -11,7 +11,7 @@ import (
 	"github.com/garboard-os/garboard/config/fuzzdata"
 )
 
-// What is written for the API server means what the document says.
+// The JSON for the API server means the same as the document.
 func TestObjectKeepsItsMeaning(t *testing.T) {
 	const text = `{z: [1, -2, 1.5, 0x10, 12345678901234567890, true, null, "true", yes, "1e3", 2001-01-01, "", "a\nb "], a: {"1": {}}, l: []}`
 	c, _ := accepted(t, with(document(t, Worker), "cluster", "apiServer: {admissionControl: [{name: A, configuration: "+text+"}]}"))
@@ -34,8 +34,8 @@ func TestObjectKeepsItsMeaning(t *testing.T) {
 	}
 }
 
-// Nesting and aliases cost no more than elsewhere in a document.
-func TestHostileObjects(t *testing.T) {
+// Nesting and aliases cost no more here than elsewhere in a document.
+func TestCostlyObjects(t *testing.T) {
 	for name, configuration := range map[string]string{
 		"deep":       strings.Repeat("{a: ", maxDepth+1) + "1" + strings.Repeat("}", maxDepth+1),
 		"in itself":  "&x {a: *x}",

@@ -8,12 +8,12 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// maxProblems bounds the report: nobody reads more, and a hostile document
-// mustn't make us write more.
+// maxProblems limits the report: more is not useful, and a malicious document
+// must not cause a large output.
 const maxProblems = 50
 
-// Problem is one thing that is wrong with a document, and where. Line and
-// Column count from 1; they are 0 where a Config has no document.
+// Problem is one thing that is wrong with a document, and its position. Line
+// and Column count from 1; they are 0 if the Config has no document.
 type Problem struct {
 	Name         string // of the document, such as a file name
 	Line, Column int
@@ -40,7 +40,7 @@ func (p Problem) String() string {
 }
 
 // Problems is the error of Load: everything that is wrong, in the order of the
-// document, one per line.
+// document, one problem per line.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -51,7 +51,7 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Warning is something that is accepted, but that its author should know.
+// Warning is about something that is accepted, but that the author of the document should know.
 type Warning struct{ Problem }
 
 // place is a path in the document: field names and map keys (string), list
@@ -60,7 +60,7 @@ type place []any
 
 func at(elems ...any) place { return elems }
 
-// with is p extended, in memory of its own.
+// with is p extended, with its own memory.
 func (p place) with(elems ...any) place {
 	return append(p[:len(p):len(p)], elems...)
 }
@@ -97,8 +97,8 @@ func plainKey(key string) bool {
 	}) < 0
 }
 
-// maxQuoted is how much of a foreign text a message repeats, in bytes: enough
-// to find it again.
+// maxQuoted is the longest part of the user's text that a message repeats, in
+// bytes: enough to find it again.
 const maxQuoted = 60
 
 func shorten(s string) string {
@@ -110,8 +110,8 @@ func shorten(s string) string {
 
 func quote(s string) string { return strconv.Quote(shorten(s)) }
 
-// report collects problems and warnings and knows where in the document a path
-// is.
+// report collects problems and warnings and finds the position of a path in the
+// document.
 type report struct {
 	name     string
 	root     *yaml.Node // nil for a Config without a document
@@ -121,20 +121,20 @@ type report struct {
 
 func (r *report) full() bool { return len(r.problems) >= maxProblems }
 
-// badNode reports a problem where the decoder stands.
+// badNode reports a problem at the current place of the decoder.
 func (r *report) badNode(n *yaml.Node, p place, format string, args ...any) {
 	if !r.full() {
 		r.problems = append(r.problems, Problem{Name: r.name, Line: n.Line, Column: n.Column, Path: p.String(), What: fmt.Sprintf(format, args...)})
 	}
 }
 
-// bad reports a problem of a decoded value. Where the value or what holds it
-// couldn't be decoded, there is a better message already.
+// bad reports a problem of a decoded value. If the value, or the value that
+// contains it, couldn't be decoded, there is a better message already.
 func (r *report) bad(p place, format string, args ...any) {
 	r.add(p, false, fmt.Sprintf(format, args...))
 }
 
-// lacks reports that a required field isn't there.
+// lacks reports that a required field is missing.
 func (r *report) lacks(p place, why string) {
 	what := "is missing"
 	if why != "" {
@@ -165,7 +165,7 @@ func (r *report) warn(p place, format string, args ...any) {
 	r.warnings = append(r.warnings, Warning{Problem{Name: r.name, Line: line, Column: column, Path: p.String(), What: fmt.Sprintf(format, args...)}})
 }
 
-// locate finds p, or the nearest thing that would hold it.
+// locate finds p, or the nearest node that would contain it.
 func (r *report) locate(p place) (n *yaml.Node, line, column int) {
 	n = r.root
 	if n == nil {
@@ -181,7 +181,7 @@ func (r *report) locate(p place) (n *yaml.Node, line, column int) {
 				next = n.Content[e]
 				line, column = next.Line, next.Column
 			} else if e == 0 {
-				continue // a map that was accepted for a list of one
+				continue // a mapping that was accepted for a list of one
 			}
 		case string:
 			for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
@@ -199,7 +199,7 @@ func (r *report) locate(p place) (n *yaml.Node, line, column int) {
 	return n, line, column
 }
 
-// resolve follows an alias to what it stands for.
+// resolve follows an alias to its node.
 func resolve(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		return n.Alias

@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// oneProblem are lines added to a section of a valid document, and what Load
-// says about the whole: path and words. Places are tested apart.
+// oneProblem are lines added to a section of a valid document, and the problem that
+// Load reports for the whole document: path and words. Positions are tested separately.
 var oneProblem = []struct{ section, lines, want string }{
 	// Structure.
 	{"machine", "tokn: x", `machine.tokn: unknown key; did you mean token`},
@@ -150,7 +150,7 @@ func TestOneProblem(t *testing.T) {
 	doc := document(t, ControlPlane)
 	for _, tt := range oneProblem {
 		t.Run(tt.lines, func(t *testing.T) {
-			// A section that Generate writes makes way for the test's.
+			// A section that Generate writes is replaced by the test's.
 			key, _, _ := strings.Cut(tt.lines, ":")
 			base := regexp.MustCompile(`(?m)^  `+regexp.QuoteMeta(key)+`:.*\n(    .*\n)*`).ReplaceAllString(doc, "")
 			_, _, problems := load(t, with(base, tt.section, tt.lines))
@@ -165,7 +165,7 @@ func TestOneProblem(t *testing.T) {
 	}
 }
 
-// replaced are documents with something replaced.
+// replaced are documents in which something is replaced.
 func TestReplaced(t *testing.T) {
 	s := testSecrets()
 	for _, tt := range []struct {
@@ -224,7 +224,7 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// A worker is told that it gets no names beside its own.
+// A worker gets a warning that it gets no additional names.
 func TestWorkerNames(t *testing.T) {
 	for _, typ := range []MachineType{Worker, ControlPlane} {
 		_, warnings := accepted(t, with(document(t, typ), "machine", "certSANs: [node.example.org]"))
@@ -234,7 +234,7 @@ func TestWorkerNames(t *testing.T) {
 	}
 }
 
-// All problems come at once, in the order of the document, with their places.
+// All problems are reported at once, in the order of the document, with their positions.
 func TestAllProblemsAtOnce(t *testing.T) {
 	doc := `version: v1alpha1
 machine:
@@ -295,7 +295,7 @@ func TestNotADocument(t *testing.T) {
 	}
 }
 
-// A document cut anywhere is either whole enough to mean the same, or gives
+// A document that is cut off anywhere either still means the same, or gives
 // exactly one problem.
 func TestTruncated(t *testing.T) {
 	for _, doc := range []string{document(t, Init), full(t)} {
@@ -315,12 +315,12 @@ func TestTruncated(t *testing.T) {
 	if diff := cmp.Diff(want, problems); diff != "" {
 		t.Error(diff)
 	}
-	// What isn't a consequence is still said.
+	// A problem that isn't a consequence of the cut is still reported.
 	_, _, problems = load(t, strings.Replace(doc[:cut], "type:", "mtype: x\n  type:", 1))
 	if len(problems) != 2 || !strings.Contains(problems[0], "machine.mtype: unknown key; did you mean type") {
 		t.Error(problems)
 	}
-	// A file without a last line's end that is wrong elsewhere isn't truncated.
+	// A file without a final newline that is wrong elsewhere isn't truncated.
 	_, _, problems = load(t, strings.TrimSuffix(with(doc, "machine", "tokn: x"), "\n"))
 	if len(problems) != 1 || !strings.HasSuffix(problems[0], "machine.tokn: unknown key; did you mean token") {
 		t.Error(problems)

@@ -11,11 +11,11 @@ import (
 )
 
 // Redact returns the text of a document with "(secret)" for everything that
-// must not leave the node: what the types call a secret, contents of files that
-// only root may read, manifests of Kubernetes secrets, and passwords within
-// URLs. Comments, order and style stay. The document need not be valid, because
-// a broken one is what support has to see: of keys that the schema doesn't know,
-// those go whose names speak of secrets.
+// must not leave the node: secrets by type, contents of files that only root
+// may read, manifests of Kubernetes secrets, and passwords within URLs.
+// Comments, order and style stay. The document need not be valid, because
+// support must be able to see a broken one. Unknown keys are redacted if their
+// names suggest secrets.
 func Redact(doc []byte) ([]byte, error) {
 	root, err := tree.Parse(doc)
 	if err != nil {
@@ -33,9 +33,9 @@ func Redact(doc []byte) ([]byte, error) {
 }
 
 // redaction is one run of Redact. It goes through the tree and never follows an
-// alias, so that none costs anything.
+// alias, so that aliases have no cost.
 type redaction struct {
-	pointedAt map[*yaml.Node]bool // what an alias in the place of a secret stands for
+	pointedAt map[*yaml.Node]bool // nodes that an alias refers to from the place of a secret
 }
 
 var (
@@ -43,16 +43,15 @@ var (
 	keyType    = reflect.TypeFor[KeyPEM]()
 	urlType    = reflect.TypeFor[URL]()
 
-	// telling are names of fields whose values are none of anybody's business.
-	telling = regexp.MustCompile(`(?i)(secret|token|password|passphrase|private|credential|auth$|^key$|key$)`)
-	// tellingComment is a field that was commented out.
-	tellingComment = regexp.MustCompile(`(?im)^(\s*#+\s*(?:- )?["']?\w*(?:secret|token|password|passphrase|private|credential|auth|key)\w*["']?\s*[:=]\s*)\S.*$`)
+	// secretName matches names of fields whose values are secret.
+	secretName = regexp.MustCompile(`(?i)(secret|token|password|passphrase|private|credential|auth$|^key$|key$)`)
+	// secretComment matches a field that was commented out.
+	secretComment  = regexp.MustCompile(`(?im)^(\s*#+\s*(?:- )?["']?\w*(?:secret|token|password|passphrase|private|credential|auth|key)\w*["']?\s*[:=]\s*)\S.*$`)
 	privatePEM     = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----`)
 	secretManifest = regexp.MustCompile(`(?m)\bkind["']?:\s*["']?Secret\b`)
 )
 
-// node is the node without secrets. t is its type in the schema, nil
-// where there is none.
+// node is the node without secrets. t is its type in the schema, or nil.
 func (r *redaction) node(n *yaml.Node, t reflect.Type) *yaml.Node {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -85,7 +84,7 @@ func (r *redaction) mapping(n *yaml.Node, t reflect.Type) {
 		key, value := n.Content[i].Value, n.Content[i+1]
 		inner, known := fieldType(t, key)
 		switch {
-		case !known && telling.MatchString(key), t == fileType && key == "content" && isPrivate(n), t == manifestType && key == "contents" && secretManifest.MatchString(value.Value):
+		case !known && secretName.MatchString(key), t == fileType && key == "content" && isPrivate(n), t == manifestType && key == "contents" && secretManifest.MatchString(value.Value):
 			n.Content[i+1] = r.hidden(value)
 		default:
 			n.Content[i+1] = r.node(value, inner)
@@ -98,15 +97,15 @@ var (
 	manifestType = reflect.TypeFor[InlineManifest]()
 )
 
-// fieldType is the type of what is called key inside t, if the schema says.
+// fieldType is the type of the field key inside t, if the schema has it.
 func fieldType(t reflect.Type, key string) (reflect.Type, bool) {
 	if t == nil {
 		return nil, false
 	}
 	switch t.Kind() {
 	case reflect.Map:
-		// Arguments, labels and variables of the environment have names of
-		// others' making; only a struct of ours is known to hold what it says.
+		// The user chooses the names of arguments, labels and environment variables.
+		// Only the names in a struct of this package are known to be no secrets.
 		return t.Elem(), t.Elem().Kind() == reflect.Struct
 	case reflect.Struct:
 		if canonical, old := renamed[key]; old {
@@ -119,7 +118,7 @@ func fieldType(t reflect.Type, key string) (reflect.Type, bool) {
 	return nil, false
 }
 
-// isPrivate reports whether a file's permissions keep others from reading it.
+// isPrivate reports whether a file's permissions keep other users from reading it.
 func isPrivate(file *yaml.Node) bool {
 	for i := 0; i+1 < len(file.Content); i += 2 {
 		var mode FileMode
@@ -130,11 +129,11 @@ func isPrivate(file *yaml.Node) bool {
 	return false
 }
 
-// private reports whether nobody but the owner may do anything.
+// private reports whether only the owner has permissions.
 func (m FileMode) private() bool { return m != 0 && m&0o077 == 0 }
 
-// holdsSecret reports whether the text called name inside v is as good as a
-// secret. v is a struct of ours.
+// holdsSecret reports whether the text called name inside v must be treated as
+// a secret. v is a struct of this package.
 func holdsSecret(v reflect.Value, name string) bool {
 	switch x := v.Interface().(type) {
 	case File:
@@ -161,7 +160,7 @@ func scalar(n *yaml.Node, t reflect.Type) *yaml.Node {
 	return replaced(n, value)
 }
 
-// hidden is what is seen instead of a secret. An empty one isn't any.
+// hidden is the node to show instead of a secret. An empty secret is shown as it is.
 func (r *redaction) hidden(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.ScalarNode && (n.Value == "" || n.Value == redacted) || isNull(n) {
 		return n
@@ -172,7 +171,7 @@ func (r *redaction) hidden(n *yaml.Node) *yaml.Node {
 	return replaced(n, redacted)
 }
 
-// anchors hides what stands elsewhere and was pointed at.
+// anchors hides the nodes elsewhere that aliases in the place of secrets refer to.
 func (r *redaction) anchors(n *yaml.Node) {
 	for i, inner := range n.Content {
 		if r.pointedAt[inner] {
@@ -183,17 +182,17 @@ func (r *redaction) anchors(n *yaml.Node) {
 	}
 }
 
-// replaced is text in the place of n, with the comments of n, and its anchor:
-// an alias that led there has to lead somewhere.
+// replaced is a text node in the place of n, with the comments of n and its
+// anchor: an alias to it must stay valid.
 func replaced(n *yaml.Node, text string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text, Anchor: n.Anchor, HeadComment: n.HeadComment, LineComment: n.LineComment, FootComment: n.FootComment}
 }
 
-// comments hides what was commented out.
+// comments hides secrets in comments.
 func (r *redaction) comments(n *yaml.Node) {
 	for _, c := range []*string{&n.HeadComment, &n.LineComment, &n.FootComment} {
 		if *c != "" {
-			*c = tellingComment.ReplaceAllString(*c, "${1}"+redacted)
+			*c = secretComment.ReplaceAllString(*c, "${1}"+redacted)
 			if privatePEM.MatchString(*c) {
 				*c = "# " + redacted
 			}

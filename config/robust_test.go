@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/config/fuzzdata"
 )
 
-// costlyDocuments try to cost much.
+// costlyDocuments are documents that are designed to be expensive.
 func costlyDocuments() map[string]string {
 	bomb := "machine:\n  network:\n    nameservers: &a [10.0.0.1" + strings.Repeat(", 10.0.0.1", 5000) + "]\n    interfaces:\n" +
 		"      - &i {interface: eth0, bond: {interfaces: &m [a" + strings.Repeat(", a", 5000) + "]}}\n" + strings.Repeat("      - *i\n", 5000)
@@ -52,7 +52,7 @@ func costlyDocuments() map[string]string {
 	}
 }
 
-func TestHostileDocuments(t *testing.T) {
+func TestCostlyDocuments(t *testing.T) {
 	for name, doc := range costlyDocuments() {
 		t.Run(name, func(t *testing.T) {
 			var err error
@@ -86,8 +86,8 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// FuzzLoad: whatever comes in, Load ends, and what it accepts survives a round
-// trip.
+// FuzzLoad: Load ends for any input, and a document that it accepts survives a
+// round trip.
 func FuzzLoad(f *testing.F) {
 	f.Add([]byte(full(f)))
 	f.Add([]byte(document(f, Worker)))
@@ -108,7 +108,7 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// Any text survives Encode and Load, wherever text is free.
+// Any text survives Encode and Load, in every field of free text.
 func TestTextRoundTrip(t *testing.T) {
 	base, _ := accepted(t, document(t, Init))
 	rapid.Check(t, func(t *rapid.T) {
@@ -124,7 +124,7 @@ func TestTextRoundTrip(t *testing.T) {
 		c.Machine.Env = rapid.MapOfN(rapid.StringMatching(`[A-Za-z_][A-Za-z0-9_]{0,8}`), text, 1, 4).Draw(t, "env")
 		c.Machine.Time.BootTimeout = time.Duration(rapid.Int64Range(1, 1<<50).Draw(t, "timeout"))
 		c.Machine.Kubelet.ExtraArgs = map[string]string{"v": text.Draw(t, "arg")}
-		number := rapid.Float64().Filter(func(f float64) bool { return f != 0 }) // of a zero YAML loses the sign
+		number := rapid.Float64().Filter(func(f float64) bool { return f != 0 }) // YAML loses the sign of a zero
 		object, err := json.Marshal(map[string]any{text.Draw(t, "key"): []any{text.Draw(t, "entry"), number.Draw(t, "number"), true, nil}})
 		if err != nil {
 			t.Fatal(err)
@@ -139,7 +139,7 @@ func TestTextRoundTrip(t *testing.T) {
 	})
 }
 
-// Secrets are written by Encode and by nothing else.
+// Only Encode writes secrets.
 func TestSecretsDontLeak(t *testing.T) {
 	c, _, problems := load(t, full(t))
 	if problems != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// Redact runs on whatever lies on the disk of a node.
-func TestRedactHostileDocuments(t *testing.T) {
+// Redact runs on any file that is on the disk of a node.
+func TestRedactCostlyDocuments(t *testing.T) {
 	docs, all := map[string]string{}, costlyDocuments()
 	for _, name := range []string{"alias bomb in unknown keys", "long value", "unknown keys", "many comments", "many files", "quotes"} {
 		docs[name] = all[name]
@@ -21,7 +21,7 @@ func TestRedactHostileDocuments(t *testing.T) {
 	docs["many aliases of a secret"] = "a: &a x\nb:\n" + fuzzdata.Many(func(int) string { return "- password: *a\n" })
 	docs["many secrets in comments"] = "a: 1\n" + fuzzdata.Many(func(int) string { return "# password: x\n" })
 	docs["many secrets between values"] = fuzzdata.Many(func(i int) string { return fmt.Sprintf("# token: x\nk%06d: 1\n", i) })
-	docs["a long word that isn't telling"] = "a: 1 #" + fuzzdata.Many(func(int) string { return "secre" }) + "\n"
+	docs["a long word that names no secret"] = "a: 1 #" + fuzzdata.Many(func(int) string { return "secre" }) + "\n"
 	for name, doc := range docs {
 		t.Run(name, func(t *testing.T) {
 			var text []byte
@@ -32,7 +32,7 @@ func TestRedactHostileDocuments(t *testing.T) {
 	}
 }
 
-// The largest configurations that load, and differ in all of their entries.
+// The largest configurations that load and differ in all of their entries.
 func TestDiffOfLargeConfigurations(t *testing.T) {
 	for name, change := range map[string]func(*Config, int){
 		"interfaces":    func(c *Config, i int) { c.Machine.Network.Interfaces = make([]Interface, i) },
@@ -53,7 +53,7 @@ func TestDiffOfLargeConfigurations(t *testing.T) {
 	}
 }
 
-// namedFiles are files whose names go up from one number to the other, or down.
+// namedFiles are files with ascending or descending numbers as names.
 func namedFiles(from, to int) []File {
 	var files []File
 	step := 1
@@ -66,8 +66,8 @@ func namedFiles(from, to int) []File {
 	return files
 }
 
-// FuzzRedact: what comes out is a document, says nothing secret, and redacting
-// it again changes nothing.
+// FuzzRedact: the result is a document without secrets, and to redact it again
+// changes nothing.
 func FuzzRedact(f *testing.F) {
 	f.Add([]byte(full(f)))
 	f.Add([]byte("note: &a hunter2\nmachine:\n  token: *a # token: x\n"))
@@ -96,8 +96,8 @@ func FuzzRedact(f *testing.F) {
 	})
 }
 
-// FuzzDiff: a configuration doesn't differ from itself, and what goes in one
-// direction comes in the other.
+// FuzzDiff: a configuration doesn't differ from itself, and a field removed in
+// one direction is added in the other.
 func FuzzDiff(f *testing.F) {
 	base := document(f, Worker)
 	f.Add([]byte(full(f)), []byte(document(f, ControlPlane)))
@@ -129,7 +129,7 @@ func FuzzDiff(f *testing.F) {
 	})
 }
 
-// FuzzText: an untouched tree is written as it was.
+// FuzzText: an unchanged tree is written without changes.
 func FuzzText(f *testing.F) {
 	f.Add([]byte(full(f)))
 	f.Add([]byte("a:\n- b # c\n\n- - d\n  - e\n#f\ng: &h |\n  i\n\nj: *h"))

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// accepted strips the places off the warnings of a document that must load.
+// accepted removes the positions from the warnings of a document that must load.
 func accepted(t *testing.T, doc string) (*Config, string) {
 	t.Helper()
 	c, warnings, problems := load(t, doc)
@@ -131,7 +131,8 @@ func TestQ13Join(t *testing.T) {
 	}
 }
 
-// A shared address that nobody would find is told of, and none that they would.
+// A shared address that other hosts can't find gives a warning, and one that
+// they can find gives none.
 func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
 	for _, tt := range []struct {
 		interfaces string
@@ -142,7 +143,7 @@ func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
 		{"{interface: eth0, cidr: 'fd00::1/64', vip: {ip: 'fd00::9'}}, {interface: eth0, cidr: 192.168.1.20/24}, {interface: eth1, cidr: 192.168.1.21/24, vip: {ip: 192.168.1.15}}", false},
 		{"{interface: eth0, cidr: 192.168.1.20/24, vip: {ip: 192.168.1.15}}", false},
 		{"{interface: eth0, cidr: 10.0.0.2/8}, {interface: eth0, cidr: 192.168.2.20/24, vip: {ip: 192.168.2.15}}", false},
-		{"{interface: eth0, dhcp: true, cidr: 192.168.1.20/24, vip: {ip: 192.168.2.15}}", false}, // who knows what DHCP gives
+		{"{interface: eth0, dhcp: true, cidr: 192.168.1.20/24, vip: {ip: 192.168.2.15}}", false}, // the subnet from DHCP isn't known
 		{"{interface: eth0, cidr: 'fd00::1/64', vip: {ip: 192.168.2.15}}", false},
 		{"{interface: eth0, dhcp: true, vip: {ip: 192.168.2.15}}", false},
 	} {
@@ -153,8 +154,8 @@ func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
 	}
 }
 
-// S-068, S-069: a machine refuses what its user relies on and this release doesn't do, and names
-// the place. A node in a container, which has no disk, warns.
+// S-068, S-069: a machine refuses settings that its user relies on and that this release
+// doesn't implement, and names the place. A node in a container, which has no disk, warns.
 func TestS068S069UnsupportedOnMachines(t *testing.T) {
 	for field, refusal := range map[string]string{
 		"systemDiskEncryption: {ephemeral: {keys: [{nodeID: {}, slot: 0}]}}": "machine.systemDiskEncryption: this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
@@ -188,10 +189,10 @@ func TestGatewayOutsideOfItsNetworks(t *testing.T) {
 		{"{interface: eth0, cidr: 10.0.0.5/24}, {interface: eth0, cidr: 10.0.1.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}", ""},
 		{"{interface: eth0, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", "[0].routes[0]"},
 		{"{interface: eth0, dhcp: true, routes: [{network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""},
-		{"{interface: eth0, cidr: 10.0.0.5/32, routes: [{network: 10.0.1.1/32}, {network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""}, // as some hosters want it
+		{"{interface: eth0, cidr: 10.0.0.5/32, routes: [{network: 10.0.1.1/32}, {network: 0.0.0.0/0, gateway: 10.0.1.1}]}", ""}, // some hosters require it
 		{"{interface: eth0, cidr: 'fd00::5/64', routes: [{network: '::/0', gateway: 'fe80::1'}]}", ""},
 		{"{interface: eth0, cidr: 'fd00::5/64', routes: [{network: '::/0', gateway: 'fd01::1'}]}", "[0].routes[0]"},
-		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: '::/0', gateway: 'fd01::1'}]}", ""}, // routers advertise it, maybe
+		{"{interface: eth0, cidr: 10.0.0.5/24, routes: [{network: '::/0', gateway: 'fd01::1'}]}", ""}, // routers may advertise it
 		{"{interface: eth0, vlans: [{vlanId: 5, cidr: 10.0.0.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.0.1}]}]}", ""},
 		{"{interface: eth0, cidr: 10.0.1.5/24, vlans: [{vlanId: 5, cidr: 10.0.0.5/24, routes: [{network: 10.2.0.0/16, gateway: 10.0.1.1}]}]}", "[0].vlans[0].routes[0]"},
 	} {

@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// Secrets are what the nodes of one cluster share and nobody else knows.
+// Secrets are shared by the nodes of one cluster and known only to them.
 type Secrets struct {
 	ClusterSecret  Secret
 	MachineToken   Secret
@@ -26,11 +26,11 @@ type Secrets struct {
 	ServiceAccount KeyPEM
 }
 
-// NewSecrets makes fresh ones, valid from now.
+// NewSecrets makes new secrets, valid from now.
 func NewSecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.ECDSA, now) }
 
-// NewRSASecrets makes fresh ones for releases that know only RSA in Kubernetes
-// and etcd (S-155).
+// NewRSASecrets makes new secrets for releases that support only RSA in
+// Kubernetes and etcd (S-155).
 func NewRSASecrets(now time.Time) (*Secrets, error) { return newSecrets(pki.RSA, now) }
 
 func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
@@ -60,7 +60,7 @@ func newSecrets(kubernetes pki.Algorithm, now time.Time) (*Secrets, error) {
 	return s, nil
 }
 
-// identify makes all that is only random.
+// identify makes all secrets that are only random.
 func (s *Secrets) identify() {
 	s.ClusterSecret = newKey32()
 	s.MachineToken, s.BootstrapToken = newToken(), newToken()
@@ -79,7 +79,7 @@ func newToken() Secret {
 	var token []byte
 	for random := make([]byte, 1); len(token) < id+secret; {
 		rand.Read(random)
-		// Bytes beyond the last whole multiple would favour some letters.
+		// Bytes above the last whole multiple would make some letters more likely.
 		if b := int(random[0]); b < 256/len(alphabet)*len(alphabet) {
 			token = append(token, alphabet[b%len(alphabet)])
 		}
@@ -87,7 +87,7 @@ func newToken() Secret {
 	return Secret(string(token[:id]) + "." + string(token[id:]))
 }
 
-// fill gives a node what its part needs to know, and no more.
+// fill gives a node the secrets that its role needs, and no more.
 func (s *Secrets) fill(c *Config) {
 	c.Machine.Token, c.Cluster.Token = s.MachineToken, s.BootstrapToken
 	c.Cluster.Secret = s.ClusterSecret
@@ -100,14 +100,14 @@ func (s *Secrets) fill(c *Config) {
 	c.Cluster.ServiceAccount.Key = s.ServiceAccount
 }
 
-// secretsHeader stands above the file.
+// secretsHeader is the comment at the top of the file.
 const secretsHeader = `# The secrets of one Garboard cluster, each in its place of the configuration.
 # Whoever has them has the cluster: keep them where you keep private keys.
 # 'gbctl gen config --with-secrets' makes configurations of further nodes from them.
 `
 
 // secretsFile is the file of secrets: a part of the configuration of a control
-// plane, so that such a configuration can be read in its place.
+// plane, so that such a configuration can be read instead.
 type secretsFile struct {
 	Machine struct {
 		Token string   `yaml:"token"`
@@ -127,7 +127,7 @@ type secretsFile struct {
 	} `yaml:"cluster"`
 }
 
-// textPair is a CertKey as it is written.
+// textPair is the text form of a CertKey.
 type textPair struct {
 	Crt string `yaml:"crt"`
 	Key string `yaml:"key"`
@@ -170,8 +170,8 @@ func (s *Secrets) Encode() ([]byte, error) {
 }
 
 // LoadSecrets reads a file of secrets, or the configuration of a control plane,
-// which holds them all. name is what problems call it; they are reported all at
-// once. The cluster's secret may be missing, as it may in a configuration.
+// which has them all. name is the document's name in problems; they are reported
+// all at once. The cluster's secret may be missing, as in a configuration.
 func LoadSecrets(name string, data []byte) (*Secrets, error) {
 	f := &secretsFile{}
 	if err := yaml.Unmarshal(data, f); err != nil {

@@ -12,11 +12,11 @@ import (
 // maxKeyFile bounds a file of one certificate or key, in bytes.
 const maxKeyFile = 64 << 10
 
-// KubernetesSecrets takes the authorities and the service account's key of a
-// cluster that exists from the folder where kubeadm keeps them, and makes the
-// rest but for the cluster's secret: it encrypts Secrets in etcd, which the API
-// servers that are there could read no longer. All that is missing or broken in the
-// folder is reported at once.
+// KubernetesSecrets takes the authorities and the service account's key of an
+// existing cluster from the folder where kubeadm keeps them, and makes the
+// other secrets except the cluster's secret. That one encrypts Secrets in etcd,
+// and the existing API servers could no longer read them. All that is missing
+// or broken in the folder is reported at once.
 func KubernetesSecrets(dir fs.FS, now time.Time) (*Secrets, error) {
 	s, err := NewSecrets(now)
 	if err != nil {

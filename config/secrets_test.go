@@ -31,7 +31,7 @@ func TestSecretsFile(t *testing.T) {
 	if diff := cmp.Diff(s, again); diff != "" {
 		t.Error(diff)
 	}
-	// The configuration of a control plane will do, that of a worker won't.
+	// The configuration of a control plane is enough, that of a worker isn't.
 	if again, err = LoadSecrets("controlplane.yaml", []byte(document(t, ControlPlane))); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestRSASecrets(t *testing.T) {
 	}
 }
 
-// kubeadmPKI is the folder that kubeadm makes, as far as it matters.
+// kubeadmPKI is the folder that kubeadm makes, with the files that matter here.
 func kubeadmPKI(t *testing.T) fstest.MapFS {
 	t.Helper()
 	s := rsaSecrets()
@@ -147,11 +147,11 @@ ca.crt and .key: private key doesn't belong to certificate "CN=kubernetes,O=kube
 	}
 }
 
-// What openssl writes, as kubeadm's users do who bring their own authorities.
+// Files that openssl writes, for users of kubeadm with their own authorities.
 func TestKubernetesSecretsByOpenSSL(t *testing.T) {
 	openssl, err := exec.LookPath("openssl")
 	if err != nil {
-		return // a second opinion, where there is one
+		return // a second check, if openssl is installed
 	}
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "etcd"), 0o700); err != nil {

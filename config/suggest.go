@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// renamed maps deprecated spellings of fields to the ones that are meant, in
-// any struct that has the field.
+// renamed maps deprecated names of fields to the current ones, in any struct
+// that has the field.
 var renamed = map[string]string{"keySlot": "slot"}
 
-// misplaced maps where people put keys to where they belong, for the places
-// that were seen in the wild.
+// misplaced maps common wrong places of keys to the right ones. All of them
+// were seen in real files.
 var misplaced = map[string]string{
 	"machine.state":           "machine.systemDiskEncryption.state",
 	"machine.ephemeral":       "machine.systemDiskEncryption.ephemeral",
@@ -19,11 +19,11 @@ var misplaced = map[string]string{
 	"network":                 "machine.network",
 }
 
-// maxDistance is how many typing errors a suggestion may forgive.
+// maxDistance is how many typing errors a suggestion may correct.
 const maxDistance = 2
 
-// suggestKey ends the message about an unknown key: where it was seen before,
-// else a similar key of the same struct, else the same key elsewhere.
+// suggestKey ends the message about an unknown key: a known misplaced key, else
+// a similar key of the same struct, else the same key elsewhere.
 func suggestKey(t reflect.Type, where place) string {
 	if place, ok := misplaced[where.String()]; ok {
 		return "; did you mean " + place
@@ -71,7 +71,7 @@ func placesOf(t reflect.Type, prefix, key string) []string {
 	return nil
 }
 
-// element is the struct of ours inside a field's type, and how a path goes on.
+// element is the struct inside a field's type, and the suffix of its path.
 func element(t reflect.Type) (reflect.Type, string) {
 	suffix := ""
 	for {
@@ -107,7 +107,7 @@ func didYouMean(got string, candidates []string) string {
 }
 
 // distance counts the insertions, deletions, replacements and swaps of
-// neighbours between two texts; it stops counting where no suggestion follows.
+// neighbours between two texts; it stops counting above maxDistance.
 func distance(a, b string) int {
 	if abs(len(a)-len(b)) > maxDistance {
 		return maxDistance + 1

@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// redacted is what a secret looks like wherever it isn't asked for by type.
+// redacted is how a secret is printed.
 const redacted = "(secret)"
 
 // Secret is text that prints, logs and marshals as "(secret)". Only Encode
@@ -39,7 +39,7 @@ func (p *PEM) UnmarshalText(text []byte) error {
 	return err
 }
 
-// KeyPEM is PEM with a private key in it: PEM that is a secret.
+// KeyPEM is PEM with a private key, which is a secret.
 type KeyPEM []byte
 
 func (KeyPEM) String() string               { return redacted }
@@ -90,7 +90,7 @@ func ParseURL(text string) (URL, error) {
 	case err != nil:
 		var inner *url.Error
 		if errors.As(err, &inner) {
-			err = inner.Err // the outer one repeats the text
+			err = inner.Err // the outer error repeats the text
 		}
 		return URL{}, fmt.Errorf("not a URL: %w", err)
 	case u.Scheme == "" || u.Host == "":
@@ -117,8 +117,8 @@ var taintEffects = []string{"NoSchedule", "PreferNoSchedule", "NoExecute"}
 // ControlPlaneRole is both the label of a control plane node and the key of its taint.
 const ControlPlaneRole = "node-role.kubernetes.io/control-plane"
 
-// Taints are all that the node has by its configuration, by key: those of the user,
-// and the one of a control plane that is for nothing else.
+// Taints are all taints of the node by its configuration, by key: those of the
+// user, and the one that keeps pods away from a control plane.
 func (c *Config) Taints() map[string]Taint {
 	all := map[string]Taint{}
 	if c.Machine.Type.ControlPlane() && !c.Cluster.AllowSchedulingOnControlPlanes {

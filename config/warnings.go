@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// warningChecks find settings that work, but maybe not as intended. They only warn: a node
-// starts with such a configuration.
+// warningChecks find settings that work, but perhaps not as intended. They only
+// warn: a node starts with such a configuration.
 var warningChecks = []check{
 	{"private keys on a worker", warnWorkerKeys},
 	{"static key for STATE", warnStaticState},
@@ -34,7 +34,7 @@ func warnWorkerKeys(c *Config, r *report) {
 		{at("cluster", "serviceAccount", "key"), c.Cluster.ServiceAccount.Key},
 	} {
 		if len(k.key) > 0 {
-			r.warn(k.where, "a worker doesn't need this private key; leave it out: somebody who steals the worker could take over the cluster")
+			r.warn(k.where, "a worker doesn't need this private key; leave it out: with it, a stolen worker gives control over the cluster")
 		}
 	}
 }
@@ -89,8 +89,8 @@ func warnVIP(c *Config, r *report) {
 	}
 }
 
-// warnGateways: a gateway that is in none of the link's networks is asked for on the link all the
-// same, but is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
+// warnGateways: the kernel still looks for a gateway outside of the link's networks on the link,
+// but it is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
 func warnGateways(c *Config, r *report) {
 	links := c.Machine.Network.Links()
 	for i, in := range c.Machine.Network.Interfaces {
@@ -126,7 +126,7 @@ func warnRoutes(r *report, where place, routes []Route, link Link, name string) 
 var unsupported = []struct {
 	where place
 	used  func(*Config) bool
-	// refusal is why a machine refuses the field: its user relies on it. "": nobody does.
+	// refusal is why a machine refuses the field: its user relies on it. "" if no user relies on it.
 	refusal string
 }{
 	{
@@ -148,8 +148,8 @@ func warnNoEffect(c *Config, r *report) {
 	}
 }
 
-// checkUnsupported is for machines. A node in a container has neither a disk nor a system of its
-// own, and only warns.
+// checkUnsupported is for machines. A node in a container has neither a disk
+// nor an operating system of its own, and only warns.
 func checkUnsupported(c *Config, r *report) {
 	for _, f := range unsupported {
 		if f.refusal != "" && f.used(c) {

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownCgroup is where PID 1 and its direct children live: in cgroup v2 a group
-// that hands controllers on can't have processes of its own
+// ownCgroup is the cgroup of PID 1 and its direct children: in cgroup v2 a
+// group that delegates controllers can't have processes of its own
 // (Documentation/admin-guide/cgroup-v2.rst, "No Internal Process Constraint").
 const ownCgroup = "init"
 
-// delegateCgroups moves PID 1 into a leaf below root and enables all controllers
-// for root's other children. A host with cgroup v1 hierarchies there has nothing
-// to delegate.
+// delegateCgroups moves PID 1 into a leaf below root and enables all
+// controllers for root's other children. A host with cgroup v1 hierarchies at
+// root has nothing to delegate.
 func delegateCgroups(root string) error {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(root, &stat); err != nil {
@@ -37,7 +37,7 @@ func delegateCgroups(root string) error {
 	if err != nil {
 		return err
 	}
-	// One by one: the kernel takes all of a line or none.
+	// One by one: the kernel accepts all controllers of a line or none.
 	var errs []error
 	for _, c := range strings.Fields(string(controllers)) {
 		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+"+c+"\n"), 0); err != nil {

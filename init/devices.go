@@ -21,8 +21,8 @@ const (
 	keyPower = 116
 )
 
-// watchDevices waits for the devices that are PID 1's own business, the power
-// button and the watchdog, whose drivers udevd loads later.
+// watchDevices waits for the devices that PID 1 itself uses, the power button
+// and the watchdog. udevd loads their drivers later.
 func (p *pid1) watchDevices() error {
 	events, err := udev.Listen(context.Background())
 	if err != nil {
@@ -45,9 +45,9 @@ func (p *pid1) watchDevices() error {
 
 func (p *pid1) lookForDevices(watched map[string]bool) {
 	if _, err := os.Stat(watchdogDevice); err == nil {
-		p.dog.start(watchdogDevice)
+		p.watchdog.start(watchdogDevice)
 	}
-	inputs, _ := filepath.Glob(inputDevices) // the pattern is sound
+	inputs, _ := filepath.Glob(inputDevices) // the pattern is valid
 	for _, path := range inputs {
 		if watched[path] {
 			continue
@@ -64,7 +64,7 @@ func (p *pid1) lookForDevices(watched map[string]bool) {
 	}
 }
 
-// watchButton asks for power off each time when the button is pressed.
+// watchButton asks for power off each time the button is pressed.
 func (p *pid1) watchButton(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -90,7 +90,7 @@ func (p *pid1) watchButton(path string) error {
 	}
 }
 
-// hasKey says whether an input device has a key, by the bit map that sysfs shows:
+// hasKey reports whether an input device has a key, by the bit map in sysfs:
 // words in hexadecimal, the highest first.
 func hasKey(path string, key int) bool {
 	data, err := os.ReadFile(path)

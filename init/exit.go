@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 )
 
-// intent is how the machine is to end.
+// intent is what happens to the machine after the exit.
 type intent int
 
 const (
@@ -27,19 +27,19 @@ const (
 
 func (i intent) String() string { return [...]string{"power off", "reboot", "halt"}[i] }
 
-// request is someone's wish that the machine ends.
+// request asks for the end of the machine.
 type request struct {
 	intent intent
 	why    string        // never empty
-	failed bool          // nobody asked for it
-	delay  time.Duration // before anything is done, so that why can be read
+	failed bool          // by a failure, not by a user
+	delay  time.Duration // before the first phase, so that why can be read
 }
 
-// ask hands a request to the main loop. Only the first one counts: the machine
-// has one end, and a second ctrl-alt-del must not start it over.
+// ask sends a request to the main loop. Only the first one counts: a second
+// ctrl-alt-del must not start the shutdown again.
 func (p *pid1) ask(r request) {
 	if p.leaving.Load() {
-		p.logs.Printf("%s asked for by %s: the machine is on its way out already", r.intent, r.why)
+		p.logs.Printf("%s asked for by %s: the machine is shutting down already", r.intent, r.why)
 	}
 	select {
 	case p.requests <- r:
@@ -47,7 +47,7 @@ func (p *pid1) ask(r request) {
 	}
 }
 
-// power is what the node itself asks for: over its API, or because of a change of
+// power is a request of the node itself: by its API, or because of a change of
 // its configuration.
 func (p *pid1) power(what boot.Power, why string) {
 	r := request{intent: powerOff, why: why}
@@ -57,14 +57,14 @@ func (p *pid1) power(what boot.Power, why string) {
 	p.ask(r)
 }
 
-// The parts of shutdownBudget, which is a promise: whatever a service does, a
-// machine that is told to power off does so within 30 s. The rest is left for
+// The parts of shutdownBudget, which is a promise: a machine that is asked to
+// power off does so within 30 s, whatever a service does. The rest is left for
 // the kernel itself.
 const (
 	recordBudget  = 1 * time.Second  // one small file
 	revertBudget  = 1 * time.Second  // one sector of META
-	serviceBudget = 14 * time.Second // pods are killed by their node's end anyway, so what counts is that etcd ends cleanly
-	termBudget    = 3 * time.Second  // for what no service owns: shims and containers
+	serviceBudget = 14 * time.Second // the end of the node kills pods anyway, so only a clean end of etcd counts
+	termBudget    = 3 * time.Second  // for processes that belong to no service: shims and containers
 	killBudget    = 2 * time.Second  // SIGKILL takes effect at once, except in a hanging system call
 	unmountBudget = 4 * time.Second
 	syncBudget    = 3 * time.Second
@@ -72,19 +72,20 @@ const (
 
 	shutdownBudget = recordBudget + revertBudget + serviceBudget + termBudget + killBudget + unmountBudget + syncBudget + consoleBudget
 
-	// eraseBudget is for a node that is being reset, beyond the promise: half a GiB of
-	// zeros on a slow USB disk, or a host's million files. The next boot does the rest.
+	// eraseBudget is for a node that is being reset, in addition to the promise: half a GiB
+	// of zeros on a slow USB disk, or a million files on a host. The next boot does the rest.
 	eraseBudget = 90 * time.Second
 )
 
-// phase is one step of leaving. What isn't done within its budget is left alone.
+// phase is one step of the exit. If it isn't done within its budget, the exit continues without it.
 type phase struct {
 	what   string
 	budget time.Duration
 	do     func(ctx context.Context) error
 }
 
-// orderlyPhases is the way out: stop is the node's, and ended hands over its end.
+// orderlyPhases are the phases of an orderly exit: stop stops the node, and
+// ended receives its error.
 func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan error) []phase {
 	phases := []phase{
 		{"record the reason", recordBudget, func(context.Context) error { return recordReason(boot.StateDir, r) }},
@@ -101,7 +102,7 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 		{"end processes", termBudget, func(ctx context.Context) error { return endProcesses(ctx, unix.SIGTERM) }},
 		{"kill processes", killBudget, func(ctx context.Context) error { return endProcesses(ctx, unix.SIGKILL) }},
 		{unmountPhase, unmountBudget, func(ctx context.Context) error {
-			p.logs.Release() // or its files keep /var busy
+			p.logs.Release() // otherwise its files keep /var busy
 			return unmountAll(ctx, p.mode)
 		}},
 		{"write what is in memory to disk", syncBudget, func(context.Context) error { unix.Sync(); return nil }},
@@ -110,8 +111,8 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 	if n == nil || !(*n).Marked() {
 		return phases
 	}
-	// A disk is erased once nothing is mounted from it, a container's directories
-	// while they still are.
+	// A disk is erased after nothing is mounted from it, a container's directories
+	// while they are still mounted.
 	at := slices.IndexFunc(phases, func(ph phase) bool { return ph.what == unmountPhase })
 	if p.mode == boot.Machine {
 		at++
@@ -138,19 +139,19 @@ func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
 	}
 	p.logs.Printf("%s now, after %s", r.intent, time.Since(start).Round(time.Millisecond))
 	p.logs.Flush(consoleBudget)
-	if p.dog != nil {
-		p.dog.release(r.intent)
+	if p.watchdog != nil {
+		p.watchdog.release(r.intent)
 	}
 	err := p.leave(r.intent)
-	// Here only if the kernel didn't let go.
+	// This is reached only if the last system call failed.
 	p.logs.Printf("%s: %v", r.intent, err)
 	for {
 		unix.Pause()
 	}
 }
 
-// wait is the delay of a request, cut short by the next one: whoever presses
-// ctrl-alt-del has read the console.
+// wait waits for the delay of a request. The next request ends it early: a user
+// who presses ctrl-alt-del has read the console.
 func (p *pid1) wait(r request) {
 	if r.delay == 0 {
 		return
@@ -178,7 +179,7 @@ func (p *pid1) do(ph phase) {
 	go func() {
 		done <- step{ph.what, func() error { return ph.do(ctx) }}.run()
 	}()
-	// A phase that minds its context returns with it; one that hangs doesn't.
+	// A phase that respects its context returns soon after; one that hangs doesn't.
 	const grace = 100 * time.Millisecond
 	late := time.NewTimer(ph.budget + grace)
 	defer late.Stop()
@@ -200,15 +201,15 @@ func (p *pid1) do(ph phase) {
 	}
 }
 
-// leaveUndone says what follows from a phase that isn't done, where somebody counts
-// on it: a disk that was reset may be given away.
+// leaveUndone logs the consequence of a phase that isn't done, if users rely on
+// it: a disk that was reset may be given away.
 func (p *pid1) leaveUndone(ph phase) {
 	if ph.what == erasePhase {
 		p.logs.Printf("this node is NOT wiped: its next boot does it, before it uses anything of what is left. Let it boot before you give its disk away")
 	}
 }
 
-// failure is the request that follows from a node that has ended by itself.
+// failure is the request after the node has ended by itself.
 func (p *pid1) failure(err error) request {
 	why := "the node ended by itself"
 	if err != nil {
@@ -221,11 +222,11 @@ func (p *pid1) failure(err error) request {
 	return r
 }
 
-// reasonFile says, on STATE, why the machine went down the last time.
+// reasonFile has the reason of the last shutdown, on STATE.
 const reasonFile = "last-exit"
 
-// recordReason writes the reason for the next boot to read. Before STATE is
-// mounted there is nowhere to write it, and nothing that needs it.
+// recordReason writes the reason for the next boot. Before STATE is mounted it
+// can't be written, and isn't needed.
 func recordReason(dir string, r request) error {
 	there, err := mountedAt()
 	if err != nil || !slices.Contains(there, dir) {
@@ -235,9 +236,9 @@ func recordReason(dir string, r request) error {
 	return boot.WriteFile(filepath.Join(dir, reasonFile), []byte(line), 0o600)
 }
 
-// revert makes the slot bad that this machine runs from, if its system hasn't proved itself
-// and has failed: the next boot is the other slot's. A person who ends such a machine takes
-// nothing from it but this try.
+// revert makes the slot of this machine bad if its system has failed before it
+// has proved itself: the next boot is from the other slot. If a user ends such
+// a machine, it loses only this try.
 func (p *pid1) revert(r request) error {
 	slot, there := p.cmdline.Get(boot.ParamSlot)
 	if !there || !r.failed {
@@ -267,8 +268,8 @@ func leaveFor(mode boot.Mode) func(intent) error {
 		if os.Getpid() != 1 {
 			return fmt.Errorf("not PID 1: the machine isn't ours")
 		}
-		// In a PID namespace reboot(2) ends just that, and tells the parent which
-		// of the two it was; powering off is a normal end there.
+		// In a PID namespace reboot(2) ends only the namespace, and tells the parent
+		// which of the two it was; a power off is a normal end there.
 		if mode == boot.Container && i != reboot {
 			os.Exit(0)
 		}
@@ -280,9 +281,9 @@ func leaveFor(mode boot.Mode) func(intent) error {
 	}
 }
 
-// afterFailure is what a machine does after it failed, by the kernel's own panic=
-// (Documentation/admin-guide/kernel-parameters.txt): reboot after so many
-// seconds, at once when negative, never when 0.
+// afterFailure is what a machine does after a failure, by the kernel's own
+// panic= (Documentation/admin-guide/kernel-parameters.txt): reboot after that
+// many seconds, at once when negative, never when 0.
 func afterFailure(cmdline boot.Cmdline) (intent, time.Duration) {
 	text, _ := cmdline.Get("panic")
 	seconds, err := strconv.Atoi(text)
@@ -295,7 +296,7 @@ func afterFailure(cmdline boot.Cmdline) (intent, time.Duration) {
 	return reboot, time.Duration(max(seconds, 0)) * time.Second
 }
 
-// giveUp is the way out of stage 1, where nothing runs that could be stopped.
+// giveUp is the exit of stage 1, where nothing runs that could be stopped.
 func giveUp(console *logs.Logs, err error) {
 	line, _ := os.ReadFile("/proc/cmdline") // none before /proc is mounted
 	next, delay := afterFailure(boot.ParseCmdline(string(line)))

@@ -10,11 +10,11 @@ import (
 	"github.com/garboard-os/garboard/services/system/udev"
 )
 
-// askPowerOff is the argument with which the kernel runs this program when the
-// machine should power off (kernel.poweroff_cmd).
+// askPowerOff is the argument for a power off: the kernel runs this program
+// with it (kernel.poweroff_cmd).
 const askPowerOff = "--power-off"
 
-// help is this program when it isn't PID 1: the kernel runs it as its modprobe,
+// help is this program when it isn't PID 1. The kernel runs it as its modprobe,
 // with the arguments "-q -- name" (kernel/module/kmod.c), or to power off. It
 // returns the exit status.
 func help(args []string) int {

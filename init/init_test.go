@@ -56,7 +56,7 @@ func newTestPID1(mode boot.Mode) (*pid1, *screen) {
 	return p, s
 }
 
-// The promise to whoever presses the power button.
+// The promise to users who press the power button.
 func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
 	if shutdownBudget > 29*time.Second {
 		t.Errorf("shutdown may take %s, and the kernel wants its part of 30 s", shutdownBudget)
@@ -74,7 +74,7 @@ func TestShutdownBudgetIsBelowThirtySeconds(t *testing.T) {
 	}
 }
 
-// pressedNode is a node that notes how it is ended.
+// pressedNode is a node that records how it is ended.
 type pressedNode struct {
 	node
 	end   func() error
@@ -88,8 +88,8 @@ func (n pressedNode) End(_ context.Context, p boot.Power, why string) error {
 	return n.end()
 }
 
-// The power button and a signal take the way of gbctl shutdown. What can't begin, hangs or
-// isn't done within its budget ends at once, and so does what is asked for twice.
+// The power button and a signal have the same effect as gbctl shutdown. A shutdown that can't
+// begin, hangs or exceeds its budget ends at once, and so does one that is requested twice.
 func TestPress(t *testing.T) {
 	t.Parallel()
 	const soon = time.Second
@@ -128,14 +128,14 @@ func TestPress(t *testing.T) {
 					t.Errorf("%+v", r)
 				}
 				p.leaving.Store(true)
-				time.Sleep(2 * time.Hour) // until nothing of it is left
+				time.Sleep(2 * time.Hour) // until all its goroutines have ended
 			})
 		})
 	}
 }
 
 // A machine that fails with a system that hasn't proved itself boots the other one next.
-// One that a person ends, or that has proved itself, stays with its own.
+// After a user has ended it, or if its system has proved itself, it boots the same one.
 func TestUnprovenBootReverts(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -184,8 +184,8 @@ func TestUnprovenBootReverts(t *testing.T) {
 	}
 }
 
-// A disk is erased once nothing is mounted from it, the directories of a container
-// while they still are; and only by a node that is being reset.
+// A disk is erased after nothing is mounted from it, the directories of a
+// container while they are still mounted; and only on a node that is being reset.
 func TestErase(t *testing.T) {
 	for mode, want := range map[boot.Mode][]string{
 		boot.Machine:   {unmountPhase, erasePhase},
@@ -230,7 +230,7 @@ type resetNode struct {
 func (n resetNode) Marked() bool              { return n.marked }
 func (resetNode) Erase(context.Context) error { return errBroken }
 
-// Who reads the console of a node that was reset must not take it for wiped.
+// A user must see on the console that a reset node isn't wiped yet.
 func TestEraseThatIsNotDone(t *testing.T) {
 	for name, erase := range map[string]func(context.Context) error{
 		"fails": func(context.Context) error { return errors.New("broken disk") },
@@ -249,7 +249,7 @@ func TestEraseThatIsNotDone(t *testing.T) {
 	}
 }
 
-// exitOf runs the funnel to its end and says what was left with.
+// exitOf runs the funnel to its end and returns the intent of the last system call.
 func exitOf(p *pid1, r request, phases ...phase) intent {
 	left := make(chan intent)
 	p.phases = func(request, context.CancelFunc, <-chan error) []phase { return phases }
@@ -294,7 +294,7 @@ func TestSecondRequestDoesNotStartOver(t *testing.T) {
 	if got != powerOff || calls != 1 {
 		t.Errorf("left with %s after %d calls", got, calls)
 	}
-	if want := "reboot asked for by ctrl-alt-del: the machine is on its way out already"; strings.Count(s.String(), want) != 3 {
+	if want := "reboot asked for by ctrl-alt-del: the machine is shutting down already"; strings.Count(s.String(), want) != 3 {
 		t.Errorf("console:\n%s", s)
 	}
 }
@@ -402,7 +402,7 @@ func TestApplySettings(t *testing.T) {
 	}
 }
 
-// A container must not touch what belongs to the whole host.
+// A container must not change what belongs to the whole host.
 func TestContainerTouchesOnlyItsOwn(t *testing.T) {
 	for _, s := range settingsFor(boot.Container) {
 		if !strings.HasPrefix(s.name, "net/") {
@@ -422,7 +422,7 @@ func TestContainerTouchesOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// A machine has at boot what its kubelet demands before it starts.
+// At boot a machine sets the kernel parameters that its kubelet requires.
 func TestKubeletFindsItsKernelDefaults(t *testing.T) {
 	set := map[string]string{}
 	for _, s := range settingsFor(boot.Machine) {
@@ -487,7 +487,7 @@ func TestHasKey(t *testing.T) {
 		"10000000000000 0\n": true, // the ACPI power button: 116 = 64 + 52
 		"10000000000000\n":   false,
 		"402000000 3803078f800d001 feffffdfffefffff fffffffffffffffe\n": true,  // a keyboard with a power key
-		"402000000 3803078f800d001 feefffdfffefffff fffffffffffffffe\n": false, // one without
+		"402000000 3803078f800d001 feefffdfffefffff fffffffffffffffe\n": false, // a keyboard without one
 		"junk x\n": false,
 		"":         false,
 	} {

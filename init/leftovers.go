@@ -16,7 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// pollLeftovers is how often the funnel looks whether processes or mounts are
+// pollLeftovers is how often the funnel checks whether processes or mounts are
 // gone.
 const pollLeftovers = 50 * time.Millisecond
 
@@ -31,7 +31,7 @@ func endProcesses(ctx context.Context, s unix.Signal) error {
 		if err != nil || len(left) == 0 {
 			return err
 		}
-		// Again and again: a process may have forked at the wrong moment.
+		// Repeatedly: a process may have forked between two signals.
 		if err := unix.Kill(-1, s); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("kill all with %s: %w", unix.SignalName(s), err)
 		}
@@ -43,8 +43,7 @@ func endProcesses(ctx context.Context, s unix.Signal) error {
 	}
 }
 
-// processes names the processes other than ourselves, threads of the kernel and
-// zombies.
+// processes names all processes except this one, kernel threads and zombies.
 func processes() ([]string, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -58,7 +57,7 @@ func processes() ([]string, error) {
 		}
 		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
 		if err != nil {
-			continue // gone meanwhile
+			continue // it has ended meanwhile
 		}
 		if name, alive := parseStat(stat); alive {
 			found = append(found, fmt.Sprintf("%s (%d)", name, pid))
@@ -67,8 +66,8 @@ func processes() ([]string, error) {
 	return found, nil
 }
 
-// parseStat reads a line of proc_pid_stat(5): "pid (name) state ppid …", where
-// the name may hold anything.
+// parseStat reads a line of proc_pid_stat(5): "pid (name) state ppid …"; the
+// name may contain any character.
 func parseStat(line []byte) (name string, alive bool) {
 	const kernelThread = 0x00200000 // PF_KTHREAD, include/linux/sched.h
 	open, end := bytes.IndexByte(line, '('), bytes.LastIndexByte(line, ')')
@@ -86,20 +85,19 @@ func parseStat(line []byte) (name string, alive bool) {
 	return string(line[open+1 : end]), true
 }
 
-// keepMounted stay mounted to the very end: the root and this program, which are
-// in use as long as it runs, and filesystems without a disk behind. What is
-// mounted below the latter isn't kept, but for kernelMounts.
+// keepMounted are not unmounted: the root and this program, which are in use as
+// long as it runs, and file systems without a disk. What is mounted below the
+// latter is unmounted, except kernelMounts.
 var keepMounted = []string{"/", "/run", "/etc", "/usr/sbin/init"}
 
-// kernelMounts stay with all that is below: what the kernel shows, its log and
-// the watchdog among it.
+// kernelMounts are not unmounted, with everything below: the kernel's
+// interfaces, including its log and the watchdog.
 var kernelMounts = []string{"/dev", "/proc", "/sys"}
 
-// unmountAll unmounts what is on disks, and what lies in the way, last mount
-// first, again and again until all is gone. What stays busy is made read-only,
-// which writes it out and leaves it clean: on a machine. In a container the
-// filesystem behind a mount is the host's, all of it, and would become read-only
-// there.
+// unmountAll unmounts what is on disks and what is mounted below, last mount
+// first, repeatedly until all is gone. On a machine, it makes busy file systems
+// read-only, which writes their data and leaves them clean. In a container that
+// would make the whole file system of the host read-only.
 func unmountAll(ctx context.Context, mode boot.Mode) error {
 	for {
 		left, err := toUnmount()
@@ -121,7 +119,7 @@ func unmountAll(ctx context.Context, mode boot.Mode) error {
 				return errors.Join(errs...)
 			}
 			for _, target := range left {
-				// The error of the unmount is the one to tell.
+				// The error of the unmount is the one to report.
 				_ = unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
 			}
 			return errors.Join(errs...)

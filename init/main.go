@@ -1,20 +1,20 @@
 // Command init is PID 1 of a node, from the kernel's first process to the last.
 //
-// On a machine it runs twice. As /init of the initramfs it is stage 1: it mounts
-// the root filesystem, a squashfs that lies beside it, and becomes /sbin/init of
-// that: stage 2. Stage 2 prepares the machine (mounts, kernel settings), runs
-// the node, a graph of services that it knows nothing about, and stays with it
-// until someone wants the machine to power off, reboot or halt.
+// On a machine it runs twice. As /init of the initramfs it is stage 1: it
+// mounts the root filesystem, a squashfs in the initramfs, and becomes stage 2,
+// which is /sbin/init of that filesystem. Stage 2 prepares the machine (mounts,
+// kernel settings) and runs the node, a graph of services whose content it
+// doesn't know. It stays until something asks for power off, reboot or halt.
 //
 //	stage 1 ─▶ stage 2: boot steps ─▶ node.Run ─┐
 //	           signals, power button, failure ──┴─▶ exit funnel ─▶ reboot(2)
 //
-// Nothing that goes wrong ends PID 1 by itself: errors and panics go into the
-// one exit funnel (exit.go), which stops everything in order, and within a
-// fixed time, before it lets go of the machine.
+// No failure ends PID 1 directly: errors and panics go to the one exit funnel
+// (exit.go). It stops everything in order, and within a fixed time, before the
+// last system call.
 //
-// As the first process of a container (`--mode=container`) it leaves alone what
-// belongs to the host: kernel settings, devices, the watchdog.
+// As the first process of a container (`--mode=container`) it doesn't change
+// what belongs to the host: kernel settings, devices, the watchdog.
 package main
 
 import (
@@ -26,13 +26,13 @@ import (
 	"github.com/garboard-os/garboard/services/front/trustd"
 )
 
-// containerFlag is the one way in which PID 1 learns that it isn't on a machine
-// of its own. (The kernel also hands over what it doesn't know of its command
-// line, so other arguments mean nothing.)
+// containerFlag is the only way to tell PID 1 that it runs in a container. (The
+// kernel also passes parameters of its command line that it doesn't know, so
+// other arguments are ignored.)
 const containerFlag = "--mode=container"
 
 func main() {
-	// In their sandboxes these are process 1, too.
+	// In their sandboxes these programs are process 1, too.
 	switch {
 	case slices.Equal(os.Args[1:], []string{apid.Command}):
 		os.Exit(apid.Main())

@@ -18,28 +18,27 @@ const (
 	noSuidDevExec = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	cgroupRoot    = "/sys/fs/cgroup"
 
-	// The writable half of /etc: on /run, so gone with the power.
+	// The writable part of /etc: on /run, so it is lost at power off.
 	etcUpper = "/run/etc/upper"
 	etcWork  = "/run/etc/work"
 )
 
-// mountPoint is a row of a mount table. What is mounted there already stays: by
-// stage 1, or by whoever made the container.
+// mountPoint is a row of a mount table. A mount that exists already stays: it
+// was made by stage 1 or by the creator of the container.
 type mountPoint struct {
 	target string
 	fstype string
 	flags  uintptr
 	data   string
-	// make are directories that have to exist first, on a filesystem that can be
-	// written to.
+	// make are directories that must exist first, on a writable file system.
 	make []string
-	// without says why a node does without this mount where it isn't possible.
+	// without is why a node works without this mount if it isn't possible.
 	without string
-	// machine marks what a container has from its host, or not at all.
+	// machine marks rows that a container gets from its host, or doesn't need.
 	machine bool
 }
 
-// earlyMounts are those that stage 1 needs, and hands on.
+// earlyMounts are those that stage 1 needs. Stage 2 keeps them.
 var earlyMounts = []mountPoint{
 	{target: "/proc", fstype: "proc", flags: noSuidDevExec},
 	{target: "/sys", fstype: "sysfs", flags: noSuidDevExec},
@@ -54,7 +53,7 @@ var mounts = append(slices.Clone(earlyMounts), []mountPoint{
 	{target: "/dev/hugepages", fstype: "hugetlbfs", flags: unix.MS_NOSUID | unix.MS_NODEV, make: []string{"/dev/hugepages"}, machine: true, without: "only pods with huge pages miss it"},
 	{target: "/run", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=0755"},
 	{target: "/tmp", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
-	// Keys and certificates: never on a disk. 64 MiB is a thousand times what they take.
+	// Keys and certificates, never on a disk. 64 MiB is a thousand times their size.
 	{target: boot.SecretsDir, fstype: "tmpfs", flags: noSuidDevExec, data: "mode=0700,size=64m"},
 	{target: "/etc", fstype: "overlay", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "lowerdir=/etc,upperdir=" + etcUpper + ",workdir=" + etcWork, make: []string{"/run/etc", etcUpper, etcWork}},
 	{target: cgroupRoot, fstype: "cgroup2", flags: noSuidDevExec, data: "nsdelegate,memory_recursiveprot", machine: true},
@@ -65,8 +64,8 @@ var mounts = append(slices.Clone(earlyMounts), []mountPoint{
 	{target: "/sys/fs/pstore", fstype: "pstore", flags: noSuidDevExec, machine: true, without: "only the last words of a kernel that died are lost"},
 }...)
 
-// mountAll mounts the rows of a table in order. skipped is told of those that a
-// node does without; nil tells nobody.
+// mountAll mounts the rows of a table in order. skipped is called for those
+// that a node can do without; it may be nil.
 func mountAll(table []mountPoint, skipped func(mountPoint, error)) error {
 	there, err := mountedAt()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -102,15 +101,15 @@ func (m mountPoint) mount() error {
 	return nil
 }
 
-// forMode leaves out the rows that a mode doesn't have.
+// forMode leaves out the rows that don't apply to a mode.
 func forMode(table []mountPoint, mode boot.Mode) []mountPoint {
 	return slices.DeleteFunc(slices.Clone(table), func(m mountPoint) bool {
 		return m.machine && mode == boot.Container
 	})
 }
 
-// shareMounts makes all mounts shared: a volume that the kubelet mounts must
-// show in containers that run already (bidirectional propagation), and the
+// shareMounts makes all mounts shared: a volume that the kubelet mounts must be
+// visible in containers that run already (bidirectional propagation), and the
 // kernel's default is private (mount_namespaces(7)).
 func shareMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
@@ -119,7 +118,7 @@ func shareMounts() error {
 	return nil
 }
 
-// devLinks are names in /dev that programs have built in and devtmpfs lacks.
+// devLinks are names in /dev that programs use and devtmpfs doesn't have.
 var devLinks = map[string]string{
 	"/dev/fd":     "/proc/self/fd",
 	"/dev/stdin":  "/proc/self/fd/0",
@@ -136,7 +135,7 @@ func linkDevices() error {
 	return nil
 }
 
-// mountedAt lists where something is mounted, in the order of mounting.
+// mountedAt lists all mount points, in the order of mounting.
 func mountedAt() ([]string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -154,7 +153,7 @@ func mountedAt() ([]string, error) {
 	return targets, lines.Err()
 }
 
-// unescape turns \040 and its like back into characters.
+// unescape decodes octal escapes such as \040.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s

@@ -25,8 +25,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// roleEnv makes this test binary play a part: PID 1 of a PID namespace with one
-// of the nodes below, or one of the node's processes.
+// roleEnv selects what this test binary runs as: PID 1 of a PID namespace with
+// one of the nodes below, or one of the node's processes.
 const roleEnv = "GARBOARD_INIT_ROLE"
 
 func TestMain(m *testing.M) {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case isNode:
 		playPID1(nodes[name])
-	case role == "stubborn":
+	case role == "ignoresSignals":
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 		fmt.Println("ready")
 		select {}
@@ -64,12 +64,12 @@ func must(err error) {
 }
 
 // playPID1 is stage 2 as in a container, with its real signals, reaper, funnel
-// and last system call; the boot steps are left out, and the node is a test's.
+// and last system call. It has no boot steps, and the node is a test's.
 func playPID1(run func(p *pid1, ctx context.Context) error) {
 	if os.Getpid() != 1 {
 		must(errors.New("not PID 1 of a namespace"))
 	}
-	// What is unmounted and looked at here is this namespace's own.
+	// All mounts and unmounts here are in this namespace.
 	must(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	must(unix.Mount("proc", "/proc", "proc", noSuidDevExec, ""))
 	p := &pid1{
@@ -92,7 +92,7 @@ type testNode struct {
 
 func (n testNode) Run(ctx context.Context) error { return n.run(n.p, ctx) }
 
-// End is that of a node which can't begin an operation: it ends at once.
+// End fails as on a node that can't begin an operation: the machine ends at once.
 func (n testNode) End(context.Context, boot.Power, string) error {
 	return errors.New("STATE isn't mounted")
 }
@@ -100,17 +100,17 @@ func (n testNode) End(context.Context, boot.Power, string) error {
 func (n testNode) Marked() bool                { return false }
 func (n testNode) Erase(context.Context) error { return nil }
 
-// nodes are what the tests' PID 1s run.
+// nodes are the nodes that the tests' PID 1s run.
 var nodes = map[string]func(p *pid1, ctx context.Context) error{
-	"idle":     func(p *pid1, ctx context.Context) error { p.logs.Printf("ready"); <-ctx.Done(); return nil },
-	"failing":  func(*pid1, context.Context) error { return errors.New("no way on") },
-	"panics":   func(*pid1, context.Context) error { panic("node") },
-	"storm":    storm,
-	"stubborn": stubborn,
-	"panicky":  panicky,
+	"idle":           func(p *pid1, ctx context.Context) error { p.logs.Printf("ready"); <-ctx.Done(); return nil },
+	"failing":        func(*pid1, context.Context) error { return errors.New("no way on") },
+	"panics":         func(*pid1, context.Context) error { panic("node") },
+	"storm":          storm,
+	"ignoresSignals": ignoresSignals,
+	"panicky":        panicky,
 }
 
-// pid1Process is a PID 1 in namespaces of its own.
+// pid1Process is a PID 1 in its own namespaces.
 type pid1Process struct {
 	*exec.Cmd
 	out   *screen
@@ -130,7 +130,7 @@ func startPID1(t *testing.T, name string) *pid1Process {
 	}
 	go func() {
 		defer close(p.ended)
-		p.Wait() // its verdict is in ProcessState
+		p.Wait() // the result is in ProcessState
 	}()
 	t.Cleanup(func() {
 		p.Process.Kill()
@@ -173,14 +173,14 @@ func (p *pid1Process) endsWith(t *testing.T, within time.Duration, want string) 
 	}
 }
 
-// The issue's figures.
+// The numbers of the issue.
 const (
 	stormOrphans  = 10_000
 	stormForkers  = 40
 	stormChildren = 200
 )
 
-// storm floods PID 1 with orphans while it waits for children of its own.
+// storm creates many orphans while PID 1 waits for children of its own.
 func storm(p *pid1, ctx context.Context) error {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
@@ -229,17 +229,17 @@ func TestTenThousandOrphansAndNoExitStatusLost(t *testing.T) {
 	p.endsWith(t, 10*time.Second, "exit status 0")
 }
 
-// stubborn is a node with a service that ignores everything, whose process does
-// the same, beside a process that no service owns.
-func stubborn(p *pid1, ctx context.Context) error {
-	stray := asRole("stubborn")
+// ignoresSignals is a node with a service that ignores its end and whose
+// process does the same, and with a process that belongs to no service.
+func ignoresSignals(p *pid1, ctx context.Context) error {
+	stray := asRole("ignoresSignals")
 	if _, err := p.processes.Start(stray); err != nil {
 		return err
 	}
 	g, err := dag.New(dag.Options{Log: p.logs.Logger}, dag.Service{
-		ID: "stubborn",
+		ID: "ignoresSignals",
 		Run: func(ctx context.Context, h *dag.Handle) error {
-			cmd := asRole("stubborn")
+			cmd := asRole("ignoresSignals")
 			out, err := cmd.StdoutPipe()
 			if err != nil {
 				return err
@@ -266,12 +266,12 @@ func stubborn(p *pid1, ctx context.Context) error {
 
 func TestPowersOffWithin30SecondsWhateverAServiceDoes(t *testing.T) {
 	pace := eventually.Measure()
-	p := startPID1(t, "stubborn")
+	p := startPID1(t, "ignoresSignals")
 	p.says(t, 10*time.Second, "ready")
 	start := time.Now()
 	p.Process.Signal(syscall.SIGTERM)
 	p.says(t, 5*time.Second, "power off because=SIGTERM")
-	p.Process.Signal(syscall.SIGINT) // impatience doesn't start it over
+	p.Process.Signal(syscall.SIGINT) // a second request doesn't start it again
 	const promise = 30 * time.Second
 	p.endsWith(t, promise, "exit status 0")
 	end := time.Now()
@@ -279,7 +279,7 @@ func TestPowersOffWithin30SecondsWhateverAServiceDoes(t *testing.T) {
 	if err := pace.Kept(start, end, promise); err != nil {
 		t.Errorf("off: %v", err)
 	}
-	for _, want := range []string{"stop services: ", "is on its way out already", "end processes: 2 are left: "} {
+	for _, want := range []string{"stop services: ", "is shutting down already", "end processes: 2 are left: "} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("console doesn't say %q", want)
 		}
@@ -330,7 +330,7 @@ func TestPanicsDoNotEndPID1(t *testing.T) {
 func TestNodeThatFailsOrPanicsReboots(t *testing.T) {
 	for name, why := range map[string]string{"failing": `reboot because="no way on"`, "panics": `reboot because="panic: node"`} {
 		p := startPID1(t, name)
-		// In a PID namespace, reboot(2) shows to the parent as SIGHUP.
+		// The parent of a PID namespace sees reboot(2) as SIGHUP.
 		p.endsWith(t, 10*time.Second, "signal: hangup")
 		if !strings.Contains(p.out.String(), why) {
 			t.Errorf("console doesn't say %q:\n%s", why, p.out)
@@ -338,11 +338,11 @@ func TestNodeThatFailsOrPanicsReboots(t *testing.T) {
 	}
 }
 
-// However many come, none keeps one that means something from being heard.
+// Many signals without a meaning must not hide one that has a meaning.
 func TestNoSignalEndsPID1ByItself(t *testing.T) {
 	p := startPID1(t, "idle")
 	p.says(t, 10*time.Second, "ready")
-	for range 100 { // a busy node doesn't keep up with them
+	for range 100 { // a busy node can't handle them as fast as they come
 		for s := syscall.Signal(1); s <= 64; s++ {
 			if _, means := signalIntents[s]; means || uncatchable(s) {
 				continue
@@ -371,7 +371,7 @@ func playMounts() {
 	must(os.Chdir("/"))
 	must(unix.Mount("proc", "/proc", "proc", 0, ""))
 	table := forMode(mounts, boot.Container)
-	for range 2 { // what is mounted already stays
+	for range 2 { // existing mounts stay
 		must(mountAll(table[2:], nil)) // /proc is there; /sys of a foreign network namespace isn't wanted
 	}
 	must(shareMounts())

@@ -19,10 +19,10 @@ type setting struct {
 	name, value, why string
 }
 
-// settings are what Kubernetes needs of a kernel. Those below net/ belong to a
-// network namespace, so a container sets its own; all others are the machine's.
-// (br_netfilter comes with bridge-nf-call-iptables set to 1: loading it, which
-// udevd does, is enough.)
+// settings are the kernel parameters that Kubernetes needs. Those below net/
+// belong to a network namespace, so a container sets its own; all others belong
+// to the machine. (br_netfilter has bridge-nf-call-iptables set to 1 from the
+// start: udevd only has to load it.)
 var settings = []setting{
 	{"net/ipv4/ip_forward", "1", "pods send through the node"},
 	{"net/ipv4/conf/all/rp_filter", "0", "answers may take another way than requests, with overlays and several links"},
@@ -44,8 +44,8 @@ var settings = []setting{
 	{"kernel/keys/root_maxkeys", "1000000", "the kubelet demands it: each container has a keyring"},
 	{"kernel/keys/root_maxbytes", "25000000", "the same: 25 bytes a key"},
 	{"kernel/pid_max", "4194304", "the most there can be: pods have their own limits"},
-	{"kernel/kptr_restrict", "1", "addresses of the kernel are nobody's business"},
-	{"kernel/dmesg_restrict", "1", "nor is its log"},
+	{"kernel/kptr_restrict", "1", "no program needs the addresses of the kernel"},
+	{"kernel/dmesg_restrict", "1", "nor its log"},
 	{"kernel/unprivileged_bpf_disabled", "1", "a way into the kernel that no pod needs"},
 	{"fs/inotify/max_user_instances", "8192", "each container runtime, log collector and kubelet has some, all as root"},
 	{"fs/inotify/max_user_watches", "524288", "the same"},
@@ -55,14 +55,14 @@ var settings = []setting{
 	{"user/max_user_namespaces", "15000", "pods with user namespaces"},
 }
 
-// ownPorts are where the node's servers listen: etcd, the API server, the balancer, the
-// network of pods, the kubelet and its neighbours, ports of services, apid and trustd. The
-// last two are among those that the kernel gives to connections (ip_local_port_range in
-// ip(7)), all of them are where somebody widens that range.
+// ownPorts are the ports of the node's servers: etcd, the API server, the balancer, the pod
+// network, the kubelet and other programs of Kubernetes, node ports of services, apid and
+// trustd. The last two are in the range from which the kernel gives ports to connections
+// (ip_local_port_range in ip(7)); if a user widens that range, all of them are.
 const ownPorts = "2379-2381,6443,7445,8472,10248-10259,30000-32767,50000-50001"
 
-// applySettings writes the table's rows below dir (/proc/sys). A kernel may lack
-// one; skipped is told of each that couldn't be set.
+// applySettings writes the table's rows below dir (/proc/sys). A kernel may
+// lack one; skipped is called for each that couldn't be set.
 func applySettings(dir string, table []setting, skipped func(setting, error)) {
 	for _, s := range table {
 		if err := os.WriteFile(filepath.Join(dir, s.name), []byte(s.value+"\n"), 0); err != nil {
@@ -71,18 +71,18 @@ func applySettings(dir string, table []setting, skipped func(setting, error)) {
 	}
 }
 
-// settingsFor leaves a container those of its network namespace.
+// settingsFor leaves only those of the network namespace for a container.
 func settingsFor(mode boot.Mode) []setting {
 	return slices.DeleteFunc(slices.Clone(settings), func(s setting) bool {
 		return mode == boot.Container && !strings.HasPrefix(s.name, "net/")
 	})
 }
 
-// openFiles is what containers may open: programs that need many expect to be
-// able to raise their own limit to this; and the kernel's fs.nr_open allows it.
+// openFiles is the number of files that containers may open. Programs that need many expect
+// to be able to raise their own limit to this, and the kernel's fs.nr_open allows it.
 const openFiles = 1 << 20
 
-// raiseLimits sets the resource limits that all processes inherit. Where the hard
+// raiseLimits sets the resource limits that all processes inherit. If the hard
 // limit can't be raised (a container without CAP_SYS_RESOURCE) it stays.
 func raiseLimits() error {
 	for _, limit := range []struct {
@@ -99,8 +99,8 @@ func raiseLimits() error {
 			return fmt.Errorf("read limit of %s: %w", limit.name, err)
 		}
 		want := syscall.Rlimit{Cur: limit.value, Max: max(now.Max, limit.value)}
-		// Package syscall's, as children would get the limit from before the Go
-		// runtime's start otherwise.
+		// Package syscall's Setrlimit: otherwise children would get the limit from
+		// before the start of the Go runtime.
 		err := syscall.Setrlimit(limit.resource, &want)
 		if errors.Is(err, unix.EPERM) {
 			err = syscall.Setrlimit(limit.resource, &syscall.Rlimit{Cur: min(now.Max, limit.value), Max: now.Max})

@@ -12,11 +12,11 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// Which are for good: all that talk to a node know them.
+// These never change: all clients of a node use them.
 const apidPort, trustdPort = 50000, 50001
 
-// The kernel gives none of the machine API's ports to a connection. The twin: where
-// they aren't reserved it does, and the server can't listen.
+// The kernel gives none of the machine API's ports to a connection. The
+// negative twin: if they aren't reserved it does, and the server can't listen.
 func TestPortsOfServersAreReserved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes a network namespace")
@@ -64,8 +64,8 @@ func TestPortsOfServersAreReserved(t *testing.T) {
 	}
 }
 
-// isolate gives the test a network namespace with a loopback. Its thread isn't unlocked,
-// and so ends with the test.
+// isolate gives the test a network namespace with a loopback. Its thread isn't
+// unlocked, and so ends with the test.
 func isolate(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -92,7 +92,7 @@ func tcp(t *testing.T) int {
 	return fd
 }
 
-// listen makes a socket a server's, as Go's net does.
+// listen makes a socket listen as Go's net does.
 func listen(fd int, at unix.Sockaddr) error {
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, at), unix.Listen(fd, 8))
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 )
 
-// Real-time signals count from 34 for everyone who uses a C library's names
-// (signal(7)); those are systemd's and container runtimes' ways to stop an init.
+// Real-time signals count from 34 in the names of C libraries (signal(7)).
+// systemd and container runtimes use them to stop an init.
 const rtmin = syscall.Signal(34)
 
-// signalIntents says what a signal to PID 1 means.
+// signalIntents is the meaning of signals to PID 1.
 var signalIntents = map[syscall.Signal]request{
 	syscall.SIGTERM: {intent: powerOff, why: "SIGTERM"},
 	syscall.SIGINT:  {intent: reboot, why: "ctrl-alt-del"},
@@ -27,17 +27,17 @@ var signalIntents = map[syscall.Signal]request{
 	rtmin + 5:       {intent: reboot, why: "SIGRTMIN+5"},
 }
 
-// catchSignals reaps orphans and turns signals into requests. All other signals
-// are caught as well, and mean nothing: by default several of them would end a Go
-// program, and PID 1's end is the kernel's.
+// catchSignals reaps orphans and turns signals into requests. It also catches
+// all other signals and ignores them: by default several of them would end a Go
+// program, and the end of PID 1 is a kernel panic.
 func (p *pid1) catchSignals() {
 	children := make(chan os.Signal, 1) // signals merge: each sweep takes all there are
 	signal.Notify(children, syscall.SIGCHLD)
 	p.forever("reaper", func() { p.reap(children) })
 
-	// Each has its own place: a channel for all drops what comes while it is full.
+	// Each signal has its own channel: a common channel would drop signals while it is full.
 	for s := range signalIntents {
-		arrived := make(chan os.Signal, 1) // signals merge: twice the same is once
+		arrived := make(chan os.Signal, 1) // signals merge: two of the same are one
 		signal.Notify(arrived, s)
 		p.forever("signal "+s.String(), func() {
 			for range arrived {
@@ -45,19 +45,19 @@ func (p *pid1) catchSignals() {
 			}
 		})
 	}
-	nobody := make(chan os.Signal, 1) // nobody listens: what doesn't fit is dropped
+	ignored := make(chan os.Signal, 1) // nothing receives from it: signals that don't fit are dropped
 	for s := syscall.Signal(1); s <= 64; s++ {
 		// URG is how the Go runtime wakes its own threads.
 		if _, means := signalIntents[s]; !means && s != syscall.SIGCHLD && s != syscall.SIGURG && !uncatchable(s) {
-			signal.Notify(nobody, s)
+			signal.Notify(ignored, s)
 		}
 	}
 }
 
-// uncatchable are the signals that nothing can be done about: by the kernel's
-// rules, and, from 32 to 34, which C libraries use among threads, by the Go
-// runtime's. The kernel drops the latter for PID 1, which has no handler for them
-// (pid_namespaces(7)), but for a race while a thread is being made.
+// uncatchable are the signals that a program can't handle: some by the kernel's
+// rules, and 32 to 34, which C libraries use among threads, by those of the Go
+// runtime. The kernel drops the latter for PID 1, which has no handler for them
+// (pid_namespaces(7)), except for a race while a thread is being created.
 func uncatchable(s syscall.Signal) bool {
 	return s == syscall.SIGKILL || s == syscall.SIGSTOP || 32 <= s && s <= 34
 }
@@ -68,15 +68,15 @@ func (p *pid1) signalled(s syscall.Signal) {
 		return
 	}
 	if s == syscall.SIGINT && p.mode == boot.Container {
-		// There is no ctrl-alt-del: somebody pressed ctrl-C on the container.
+		// There is no ctrl-alt-del in a container: this is a ctrl-C in its terminal.
 		r = request{intent: powerOff, why: "SIGINT"}
 	}
 	p.press(r)
 }
 
-// press is a request of somebody at the machine, or of its host: the power button, a signal,
-// ctrl-alt-del. The first goes the way of `gbctl shutdown` and `gbctl reboot`, within
-// lifecycle.PressBudget; the second goes at once.
+// press is a request by a user at the machine, or by its host: the power button,
+// a signal, ctrl-alt-del. The first one works like `gbctl shutdown` and `gbctl
+// reboot`, within lifecycle.PressBudget; the second one ends the machine at once.
 func (p *pid1) press(r request) {
 	n := p.node.Load()
 	if n == nil || r.intent == halt || p.leaving.Load() || !p.pressed.CompareAndSwap(false, true) {
@@ -87,7 +87,7 @@ func (p *pid1) press(r request) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), lifecycle.PressBudget)
 		defer cancel()
-		begun := make(chan error, 1) // what hangs must not keep the machine from its end
+		begun := make(chan error, 1) // an operation that hangs must not keep the machine from its end
 		go func() {
 			begun <- dag.Guard(p.log, func() error {
 				return (*n).End(ctx, map[intent]boot.Power{powerOff: boot.PowerOff, reboot: boot.Reboot}[r.intent], r.why)

@@ -22,15 +22,15 @@ const (
 	self      = "/sbin/init"   // this program again, in it
 )
 
-// rootModules are what mounting the root filesystem takes. A kernel has them
-// built in, or the initramfs carries them.
+// rootModules are needed to mount the root filesystem. A kernel has them built
+// in, or the initramfs has them.
 var rootModules = []string{
 	"loop",     // the image is a file
 	"squashfs", // its format
 	"overlay",  // the writable /etc on top, before udevd is there
 }
 
-// inInitramfs says whether this is stage 1: only there the image lies in the root.
+// inInitramfs reports whether this is stage 1: only there the image is in the root.
 func inInitramfs() bool {
 	_, err := os.Stat(rootImage)
 	return err == nil
@@ -38,7 +38,7 @@ func inInitramfs() bool {
 
 // stage1 doesn't return: it becomes stage 2, or gives up.
 func stage1() {
-	// u-root tells its steps to the global logger; ours are told below.
+	// u-root logs its steps to the global logger; ours are logged below.
 	log.SetOutput(io.Discard)
 	console := logs.New(os.Stderr)
 	for _, s := range []step{
@@ -55,13 +55,13 @@ func stage1() {
 	}
 }
 
-// step is one thing that booting takes, and how it is called when it fails.
+// step is one step of the boot, with the name that its error has.
 type step struct {
 	what string
 	do   func() error
 }
 
-// run makes a panic in a step its error.
+// run turns a panic in a step into its error.
 func (s step) run() (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -80,15 +80,15 @@ func kernelConsole() (*logs.Logs, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Or the kernel drops all but ten of our lines in five seconds.
+	// Otherwise the kernel drops all but ten of our lines in five seconds.
 	if err := os.WriteFile("/proc/sys/kernel/printk_devkmsg", []byte("on\n"), 0); err != nil {
 		return nil, fmt.Errorf("lift the kernel log's rate limit: %w", err)
 	}
 	return logs.New(kmsg), showNotices()
 }
 
-// showNotices raises the kernel's console log level to where our lines show
-// (`quiet` lowers it below); a higher one, asked for by loglevel=, stays.
+// showNotices raises the kernel's console log level so that our lines are shown
+// (`quiet` lowers it further). A higher level, set by loglevel=, stays.
 func showNotices() error {
 	const setConsoleLevel = 8 // SYSLOG_ACTION_CONSOLE_LEVEL, syslog(2)
 	var level int
@@ -102,16 +102,16 @@ func showNotices() error {
 	if level >= logs.ConsoleLogLevel {
 		return nil
 	}
-	// The level is passed as the length of a buffer that isn't looked at.
+	// The level is passed as the length of a buffer that the kernel doesn't read.
 	if _, err := unix.Klogctl(setConsoleLevel, make([]byte, logs.ConsoleLogLevel)); err != nil {
 		return fmt.Errorf("set the console log level: %w", err)
 	}
 	return nil
 }
 
-// loadRootModules leaves out what this kernel has neither built in nor as a
-// module in the initramfs: mounting will tell if it was needed. (The initramfs
-// has no list of what is built in.)
+// loadRootModules skips modules that are neither built in nor in the initramfs:
+// if one is needed, the mount fails and reports it. (The initramfs has no list
+// of built-in modules.)
 func loadRootModules() error {
 	dir, err := udev.ModulesDir()
 	if err != nil {
@@ -132,8 +132,8 @@ func loadRootModules() error {
 	return nil
 }
 
-// mountRoot attaches the image to a loop device, read-only, that goes when its
-// mount goes. The device keeps the image's pages alive after its name is deleted.
+// mountRoot attaches the image to a loop device, read-only, which is detached when
+// its mount ends. The device keeps the image's pages after its name is deleted.
 func mountRoot() error {
 	device, err := loop.FindDevice()
 	if err != nil {
@@ -148,7 +148,7 @@ func mountRoot() error {
 	if err != nil {
 		return err
 	}
-	// Until it is mounted: without a user it would detach by itself.
+	// Open until it is mounted: an unused device would detach by itself.
 	defer dev.Close()
 	config := unix.LoopConfig{
 		Fd:   uint32(image.Fd()),
@@ -166,13 +166,13 @@ func mountRoot() error {
 	return nil
 }
 
-// bindSelf shows this program, read-only, in the root filesystem, which has an
-// empty file in its place.
+// bindSelf mounts this program, read-only, over an empty file in the root
+// filesystem.
 //
-// Switching the root deletes what is in the initramfs, and a file without a name
-// can't be bound once more, into a sandbox. One that is a mount point can't be
-// deleted (unlink(2), EBUSY), so the program is bound over itself first. It takes
-// no memory more: its pages stay in any case.
+// The switch of the root deletes everything in the initramfs, and a file
+// without a name can't be bound again, into a sandbox. A mount point can't be
+// deleted (unlink(2), EBUSY), so the program is first bound over itself. It
+// needs no more memory: its pages stay in any case.
 func bindSelf() error {
 	if err := unix.Mount(firstInit, firstInit, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s to itself: %w", firstInit, err)

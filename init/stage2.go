@@ -23,24 +23,24 @@ const (
 	// firstHostname is the machine's name until the configuration gives it one.
 	firstHostname = "garboard"
 
-	// failureDelay is how long a node that failed stays, so that the console can
-	// be read, before the machine reboots, unless panic= says otherwise.
+	// failureDelay is the time to read the console after a node has failed, before
+	// the machine reboots, unless panic= is set.
 	failureDelay = 30 * time.Second
 
-	// afterPanic is the pause before one of PID 1's own loops goes on after a
-	// panic: one that panics at once again must not burn a processor.
+	// afterPanic is the pause before one of PID 1's own loops runs again after a
+	// panic: a loop that panics at once again must not use a whole processor.
 	afterPanic = time.Second
 )
 
 // node is what PID 1 runs: services.Node, or a test's.
 type node interface {
-	// Run returns when ctx was cancelled and all has stopped, or when the node
-	// can't go on.
+	// Run returns after ctx was cancelled and all services have stopped, or if the
+	// node can't continue.
 	Run(ctx context.Context) error
-	// End ends the machine in order, once pods have moved away. It returns when that is
-	// under way.
+	// End ends the machine in order, after its pods have moved away. It returns
+	// when that is under way.
 	End(ctx context.Context, p boot.Power, why string) error
-	// Marked tells whether a reset has marked anything, which Erase then wipes.
+	// Marked reports whether a reset has marked anything, which Erase then wipes.
 	Marked() bool
 	Erase(ctx context.Context) error
 }
@@ -55,17 +55,17 @@ type pid1 struct {
 
 	requests  chan request         // to the exit funnel; the first one counts
 	leaving   atomic.Bool          // the funnel has been entered
-	pressed   atomic.Bool          // somebody at the machine has asked for its end
-	node      atomic.Pointer[node] // once it runs
-	heartbeat chan chan struct{}   // the watchdog asks, the main loop answers
-	dog       *watchdog            // nil in a container
+	pressed   atomic.Bool          // a user at the machine has asked for its end
+	node      atomic.Pointer[node] // nil before it runs
+	heartbeat chan chan struct{}   // the watchdog sends, the main loop answers
+	watchdog  *watchdog            // nil in a container
 
-	prepare []step                               // before the node is made
+	prepare []step                               // before the node is created
 	newNode func(services.Options) (node, error) // services.NewNode
-	leave   func(intent) error                   // the very last: reboot(2)
+	leave   func(intent) error                   // the last step: reboot(2)
 	// openMeta opens partition META.
 	openMeta func() (*meta.Store, *os.File, error)
-	phases   func(request, context.CancelFunc, <-chan error) []phase // what leaving takes
+	phases   func(request, context.CancelFunc, <-chan error) []phase // the phases of the exit
 }
 
 // stage2 doesn't return.
@@ -86,14 +86,14 @@ func stage2(mode boot.Mode) {
 				giveUp(p.logs, err)
 			}
 		}
-		p.dog = newWatchdog(p)
+		p.watchdog = newWatchdog(p)
 	}
 	p.prepare = p.bootSteps()
 	p.phases = p.orderlyPhases
 	p.run()
 }
 
-// earlySteps of a machine come before anything can be heard, or be asked for.
+// earlySteps of a machine come before logs and requests are possible.
 func (p *pid1) earlySteps() []step {
 	return []step{
 		{"mount the kernel's filesystems", func() error { return mountAll(earlyMounts, nil) }},
@@ -107,8 +107,8 @@ func (p *pid1) useLogs(l *logs.Logs) {
 	p.log = l.Logger("init")
 }
 
-// run is the life of PID 1: the boot and the node in one goroutine, signals and
-// devices in others, and here the main loop, which ends in the exit funnel.
+// run is the main function of PID 1. The boot and the node run in one goroutine,
+// signals and devices in others, and the main loop here, which ends in the exit funnel.
 func (p *pid1) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.catchSignals()
@@ -121,7 +121,7 @@ func (p *pid1) run() {
 		select {
 		case r = <-p.requests:
 		case err := <-ended:
-			ended <- err // the funnel asks, too
+			ended <- err // the funnel receives it, too
 			r = p.failure(err)
 		case answer := <-p.heartbeat:
 			close(answer)
@@ -130,7 +130,7 @@ func (p *pid1) run() {
 	p.exit(r, cancel, ended)
 }
 
-// bootAndRun prepares the machine and runs the node; it returns only when one of
+// bootAndRun prepares the machine and runs the node; it returns only if one of
 // the two has failed, or ctx has ended.
 func (p *pid1) bootAndRun(ctx context.Context) (err error) {
 	defer func() {
@@ -157,7 +157,7 @@ func (p *pid1) bootAndRun(ctx context.Context) (err error) {
 	return n.Run(ctx)
 }
 
-// bootSteps is what a machine, or a container, needs before its first service.
+// bootSteps are the steps of a machine, or a container, before its first service.
 func (p *pid1) bootSteps() []step {
 	steps := []step{
 		{"set the environment", setEnvironment},
@@ -205,8 +205,8 @@ func (p *pid1) readCmdline() error {
 	return nil
 }
 
-// delegateCgroups goes on without a controller that a kernel can't give: the
-// kubelet says what it misses.
+// delegateCgroups continues without a controller that the kernel doesn't have:
+// the kubelet reports it if it needs it.
 func (p *pid1) delegateCgroups() error {
 	if err := delegateCgroups(cgroupRoot); err != nil {
 		p.log.Warn("cgroups are incomplete", "err", err)
@@ -214,7 +214,7 @@ func (p *pid1) delegateCgroups() error {
 	return nil
 }
 
-// setEnvironment gives children a PATH: the kernel gives PID 1 none.
+// setEnvironment gives children a PATH: PID 1 gets none from the kernel.
 func setEnvironment() error {
 	return errors.Join(
 		os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"),
@@ -226,8 +226,8 @@ func setEnvironment() error {
 // once (reboot(2), LINUX_REBOOT_CMD_CAD_OFF).
 func takeCtrlAltDel() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF) }
 
-// forever runs one of PID 1's own loops in a goroutine and, when it panics, says
-// so and runs it again. It is over when loop returns.
+// forever runs one of PID 1's own loops in a goroutine. After a panic it logs
+// it and runs the loop again. It ends when loop returns.
 func (p *pid1) forever(name string, loop func()) {
 	once := func() (done bool) {
 		defer func() {
@@ -245,7 +245,7 @@ func (p *pid1) forever(name string, loop func()) {
 	}()
 }
 
-// panicked tells of a panic: one line on the console, the stack in the log.
+// panicked logs a panic: one line on the console, the stack in the log.
 func (p *pid1) panicked(where string, value any) {
 	p.log.Error("panic in PID 1", "where", where, "panic", fmt.Sprint(value))
 	fmt.Fprintf(p.logs.Writer("init"), "%s", debug.Stack())

@@ -10,35 +10,35 @@ import (
 )
 
 const (
-	// watchdogTimeout is how long PID 1 may be stuck before the hardware resets
-	// the machine: longer than shutdownBudget, so that a slow shutdown isn't cut.
+	// watchdogTimeout is how long PID 1 may hang before the hardware resets the
+	// machine: longer than shutdownBudget, so that a slow shutdown isn't cut off.
 	watchdogTimeout = 60 * time.Second
 
-	// watchdogPeriod leaves room for several missed beats, also on a machine
-	// under emulation, and for devices that round the timeout down to half.
+	// watchdogPeriod allows for several missed keepalives, also on a machine under
+	// emulation, and for devices that round the timeout down to half.
 	watchdogPeriod = 10 * time.Second
 )
 
-// dogDevice is a watchdog that has been opened, and so armed
+// watchdogTimer is a watchdog device that was opened, which armed it
 // (Documentation/watchdog/watchdog-api.rst).
-type dogDevice interface {
+type watchdogTimer interface {
 	SetTimeout(time.Duration) error
-	Pet() error
+	Keepalive() error
 	Disarm() error
 }
 
-// watchdog pets the device as long as the main loop answers. So it is the main
-// loop that is watched, not just a goroutine of its own.
+// watchdog sends keepalives to the device as long as the main loop answers. So
+// it watches the main loop, not only a goroutine of its own.
 type watchdog struct {
-	open  func(path string) (dogDevice, error)
+	open  func(path string) (watchdogTimer, error)
 	beats <-chan time.Time
 	alive func(within time.Duration) bool
-	tell  func(format string, args ...any)
+	logf  func(format string, args ...any)
 	again func(name string, loop func()) // runs a goroutine
 
-	mu       sync.Mutex // guards all below
-	device   dogDevice  // nil: none yet
-	released bool       // nothing is petted or opened any more
+	mu       sync.Mutex    // guards all below
+	device   watchdogTimer // nil: none yet
+	released bool          // no more keepalives, and no more devices are opened
 }
 
 func newWatchdog(p *pid1) *watchdog {
@@ -46,7 +46,7 @@ func newWatchdog(p *pid1) *watchdog {
 		open:  openWatchdog,
 		beats: time.Tick(watchdogPeriod),
 		alive: p.alive,
-		tell:  p.logs.Printf,
+		logf:  p.logs.Printf,
 		again: p.forever,
 	}
 }
@@ -64,7 +64,7 @@ func (p *pid1) alive(within time.Duration) bool {
 	}
 }
 
-// start takes a watchdog into use, unless there is one already.
+// start uses a watchdog device, unless there is one already.
 func (w *watchdog) start(path string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -73,42 +73,42 @@ func (w *watchdog) start(path string) {
 	}
 	device, err := w.open(path)
 	if err != nil {
-		w.tell("watchdog %s isn't used: %v", path, err)
+		w.logf("watchdog %s isn't used: %v", path, err)
 		return
 	}
 	if err := device.SetTimeout(watchdogTimeout); err != nil {
-		// Its own timeout, a minute with most, has to do.
-		w.tell("watchdog %s keeps its own timeout: %v", path, err)
+		// Its own timeout is used, which is a minute for most.
+		w.logf("watchdog %s keeps its own timeout: %v", path, err)
 	}
 	w.device = device
-	w.tell("watchdog %s: resets the machine when PID 1 is stuck for %s", path, watchdogTimeout)
+	w.logf("watchdog %s: resets the machine when PID 1 is stuck for %s", path, watchdogTimeout)
 	w.again("watchdog", w.loop)
 }
 
 func (w *watchdog) loop() {
 	for {
-		if w.alive(watchdogPeriod) && !w.pet() {
+		if w.alive(watchdogPeriod) && !w.keepalive() {
 			return
 		}
 		<-w.beats
 	}
 }
 
-func (w *watchdog) pet() (goOn bool) {
+func (w *watchdog) keepalive() (goOn bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.released {
 		return false
 	}
-	if err := w.device.Pet(); err != nil {
-		w.tell("watchdog: %v", err)
+	if err := w.device.Keepalive(); err != nil {
+		w.logf("watchdog: %v", err)
 	}
 	return true
 }
 
-// release ends the watch. A machine that reboots stays watched until the firmware
-// takes over: should the reboot hang, it is reset. One that powers off or halts
-// mustn't be reset, so there the watchdog is disarmed.
+// release ends the keepalives. A machine that reboots stays watched until the
+// firmware takes over: if the reboot hangs, the watchdog resets it. A machine
+// that powers off or halts must not be reset, so the watchdog is disarmed.
 func (w *watchdog) release(i intent) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,38 +118,38 @@ func (w *watchdog) release(i intent) {
 	}
 	do := w.device.Disarm
 	if i == reboot {
-		do = w.device.Pet
+		do = w.device.Keepalive
 	}
 	if err := do(); err != nil {
-		w.tell("watchdog: %v", err)
+		w.logf("watchdog: %v", err)
 	}
 }
 
-// kernelDog is a watchdog device of the kernel.
-type kernelDog struct{ file *os.File }
+// kernelWatchdog is a watchdog device of the kernel.
+type kernelWatchdog struct{ file *os.File }
 
-func openWatchdog(path string) (dogDevice, error) {
+func openWatchdog(path string) (watchdogTimer, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return nil, err
 	}
-	return kernelDog{f}, nil
+	return kernelWatchdog{f}, nil
 }
 
-func (d kernelDog) SetTimeout(timeout time.Duration) error {
+func (d kernelWatchdog) SetTimeout(timeout time.Duration) error {
 	if err := unix.IoctlSetPointerInt(int(d.file.Fd()), unix.WDIOC_SETTIMEOUT, int(timeout/time.Second)); err != nil {
 		return fmt.Errorf("set timeout of %s: %w", d.file.Name(), err)
 	}
 	return nil
 }
 
-func (d kernelDog) Pet() error {
+func (d kernelWatchdog) Keepalive() error {
 	_, err := d.file.Write([]byte{'1'})
 	return err
 }
 
-// Disarm is the "magic close": without the V, closing leaves the watchdog armed.
-func (d kernelDog) Disarm() error {
+// Disarm is the "magic close": without the V, the watchdog stays armed after the close.
+func (d kernelWatchdog) Disarm() error {
 	if _, err := d.file.Write([]byte{'V'}); err != nil {
 		return err
 	}

@@ -15,24 +15,24 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// fakeDog remembers what was done to it.
-type fakeDog struct {
+// fakeWatchdog records the calls.
+type fakeWatchdog struct {
 	mu   sync.Mutex
 	done []string
 }
 
-func (d *fakeDog) note(what string) error {
+func (d *fakeWatchdog) note(what string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.done = append(d.done, what)
 	return nil
 }
 
-func (d *fakeDog) SetTimeout(t time.Duration) error { return d.note("timeout " + t.String()) }
-func (d *fakeDog) Pet() error                       { return d.note("pet") }
-func (d *fakeDog) Disarm() error                    { return d.note("disarm") }
+func (d *fakeWatchdog) SetTimeout(t time.Duration) error { return d.note("timeout " + t.String()) }
+func (d *fakeWatchdog) Keepalive() error                 { return d.note("keepalive") }
+func (d *fakeWatchdog) Disarm() error                    { return d.note("disarm") }
 
-func (d *fakeDog) count(what string) (n int) {
+func (d *fakeWatchdog) count(what string) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, w := range d.done {
@@ -43,38 +43,38 @@ func (d *fakeDog) count(what string) (n int) {
 	return n
 }
 
-func newTestWatchdog(p *pid1) (*watchdog, *fakeDog, chan time.Time) {
-	d := &fakeDog{}
+func newTestWatchdog(p *pid1) (*watchdog, *fakeWatchdog, chan time.Time) {
+	d := &fakeWatchdog{}
 	beats := make(chan time.Time)
 	w := newWatchdog(p)
-	w.open = func(string) (dogDevice, error) { return d, nil }
+	w.open = func(string) (watchdogTimer, error) { return d, nil }
 	w.beats = beats
 	return w, d, beats
 }
 
-func TestWatchdogIsPettedWhileTheMainLoopAnswers(t *testing.T) {
+func TestKeepalivesWhileTheMainLoopAnswers(t *testing.T) {
 	p, _ := newTestPID1(boot.Machine)
 	w, d, beats := newTestWatchdog(p)
 	answering := true
 	w.alive = func(time.Duration) bool { return answering }
 	w.start("/dev/watchdog")
 	w.start("/dev/watchdog") // a second one changes nothing
-	pets := func(n int) {
-		eventually.That(t, 5*time.Second, "the watchdog to be petted", func() error {
-			if got := d.count("pet"); got != n {
+	keepalives := func(n int) {
+		eventually.That(t, 5*time.Second, "keepalives of the watchdog", func() error {
+			if got := d.count("keepalive"); got != n {
 				return fmt.Errorf("%d times, want %d", got, n)
 			}
 			return nil
 		})
 	}
-	pets(1)
+	keepalives(1)
 	beats <- time.Time{}
-	pets(2)
+	keepalives(2)
 	answering = false // seen after the next beat, which synchronizes
 	beats <- time.Time{}
-	beats <- time.Time{} // taken only once the beat before is dealt with
-	if n := d.count("pet"); n != 2 {
-		t.Errorf("petted %d times although the main loop is stuck", n)
+	beats <- time.Time{} // received only after the previous beat was handled
+	if n := d.count("keepalive"); n != 2 {
+		t.Errorf("%d keepalives although the main loop is stuck", n)
 	}
 }
 
@@ -94,7 +94,7 @@ func TestMainLoopAnswersBeforeAndInsideTheFunnel(t *testing.T) {
 }
 
 func TestWatchdogAtTheEnd(t *testing.T) {
-	for i, want := range map[intent]string{powerOff: "disarm", halt: "disarm", reboot: "pet"} {
+	for i, want := range map[intent]string{powerOff: "disarm", halt: "disarm", reboot: "keepalive"} {
 		p, _ := newTestPID1(boot.Machine)
 		w, d, _ := newTestWatchdog(p)
 		w.alive = func(time.Duration) bool { return false }
@@ -103,8 +103,8 @@ func TestWatchdogAtTheEnd(t *testing.T) {
 		if diff := cmp.Diff([]string{"timeout 1m0s", want}, d.done); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", i, diff)
 		}
-		if w.pet() {
-			t.Errorf("%s: petted after release", i)
+		if w.keepalive() {
+			t.Errorf("%s: a keepalive after release", i)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func TestWatchdogAtTheEnd(t *testing.T) {
 func TestWatchdogThatCannotBeOpened(t *testing.T) {
 	p, s := newTestPID1(boot.Machine)
 	w, _, _ := newTestWatchdog(p)
-	w.open = func(string) (dogDevice, error) { return nil, errors.New("device or resource busy") }
+	w.open = func(string) (watchdogTimer, error) { return nil, errors.New("device or resource busy") }
 	w.start("/dev/watchdog")
 	w.release(powerOff)
 	if !strings.Contains(s.String(), "watchdog /dev/watchdog isn't used: device or resource busy") {

@@ -31,7 +31,7 @@ func (echoes) Dial(_ context.Context, n network.Node, port int) (net.Conn, error
 
 func echo(l net.Listener, name string) {
 	conn, err := l.Accept()
-	l.Close() // not before: what isn't taken yet would be reset
+	l.Close() // not before: data that wasn't read yet would be lost by a reset
 	if err != nil {
 		return
 	}

@@ -214,10 +214,10 @@ func (c *Cluster) verb(ctx context.Context, node, verb string) error {
 	return ask(ctx, c.dir, http.MethodPost, "/nodes/"+node+"/"+verb, nil)
 }
 
-// Up brings a cluster up: a new one, or an existing one with its state. A cluster that runs
-// and boots the same files keeps running. When Up returns, the nodes have started, but
-// Kubernetes may not have. If a new cluster can't be brought up, or ctx ends, nothing
-// remains of it.
+// Up starts a cluster: a new one, or an existing one with its state. A cluster
+// that runs and boots the same files keeps running. When Up returns, the nodes
+// have started, but Kubernetes may not have. If a new cluster can't be started,
+// or ctx ends, nothing remains of it.
 func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 	d, err := dirOf(o.Name)
 	if err != nil {

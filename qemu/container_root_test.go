@@ -44,7 +44,7 @@ var (
 )
 
 // artefacts are the sandbox program and a squashfs with the test's init, and an
-// image layout that is empty.
+// empty image layout.
 func artefacts(t *testing.T) Options {
 	t.Helper()
 	needRoot(t)
@@ -69,7 +69,7 @@ func artefacts(t *testing.T) Options {
 		}
 		built = Boot{Rootfs: image, Sandbox: filepath.Join(dir, "sandbox")}
 	})
-	// The first cluster after the machine's start does this, and it stays.
+	// The first cluster after the start of the machine does this, and the setting stays.
 	if err := container.RaiseInotifyLimit(slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func artefacts(t *testing.T) Options {
 	return Options{Provisioner: Container, Boot: built, Images: images, Self: []string{os.Args[0]}}
 }
 
-// up brings a cluster up that is removed at the end of the test.
+// up starts a cluster that is removed at the end of the test.
 func up(t *testing.T, o Options) *Cluster {
 	t.Helper()
 	t.Cleanup(func() {
@@ -145,8 +145,8 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	expect(t, c, "who", "leaves-nothing-controlplane-1 boot 1")
 	expect(t, c, "get http://10.5.0.1:5000/v2/", "200 OK {}")
 
-	// What the kubelet writes stays in the node; what it has no business with
-	// can't be written; what is the node's own can.
+	// The kubelet's settings affect only the node; those of the whole machine
+	// can't be written; the node's own can.
 	expect(t, c, "write /proc/sys/vm/overcommit_memory 1", "1 <nil>")
 	expect(t, c, "write /proc/sys/kernel/panic 17", "17 <nil>")
 	expect(t, c, "write /proc/sys/vm/swappiness 17", "read-only file system")
@@ -165,14 +165,14 @@ func TestContainerNodeLeavesNothing(t *testing.T) {
 	}
 }
 
-// S-332: what a container may take of the machine is what was asked for.
+// S-332: a container gets the requested part of the machine.
 func TestContainerLimits(t *testing.T) {
 	o := artefacts(t)
 	o.Name, o.CPUs, o.MemoryMiB = "limits", 1, 64
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	c := up(t, o)
 	expect(t, c, "who", "limits-controlplane-1 boot 1")
-	// Of both versions; one of them is there.
+	// Of both versions; one of them exists.
 	node := filepath.Join(c.dir.cgroup(), c.Nodes[0].Name)
 	for _, want := range [][2]string{
 		{"memory" + node + "/memory.limit_in_bytes", "67108864"}, {"cpu,cpuacct" + node + "/cpu.cfs_quota_us", "100000"},
@@ -187,7 +187,7 @@ func TestContainerLimits(t *testing.T) {
 		t.Errorf("processes of the node: %v, %v", pids, err)
 	}
 	expect(t, c, "allocate 32", "32 MiB")
-	_, _ = tellNode(c, "allocate 128") // no answer comes
+	_, _ = tellNode(c, "allocate 128") // it doesn't answer any more
 	state(t, c, "power cut")           // the kernel has killed it
 }
 
@@ -241,8 +241,8 @@ func TestContainerClustersSideBySide(t *testing.T) {
 	}
 }
 
-// Two of one name, in two homes, have nothing to do with each other. A home may be given
-// relative to where the user is.
+// Two clusters of one name, in two homes, are independent. A home may be
+// relative to the working directory.
 func TestContainersOfOneNameInTwoHomes(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "twins"
@@ -290,7 +290,7 @@ func TestFrozenNodeOfADeadHost(t *testing.T) {
 			if err := Down(t.Context(), o.Name); err != nil {
 				t.Fatal(err)
 			}
-			// Who has no parent any more is collected in their own time.
+			// Processes without a parent are reaped later.
 			eventually.That(t, 10*time.Second, "nothing is left behind", func() error {
 				if diff := before.Diff(snapshot.Take(t, o.Name)); diff != "" {
 					return errors.New(diff)
@@ -310,7 +310,7 @@ func TestContainerSwitches(t *testing.T) {
 	ctx := t.Context()
 	expect(t, c, "who", "boot 1")
 
-	_, _ = tellNode(c, "reboot") // no answer comes
+	_, _ = tellNode(c, "reboot") // it doesn't answer any more
 	expect(t, c, "who", "boot 2")
 
 	if err := c.Cut(ctx, name); err != nil {
@@ -329,7 +329,7 @@ func TestContainerSwitches(t *testing.T) {
 	if text := readLast(c.Console(name), 100); !strings.HasSuffix(text, "powering off\n") {
 		t.Errorf("console ends with %q", text)
 	}
-	again, err := Up(ctx, o) // turns on what is off
+	again, err := Up(ctx, o) // starts what is off
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +349,7 @@ func TestContainerSwitches(t *testing.T) {
 	if err := c.Freeze(ctx, name); err != nil {
 		t.Fatal(err)
 	}
-	// Also what stands still can be removed.
+	// A frozen cluster can be removed, too.
 	if err := Down(ctx, o.Name); err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +369,7 @@ func TestContainersWithCgroupV2(t *testing.T) {
 	}
 }
 
-// Ctrl-C while a cluster is made leaves nothing of it.
+// After Ctrl-C while a cluster is made, nothing remains of it.
 func TestContainerUpInterrupted(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "interrupted"

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// S-332, S-333: names and addresses of the nodes, and who is what.
+// S-332, S-333: names, addresses and types of the nodes.
 func TestS332Nodes(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	p, err := newPlan(Options{Name: "c", ControlPlanes: 3, Workers: 2, Later: 1}, Choice{Name: Container})
@@ -73,7 +73,7 @@ func TestPlansThatCantBe(t *testing.T) {
 	}
 }
 
-// What can't be is found before minutes are spent on building what it would boot.
+// Invalid options are found before the files to boot are built, which takes minutes.
 func TestCheck(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	plan := testPlan(Container)
@@ -102,8 +102,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// With several nodes the endpoint is the load balancer's, pods stay away from control
-// planes, and workers hold no authority's key. Patches go to whom they are for.
+// With several nodes the endpoint is the load balancer's, pods don't run on control
+// planes, and workers have no authority's key. Patches are applied only to their nodes.
 func TestConfigurationsOfSeveral(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	o := Options{

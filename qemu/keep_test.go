@@ -18,7 +18,7 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-// A cluster boots also when the cache that its files came from is gone.
+// A cluster also boots when the cache with its original files is gone.
 func TestClusterKeepsWhatItBoots(t *testing.T) {
 	t.Parallel()
 	cache, d := t.TempDir(), clusterDir(t.TempDir())
@@ -44,7 +44,7 @@ func TestClusterKeepsWhatItBoots(t *testing.T) {
 	if p.Boot.Initramfs != "" || p.Boot.Cmdline != "quiet" {
 		t.Errorf("kept %+v", p.Boot)
 	}
-	// The same again needs the cache no more.
+	// A second call with the same plan doesn't need the cache.
 	again := p
 	if err := d.keep(context.Background(), &again, o); err != nil || again.Source != p.Source {
 		t.Errorf("kept again as %s, error %v; want %s", again.Source, err, p.Source)
@@ -81,7 +81,7 @@ func TestClusterForgetsWhatItBootedBefore(t *testing.T) {
 	}
 }
 
-// A source that isn't there leaves nothing half kept.
+// After a missing source no partial copy is left.
 func TestKeepIsWholeOrNothing(t *testing.T) {
 	t.Parallel()
 	d := clusterDir(t.TempDir())

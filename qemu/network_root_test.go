@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// S-331: several nodes reach each other, the registry and, through the load balancer,
-// the API; each one's network can have faults, in both directions, also while it is off.
+// S-331: several nodes reach each other, the registry and, through the load balancer, the
+// API. Each node's network can have faults, in both directions, also while it is off.
 func TestContainerNetworks(t *testing.T) {
 	o := artefacts(t)
 	o.Name, o.Workers = "networks", 2
@@ -58,7 +58,7 @@ func TestContainerNetworks(t *testing.T) {
 	fault(network.Conditions{Off: true}, "cut off")
 	expect(t, c, "ask 10.5.0.3", "timeout")
 
-	// It stays so over a power cut.
+	// The fault stays after a power cut.
 	if err := c.Cut(t.Context(), one); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestContainerNetworks(t *testing.T) {
 	}
 	expect(t, c, "ask 10.5.0.3", "i/o timeout")
 
-	// The connection and the question are two round trips, of two directions each.
+	// The connection and the request are two round trips, of two directions each.
 	const delay = 60 * time.Millisecond
 	fault(network.Conditions{Delay: delay, Jitter: delay / 10, Loss: 0.001}, "delay 60ms, jitter 6ms, loss 0.1%")
 	expect(t, c, "ask 10.5.0.3", "networks-worker-1 boot 2")
@@ -96,7 +96,7 @@ func TestContainerNetworks(t *testing.T) {
 
 var took = regexp.MustCompile(`after (\d+) ms`)
 
-// late is nil if an answer took at least so long.
+// late is nil if an answer took at least that long.
 func late(c *Cluster, line string, least time.Duration) error {
 	answer, err := tellNode(c, line)
 	if err != nil {
@@ -112,7 +112,7 @@ func late(c *Cluster, line string, least time.Duration) error {
 	return nil
 }
 
-// A node of its own is its own endpoint: nothing stands between.
+// A single node is its own endpoint, with no load balancer in between.
 func TestContainerEndpointOfOne(t *testing.T) {
 	o := artefacts(t)
 	o.Name = "alone"

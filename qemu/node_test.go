@@ -18,7 +18,7 @@ import (
 
 // switched is a provisioner whose nodes run until the test ends them.
 type switched struct {
-	stuck bool // starting never ends by itself
+	stuck bool // a start doesn't end by itself
 
 	mu   sync.Mutex // guards runs
 	runs []*switchedRun
@@ -38,7 +38,7 @@ func (p *switched) Start(ctx context.Context, _ Node) (running, error) {
 
 func (p *switched) Close() error { return nil }
 
-// last is the latest run, and how many there were.
+// last is the latest run, and the number of runs.
 func (p *switched) last() (*switchedRun, int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -57,7 +57,7 @@ func (r *switchedRun) PowerOff(context.Context) error     { r.finish(exit.Off); 
 func (r *switchedRun) Cut()                               { r.finish(exit.Killed) }
 func (r *switchedRun) Freeze(context.Context, bool) error { return nil }
 
-// slowLog is a log on a busy disk: that a node has ended is written late.
+// slowLog is a log on a busy disk: the end of a node is written late.
 type slowLog struct{ delay time.Duration }
 
 func (l slowLog) Write(line []byte) (int, error) {
@@ -79,7 +79,7 @@ func switchedNode(t *testing.T, log io.Writer, pause time.Duration) (*node, *swi
 	return n, p
 }
 
-// Power cut, and given back at once: the node runs, however late its end is noticed.
+// A power cut, and power on at once: the node runs, even if its end is noticed late.
 func TestOnRightAfterCut(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*node) error{
@@ -99,8 +99,8 @@ func TestOnRightAfterCut(t *testing.T) {
 	}
 }
 
-// Who is asked to turn on a node that runs, and is about to end it, says so: the cluster
-// that somebody makes right after its removal was begun, and given up, would be none.
+// A node that is being ended refuses to be turned on. Otherwise a cluster that
+// is made again during its interrupted removal would have no nodes.
 func TestOnWhileItStops(t *testing.T) {
 	t.Parallel()
 	n, _ := switchedNode(t, io.Discard, restartWait)
@@ -126,8 +126,8 @@ func TestOnWhileItStops(t *testing.T) {
 	}
 }
 
-// Turning a node on that runs does nothing, also not to what comes later: a node that
-// reboots starts again.
+// To turn on a running node does nothing, now or later: a node that reboots
+// starts only once.
 func TestRebootAfterOn(t *testing.T) {
 	t.Parallel()
 	n, p := switchedNode(t, io.Discard, restartWait)
@@ -147,7 +147,7 @@ func TestRebootAfterOn(t *testing.T) {
 	}
 }
 
-// A node that breaks down again and again can be turned off between two starts, and stays
+// A node that fails repeatedly can be turned off between two starts, and stays
 // off until it is turned on.
 func TestOffBetweenStarts(t *testing.T) {
 	t.Parallel()
@@ -163,7 +163,7 @@ func TestOffBetweenStarts(t *testing.T) {
 	if err := n.powerOff(time.Minute); err != nil {
 		t.Fatalf("off: %v", err)
 	}
-	if err := n.start(t.Context(), true); err != nil { // as when its time has come
+	if err := n.start(t.Context(), true); err != nil { // as at the end of its pause
 		t.Fatal(err)
 	}
 	if s := n.status(); s.State != exit.Off.String() {
@@ -177,7 +177,7 @@ func TestOffBetweenStarts(t *testing.T) {
 	}
 }
 
-// A node that takes long to start can be looked at meanwhile, and doesn't take for ever.
+// The state of a node with a slow start can be read meanwhile, and the start has a time limit.
 func TestStuckStart(t *testing.T) {
 	t.Parallel()
 	n := &node{Node: Node{Name: "n"}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), provisioner: &switched{stuck: true}}

@@ -21,7 +21,7 @@ func testPlan(provisioner string) Plan {
 	return p
 }
 
-// Every configuration that we make is one that a node accepts.
+// A node accepts every configuration that we make.
 func TestNodeConfigurations(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ provisioner, endpoint, mirror, disk, address string }{
@@ -64,7 +64,7 @@ func TestNodeConfigurations(t *testing.T) {
 	}
 }
 
-// S-126, S-127, S-128: which mirrors the configuration of a node has. The last mirror of every
+// S-126, S-127, S-128: the mirrors in the configuration of a node. The last mirror of every
 // registry, also of one that the user names, is the one with the images that were built.
 func TestMirrors(t *testing.T) {
 	t.Parallel()

@@ -64,7 +64,7 @@ func TestPlanIsKept(t *testing.T) {
 	}
 }
 
-// A cluster that another command removes while all are looked at is none.
+// A cluster that another command removes during List is left out.
 func TestListWhileOneIsRemoved(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	plan := testPlan(Container)
@@ -78,7 +78,7 @@ func TestListWhileOneIsRemoved(t *testing.T) {
 	}
 }
 
-// What is wrong with one doesn't hide the others, nor keep new ones from being made.
+// A damaged cluster hides no others, and doesn't prevent new ones.
 func TestListWithOneThatIsDamaged(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	plan := testPlan(Container)
@@ -102,7 +102,7 @@ func TestListWithOneThatIsDamaged(t *testing.T) {
 	}
 }
 
-// A port that another cluster has planned, or that is in use, isn't given again.
+// A port that another cluster has planned, or that is in use, isn't planned again.
 func TestPortsDontCollide(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
 	first, err := freePorts("c", 2)
@@ -156,7 +156,7 @@ func TestUpWaitsForAnotherCommand(t *testing.T) {
 	}
 }
 
-// Other processes get the PID of a lock's holder, and 0 once it has ended.
+// Other processes get the PID of a lock's holder, and 0 after it has ended.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")
@@ -199,7 +199,7 @@ func TestLockHelper(t *testing.T) {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
-// Sockets work however deep the directory is.
+// Sockets work with any length of the directory's path.
 func TestLongSocketPath(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))

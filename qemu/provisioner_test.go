@@ -51,7 +51,7 @@ func TestChoice(t *testing.T) {
 	}
 }
 
-// All of a plan that a virtual machine depends on is in its configuration.
+// All settings of a plan for a virtual machine are in its configuration.
 func TestMachineOfAPlan(t *testing.T) {
 	t.Parallel()
 	p := testPlan(QEMU)

@@ -20,7 +20,7 @@ import (
 const nobody = 65534
 
 // A network of machines needs no root: the host process of any user can make it. It needs a
-// /dev/net/tun that everyone may open, as udev makes it. The test is root to make one.
+// /dev/net/tun that all users may open, as udev makes it. The test runs as root to make one.
 func TestNetworkWithoutRoot(t *testing.T) {
 	needRoot(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "without-root", "prepare")

@@ -138,7 +138,7 @@ func NewNode(o Options) (*Node, error) {
 	for i, s := range services {
 		services[i].DependsOn = dependencies[s.ID]
 	}
-	n.graph, err = dag.New(dag.Options{Log: o.Logs.Logger, Story: o.Logs.Quiet, SinceBoot: since}, services...)
+	n.graph, err = dag.New(dag.Options{Log: o.Logs.Logger, EventLog: o.Logs.Quiet, SinceBoot: since}, services...)
 	if err != nil {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}

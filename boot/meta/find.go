@@ -12,9 +12,9 @@ import (
 // Label is the name of the partition.
 const Label = "META"
 
-// Find opens the store of the machine: of the partition named META that has values of ours.
-// Partitions of another system may have that name, too. sys is /sys/class/block, and dev
-// /dev. The error is ErrEmpty where there is none; the caller closes the file.
+// Find opens the store of the machine: the partition named META that has Garboard's
+// values. Partitions of another system may have that name, too. sys is /sys/class/block,
+// and dev /dev. The error is ErrEmpty if there is none; the caller closes the file.
 func Find(sys, dev string) (*Store, *os.File, error) {
 	partitions, err := filepath.Glob(filepath.Join(sys, "*", "uevent"))
 	if err != nil {
@@ -40,8 +40,8 @@ func Find(sys, dev string) (*Store, *os.File, error) {
 	return nil, nil, err
 }
 
-// named is the device of a partition, if that has the label (the kernel's uevent file:
-// PARTNAME=META, DEVNAME=vda4).
+// named is the device of a partition if it has the label (the kernel's uevent
+// file: PARTNAME=META, DEVNAME=vda4).
 func named(uevent, label string) (device string) {
 	text, err := os.ReadFile(uevent)
 	if err != nil {

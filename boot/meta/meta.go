@@ -1,9 +1,9 @@
 // Package meta is the store on partition META: a few small values that a machine needs
-// before STATE, such as which slot it boots and why it went down.
+// before STATE is mounted, such as the slot to boot and the reason of the last shutdown.
 //
-// The partition has two copies. Each has a header with a sequence number and the SHA-256 of
-// what follows it, which is a JSON object. A write replaces the older copy, so that a power
-// cut in the middle of it leaves the newer one, which is read then:
+// The partition has two copies. Each has a header with a sequence number and the
+// SHA-256 of the values after it, which are a JSON object. A write replaces the older
+// copy. After a power cut during a write, the newer copy is still whole and is read:
 //
 //	0                 half of the partition
 //	├── copy, seq 6 ──┼── copy, seq 7 ──┤   read: 7; the next write: 8, over 6
@@ -25,15 +25,15 @@ import (
 )
 
 const (
-	// version of the format. A copy with a higher one is of a newer release: it is read by
-	// none but that.
+	// version of the format. Only a newer release can read a copy with a higher
+	// version.
 	version = 1
-	// sector is the alignment of both copies and of what is written: disks have sectors of
-	// 512 or 4096 bytes.
+	// sector is the alignment of both copies and of all writes: disks have sectors
+	// of 512 or 4096 bytes.
 	sector = 4096
-	// MaxSize is what all values may have together, as JSON, in bytes.
+	// MaxSize is the limit of all values together, as JSON, in bytes.
 	MaxSize = 64 << 10
-	// smallest is a partition with room for both copies.
+	// smallest is the size of a partition with room for both copies.
 	smallest = 2 * (headerSize + MaxSize)
 
 	headerSize = 64
@@ -41,7 +41,7 @@ const (
 
 var magic = [8]byte{'G', 'B', 'M', 'E', 'T', 'A', 0x0d, 0x0a}
 
-// header is what each copy begins with, in big-endian order.
+// header is at the beginning of each copy, in big-endian order.
 type header struct {
 	Magic   [8]byte
 	Version uint32
@@ -52,7 +52,7 @@ type header struct {
 }
 
 var (
-	// ErrEmpty is returned for a partition that has no copy, or none that is whole.
+	// ErrEmpty is returned for a partition without a complete copy.
 	ErrEmpty = errors.New("META has no values")
 	// ErrNewer is returned for values of a newer release.
 	ErrNewer = errors.New("META was written by a newer release")
@@ -60,7 +60,7 @@ var (
 	ErrNotFound = errors.New("no such key in META")
 )
 
-// Device is a partition, or in a test a file.
+// Device is a partition, or a file in tests.
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
@@ -70,7 +70,7 @@ type Device interface {
 // Store is the values of a partition.
 type Store struct {
 	device Device
-	half   int64 // where the second copy begins
+	half   int64 // start of the second copy
 
 	mu     sync.Mutex // guards all following fields
 	values map[string]json.RawMessage
@@ -78,8 +78,8 @@ type Store struct {
 	next   int // the copy that the next write replaces: 0 or 1
 }
 
-// Open reads the values of a partition of this size in bytes. ErrEmpty is no reason not to
-// use the store: it comes with one that has no values.
+// Open reads the values of a partition of this size in bytes. The store can be
+// used despite ErrEmpty: it then has no values.
 func Open(device Device, size int64) (*Store, error) {
 	if size < smallest {
 		return nil, fmt.Errorf("META has %d bytes, and needs %d", size, smallest)
@@ -108,7 +108,7 @@ func Open(device Device, size int64) (*Store, error) {
 	return s, nil
 }
 
-// errDamaged is a copy that isn't one, or isn't whole.
+// errDamaged is returned for something that isn't a complete copy.
 var errDamaged = errors.New("it isn't a whole copy")
 
 func (s *Store) read(i int) (h header, values map[string]json.RawMessage, err error) {
@@ -139,16 +139,16 @@ func (s *Store) read(i int) (h header, values map[string]json.RawMessage, err er
 func sum(h header, values []byte) [sha256.Size]byte {
 	h.Sum = [sha256.Size]byte{}
 	hash := sha256.New()
-	_ = binary.Write(hash, binary.BigEndian, h) // a hash takes everything
+	_ = binary.Write(hash, binary.BigEndian, h) // a hash returns no error
 	hash.Write(values)
 	return [sha256.Size]byte(hash.Sum(nil))
 }
 
-// Change is a set of new values, which are written together.
+// Change is a set of new values that are written together.
 type Change struct{ values map[string]json.RawMessage }
 
-// Update calls change with the values, and writes them as it leaves them, if it returns no
-// error. When Update returns, they are on the disk; after an error the former ones are.
+// Update calls change with the values. If it returns no error, Update writes the changed
+// values. After Update they are on the disk; after an error, the old ones still are.
 func (s *Store) Update(change func(c Change) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,7 +179,7 @@ func (s *Store) write(values map[string]json.RawMessage) error {
 	var data bytes.Buffer
 	_ = binary.Write(&data, binary.BigEndian, h)
 	data.Write(text)
-	data.Write(make([]byte, (sector-data.Len()%sector)%sector)) // whole sectors: nothing is read first
+	data.Write(make([]byte, (sector-data.Len()%sector)%sector)) // whole sectors, so that the disk need not read first
 	if _, err := s.device.WriteAt(data.Bytes(), int64(s.next)*s.half); err != nil {
 		return fmt.Errorf("write META: %w", err)
 	}
@@ -190,10 +190,10 @@ func (s *Store) write(values map[string]json.RawMessage) error {
 	return nil
 }
 
-// Key is a value of the store, by its name.
+// Key is the name of a value in the store, with the value's type.
 type Key[T any] struct{ Name string }
 
-// Get reads the value. The error is ErrNotFound where there is none.
+// Get reads the value. The error is ErrNotFound if there is none.
 func (k Key[T]) Get(s *Store) (value T, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 
 const size = 1 << 20
 
-// disk is a partition in memory. Writes are cut off after some bytes if cut isn't negative,
-// and the machine is then off.
+// disk is a partition in memory. If cut isn't negative, writes are cut off
+// after that many bytes, as if the machine lost power.
 type disk struct {
 	data []byte
 	cut  int
@@ -98,7 +98,7 @@ func TestValuesAreReadAgain(t *testing.T) {
 	}
 }
 
-// Wherever a write is cut off, all former values are there afterwards, or all new ones.
+// After a write that was cut off at any byte, either all old values are there or all new ones.
 func TestPowerCut(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -142,7 +142,7 @@ func TestPowerCut(t *testing.T) {
 	})
 }
 
-// One copy may be damaged at any place: the other one is read.
+// One copy may be damaged at any byte: the other one is read.
 func TestDamagedCopy(t *testing.T) {
 	t.Parallel()
 	d := newDisk()
@@ -182,7 +182,7 @@ func TestWhatIsNotTaken(t *testing.T) {
 	if _, err := counter.Get(s); !errors.Is(err, ErrNotFound) {
 		t.Error("what was called off is there")
 	}
-	// A newer release's values are left alone, whichever copy they are in.
+	// A newer release's values are not changed, whichever copy has them.
 	if err := put(s, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// Of several partitions with the name, that with values of ours is taken.
+// Of several partitions with the name, the one with Garboard's values is used.
 func TestFind(t *testing.T) {
 	t.Parallel()
 	sys, dev := t.TempDir(), t.TempDir()

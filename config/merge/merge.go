@@ -27,8 +27,8 @@ import (
 // config.Load does. A patch that can't be applied changes nothing.
 func Apply(doc, patch []byte) ([]byte, error) { return Change(doc, patch, Nodes) }
 
-// Change is Apply for a patch of any kind: to makes the new tree of the old one and the
-// patch.
+// Change is Apply for a patch of any kind: to makes the new tree from the old
+// one and the patch.
 func Change(doc, patch []byte, to func(from, by *yaml.Node) (*yaml.Node, error)) ([]byte, error) {
 	from, err := tree.Parse(doc)
 	if err != nil {
@@ -57,7 +57,7 @@ func Change(doc, patch []byte, to func(from, by *yaml.Node) (*yaml.Node, error))
 	return out, nil
 }
 
-// directive is the key that says what to do instead of merging.
+// directive is the key of an instruction other than to merge.
 const directive = "$patch"
 
 const (
@@ -66,7 +66,8 @@ const (
 	doMerge   = "merge"
 )
 
-// Nodes is the tree of a document with that of a patch merged into it. Both are used up.
+// Nodes merges the tree of a patch into the tree of a document. The caller must
+// not use either afterwards.
 func Nodes(doc, patch *yaml.Node) (*yaml.Node, error) {
 	if patch.Kind != yaml.MappingNode {
 		return nil, errors.New("the patch is neither a list of operations nor a mapping to merge")
@@ -82,8 +83,8 @@ func Nodes(doc, patch *yaml.Node) (*yaml.Node, error) {
 	return out, nil
 }
 
-// merge is what comes of old, which may be nil, by patch; nil if nothing. path
-// is where they are in the schema, with [] for entries.
+// merge is old, which may be nil, with patch merged into it; nil if nothing is
+// left. path is their place in the schema, with [] for entries.
 func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 	if isNull(patch) {
 		return nil, nil
@@ -108,7 +109,7 @@ func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 	return InPlaceOf(old, patch), nil
 }
 
-// order is the directive of a mapping, and its removal.
+// order returns the directive of a mapping and removes it.
 func order(patch *yaml.Node) (string, error) {
 	i := indexOf(patch, directive)
 	if i < 0 {
@@ -141,7 +142,7 @@ func mergeMapping(old, patch *yaml.Node, path string) error {
 		case err != nil:
 			return err
 		case known:
-			old.Content[at] = after // nil is what goes
+			old.Content[at] = after // nil is removed below
 		case after != nil:
 			places[key.Value] = len(old.Content) + 1
 			old.Content = append(old.Content, key, after)
@@ -157,8 +158,8 @@ func mergeMapping(old, patch *yaml.Node, path string) error {
 	return nil
 }
 
-// within is the path of a key. The keys of mappings that aren't fields are []:
-// the schema knows them so.
+// within is the path of a key. The schema has [] for the keys of mappings that
+// aren't fields.
 func within(path, key string) string {
 	if config.IsMap(path) {
 		return path + "[]"
@@ -182,7 +183,7 @@ func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 		}
 		before := old
 		old = like(before, patch)
-		if key == "" { // entries with no identity are as they are given
+		if key == "" { // entries without an identity are replaced as a whole
 			old.Content = patch.Content
 			return old, nil
 		}
@@ -190,9 +191,9 @@ func mergeList(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 	return old, mergeEntries(old, patch, key, path)
 }
 
-// mergeEntries merges two lists whose entries are told apart by a key.
+// mergeEntries merges two lists whose entries are identified by a key.
 func mergeEntries(old, patch *yaml.Node, key, path string) error {
-	places := map[string][]int{} // of what no entry of the patch was merged into yet
+	places := map[string][]int{} // of the entries that no entry of the patch was merged into yet
 	for i, entry := range old.Content {
 		if id := Field(entry, key); id != nil {
 			places[id.Value] = append(places[id.Value], i)
@@ -235,14 +236,14 @@ func mergeEntries(old, patch *yaml.Node, key, path string) error {
 	return nil
 }
 
-// isReplaceOnly reports whether an entry is nothing but the order to replace
-// the list.
+// isReplaceOnly reports whether an entry is only the directive to replace the
+// list.
 func isReplaceOnly(n *yaml.Node) bool {
 	return n.Kind == yaml.MappingNode && len(n.Content) == 2 && n.Content[0].Value == directive && n.Content[1].Value == doReplace
 }
 
-// like is an empty mapping or list as patch is one, with the comments and the
-// style of old.
+// like is an empty mapping or list of the kind of patch, with the comments and
+// the style of old.
 func like(old, patch *yaml.Node) *yaml.Node {
 	n := *patch
 	n.Content = nil

@@ -8,10 +8,10 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// maxShown is how much of a path or a word a message repeats, in bytes.
+// maxShown is the longest part of a path or a word that a message repeats, in bytes.
 const maxShown = 200
 
-// Brief is text as a message repeats it.
+// Brief is text, shortened for a message.
 func Brief(text string) string {
 	if len(text) <= maxShown {
 		return text
@@ -19,7 +19,7 @@ func Brief(text string) string {
 	return strings.ToValidUTF8(text[:maxShown], "") + "…"
 }
 
-// InPlaceOf is new with the comments of what it replaces, unless it has its own.
+// InPlaceOf is new with the comments of the node that it replaces, unless it has its own.
 func InPlaceOf(old, new *yaml.Node) *yaml.Node {
 	n := *new
 	n.Line, n.Column = 0, 0 // it isn't from the document's text
@@ -37,7 +37,7 @@ func Field(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// indexOf is where in the content of a mapping a key is, or -1.
+// indexOf is the index of a key in the content of a mapping, or -1.
 func indexOf(n *yaml.Node, key string) int {
 	if n.Kind == yaml.MappingNode {
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -51,8 +51,8 @@ func indexOf(n *yaml.Node, key string) int {
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
 
-// ours makes nodes of the patch fit for the document: without places, and in
-// the usual style where the patch was JSON.
+// ours prepares nodes of the patch for the document: it removes their
+// positions, and sets the usual style if the patch was JSON.
 func ours(n *yaml.Node, restyle bool) {
 	n.Line, n.Column = 0, 0
 	if restyle {

@@ -10,8 +10,8 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// The patches of the guides, with today's images, do on a generated
-// configuration what the guides say. S-029, S-306, S-320, S-322
+// The patches of the guides, with the current images, have the effect on a
+// generated configuration that the guides describe. S-029, S-306, S-320, S-322
 func TestGuidePatches(t *testing.T) {
 	c, err := config.Generate(config.Options{Type: config.ControlPlane, Endpoint: "https://10.5.0.2:6443", Now: time.Date(2026, 5, 1, 0, 0, 0, 0, time.UTC)})
 	if err != nil {
@@ -21,7 +21,7 @@ func TestGuidePatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A control plane of another making has neither of these.
+	// The configuration of a control plane may have neither of these.
 	bare, err := Apply(doc, []byte(`[{"op": "remove", "path": "/cluster/serviceAccount"}, {"op": "remove", "path": "/cluster/aggregatorCA"}]`))
 	if err != nil {
 		t.Fatal(err)

@@ -50,9 +50,9 @@ func encodeScalar(b *bytes.Buffer, v any) {
 	b.Write(text)
 }
 
-// scalarOf is the value of a scalar as encoding/json would have it. What looks
-// like a number to YAML, but isn't one as JSON writes it, is text: permissions
-// (0644) and tokens (123456.0123456789012345) must keep every digit.
+// scalarOf is the value of a scalar as encoding/json would return it. A value
+// that is a number in YAML, but isn't spelled like a number of JSON, is text:
+// permissions (0644) and tokens (123456.0123456789012345) must keep every digit.
 func scalarOf(n *yaml.Node) any {
 	switch n.ShortTag() {
 	case "!!null":

@@ -1,7 +1,7 @@
-// Package patch changes a configuration's text by a patch: a JSON patch (RFC
-// 6902), which says step by step what to do, or a strategic merge patch (package merge).
-// Both may be written in JSON or in YAML. What the patch doesn't touch stays as its author
-// wrote it, comments and order included.
+// Package patch changes a configuration's text by a patch. It is either a JSON
+// patch (RFC 6902), which lists operations, or a strategic merge patch (package
+// merge). Both may be written in JSON or in YAML. Everything that the patch
+// doesn't change stays as its author wrote it, including comments and order.
 //
 // Users' patches are applied on the client: the library for JSON patches is too large for
 // PID 1.

@@ -41,7 +41,7 @@ cluster:
     image: registry.k8s.io/kube-apiserver:v1.36.1 # not newer
 `
 
-// lines are what the patch takes from (-) and gives to (+) the document.
+// lines are what the patch removes from (-) and adds to (+) the document.
 func lines(t *testing.T, doc, patch string) string {
 	t.Helper()
 	out, err := Apply([]byte(doc), []byte(patch))
@@ -107,7 +107,7 @@ var patches = []struct{ name, patch, want string }{
 	{"a number that is text", `[{"op": "add", "path": "/machine/env/n", "value": "0644"}]`, "+    n: \"0644\"\n"},
 	{"nothing", `[]`, ""},
 	{"remove everything", `[{"op": "remove", "path": ""}]`, `error: patch: operation 1: path "" doesn't start with a slash; did you mean "/"`},
-	// What can't be done says what can. S-031
+	// The error of an operation that isn't possible says what is possible. S-031
 	{"replace what isn't there", `[{"op": "replace", "path": "/cluster/apiServer/certSANs", "value": ["x"]}]`,
 		"error: patch: operation 1: replace: there is no /cluster/apiServer/certSANs in the configuration; use add instead of replace"},
 	{"replace deeper", `[{"op": "test", "path": "/machine/type", "value": "worker"}, {"op": "replace", "path": "/cluster/scheduler/image", "value": "x"}]`,
@@ -171,7 +171,7 @@ func TestReplaceEverything(t *testing.T) {
 	}
 }
 
-// Comments behind the last entry stay, at whatever depth.
+// Comments after the last entry stay, at any depth.
 func TestCommentsAtTheEnd(t *testing.T) {
 	doc := "a:\n  b: 1\n  # c: 2\n# d: 3\n"
 	want(t, "-  b: 1\n+  b: 5\n", lines(t, doc, "a: {b: 5}"))
@@ -179,7 +179,7 @@ func TestCommentsAtTheEnd(t *testing.T) {
 	want(t, "+f: 5\n", lines(t, doc, "f: 5"))
 }
 
-// Files come from all kinds of editors.
+// Files come from editors of all kinds.
 func TestOddTexts(t *testing.T) {
 	const patch = "a: {b: 5}"
 	for _, tt := range []struct{ doc, want string }{

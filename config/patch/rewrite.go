@@ -9,9 +9,9 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// rewrite is what comes of old, which may be nil, when its value becomes v, of
-// the kinds that decode makes. What stays equal is kept, node by node; entries
-// of lists are compared from both ends.
+// rewrite returns old, which may be nil, changed to the value v, whose kinds
+// are those that decode makes. Equal nodes are kept; entries of lists are
+// compared from both ends.
 func rewrite(old *yaml.Node, v any) *yaml.Node {
 	switch v := v.(type) {
 	case *object:
@@ -59,7 +59,7 @@ func rewriteList(old *yaml.Node, v []any) *yaml.Node {
 		tail++
 	}
 	middle := old.Content[head : len(old.Content)-tail]
-	inPlace := len(middle) == len(v)-head-tail // entries changed; none came or went
+	inPlace := len(middle) == len(v)-head-tail // entries changed; none was added or removed
 	out := append([]*yaml.Node{}, old.Content[:head]...)
 	for i, inner := range v[head : len(v)-tail] {
 		var before *yaml.Node

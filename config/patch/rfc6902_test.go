@@ -2,8 +2,8 @@ package patch
 
 import "testing"
 
-// The examples of RFC 6902, appendix A, by number, as far as they concern what a
-// configuration may hold: text, numbers, lists and mappings.
+// The examples of RFC 6902, appendix A, by number, if they are about types that
+// a configuration can have: text, numbers, lists and mappings.
 func TestRFC6902(t *testing.T) {
 	for _, tt := range []struct{ section, doc, patch, want string }{
 		{"A.1", "foo: bar\n", `[{"op": "add", "path": "/baz", "value": "qux"}]`, "foo: bar\nbaz: qux\n"},

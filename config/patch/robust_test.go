@@ -13,7 +13,7 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-func TestHostilePatches(t *testing.T) {
+func TestCostlyPatches(t *testing.T) {
 	operations := func(n int, op string) string {
 		return "[" + strings.TrimSuffix(strings.Repeat(op+",", n), ",") + "]"
 	}
@@ -24,7 +24,7 @@ func TestHostilePatches(t *testing.T) {
 		}
 		return b.String()
 	}
-	// As much as there may be.
+	// As much as is allowed.
 	keys := func(v int) string {
 		return "machine:\n  env:\n" + times(45_000, func(i int) string { return fmt.Sprintf("    k%06d: %d\n", i, v) })
 	}
@@ -69,7 +69,7 @@ func TestHostilePatches(t *testing.T) {
 	}
 }
 
-// FuzzPatch: what comes out is a document, and an error changes nothing.
+// FuzzPatch: the result is a document, and an error changes nothing.
 func FuzzPatch(f *testing.F) {
 	for _, tt := range patches {
 		f.Add([]byte(document), []byte(tt.patch))
@@ -93,8 +93,8 @@ func FuzzPatch(f *testing.F) {
 	})
 }
 
-// FuzzMerge: merging a piece of a document into the document changes nothing,
-// and merging the same a second time doesn't either.
+// FuzzMerge: to merge a piece of a document into the document changes nothing,
+// and to merge the same patch a second time changes nothing either.
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte(document), []byte("machine: {network: {interfaces: [{interface: wlan0, mtu: 1450}, {interface: a}]}}"))
 	f.Add([]byte("machine: {files: [{path: a}, {path: a, op: append}]}"), []byte("machine: {files: [{path: a}, {path: a, op: append}, {path: a}]}"))
@@ -119,8 +119,8 @@ func FuzzMerge(f *testing.F) {
 	})
 }
 
-// twice reports whether a key of a mapping is given twice: that is refused, but
-// by config.Load.
+// twice reports whether a mapping has a key twice: config.Load refuses that,
+// Apply doesn't.
 func twice(n *yaml.Node) bool {
 	keys := map[string]bool{}
 	for i, inner := range n.Content {

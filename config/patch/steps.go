@@ -15,11 +15,11 @@ import (
 	"github.com/garboard-os/garboard/config/tree"
 )
 
-// maxSteps bounds the operations of a JSON patch: far more than anybody writes,
-// few enough for lists that move with each.
+// maxSteps limits the operations of a JSON patch: far above real use, and low
+// enough although each operation can move a whole list.
 const maxSteps = 1_000
 
-// steps is doc after the operations of a JSON patch.
+// steps applies the operations of a JSON patch to doc.
 func steps(doc, list *yaml.Node) (*yaml.Node, error) {
 	if len(list.Content) > maxSteps {
 		return nil, fmt.Errorf("the patch has %d operations; there may be %d", len(list.Content), maxSteps)
@@ -47,11 +47,11 @@ func steps(doc, list *yaml.Node) (*yaml.Node, error) {
 	return rewrite(doc, v), nil
 }
 
-// members are what each operation has beside op and path (RFC 6902, section 4).
+// members are the members of each operation beside op and path (RFC 6902, section 4).
 var members = map[string]string{"add": "value", "replace": "value", "test": "value", "move": "from", "copy": "from", "remove": ""}
 
-// step checks one operation, so that the library is only asked what it answers
-// well.
+// step checks one operation, so that the library gets only operations that it
+// handles well.
 func step(n *yaml.Node) (jsonpatch.Operation, error) {
 	if n.Kind != yaml.MappingNode {
 		return nil, errors.New("is not a mapping with op and path")
@@ -98,7 +98,7 @@ func textOf(n *yaml.Node, key string) string {
 
 func apply(p jsonpatch.Patch, doc []byte) (out []byte, err error) {
 	defer func() {
-		// Some indices of lists are used before they are looked at.
+		// The library uses some indices of lists before it checks them.
 		if r := recover(); r != nil {
 			out, err = nil, fmt.Errorf("%v", r)
 		}
@@ -110,8 +110,8 @@ func apply(p jsonpatch.Patch, doc []byte) (out []byte, err error) {
 	return p.ApplyWithOptions(doc, options)
 }
 
-// explain finds the operation that failed and says what to do instead. The
-// library stops at the first, but doesn't say which that was.
+// explain finds the operation that failed and proposes what to do instead. The
+// library stops at the first one, but doesn't say which it was.
 func explain(p jsonpatch.Patch, doc []byte, err error) error {
 	i := sort.Search(len(p)-1, func(i int) bool {
 		_, err := apply(p[:i+1], doc)
@@ -153,8 +153,8 @@ func explain(p jsonpatch.Patch, doc []byte, err error) error {
 	return fmt.Errorf("operation %d: %s %s: there is no %s in the configuration; add %s first, with the rest inside of its value", i+1, kind, path, missing, missing)
 }
 
-// find follows a JSON pointer as far as it leads: to the last thing that is
-// there, and the pointer to the first that isn't, or "".
+// find follows a JSON pointer as far as it exists. It returns the last value
+// that exists, and the pointer to the first one that doesn't, or "".
 func find(root any, pointer string) (at any, missing string) {
 	at = root
 	parts := strings.Split(pointer, "/")

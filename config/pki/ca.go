@@ -25,22 +25,22 @@ import (
 const (
 	day = 24 * time.Hour
 
-	// CAValidity is how long authorities live. Ten years is what Kubernetes'
-	// own tools use, and what is asked of the aggregator's.
+	// CAValidity is the lifetime of authorities. Kubernetes' own tools use ten
+	// years, and the aggregator's authority needs them too.
 	CAValidity = 3650 * day
-	// LeafValidity is for certificates that nodes issue to themselves and
-	// renew; a node that was off for less than that comes back by itself.
+	// LeafValidity is for certificates that nodes issue to themselves and renew. A
+	// node that was off for a shorter time recovers by itself.
 	LeafValidity = 365 * day
-	// RenewBefore is the rest of validity at which a leaf is replaced: a
-	// quarter of LeafValidity leaves months to notice a broken renewal.
+	// RenewBefore is the remaining validity at which a leaf is replaced: a quarter
+	// of LeafValidity leaves months to notice a broken renewal.
 	RenewBefore = 90 * day
-	// ClockSkew is how far NotBefore lies in the past: a hardware clock that
-	// holds local time is up to 14 hours off, rounded up to a day.
+	// ClockSkew is how far NotBefore lies in the past: a hardware clock that has
+	// local time is up to 14 hours off, rounded up to a day.
 	ClockSkew = day
 )
 
 // CA is a certificate authority: PEM text of its certificate and private key.
-// Key is empty where the authority is only trusted.
+// Key is empty if the authority is only trusted.
 type CA struct {
 	Cert, Key []byte
 }
@@ -51,14 +51,14 @@ type Algorithm int
 const (
 	ECDSA   Algorithm = iota // P-256: what all of Kubernetes and etcd accept
 	Ed25519                  // for our own programs
-	RSA                      // for programs that know nothing else
+	RSA                      // for programs that support nothing else
 )
 
 // rsaBits is as strong as P-256 (NIST SP 800-57 part 1, table 2).
 const rsaBits = 3072
 
-// Names of the authorities. Kubernetes' certificates are told from etcd's by
-// them, wherever a certificate is shown.
+// Names of the authorities. They distinguish Kubernetes' certificates from
+// etcd's.
 var (
 	MachineName    = pkix.Name{Organization: []string{"garboard"}}
 	KubernetesName = pkix.Name{CommonName: "kubernetes", Organization: []string{"kubernetes"}}
@@ -109,8 +109,8 @@ func NewCA(alg Algorithm, subject pkix.Name, now time.Time, validity time.Durati
 	return CA{Cert: EncodeCert(der), Key: keyPEM}, nil
 }
 
-// Parse returns certificate and key after checking that they are an authority
-// and belong together. The key is nil where the CA has none.
+// Parse returns certificate and key after it has checked that they are an
+// authority and belong together. The key is nil if the CA has none.
 func (ca CA) Parse() (*x509.Certificate, crypto.Signer, error) {
 	cert, err := ParseCert(ca.Cert)
 	if err != nil {

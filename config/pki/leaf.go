@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Leaf is what a certificate is to say.
+// Leaf is the content of a certificate.
 type Leaf struct {
 	CN       string
 	Orgs     []string
@@ -25,8 +25,8 @@ type Leaf struct {
 	Now      time.Time     // required
 }
 
-// Issue makes a fresh key and a certificate for it. The leaf never lives
-// outside of its authority's own validity.
+// Issue makes a fresh key and a certificate for it. The validity of the leaf is
+// always within that of its authority.
 func (ca CA) Issue(leaf Leaf) (certPEM, keyPEM []byte, err error) {
 	alg, err := ca.leafAlgorithm()
 	if err != nil {
@@ -43,8 +43,8 @@ func (ca CA) Issue(leaf Leaf) (certPEM, keyPEM []byte, err error) {
 	return certPEM, keyPEM, err
 }
 
-// leafAlgorithm is Ed25519 below an Ed25519 authority, whose clients know it,
-// and ECDSA below all others.
+// leafAlgorithm is Ed25519 below an Ed25519 authority, whose clients support
+// it, and ECDSA below all others.
 func (ca CA) leafAlgorithm() (Algorithm, error) {
 	cert, err := ParseCert(ca.Cert)
 	if err != nil {
@@ -56,7 +56,7 @@ func (ca CA) leafAlgorithm() (Algorithm, error) {
 	return ECDSA, nil
 }
 
-// Sign makes a certificate for a key that is there already.
+// Sign makes a certificate for a key that exists already.
 func (ca CA) Sign(public crypto.PublicKey, leaf Leaf) (certPEM []byte, err error) {
 	defer func() {
 		if err != nil {
@@ -114,7 +114,7 @@ func (leaf Leaf) template(parent *x509.Certificate) (*x509.Certificate, error) {
 	return t, nil
 }
 
-// names are those of the leaf, without repetitions.
+// names are those of the leaf, without duplicates.
 func (leaf Leaf) names() (dns []string, ips []net.IP) {
 	for _, name := range leaf.DNS {
 		if name != "" && !slices.Contains(dns, name) {
@@ -132,8 +132,8 @@ func (leaf Leaf) names() (dns []string, ips []net.IP) {
 	return dns, ips
 }
 
-// window is when a leaf is valid. A clock that is behind its authority's start
-// is wrong, so the authority's start is taken for the present: otherwise the
+// window is the validity of a leaf. A clock before the start of the authority
+// is wrong, so the start of the authority is used as the present. Otherwise the
 // node would issue certificates that expire too early, or never verify.
 func window(now time.Time, validity time.Duration, parent *x509.Certificate) (notBefore, notAfter time.Time, err error) {
 	if now.IsZero() {
@@ -159,8 +159,8 @@ func window(now time.Time, validity time.Duration, parent *x509.Certificate) (no
 	return notBefore, notAfter, nil
 }
 
-// Renew reports whether less than left remains of a certificate at now. One
-// that can't be read is an error.
+// Renew reports whether less than left remains of a certificate's validity at
+// now. A certificate that can't be read is an error.
 func Renew(certPEM []byte, now time.Time, left time.Duration) (bool, error) {
 	cert, err := ParseCert(certPEM)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"fmt"
 )
 
-// minRSABits is the shortest RSA key that Go's TLS and Kubernetes still take.
+// minRSABits is the shortest RSA key that Go's TLS and Kubernetes accept.
 const minRSABits = 2048
 
 // EncodeCert is the PEM text of a DER certificate.
@@ -20,7 +20,7 @@ func EncodeCert(der []byte) []byte {
 }
 
 // EncodeKey is the PEM text of a private key: SEC 1 for ECDSA, because older
-// readers of Kubernetes' key files know nothing else, PKCS #8 for the rest.
+// readers of Kubernetes' key files support only that, PKCS #8 for the rest.
 func EncodeKey(key crypto.Signer) ([]byte, error) {
 	if key, ok := key.(*ecdsa.PrivateKey); ok {
 		der, err := x509.MarshalECPrivateKey(key)

@@ -86,7 +86,7 @@ func TestAuthorities(t *testing.T) {
 	})
 }
 
-// handshake proves that a server's and a client's leaf satisfy crypto/tls, by
+// handshake checks that crypto/tls accepts a server's and a client's leaf, by
 // name and by address.
 func handshake(t *testing.T, ca CA) {
 	t.Helper()

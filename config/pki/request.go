@@ -10,9 +10,9 @@ import (
 	"net/netip"
 )
 
-// NewRequest makes a certificate signing request (PKCS #10) for a key that is
-// there already: what leaf says of name, organisations, DNS names and addresses.
-// How it may be used, and for how long, is for the authority to say.
+// NewRequest makes a certificate signing request (PKCS #10) for a key that
+// exists already, with the name, organisations, DNS names and addresses of
+// leaf. The authority decides on usage and validity.
 func NewRequest(keyPEM []byte, leaf Leaf) ([]byte, error) {
 	key, err := ParseKey(keyPEM)
 	if err != nil {
@@ -29,11 +29,11 @@ func NewRequest(keyPEM []byte, leaf Leaf) ([]byte, error) {
 
 const requestType = "CERTIFICATE REQUEST"
 
-// ParseRequest reads the first request of PEM text, and checks that whoever made
-// it has the key.
+// ParseRequest reads the first request of PEM text, and checks that the
+// requester has the key.
 func ParseRequest(text []byte) (*x509.CertificateRequest, error) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != requestType && block.Type != "NEW "+requestType { // what older openssl writes
+		if block.Type != requestType && block.Type != "NEW "+requestType { // the type that older openssl writes
 			continue
 		}
 		request, err := x509.ParseCertificateRequest(block.Bytes)
@@ -48,9 +48,9 @@ func ParseRequest(text []byte) (*x509.CertificateRequest, error) {
 	return nil, errors.New("parse certificate request: no " + requestType + " block")
 }
 
-// RequestLeaf is what a request asks for. One with organisations is a client's,
-// which has its roles from them; one with only names is a server's, which is a
-// client of its peers, too.
+// RequestLeaf is the content that a request asks for. A request with
+// organisations is for a client, which has its roles from them. One with names
+// only is for a server, which is also a client of its peers.
 func RequestLeaf(request *x509.CertificateRequest) Leaf {
 	leaf := Leaf{CN: request.Subject.CommonName, Orgs: request.Subject.Organization, DNS: request.DNSNames, Client: true}
 	for _, ip := range request.IPAddresses {

@@ -51,7 +51,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// verifyWithOpenSSL asks a second implementation, where there is one.
+// verifyWithOpenSSL checks with a second implementation, if it is installed.
 func verifyWithOpenSSL(t *testing.T, ca, cert []byte) {
 	t.Helper()
 	openssl, err := exec.LookPath("openssl")
@@ -71,7 +71,7 @@ func verifyWithOpenSSL(t *testing.T, ca, cert []byte) {
 	}
 }
 
-// A request with names only is a server's.
+// A request with names only is for a server.
 func TestRequestForServer(t *testing.T) {
 	key, err := NewKey(ECDSA)
 	if err != nil {

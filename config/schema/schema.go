@@ -1,7 +1,7 @@
 // Package schema is the JSON schema of the configuration, for editors and other
-// programs that read it before a node does. It is made from the types in package
-// config by tools/generate, and says as much as a schema can: Load also refuses
-// what is wrong only in its context.
+// programs that read it before a node does. tools/generate makes it from the
+// types in package config. It covers as much as a schema can: Load also refuses
+// mistakes that depend on the context.
 package schema
 
 import (

@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/config/patch"
 )
 
-// compiled is the schema, which has to be one.
+// compiled is the compiled schema; it must be valid.
 func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	text, err := JSON()
@@ -39,7 +39,7 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// validate is what an editor would say of a document.
+// validate returns the error that an editor would show for a document.
 func validate(t *testing.T, s *jsonschema.Schema, doc []byte) error {
 	t.Helper()
 	var v any
@@ -77,7 +77,7 @@ func TestGeneratedConfigurations(t *testing.T) {
 	}
 }
 
-// The examples of the reference page load, and editors have nothing to say.
+// The examples of the reference page load, and editors report nothing.
 func TestExamples(t *testing.T) {
 	s := compiled(t)
 	files, err := filepath.Glob("../testdata/examples/*.yaml")
@@ -103,8 +103,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// What the guides say right is right in an editor, too; what Load refuses for its
-// structure is marked there.
+// Examples that the guides call correct are correct in an editor, too. Mistakes
+// of structure that Load refuses are marked there.
 func TestGuides(t *testing.T) {
 	s := compiled(t)
 	wrong := map[string]bool{"02-mirror-of-everything": true, "09-wireguard": true, "13-keys-under-machine": true, "13-rotation-add": true, "13-rotation-remove": true}

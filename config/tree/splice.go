@@ -8,10 +8,10 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// splicer writes a changed tree by lines: those of what stayed are copied from
-// the text, those of what changed are encoded. It works on block style, where
-// every key and every dash stands on a line of its own; a node of which that
-// isn't true is encoded as a whole.
+// splicer writes a changed tree by lines: lines of unchanged nodes are copied
+// from the text, changed nodes are encoded. It works on block style, where
+// every key and every dash begins a line; a node in another style is encoded as
+// a whole.
 //
 //	from ┌ # lead: blank lines and comments, no deeper than the key
 //	     │ key:
@@ -25,8 +25,8 @@ type splicer struct {
 	out    bytes.Buffer
 }
 
-// splice is the text of doc, which was the tree that the text says, or false
-// where that takes encoding all of it.
+// splice is the text of doc. was is the tree of the old text. The result is
+// false if all of doc has to be encoded.
 func splice(text []byte, doc, was *yaml.Node) ([]byte, bool) {
 	if !alike(doc, was) {
 		return nil, false
@@ -38,24 +38,24 @@ func splice(text []byte, doc, was *yaml.Node) ([]byte, bool) {
 		text = append(bytes.Clone(text), '\n')
 	}
 	s := splicer{lines: bytes.SplitAfter(text, []byte("\n")), spaces: indent(text), crlf: bytes.Contains(text, []byte("\r\n"))}
-	s.lines = s.lines[:len(s.lines)-1] // what follows the last line's end
+	s.lines = s.lines[:len(s.lines)-1] // the part after the final newline
 	ok := s.node(doc.Content[0], was.Content[0], 0, len(s.lines))
 	return s.out.Bytes(), ok
 }
 
-// alike compares two nodes, but not what is in them.
+// alike compares two nodes without their content.
 func alike(n, was *yaml.Node) bool {
 	return n.Kind == was.Kind && n.Line == was.Line && n.Column == was.Column && n.Style == was.Style && n.Tag == was.Tag && n.Value == was.Value && n.Anchor == was.Anchor &&
 		n.HeadComment == was.HeadComment && n.LineComment == was.LineComment && n.FootComment == was.FootComment
 }
 
-// untouched compares two nodes with all that is in them.
+// untouched compares two nodes with all of their content.
 func untouched(n, was *yaml.Node) bool {
 	return alike(n, was) && slices.EqualFunc(n.Content, was.Content, untouched)
 }
 
-// node writes a mapping or list in block style whose region of lines is given,
-// or reports that it can't. It may have written something then.
+// node writes a mapping or list in block style in the given region of lines, or
+// reports that it can't. In that case it may have written a part.
 func (s *splicer) node(n, was *yaml.Node, from, end int) bool {
 	if !alike(n, was) || len(n.Content) == 0 || len(was.Content) == 0 || n.Style&yaml.FlowStyle != 0 {
 		return false
@@ -81,7 +81,7 @@ func (s *splicer) node(n, was *yaml.Node, from, end int) bool {
 	for j := 0; j < len(n.Content); j += width {
 		now := n.Content[j : j+width]
 		i, known := byPlace[placeOf(now[0])]
-		// The first part may share its line with the dash of a list around it.
+		// The first part may be on the same line as the dash of a list around it.
 		if !known || now[0].Line == 0 {
 			if j == 0 && parts[0].inline || !s.render(now, col) {
 				return false
@@ -103,13 +103,13 @@ type place struct {
 
 func placeOf(n *yaml.Node) place { return place{n.Line, n.Column, n.Kind} }
 
-// part is a key with its value, or an entry of a list, and where its lines are:
-// lead and start are the first, without and with its comments, end is behind
-// the last.
+// part is a key with its value, or an entry of a list, and its lines: lead and
+// start are the first line, with and without its comments; end is the line
+// after the last.
 type part struct {
 	was              []*yaml.Node
 	lead, start, end int
-	inline           bool // it doesn't begin its line
+	inline           bool // it isn't at the beginning of its line
 }
 
 // parts finds the lines of the parts of a collection.
@@ -143,8 +143,8 @@ func (s *splicer) parts(was *yaml.Node, width, col, from, end int) ([]part, bool
 	return parts, true
 }
 
-// isOutside reports whether a line is blank, or a comment that isn't deeper than
-// a column: one that can't be inside of what stands there.
+// isOutside reports whether a line is blank, or a comment that isn't deeper
+// than a column and so can't be inside of the node at that column.
 func (s *splicer) isOutside(line, col int) bool {
 	text := bytes.TrimLeft(s.lines[line], " ")
 	depth := len(s.lines[line]) - len(text)
@@ -152,7 +152,7 @@ func (s *splicer) isOutside(line, col int) bool {
 	return len(text) == 0 || text[0] == '#' && depth <= col
 }
 
-// part writes one that was there before.
+// part writes a part that existed before.
 func (s *splicer) part(now []*yaml.Node, p part, col int) bool {
 	if slices.EqualFunc(now, p.was, untouched) {
 		s.copy(p.lead, p.end)

@@ -11,10 +11,10 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Text writes doc, a tree that Parse made of the text and whose nodes were
-// replaced, added and removed since. Nodes must not be shared, and a value that
-// changes must be a new node. The result reads back as doc, or there is an
-// error.
+// Text writes doc. doc is a tree that Parse made of the text; its nodes may
+// have been replaced, added and removed since. Nodes must not be shared, and a
+// value that changes must be a new node. If the result doesn't read back as
+// doc, it is an error.
 func Text(text []byte, doc *yaml.Node) ([]byte, error) {
 	was, err := Parse(text)
 	if err != nil {
@@ -44,9 +44,9 @@ func Text(text []byte, doc *yaml.Node) ([]byte, error) {
 	return nil, errors.New("can't be written so that it reads back the same")
 }
 
-// commentsOf are the lines of comments that the text of doc may hold: its own,
-// and where none of them was changed, those of the text that it comes from. A
-// comment may have been changed for what it tells.
+// commentsOf are the lines of comments that the text of doc may contain: its
+// own, and those of the old text if none of them was changed. A comment may
+// have been changed to remove a secret.
 func commentsOf(doc, was *yaml.Node) map[string]bool {
 	before, now := map[string]bool{}, map[string]bool{}
 	eachComment(was, func(line string) { before[line] = true })
@@ -86,7 +86,7 @@ func eachComment(n *yaml.Node, f func(string)) {
 
 func encode(doc *yaml.Node, spaces int) (out []byte, err error) {
 	defer func() {
-		// The encoder panics where nodes and comments contradict each other.
+		// The encoder panics if nodes and comments contradict each other.
 		if r := recover(); r != nil {
 			out, err = nil, fmt.Errorf("can't be written: %v", r)
 		}
@@ -105,9 +105,9 @@ func encode(doc *yaml.Node, spaces int) (out []byte, err error) {
 
 func asIs(n *yaml.Node) *yaml.Node { return n }
 
-// plain is a copy without comments and with quotes around whatever isn't one
-// simple line: the encoder writes some comments, and some blocks, so that they
-// read back as something else.
+// plain is a copy without comments, and with quotes around everything that
+// isn't one simple line: some comments and some blocks read back as something
+// else after the encoder has written them.
 func plain(n *yaml.Node) *yaml.Node {
 	c := *n
 	c.HeadComment, c.LineComment, c.FootComment = "", "", ""
@@ -121,7 +121,7 @@ func plain(n *yaml.Node) *yaml.Node {
 	return &c
 }
 
-// Equal reports whether two trees say the same, whatever their style.
+// Equal reports whether two trees have the same content, whatever their style.
 func Equal(a, b *yaml.Node) bool {
 	if a.Kind != b.Kind || len(a.Content) != len(b.Content) || a.Anchor != b.Anchor {
 		return false
@@ -137,9 +137,9 @@ func Equal(a, b *yaml.Node) bool {
 	return true
 }
 
-// Quoted makes the node of a text. It is quoted by the encoder where it would
-// read as something else. Of text in several lines the encoder writes blocks
-// that don't read back when they hold odd blanks: those are quoted here.
+// Quoted makes the node of a text. The encoder quotes it if it would read back
+// as something else. For text of several lines the encoder writes blocks, which
+// don't read back if they contain unusual blanks: Quoted quotes those itself.
 func Quoted(s string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
 	if strings.ContainsFunc(s, unicode.IsControl) || strings.ContainsFunc(s, unicode.IsSpace) {
@@ -155,21 +155,21 @@ func Quoted(s string) *yaml.Node {
 var (
 	// blockText is lines of visible characters, with blanks before and between them only.
 	blockText = regexp.MustCompile(`^[!-~](([ -~\t]*[!-~])?\n+ *[!-~])*([ -~\t]*[!-~])?\n+$`)
-	// plainWords is one line.
+	// plainWords matches one line of words.
 	plainWords = regexp.MustCompile(`^[!-~]+( [!-~]+)*$`)
 )
 
 const (
-	// usualIndent is what a text without any indentation gets, in spaces.
+	// usualIndent is the indentation for a text that has none, in spaces.
 	usualIndent = 2
-	// maxIndent is the widest that the encoder writes.
+	// maxIndent is the widest indentation that the encoder writes.
 	maxIndent = 9
 )
 
-// firstIndent is the first line that is deeper than the one before it.
+// firstIndent matches the first line that is deeper than the one before it.
 var firstIndent = regexp.MustCompile(`(?m)^[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*( +)[^\s#]`)
 
-// indent is how far a text indents, in spaces.
+// indent is the indentation of a text, in spaces.
 func indent(text []byte) int {
 	m := firstIndent.FindSubmatch(text)
 	if m == nil {

@@ -1,7 +1,7 @@
-// Package tree holds the text of a YAML document while its values change.
-// People write comments, blank lines and quotes of their own into a
-// configuration, and it must come back from a patch or an edit as they left it:
-// Text writes only those lines anew whose values changed.
+// Package tree holds the text of a YAML document while its values change. Users
+// write comments, blank lines and quotes into a configuration, and a patch or
+// an edit must not change them: Text rewrites only the lines whose values
+// changed.
 package tree
 
 import (
@@ -18,15 +18,15 @@ import (
 )
 
 // MaxSize is the largest document, in bytes. A real one has about 10 KiB, 100
-// KiB with inline manifests; the bound keeps hostile ones cheap.
+// KiB with inline manifests; the limit keeps malicious ones cheap.
 const MaxSize = 1 << 20
 
-// Error is why a text is no document. Line and Column count from 1; they are 0
-// where it is the whole that is wrong.
+// Error is the reason why a text is no document. Line and Column count from 1;
+// they are 0 if the whole document is wrong.
 type Error struct {
 	Line, Column int
 	What         string
-	// Refused says that the text wasn't even parsed: too large, empty, no text.
+	// Refused: the text wasn't parsed, because it is too large, empty, or no text.
 	Refused bool
 }
 
@@ -47,12 +47,12 @@ func refused(line, column int, format string, args ...any) *Error {
 	return err
 }
 
-// syntaxError is how yaml.v3 gives places.
+// syntaxError matches the positions in errors of yaml.v3.
 var syntaxError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
 
 // Parse makes the tree of nodes of a text that is one YAML document: a node of
-// kind DocumentNode with one inside. It costs less than a second whatever the
-// text is; aliases aren't followed. The error is of type *Error.
+// kind DocumentNode with one node inside. It takes less than a second for any
+// text; aliases aren't followed. The error is of type *Error.
 func Parse(text []byte) (*yaml.Node, error) {
 	if err := refuse(text); err != nil {
 		return nil, err
@@ -81,12 +81,12 @@ func Parse(text []byte) (*yaml.Node, error) {
 	return &doc, nil
 }
 
-// maxNodes bounds keys, values, lists and mappings: a hundred times what a real
-// document has, few enough for whatever looks at all of them several times.
+// maxNodes limits keys, values, lists and mappings: a hundred times the size of a
+// real document, and few enough for code that goes through all of them several times.
 const maxNodes = 100_000
 
-// count is what is left of a number of nodes after those of a tree, negative if
-// that isn't enough.
+// count is left minus the nodes of a tree, negative if there are more of them
+// than left.
 func count(n *yaml.Node, left int) int {
 	left--
 	for _, inner := range n.Content {
@@ -101,7 +101,7 @@ func tooLarge(text []byte) *Error {
 	return refused(0, 0, "has %d bytes, more than the %d that a configuration may have", len(text), MaxSize)
 }
 
-// refuse looks at what isn't worth parsing.
+// refuse finds texts that must not be parsed.
 func refuse(text []byte) *Error {
 	if len(text) > MaxSize {
 		return tooLarge(text)
@@ -115,12 +115,11 @@ func refuse(text []byte) *Error {
 	return nil
 }
 
-// maxExpanded bounds what aliases may blow a document up to, in bytes of text.
+// maxExpanded limits the size of a document with its aliases expanded, in bytes of text.
 const maxExpanded = 2 * MaxSize
 
-// Expand replaces every alias by a copy of what it stands for, so that each
-// place in the document can change alone. Documents without aliases stay as
-// they are.
+// Expand replaces every alias by a copy of its node, so that each place in the
+// document can change alone. Documents without aliases stay as they are.
 func Expand(doc *yaml.Node) error {
 	e := expansion{nodes: maxNodes, bytes: maxExpanded, open: map[*yaml.Node]bool{}}
 	if err := e.expand(doc); err != nil {
@@ -133,8 +132,8 @@ func Expand(doc *yaml.Node) error {
 }
 
 type expansion struct {
-	nodes, bytes int                 // left of the bounds
-	open         map[*yaml.Node]bool // what is being expanded
+	nodes, bytes int                 // remaining, of the limits
+	open         map[*yaml.Node]bool // nodes that are being expanded
 	any          bool                // there were aliases
 }
 

@@ -33,7 +33,7 @@ flow: {h: [6, 7], i: 'j'}
 # the end
 `
 
-// at finds a node: keys of mappings and indices of lists.
+// at finds a node: path has keys of mappings and indices of lists.
 func at(t testing.TB, n *yaml.Node, path ...any) *yaml.Node {
 	t.Helper()
 	for _, step := range path {
@@ -106,8 +106,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// Whatever changes, the text says what the tree says, and no line that has
-// nothing to do with it is lost.
+// After any change the text has the content of the tree, and no line that isn't
+// part of the change is lost.
 func TestAnyEdit(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		doc, err := Parse([]byte(kitchen))
@@ -131,7 +131,7 @@ func TestAnyEdit(t *testing.T) {
 	})
 }
 
-// edit changes one thing somewhere in a collection.
+// edit changes one node somewhere in a collection.
 func edit(t *rapid.T, n *yaml.Node) {
 	width := 1
 	if n.Kind == yaml.MappingNode {

@@ -24,7 +24,7 @@ const (
 	// isa-debug-exit: (value << 1) | 1, in QEMU's hw/misc/debugexit.c.
 	probePassed = 0x10<<1 | 1
 
-	probeROMSize   = 64 << 10 // what QEMU takes as firmware at least
+	probeROMSize   = 64 << 10 // QEMU's minimum size of firmware
 	probeResetAt   = probeROMSize - 16
 	probeDebugPort = "0xf4"
 )
@@ -67,7 +67,7 @@ func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) e
 		"-accel", accelerator, "-cpu", cpu, "-machine", "q35", "-m", "16",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-bios", rom, "-device", "isa-debug-exit,iobase="+probeDebugPort+",iosize=4")
-	// A guest that hangs inside the kernel takes a moment to be killed.
+	// A guest that hangs inside the kernel needs some time to be killed.
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // this process handles Ctrl-C
 	out, err := cmd.CombinedOutput()
@@ -83,8 +83,8 @@ func probe(ctx context.Context, budget time.Duration, accelerator, cpu string) e
 	return fmt.Errorf("a guest of %d bytes ended without a result", len(probeCode))
 }
 
-// oneLine joins the lines of a program's output: QEMU prints an error and a failed assertion
-// where KVM lacks a feature that it has announced.
+// oneLine joins the lines of a program's output: if KVM lacks a feature that it
+// has announced, QEMU prints an error and a failed assertion.
 func oneLine(said string) string {
 	return strings.Join(strings.FieldsFunc(strings.TrimSpace(said), func(r rune) bool { return r == '\n' }), "; ")
 }

@@ -60,7 +60,7 @@ func TestProbeFails(t *testing.T) {
 }
 
 // The reason is one line, whatever QEMU prints: scripts and tests read the next one.
-func TestProbeSaysOneLine(t *testing.T) {
+func TestProbeErrorIsOneLine(t *testing.T) {
 	t.Parallel()
 	const said = "qemu-system-x86_64: error: failed to set MSR 0xd90 to 0x0\n\nqemu-system-x86_64: Assertion `ret == nmsrs' failed.\n"
 	const want = "qemu-system-x86_64: error: failed to set MSR 0xd90 to 0x0; qemu-system-x86_64: Assertion `ret == nmsrs' failed."

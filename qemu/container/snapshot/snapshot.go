@@ -13,9 +13,9 @@ import (
 	"testing"
 )
 
-// Snapshot is the state of a machine: for each aspect a set of lines. Processes and cgroups
-// are only those of the given clusters, and loop devices those with files of theirs,
-// because others change all the time.
+// Snapshot is the state of a machine: for each aspect a set of lines. Processes
+// and cgroups are only those of the given clusters, and loop devices only those
+// with their files, because others change all the time.
 type Snapshot map[Aspect][]string
 
 // Aspect is one kind of state that a machine has.
@@ -84,8 +84,8 @@ func Take(t testing.TB, clusters ...string) Snapshot {
 	return s
 }
 
-// withoutUses removes the numbers of references and uses from a route of IPv6: each
-// connection changes them (net/ipv6/route.c, rt6_info_route).
+// withoutUses removes the numbers of references and uses from a route of IPv6:
+// each connection changes them (net/ipv6/route.c, rt6_info_route).
 func withoutUses(file, line string) string {
 	fields := strings.Fields(line)
 	const references, uses = 6, 7
@@ -127,8 +127,8 @@ func cgroups(cluster string) []string {
 	return all
 }
 
-// processes are those that carry the cluster's name in their arguments, as QEMU does before
-// a node's, or are in its cgroup.
+// processes are those with the cluster's name in their arguments, as in QEMU's
+// machine name, or in its cgroup.
 func processes(cluster string) []string {
 	var all []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")

@@ -1,6 +1,6 @@
 //go:build e2e && long
 
-// Package adopt tests docs/adopting-kubeadm.md: a cluster that kubeadm has made gets control
+// Package adopt tests docs/adopting-kubeadm.md: a cluster made by kubeadm gets control
 // planes of Garboard, one after the other, and loses its old one, while it is used. A
 // control plane that has the secrets of another cluster reports this and does not join.
 package adopt
@@ -32,19 +32,19 @@ const (
 	// serveBudget is for its API server to be ready after that.
 	serveBudget = 60 * time.Second
 	podsBudget  = 90 * time.Second
-	// goneBudget is for the lease of an API server that has ended to run out: 15 s.
+	// goneBudget is for the end of the lease of an API server that has ended: 15 s.
 	goneBudget = 40 * time.Second
 
-	// silence is the longest time for which the cluster may take no write: an election
-	// of etcd is a second or two, and a client that was cut off tries again.
+	// silence is the longest time without a successful write: an election of etcd
+	// takes a second or two, and a client that was cut off tries again.
 	silence = 15 * time.Second
 )
 
 var (
-	network     = netip.MustParsePrefix("10.5.0.0/24") // qemu's default
-	oldAddress  = netip.MustParseAddr("10.5.0.101")
-	frontDoor   = netip.MustParseAddr("10.5.0.100") // controlPlaneEndpoint
-	secretsFile = "secrets.yaml"
+	network      = netip.MustParsePrefix("10.5.0.0/24") // qemu's default
+	oldAddress   = netip.MustParseAddr("10.5.0.101")
+	loadBalancer = netip.MustParseAddr("10.5.0.100") // controlPlaneEndpoint
+	secretsFile  = "secrets.yaml"
 )
 
 // adoption is the state of the test.
@@ -62,7 +62,7 @@ type adoption struct {
 func TestAdoptKubeadm(t *testing.T) {
 	made := e2etest.Built(t, qemu.Container)
 	m := e2etest.Marks(t)
-	a := &adoption{t: t, mark: m, kubectlIn: made.Kubectl(), old: newOld(t, made, oldAddress, frontDoor)}
+	a := &adoption{t: t, mark: m, kubectlIn: made.Kubectl(), old: newOld(t, made, oldAddress, loadBalancer)}
 	m.Reached("kubeadm has made its files")
 	a.right = configurations(t, a.old.path("/etc/kubernetes/pki"))
 	wrong := configurations(t, "")
@@ -120,8 +120,8 @@ func (a *adoption) in(t *testing.T) *adoption {
 	return &part
 }
 
-// configurations follows the document: secrets from a folder with kubeadm's, or fresh
-// ones, and from them configurations.
+// configurations follows the document: secrets from kubeadm's folder, or new
+// ones, and the configurations with them.
 func configurations(t *testing.T, pki string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -131,9 +131,9 @@ func configurations(t *testing.T, pki string) (dir string) {
 		args = append(args, "--from-kubernetes-pki", pki)
 	}
 	e2etest.Gbctl(t, args...)
-	// The old cluster has no network of pods: Garboard brings its own.
+	// The old cluster has no pod network: Garboard installs its own.
 	withCNI := strings.ReplaceAll(patch(t, "cluster.yaml"), "cni: {name: none}", "cni: {name: flannel}")
-	e2etest.Gbctl(t, "gen", "config", "kubernetes", fmt.Sprintf("https://%s:6443", frontDoor), "--with-secrets", secrets, "--output-dir", dir,
+	e2etest.Gbctl(t, "gen", "config", "kubernetes", fmt.Sprintf("https://%s:6443", loadBalancer), "--with-secrets", secrets, "--output-dir", dir,
 		"--config-patch", withCNI, "--config-patch-control-plane", patch(t, "control-planes.yaml"))
 	return dir
 }
@@ -153,8 +153,8 @@ func patch(t *testing.T, name string) string {
 	return yaml
 }
 
-// configure gives a node the cluster of such a configuration; how to reach the node
-// stays as it is.
+// configure gives a node the cluster of such a configuration; its network
+// settings stay.
 func configure(dir, from string) error {
 	path := filepath.Join(dir, "config.yaml")
 	own, err := readYAML(path)
@@ -164,11 +164,11 @@ func configure(dir, from string) error {
 	machine := own["machine"].(map[string]any)
 	file := "worker.yaml"
 	if machine["type"] != string(config.Worker) {
-		// Never init.yaml: the cluster has begun.
+		// Never init.yaml: the cluster exists already.
 		file, machine["type"] = "controlplane.yaml", string(config.ControlPlane)
 	}
-	// kubeadm's CoreDNS doesn't start on a node without a name server. It need not
-	// answer.
+	// kubeadm's CoreDNS doesn't start on a node without a name server. The name
+	// server need not answer.
 	machine["network"].(map[string]any)["nameservers"] = []string{"10.5.0.1"}
 	theirs, err := readYAML(filepath.Join(from, file))
 	if err != nil {
@@ -191,12 +191,12 @@ func readYAML(path string) (map[string]any, error) {
 	return m, yaml.Unmarshal(text, &m)
 }
 
-// begins starts the old cluster, and lets its node in.
+// begins starts the old cluster, and registers its node.
 func (a *adoption) begins() {
 	a.t.Helper()
 	a.nodes = a.Network()
-	front := machine(a.t, a.nodes, "front", netip.PrefixFrom(frontDoor, network.Bits()))
-	a.front = balance(a.t, front, frontDoor)
+	front := machine(a.t, a.nodes, "front", netip.PrefixFrom(loadBalancer, network.Bits()))
+	a.front = balance(a.t, front, loadBalancer)
 	a.t.Cleanup(a.front.close)
 	a.front.set(oldAddress)
 	a.t.Cleanup(func() {
@@ -218,8 +218,8 @@ func (a *adoption) begins() {
 	}
 }
 
-// workload is a pod that stays where it is, in the network of its node: the old
-// cluster has no other.
+// workload is a pod on a fixed node, in the network of the node: the old
+// cluster has no pod network.
 const workload = `
 apiVersion: apps/v1
 kind: DaemonSet
@@ -236,7 +236,7 @@ spec:
       containers: [{name: workload, image: IMAGE, command: [/usr/local/bin/kubectl, proxy, --port=8001]}]
 `
 
-// works waits until the old cluster runs a pod, and returns what must not change.
+// works waits until the old cluster runs a pod, and returns the state that must not change.
 func (a *adoption) works() string {
 	a.t.Helper()
 	a.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce=privileged")
@@ -258,7 +258,7 @@ func (a *adoption) pod() string {
 	return a.kubectl("get", "pods", "-l", "app=workload", "-o", "jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[*].restartCount}{end}")
 }
 
-// adopted are objects of kubeadm that Garboard knows by the same names.
+// adopted are kubeadm's objects for which Garboard uses the same names.
 var adopted = []string{"daemonset/kube-proxy", "deployment/coredns", "service/kube-dns", "configmap/coredns", "configmap/kube-proxy", "configmap/kubeadm-config", "serviceaccount/kube-proxy"}
 
 func (a *adoption) before() map[string]string {
@@ -270,7 +270,7 @@ func (a *adoption) before() map[string]string {
 	return specs
 }
 
-// kept: objects that were there are as they were.
+// kept checks that objects from before haven't changed.
 func (a *adoption) kept(before map[string]string) {
 	after := a.before()
 	if !maps.Equal(before, after) {
@@ -278,8 +278,8 @@ func (a *adoption) kept(before map[string]string) {
 	}
 }
 
-// refuses: a control plane with the secrets of another cluster names what is wrong,
-// and isn't let into etcd, nor may it begin a cluster of its own.
+// refuses: a control plane with the secrets of another cluster reports that. It
+// can neither join etcd nor begin a cluster of its own.
 func (a *adoption) refuses(n qemu.Node) {
 	if err := a.On(a.t.Context(), n.Name); err != nil {
 		a.t.Fatal(err)
@@ -316,7 +316,7 @@ func (a *adoption) reinstall(n qemu.Node) {
 	}
 }
 
-// joins turns a control plane on, and lets it have its share of the requests once its
+// joins turns a control plane on, and adds it to the load balancer after its
 // etcd votes and its API server is ready.
 func (a *adoption) joins(n qemu.Node, voting int) {
 	if err := a.On(a.t.Context(), n.Name); err != nil {
@@ -348,8 +348,8 @@ func (a *adoption) votes(address string, want int) error {
 	return err
 }
 
-// agree: old and new API servers read each other's Secrets, and take each other's
-// tokens.
+// agree: old and new API servers can read each other's Secrets, and accept each
+// other's tokens.
 func (a *adoption) agree(address netip.Addr) {
 	servers := []string{"--server=https://" + oldAddress.String() + ":6443", "--server=https://" + address.String() + ":6443"}
 	a.kubectl(servers[1], "create", "secret", "generic", "from-after", "--from-literal=key=of the new")
@@ -361,7 +361,7 @@ func (a *adoption) agree(address netip.Addr) {
 		}
 		token := strings.TrimSpace(a.kubectl(from, "create", "token", "default"))
 		for _, to := range servers {
-			// Nothing but the token.
+			// With the token only.
 			out, err := a.run("", "--kubeconfig=/dev/null", to, "--certificate-authority="+a.old.path("/etc/kubernetes/pki/ca.crt"), "--token="+token, "auth", "whoami")
 			if err != nil || !strings.Contains(out, "system:serviceaccount:default:default") {
 				a.t.Errorf("a token from %s at %s: %q, %v", from, to, out, err)
@@ -370,7 +370,7 @@ func (a *adoption) agree(address netip.Addr) {
 	}
 }
 
-// leaves takes the old control plane out, in the order of the document.
+// leaves removes the old control plane, in the order of the document.
 func (a *adoption) leaves() {
 	first := a.Nodes[0].Address
 	a.front.set(first, a.Nodes[1].Address)
@@ -381,7 +381,7 @@ func (a *adoption) leaves() {
 	var id string
 	for line := range strings.Lines(a.Gbctl("-n", first.String(), "etcd", "members")) {
 		if strings.Contains(line, oldAddress.String()) {
-			id = strings.Fields(line)[1] // after the node that was asked
+			id = strings.Fields(line)[1] // after the node's address
 		}
 	}
 	a.Gbctl("-n", first.String(), "etcd", "remove-member", id)
@@ -397,7 +397,7 @@ func (a *adoption) leaves() {
 	a.mark.Reached("the old control plane is gone")
 }
 
-// web is what the cluster is asked to do once it is Garboard's.
+// web is a workload for the cluster after the adoption.
 const web = `
 apiVersion: apps/v1
 kind: Deployment
@@ -427,8 +427,8 @@ spec:
   ports: [{port: 80, targetPort: 8080}]
 `
 
-// goesOn: new pods run, and find each other through what kubeadm has installed, its
-// kube-proxy and its CoreDNS.
+// goesOn: new pods run, and find each other through kubeadm's kube-proxy and
+// CoreDNS.
 func (a *adoption) goesOn() {
 	a.Eventually(podsBudget, "all nodes are Ready", func() error {
 		out, err := a.try("get", "nodes", "-o", `jsonpath={range .items[*]}{.status.conditions[?(@.type=="Ready")].status} {end}`)

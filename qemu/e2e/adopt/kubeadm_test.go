@@ -23,10 +23,10 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// old is a control plane that kubeadm has made: its files, its keys and its static
-// pods are kubeadm's own work, and so is what it puts into the cluster. Only there is
-// no kubelet: the programs of the static pods run as they are, with the command lines
-// of their manifests, in a directory that is their root.
+// old is a control plane made by kubeadm itself: its files, keys, static pods
+// and objects. There is no kubelet: the programs of the static pods run
+// directly, with the command lines of their manifests, in a directory that is
+// their root.
 type old struct {
 	t       *testing.T
 	root    string
@@ -41,13 +41,13 @@ const (
 	adminConf  = "/etc/kubernetes/admin.conf"
 	// oldBudget is for etcd and kube-apiserver to serve on an empty directory.
 	oldBudget = 40 * time.Second
-	// grace is what a kubelet gives a static pod to end, before it kills it. An API
-	// server that has open watches takes a minute.
+	// grace is the time that a kubelet gives a static pod to end, before it kills
+	// it. An API server with open watches takes a minute.
 	grace = 30 * time.Second
 )
 
-// kubeadmConfig is a common one, but that it names the versions that were built, and
-// the one mode of kube-proxy that its image has the tools for.
+// kubeadmConfig is a usual one, except that it has the versions that were
+// built, and the only mode of kube-proxy for which its image has the tools.
 const kubeadmConfig = `apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint: {advertiseAddress: %[1]s, bindPort: 6443}
@@ -72,7 +72,7 @@ kind: KubeletConfiguration
 cgroupDriver: cgroupfs
 `
 
-// newOld makes the files of a control plane: nothing runs yet.
+// newOld makes the files of a control plane and starts nothing.
 func newOld(t *testing.T, made *image.Artifacts, address, endpoint netip.Addr) *old {
 	t.Helper()
 	o := &old{t: t, root: t.TempDir(), address: address, pods: map[string]*exec.Cmd{}}
@@ -105,7 +105,7 @@ func newOld(t *testing.T, made *image.Artifacts, address, endpoint netip.Addr) *
 	return o
 }
 
-// put gives the machine a program. A second name costs nothing, where it can be.
+// put gives the machine a program. A second name is a link, if possible.
 func (o *old) put(from, name string) {
 	o.t.Helper()
 	to := filepath.Join(o.root, "usr/local/bin", name)
@@ -129,7 +129,7 @@ func buildKubeadm(t *testing.T) string {
 	run := func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), "go", args...)
 		cmd.Dir = "kubeadm"
-		// As the components are built, so that what they share is compiled once.
+		// With the settings of the components, so that common packages are compiled once.
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -188,8 +188,8 @@ func (o *old) phase(name string) {
 	}
 }
 
-// serve starts the control plane in a network, and lets kubeadm put into the cluster
-// what it does.
+// serve starts the control plane in a network, and runs kubeadm's phases that
+// make its objects.
 func (o *old) serve(network *osthread.Thread) {
 	o.t.Helper()
 	o.network = network
@@ -215,8 +215,8 @@ func (o *old) serve(network *osthread.Thread) {
 	}
 }
 
-// kubectl runs on the machine itself, as root there would. The program that it is
-// answers to that name.
+// kubectl runs on the machine itself, as root would there. The program is a
+// multi-call binary.
 func (o *old) kubectl(args ...string) (string, error) {
 	kubeconfig := "--kubeconfig=/etc/kubernetes/super-admin.conf"
 	cmd := o.command("kubernetes", append([]string{kubeconfig, "--server=https://" + o.address.String() + ":6443"}, args...)...)
@@ -232,7 +232,7 @@ func (o *old) kubectl(args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// startPod is the kubelet's part.
+// startPod does the part of the kubelet.
 func (o *old) startPod(manifest string) {
 	o.t.Helper()
 	text, err := os.ReadFile(manifest)
@@ -282,7 +282,7 @@ func (o *old) end(name string) {
 	<-ended
 }
 
-// log is the end of a program's, for the message of a failed test.
+// log is the end of a program's log, for the message of a failed test.
 func (o *old) log(name string) string {
 	text, err := os.ReadFile(o.path("/var/log/" + name + ".log"))
 	if err != nil {

@@ -75,8 +75,8 @@ func machine(t *testing.T, network *osthread.Thread, name string, address netip.
 	return thread
 }
 
-// balancer is what stands before the API servers of the cluster, in turn before each
-// that says that it is ready.
+// balancer is the load balancer in front of the cluster's API servers: it uses
+// each ready one in turn.
 type balancer struct {
 	network *osthread.Thread
 	listen  net.Listener
@@ -87,7 +87,7 @@ type balancer struct {
 	backends []netip.Addr
 }
 
-// backendTimeout is for one that is gone to be passed over.
+// backendTimeout is the time after which a missing backend is skipped.
 const backendTimeout = 2 * time.Second
 
 func balance(t *testing.T, network *osthread.Thread, address netip.Addr) *balancer {
@@ -109,7 +109,7 @@ func balance(t *testing.T, network *osthread.Thread, address netip.Addr) *balanc
 	return b
 }
 
-// set says where requests go from now on. Those that are open stay.
+// set sets the backends of new connections. Open connections stay.
 func (b *balancer) set(backends ...netip.Addr) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,7 +134,7 @@ func (b *balancer) pass(in net.Conn) {
 	both.Wait()
 }
 
-// dial connects to the next one that is ready, nil if none is.
+// dial connects to the next ready backend, nil if none is.
 func (b *balancer) dial() net.Conn {
 	b.mu.Lock()
 	all := b.backends
@@ -155,8 +155,8 @@ func (b *balancer) dial() net.Conn {
 	return nil
 }
 
-// ready asks as load balancers do: without a certificate, and without looking at the
-// one that is shown.
+// ready checks as load balancers do: without a client certificate, and without
+// verification of the server's.
 func (b *balancer) ready(address string) error {
 	client := &http.Client{Timeout: backendTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -174,11 +174,11 @@ func (b *balancer) ready(address string) error {
 	return nil
 }
 
-// close ends it; connections that are open end with their ends.
+// close closes the listener; open connections end with their clients and servers.
 func (b *balancer) close() { b.listen.Close() }
 
-// writer is a client that never rests: it makes one ConfigMap after the other, at the
-// cluster's endpoint, and notes for how long none could be made.
+// writer is a client that writes all the time: it makes one ConfigMap after the
+// other, at the cluster's endpoint, and records how long none could be made.
 type writer struct {
 	client *http.Client
 	url    string
@@ -196,13 +196,13 @@ const (
 	writeTimeout = 5 * time.Second
 )
 
-// write begins. kubeconfig is the text of an admin.conf.
+// write starts it. kubeconfig is the text of an admin.conf.
 func write(t *testing.T, network *osthread.Thread, kubeconfig []byte) *writer {
 	t.Helper()
 	server, trust := access(t, kubeconfig)
 	w := &writer{url: server + "/api/v1/namespaces/writes/configmaps", stop: make(chan struct{})}
 	w.client = &http.Client{Timeout: writeTimeout, Transport: &http.Transport{
-		// Each write is a connection of its own, as that of a new client would be.
+		// Each write has its own connection, like that of a new client.
 		DisableKeepAlives: true,
 		DialContext:       func(ctx context.Context, _, to string) (net.Conn, error) { return network.Dial(ctx, to) },
 		TLSClientConfig:   trust,
@@ -236,7 +236,7 @@ func (w *writer) one(n int) error {
 		return err
 	}
 	defer resp.Body.Close()
-	// It is there already where only the answer to an earlier try was lost.
+	// It exists already if only the answer to an earlier attempt was lost.
 	if resp.StatusCode != http.StatusCreated && resp.StatusCode != http.StatusConflict {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
 		return fmt.Errorf("%s: %s", resp.Status, text)
@@ -244,14 +244,14 @@ func (w *writer) one(n int) error {
 	return nil
 }
 
-// end is how many were acknowledged, and for how long none was at most.
+// end returns the number of acknowledged writes, and the longest time without one.
 func (w *writer) end() (acknowledged int, longest time.Duration, last error) {
 	close(w.stop)
 	w.done.Wait()
 	return w.acknowledged, w.longest, w.last
 }
 
-// access is what an admin.conf says.
+// access is the server and the credentials of an admin.conf.
 func access(t *testing.T, kubeconfig []byte) (server string, trust *tls.Config) {
 	t.Helper()
 	var conf struct {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// etcdctl asks the old member, with the keys of kubeadm.
+// etcdctl asks the old member, with kubeadm's keys.
 func (a *adoption) etcdctl(args ...string) string {
 	a.t.Helper()
 	const keys = "/etc/kubernetes/pki/etcd/"
@@ -30,7 +30,7 @@ func (a *adoption) file(inside string) []byte {
 	return text
 }
 
-// try is kubectl with the admin.conf that the cluster's users have.
+// try is kubectl with the admin.conf of the cluster's users.
 func (a *adoption) try(args ...string) (string, error) {
 	return a.run("", append([]string{"--kubeconfig=" + a.old.path(adminConf)}, args...)...)
 }

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package badinput tests wrong input and broken parts. Each ends in one line on the console:
-// what is wrong, where, and what the machine does next. Each also has a counterpart, which
-// is corrected and goes on.
+// Package badinput tests wrong input and broken parts. Each ends in one line on
+// the console: what is wrong, where, and what the machine does next. Each also
+// has a counterpart, which is corrected and continues.
 package badinput
 
 import (
@@ -21,20 +21,20 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	sayBudget = 15 * time.Second // for a node to say what is wrong
-	// mendBudget is for a node to notice that it was put right: it looks again
-	// within 30 s, the longest pause between two tries.
+	sayBudget = 15 * time.Second // for a node to report what is wrong
+	// mendBudget is for a node to notice the correction: it looks again within 30
+	// s, the longest pause between two attempts.
 	mendBudget = 45 * time.Second
 )
 
-// edit changes the configuration that a node begins with.
+// edit changes the first configuration of a node.
 func edit(change func([]byte) []byte) e2etest.Option {
 	return func(o *qemu.Options) {
 		o.Prepare = func(dir string) error { return rewrite(filepath.Join(dir, "config.yaml"), change) }
 	}
 }
 
-// rewrite changes a file in its place: the node has it bound.
+// rewrite changes a file in place: the node has it bound.
 func rewrite(path string, change func([]byte) []byte) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -52,7 +52,7 @@ func replaced(t *testing.T, data []byte, old, new string) []byte {
 	return bytes.Replace(data, []byte(old), []byte(new), 1)
 }
 
-// oneLine: it is the only one that says so, until something changes.
+// oneLine checks that only one line reports it, until something changes.
 func oneLine(t *testing.T, c *e2etest.Cluster, offset int, part string) {
 	t.Helper()
 	var found []string
@@ -67,8 +67,8 @@ func oneLine(t *testing.T, c *e2etest.Cluster, offset int, part string) {
 	}
 }
 
-// A configuration that can't be used is told with its place, and the node waits
-// for a better one.
+// An invalid configuration is reported with its place, and the node waits for a
+// better one.
 func TestBadConfiguration(t *testing.T) {
 	var good []byte
 	c := e2etest.New(t, "bad-config", qemu.Container, edit(func(data []byte) []byte {
@@ -96,8 +96,8 @@ func TestBadConfiguration(t *testing.T) {
 	c.Says(mendBudget, offset, "machined: Running (up): configuration from seed")
 }
 
-// An image that no registry has is told with its name and where it was looked
-// for; the node tries again.
+// An image that is in no registry is reported with its name and the places
+// where it was looked for; the node tries again.
 func TestMissingImage(t *testing.T) {
 	const missing = "registry.k8s.io/etcd:0.0.0-missing"
 	var good []byte
@@ -123,7 +123,7 @@ func TestMissingImage(t *testing.T) {
 	c.Says(sayBudget, offset, "etcd: Running (up)")
 }
 
-// A disk that is full is told as that. The node goes on once there is room.
+// A full disk is reported as such. The node continues after there is room.
 func TestFullDisk(t *testing.T) {
 	if !e2etest.InOwnMounts(t) {
 		return
@@ -139,7 +139,7 @@ func TestFullDisk(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() {
-		// Or the directory can't be removed.
+		// Otherwise the directory can't be removed.
 		if err := unix.Unmount(full, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}

@@ -14,16 +14,16 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// bootBudget is for a machine to look for its disk and its network, as it would
-// be at native speed.
+// bootBudget is for a machine to look for its disk and its network, at native
+// speed.
 const bootBudget = 5 * time.Second
 
-// small is a machine that only boots: nothing heavy starts before it says what
-// is wrong.
+// small is a machine that only boots: nothing large starts before it reports
+// the problem.
 func small(o *qemu.Options) { o.MemoryMiB, o.DiskGiB = 1536, 4 }
 
-// A machine without a disk, on a network that nobody else is on, says both, and
-// looks on.
+// A machine without a disk, and alone on its network, reports both, and
+// continues to look.
 func TestNoDiskNoDHCP(t *testing.T) {
 	c := e2etest.New(t, "bad-bare", qemu.QEMU, small, func(o *qemu.Options) { o.DiskGiB, o.Unplugged = -1, true })
 	line := c.Says(bootBudget, 0, "disks: ", "no disk /dev/vda", "still looking", "machine.install.disk", "there are no disks")
@@ -34,7 +34,7 @@ func TestNoDiskNoDHCP(t *testing.T) {
 	oneLine(t, c, 0, "no DHCP answer on eth0")
 }
 
-// A disk with somebody's file system stays as it is, to the byte.
+// A disk with a foreign file system isn't changed in any byte.
 func TestForeignDisk(t *testing.T) {
 	var disk string
 	c := e2etest.New(t, "bad-foreign", qemu.QEMU, small, func(o *qemu.Options) {
@@ -57,8 +57,8 @@ func TestForeignDisk(t *testing.T) {
 	}
 }
 
-// The twin of the above: the disk may be erased, DHCP answers. No time server
-// does, which the machine says, and goes on without.
+// The twin of the above: the disk may be erased, and DHCP answers. No time
+// server does, which the machine reports before it continues without.
 func TestForeignDiskWipedNoTime(t *testing.T) {
 	c := e2etest.New(t, "bad-time", qemu.QEMU, small, func(o *qemu.Options) {
 		o.Prepare = func(dir string) error {
@@ -108,7 +108,7 @@ func makeForeign(path string) error {
 	return err
 }
 
-// sameFiles compares the beginning, where all of a small file system is.
+// sameFiles compares the beginning, which has all of a small file system.
 func sameFiles(a, b string) (bool, error) {
 	const enough = 64 << 20
 	var data [2][]byte

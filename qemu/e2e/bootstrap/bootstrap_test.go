@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package bootstrap tests a control plane that waits until a person bootstraps the cluster
-// on it, once.
+// Package bootstrap tests a control plane that waits until a user bootstraps
+// the cluster on it, once.
 package bootstrap
 
 import (
@@ -25,8 +25,8 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 // waitBudget is for the node to boot, and to pull the image of etcd.
 const waitBudget = 60 * time.Second
 
-// S-212, S-213, S-223, S-355: it waits and says for what, begins when told to, and says so
-// when told again; what would end the cluster is refused.
+// S-212, S-213, S-223, S-355: it waits and reports for what, begins on request,
+// and reports a repeated request; a request that would end the cluster is refused.
 func TestBootstrap(t *testing.T) {
 	c := e2etest.New(t, "bootstrap", qemu.Container, controlPlane)
 	c.Says(waitBudget, 0, "etcd: Preparing", "Waiting for bootstrap, or for a control plane to join at https://")
@@ -48,7 +48,7 @@ func TestBootstrap(t *testing.T) {
 		return err
 	}
 	merged := fmt.Sprintf("merged into %s; kubectl's context is ", access)
-	says(merged, "kubeconfig", access) // S-223: before there is anything that it leads to
+	says(merged, "kubeconfig", access) // S-223: before there is a cluster
 	if text, err := os.ReadFile(access); err != nil || !strings.Contains(string(text), "server: https://"+c.Nodes[0].Address.String()+":6443") {
 		t.Errorf("%v: it doesn't lead to the endpoint:\n%s", err, text)
 	}
@@ -83,7 +83,7 @@ func TestBootstrap(t *testing.T) {
 	}
 }
 
-// clusterID is what bootstrap has said, behind these words.
+// clusterID is the ID after these words in the output of bootstrap.
 func clusterID(t *testing.T, words, said string) string {
 	t.Helper()
 	m := regexp.MustCompile(regexp.QuoteMeta(words) + "([0-9a-f]{32})").FindStringSubmatch(said)
@@ -93,9 +93,9 @@ func clusterID(t *testing.T, words, said string) string {
 	return m[1]
 }
 
-// S-213: with two control planes. The one that boots first waits, and says for what;
-// the cluster begins on the other; it joins; and a second beginning is refused, by the
-// one that began, by the other, and by both when they are told at the same time.
+// S-213: with two control planes. The one that boots first waits, and reports for what.
+// The cluster begins on the other one, and it joins. A second beginning is refused, by the
+// one that began, by the other, and by both if they get the requests at the same time.
 func TestBootstrapTwice(t *testing.T) {
 	c := e2etest.New(t, "twice", qemu.Container, controlPlane, e2etest.Nodes(2, 0))
 	first, second := c.Nodes[0].Address.String(), c.Nodes[1].Address.String()
@@ -128,16 +128,16 @@ func TestBootstrapTwice(t *testing.T) {
 		switch {
 		case strings.Contains(words, "the cluster begins on this node") && began == "":
 			began = node
-		case strings.Contains(words, "begins the cluster, or was told to at this very moment"):
+		case strings.Contains(words, "begins the cluster, or was asked to at this moment"):
 		case strings.Contains(words, "the cluster begins on this node"):
 			t.Fatalf("both began a cluster: %q", said)
-		// Where one came a little later.
+		// If one request came a little later.
 		case strings.Contains(words, "is a member of the cluster already"), strings.Contains(words, "etcd of this cluster answers at"):
 		default:
 			t.Errorf("%s: %s", node, words)
 		}
 	}
-	if began == "" { // each saw the other
+	if began == "" { // each found the other
 		began = second
 		if out := c.Gbctl("-n", began, "bootstrap"); !strings.Contains(out, "the cluster begins on this node") {
 			t.Fatalf("bootstrap of %s: %s", began, out)
@@ -147,7 +147,7 @@ func TestBootstrapTwice(t *testing.T) {
 	if began == first {
 		joins = second
 	}
-	// While it only begins: nobody but the other control plane knows.
+	// During the beginning only the other control plane knows about it.
 	if out, err := c.TryGbctl("-n", joins, "bootstrap"); err == nil || !strings.Contains(err.Error(), began) && !strings.Contains(err.Error(), "isn't empty") {
 		t.Errorf("bootstrap of the joiner: %v: %s", err, out)
 	}

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package clients tests the programs that people use a cluster with: one that is written
-// with client-go (folder clientgo, a module of its own), and the kubectl and the etcdctl
-// that were built. Each is on a machine of its own in the nodes' network.
+// Package clients tests programs of users: one that is written with client-go
+// (folder clientgo, a separate module), and the kubectl and etcdctl that were
+// built. Each runs on its own machine in the nodes' network.
 package clients
 
 import (
@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	podsBudget  = 60 * time.Second // for pods whose image the node has yet to get
+	podsBudget  = 60 * time.Second // for pods on nodes that have to pull their image first
 	drainBudget = 90 * time.Second
 )
 
@@ -57,7 +57,7 @@ func clientgo(t *testing.T) string {
 }
 
 // runs runs the program in the nodes' network, where the API is at the control
-// plane's address, and not at a port of this machine's loopback.
+// plane's address, not at a port of this machine's loopback.
 func runs(t *testing.T, c *e2etest.Cluster, network *osthread.Thread, program string) {
 	text, err := os.ReadFile(c.Kubeconfig())
 	if err != nil {
@@ -90,7 +90,7 @@ func runs(t *testing.T, c *e2etest.Cluster, network *osthread.Thread, program st
 	}
 }
 
-// pinned is a pod that nobody would make again, beside one of a Deployment.
+// pinned is a pod without a controller, beside one of a Deployment.
 const pinned = `
 apiVersion: apps/v1
 kind: Deployment
@@ -113,7 +113,7 @@ spec:
   containers: [{name: alone, image: IMAGE, command: [/usr/local/bin/kubectl, proxy, --port=8001]}]
 `
 
-// drains: kubectl empties a node, but not of a pod that nobody would make again.
+// drains: kubectl drains a node, but refuses to delete a pod without a controller.
 func drains(t *testing.T, c *e2etest.Cluster) {
 	node := c.Nodes[2].Name
 	c.Apply(strings.NewReplacer("IMAGE", config.DefaultAPIServerImage, "NODE", node).Replace(pinned))
@@ -142,8 +142,8 @@ func running(c *e2etest.Cluster, want int) error {
 	return err
 }
 
-// keys is a pod on the control plane with the keys of its etcd. What it runs ends
-// with the pod.
+// keys is a pod on the control plane with the keys of its etcd. Processes in it
+// end with the pod.
 const keys = `
 apiVersion: v1
 kind: Pod
@@ -166,7 +166,7 @@ spec:
     hostPath: {path: /system/secrets/etcd}
 `
 
-// members: etcdctl says the same as gbctl, and nothing without keys.
+// members: etcdctl shows the same as gbctl, and nothing without keys.
 func members(t *testing.T, c *e2etest.Cluster) {
 	node := c.Nodes[0]
 	c.Apply(strings.NewReplacer("IMAGE", config.DefaultEtcdImage, "NODE", node.Name).Replace(keys))

@@ -1,9 +1,9 @@
 //go:build e2e && long
 
-// Package clock tests machines whose hardware clock is a year wrong. With a time server
-// their clocks are right before a certificate is checked. Without one they come up all the
-// same, report the wrong clock, and set it once there is a time server. Containers have the
-// clock of this machine, so this test uses QEMU only.
+// Package clock tests machines whose hardware clock is a year wrong. With a time
+// server their clocks are right before a certificate is checked. Without one they
+// start as well, report the wrong clock, and set it when there is a time server.
+// Containers have the clock of this machine, so this test uses QEMU only.
 package clock
 
 import (
@@ -28,9 +28,9 @@ const (
 	year = 365 * 24 * time.Hour
 	// timeServer is the first address of the nodes' network, which is this machine's.
 	timeServer = "10.5.0.1"
-	// sayBudget is for a node to boot, and to have waited for a time server in vain.
+	// sayBudget is for a node to boot, and to give up the wait for a time server.
 	sayBudget = 15 * time.Second
-	// syncBudget is longer than the pause between two questions to one that didn't answer.
+	// syncBudget is longer than the pause between two queries to a server that didn't answer.
 	syncBudget = 30 * time.Second
 	// etcdBudget is for the image of etcd to be pulled, and for it to start.
 	etcdBudget = 30 * time.Second
@@ -38,7 +38,7 @@ const (
 	near = 2 * time.Minute
 )
 
-// wrong makes a cluster of one machine with such a clock, which knows of a time server.
+// wrong makes a cluster of one machine with such a clock, which has a time server configured.
 func wrong(t *testing.T, name string, offset time.Duration) (*e2etest.Cluster, *e2etest.Mark) {
 	t.Helper()
 	return e2etest.Start(t, name, qemu.QEMU, func(o *qemu.Options) {
@@ -47,8 +47,8 @@ func wrong(t *testing.T, name string, offset time.Duration) (*e2etest.Cluster, *
 	})
 }
 
-// serve runs chrony in the nodes' network. It tells this machine's time, and never
-// touches it.
+// serve runs chrony in the nodes' network. It serves this machine's time, and
+// never changes it.
 func serve(t *testing.T, inside *osthread.Thread) {
 	t.Helper()
 	dir := t.TempDir()
@@ -68,7 +68,7 @@ func serve(t *testing.T, inside *osthread.Thread) {
 	})
 }
 
-// status is what gbctl says of a node's time.
+// status is a node's time in gbctl's output.
 type status struct {
 	Spec struct {
 		Synced   bool      `yaml:"synced"`
@@ -86,7 +86,7 @@ func ask(c *e2etest.Cluster) (s status, err error) {
 	return s, yaml.Unmarshal([]byte(out), &s)
 }
 
-// right is nil once the node has the time server's time, which is this machine's.
+// right is nil if the node has the time server's time, which is this machine's.
 func right(c *e2etest.Cluster) error {
 	s, err := ask(c)
 	if err != nil {
@@ -98,7 +98,7 @@ func right(c *e2etest.Cluster) error {
 	return nil
 }
 
-// votes: etcd demands certificates of everyone, and shows its own.
+// votes: etcd requires certificates of all clients, and shows its own.
 func votes(c *e2etest.Cluster) error {
 	out, err := c.TryGbctl("etcd", "status")
 	if err == nil && !strings.Contains(out, "leader") {

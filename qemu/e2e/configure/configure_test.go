@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package configure tests changes of a node's configuration with gbctl: it is changed while
-// the node runs, tried, undone, staged and rolled back, and the node's power is cut while it
-// is being changed.
+// Package configure tests changes of a node's configuration with gbctl: it is
+// changed while the node runs, tried, undone, staged and rolled back, and the
+// node's power is cut during a change.
 package configure
 
 import (
@@ -27,12 +27,12 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
 	apiBudget = 10 * time.Second // from power-on to an answer
-	upBudget  = 30 * time.Second // to all services being up
-	// tried is how long a change is tried: the least that there is.
+	upBudget  = 30 * time.Second // until all services are up
+	// tried is the time for which a change is tried: the minimum.
 	tried = 10 * time.Second
 )
 
-// trying is tried on this machine: within it a node boots, and is looked at.
+// trying is tried on this machine: enough time for a node to boot, and for the checks.
 func trying() time.Duration { return eventually.Scale(tried).Round(time.Second) }
 
 // answers waits for the machine API.
@@ -43,7 +43,7 @@ func answers(c *e2etest.Cluster) {
 	})
 }
 
-// up waits for all services, as gbctl shows them.
+// up waits for all services in gbctl's output.
 func up(c *e2etest.Cluster) {
 	c.Eventually(upBudget, "all services are up", func() error {
 		_, err := c.TryGbctl("health")
@@ -125,8 +125,8 @@ cluster:
 // kubelet matches its command line with the argument that the test has set.
 var kubelet = regexp.MustCompile(`"kubelet [^"]*--v=3`)
 
-// What takes a reboot is tried by the boot after it; not confirmed, it is undone,
-// with another reboot.
+// A change that needs a reboot is tried by the next boot; without a
+// confirmation it is undone, with another reboot.
 func tryReboot(t *testing.T, c *e2etest.Cluster) {
 	has := func(kind string) func() error {
 		return func() error {
@@ -143,7 +143,7 @@ func tryReboot(t *testing.T, c *e2etest.Cluster) {
 	up(c)
 }
 
-// The duty that matters most: a node that nobody can reach any more comes back.
+// The most important duty: a node that can't be reached any more recovers.
 func tryNetwork(t *testing.T, c *e2etest.Cluster) {
 	node := c.Nodes[0]
 	before := c.Gbctl("get", "mc", "-o", "yaml")
@@ -169,8 +169,8 @@ func tryNetwork(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// A patch of the API server's image to one that isn't there; doctor says why the
-// node waits, and rolling back ends it.
+// A patch sets the API server's image to one that doesn't exist; doctor reports
+// why the node waits, and a rollback repairs it.
 func badImage(t *testing.T, c *e2etest.Cluster) {
 	const image = "registry.k8s.io/kube-apiserver:v1.36.99"
 	c.Gbctl("patch", "mc", "--immediate", "-p", `[{"op": "replace", "path": "/cluster/apiServer/image", "value": "`+image+`"}]`)
@@ -188,7 +188,7 @@ func badImage(t *testing.T, c *e2etest.Cluster) {
 	})
 }
 
-// What a person sends to somebody else must not give the cluster away.
+// A support bundle for another person must not contain secrets of the cluster.
 func support(t *testing.T, c *e2etest.Cluster) {
 	file := filepath.Join(t.TempDir(), "support.zip")
 	c.Gbctl("support", "-O", file)
@@ -221,7 +221,7 @@ func support(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// secretsOf are the texts that mustn't be in a support bundle.
+// secretsOf are the texts that must not be in a support bundle.
 func secretsOf(t *testing.T, c *e2etest.Cluster) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(c.Configuration(c.Node()))
@@ -245,7 +245,7 @@ func secretsOf(t *testing.T, c *e2etest.Cluster) map[string]string {
 	return secrets
 }
 
-// S-034: what is staged is there after the reboot, and not before.
+// S-034: a staged configuration takes effect with the reboot, and not before.
 func staged(t *testing.T, c *e2etest.Cluster) {
 	const patch = `machine: {files: [{path: /etc/staged, content: "yes\n"}]}`
 	c.Gbctl("patch", "mc", "--on-reboot", "-p", patch)
@@ -262,12 +262,12 @@ func staged(t *testing.T, c *e2etest.Cluster) {
 	up(c)
 }
 
-// cuts are enough to meet several points of an apply in one run of the test; the
-// thousand are in the tests of services/system/machine.
+// cuts are enough to hit several points of an apply in one run of the test; the
+// test with a thousand is in services/system/machine.
 const cuts = 6
 
-// The power goes while configurations are applied: what the node comes back with
-// is the last that was acknowledged, or the one that was being applied, whole.
+// The power is cut while configurations are applied: after that the node has the
+// last one that was acknowledged, or the complete one that was being applied.
 func cut(t *testing.T, c *e2etest.Cluster) {
 	const file = "/etc/number"
 	content := func(n int) string { return fmt.Sprintf("%d\n", n) }
@@ -280,8 +280,8 @@ func cut(t *testing.T, c *e2etest.Cluster) {
 		t.Fatal(err)
 	}
 	for range cuts {
-		// acknowledged is what the last apply that succeeded wrote; tried is what the
-		// one wrote that the cut may have met.
+		// acknowledged is the content of the last successful apply; tried is that of
+		// the apply that the cut may have hit.
 		type outcome struct {
 			acknowledged, tried string
 			err                 error
@@ -305,7 +305,7 @@ func cut(t *testing.T, c *e2etest.Cluster) {
 				o.acknowledged = o.tried
 			}
 		}()
-		// Anywhere within a handful of applies.
+		// At any time during some applies.
 		select {
 		case <-time.After(time.Duration(rand.IntN(1500)) * time.Millisecond):
 		case o := <-finished:

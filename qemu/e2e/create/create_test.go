@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package create tests a cluster that a user makes, looks at and removes, with gbctl and
-// nothing else. The user's files also have the contexts of other clusters.
+// Package create tests a cluster that a user makes, uses and removes, with
+// gbctl only. The user's files also have the contexts of other clusters.
 package create
 
 import (
@@ -34,15 +34,15 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// createBudget is for a control plane and a worker to serve.
+	// createBudget is for a control plane and a worker to be ready.
 	createBudget = 2 * time.Minute
 	// destroyPromise is how long the removal of a cluster may take.
 	destroyPromise = 10 * time.Second
-	// askBudget is for what a running cluster is asked.
+	// askBudget is for requests to a running cluster.
 	askBudget = 30 * time.Second
 )
 
-// othersKubeconfig is what the user has already, as kubectl writes it.
+// othersKubeconfig is the user's existing kubeconfig, as kubectl writes it.
 const othersKubeconfig = `# mine
 apiVersion: v1
 clusters:
@@ -88,18 +88,18 @@ func newUser(t *testing.T, cluster string) *user {
 		t.Fatal(err)
 	}
 	e2etest.Sweep(t, cluster)
-	u.gbctl(askBudget, "help", "exit-codes") // built before anything is timed
+	u.gbctl(askBudget, "help", "exit-codes") // so that it is built before any measurement
 	return u
 }
 
-// others is the client configuration that the user has already.
+// others is the user's existing client configuration.
 func others(current string) *client.Config {
 	return &client.Config{Context: current, Contexts: map[string]*client.Context{
 		"work": {Endpoints: []string{"192.0.2.1"}, CA: "Y2E=", Crt: "Y3J0", Key: "a2V5"},
 	}}
 }
 
-// gbctl is e2etest.UserGbctl where nothing may go wrong.
+// gbctl is e2etest.UserGbctl that must succeed.
 func (u *user) gbctl(budget time.Duration, args ...string) string {
 	u.t.Helper()
 	out, err := e2etest.UserGbctl(u.t, budget, args...)
@@ -120,7 +120,7 @@ func (u *user) ask(args ...string) string {
 	return string(out)
 }
 
-// current wants these contexts to be the ones that are used.
+// current checks the current contexts of both programs.
 func (u *user) current(gbctl, kubectl string) {
 	u.t.Helper()
 	c, err := client.Load(u.garboardconfig)
@@ -135,8 +135,8 @@ func (u *user) current(gbctl, kubectl string) {
 	}
 }
 
-// destroy removes a cluster in time, and wants all of it gone, and what the user had
-// before to be as it was: but for what is current, if that was the cluster.
+// destroy removes a cluster in time. It checks that all of it is gone, and that the
+// user's files are as before, except for the current context if that was the cluster.
 func (u *user) destroy(cluster, current string) {
 	u.t.Helper()
 	start := time.Now()
@@ -163,7 +163,7 @@ func (u *user) destroy(cluster, current string) {
 	}
 }
 
-// untouched wants the user's files to be, byte for byte, what they had before.
+// untouched checks that the user's files are, byte for byte, what they were before.
 func (u *user) untouched(current string) {
 	u.t.Helper()
 	garboardconfig, err := others(current).Encode()
@@ -185,7 +185,7 @@ func (u *user) untouched(current string) {
 	}
 }
 
-// inOrder wants lines that begin so, one after the other, whatever is between them.
+// inOrder checks that lines with these beginnings follow each other, with any lines in between.
 func inOrder(t *testing.T, text string, beginnings ...string) {
 	t.Helper()
 	lines := strings.Split(text, "\n")
@@ -198,7 +198,7 @@ func inOrder(t *testing.T, text string, beginnings ...string) {
 	}
 }
 
-// A mirror has the images that were built, and remembers what it was asked for.
+// A mirror has the images that were built, and records the requests.
 type mirror struct {
 	*httptest.Server
 	mu    sync.Mutex // guards asked
@@ -218,7 +218,7 @@ func newMirror(t *testing.T) *mirror {
 	return m
 }
 
-// was is whether it was asked for an image.
+// was reports whether an image was requested.
 func (m *mirror) was(image string) bool {
 	_, rest, _ := strings.Cut(image, "/")
 	repository, tag, _ := strings.Cut(rest, ":")
@@ -243,7 +243,7 @@ func TestS331CreateShowDestroy(t *testing.T) {
 	t.Attr(e2etest.Booted, qemu.Container)
 	t.Logf("created in %.1fs:\n%s", time.Since(start).Seconds(), out)
 
-	// What exit code 0 promises is asked for once, not waited for.
+	// What exit code 0 promises is checked once, without a wait.
 	nodes := u.ask("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status} `+
 		`{.status.addresses[?(@.type=="InternalIP")].address} {.metadata.labels.e2e}{.metadata.labels.only}{"\n"}{end}`)
 	if want := "byhand-controlplane-1 True 10.9.0.2 create\nbyhand-worker-1 True 10.9.0.3 createworker\n"; nodes != want {
@@ -274,7 +274,7 @@ func TestS331CreateShowDestroy(t *testing.T) {
 	u.destroy(name, "")
 }
 
-// patched wants the patches in the configurations that the nodes have, each where it is for.
+// patched checks the patches in the nodes' configurations, each on its nodes.
 func patched(t *testing.T, u *user) {
 	t.Helper()
 	for address, labels := range map[string]map[string]string{
@@ -295,7 +295,7 @@ func patched(t *testing.T, u *user) {
 	}
 }
 
-// shown wants a table with both nodes, the worker in a state.
+// shown checks a table with both nodes, and the state of the worker.
 func shown(t *testing.T, u *user, worker string) {
 	t.Helper()
 	out := u.gbctl(askBudget, "cluster", "show", "--name", "byhand")
@@ -315,7 +315,7 @@ func shown(t *testing.T, u *user, worker string) {
 	}
 }
 
-// frozen stops the worker's time, and lets it run on.
+// frozen freezes the worker, and thaws it.
 func frozen(t *testing.T, u *user) {
 	debug := func(verb, said string) {
 		t.Helper()
@@ -325,7 +325,7 @@ func frozen(t *testing.T, u *user) {
 	}
 	debug("freeze", "is frozen")
 	shown(t, u, "frozen")
-	// The worker answers nobody, and the other node does.
+	// The worker doesn't answer, and the other node does.
 	if out, err := e2etest.UserGbctl(t, askBudget, "-n", "10.9.0.3", "--timeout", "2s", "version"); err == nil {
 		t.Errorf("a frozen node answers: %s", out)
 	}
@@ -338,8 +338,8 @@ func frozen(t *testing.T, u *user) {
 	})
 }
 
-// again creates a cluster that exists: it is the same one, and current again. One of
-// another shape isn't made of it.
+// again creates an existing cluster: it stays the same one, and becomes
+// current. Other options for it are refused.
 func again(t *testing.T, u *user) {
 	uids := []string{"get", "nodes", "-o", "jsonpath={.items[*].metadata.uid}"}
 	before := u.ask(uids...)
@@ -362,8 +362,8 @@ func again(t *testing.T, u *user) {
 	shown(t, u, "running")
 }
 
-// The negative twin: a cluster that doesn't serve in time stays, nothing says that it
-// serves, and the user hears how to look at it and how to be rid of it.
+// The negative twin: a cluster that isn't ready in time stays, no message
+// reports success, and the user gets hints how to inspect and remove it.
 func TestClusterThatDoesNotServeInTime(t *testing.T) {
 	const name = "hasty"
 	u := newUser(t, name)
@@ -389,7 +389,7 @@ func TestClusterThatDoesNotServeInTime(t *testing.T) {
 	} else {
 		t.Attr(e2etest.Booted, qemu.Container)
 	}
-	// As the message says.
+	// As the message proposes.
 	c, err := qemu.Open(name)
 	if err != nil {
 		t.Fatal(err)

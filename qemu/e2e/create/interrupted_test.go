@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// Ctrl-C while the nodes boot: nothing is left of a cluster that was to be new, and
+// After Ctrl-C while the nodes boot: nothing is left of the new cluster, and
 // another one of that name can be made at once.
 func TestInterruptedWhileItWaits(t *testing.T) {
 	const name = "regretted"

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// emulation is how many times slower a node under software emulation is, on two cores:
-	// Go code runs 6 to 15 times slower there.
+	// emulation is how many times slower a node under software emulation is, on
+	// two cores: Go code is 6 to 15 times slower there.
 	emulation = 12
 
 	// ReadyBudget is for a node to be Ready and its DNS to answer, at native speed. The
@@ -73,8 +73,8 @@ func Ready(t *testing.T, name, provisioner string, options ...Option) (*Cluster,
 	return c, m
 }
 
-// Start is New, with a Mark that measures how long the cluster takes, without the time for
-// what is made before it.
+// Start is New, with a Mark that measures how long the cluster takes, without
+// the time for the artefacts before it.
 func Start(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	Built(t, provisioner)
@@ -85,8 +85,8 @@ func Start(t *testing.T, name, provisioner string, options ...Option) (*Cluster,
 	return c, m
 }
 
-// New brings a cluster up: its nodes have started when it returns. name is short, and no
-// other test uses it.
+// New starts a cluster: its nodes have started when it returns. name is short,
+// and no other test uses it.
 func New(t *testing.T, name, provisioner string, options ...Option) *Cluster {
 	t.Helper()
 	made := Built(t, provisioner)
@@ -133,7 +133,7 @@ func (c *Cluster) consoles() {
 	}
 }
 
-// Up brings the cluster up. New has done this once.
+// Up starts the cluster. New has done this once.
 func (c *Cluster) Up() {
 	c.t.Helper()
 	var err error
@@ -288,13 +288,13 @@ func (c *Cluster) TryWith(stdin string, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// passing matches errors of a cluster that is temporarily not able to answer: its etcd
-// elects a leader or waits for a disk, or an API server is replaced. The request may have
-// been executed all the same.
+// passing matches errors of a cluster that temporarily can't answer: its etcd
+// elects a leader or waits for a disk, or an API server is replaced. The
+// request may have been executed despite the error.
 var passing = regexp.MustCompile(`etcdserver: |request timed out|deadline exceeded|[Tt]imeout|connection (refused|reset)|EOF|server is currently unable`)
 
-// Kubectl is Try where an error fails the test. It repeats the command, as a person does,
-// where there was no answer.
+// Kubectl is Try; an error fails the test. If there was no answer, it repeats
+// the command, like a user.
 func (c *Cluster) Kubectl(args ...string) (out string) {
 	c.t.Helper()
 	tried := false
@@ -370,8 +370,8 @@ func (c *Cluster) NodesReady(nodes ...qemu.Node) error {
 	return nil
 }
 
-// Apply applies manifests. It repeats the command, as a person does: a member of etcd that
-// has just joined may be the next leader.
+// Apply applies manifests. It repeats the command, like a user: a member of
+// etcd that has just joined may be the next leader.
 func (c *Cluster) Apply(manifests string) {
 	c.t.Helper()
 	c.Eventually(askBudget, "the manifests are applied", func() error {

@@ -4,9 +4,9 @@
 // the same artefacts as `make up`. The end-to-end tests of one subject are a folder beside
 // this one. They run only with the build tag "e2e".
 //
-// The cluster of a test has a directory and a name of its own, so that two tests never use
-// the same one. It is removed when the test ends, however that happens. Where a test fails,
-// the end of the console is in its message.
+// The cluster of a test has a directory and a name of its own, so that two
+// tests never use the same one. It is removed when the test ends, however that
+// happens. If a test fails, the end of the console is in its message.
 package e2etest
 
 import (
@@ -35,8 +35,8 @@ const (
 	homeVar = "GARBOARD_HOME" // qemu.Home
 	// ownerVar has the PID of the test that a host process belongs to.
 	ownerVar = "GARBOARD_E2E_PID"
-	// Booted is the attribute of a test whose cluster has come up; its value is the
-	// provisioner. tools/dev counts with it what was really booted.
+	// Booted is the attribute of a test whose cluster has started; its value is
+	// the provisioner. tools/dev counts with it what was really booted.
 	Booted = "booted"
 )
 
@@ -100,7 +100,7 @@ func host(ctx context.Context, cluster string) error {
 	cancel()
 	orphaned.Wait()
 	if alone {
-		// The directory above is the test's too, and empty then.
+		// The parent directory belongs to the test too, and is empty then.
 		home := os.Getenv(homeVar)
 		err = errors.Join(err, os.RemoveAll(home), os.Remove(filepath.Dir(home)))
 	}

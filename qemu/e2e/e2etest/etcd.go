@@ -117,7 +117,7 @@ func (c *Cluster) Term(client *clientv3.Client) (leader qemu.Node, term uint64, 
 	if term > 0 {
 		return leader, term, nil
 	}
-	return leader, 0, errors.Join(errors.New("no member of etcd says that it leads"), err)
+	return leader, 0, errors.Join(errors.New("no member of etcd is the leader"), err)
 }
 
 // InSync returns nil if the members on these nodes vote, there are no other members, and

@@ -62,8 +62,8 @@ func (c *Cluster) TryGbctlWith(stdin string, env []string, args ...string) (stri
 	return runGbctl(c.t, c.inside, c.Scale(max(c.patience, askBudget)), stdin, append([]string{"GARBOARDCONFIG=" + c.ClientConfig()}, env...), args...)
 }
 
-// UserGbctl runs gbctl with only the test's environment, like a user with files of their
-// own. The budget is for native speed.
+// UserGbctl runs gbctl with only the test's environment, like a user with files
+// of their own. The budget is for native speed.
 func UserGbctl(t testing.TB, budget time.Duration, args ...string) (string, error) {
 	t.Helper()
 	return runGbctl(t, nil, budget, "", nil, args...)
@@ -160,10 +160,10 @@ func Row(table string, parts ...string) bool {
 	return false
 }
 
-// KnowsServers returns nil if a node has the API servers of the others, as ready ones, from
-// Kubernetes. An API server publishes its address once it is ready, which may be long after
-// its node is Ready. If it is killed before that, the node may have no address of a running
-// one.
+// KnowsServers returns nil if a node knows the API servers of the others, as
+// ready ones, from Kubernetes. An API server publishes its address after it is
+// ready, which may be long after its node is Ready. If it is killed before
+// that, the node may have no address of a running one.
 func (c *Cluster) KnowsServers(n qemu.Node, of ...qemu.Node) error {
 	out, err := c.TryGbctl("-n", n.Address.String(), "get", "apiservers")
 	if err != nil {

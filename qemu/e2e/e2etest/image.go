@@ -21,8 +21,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// WithImage has one more image among those that nodes can pull: the program of a folder
-// beside the test, as /FOLDER, and nothing else.
+// WithImage adds an image to those that nodes can pull. It contains only the
+// program of a folder beside the test, as /FOLDER.
 func WithImage(t *testing.T, name, folder string) Option {
 	t.Helper()
 	return func(o *qemu.Options) {
@@ -90,7 +90,7 @@ func linked(from, to string) (layout.Path, error) {
 		case filepath.Dir(path) != from:
 			return os.Symlink(path, at)
 		}
-		data, err := os.ReadFile(path) // the index, which is to change
+		data, err := os.ReadFile(path) // the index, which will change
 		if err != nil {
 			return err
 		}

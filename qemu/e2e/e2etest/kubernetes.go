@@ -92,7 +92,7 @@ func (s *Server) do(ctx context.Context, method, path, body string, want int) ([
 	return answer, nil
 }
 
-// Objects returns objects, by name, as one server has them.
+// Objects returns objects, by name, from one server.
 func (s *Server) Objects(ctx context.Context, path string) (map[string]Object, error) {
 	answer, err := s.Get(ctx, path)
 	if err != nil {

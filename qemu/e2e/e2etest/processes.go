@@ -17,7 +17,7 @@ import (
 // this program name.
 func (c *Cluster) Processes(name string) ([]int, error) { return c.processes("", name) }
 
-// processes are those of one node, or of all where it has no name.
+// processes are those of one node, or of all if node is "".
 func (c *Cluster) processes(node, name string) ([]int, error) {
 	cluster, place := "/garboard/"+c.Name+".", "/"
 	if node != "" {
@@ -31,7 +31,7 @@ func (c *Cluster) processes(node, name string) ([]int, error) {
 	for _, dir := range dirs {
 		in, err := os.ReadFile(dir + "/cgroup")
 		if _, below, ours := strings.Cut(string(in), cluster); err != nil || !ours || !strings.Contains(below, place) {
-			continue // gone meanwhile, or another's
+			continue // it has ended meanwhile, or belongs to another user
 		}
 		arguments, _ := os.ReadFile(dir + "/cmdline")
 		program, _, _ := strings.Cut(string(arguments), "\x00")

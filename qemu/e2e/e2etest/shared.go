@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/qemu"
 )
 
-// shared is the cluster that tests of this package have in common. Tests that share do not
+// shared is the common cluster of this package's tests. Tests that share do not
 // run in parallel, so it needs no lock.
 var shared struct {
 	*Cluster
@@ -20,9 +20,9 @@ var shared struct {
 	failed bool // a test failed with it: the next test gets a new one
 }
 
-// Shared is Ready with a cluster that other tests of the package use, too: the first test
-// makes it, and the end of the test program removes it. A test must leave it as it found
-// it.
+// Shared is Ready with a cluster that other tests of the package use, too: the
+// first test makes it, and the end of the test program removes it. A test must
+// leave it unchanged.
 func Shared(t *testing.T, name, provisioner string, options ...Option) (*Cluster, *Mark) {
 	t.Helper()
 	made := Built(t, provisioner)

@@ -19,9 +19,9 @@ import (
 // count as one of the cluster's (package snapshot).
 const sweepPrefix = "sweep="
 
-// Sweep removes a cluster, which another program makes and holds, when the test has ended:
-// also one that was interrupted or ran out of time, and cleans nothing up. The directory of
-// its clusters goes too then.
+// Sweep removes a cluster, which another program makes and holds, after the
+// test has ended, also if the test was interrupted or ran out of time and
+// cleans up nothing. It also removes the directory of its clusters.
 //
 //	test ── pipe ──► sweep: a byte is the test's end; an end without one its death
 func Sweep(t *testing.T, cluster string) {

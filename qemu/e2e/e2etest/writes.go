@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// writePeriod is the load: enough that a write is under way at each moment, and little
-	// enough for two cores that run three control planes.
+	// writePeriod is the load: enough that there is always a write in progress,
+	// and little enough for two cores that run three control planes.
 	writePeriod = 25 * time.Millisecond
 
 	// writeWait is how long a write may take. A write that was lost with a leader fails
@@ -54,7 +54,7 @@ func EtcdStore(members ...*clientv3.Client) Store {
 	}
 }
 
-// etcdKeys are what was written; options choose who answers, and how.
+// etcdKeys are the keys that were written; options choose the member that answers, and how.
 func etcdKeys(ctx context.Context, client *clientv3.Client, options ...clientv3.OpOption) (map[string]string, error) {
 	got, err := client.Get(ctx, etcdPrefix, append(options, clientv3.WithPrefix())...)
 	if err != nil {
@@ -137,7 +137,7 @@ func (w *Writer) write(ctx context.Context, key string) {
 	switch err := w.Store.Write(one, key, value); {
 	case err == nil:
 		w.Acknowledged(key, value, time.Now())
-	case ctx.Err() == nil: // else it is over
+	case ctx.Err() == nil: // otherwise it has ended
 		w.Failed(err, time.Now())
 	}
 }
@@ -146,7 +146,7 @@ func (w *Writer) write(ctx context.Context, key string) {
 // acknowledged write.
 func (w *Writer) Goes(budget time.Duration, why string) {
 	w.c.t.Helper()
-	const more = 15 // one alone may have been under way before
+	const more = 15 // a single one may have been in progress before
 	want := w.Count() + more
 	w.c.Eventually(budget, w.Name+" takes writes "+why, func() error {
 		if n := w.Count(); n < want {
@@ -167,7 +167,7 @@ func (w *Writer) In(c *Cluster) *Writer {
 // Stop ends the writing.
 func (w *Writer) Stop() { w.stop() }
 
-// missed checks the check: a write that was never made must be reported as lost.
+// missed tests the check itself: a write that was never made must be reported as lost.
 func missed(found map[string]string) error {
 	twin := history.New(time.Now())
 	twin.Acknowledged("never-written", "", time.Now())
@@ -188,5 +188,5 @@ func (w *Writer) Complete(budget time.Duration, readers map[string]func(context.
 			return errors.Join(err, w.Check(found), missed(found))
 		})
 	}
-	w.c.t.Logf("%s: %d of %d acknowledged writes are there, for each of %d who were asked", w.Name, w.Count(), w.Count(), len(readers))
+	w.c.t.Logf("%s: %d of %d acknowledged writes are there, for each of %d readers", w.Name, w.Count(), w.Count(), len(readers))
 }

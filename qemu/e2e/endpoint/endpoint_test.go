@@ -1,8 +1,8 @@
 //go:build e2e && long
 
-// Package endpoint tests a cluster that loses its endpoint after its nodes have joined, and
-// with it the control plane that a worker was connected to. The worker goes on with the
-// other control planes, also after a reboot.
+// Package endpoint tests a cluster that loses its endpoint after its nodes have
+// joined, and with it the control plane that a worker was connected to. The
+// worker continues with the other control planes, also after a reboot.
 package endpoint
 
 import (
@@ -28,22 +28,22 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const (
 	// voteBudget is for three control planes to be members, and to be known.
 	voteBudget = 60 * time.Second
-	// talkBudget is for a kubelet to connect again.
-	talkBudget = 15 * time.Second
+	// connectBudget is for a kubelet to connect again.
+	connectBudget = 15 * time.Second
 	// podBudget is for a pod on a node that has its image.
 	podBudget = 30 * time.Second
-	// bootBudget is for a worker to boot, and its kubelet to tell that it lives.
+	// bootBudget is for a worker to boot, and for its kubelet to renew its lease.
 	bootBudget = 60 * time.Second
-	// answerBudget is for an API server to answer that has just changed its etcd.
+	// answerBudget is for an API server that has just changed to another etcd.
 	answerBudget = 30 * time.Second
-	// watched is how long renewals are looked at. A kubelet renews its lease every ten
-	// seconds, and is taken for lost after fifty.
+	// watched is how long renewals are watched. A kubelet renews its lease every
+	// ten seconds, and counts as lost after fifty.
 	watched  = 60 * time.Second
 	maxGap   = 30 * time.Second
 	leaseGap = 10 * time.Second
 )
 
-// pods run on the worker alone.
+// pods run only on the worker.
 const pods = `
 apiVersion: apps/v1
 kind: Deployment
@@ -80,9 +80,9 @@ func TestEndpointGone(t *testing.T) {
 	if err := c.SetEndpoint(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	var peer qemu.Node // what went through the endpoint has just ended, and comes back
-	c.Eventually(talkBudget, "the worker talks to an API server", func() (err error) {
-		peer, err = talksTo(c, worker)
+	var peer qemu.Node // connections through the endpoint have just ended, and come back
+	c.Eventually(connectBudget, "the worker is connected to an API server", func() (err error) {
+		peer, err = connectedTo(c, worker)
 		return err
 	})
 	if err := c.Cut(t.Context(), peer.Name); err != nil {
@@ -105,7 +105,7 @@ func TestEndpointGone(t *testing.T) {
 		c.Eventually(podBudget, "four pods run on the worker", running(4))
 		m.Reached("and runs more pods")
 	})
-	// The negative twin: the list is what it took.
+	// The negative twin: without the list it can't.
 	t.Run("reboot without the list", func(t *testing.T) {
 		c := c.In(t)
 		if err := c.Off(t.Context(), worker.Name); err != nil {
@@ -141,7 +141,7 @@ func TestEndpointGone(t *testing.T) {
 	})
 }
 
-// reboot takes the worker off and on, and waits until its kubelet says that it lives.
+// reboot turns the worker off and on, and waits until its kubelet has renewed its lease.
 func reboot(c *e2etest.Cluster, worker qemu.Node) {
 	t := c.T()
 	if err := c.Off(t.Context(), worker.Name); err != nil {
@@ -159,7 +159,7 @@ func reboot(c *e2etest.Cluster, worker qemu.Node) {
 	})
 }
 
-// renewed is when the worker's lease was renewed last.
+// renewed is the time of the last renewal of the worker's lease.
 func renewed(c *e2etest.Cluster, worker string) (at string) {
 	c.T().Helper()
 	c.Eventually(answerBudget, "Kubernetes tells of the worker's lease", func() (err error) {
@@ -169,8 +169,8 @@ func renewed(c *e2etest.Cluster, worker string) (at string) {
 	return at
 }
 
-// renewals looks at the worker's lease for a while, and returns the longest time
-// between two renewals. The node is Ready all the time.
+// renewals watches the worker's lease for some time, and returns the longest
+// time between two renewals. The node is Ready all the time.
 func renewals(t *testing.T, c *e2etest.Cluster, worker string) time.Duration {
 	t.Helper()
 	var last time.Time
@@ -206,8 +206,8 @@ func renewals(t *testing.T, c *e2etest.Cluster, worker string) time.Duration {
 	return gap.Round(time.Millisecond)
 }
 
-// talksTo is the control plane with the most connections from the worker's balancer.
-func talksTo(c *e2etest.Cluster, worker qemu.Node) (qemu.Node, error) {
+// connectedTo is the control plane with the most connections from the worker's balancer.
+func connectedTo(c *e2etest.Cluster, worker qemu.Node) (qemu.Node, error) {
 	pids, err := c.Processes("kubelet")
 	if err != nil {
 		return qemu.Node{}, err

@@ -18,14 +18,14 @@ import (
 
 const (
 	fillerImage = "registry.example/garboard/filler:1" // RFC 2606
-	// fillBudget is for the filler to have taken everything.
+	// fillBudget is for the filler to use all space.
 	fillBudget = 20 * time.Second
 	// fillerBudget is for its image to be pulled, and for the pod to start.
 	fillerBudget = 30 * time.Second
 )
 
-// fillerPod takes the room of EPHEMERAL. It is critical: others the kubelet evicts when
-// there is none left.
+// fillerPod fills EPHEMERAL. It is critical, because the kubelet evicts other
+// pods when there is no space left.
 const fillerPod = `
 apiVersion: v1
 kind: Pod
@@ -42,12 +42,12 @@ spec:
   volumes: [{name: room, emptyDir: {}}]
 `
 
-// A filler is the pod's other end: it says when to take what there is, and when to end.
-// The kubelet and the API server can't, once there is no room for them.
+// A filler controls the pod: it sends when to fill the disk, and when to end.
+// The kubelet and the API server can't do that, because they need space, too.
 type filler struct {
 	c     *e2etest.Cluster
-	asks  chan struct{} // it has nothing to do
-	fills chan struct{} // it is to fill
+	asks  chan struct{} // it waits for work
+	fills chan struct{} // it has to fill the disk
 	end   chan struct{}
 	once  sync.Once
 }
@@ -91,7 +91,7 @@ func (f *filler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// asked waits until the filler has nothing to do.
+// asked waits until the filler waits for work.
 func (f *filler) asked(budget time.Duration) bool {
 	select {
 	case <-f.asks:
@@ -101,7 +101,7 @@ func (f *filler) asked(budget time.Duration) bool {
 	}
 }
 
-// fill takes all the room there is; again, what has become free.
+// fill uses all free space; a repeated call uses what has become free.
 func (f *filler) fill() error {
 	select {
 	case f.fills <- struct{}{}:
@@ -114,5 +114,5 @@ func (f *filler) fill() error {
 	return nil
 }
 
-// release ends it, and what it took is free.
+// release ends it, and its space is free.
 func (f *filler) release() { f.once.Do(func() { close(f.end) }) }

@@ -1,8 +1,8 @@
 //go:build e2e && long
 
-// Package full tests a node whose EPHEMERAL is full to the last block while it works.
-// Kubernetes stops, and the node reports why. The node's own API and STATE work as before.
-// Once there is room again, all goes on without a reboot.
+// Package full tests a node whose EPHEMERAL is completely full while it works.
+// Kubernetes stops, and the node reports why. The node's own API and STATE work
+// as before. After there is room again, everything continues without a reboot.
 package full
 
 import (
@@ -28,13 +28,13 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const (
 	// diskSize is for images, their layers and data: about 1 GiB.
 	diskSize = 3 << 30
-	// tellBudget is for the doctor to be right, and for etcd to need a new block.
+	// tellBudget is for doctor to report it, and for etcd to need a new block.
 	tellBudget = 60 * time.Second
-	// writeBudget is for a write to be done where there is room: one that takes longer fails.
+	// writeBudget is for a write when there is room: one that takes longer fails.
 	writeBudget = 10 * time.Second
-	// backBudget is for services that were tried ever more slowly, every two minutes at last.
+	// backBudget is for services that are restarted with growing pauses, up to two minutes.
 	backBudget = 150 * time.Second
-	// bulk is what one write takes: etcd has no use for room that it has already.
+	// bulk is the size of one write: larger than the free space that etcd has in its file.
 	bulk = 256 << 10
 )
 
@@ -48,7 +48,7 @@ func TestFullEphemeralInContainer(t *testing.T) {
 			ephemeral = filepath.Join(dir, "var")
 			err = disk(filepath.Join(t.TempDir(), "disk.img"), ephemeral)
 			t.Cleanup(func() {
-				// Or the directory can't be removed.
+				// Otherwise the directory can't be removed.
 				if err := unix.Unmount(ephemeral, unix.MNT_DETACH); err != nil {
 					t.Error(err)
 				}
@@ -72,7 +72,7 @@ func full(t *testing.T, name, provisioner string, options ...e2etest.Option) *e2
 	m.Reached("the disk is full")
 	c.Eventually(tellBudget, "the doctor tells of disk-full", func() error {
 		if err := says(c, "disk-full", "EPHEMERAL (/var) has"); err != nil {
-			return errors.Join(err, f.fill()) // the kubelet may have made room: it removes images
+			return errors.Join(err, f.fill()) // the kubelet may have freed space: it removes images
 		}
 		return nil
 	})
@@ -86,12 +86,12 @@ func full(t *testing.T, name, provisioner string, options ...e2etest.Option) *e2
 	m.Reached("etcd takes no writes any more")
 	c.Eventually(tellBudget, "the doctor has it from a service", func() error {
 		if err := says(c, "disk-full", unix.ENOSPC.Error()); err != nil {
-			return errors.Join(err, f.fill(), refuses(c)) // a write may have failed for want of time alone
+			return errors.Join(err, f.fill(), refuses(c)) // a write may have failed only because it was slow
 		}
 		return nil
 	})
 	m.Reached("the doctor has it from a service")
-	// It was written where there is no room, and kept in memory.
+	// It was kept in memory, because there is no room to write it.
 	c.Eventually(tellBudget, "etcd says that the disk is full", func() error {
 		log, err := c.TryGbctl("logs", "etcd")
 		if err == nil && !strings.Contains(log, unix.ENOSPC.Error()) {
@@ -122,7 +122,7 @@ func full(t *testing.T, name, provisioner string, options ...e2etest.Option) *e2
 	return c
 }
 
-// disk mounts a file system as a node's own EPHEMERAL is.
+// disk mounts a file system like a node's own EPHEMERAL.
 func disk(image, dir string) error {
 	f, err := os.Create(image)
 	if err != nil {
@@ -139,7 +139,7 @@ func disk(image, dir string) error {
 	return nil
 }
 
-// refuses is nil once a write of some size fails for good.
+// refuses is nil after a write of some size has failed permanently.
 func refuses(c *e2etest.Cluster) error {
 	value := bytes.Repeat([]byte{'x'}, bulk)
 	path := filepath.Join(c.Dir(), "value")
@@ -153,7 +153,7 @@ func refuses(c *e2etest.Cluster) error {
 	return nil
 }
 
-// says is nil if the doctor names what is wrong, with these words.
+// says is nil if doctor reports the problem, with these words.
 func says(c *e2etest.Cluster, id, words string) error {
 	out, err := c.TryGbctl("doctor")
 	if err == nil {
@@ -165,7 +165,7 @@ func says(c *e2etest.Cluster, id, words string) error {
 	return nil
 }
 
-// usable: the node's own API answers, and takes a change, for that is on STATE.
+// usable: the node's own API answers, and accepts a change, because that is on STATE.
 func usable(t *testing.T, c *e2etest.Cluster) {
 	t.Helper()
 	for _, args := range [][]string{{"version"}, {"services"}, {"logs", "etcd"}, {"dmesg"}, {"ls", "/var"}} {
@@ -179,7 +179,7 @@ func usable(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// whole: what is on STATE was written as a whole, the configuration too.
+// whole: files on STATE are complete, including the configuration.
 func whole(t *testing.T, state string) {
 	t.Helper()
 	config, err := os.ReadFile(filepath.Join(state, "config.yaml"))

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package host tests the machine that container nodes run on: two real clusters come up on
-// it side by side, one is killed and comes back, both are removed, and the machine is what
-// it was before.
+// Package host tests the machine that container nodes run on: two real clusters
+// are started on it in parallel, one is killed and started again, both are
+// removed, and the machine is in the same state as before.
 package host
 
 import (
@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
-// goneBudget is for the kernel to take down all that was a cluster's: hundreds of
+// goneBudget is for the kernel to end everything of a cluster: hundreds of
 // threads, dozens of mounts and some network namespaces.
 const goneBudget = 15 * time.Second
 
@@ -50,7 +50,7 @@ func TestHostIsWhatItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	// Cgroups are the one thing that the kernel doesn't collect by itself.
+	// Only cgroups aren't removed by the kernel itself.
 	eventually.That(t, goneBudget, "all of the killed cluster is gone but cgroups", func() error {
 		if now := look("host-a"); len(now[snapshot.Processes]) > 0 {
 			return fmt.Errorf("%q", now[snapshot.Processes])
@@ -69,7 +69,7 @@ func TestHostIsWhatItWas(t *testing.T) {
 		t.Errorf("the killed cluster was %s, and is %s", idA, got)
 	}
 
-	// What is left by a kill can be removed too, and what lives beside it stays.
+	// The remains of a kill can be removed too, and the other cluster stays.
 	if err := a.KillHost(); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestHostIsWhatItWas(t *testing.T) {
 	})
 }
 
-// identity is a cluster's own: of what it created first, and of its node.
+// identity identifies a cluster: by its first objects, and its node.
 func identity(t *testing.T, c *e2etest.Cluster) string {
 	t.Helper()
 	return strings.TrimSpace(c.Kubectl("get", "namespace/kube-system", "node/"+c.Node(), "-o", "jsonpath={.items[*].metadata.uid}"))

@@ -33,15 +33,15 @@ const (
 	registerBudget = 90 * time.Second
 	// labelBudget is for a label of the configuration to be on the node.
 	labelBudget = 10 * time.Second
-	// answerBudget is for a worker to boot, to get its certificate, from the second or
-	// third control plane that it asks, and to serve.
+	// answerBudget is for a worker to boot, to get its certificate, from the
+	// second or third control plane that it asks, and to serve.
 	answerBudget = 30 * time.Second
-	// answerLost is how long the machine must have stood still for an answer of a control
-	// plane to come too late: the worker waits for 10 s.
+	// answerLost is how long the machine must have stalled for an answer of a
+	// control plane to be too late: the worker waits for 10 s.
 	answerLost = 5 * time.Second
 	// silence is how long a worker without a certificate is watched.
 	silence = 15 * time.Second
-	// left is of a certificate's year when the worker comes back: it is to be renewed.
+	// left is the rest of a certificate's year when the worker comes back: it is due for renewal.
 	left = pki.RenewBefore / 2
 )
 
@@ -99,7 +99,7 @@ func TestWorkerAndItsPeers(t *testing.T) {
 		c := c.In(t)
 		for _, n := range c.Nodes[:3] {
 			if n.Name == signer.Name || n.Name == second.Name {
-				continue // it is dead already
+				continue // it is down already
 			}
 			if err := c.Cut(t.Context(), n.Name); err != nil {
 				t.Fatal(err)
@@ -111,7 +111,7 @@ func TestWorkerAndItsPeers(t *testing.T) {
 			return err
 		})
 		t.Logf("%7.1fs  from power on to an answer, with all control planes dead", time.Since(began).Seconds())
-		// The negative twin: it is what was kept that it serves with.
+		// The negative twin: without the stored certificate it doesn't serve.
 		began = reboot(t, c, worker, func() error { return os.Remove(kept) })
 		c.Eventually(2*silence, "a worker that kept nothing stays silent", func() error {
 			if _, err := c.TryGbctl("-n", worker.Address.String(), "version"); err == nil {
@@ -125,8 +125,8 @@ func TestWorkerAndItsPeers(t *testing.T) {
 	})
 }
 
-// registered waits for a node, which must have a taint of its configuration when it is
-// seen first: a pod that comes before the taint would stay.
+// registered waits for a node, which must have a taint of its configuration
+// from the start: a pod that is scheduled before the taint would stay.
 func registered(c *e2etest.Cluster, n qemu.Node, taint string) {
 	c.T().Helper()
 	out := ""
@@ -146,14 +146,14 @@ func taints(c *e2etest.Cluster, n qemu.Node) string {
 	return c.Kubectl("get", "node", n.Name, "-o", taintsPath)
 }
 
-// renews: a worker that was off for most of a year serves with the certificate that it
-// has, and renews it, though the control plane that signed that is dead, and with it
-// etcd's quorum and Kubernetes. Clocks of containers can't be set, so it is the
-// certificate that is made older, with the authority's key.
+// renews: a worker that was off for most of a year serves with its old
+// certificate, and renews it. The control plane that signed that is down, and
+// with it etcd's quorum and Kubernetes. Clocks of containers can't be set, so
+// the test makes an older certificate, with the authority's key.
 func renews(t *testing.T, c *e2etest.Cluster, worker, first, second qemu.Node) {
 	last := c.Nodes[slices.IndexFunc(c.Nodes[:3], func(n qemu.Node) bool { return n.Name != first.Name && n.Name != second.Name })]
 	before := signatures(c, last, worker)
-	// The first one's end may have kept the others from telling of themselves, for a while.
+	// After the end of the first one, the others may not have published their addresses for some time.
 	c.Eventually(registerBudget, "the worker knows both that are left", func() error { return c.KnowsServers(worker, second, last) })
 	if err := c.Cut(t.Context(), second.Name); err != nil {
 		t.Fatal(err)
@@ -177,12 +177,12 @@ func renews(t *testing.T, c *e2etest.Cluster, worker, first, second qemu.Node) {
 		_, err := c.TryGbctl("-n", worker.Address.String(), "version")
 		return err
 	})
-	// Once more where the machine stood still, and the worker didn't wait for the first answer.
+	// Once more if the machine has stalled, and the worker didn't wait for the first answer.
 	signed, again := signatures(c, last, worker), eventually.Lost(began, time.Now()) >= answerLost
 	if signed != before+1 && !(again && signed == before+2) {
 		t.Errorf("%s has signed %d times, and had %d times", last.Name, signed, before)
 	}
-	// The negative twin: nobody is asked for what isn't due.
+	// The negative twin: a certificate that isn't due isn't renewed.
 	reboot(t, c, worker, func() error { return nil })
 	c.Eventually(answerBudget, "the worker serves after a boot", func() error {
 		_, err := c.TryGbctl("-n", worker.Address.String(), "version")
@@ -193,7 +193,7 @@ func renews(t *testing.T, c *e2etest.Cluster, worker, first, second qemu.Node) {
 	}
 }
 
-// keptFile is where a worker keeps its certificate and the key.
+// keptFile is where a worker stores its certificate and the key.
 func keptFile(c *e2etest.Cluster, worker qemu.Node) string {
 	return filepath.Join(c.Dir(), worker.Name, "state", "machine-api.pem")
 }
@@ -217,7 +217,7 @@ func parse(t *testing.T, crt []byte) *x509.Certificate {
 	return cert
 }
 
-// shorten is a certificate as it would be with less of its time left.
+// shorten makes the same certificate with less of its validity left.
 func shorten(t *testing.T, c *e2etest.Cluster, have config.CertKey) config.CertKey {
 	t.Helper()
 	cert := parse(t, have.Crt)
@@ -233,7 +233,7 @@ func shorten(t *testing.T, c *e2etest.Cluster, have config.CertKey) config.CertK
 	return config.CertKey{Crt: crt, Key: have.Key}
 }
 
-// reboot takes the worker off, does something, and turns it on.
+// reboot turns the worker off, calls meanwhile, and turns it on.
 func reboot(t *testing.T, c *e2etest.Cluster, worker qemu.Node, meanwhile func() error) (on time.Time) {
 	t.Helper()
 	if err := c.Off(t.Context(), worker.Name); err != nil {
@@ -249,8 +249,8 @@ func reboot(t *testing.T, c *e2etest.Cluster, worker qemu.Node, meanwhile func()
 	return on
 }
 
-// signedBy is the control plane whose trustd signed for the worker, by its log, among
-// those that aren't dead.
+// signedBy is the control plane whose trustd signed for the worker, by its log,
+// without those that are down.
 func signedBy(t *testing.T, c *e2etest.Cluster, worker qemu.Node, dead ...string) qemu.Node {
 	t.Helper()
 	for _, n := range c.Nodes[:3] {
@@ -270,7 +270,7 @@ func signatures(c *e2etest.Cluster, by, worker qemu.Node) int {
 	return strings.Count(c.Gbctl("-n", by.Address.String(), "logs", "trustd"), "signed name="+worker.Name)
 }
 
-// logs of pods on every node can be read: the API server believes all kubelets.
+// logs of pods on every node can be read: the API server trusts all kubelets' certificates.
 func logs(t *testing.T, c *e2etest.Cluster) {
 	for _, n := range c.Nodes {
 		c.Eventually(labelBudget, "the kubelet of "+n.Name+" shows a log", func() error {
@@ -283,8 +283,8 @@ func logs(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// labels of the configuration come and go while the node runs; so do a control plane's
-// taints.
+// labels of the configuration are added and removed while the node runs; so are
+// a control plane's taints.
 func labels(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
 	for _, n := range []qemu.Node{worker, c.Nodes[2]} {
 		patch := func(text string) { c.Gbctl("-n", n.Address.String(), "patch", "mc", "--patch", text) }

@@ -1,11 +1,11 @@
 //go:build e2e && long
 
-// Package machines tests a cluster of virtual machines, with disks and addresses from DHCP:
-// a worker runs before the cluster exists, the control plane bootstraps the cluster when it
-// is told to, and only once, the worker joins, and both are reset at the same moment.
+// Package machines tests a cluster of virtual machines, with disks and addresses from
+// DHCP: a worker runs before the cluster exists, the control plane bootstraps the cluster
+// on request, and only once, the worker joins, and both are reset at the same time.
 //
-// Two control planes are tested with containers: emulated on two busy cores, each took so
-// long that the other's etcd lost its leader again and again.
+// Two control planes are tested with containers: emulated on two busy cores,
+// each was so slow that the other's etcd lost its leader again and again.
 package machines
 
 import (
@@ -42,7 +42,7 @@ func TestMachines(t *testing.T) {
 	c, m := e2etest.Start(t, "machines", qemu.QEMU, func(o *qemu.Options) {
 		o.Workers, o.MemoryMiB, o.Out, o.Prepare = 1, memoryMiB, &said, waits
 	})
-	_, steps, _ := strings.Cut(said.String(), "\n") // after the choice, which names this machine
+	_, steps, _ := strings.Cut(said.String(), "\n") // after the choice, which depends on this machine
 	want := []string{
 		"validating CIDR and reserving IPs", "generating PKI and tokens", fmt.Sprintf("creating state directory in %q", c.Dir()),
 		"creating network machines", "creating load balancer", "creating dhcpd", "creating control plane nodes", "creating worker nodes", "",
@@ -51,7 +51,7 @@ func TestMachines(t *testing.T) {
 		t.Errorf("what is said (-want +got):\n%s", diff)
 	}
 
-	// Both wait, and say for what.
+	// Both wait, and report for what.
 	controlPlane, worker := c.Nodes[0], c.Nodes[1]
 	yields(t, worker)
 	says(c, controlPlane, "Waiting for bootstrap, or for a control plane to join at https://10.5.0.1:6443")
@@ -111,9 +111,9 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// yields leaves the processors to other nodes when they have use for them: where two are
-// emulated on two processors, a worker that only waits took as much as the control plane,
-// whose API then came after ten minutes instead of three.
+// yields lowers the priority of a node: with two emulated nodes on two
+// processors, a worker that only waits used as much as the control plane, whose
+// API then took ten minutes instead of three.
 func yields(t *testing.T, n qemu.Node) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -122,7 +122,7 @@ func yields(t *testing.T, n qemu.Node) {
 	}
 	threads := 0
 	for _, path := range all {
-		// One that has ended meanwhile has none.
+		// A thread that has ended meanwhile has none.
 		if data, _ := os.ReadFile(path); !bytes.HasPrefix(data, []byte("qemu-system")) || !bytes.Contains(data, []byte("\x00machines/"+n.Name+"\x00")) {
 			continue
 		}
@@ -168,7 +168,7 @@ func says(c *e2etest.Cluster, n qemu.Node, words string) {
 	})
 }
 
-// identity is the cluster's own and its nodes'.
+// identity identifies the cluster and its nodes.
 func identity(c *e2etest.Cluster) string {
 	return c.Kubectl("get", "namespace/kube-system", "node/"+c.Nodes[0].Name, "node/"+c.Nodes[1].Name, "-o", "jsonpath={.items[*].metadata.uid}")
 }

@@ -21,7 +21,7 @@ const (
 	diskBudget = 20 * time.Second // for an empty disk to be taken
 )
 
-// fingerprint is how the console says what the machine's certificate is.
+// fingerprint matches the machine's certificate on the console.
 var fingerprint = regexp.MustCompile(`[0-9A-F]{2}(:[0-9A-F]{2}){31}`)
 
 // S-015, S-184.
@@ -34,7 +34,7 @@ func TestMaintenanceInQEMU(t *testing.T) {
 		t.Fatalf("no fingerprint on the console: %s", line.Text)
 	}
 
-	// Without --insecure, or with the fingerprint of another machine, nothing goes.
+	// Without --insecure, or with the fingerprint of another machine, all requests fail.
 	node, file := c.Nodes[0].Address.String(), c.Configuration(c.Node())
 	if _, err := c.TryGbctl("apply-config", "-n", node, "-f", file); err == nil || !strings.Contains(err.Error(), "--insecure") {
 		t.Errorf("applied without --insecure: %v", err)
@@ -43,14 +43,14 @@ func TestMaintenanceInQEMU(t *testing.T) {
 	if _, err := c.TryGbctl("apply-config", "--insecure", "--fingerprint", other, "-n", node, "-f", file); err == nil || !strings.Contains(strings.ToLower(err.Error()), "fingerprint") {
 		t.Errorf("applied to a machine with another fingerprint: %v", err)
 	}
-	// What isn't for maintenance mode is refused.
+	// Requests that maintenance mode doesn't allow are refused.
 	if _, err := c.TryGbctl("services", "--insecure", "--fingerprint", print, "-n", node); err == nil {
-		t.Error("a machine without a configuration tells strangers of its services")
+		t.Error("a machine without a configuration lists its services")
 	}
 	if out := c.Gbctl("disks", "--insecure", "--fingerprint", print, "-n", node); !strings.Contains(out, "/dev/vda") {
 		t.Errorf("disks:\n%s", out)
 	}
-	m.Reached("strangers were refused")
+	m.Reached("other requests were refused")
 
 	c.Gbctl("apply-config", "--insecure", "--fingerprint", print, "-n", node, "-f", file)
 	m.Reached("the configuration is applied")
@@ -64,7 +64,7 @@ func TestMaintenanceInQEMU(t *testing.T) {
 		t.Error("anybody may configure a node that has a configuration")
 	}
 
-	// It is kept: the next boot needs nobody.
+	// The configuration is stored: the next boot needs no request.
 	said := len(c.Text())
 	if err := c.Cut(t.Context(), c.Node()); err != nil {
 		t.Fatal(err)

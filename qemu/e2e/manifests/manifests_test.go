@@ -26,17 +26,17 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// here is this machine, as nodes see it: where manifests come from.
+	// here is this machine's address for nodes: it serves the manifests.
 	here = "10.5.0.1:8080"
 	// apiBudget is for Kubernetes to answer on a new node.
 	apiBudget = 60 * time.Second
 	// networkBudget is for two images to be pulled, and for pods to have addresses.
 	networkBudget = 60 * time.Second
-	// madeBudget is for objects to be made, or made again by a boot.
+	// madeBudget is for objects to be made, or made again after a boot.
 	madeBudget = 60 * time.Second
-	// driftBudget is for a change to be seen: it is looked for once a minute.
+	// driftBudget is for a change to be detected: the comparison is once a minute.
 	driftBudget = 90 * time.Second
-	// tellBudget is for the doctor to have what the kubelet says.
+	// tellBudget is for doctor to have the kubelet's report.
 	tellBudget = 30 * time.Second
 
 	cniImage = "registry.example/garboard/cni:1" // RFC 2606
@@ -44,7 +44,7 @@ const (
 	pods = "10.244."
 )
 
-// onNode is what flannel leaves to the node, and what this network does itself.
+// onNode are the parts that flannel leaves to the node, and this network does itself.
 const onNode = `
 name: on-node
 image: ` + cniImage + `
@@ -55,7 +55,7 @@ volumeMounts:
 - {name: configurations, mountPath: /configurations}
 `
 
-// hostDirectories are where all pod networks put themselves.
+// hostDirectories are the directories that all pod networks use.
 const hostDirectories = `
 - {name: plugins, hostPath: {path: /opt/cni/bin, type: DirectoryOrCreate}}
 - {name: configurations, hostPath: {path: /etc/cni/net.d, type: DirectoryOrCreate}}
@@ -77,7 +77,7 @@ metadata: {name: lost, namespace: inline}
 data: {word: first}
 `
 
-// extra has an object of a kind that it brings itself.
+// extra has an object of a kind that it defines itself.
 const extra = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -106,7 +106,7 @@ func TestManifestsFromElsewhere(t *testing.T) {
 		"inlineManifests": []any{map[string]any{"name": "e2e", "contents": strings.TrimSpace(inline)}},
 		"extraManifests":  []string{"http://" + here + "/extra.yaml"},
 	})
-	// The negative twin: while nobody answers there, the node has no network, and says why.
+	// The negative twin: while the server doesn't answer, the node has no network, and reports why.
 	notReady(c)
 	doctor(c, "http://"+here+"/cni.yaml")
 	content(c, "first", "-n", "inline", "configmap", "lost", "-o", "jsonpath={.data.word}")
@@ -139,7 +139,7 @@ func TestManifestsFromElsewhere(t *testing.T) {
 	podsHaveAddresses(c)
 }
 
-// With cni: none the node waits for a person, who is told so.
+// With cni: none the node waits for the user to install one, and reports that.
 func TestNoNetwork(t *testing.T) {
 	network := ownNetwork(t)
 	c, m := cluster(t, "none", map[string]any{"network": map[string]any{"cni": map[string]any{"name": "none"}}})
@@ -154,7 +154,7 @@ func TestNoNetwork(t *testing.T) {
 	podsHaveAddresses(c)
 }
 
-// cluster is of one node, with this in its configuration.
+// cluster makes a cluster of one node, with this in its configuration.
 func cluster(t *testing.T, name string, patch map[string]any) (*e2etest.Cluster, *e2etest.Mark) {
 	t.Helper()
 	text, err := yaml.Marshal(map[string]any{"cluster": patch})
@@ -167,7 +167,7 @@ func cluster(t *testing.T, name string, patch map[string]any) (*e2etest.Cluster,
 	})
 }
 
-// ownNetwork is flannel as Garboard renders it, with what else a node needs.
+// ownNetwork is flannel as Garboard renders it, with the other parts that a node needs.
 func ownNetwork(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join("..", "..", "..", "services", "kubernetes", "controlplane", "testdata", "manifests", "05-flannel.yaml")
@@ -196,7 +196,7 @@ func ownNetwork(t *testing.T) string {
 	return string(list)
 }
 
-// serve has files on this machine, by path.
+// serve serves files on this machine, by path.
 func serve(t *testing.T, c *e2etest.Cluster, files map[string]string) {
 	t.Helper()
 	listener, err := c.Network().Listen(here)
@@ -209,7 +209,7 @@ func serve(t *testing.T, c *e2etest.Cluster, files map[string]string) {
 			http.NotFound(w, r)
 			return
 		}
-		_, _ = w.Write([]byte(text)) // who went away needs none
+		_, _ = w.Write([]byte(text)) // a client that has disconnected needs no error
 	})}
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -223,7 +223,7 @@ func serve(t *testing.T, c *e2etest.Cluster, files map[string]string) {
 	})
 }
 
-// notReady waits until the node says that it has no network.
+// notReady waits until the node reports that it has no network.
 func notReady(c *e2etest.Cluster) {
 	c.T().Helper()
 	c.Eventually(apiBudget, "the node isn't Ready, for want of a network", func() error {
@@ -235,11 +235,11 @@ func notReady(c *e2etest.Cluster) {
 	})
 }
 
-// doctor waits until the node's own words are there.
+// doctor waits until doctor reports these words.
 func doctor(c *e2etest.Cluster, words string) {
 	c.T().Helper()
 	c.Eventually(tellBudget, "the doctor says "+words, func() error {
-		out, _ := c.TryGbctl("doctor") // it ends with 1 where it finds something
+		out, _ := c.TryGbctl("doctor") // it exits with 1 if it finds something
 		if !strings.Contains(out, words) {
 			return fmt.Errorf("it says: %s", out)
 		}
@@ -247,7 +247,7 @@ func doctor(c *e2etest.Cluster, words string) {
 	})
 }
 
-// content waits for an object that says so.
+// content waits until an object has this content.
 func content(c *e2etest.Cluster, want string, object ...string) {
 	c.T().Helper()
 	c.Eventually(madeBudget, strings.Join(object, " ")+" says "+want, func() error {

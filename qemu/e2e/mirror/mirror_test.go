@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package mirror tests a cluster whose images all come from a registry that the user runs on
-// this machine. The registry's log proves it.
+// Package mirror tests a cluster whose images all come from a registry that the
+// user runs on this machine. The registry's log proves it.
 package mirror
 
 import (
@@ -21,8 +21,8 @@ import (
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
-// S-128, S-129, S-130, S-134: Garboard's own pulls and Kubernetes' go to the mirror, which
-// is named by the address that this machine has on the nodes' network.
+// S-128, S-129, S-130, S-134: Garboard's own pulls and Kubernetes' use the mirror,
+// which is configured by the address of this machine on the nodes' network.
 func TestImagesFromAMirror(t *testing.T) {
 	made := e2etest.Built(t, qemu.Container)
 	images := registry.New(made.Layout)

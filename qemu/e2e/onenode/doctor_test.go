@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// tellBudget is for a fault to show: an API server that is replaced may take its
-	// whole termination grace of 30 s, and the new one must have ended once or twice.
+	// tellBudget is for a fault to be detected: an API server that is replaced may use its
+	// whole termination grace period of 30 s, and the new one must have ended once or twice.
 	tellBudget = 60 * time.Second
-	// mendBudget is for what was broken to be back: the kubelet starts a container
-	// that has ended ever more slowly.
+	// mendBudget is for the repaired part to work again: the kubelet restarts a
+	// container with growing pauses.
 	mendBudget = 60 * time.Second
 )
 
-// finding is one of gbctl doctor -o yaml.
+// finding is a finding in gbctl doctor -o yaml.
 type finding struct {
 	Severity string   `yaml:"severity"`
 	ID       string   `yaml:"id"`
@@ -41,8 +41,8 @@ func (f finding) String() string {
 	return fmt.Sprintf("%s %s: %s\n  why: %s\n  next: %s\n  %s", f.Severity, f.ID, f.What, f.Why, f.Next, strings.Join(f.Evidence, "\n  "))
 }
 
-// diagnose asks as a user would. The exit code says whether there is an error, so
-// it is no news here.
+// diagnose runs doctor like a user. The exit code only says whether there is an
+// error, so it isn't checked here.
 func diagnose(c *e2etest.Cluster) ([]finding, error) {
 	out, err := c.TryGbctl("doctor", "-o", "yaml")
 	var document struct {
@@ -63,7 +63,7 @@ func all(found []finding) string {
 	return strings.Join(out, "\n")
 }
 
-// tells waits until the doctor's first finding is that one, with all of the words.
+// tells waits until doctor's first finding has this ID and all of the words.
 func tells(t *testing.T, c *e2etest.Cluster, severity, id string, words ...string) {
 	t.Helper()
 	c.Eventually(tellBudget, "gbctl doctor tells of "+id, func() error {
@@ -95,7 +95,7 @@ func well(c *e2etest.Cluster) {
 	})
 }
 
-// The guide's conditions on one node, one after the other, each mended again.
+// The conditions of the guide on one node, one after the other, each repaired again.
 func TestDoctor(t *testing.T) {
 	c, _ := e2etest.Shared(t, name, qemu.Container)
 	well(c)
@@ -134,7 +134,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// edit changes the configuration that a node begins with.
+// edit changes the first configuration of a node.
 func edit(old, new string) e2etest.Option {
 	return func(o *qemu.Options) {
 		o.Prepare = func(dir string) error {
@@ -151,22 +151,22 @@ func edit(old, new string) e2etest.Option {
 	}
 }
 
-// An API server that never was: the kubelet answers nobody then, and only its log
-// knows why.
+// An API server that has never run: the kubelet refuses all clients then, and
+// only its log has the reason.
 func TestImageFromTheFirstBoot(t *testing.T) {
 	c := e2etest.New(t, "doctor-image", qemu.Container, edit("registry.k8s.io/kube-apiserver:", "registry.k8s.io/kube-apiserver:v0.0.0-"))
 	tells(t, c, "ERROR", "image-pull-failing", "kube-apiserver", "v0.0.0-", "no image with this name")
 }
 
-// A control plane that nobody has bootstrapped says what it waits for: in its first
-// minutes nothing is wrong with that.
+// A control plane without a bootstrap reports what it waits for: during its
+// first minutes that is no error.
 func TestWaitsForBootstrap(t *testing.T) {
 	c := e2etest.New(t, "doctor-join", qemu.Container, edit(" type: init\n", " type: controlplane\n"))
 	tells(t, c, "INFO", "etcd-waits-for-bootstrap", "/var/lib/etcd is empty", "controlplane")
 }
 
-// The data of an older installation: what users have who install anew over a disk
-// that they forgot to empty.
+// The data of an older installation: the case of a reinstallation on a disk
+// that wasn't wiped.
 func TestOldEtcdData(t *testing.T) {
 	home := e2etest.Home(t)
 	kept := filepath.Join(t.TempDir(), "etcd")

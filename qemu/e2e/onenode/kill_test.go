@@ -16,7 +16,7 @@ import (
 const (
 	// backBudget is a promise: a service that was killed is up again within it.
 	backBudget = 10 * time.Second
-	// recoverBudget is for all that stood on it to have noticed.
+	// recoverBudget is for everything that depends on it to recover.
 	recoverBudget = 30 * time.Second
 )
 
@@ -34,8 +34,8 @@ spec:
       containers: [{name: work, image: ` + config.DefaultPauseImage + `}]
 `
 
-// Services are killed, one after the other: each comes back by itself, what it carried goes
-// on, and the console says what happened.
+// Services are killed, one after the other: each restarts by itself, the
+// workload continues, and the console shows what happened.
 func TestKilledServicesComeBack(t *testing.T) {
 	c, _ := e2etest.Shared(t, name, qemu.Container)
 	c.Apply(workload)
@@ -63,7 +63,7 @@ func TestKilledServicesComeBack(t *testing.T) {
 				t.Errorf("%s is back: %v", service, err)
 			}
 
-			// The cluster works: the whole way from the API to a container that starts.
+			// The cluster works: from the API to a container that starts.
 			pods++
 			c.Eventually(recoverBudget, "the deployment is scaled", func() error {
 				_, err := c.Try("scale", "deployment/work", fmt.Sprintf("--replicas=%d", pods))
@@ -99,9 +99,9 @@ func available(c *e2etest.Cluster, want int) error {
 	return err
 }
 
-// containers are the running ones of all pods, by pod and with their number of
-// restarts. Controllers end themselves when the API is away for long, which it is
-// with etcd, so theirs don't count.
+// containers are the running containers of all pods, by pod and with their
+// number of restarts. Controllers end when the API doesn't answer for long, as
+// without etcd, so theirs don't count.
 func containers(t *testing.T, c *e2etest.Cluster) map[string]string {
 	t.Helper()
 	out := c.Kubectl("get", "pods", "--all-namespaces", "-o",

@@ -21,14 +21,14 @@ import (
 const (
 	// nfsServer is this machine's address in the nodes' network.
 	nfsServer, nfsPort = "10.5.0.1", "2049"
-	// nfsExport is what the server's folder is called.
+	// nfsExport is the path under which the server exports the folder.
 	nfsExport = "/srv/shared"
 	// mountBudget is for a volume to be bound and mounted, and for a pod to start.
 	mountBudget = 30 * time.Second
 )
 
-// volume is a volume of the server, a claim on it, and a pod that serves what is in
-// it. The server has neither portmapper nor lock manager, which the options say.
+// volume is a volume of the server, a claim on it, and a pod that serves its files.
+// The server has neither portmapper nor lock manager, so the options disable them.
 const volume = `
 apiVersion: v1
 kind: PersistentVolume
@@ -69,7 +69,7 @@ func apply(c *e2etest.Cluster, name, path string) {
 	c.Apply(strings.NewReplacer("NAME", name, "PATH", path, "IMAGE", config.DefaultAPIServerImage).Replace(volume))
 }
 
-// serveNFS serves folder in the nodes' network. What it returns kills the server.
+// serveNFS serves folder in the nodes' network. The returned function kills the server.
 func serveNFS(t *testing.T, c *e2etest.Cluster, folder string) (kill func()) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "nfsserver")
@@ -92,8 +92,8 @@ func serveNFS(t *testing.T, c *e2etest.Cluster, folder string) (kill func()) {
 	return kill
 }
 
-// shares: a pod has a volume of an NFS server (S-360), reads there what this machine
-// wrote, and the other way round. One that the server doesn't have is told of.
+// shares: a pod uses a volume of an NFS server (S-360). It reads files of this machine
+// there, and the other way round. A volume that the server doesn't have is reported.
 func shares(t *testing.T, c *e2etest.Cluster, folder string) {
 	t.Helper()
 	const greeting = "hello from this machine"
@@ -136,17 +136,17 @@ func events(c *e2etest.Cluster, pod string) string {
 	return out
 }
 
-// writer is the process that writes, with what it has taken of the processor.
+// writer matches the process that writes, with its processor time.
 var writer = regexp.MustCompile(`(?m)^.* /usr/local/bin/kubectl --kubeconfig=/share/late .*$`)
 
-// strands leaves a pod in the middle of writing to a server that is gone. Whoever asks
-// the node how full its file systems are hears of the others.
+// strands leaves a pod in the middle of a write to a server that is gone. The
+// node still reports the usage of its other file systems.
 func strands(t *testing.T, c *e2etest.Cluster, kill func()) {
 	t.Helper()
 	kill()
 	over := make(chan struct{})
 	t.Cleanup(func() { <-over })
-	go func() { // it hangs, until the node is off, or the test is over
+	go func() { // it hangs until the node is off or the test has ended
 		defer close(over)
 		_, _ = c.Try("exec", "shared", "--", "/usr/local/bin/kubectl", "--kubeconfig=/share/late", "config", "set-cluster", "late")
 	}()

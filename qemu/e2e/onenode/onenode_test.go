@@ -1,10 +1,10 @@
 //go:build e2e
 
-// Package onenode tests one node. It becomes a Kubernetes cluster that runs pods, loses its
-// power, and is the same cluster again: in a container and, among the long tests, in an
-// emulated machine. Neither has access to any outside network. Before that its services are
-// killed, and it is broken in the ways of the troubleshooting guide: gbctl doctor then
-// reports what is broken, with the reason and the evidence.
+// Package onenode tests one node. It becomes a Kubernetes cluster that runs pods,
+// loses its power, and is the same cluster again: in a container and, among the long
+// tests, in an emulated machine. Neither has access to any outside network. Before
+// that its services are killed, and it is broken in the ways of the troubleshooting
+// guide: gbctl doctor then reports what is broken, with the reason and the evidence.
 package onenode
 
 import (
@@ -25,23 +25,23 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	podsBudget    = 20 * time.Second // for two pods whose image is there
-	serviceBudget = 60 * time.Second // for kube-proxy and DNS to know of them, and after a power cut for all to run at all: until then the API tells of before
+	podsBudget    = 20 * time.Second // for two pods whose image is on the node
+	serviceBudget = 60 * time.Second // for kube-proxy and DNS to know them; after a power cut also for all to run: until then the API has the old state
 
-	// getBudget is for one request between pods: a question to DNS that is lost is repeated
+	// getBudget is for one request between pods: a lost DNS query is repeated
 	// after five seconds (resolv.conf(5)).
 	getBudget = 12 * time.Second
-	// noBudget is for a request that isn't to be answered.
+	// noBudget is for a request that must not be answered.
 	noBudget = 5 * time.Second
 
-	// powerOffBudget is a promise: whatever runs, a machine that is asked to power
-	// off has done so within it.
+	// powerOffBudget is a promise: a machine that is asked to power off has done
+	// so within it, whatever runs.
 	powerOffBudget = 30 * time.Second
 )
 
 // web are two pods, a service and a client, of an image that is on the node
-// already. kubectl's proxy is a small HTTP server that serves files, and kubectl
-// a small HTTP client: no shell is needed, and none is there.
+// already. kubectl's proxy is a small HTTP server of files, and kubectl a small
+// HTTP client: the image has no shell, and needs none.
 const web = `
 apiVersion: apps/v1
 kind: Deployment
@@ -83,10 +83,10 @@ spec:
     command: [/usr/local/bin/kubectl, proxy, --port=8001]
 `
 
-// name is that of the cluster that the tests share.
+// name is the name of the tests' common cluster.
 const name = "one"
 
-// It ends with a node that is off, so it is the last that shares.
+// At the end its node is off, so it is the last test that shares the cluster.
 func TestOneNodeInContainer(t *testing.T) {
 	c, m := e2etest.Shared(t, name, qemu.Container)
 	oneNode(t, c, m)
@@ -136,8 +136,8 @@ func pods(c *e2etest.Cluster) ([]string, error) {
 	return strings.Fields(out), err
 }
 
-// ready: after a power cut the API says what it knew before it, so the kubelet's
-// word is asked for, through the containers' start.
+// ready: after a power cut the API has the old state, so this checks the
+// kubelet's status, by the containers' start times.
 func ready(c *e2etest.Cluster) error {
 	out, err := c.Try("get", "pods", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
 	if err != nil {
@@ -149,7 +149,7 @@ func ready(c *e2etest.Cluster) error {
 	return nil
 }
 
-// get is an HTTP request by the client pod.
+// get is an HTTP request from the client pod.
 func get(c *e2etest.Cluster, url, path string) (string, error) {
 	return getWithin(c, eventually.Scale(getBudget), url, path)
 }
@@ -158,7 +158,7 @@ func getWithin(c *e2etest.Cluster, budget time.Duration, url, path string) (stri
 	return c.Try("exec", "client", "--", "/usr/local/bin/kubectl", "--server="+url, "--request-timeout="+budget.Round(time.Second).String(), "get", "--raw", path)
 }
 
-// works: both pods answer through the service's name, and logs and exec too.
+// works: both pods answer through the service's name, and logs and exec work.
 func works(t *testing.T, c *e2etest.Cluster) {
 	t.Helper()
 	want, err := pods(c)
@@ -167,7 +167,7 @@ func works(t *testing.T, c *e2etest.Cluster) {
 	}
 	answered := map[string]bool{}
 	c.Eventually(serviceBudget, "both pods answer at http://web", func() error {
-		// The short name goes through the pod's search path.
+		// The short name needs the pod's search path.
 		name, err := get(c, "http://web", "/pod/name")
 		if err != nil {
 			return err
@@ -187,7 +187,7 @@ func works(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// inside: exec runs in each pod, by whatever name a service is called.
+// inside: exec runs in each pod, with any name of the service.
 func inside(t *testing.T, c *e2etest.Cluster) {
 	t.Helper()
 	want, err := pods(c)
@@ -208,7 +208,7 @@ func inside(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// unreachable: there is no way from a pod to any other machine, nor to this one.
+// unreachable: a pod can reach neither any other machine nor this one.
 func unreachable(t *testing.T, c *e2etest.Cluster) {
 	t.Helper()
 	here, err := net.Listen("tcp4", "0.0.0.0:0")
@@ -242,7 +242,7 @@ func unreachable(t *testing.T, c *e2etest.Cluster) {
 	all.Wait()
 }
 
-// boots prints what the console tells about the boot.
+// boots prints the console's lines about the boot.
 func boots(t *testing.T, c *e2etest.Cluster) {
 	t.Helper()
 	for _, what := range [][]string{
@@ -254,8 +254,8 @@ func boots(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// objects are UIDs of what must outlive a power cut. Mirror pods don't: each boot
-// makes new keys, and so other static pods.
+// objects are UIDs of objects that must survive a power cut. Mirror pods don't:
+// each boot makes new keys, and so other static pods.
 func objects(c *e2etest.Cluster) map[string]string {
 	uids := map[string]string{}
 	for _, line := range strings.Split(strings.TrimSpace(c.Kubectl(
@@ -288,7 +288,7 @@ func powersOff(t *testing.T, c *e2etest.Cluster) {
 	if status[0].State != "off" {
 		t.Errorf("the node is %q", status[0].State)
 	}
-	// A container's console is a file of its host, which PID 1 waits a second for.
+	// A container's console is a file of its host; PID 1 waits up to a second for it.
 	stood := c.Provisioner == qemu.Container && eventually.Lost(start, end) >= time.Second
 	if !stood && !strings.Contains(c.Text(), "power off now") {
 		t.Error("the console doesn't say that the machine powers off")

@@ -28,15 +28,15 @@ import (
 
 const (
 	service = "kubelet"
-	// socket and namespace are containerd's, for the services of a node.
+	// socket and namespace are those of containerd for the services of a node.
 	socket    = "/run/garboard/containerd.sock"
 	namespace = "system"
-	// patience is how long a shim that stands still is waited for at first.
+	// patience is the first timeout for a frozen shim.
 	patience = time.Second
 )
 
-// halfRemoved: with a slow disk, removing a task takes longer than anybody waits, and is
-// done by its shim all the same. containerd then lets no task of this name be created.
+// halfRemoved: with a slow disk, the removal of a task exceeds all timeouts, and its
+// shim completes it later. containerd then refuses to create a task of this name.
 func halfRemoved(t *testing.T, c *e2etest.Cluster) {
 	address := c.Nodes[0].Address.String()
 	c.Gbctl("-n", address, "service", service, "stop")
@@ -51,8 +51,8 @@ func halfRemoved(t *testing.T, c *e2etest.Cluster) {
 		if errdefs.IsNotFound(err) {
 			return nil
 		}
-		// The shim is told how long is waited for it, gives itself no longer from when it
-		// goes on, and leaves the task as it was where that isn't enough.
+		// The shim knows the timeout, stops after the same time when it runs again,
+		// and leaves the task unchanged if that isn't enough.
 		if time.Now().After(again) {
 			askInVain(t, ctx, cl, shim, wait)
 			again = time.Now().Add(wait)
@@ -60,7 +60,7 @@ func halfRemoved(t *testing.T, c *e2etest.Cluster) {
 		}
 		return fmt.Errorf("looked up: %w", errors.Join(err, errors.New("it is there")))
 	})
-	// The twin: this is what has to be mended.
+	// The twin: this is the state that has to be repaired.
 	if _, err := container.NewTask(ctx, cio.NullIO); !errdefs.IsAlreadyExists(err) {
 		t.Fatalf("there can be another task: %v", err)
 	}
@@ -70,7 +70,7 @@ func halfRemoved(t *testing.T, c *e2etest.Cluster) {
 	c.Says(recoverBudget, offset, service+": Running (up): Health check successful")
 }
 
-// askInVain has a shim that stands still remove its task, and waits for as long as given.
+// askInVain requests the removal of a task from a frozen shim, and waits for the given time.
 func askInVain(t *testing.T, ctx context.Context, cl *client.Client, shim int, wait time.Duration) {
 	t.Helper()
 	signal(t, shim, syscall.SIGSTOP)
@@ -78,7 +78,7 @@ func askInVain(t *testing.T, ctx context.Context, cl *client.Client, shim int, w
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	_, err := cl.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: service})
-	// Who says so first, containerd or the connection to it, is open.
+	// Either containerd or the connection to it reports it first.
 	if err == nil || !strings.Contains(strings.ToLower(err.Error()), "deadline") {
 		t.Fatalf("a shim that stands still removes its task: %v", err)
 	}
@@ -99,7 +99,7 @@ func connect(t *testing.T, c *e2etest.Cluster) *client.Client {
 	return cl
 }
 
-// ended is a container of the service's name whose task has ended.
+// ended is a container with the service's name whose task has ended.
 func ended(t *testing.T, ctx context.Context, cl *client.Client) client.Container {
 	t.Helper()
 	img, err := cl.GetImage(ctx, config.DefaultKubeletImage)

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package operation tests an operation that blocks others. Its node loses power in the
-// middle, the operation goes on, and is aborted at the end.
+// Package operation tests an operation that blocks others. Its node loses power
+// in the middle. The operation continues, and is aborted at the end.
 package operation
 
 import (
@@ -24,13 +24,13 @@ const (
 	podsBudget = 60 * time.Second
 	// stepBudget is for a step of an operation to be reached.
 	stepBudget = 30 * time.Second
-	// backBudget is for a node to boot, to be Ready and to go on.
+	// backBudget is for a node to boot, to be Ready and to continue.
 	backBudget = 90 * time.Second
-	// followBudget is for all that happens while somebody follows the operation.
+	// followBudget is for everything that happens while a client follows the operation.
 	followBudget = 4 * time.Minute
 )
 
-// held is a pod whose budget doesn't let it be evicted.
+// held is a pod whose disruption budget forbids its eviction.
 const held = `
 apiVersion: apps/v1
 kind: Deployment
@@ -49,8 +49,8 @@ metadata: {name: hold, namespace: default}
 spec: {minAvailable: 1, selector: {matchLabels: {app: held}}}
 `
 
-// Q-15: it survives its client and a restart, streams its progress, and keeps others
-// from doing the same at the same time.
+// Q-15: it survives its client and a restart, streams its progress, and keeps
+// other operations from running at the same time.
 func TestOperationThatIsCutShort(t *testing.T) {
 	c, m := e2etest.Ready(t, "operation", qemu.Container, e2etest.Nodes(3, 0), func(o *qemu.Options) {
 		o.ControlPlanePatches = [][]byte{[]byte("cluster: {allowSchedulingOnControlPlanes: true}")}
@@ -79,7 +79,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 		return c.TryGbctl(append([]string{"-n", node.Address.String()}, args...)...)
 	}
 
-	// Somebody follows it, all the time.
+	// A client follows it, all the time.
 	type said struct {
 		out string
 		err error
@@ -92,7 +92,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 	id := draining(c, stepBudget, func() (string, error) { return on(n, "operation", "list") })
 	m.Reached("the operation waits for a budget")
 
-	// One at a time: who is in the way is named, on this node and on others.
+	// One at a time: the operation that blocks is named, on this node and on others.
 	for _, node := range []qemu.Node{n, other} {
 		for _, args := range [][]string{{"reboot"}, {"shutdown"}, {"reset", "--yes"}} {
 			c.Eventually(stepBudget, args[0]+" on "+node.Name+" is refused for the one that runs", func() error {
@@ -125,7 +125,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 		t.Errorf("operation %s goes on as %s", id, again)
 	}
 	m.Reached("it goes on after a power cut")
-	// Until its etcd is back as well, the quorum is what another node lacks.
+	// Until its etcd is back as well, another node is refused because of the quorum.
 	c.Eventually(backBudget, "it is in the way again, after the power cut", func() error {
 		_, err := on(other, "reboot")
 		if err == nil {
@@ -157,7 +157,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 	}
 	m.Reached("it is aborted")
 
-	// What it did is undone, and nothing else was done.
+	// Its changes are undone, and there are no others.
 	c.Eventually(backBudget, "the node is as before", func() error {
 		out, err := c.Try("get", "node", name, "-o", `jsonpath={.spec.unschedulable} {.status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && out != " True" {
@@ -178,11 +178,11 @@ func TestOperationThatIsCutShort(t *testing.T) {
 	m.Reached("others may go")
 }
 
-// lockKey is where etcd keeps who has the lock of the cluster.
+// lockKey is the key of etcd with the holder of the cluster's lock.
 const lockKey = "/garboard.dev/operation"
 
-// quorum: with one of three away, none of the others is stopped unless it is forced, and
-// the lock stays with the one that is away.
+// quorum: with one of three down, none of the others is stopped unless it is
+// forced, and the lock stays with the one that is down.
 func quorum(t *testing.T, c *e2etest.Cluster, away, asked qemu.Node, id string) {
 	t.Helper()
 	var third qemu.Node
@@ -192,7 +192,7 @@ func quorum(t *testing.T, c *e2etest.Cluster, away, asked qemu.Node, id string) 
 		}
 	}
 	etcd := c.Etcd(c.Network(), third)
-	c.Eventually(stepBudget, "etcd tells of the lock", func() error { // the one that is away may have led
+	c.Eventually(stepBudget, "etcd tells of the lock", func() error { // the one that is down may have been the leader
 		ctx, cancel := eventually.Context(t.Context(), stepBudget/3)
 		defer cancel()
 		found, err := etcd.Get(ctx, lockKey)

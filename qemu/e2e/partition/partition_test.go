@@ -1,9 +1,9 @@
 //go:build e2e && long
 
-// Package partition tests three control planes whose network breaks: one is cut off from the
-// others, one can't send to or can't receive from only some of them, one has a bad
-// connection. Two that reach each other go on. One that is alone serves no client, whatever
-// its own state is. Once the network is repaired, all three are one cluster again.
+// Package partition tests three control planes whose network breaks: one is cut off from
+// the others, one can't send to or can't receive from only some of them, one has a bad
+// connection. Two that reach each other continue. A single one serves no client, whatever
+// its own state is. After the network is repaired, all three are one cluster again.
 package partition
 
 import (
@@ -27,28 +27,28 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// writeBudget is for the others to elect a leader, and for the load balancer to let
-	// the clients of the lonely one go.
+	// writeBudget is for the others to elect a leader, and for the load balancer
+	// to close connections to the isolated one.
 	writeBudget = 20 * time.Second
-	// lonelyBudget is for an API server to notice that its etcd has no quorum.
-	lonelyBudget = 20 * time.Second
-	// healBudget is for a member to hear the others again and to catch up, for its API
-	// server to be ready, and for Kubernetes to see its node.
+	// isolatedBudget is for an API server to detect that its etcd has no quorum.
+	isolatedBudget = 20 * time.Second
+	// healBudget is for a member to receive from the others again and to catch up,
+	// for its API server to be ready, and for Kubernetes to update its node.
 	healBudget = 45 * time.Second
-	// A line between continents, and not a good one.
+	// A bad connection between continents.
 	badDelay = 100 * time.Millisecond
 	badLoss  = 0.02
-	// refuseAfter is how long an API server may try before it refuses, and refuseWait how
-	// long that is waited for: who gives up before hears no refusal.
+	// refuseAfter is how long an API server may try before it refuses, and refuseWait
+	// is the client's longer timeout: with a shorter one, it would get no refusal.
 	refuseAfter = 5 * time.Second
 	refuseWait  = 30 * time.Second
 )
 
-// part is the cluster with all that looks at it.
+// part is the cluster with all clients of the test.
 type part struct {
 	*e2etest.Cluster
 	t       *testing.T
-	what    string // is wrong
+	what    string // the fault
 	inside  *osthread.Thread
 	etcd    *clientv3.Client
 	writers []*e2etest.Writer
@@ -108,7 +108,7 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// roles are who leads, and who doesn't.
+// roles are the leader and the others.
 func (p *part) roles() (leader qemu.Node, others []qemu.Node) {
 	p.t.Helper()
 	p.Eventually(writeBudget, "etcd has a leader", func() (err error) {
@@ -137,20 +137,20 @@ func (p *part) takesWrites(why string) {
 	}
 }
 
-// alone: the one that led serves nobody any more, and the others go on.
+// alone: the former leader serves no client any more, and the others continue.
 func (p *part) alone(leader, second, third qemu.Node) {
 	p.setNetwork(leader, network.Conditions{CutFrom: []string{second.Name, third.Name}})
-	p.lonely(leader)
+	p.isolated(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
 }
 
-// halfway: the leader reaches the third only, which reaches both. The second can't win
-// an election against one whom the third hears, so it has no leader and serves nobody.
-// Should the third lead instead, all hear it, and all serve.
+// halfway: the leader reaches only the third, which reaches both. The second can't
+// win an election while the third has a leader, so it has none and serves no
+// client. If the third becomes the leader instead, all reach it, and all serve.
 func (p *part) halfway(leader, second, third qemu.Node) {
 	p.setNetwork(leader, network.Conditions{CutFrom: []string{second.Name}})
-	p.Eventually(lonelyBudget, second.Name+" serves nobody, or "+third.Name+" leads", func() error {
+	p.Eventually(isolatedBudget, second.Name+" serves nobody, or "+third.Name+" leads", func() error {
 		now, err := p.Leader(p.etcd)
 		if err == nil && now.Name == third.Name {
 			return nil
@@ -161,15 +161,15 @@ func (p *part) halfway(leader, second, third qemu.Node) {
 	p.takesWrites("while " + p.what)
 }
 
-// deaf: the others hear the leader, and it doesn't hear them.
+// deaf: the others receive from the leader, and it doesn't receive from them.
 func (p *part) deaf(leader, second, third qemu.Node) {
 	p.setNetwork(leader, network.Conditions{DeafTo: []string{second.Name, third.Name}})
-	p.lonely(leader)
+	p.isolated(leader)
 	p.takesWrites("while " + p.what)
 	p.leaves(leader)
 }
 
-// slow: nothing is lost for good, so nothing happens.
+// slow: nothing is lost permanently, so the leader stays.
 func (p *part) slow(leader, _, _ qemu.Node) {
 	p.setNetwork(leader, network.Conditions{Delay: badDelay, Loss: badLoss})
 	for i := range 2 {
@@ -178,13 +178,13 @@ func (p *part) slow(leader, _, _ qemu.Node) {
 	p.ready()
 }
 
-// lonely: an API server without a quorum says so, answers no question, not even
-// about what its own etcd has, and takes nothing.
-func (p *part) lonely(n qemu.Node) {
+// isolated: an API server without a quorum reports that. It answers no read,
+// even if its own etcd has the data, and accepts no write.
+func (p *part) isolated(n qemu.Node) {
 	p.t.Helper()
 	s := p.servers[n.Name]
 	start := time.Now()
-	p.Eventually(lonelyBudget, "the API server on "+n.Name+" isn't ready", func() error {
+	p.Eventually(isolatedBudget, "the API server on "+n.Name+" isn't ready", func() error {
 		_, err := s.Get(p.t.Context(), "/readyz")
 		return refused(err)
 	})
@@ -207,8 +207,8 @@ func (p *part) lonely(n qemu.Node) {
 	})
 }
 
-// refused is nil if a question was turned down. That something isn't there is an answer,
-// and silence is none at all.
+// refused is nil if a request was refused. "Not found" is an answer, and a
+// timeout is no refusal.
 func refused(err error) error {
 	if err == nil {
 		return errors.New("it answers")
@@ -222,7 +222,7 @@ func refused(err error) error {
 	return nil
 }
 
-// leaves: another one leads.
+// leaves waits for another leader.
 func (p *part) leaves(before qemu.Node) {
 	p.t.Helper()
 	p.Eventually(writeBudget, "another one than "+before.Name+" leads", func() error {
@@ -234,7 +234,7 @@ func (p *part) leaves(before qemu.Node) {
 	})
 }
 
-// ready: every API server is, and every node.
+// ready waits until all API servers and nodes are ready.
 func (p *part) ready() {
 	p.t.Helper()
 	p.Eventually(healBudget, "each API server is ready, and each node", func() error {

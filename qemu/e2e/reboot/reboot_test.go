@@ -1,8 +1,8 @@
 //go:build e2e && long
 
-// Package reboot tests a cluster all of whose nodes go down at the same time: the power
-// fails, and then somebody presses every power button. It comes back by itself, as the same
-// cluster.
+// Package reboot tests a cluster all of whose nodes go down at the same time:
+// by a power failure, and later by their power buttons. It recovers by itself,
+// as the same cluster.
 package reboot
 
 import (
@@ -25,11 +25,11 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
 	podsBudget = 30 * time.Second
-	// backBudget is for all nodes to boot on the same two cores, for etcd to have a
-	// quorum, and for pods to be what they were.
+	// backBudget is for all nodes to boot on the same two cores, for etcd to have
+	// a quorum, and for pods to be in their old state.
 	backBudget = 90 * time.Second
-	// offBudget is a promise: whatever runs, a machine that is asked to power off has
-	// done so within it, also one whose etcd has no quorum any more.
+	// offBudget is a promise: a machine that is asked to power off has done so
+	// within it, whatever runs, and also if its etcd has no quorum any more.
 	offBudget = 30 * time.Second
 )
 
@@ -47,8 +47,7 @@ spec:
       containers: [{name: work, image: ` + config.DefaultPauseImage + `}]
 `
 
-// kept are objects that nobody makes again by themselves, or would make with another
-// UID.
+// kept are objects that no controller makes again, or only with another UID.
 var kept = []string{
 	"/api/v1/namespaces", "/api/v1/nodes", "/api/v1/configmaps", "/api/v1/secrets", "/api/v1/services", "/api/v1/serviceaccounts",
 	"/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets", "/apis/apps/v1/replicasets", "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -59,7 +58,7 @@ func TestAllNodesAtOnce(t *testing.T) {
 	c.Apply(workload)
 	c.Eventually(podsBudget, "the pods run", func() error { return available(c) })
 	etcd := c.Etcd(c.Network(), c.ControlPlanes()...)
-	// The twin of what must survive: what was deleted doesn't come back either.
+	// The twin: deleted objects don't come back.
 	c.Kubectl("create", "configmap", "deleted")
 	c.Kubectl("delete", "configmap", "deleted")
 	before := objects(t, c)
@@ -81,7 +80,7 @@ func TestAllNodesAtOnce(t *testing.T) {
 			if err := c.Promised(start, time.Now(), offBudget); err != nil {
 				t.Errorf("all are off: %v", err)
 			}
-			// The twin: now nobody answers.
+			// The twin: now there is no answer.
 			if out, err := c.Try("get", "--raw", "/version", "--request-timeout=2s"); err == nil {
 				t.Errorf("all are off, and somebody answers: %s", out)
 			}
@@ -126,7 +125,7 @@ func all(t *testing.T, c *e2etest.Cluster, do func(context.Context, string) erro
 	}
 }
 
-// objects are the UIDs of what must survive.
+// objects are the UIDs of objects that must survive.
 func objects(t *testing.T, c *e2etest.Cluster) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -143,8 +142,8 @@ func objects(t *testing.T, c *e2etest.Cluster) map[string]string {
 	return all
 }
 
-// alive is nil if each kubelet has renewed its lease since then: what the API says of a
-// node is what it knew before.
+// alive is nil if each kubelet has renewed its lease since then: before that,
+// the API has the old state of a node.
 func alive(c *e2etest.Cluster, since time.Time) error {
 	out, err := c.Try("get", "leases", "-n", "kube-node-lease", "-o", "json")
 	if err != nil {
@@ -180,7 +179,7 @@ func available(c *e2etest.Cluster) error {
 	return err
 }
 
-// works: a pod that is made for a node runs there.
+// works: a pod for a node runs there.
 func works(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	t.Helper()
 	name := "probe-" + n.Name

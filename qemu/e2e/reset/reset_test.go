@@ -1,8 +1,8 @@
 //go:build e2e && long
 
-// Package reset tests a cluster that shrinks, from three control planes and a worker to the
-// one that must stay: nodes are rebooted and reset, without an interruption for the
-// cluster's users. Some lose their power in the middle of it.
+// Package reset tests a cluster that shrinks, from three control planes and a
+// worker to the last control plane: nodes are rebooted and reset, without an
+// interruption for the cluster's users. Some lose their power during it.
 package reset
 
 import (
@@ -31,23 +31,23 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
 	podsBudget = 60 * time.Second
-	// goBudget is for a node to be emptied, to leave and to end.
+	// goBudget is for a node to be drained, to leave and to end.
 	goBudget = 90 * time.Second
 	// backBudget is for a node to boot and to be Ready.
 	backBudget = 90 * time.Second
-	// voteBudget is for the members of etcd to agree on how many they are.
+	// voteBudget is for the members of etcd to agree on their number.
 	voteBudget = 30 * time.Second
-	// missing is how long the API may not answer while a control plane goes: the load
-	// balancer looks every second, and a member that leaves may have been the leader.
+	// missing is how long the API may not answer while a control plane leaves: the load
+	// balancer checks every second, and a member that leaves may have been the leader.
 	missing = 10 * time.Second
-	// beginBudget is for a reset to be planned, and its journal to be there.
+	// beginBudget is for a reset to be planned, and its journal to be written.
 	beginBudget = 30 * time.Second
-	// soonOff is less than a boot and the rest of a reset take with nothing else on the
-	// machine: a power cut within it is often in its middle.
+	// soonOff is shorter than a boot and the rest of a reset on an idle machine: a
+	// power cut within it is often in the middle.
 	soonOff = 6 * time.Second
 )
 
-// pods are a web server that others may stand in for, and one that a budget holds.
+// pods are a web server with replicas, and one that a disruption budget protects.
 const pods = `
 apiVersion: apps/v1
 kind: Deployment
@@ -120,7 +120,7 @@ func node(c *e2etest.Cluster, name, path string) (string, error) {
 	return c.Try("get", "node", name, "-o", "jsonpath={"+path+"}")
 }
 
-// back: the node is Ready, takes pods, and isn't the one that it was.
+// back: the node is Ready, accepts pods, and has booted since.
 func back(c *e2etest.Cluster, name, path, before string) error {
 	now, err := node(c, name, path)
 	if err != nil {
@@ -152,8 +152,8 @@ func restarts(t *testing.T, c *e2etest.Cluster, name string) int {
 	return 0
 }
 
-// held: what a disruption budget keeps is named, and the reboot comes all the same
-// once its time is up.
+// held: a pod that a disruption budget protects is named, and the reboot still
+// happens when its time is up.
 func held(t *testing.T, c *e2etest.Cluster) {
 	name := c.Kubectl("get", "pods", "-l", "app=held", "-o", "jsonpath={.items[0].spec.nodeName}")
 	n, err := c.Find(name)
@@ -174,7 +174,7 @@ func held(t *testing.T, c *e2etest.Cluster) {
 	c.Kubectl("delete", "poddisruptionbudget", "hold")
 }
 
-// reboots: pods go elsewhere first, and may come again afterwards.
+// reboots: pods are moved first, and may come back afterwards.
 func reboots(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	before := restarts(t, c, n.Name)
 	out := c.Patient(goBudget+backBudget).Gbctl("-n", n.Address.String(), "reboot", "--wait")
@@ -188,7 +188,7 @@ func reboots(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	}
 	c.Eventually(backBudget, "it takes pods again", func() error { return back(c, n.Name, ".metadata.name", "") })
 	c.Eventually(podsBudget, "the pods are ready", func() error { return available(c, "web", "4") })
-	// The twin: what a person has cordoned stays so.
+	// The twin: a node that a user has cordoned stays cordoned.
 	c.Kubectl("cordon", n.Name)
 	c.Patient(goBudget+backBudget).Gbctl("-n", n.Address.String(), "reboot", "--drain=false", "--wait")
 	if got, err := node(c, n.Name, ".spec.unschedulable"); got != "true" {
@@ -197,8 +197,8 @@ func reboots(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	c.Kubectl("uncordon", n.Name)
 }
 
-// shuts: pods go elsewhere, the machine ends and stays off, and pods may come again when
-// somebody turns it on.
+// shuts: pods are moved, the machine ends and stays off, and accepts pods again
+// after it is turned on.
 func shuts(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	before := restarts(t, c, n.Name)
 	out := c.Patient(goBudget).Gbctl("-n", n.Address.String(), "shutdown", "--wait")
@@ -228,7 +228,7 @@ func shuts(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 		t.Fatal(err)
 	}
 	c.Eventually(backBudget, "it takes pods again", func() error { return back(c, n.Name, ".metadata.name", "") })
-	// The host's disks are none of a container's.
+	// A container has no access to the host's disks.
 	if out, err := c.TryGbctl("-n", n.Address.String(), "reset", "--dry-run", "--user-disks-to-wipe", "/dev/sda"); err == nil || !strings.Contains(err.Error(), "has no disks of its own") {
 		t.Errorf("a disk of the host would be wiped: %v\n%s", err, out)
 	}
@@ -254,7 +254,7 @@ func rejoins(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	c.Eventually(backBudget, "it has joined anew", func() error { return back(c, n.Name, ".metadata.uid", uid) })
 }
 
-// goes: S-180. Whoever uses the cluster doesn't notice.
+// goes: S-180. Users of the cluster don't notice.
 func goes(t *testing.T, c *e2etest.Cluster, n qemu.Node, members int) {
 	watch := watchAPI(t, c)
 	t.Log(c.Gbctl("-n", n.Address.String(), "reset", "--dry-run"))
@@ -334,7 +334,7 @@ func isWiped(c *e2etest.Cluster, n qemu.Node) error {
 	return nil
 }
 
-// watchAPI asks again and again, and returns for how long there was no answer.
+// watchAPI sends requests all the time, and returns the longest time without an answer.
 func watchAPI(t *testing.T, c *e2etest.Cluster) (longest func() history.Pause) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -359,7 +359,7 @@ func watchAPI(t *testing.T, c *e2etest.Cluster) (longest func() history.Pause) {
 
 var resetRuns = regexp.MustCompile(`reset-[a-z0-9]+ +running `)
 
-// goesInPieces: wherever the power goes, it ends reset, and has left.
+// goesInPieces: after power cuts at any time, the reset completes, and the node has left.
 func goesInPieces(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	seed := time.Now().UnixNano()
 	random := rand.New(rand.NewPCG(uint64(seed), 0))
@@ -371,7 +371,7 @@ func goesInPieces(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 		out, err := c.Patient(goBudget).TryGbctl("-n", n.Address.String(), "reset", "--yes")
 		t.Logf("gbctl: %v\n%s", err, out)
 	})
-	// Before its journal is there, there is no reset that a node could go on with.
+	// Before its journal is written, there is no reset that a node could continue.
 	c.Eventually(beginBudget, "the reset runs", func() error {
 		out, err := c.TryGbctl("-n", n.Address.String(), "operation", "list")
 		if err == nil && !resetRuns.MatchString(out) {
@@ -381,7 +381,7 @@ func goesInPieces(t *testing.T, c *e2etest.Cluster, n qemu.Node) {
 	})
 	middle := 0
 	for i := range 3 {
-		var after time.Duration // the first comes at once, and so in the middle
+		var after time.Duration // the first cut is at once, and so in the middle
 		if i > 0 {
 			after = time.Duration(random.Int64N(int64(eventually.Scale(soonOff))))
 		}

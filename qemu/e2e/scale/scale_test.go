@@ -23,14 +23,14 @@ const (
 	scaleBudget = 90 * time.Second
 	// resetBudget is for a node to be emptied, to leave and to be wiped.
 	resetBudget = 60 * time.Second
-	// checkBudget is for a list of all that was written, on busy machines.
+	// checkBudget is for a list of all writes, on busy machines.
 	checkBudget = 60 * time.Second
-	// writeBudget is for the load balancer to let the clients of one that left go.
+	// writeBudget is for the load balancer to close connections to a node that has left.
 	writeBudget = 20 * time.Second
 )
 
-// S-214, S-219: nodes join by being turned on, and leave by being told to; the first is
-// a member as the others are.
+// S-214, S-219: nodes join when they are turned on, and leave on request; the
+// first has no special role.
 func TestOneThreeFiveThree(t *testing.T) {
 	c, m := e2etest.Ready(t, "scale", qemu.Container, func(o *qemu.Options) { o.ControlPlanes, o.Later = 5, 4 })
 	inside := c.Network()
@@ -62,7 +62,7 @@ func TestOneThreeFiveThree(t *testing.T) {
 		settled(left)
 	}
 
-	// The twin: who has left comes back with its power, and to no cluster.
+	// The twin: a node that has left is turned on again, and joins no cluster.
 	gone := c.Nodes[0]
 	said := len(c.Text())
 	if err := c.On(t.Context(), gone.Name); err != nil {

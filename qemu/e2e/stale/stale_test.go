@@ -18,10 +18,10 @@ import (
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
-// tellBudget is for a node to boot, and to look at what it has.
+// tellBudget is for a node to boot, and to examine its data.
 const tellBudget = 60 * time.Second
 
-// kept is what of EPHEMERAL is of etcd.
+// kept are the files of etcd on EPHEMERAL.
 var kept = []string{"etcd", "etcd.owner"}
 
 func TestS225StaleData(t *testing.T) {
@@ -72,7 +72,7 @@ func TestS225StaleData(t *testing.T) {
 	}
 	t.Log(c.Gbctl("service", "etcd"))
 
-	// The twin: a cluster's own data is there as well, and nobody asks about it.
+	// The twin: the cluster's own data exists as well, and is used without a question.
 	c.Kubectl("create", "configmap", "own")
 	must(t, c.Cut(t.Context(), c.Node()))
 	must(t, c.On(t.Context(), c.Node()))
@@ -86,7 +86,7 @@ func TestS225StaleData(t *testing.T) {
 	}
 }
 
-// says is nil where gbctl, whether it failed or not, has said all parts.
+// says is nil if the output of gbctl, with or without an error, has all parts.
 func says(c *e2etest.Cluster, parts []string, args ...string) error {
 	out, err := c.TryGbctl(args...)
 	if err != nil {

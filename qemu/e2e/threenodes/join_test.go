@@ -1,9 +1,9 @@
 //go:build e2e
 
-// Package threenodes tests three control planes. Two join the first one's etcd by
-// themselves, the loss of the leader costs no write, and a node that comes back with an
-// empty disk replaces its former member. Where two are lost for good, the third begins a new
-// cluster with a snapshot.
+// Package threenodes tests three control planes. Two join the first one's etcd
+// by themselves. The loss of the leader loses no write. A node that comes back
+// with an empty disk replaces its former member. After two are lost, the third
+// begins a new cluster with a snapshot.
 package threenodes
 
 import (
@@ -22,13 +22,13 @@ import (
 
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
-// name is that of the cluster that the tests share.
+// name is the name of the tests' common cluster.
 const name = "three"
 
 const (
 	// joinBudget is for a node to boot, to join and to be promoted.
 	joinBudget = 60 * time.Second
-	// formerBudget is for that, and for a member before it to hear that it is none.
+	// formerBudget is for that, and for a former member to learn that it was removed.
 	formerBudget = 120 * time.Second
 	// electBudget is for etcd to elect a leader, and for the load balancer to notice.
 	electBudget = 30 * time.Second
@@ -77,7 +77,7 @@ func TestThreeControlPlanes(t *testing.T) {
 	t.Run("the last one leaves and comes back", func(t *testing.T) {
 		c := c.In(t)
 		c.Gbctl("-n", last.Address.String(), "etcd", "leave")
-		// Its leave was the business of the quorum, which the first need not belong to.
+		// The quorum has decided on its leave, and the first may not have the result yet.
 		c.Eventually(electBudget, "the first knows that it has left", func() error {
 			out, err := c.TryGbctl("-n", first, "etcd", "members")
 			if err == nil && strings.Contains(out, last.Name) {
@@ -89,7 +89,7 @@ func TestThreeControlPlanes(t *testing.T) {
 		c.Eventually(joinBudget, "three members vote", voting)
 		c.Kubectl("get", "configmap", "written")
 	})
-	// The twin: data of a member that was removed makes nobody a member.
+	// The twin: with the data of a removed member, a node isn't a member.
 	t.Run("the last one has its former data", func(t *testing.T) {
 		c := c.In(t)
 		if err := c.Cut(t.Context(), last.Name); err != nil {
@@ -113,7 +113,7 @@ func TestThreeControlPlanes(t *testing.T) {
 	})
 }
 
-// member is the ID of the voting member that a node has, as the first one knows it.
+// member is the ID of a node's voting member, from the first node.
 func member(c *e2etest.Cluster, name string) string {
 	c.T().Helper()
 	out := c.Gbctl("-n", c.Nodes[0].Address.String(), "etcd", "members")
@@ -127,8 +127,8 @@ func member(c *e2etest.Cluster, name string) string {
 	return ""
 }
 
-// lookedAfter is what is done to etcd by hand: no alarm is up, room is given back, and
-// another member leads, which a member that doesn't lead only says.
+// lookedAfter tests manual maintenance of etcd: no alarm is raised, space is freed, and
+// another member becomes the leader, while a member that isn't the leader only reports that.
 func lookedAfter(t *testing.T, c *e2etest.Cluster) {
 	says := func(node, want string, args ...string) {
 		t.Helper()
@@ -151,7 +151,7 @@ func lookedAfter(t *testing.T, c *e2etest.Cluster) {
 	client := c.Etcd(c.Network(), c.Nodes...)
 	var before, now qemu.Node
 	leads := regexp.MustCompile(`: etcd member \S+ \([0-9a-f]+\) leads now\n$`)
-	c.Eventually(electBudget, "the leader forfeits its leadership", func() (err error) { // another may be elected meanwhile
+	c.Eventually(electBudget, "the leader forfeits its leadership", func() (err error) { // another leader may be elected meanwhile
 		if before, err = c.Leader(client); err != nil {
 			return err
 		}

@@ -15,7 +15,7 @@ import (
 
 const (
 	// writeBudget is for etcd to elect another leader, which takes it two seconds, and
-	// for the load balancer to let the dead one's clients go, which takes it nine.
+	// for the load balancer to close connections to the dead one, which takes it nine.
 	writeBudget = 20 * time.Second
 	// backBudget is for a node to boot and its member to catch up.
 	backBudget = 60 * time.Second
@@ -23,15 +23,15 @@ const (
 
 type readers = map[string]func(context.Context) (map[string]string, error)
 
-// S-220: three tolerate the loss of one. They lose the leader of their etcd while they are
-// written to: by power cut, and by a crash. Whatever was acknowledged is there afterwards,
-// on every member, and writes are taken again soon.
+// S-220: three tolerate the loss of one. They lose the leader of their etcd
+// during writes: by a power cut, and by a crash. All acknowledged writes exist
+// afterwards, on every member, and writes are accepted again soon.
 func TestLeaderIsLostUnderLoad(t *testing.T) {
 	c, m := e2etest.Shared(t, name, qemu.Container, e2etest.Nodes(3, 0))
 	c.Complete()
 	inside := c.Network()
 	etcd := c.Etcd(inside, c.Nodes...)
-	// copies are what each member has, and what each API server says.
+	// copies are the data of each member, and the answers of each API server.
 	var members []*clientv3.Client
 	copies := []readers{{}, {}}
 	for _, n := range c.Nodes {
@@ -50,7 +50,7 @@ func TestLeaderIsLostUnderLoad(t *testing.T) {
 			w.Goes(writeBudget, why)
 		}
 	}
-	// leader asks until one leads, in a later term than that.
+	// leader waits until there is a leader in a later term.
 	leader := func(after uint64) (n qemu.Node, term uint64) {
 		t.Helper()
 		c.Eventually(writeBudget, fmt.Sprintf("etcd has a leader, after term %d", after), func() (err error) {

@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// noticeBudget is for etcd to miss its leader, and for the doctor to ask it.
+	// noticeBudget is for etcd to detect the loss of its leader, and for doctor to ask it.
 	noticeBudget = 30 * time.Second
 	// serveBudget is for a control plane to boot, and its API server to serve.
 	serveBudget = 60 * time.Second
-	// againBudget is for etcd, and then the API server, to start on a node that runs. A
-	// kubelet that is let wait for answers of API servers that aren't there took 140 s.
+	// againBudget is for etcd, and then the API server, to start on a running node.
+	// When a kubelet had to wait for answers of missing API servers, that took 140 s.
 	againBudget = 30 * time.Second
 	// restoreBudget is for one command, the longest that there is.
 	restoreBudget = 90 * time.Second
@@ -30,8 +30,8 @@ const (
 	rejoinBudget = 90 * time.Second
 )
 
-// A cluster has lost two of three control planes for good: the third begins a new one with a
-// snapshot, and the others come in again with empty disks.
+// A cluster has lost two of three control planes: the third begins a new one
+// with a snapshot, and the others join again with empty disks.
 func TestRecoverFromSnapshot(t *testing.T) {
 	c, m := e2etest.Shared(t, name, qemu.Container, e2etest.Nodes(3, 0))
 	last := c.Nodes[0]
@@ -91,8 +91,8 @@ func TestRecoverFromSnapshot(t *testing.T) {
 	})
 	t.Run("the snapshot begins a new cluster", func(t *testing.T) {
 		c := c.In(t)
-		// The service may have just begun to look for the others again, for longer than one
-		// command has.
+		// The service may have just begun to look for the others again, which can
+		// take longer than one command may.
 		out, err := c.Patient(restoreBudget).TryGbctl("-n", last.Address.String(), "bootstrap", "--recover-from", snapshot)
 		if err != nil || !strings.Contains(out, "a new cluster begins") {
 			t.Fatalf("%v: %s", err, out)
@@ -123,7 +123,7 @@ func TestRecoverFromSnapshot(t *testing.T) {
 	})
 }
 
-// voters waits for so many, one of whom leads.
+// voters waits for that many members, one of which is the leader.
 func voters(c *e2etest.Cluster, node qemu.Node, n int) func() error {
 	return func() error {
 		out, err := c.TryGbctl("-n", node.Address.String(), "etcd", "status")

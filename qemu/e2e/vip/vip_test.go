@@ -1,8 +1,8 @@
 //go:build e2e && long
 
-// Package vip tests the address that three control planes share. When its holder loses
-// power, its process time or its network, another one takes the address. When etcd has no
-// quorum any more, the last holder keeps it.
+// Package vip tests the address that three control planes share. When its
+// holder loses its power, its processors or its network, another one takes the
+// address. When etcd has no quorum any more, the last holder keeps it.
 package vip
 
 import (
@@ -26,30 +26,30 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	// joinBudget is for a node to boot and to be one of those that can have the address.
+	// joinBudget is for a node to boot and to become a candidate for the address.
 	joinBudget = 60 * time.Second
-	// moveBudget is for another node to have the address and to serve at it. The median
-	// for a killed holder is to be below 5 s; etcd may have to elect a leader first.
+	// moveBudget is for another node to take the address and to serve at it. The median
+	// for a killed holder must be below 5 s; etcd may have to elect a leader first.
 	moveBudget = 15 * time.Second
-	// leaveBudget is for one that comes back to find out that another has the address.
+	// leaveBudget is for a node that comes back to detect that another one has the address.
 	leaveBudget = 5 * time.Second
-	// cutBudget is for one that is cut off to find out that it is.
+	// cutBudget is for a node to detect that it is cut off.
 	cutBudget = 20 * time.Second
 	// leadBudget is for the members of etcd to agree on another leader.
 	leadBudget = 20 * time.Second
-	// askBudget is for one question to etcd.
+	// askBudget is for one request to etcd.
 	askBudget = 5 * time.Second
-	// lookBudget is for a look at the addresses, which fails while they change.
+	// lookBudget is for a list of the addresses, which fails while they change.
 	lookBudget = 5 * time.Second
-	// freeBudget is for the address to be nobody's while it is handed over in order: who
-	// is next listens for 300 ms.
+	// freeBudget is how long no node may have the address during an orderly
+	// handover: the next one probes for 300 ms.
 	freeBudget = time.Second
-	// keepTime is longer than all that could make a holder leave, on any machine.
+	// keepTime is longer than any timeout after which a holder could leave, on any machine.
 	keepTime = 10 * time.Second
 )
 
-// tale is the cluster, and what it is asked all the time.
-type tale struct {
+// scenario is the cluster, and the clients that observe it.
+type scenario struct {
 	*e2etest.Cluster
 	t      *testing.T
 	shared netip.Addr
@@ -58,31 +58,31 @@ type tale struct {
 	member map[string]*clientv3.Client // of one, by node
 }
 
-func (c *tale) in(t *testing.T) *tale {
+func (c *scenario) in(t *testing.T) *scenario {
 	part := *c
 	part.t, part.Cluster = t, c.Cluster.In(t)
 	return &part
 }
 
-// holders are the nodes that have the address, as this machine's kernel sees it.
-func (c *tale) holders() []qemu.Node {
+// holders are the nodes that have the address, according to this machine's kernel.
+func (c *scenario) holders() []qemu.Node {
 	c.t.Helper()
 	var all []qemu.Node
-	c.Eventually(lookBudget, "the addresses of the nodes can be read", func() (err error) { // they change meanwhile
+	c.Eventually(lookBudget, "the addresses of the nodes can be read", func() (err error) { // they may change meanwhile
 		all, err = c.Holders(c.shared)
 		return err
 	})
 	return all
 }
 
-// has says whether a node is one of them.
-func (c *tale) has(n qemu.Node) bool {
+// has reports whether a node is one of them.
+func (c *scenario) has(n qemu.Node) bool {
 	c.t.Helper()
 	return slices.ContainsFunc(c.holders(), func(o qemu.Node) bool { return o.Name == n.Name })
 }
 
-// one waits until exactly one node has the address, none of but, and serves at it.
-func (c *tale) one(budget time.Duration, but ...string) qemu.Node {
+// one waits until exactly one node, not in but, has the address and serves at it.
+func (c *scenario) one(budget time.Duration, but ...string) qemu.Node {
 	c.t.Helper()
 	began := time.Now()
 	var holder qemu.Node
@@ -111,8 +111,8 @@ func (c *tale) one(budget time.Duration, but ...string) qemu.Node {
 	return holder
 }
 
-// moves is one after what took the address from its holder, in the time that is promised.
-func (c *tale) moves(began time.Time, but ...string) qemu.Node {
+// moves is one, after the holder has lost the address, within the promised time.
+func (c *scenario) moves(began time.Time, but ...string) qemu.Node {
 	c.t.Helper()
 	is := c.one(moveBudget, but...)
 	if err := c.Promised(began, time.Now(), moveBudget); err != nil {
@@ -121,8 +121,8 @@ func (c *tale) moves(began time.Time, but ...string) qemu.Node {
 	return is
 }
 
-// leaves waits until a node doesn't have the address any more, in the time that is promised.
-func (c *tale) leaves(was qemu.Node, began time.Time, promise time.Duration) {
+// leaves waits until a node doesn't have the address any more, within the promised time.
+func (c *scenario) leaves(was qemu.Node, began time.Time, promise time.Duration) {
 	c.t.Helper()
 	c.Eventually(promise, was.Name+" leaves the address to another one", func() error {
 		if c.has(was) {
@@ -137,8 +137,8 @@ func (c *tale) leaves(was qemu.Node, began time.Time, promise time.Duration) {
 	}
 }
 
-// candidates waits until all nodes could have the address.
-func (c *tale) candidates(budget time.Duration, of qemu.Node) {
+// candidates waits until all nodes are candidates for the address.
+func (c *scenario) candidates(budget time.Duration, of qemu.Node) {
 	c.t.Helper()
 	want := fmt.Sprintf("candidates: %d\n", len(c.Nodes))
 	c.Eventually(budget, "all control planes could have the address", func() error {
@@ -150,11 +150,11 @@ func (c *tale) candidates(budget time.Duration, of qemu.Node) {
 	})
 }
 
-// share brings three control planes up that share an address, and could all have it.
-func share(t *testing.T, name string) *tale {
+// share starts three control planes that share an address, and are all candidates.
+func share(t *testing.T, name string) *scenario {
 	t.Helper()
 	cluster, m := e2etest.Ready(t, name, qemu.Container, e2etest.Nodes(3, 0), func(o *qemu.Options) { o.SharedAddress = true })
-	c := &tale{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
+	c := &scenario{Cluster: cluster, t: t, shared: cluster.Shared, inside: cluster.Network(), member: map[string]*clientv3.Client{}}
 	c.etcd = c.Etcd(c.inside, c.Nodes...)
 	for _, n := range c.Nodes {
 		c.member[n.Name] = c.Etcd(c.inside, n)
@@ -179,7 +179,7 @@ func TestSharedAddress(t *testing.T) {
 }
 
 // killed returns how long it took until another node had the address.
-func (c *tale) killed() time.Duration {
+func (c *scenario) killed() time.Duration {
 	was := c.one(moveBudget)
 	seen := c.watch()
 	began := time.Now()
@@ -195,9 +195,9 @@ func (c *tale) killed() time.Duration {
 	return took
 }
 
-// turnedOff: the holder hands the address over, and then goes. The members of etcd share
-// this machine's disk, which may stall in that very moment, so it has two tries.
-func (c *tale) turnedOff(killed time.Duration) {
+// turnedOff: the holder hands the address over, and then ends. The members of etcd
+// share this machine's disk, which may stall at that moment, so there are two attempts.
+func (c *scenario) turnedOff(killed time.Duration) {
 	if err := c.handsOver(killed); err != nil {
 		c.t.Logf("once more: %v", err)
 		if err := c.handsOver(killed); err != nil {
@@ -206,9 +206,9 @@ func (c *tale) turnedOff(killed time.Duration) {
 	}
 }
 
-// handsOver is an error where the address was nobody's for too long. The machine API
-// answers at it, before and after.
-func (c *tale) handsOver(killed time.Duration) (late error) {
+// handsOver returns an error if no node had the address for too long. The
+// machine API answers at the address, before and after.
+func (c *scenario) handsOver(killed time.Duration) (late error) {
 	was := c.one(moveBudget)
 	c.answers(was)
 	seen := c.watch()
@@ -233,8 +233,8 @@ func (c *tale) handsOver(killed time.Duration) (late error) {
 	return late
 }
 
-// answers: the machine API of the holder does, at the address.
-func (c *tale) answers(holder qemu.Node) {
+// answers: the holder's machine API answers at the address.
+func (c *scenario) answers(holder qemu.Node) {
 	c.t.Helper()
 	c.Eventually(moveBudget, holder.Name+" answers gbctl at the address", func() error {
 		out, err := c.Inside(c.inside).TryGbctl("-n", c.shared.String(), "version")
@@ -246,7 +246,7 @@ func (c *tale) answers(holder qemu.Node) {
 }
 
 // leads makes a node etcd's leader, or another one.
-func (c *tale) leads(n qemu.Node, leads bool) {
+func (c *scenario) leads(n qemu.Node, leads bool) {
 	c.t.Helper()
 	c.Eventually(leadBudget, fmt.Sprintf("%s leads etcd: %t", n.Name, leads), func() error {
 		now, err := c.Leader(c.etcd)
@@ -262,8 +262,8 @@ func (c *tale) leads(n qemu.Node, leads bool) {
 	})
 }
 
-// lead hands etcd's lead from one node to another.
-func (c *tale) lead(from, to qemu.Node) error {
+// lead transfers etcd's leadership from one node to another.
+func (c *scenario) lead(from, to qemu.Node) error {
 	ctx, cancel := context.WithTimeout(c.t.Context(), eventually.Scale(askBudget))
 	defer cancel()
 	members, err := c.etcd.MemberList(ctx)
@@ -279,8 +279,8 @@ func (c *tale) lead(from, to qemu.Node) error {
 	return fmt.Errorf("%s is no member: %v", to.Name, members.Members)
 }
 
-// leases are those of the candidates, as etcd on a node says.
-func (c *tale) leases(n qemu.Node) []int64 {
+// leases are those of the candidates, from etcd on a node.
+func (c *scenario) leases(n qemu.Node) []int64 {
 	c.t.Helper()
 	var all []int64
 	c.Eventually(leadBudget, "etcd answers", func() error {
@@ -299,9 +299,9 @@ func (c *tale) leases(n qemu.Node) []int64 {
 	return all
 }
 
-// frozen returns whether etcd ended the leases of the others when the holder was back: a
-// leader that was frozen takes them for expired.
-func (c *tale) frozen(leads bool) (ended bool) {
+// frozen returns whether etcd ended the leases of the others when the holder
+// was back: a leader that was frozen treats them as expired.
+func (c *scenario) frozen(leads bool) (ended bool) {
 	was := c.one(moveBudget)
 	c.leads(was, leads)
 	seen := c.watch()
@@ -322,7 +322,7 @@ func (c *tale) frozen(leads bool) (ended bool) {
 	return ended
 }
 
-func (c *tale) cutOff() {
+func (c *scenario) cutOff() {
 	was := c.one(moveBudget)
 	seen := c.watch()
 	began := time.Now()
@@ -334,9 +334,9 @@ func (c *tale) cutOff() {
 	seen.moved(was, is)
 }
 
-// lastOne leaves the holder alone: it keeps the address, though etcd has no quorum.
-// When its API server is gone, too, nobody answers, and the doctor says so.
-func (c *tale) lastOne() {
+// lastOne leaves only the holder: it keeps the address, though etcd has no quorum.
+// When its API server is gone, too, nothing answers, and doctor reports that.
+func (c *scenario) lastOne() {
 	holder := c.one(moveBudget)
 	for _, n := range c.Nodes {
 		if n.Name != holder.Name {
@@ -378,7 +378,7 @@ func (c *tale) lastOne() {
 	}
 }
 
-func (c *tale) must(err error) {
+func (c *scenario) must(err error) {
 	c.t.Helper()
 	if err != nil {
 		c.t.Fatal(err)

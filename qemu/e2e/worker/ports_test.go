@@ -17,17 +17,17 @@ import (
 // portsPage lists the ports in two tables: those on all addresses, and those on loopback.
 const portsPage = "../../../docs/ports.md"
 
-// row of one of these tables.
+// row is a row of one of these tables.
 type row struct {
 	port, protocol, program, nodes string
 	loopback                       bool
 }
 
-// anyPort is a row whose program listens on a port that the kernel chooses.
+// anyPort is the entry of a program whose port the kernel chooses.
 const anyPort = "any free one"
 
-// documented reads the tables of the page. NodePorts and WireGuard's are left out: the cluster
-// has none.
+// documented reads the tables of the page. NodePorts and WireGuard's are left
+// out: the cluster has none.
 func documented(t *testing.T) (rows []row) {
 	t.Helper()
 	page, err := os.ReadFile(portsPage)
@@ -59,8 +59,8 @@ func documented(t *testing.T) (rows []row) {
 	return rows
 }
 
-// S-098: docs/ports.md lists all ports on which a node listens, and each port of its tables is
-// there.
+// S-098: docs/ports.md lists all ports on which a node listens, and a node
+// listens on each port of its tables.
 func ports(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 	rows := documented(t)
 	found := map[string]bool{}

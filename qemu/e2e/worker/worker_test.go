@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package worker tests a cluster of two nodes: a worker joins with the bootstrap token and
-// runs pods, and pods on different nodes talk to each other. Then the worker's network is
-// degraded, and it recovers.
+// Package worker tests a cluster of two nodes: a worker joins with the
+// bootstrap token and runs pods, and pods on different nodes connect to each
+// other. Then the worker's network is degraded, and it recovers.
 package worker
 
 import (
@@ -25,21 +25,21 @@ import (
 func TestMain(m *testing.M) { e2etest.Main(m) }
 
 const (
-	podsBudget    = 60 * time.Second // for pods whose image the worker has yet to get
-	serviceBudget = 20 * time.Second // for kube-proxy and DNS to know of them
-	// lostBudget is for Kubernetes to take a node that says nothing for lost: 50 s
-	// (node-monitor-grace-period), which each controller manager counts for itself: one that
-	// can't renew its lease for 10 s ends, and the next one begins anew.
+	podsBudget    = 60 * time.Second // for pods on a worker that has to pull their image first
+	serviceBudget = 20 * time.Second // for kube-proxy and DNS to know them
+	// lostBudget is for Kubernetes to treat a silent node as lost: 50 s
+	// (node-monitor-grace-period). Each controller manager counts them itself: one
+	// that can't renew its lease for 10 s ends, and the next one begins again.
 	lostBudget = 75 * time.Second
-	// backBudget is for the kubelet of one that was taken for lost to say otherwise. It
-	// hears of that from its watch of the Node, which it makes again after up to a minute
-	// (defaultBackoffMax and its jitter in client-go's reflector), and looks every ten seconds.
+	// backBudget is for the kubelet of a node that counted as lost to report its status again.
+	// It learns of that from its watch of the Node, which it opens again after up to a minute
+	// (defaultBackoffMax and its jitter in client-go's reflector), and checks every ten seconds.
 	backBudget = 90 * time.Second
 )
 
-// pods are a web server on each node, which tells its name, and a client on each.
-// kubectl's proxy is a small HTTP server that serves files, and kubectl a small HTTP
-// client: no shell is needed, and none is there.
+// pods are a web server on each node, which serves its name, and a client on
+// each. kubectl's proxy is a small HTTP server of files, and kubectl a small
+// HTTP client: the image has no shell, and needs none.
 const pods = `
 apiVersion: apps/v1
 kind: DaemonSet
@@ -143,8 +143,8 @@ func ready(c *e2etest.Cluster, app string) (map[string]pod, error) {
 	return all, nil
 }
 
-// works: logs and exec reach the pod, and it reaches the service, the name server and
-// the pods of all nodes.
+// works: logs and exec reach the pod, and it reaches the service, the name
+// server and the pods of all nodes.
 func works(t *testing.T, c *e2etest.Cluster, from pod, all map[string]pod) {
 	if log := c.Kubectl("logs", from.name); !strings.Contains(log, "Starting to serve") {
 		t.Errorf("log of %s: %q", from.name, log)
@@ -162,14 +162,14 @@ func works(t *testing.T, c *e2etest.Cluster, from pod, all map[string]pod) {
 	c.Eventually(serviceBudget, "the service answers by its name", func() error { return get("http://web") })
 }
 
-// serves: the worker's kubelet asked the cluster for the certificate that it serves
-// with, Garboard approved the request, and it is for the names that the worker has.
-// That it is used too, logs and exec have shown: without one a kubelet shows none.
+// serves: the worker's kubelet requested its serving certificate from the cluster,
+// Garboard approved the request, and it is for the worker's names. The tests of
+// logs and exec have shown that it is used: without one, a kubelet shows none.
 func serves(t *testing.T, c *e2etest.Cluster) {
 	worker := c.Nodes[1]
 	out := c.Kubectl("get", "csr", "--field-selector", "spec.signerName=kubernetes.io/kubelet-serving", "-o",
 		`jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type} {.status.conditions[*].reason} {.status.certificate}{"\n"}{end}`)
-	// One, and once more at most, where the kubelet didn't hear of the first.
+	// One request, and at most another one, if the kubelet didn't receive the first approval.
 	requests := strings.Split(strings.TrimSpace(out), "\n")
 	var fields []string
 	for _, request := range requests {
@@ -190,7 +190,7 @@ func serves(t *testing.T, c *e2etest.Cluster) {
 	}
 }
 
-// lost: a worker that is cut off is taken for lost, and is Ready again once it isn't.
+// lost: a worker that is cut off counts as lost, and is Ready again after the repair.
 func lost(t *testing.T, c *e2etest.Cluster, worker string) {
 	status := func(want string) func() error {
 		return func() error {

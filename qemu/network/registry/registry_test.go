@@ -54,8 +54,8 @@ func serve(t *testing.T, dir string) (host string) {
 	return strings.TrimPrefix(server.URL, "http://")
 }
 
-// S-126, S-127: whatever the registry's host, its path is asked for as it is. The
-// client is the one that nodes have, with the registry as its only mirror.
+// S-126, S-127: the path of a reference is requested without changes, whatever the
+// registry's host. The client is the same as on nodes, with the registry as its only mirror.
 func TestS126PathIsKeptAndHostDropped(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -141,7 +141,7 @@ func TestTagsAreListed(t *testing.T) {
 	}
 }
 
-// What is built while a cluster runs can be pulled.
+// Images that are built while a cluster runs can be pulled.
 func TestChangedLayoutIsSeen(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -208,7 +208,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A layout that is broken or gone is said in the answer, and nothing panics.
+// A broken or missing layout is an error in the answer, and nothing panics.
 func TestBrokenLayout(t *testing.T) {
 	t.Parallel()
 	for name, index := range map[string]string{"truncated": `{"manifests":[`, "bad reference": `{"manifests":[{"annotations":{"` + refAnnotation + `":"A B"}}]}`} {

@@ -76,7 +76,7 @@ func ends(t *testing.T, c Conditions) (a, b end) {
 const (
 	// experimental is an EtherType for local experiments (IEEE 802).
 	experimental = 0x88b5
-	// silence is after how long nothing comes any more.
+	// silence is the time after which no more frames arrive.
 	silence = 3 * time.Second
 )
 
@@ -93,8 +93,8 @@ func (e end) send(to string, text string) {
 	}
 }
 
-// hear is the text of the next frame, "" if none comes.
-func (e end) hear() string {
+// receive is the text of the next frame, "" if none comes.
+func (e end) receive() string {
 	frame := make([]byte, frameMax)
 	n, _, err := unix.Recvfrom(e.fd, frame, 0)
 	if err != nil {
@@ -106,12 +106,12 @@ func (e end) hear() string {
 func TestWireCarries(t *testing.T) {
 	a, b := ends(t, Conditions{})
 	a.send("02:00:00:00:00:02", "there")
-	if got := b.hear(); got != "there" {
-		t.Errorf("heard %q", got)
+	if got := b.receive(); got != "there" {
+		t.Errorf("received %q", got)
 	}
 	b.send("02:00:00:00:00:01", "back")
-	if got := a.hear(); got != "back" {
-		t.Errorf("heard %q", got)
+	if got := a.receive(); got != "back" {
+		t.Errorf("received %q", got)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestWireIsLateInOrder(t *testing.T) {
 		a.send("02:00:00:00:00:02", fmt.Sprint(i))
 	}
 	for i := range 20 {
-		if got := b.hear(); got != fmt.Sprint(i) {
+		if got := b.receive(); got != fmt.Sprint(i) {
 			t.Fatalf("frame %d is %q", i, got)
 		}
 	}
@@ -138,20 +138,20 @@ func TestWireLoses(t *testing.T) {
 		a.send("02:00:00:00:00:02", "maybe")
 		a.send("02:00:00:00:00:09", "never")
 	}
-	heard := 0
-	for text := b.hear(); text != ""; text = b.hear() {
-		heard++
+	received := 0
+	for text := b.receive(); text != ""; text = b.receive() {
+		received++
 		if text == "never" {
-			t.Fatal("heard what must be dropped")
+			t.Fatal("received what must be dropped")
 		}
 	}
-	// Eleven standard deviations away from 100 is beyond chance.
-	if heard < 20 || heard > 180 {
-		t.Errorf("heard %d of 200", heard)
+	// Eleven standard deviations away from 100 can't be chance.
+	if received < 20 || received > 180 {
+		t.Errorf("received %d of 200", received)
 	}
 }
 
-// Who mends a network, or starts the node anew, doesn't wait for what is under way.
+// A repair of the network, or a restart of the node, doesn't wait for frames on their way.
 func TestWireClosesAtOnce(t *testing.T) {
 	var closing time.Time
 	t.Run("open", func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestWireClosesAtOnce(t *testing.T) {
 			}
 			return false
 		}})
-		// When the second one comes, the first is under way.
+		// When the second one arrives, the first is on its way.
 		for range 2 {
 			a.send("02:00:00:00:00:02", "late")
 			<-seen

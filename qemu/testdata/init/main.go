@@ -1,5 +1,5 @@
-// Command init is the smallest PID 1 of a container node, for tests: it counts its
-// boots on STATE, sets its address, reaches the registry, and does what it's told
+// Command init is a minimal PID 1 of a container node, for tests: it counts its
+// boots on STATE, sets its address, reaches the registry, and executes commands
 // on the port of the Kubernetes API.
 package main
 
@@ -102,7 +102,7 @@ func serve(boots int) error {
 	}
 }
 
-// ask asks another node who it is, and says how long that took.
+// ask asks another node for its name, and returns how long that took.
 func ask(address string) string {
 	start := time.Now()
 	conn, err := net.DialTimeout("tcp", address+":6443", time.Second)

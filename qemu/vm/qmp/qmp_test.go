@@ -80,7 +80,7 @@ func TestSilenceEndsWithTheContext(t *testing.T) {
 	t.Parallel()
 	ours, theirs := net.Pipe()
 	t.Cleanup(func() { theirs.Close() })
-	go func() { _, _ = bufio.NewReader(theirs).ReadString('\n') }() // reads, says nothing
+	go func() { _, _ = bufio.NewReader(theirs).ReadString('\n') }() // reads and doesn't answer
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err := New(ctx, ours, func(Event) {})

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// attempt is one run of a service: Prepare, Run, and the health checks beside
-// it.
+// attempt is one run of a service: Prepare, Run, and the health checks in
+// parallel.
 type attempt struct {
 	r      *runner
-	ctx    context.Context // ends when the run is to stop or has ended
+	ctx    context.Context // ends when the run has to stop or has ended
 	result chan error      // what Prepare or Run returned
 	checks sync.WaitGroup  // the health checks' goroutines
 
@@ -29,7 +29,7 @@ type outcome struct {
 	err       error
 	ran       time.Duration // in state Running
 	stopped   bool          // it was asked to
-	abandoned bool          // and did not within the budget
+	abandoned bool          // and did not stop within the budget
 }
 
 // try makes one attempt and returns when it has ended or was given up.
@@ -75,7 +75,7 @@ func (r *runner) try(s *session) outcome {
 	return end
 }
 
-// close ends what is left of the attempt: from now on nothing is heard from it.
+// close ends the rest of the attempt: it reports nothing from now on.
 func (a *attempt) close(end *outcome, returned <-chan struct{}) {
 	r := a.r
 	r.g.mu.Lock()
@@ -155,10 +155,10 @@ func (a *attempt) started(message string) {
 // guard is Guard for a function of the service.
 func (r *runner) guard(f func() error) error { return Guard(r.log, f) }
 
-// Guard calls a function and turns a panic, or the end of its goroutine, into an
-// error; the stack goes to the log. It can't catch what happens in goroutines that
-// the function starts: those that hear of the world outside need a Guard of their
-// own, as a panic in any goroutine of PID 1 ends the machine.
+// Guard calls a function and turns a panic, or the end of its goroutine, into
+// an error; the stack goes to the log. It doesn't cover goroutines that the
+// function starts. Those that process input from outside need a Guard of their
+// own, because a panic in any goroutine of PID 1 ends the machine.
 func Guard(log *slog.Logger, f func() error) (err error) {
 	done := make(chan struct{})
 	go func() {

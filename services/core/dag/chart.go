@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Chart is a boot as a picture: when each service waited, prepared, started and
-// ran until it was up for the first time, and which chain of services decided
-// how long it took. All times are since the kernel's start.
+// Chart is a diagram of a boot: when each service waited, prepared, started and
+// ran until it was up for the first time, and which chain of services
+// determined the duration. All times are since the kernel's start.
 type Chart struct {
 	From time.Duration // the first event
-	To   time.Duration // the last service came up, or the last event if one never did
-	Rows []Row         // by the time they came up, those that didn't at the end
-	// Critical is the chain that made the boot as long as it was, first to last:
-	// the service that came up last, before it the one of its needs that came up
-	// last, and so on.
+	To   time.Duration // when the last service was up, or the last event if one never was
+	Rows []Row         // by the time at which they were up, those that never were last
+	// Critical is the chain that determined the duration of the boot, first to
+	// last: the service that was up last, before it the last of its needs, and so
+	// on.
 	Critical []string
 }
 
@@ -24,7 +24,7 @@ type Chart struct {
 type Row struct {
 	ID       string
 	Spans    []Span
-	Up       time.Duration // 0 if it didn't come up
+	Up       time.Duration // 0 if it never was up
 	Critical bool
 	State    State // at Up, or at the end
 	after    []string
@@ -93,8 +93,8 @@ func NewChart(events []Event) Chart {
 	return c
 }
 
-// take goes on by one event. What comes after the first time up isn't the boot
-// any more.
+// take processes one event. Events after the first time up don't belong to the
+// boot.
 func (r *Row) take(e Event) {
 	if r.Up != 0 {
 		return
@@ -119,8 +119,8 @@ func (r *Row) close(at time.Duration) {
 	}
 }
 
-// criticalPath walks back from the service that came up last. The graph has no
-// cycles; events of several graphs might, so a service is taken once.
+// criticalPath goes back from the service that was up last. The graph has no
+// cycles, but events of several graphs might, so each service is used once.
 func criticalPath(rows map[string]*Row) []string {
 	last := func(ids []string) *Row {
 		var found *Row

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// The drawing's measures, in pixels.
+// Sizes of the drawing, in pixels.
 const (
 	svgRow    = 22  // a service
 	svgBar    = 14  // its bar
@@ -39,7 +39,7 @@ const svgStyle = `text{font:12px ui-monospace,"DejaVu Sans Mono",Menlo,monospace
 	`.title{font-weight:bold;font-size:14px}.axis{fill:#66727f;font-size:11px}.grid{stroke:#e6eaee}` +
 	`.critical{font-weight:bold;fill:#a8321f}.up{stroke:#1c7a3f;stroke-width:3}.path{fill:none;stroke:#a8321f;stroke-width:1.5;stroke-dasharray:4 3}`
 
-// SVG writes the chart as a drawing that stands alone.
+// SVG writes the chart as a self-contained drawing.
 func (c Chart) SVG(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	label := len("SERVICE")
@@ -81,7 +81,7 @@ func (c Chart) title() string {
 type sketch struct {
 	Chart
 	out  *bufio.Writer
-	left float64 // where the time axis begins
+	left float64 // start of the time axis
 }
 
 func (s sketch) x(at time.Duration) float64 {
@@ -93,7 +93,7 @@ func (s sketch) x(at time.Duration) float64 {
 
 func (s sketch) text(x, y float64, class, text string) {
 	fmt.Fprintf(s.out, `<text x="%.1f" y="%.1f" class="%s">`, x, y, class)
-	// Writing to a bufio.Writer fails only in the end, in Flush.
+	// A bufio.Writer reports its errors at the end, in Flush.
 	_ = xml.EscapeText(s.out, []byte(text))
 	fmt.Fprintln(s.out, "</text>")
 }
@@ -145,7 +145,7 @@ func (s sketch) row(i int, row Row) {
 				continue
 			}
 			end = s.x(span.To)
-			// A bar is never thinner than a hair: what took no time still happened.
+			// A bar has a minimum width, so that a short time is visible.
 			fmt.Fprintf(s.out, `<rect x="%.1f" y="%.1f" width="%.1f" height="%d" fill="%s"><title>`,
 				s.x(span.From), y, max(end-s.x(span.From), 0.5), svgBar, c.colour)
 			_ = xml.EscapeText(s.out, fmt.Appendf(nil, "%s: %s for %s", row.ID, c.label, seconds(span.To-span.From)))
@@ -161,7 +161,7 @@ func (s sketch) row(i int, row Row) {
 	s.text(x+6, y+12, "axis", seconds(row.Up))
 }
 
-// path joins the critical services from the time that one came up to the next
+// path connects the critical services from the time that one was up to the next
 // row, which waited for it.
 func (s sketch) path() {
 	var last *Row

@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// boot is a plausible one, as the node tells it.
+// boot is a realistic boot.
 func boot() []Event {
 	ms := time.Millisecond
 	var seq uint64
@@ -108,7 +108,7 @@ func TestChartAsText(t *testing.T) {
 	}
 }
 
-// With GARBOARD_CHART=file.svg the drawing is kept, to be looked at.
+// With GARBOARD_CHART=file.svg the drawing is kept, for a visual check.
 func TestChartAsSVG(t *testing.T) {
 	events := append(boot(), Event{Service: `sick & "<odd>"`, State: Waiting, SinceBoot: 61 * time.Second, After: []string{"kubelet"}})
 	for name, events := range map[string][]Event{"boot": boot(), "not all up": events, "empty": nil, "one": events[:1]} {
@@ -135,7 +135,7 @@ func TestChartAsSVG(t *testing.T) {
 	}
 }
 
-// Whatever the events, the chart is drawn within its borders.
+// For any events, the chart is drawn within its borders.
 func TestChartTakesAnyEvents(t *testing.T) {
 	ids := []string{"a", "b", "c"}
 	states := []State{Waiting, Preparing, Starting, Running, Stopping, Finished, Failed, Skipped, "Odd"}

@@ -9,11 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// barWidth is the bars' width in characters: with the columns beside it a chart
+// barWidth is the bars' width in characters: with the other columns a chart
 // fits a terminal of 132.
 const barWidth = 60
 
-// marks are what each state looks like in a bar of text: ASCII, for serial
+// marks are the characters of each state in a bar of text: ASCII, for serial
 // consoles.
 var marks = []struct {
 	state State
@@ -78,7 +78,7 @@ func (c Chart) bar(row Row) string {
 	return string(bar)
 }
 
-// column is where a time lies in a bar.
+// column is the position of a time in a bar.
 func (c Chart) column(at time.Duration) int {
 	if c.To <= c.From {
 		return 0
@@ -87,7 +87,7 @@ func (c Chart) column(at time.Duration) int {
 	return min(max(x, 0), barWidth-1)
 }
 
-// seconds prints a duration with milliseconds: the chart's columns compare.
+// seconds prints a duration with milliseconds, so that the columns align.
 func seconds(d time.Duration) string {
 	return fmt.Sprintf("%.3fs", d.Seconds())
 }

@@ -45,8 +45,8 @@ func (c upCondition) holds() bool {
 	return c.r.up()
 }
 
-// All is the condition that all of conds hold. Its String names those that
-// haven't come true yet in a Wait, sorted, and so shrinks.
+// All is the condition that all of conds hold. During a Wait, its String lists
+// those that haven't held yet, sorted, and so becomes shorter.
 func All(conds ...Condition) Condition {
 	parts := flatten(conds)
 	return &all{parts: parts, met: make([]bool, len(parts))}
@@ -87,8 +87,8 @@ func (a *all) String() string {
 	return describe(unmet(a.parts, a.met))
 }
 
-// flatten replaces every All by its parts, so that each part is seen, and seen
-// to come true, by itself.
+// flatten replaces every All by its parts, so that each part is reported
+// separately.
 func flatten(conds []Condition) []Condition {
 	var parts []Condition
 	for _, c := range conds {
@@ -101,7 +101,7 @@ func flatten(conds []Condition) []Condition {
 	return parts
 }
 
-// describe joins what conditions say, sorted.
+// describe joins the texts of conditions, sorted.
 func describe(conds []Condition) string {
 	texts := make([]string, 0, len(conds))
 	for _, c := range conds {
@@ -111,8 +111,8 @@ func describe(conds []Condition) string {
 	return strings.Join(slices.Compact(texts), ", ")
 }
 
-// formerRun is the condition that an abandoned run has ended after all: a
-// service never runs twice at once.
+// formerRun is the condition that an abandoned run has ended: a service never
+// runs twice at the same time.
 type formerRun struct {
 	id    string
 	ended <-chan struct{}

@@ -9,21 +9,21 @@ import (
 )
 
 const (
-	// ringSize is how many events the graph keeps: days of a calm node, and some
-	// 250 restarts of a sick one, in about 200 KiB.
+	// ringSize is how many events the graph keeps: days of a stable node, or some
+	// 250 restarts, in about 200 KiB.
 	ringSize = 1024
 	// headSize is how many of the first events are kept beside the ring, so that
-	// the boot can still be drawn after many restarts.
+	// the boot can be drawn even after many restarts.
 	headSize = 512
-	// queueSize is how far a subscriber may fall behind before it loses the
-	// oldest events.
+	// queueSize is the number of unread events of a subscriber before it loses the
+	// oldest ones.
 	queueSize = 256
-	// messageSize bounds a message, in bytes: errors may carry a tool's output.
+	// messageSize limits a message, in bytes: errors may contain the output of a program.
 	messageSize = 4096
 )
 
-// HealthState is what the health checks of a running service say, as users read
-// it.
+// HealthState is the result of the health checks of a running service, in the
+// words for users.
 type HealthState string
 
 const (
@@ -32,23 +32,23 @@ const (
 	HealthFail    HealthState = "Fail"
 )
 
-// Event is one step in the story of a service.
+// Event is one transition of a service, or a message about it.
 type Event struct {
 	Seq       uint64 // grows by one per event of the graph: a gap is a loss
 	Service   string
 	State     State
 	Health    HealthState
-	Up        bool // as the graph counts it for dependants
+	Up        bool // for the services that depend on it
 	Message   string
-	Reason    reason.Code   // what the message says, for programs; "" unless it has one
+	Reason    reason.Code   // the meaning of the message for programs; "" if it has none
 	SinceBoot time.Duration // since the kernel's start, monotonic, counting suspend
-	Time      time.Time     // by the wall clock, which may be wrong early in a boot
-	// After lists the IDs in DependsOn, sorted; in the states Waiting and
-	// Preparing only. The boot chart finds the critical path by it.
+	Time      time.Time     // by the wall clock, which may be wrong early in the boot
+	// After lists the IDs in DependsOn, sorted; only in the states Waiting and
+	// Preparing. The boot chart uses it to find the critical path.
 	After []string
 }
 
-// history is the graph's memory of events. The graph's mu guards it.
+// history stores the graph's events. The graph's mu guards it.
 type history struct {
 	head []Event
 	ring []Event // at most ringSize; next is the oldest once it is full
@@ -75,8 +75,8 @@ func (h *history) add(e Event) {
 			continue
 		default:
 		}
-		// Full: the oldest goes. Only this function sends, under mu, so there is
-		// room afterwards.
+		// Full: the oldest is dropped. Only this function sends, under mu, so there
+		// is room afterwards.
 		select {
 		case <-sub:
 		default:
@@ -99,7 +99,7 @@ func (g *Graph) Events() []Event {
 }
 
 // BootEvents returns the first events, oldest first, however many came later:
-// what NewChart needs to draw the boot.
+// the input of NewChart.
 func (g *Graph) BootEvents() []Event {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -107,8 +107,8 @@ func (g *Graph) BootEvents() []Event {
 }
 
 // Subscribe returns the events from now on, until ctx ends; then the channel is
-// closed. A subscriber that doesn't keep up loses the oldest (Event.Seq has a
-// gap) and never holds up the graph.
+// closed. A subscriber that is too slow loses the oldest (Event.Seq has a gap)
+// and never blocks the graph.
 func (g *Graph) Subscribe(ctx context.Context) <-chan Event {
 	sub := make(chan Event, queueSize)
 	g.mu.Lock()
@@ -123,7 +123,7 @@ func (g *Graph) Subscribe(ctx context.Context) <-chan Event {
 	return sub
 }
 
-// bounded shortens a message to messageSize, at a character's border.
+// bounded shortens a message to messageSize, between two characters.
 func bounded(message string) string {
 	if len(message) <= messageSize {
 		return message

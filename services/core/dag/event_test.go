@@ -34,7 +34,7 @@ func TestRingKeepsTheLastAndHeadTheFirst(t *testing.T) {
 	}
 }
 
-func TestASlowSubscriberLosesTheOldestAndHoldsUpNobody(t *testing.T) {
+func TestASlowSubscriberLosesTheOldestAndBlocksNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := New(Options{}, daemon("a"))
 		if err != nil {
@@ -74,7 +74,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// Times are the kernel's: since its start, and never back.
+// Times are the kernel's: since its start, and never backwards.
 func TestEventsCountFromTheKernelsStart(t *testing.T) {
 	g, err := New(Options{}, daemon("a"))
 	if err != nil {

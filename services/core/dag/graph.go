@@ -15,23 +15,23 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
-// ErrNotRunning is what Start, Stop and Restart return before Run and once the
-// graph stops: nothing is started any more then.
+// ErrNotRunning is returned by Start, Stop and Restart before Run and after the
+// graph has begun to stop: no service is started then.
 var ErrNotRunning = errors.New("the services are not running")
 
 // DefaultStopBudget is for daemons that end on SIGTERM: more than enough for
-// them, and little when a machine shuts down.
+// them, and short for the shutdown of a machine.
 const DefaultStopBudget = 10 * time.Second
 
-// Options are what the graph gets from the node. All may be nil.
+// Options are the graph's inputs from the node. All may be nil.
 type Options struct {
 	Log       func(id string) *slog.Logger // the log of a service
-	Story     func(id string) *slog.Logger // where its events are logged; default Log
+	EventLog  func(id string) *slog.Logger // of its events; default Log
 	SinceBoot func() time.Duration         // CLOCK_BOOTTIME
 	Now       func() time.Time
 }
 
-// Status is where a service stands now.
+// Status is the current state of a service.
 type Status struct {
 	ID        string
 	Kind      Kind
@@ -40,8 +40,8 @@ type Status struct {
 	Health    HealthState
 	Message   string        // of the last event
 	Reason    reason.Code   // of the last event
-	Waiting   string        // what for, while it waits
-	Since     time.Duration // since boot: when it came into this state
+	Waiting   string        // for what, while it waits
+	Since     time.Duration // since boot: when this state began
 	Restarts  int
 	Up        bool
 }
@@ -52,8 +52,8 @@ type Graph struct {
 	runners map[string]*runner
 	order   []*runner // as given to New
 
-	// mu guards all following fields and the state in each runner: one lock, so
-	// that events have one order and a service one state.
+	// mu guards all following fields and the state in each runner. It is one lock,
+	// so that events have one order and a service one state.
 	mu      sync.Mutex
 	ran     bool
 	history history
@@ -65,8 +65,8 @@ func New(opts Options, services ...Service) (*Graph, error) {
 	if opts.Log == nil {
 		opts.Log = func(string) *slog.Logger { return slog.New(slog.DiscardHandler) }
 	}
-	if opts.Story == nil {
-		opts.Story = opts.Log
+	if opts.EventLog == nil {
+		opts.EventLog = opts.Log
 	}
 	if opts.SinceBoot == nil {
 		opts.SinceBoot = SinceBoot
@@ -82,8 +82,8 @@ func New(opts Options, services ...Service) (*Graph, error) {
 	return g, nil
 }
 
-// SinceBoot is the time since the kernel started: CLOCK_BOOTTIME, which counts from the kernel's start and is
-// never set (clock_gettime(2)).
+// SinceBoot is the time since the kernel started: CLOCK_BOOTTIME, which counts
+// from the kernel's start and is never set (clock_gettime(2)).
 func SinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -92,11 +92,11 @@ func SinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// Run starts all services, each as soon as its needs hold, and keeps them going
-// until ctx is cancelled. Then nothing is started any more, and each service is
-// stopped once all that depend on it have ended, within its StopBudget. Run
-// returns when all have ended or were given up; the latter is an error that
-// names them. A graph runs once.
+// Run starts all services, each as soon as its needs hold, and restarts them
+// until ctx is cancelled. Then no service is started any more, and each one is
+// stopped after all services that depend on it have ended, within its
+// StopBudget. Run returns when all have ended or were given up; the latter is
+// an error that lists them. A graph runs once.
 func (g *Graph) Run(ctx context.Context) error {
 	g.mu.Lock()
 	if g.ran {
@@ -128,7 +128,7 @@ func (g *Graph) Run(ctx context.Context) error {
 	return nil
 }
 
-// Status returns where service id stands; false if there is none.
+// Status returns the state of service id; false if there is none.
 func (g *Graph) Status(id string) (Status, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -139,7 +139,7 @@ func (g *Graph) Status(id string) (Status, bool) {
 	return r.status(), true
 }
 
-// Statuses returns where each service stands, sorted by ID.
+// Statuses returns the state of each service, sorted by ID.
 func (g *Graph) Statuses() []Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -151,9 +151,9 @@ func (g *Graph) Statuses() []Status {
 	return all
 }
 
-// Start starts a service that has ended or was stopped, and returns at once. One that
-// is still stopping starts again once it has. Of one that pauses before its next try,
-// the pause ends. One that runs is left alone.
+// Start starts a service that has ended or was stopped, and returns at once. A
+// service that is still stopping starts again after that. A pause before a
+// restart ends. A running service isn't changed.
 func (g *Graph) Start(_ context.Context, id string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -166,17 +166,17 @@ func (g *Graph) Start(_ context.Context, id string) error {
 }
 
 // Stop stops a service and returns when it has ended or was given up after its
-// budget. Those that depend on it go on. It stays stopped until Start.
+// budget. Services that depend on it continue. It stays stopped until Start.
 func (g *Graph) Stop(ctx context.Context, id string) error {
 	return g.stop(ctx, "stop", id, func(*runner) {})
 }
 
-// Restart is Stop, then Start. It starts again also if ctx ends before it has stopped.
+// Restart is Stop, then Start. It also starts the service if ctx ends before it has stopped.
 func (g *Graph) Restart(ctx context.Context, id string) error {
 	return g.stop(ctx, "restart", id, (*runner).start)
 }
 
-// stop asks a service to stop, and for what is to come then, and waits for its rest.
+// stop asks a service to stop, calls then, and waits until the service is at rest.
 func (g *Graph) stop(ctx context.Context, verb, id string, then func(*runner)) error {
 	g.mu.Lock()
 	r, err := g.find(verb, id)
@@ -202,7 +202,7 @@ func (g *Graph) stop(ctx context.Context, verb, id string, then func(*runner)) e
 	}
 }
 
-// find looks up a service that is to be changed. The caller holds mu.
+// find looks up a service for a change. The caller holds mu.
 func (g *Graph) find(verb, id string) (*runner, error) {
 	r := g.runners[id]
 	if r == nil {

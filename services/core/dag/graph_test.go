@@ -22,7 +22,7 @@ func daemon(id string, dependsOn ...string) Service {
 	}}
 }
 
-// slow is a daemon that takes its time before it is up.
+// slow is a daemon that is up after a delay.
 func slow(id string, d time.Duration, dependsOn ...string) Service {
 	svc := daemon(id, dependsOn...)
 	run := svc.Run
@@ -35,8 +35,8 @@ func slow(id string, d time.Duration, dependsOn ...string) Service {
 	return svc
 }
 
-// running is a graph under test, inside a synctest bubble: its clock moves only
-// when every goroutine waits, and the bubble's end proves that none is left.
+// running is a graph under test, inside a synctest bubble: its clock advances
+// only when every goroutine waits, and the bubble's end proves that none is left.
 type running struct {
 	*Graph
 	t    *testing.T
@@ -63,7 +63,7 @@ func clock() func() time.Duration {
 	return func() time.Duration { return time.Since(begin) }
 }
 
-// pass lets virtual time go by.
+// pass lets virtual time pass.
 func pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
@@ -74,8 +74,8 @@ func (r *running) end() error {
 	return <-r.done
 }
 
-// story is the events of one service, as users read them.
-func (r *running) story(id string) []string {
+// messages returns the events of one service as text.
+func (r *running) messages(id string) []string {
 	var lines []string
 	for _, e := range r.Events() {
 		if e.Service == id {
@@ -87,8 +87,8 @@ func (r *running) story(id string) []string {
 
 func (r *running) want(id string, want ...string) {
 	r.t.Helper()
-	if diff := cmp.Diff(want, r.story(id)); diff != "" {
-		r.t.Errorf("story of %s (-want +got):\n%s", id, diff)
+	if diff := cmp.Diff(want, r.messages(id)); diff != "" {
+		r.t.Errorf("events of %s (-want +got):\n%s", id, diff)
 	}
 }
 
@@ -202,8 +202,7 @@ func TestStopIsInReverseOrderAndParallel(t *testing.T) {
 			}
 			return svc
 		}
-		// A task that has long finished lies between base and top: order goes
-		// through it.
+		// A finished task is between base and top: the order still holds through it.
 		task := Service{ID: "task", Restart: RestartNever, DependsOn: []string{"base"}, Run: func(context.Context, *Handle) error { return nil }}
 		r := start(t, stopping("base", time.Second), task, stopping("left", 3*time.Second, "task"), stopping("right", 2*time.Second, "task"), stopping("top", time.Second, "left", "right"))
 		pass(time.Second)

@@ -10,24 +10,24 @@ import (
 )
 
 const (
-	// DefaultHealthPeriod notices a sick service within HealthFailures periods
-	// and costs nothing.
+	// DefaultHealthPeriod detects an unhealthy service within HealthFailures
+	// periods, at no real cost.
 	DefaultHealthPeriod = 5 * time.Second
 	// DefaultHealthTimeout is for one request on the same machine.
 	DefaultHealthTimeout = 5 * time.Second
-	// HealthFailures checks failed in a row, over at least one period less, make
-	// a service unhealthy: one may fail on a busy machine.
+	// HealthFailures failed checks in a row, over at least one period less, make a
+	// service unhealthy: a single one may fail on a busy machine.
 	HealthFailures = 3
 
-	// healthFirst is the pause after the first failed check of a run; it doubles
-	// up to the period until one succeeds. Others may wait for this service.
+	// healthFirst is the pause after the first failed check of a run; it doubles up to the
+	// period until a check succeeds. It is short because other services may wait for this one.
 	healthFirst = 100 * time.Millisecond
-	// healthGrace is what a check gets, after its context ended, to return.
+	// healthGrace is the time for a check to return after its context has ended.
 	healthGrace = time.Second
 )
 
-// watchHealth checks until the attempt ends. A check that doesn't return in time
-// counts as failed, and no other is started before it has.
+// watchHealth runs checks until the attempt ends. A check that doesn't return
+// in time counts as failed, and no other one is started before it has returned.
 func (a *attempt) watchHealth() {
 	h := *a.r.svc.Health
 	if h.Period == 0 {
@@ -65,7 +65,7 @@ func (a *attempt) watchHealth() {
 	}
 }
 
-// check makes one check, and says in the channel what came of it.
+// check makes one check, and sends its result to the channel.
 func (a *attempt) check(h Health) chan error {
 	result := make(chan error, 1)
 	a.checks.Go(func() {
@@ -76,9 +76,9 @@ func (a *attempt) check(h Health) chan error {
 	return result
 }
 
-// evaluate updates the service's health with the result of one check. The first failure
-// in a row is an event, and so are the change to unhealthy and the recovery; repetitions
-// aren't, or they would push everything else out of the ring.
+// evaluate updates the service's health with the result of one check. The first
+// failure in a row is an event, and so are the change to unhealthy and the recovery.
+// Repetitions aren't, because they would displace all other events from the ring.
 func (a *attempt) evaluate(err error, period time.Duration) {
 	r := a.r
 	r.g.mu.Lock()

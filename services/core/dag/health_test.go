@@ -37,7 +37,7 @@ func TestS240UnhealthyIsNotUp(t *testing.T) {
 			}
 			pass(time.Second)
 		}
-		// Fails from the check at 10 s on; the verdict comes with the third.
+		// It fails from the check at 10 s on; it is unhealthy after the third.
 		want := slices.Concat(slices.Repeat([]string{"OK"}, 12), slices.Repeat([]string{"Fail"}, 8), slices.Repeat([]string{"OK"}, 5))
 		if diff := cmp.Diff(want, seen); diff != "" {
 			t.Error(diff)
@@ -61,8 +61,8 @@ func TestOneFailureIsNotEnough(t *testing.T) {
 			}
 			pass(time.Second)
 		}
-		if story := r.story("svc"); !slices.Equal(story[4:], []string{"[Running]: Health check failed: 503", "[Running]: Health check successful"}) {
-			t.Errorf("%q", story)
+		if messages := r.messages("svc"); !slices.Equal(messages[4:], []string{"[Running]: Health check failed: 503", "[Running]: Health check successful"}) {
+			t.Errorf("%q", messages)
 		}
 		if err := r.end(); err != nil {
 			t.Error(err)
@@ -77,7 +77,7 @@ func TestHealthIsUnknownUntilTheFirstResult(t *testing.T) {
 		if s, _ := r.Status("svc"); s.Health != HealthUnknown || s.Up || s.State != Running {
 			t.Errorf("status %+v", s)
 		}
-		// The quick steps of the start are no three failures over two periods.
+		// Failures at the short intervals of the start don't count as three over two periods.
 		pass(time.Second)
 		if s, _ := r.Status("svc"); s.Health != HealthOK {
 			t.Errorf("status %+v", s)
@@ -98,7 +98,7 @@ func TestChecksTimeOutAndDoNotOverlap(t *testing.T) {
 			checks++
 			open++
 			overlap = overlap || open > 1
-			<-release // deaf to its context
+			<-release // ignores its context
 			open--
 			return nil
 		}}
@@ -110,8 +110,8 @@ func TestChecksTimeOutAndDoNotOverlap(t *testing.T) {
 		if err := r.end(); err == nil || !strings.HasSuffix(err.Error(), ": svc") {
 			t.Error(err)
 		}
-		if !slices.Contains(r.story("svc"), "[Stopping]: Given up: a health check did not return within 1s") {
-			t.Errorf("%q", r.story("svc"))
+		if !slices.Contains(r.messages("svc"), "[Stopping]: Given up: a health check did not return within 1s") {
+			t.Errorf("%q", r.messages("svc"))
 		}
 		close(release)
 		synctest.Wait()

@@ -9,7 +9,7 @@ import (
 )
 
 // answerLimit is how much of a bad answer is shown: a program that lists its
-// checks names the first failing one within it.
+// checks has the first failing one within it.
 const answerLimit = 512 // bytes
 
 // HTTPCheck is a health check: the URL answers with status 200.
@@ -27,7 +27,7 @@ func HTTPCheck(url string) func(context.Context) error {
 		if resp.StatusCode == http.StatusOK {
 			return nil
 		}
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, answerLimit)) // what came of it is still worth showing
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, answerLimit)) // a partial body is still worth showing
 		return fmt.Errorf("get %q: %s: %s", url, resp.Status, strings.TrimSpace(string(body)))
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/freeport"
 )
 
-// S-238: a service that answers is healthy; one that doesn't is told with the
-// URL and the reason.
+// S-238: a service that answers is healthy; for one that doesn't, the error has
+// the URL and the reason.
 func TestS238HTTPCheck(t *testing.T) {
 	t.Parallel()
 	status := http.StatusOK

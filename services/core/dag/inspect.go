@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// DOT writes which service depends on which, in the language of Graphviz, which
-// is also readable as it is. The order is fixed.
+// DOT writes the dependencies in the language of Graphviz, which is also
+// readable as text. The order is fixed.
 func (g *Graph) DOT(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	fmt.Fprintln(out, "digraph services {")

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// connect links the runners by their needs. All problems come at once.
+// connect links the runners by their needs. All problems are reported together.
 func (g *Graph) connect(services []Service) error {
 	var problems []error
 	for _, svc := range services {
@@ -44,9 +44,8 @@ func (g *Graph) connect(services []Service) error {
 	return nil
 }
 
-// cycle returns the IDs of one dependency cycle, its first ID again at the end,
-// or nil. It walks depth first with an own stack of states: a node that is met
-// again while still open closes a cycle.
+// cycle returns the IDs of one dependency cycle, with its first ID again at the end, or nil. It
+// is a depth-first search: a service that is reached again while it is still open closes a cycle.
 func (g *Graph) cycle() []string {
 	const open, closed = 1, 2
 	seen := make(map[*runner]int, len(g.order))

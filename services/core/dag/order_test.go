@@ -20,7 +20,7 @@ type plan struct {
 	needs                []int // indices of earlier plans
 	kind                 int
 	prepare, start, stop time.Duration
-	crashes              int // runs that fail first
+	crashes              int // number of first runs that fail
 	deaf                 bool
 	healthAfter          time.Duration
 }
@@ -35,12 +35,12 @@ const (
 
 func name(i int) string { return fmt.Sprintf("s%04d", i) }
 
-// world runs plans and checks what must always be true.
+// world runs plans and checks invariants.
 type world struct {
 	plans    []plan
 	graph    *Graph
 	events   chan Event
-	release  chan struct{} // ends the deaf
+	release  chan struct{} // ends services that ignore their context
 	mu       sync.Mutex
 	problems []string // guarded by mu
 }
@@ -51,7 +51,7 @@ func (w *world) problem(format string, args ...any) {
 	w.problems = append(w.problems, fmt.Sprintf(format, args...))
 }
 
-// allEvents is more than any run below makes: the graph must not drop any here.
+// allEvents is more than any run below has: the graph must not drop any here.
 const allEvents = 1 << 17
 
 func newWorld(plans []plan, shuffle *rand.Rand) *world {
@@ -141,7 +141,7 @@ var follows = map[State][]State{
 }
 
 // check reads the events of a whole run; stopped is the number of the last one
-// before the graph was told to stop.
+// before the graph's stop.
 func (w *world) check(stopped uint64) {
 	delete(w.graph.history.subs, w.events)
 	close(w.events)
@@ -180,8 +180,8 @@ func (w *world) check(stopped uint64) {
 			stopAt[e.Service] = seq
 		}
 	}
-	// Indices are a topological order: from the top, the last end among all that
-	// need a service, also through others.
+	// Indices are a topological order: from the top, the last end among all
+	// services that need this one, also indirectly.
 	lastEnd := make([]uint64, n)
 	for i := n - 1; i >= 0; i-- {
 		id := name(i)
@@ -260,7 +260,7 @@ func TestThousandServices(t *testing.T) {
 	t.Logf("in %s", time.Since(began).Round(time.Millisecond))
 }
 
-// Small graphs of every shape, with operators at work, stopped at any time.
+// Small graphs of every shape, with concurrent operators, stopped at any time.
 func TestOrderHoldsForAnyGraph(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ms := func(label string, most int) time.Duration {
@@ -288,7 +288,7 @@ func TestOrderHoldsForAnyGraph(t *testing.T) {
 		stopAt := ms("stop at", 3000)
 
 		var problems []string
-		// Problems leave the bubble before rapid, which panics, hears of them.
+		// Problems leave the bubble before rapid gets them, because rapid panics.
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(plans, rand.New(rand.NewPCG(1, 2)))
 			ctx, cancel := context.WithCancel(context.Background())
@@ -326,8 +326,8 @@ func TestOrderHoldsForAnyGraph(t *testing.T) {
 	})
 }
 
-// operatorsWait lets operators who began before the stop come to an end first in
-// half of the runs: the other half stops under their hands.
+// operatorsWait waits for operators that began before the stop in half of the
+// runs: in the other half the stop comes while they are active.
 func operatorsWait(operators *sync.WaitGroup, stopAt time.Duration) {
 	if stopAt%(2*time.Millisecond) == 0 {
 		operators.Wait()

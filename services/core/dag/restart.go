@@ -3,32 +3,32 @@ package dag
 import "time"
 
 const (
-	// RestartFirst is the pause before the first restart: short, since most ends
-	// are accidents that don't repeat.
+	// RestartFirst is the pause before the first restart: short, because most
+	// failures don't repeat.
 	RestartFirst = 500 * time.Millisecond
-	// RestartMax is what the pause doubles up to: a node that lacks something
-	// tries again soon after it is there.
+	// RestartMax is the longest pause: a node that lacks something tries again
+	// soon after it is available.
 	RestartMax = 30 * time.Second
-	// RestartReset is how long a run must have been up and about for the pause to
-	// begin small again.
+	// RestartReset is how long a run must have been in state Running before the
+	// pause is short again.
 	RestartReset = time.Minute
 	// LoopRestarts within LoopWindow are a crash loop: with the pauses above, one
-	// that lasts for more than a minute.
+	// of more than a minute.
 	LoopRestarts = 8
 	LoopWindow   = 5 * time.Minute
 	// LoopPause is the pause in a crash loop: it spares the disk and the log, and
-	// still finds a cured cause while one is looking.
+	// is short enough for a user who has fixed the cause.
 	LoopPause = 2 * time.Minute
 )
 
-// pace decides how long to pause before a restart.
+// pace determines the pause before a restart.
 type pace struct {
 	delay   time.Duration // the last one, 0 at first
 	recent  []time.Time   // restarts, LoopRestarts at most
-	looping bool          // the brake is on, until a run was stable
+	looping bool          // in a crash loop, until a run was stable
 }
 
-// next is asked when a run has ended that was Running for the time ran.
+// next is called after a run that was Running for the time ran.
 func (p *pace) next(now time.Time, ran time.Duration) (pause time.Duration, looping bool) {
 	if ran >= RestartReset {
 		*p = pace{}

@@ -36,7 +36,7 @@ func (t *times) all() []time.Duration {
 }
 
 // crashing fails n times (always, if n < 0) after it has run for a while, and
-// records when it began.
+// records when each run began.
 func crashing(id string, n int, ran time.Duration, begins *times) Service {
 	begin := time.Now()
 	svc := daemon(id)
@@ -66,8 +66,8 @@ func TestRestartsPauseLongerEachTime(t *testing.T) {
 		if s, _ := r.Status("etcd"); !s.Up || s.Restarts != 4 {
 			t.Errorf("status %+v", s)
 		}
-		if story := r.story("etcd"); story[3] != "[Failed]: Failed: exit status 7; next try in 500ms" {
-			t.Errorf("%q", story)
+		if messages := r.messages("etcd"); messages[3] != "[Failed]: Failed: exit status 7; next try in 500ms" {
+			t.Errorf("%q", messages)
 		}
 		if err := r.end(); err != nil {
 			t.Error(err)
@@ -107,7 +107,7 @@ func TestCrashLoopIsBrakedAndNeverGivenUp(t *testing.T) {
 		if n := len(begins.all()) - before; n < 28 || n > 30 {
 			t.Errorf("%d tries in an hour", n)
 		}
-		// An operator needn't wait, and begins with a clean slate.
+		// A start by an operator comes at once, and resets the pause.
 		before = len(begins.all())
 		if err := r.Start(t.Context(), "etcd"); err != nil {
 			t.Fatal(err)
@@ -235,8 +235,8 @@ func TestDependantsOutliveADependency(t *testing.T) {
 		if s, _ := r.Status("kubelet"); !s.Up || s.Restarts != 0 {
 			t.Errorf("status %+v", s)
 		}
-		if story := r.story("kubelet"); story[len(story)-1] != "[Running]: Started kubelet" {
-			t.Errorf("%q", story)
+		if messages := r.messages("kubelet"); messages[len(messages)-1] != "[Running]: Started kubelet" {
+			t.Errorf("%q", messages)
 		}
 		if err := r.end(); err != nil {
 			t.Error(err)
@@ -244,8 +244,8 @@ func TestDependantsOutliveADependency(t *testing.T) {
 	})
 }
 
-// What was up early and is down again when the rest has come up is waited for
-// once more.
+// A need that was up early and is down again when the other needs hold is
+// waited for again.
 func TestAllNeedsHoldTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var begins times
@@ -306,7 +306,7 @@ func TestOperatorStopsAndStarts(t *testing.T) {
 	})
 }
 
-// lingering takes its time to stop.
+// lingering needs some time to stop.
 func lingering(id string, d time.Duration) Service {
 	svc := daemon(id)
 	run := svc.Run
@@ -317,8 +317,8 @@ func lingering(id string, d time.Duration) Service {
 	return svc
 }
 
-// Who asks for a start while a service stops, or for a restart and doesn't wait for it,
-// has it running in the end; who asks for a stop after that hasn't.
+// After a start while a service stops, or a restart without waiting, the
+// service runs in the end; after a later stop it doesn't.
 func TestStartWhileItStops(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -377,7 +377,7 @@ func TestStopWhileItWaitsPreparesAndPauses(t *testing.T) {
 	})
 }
 
-// A reason is that of the last event, and belongs to no other.
+// A reason belongs only to its event.
 func TestReasons(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, Service{

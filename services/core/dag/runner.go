@@ -13,7 +13,7 @@ import (
 
 // Messages of events; acceptance S-235 to S-238 fix most of them.
 const (
-	messageWaiting   = "Waiting for " // what a condition says follows
+	messageWaiting   = "Waiting for " // the text of a condition follows
 	messagePrepare   = "Running pre state"
 	messageRun       = "Creating service runner"
 	messageHealthy   = "Health check successful"
@@ -23,30 +23,30 @@ const (
 	messageFinished  = "Finished"
 )
 
-// waitRetry is the pause before a condition is waited for again whose Wait has
+// waitRetry is the pause before the next Wait of a condition whose Wait has
 // returned an error of its own.
 const waitRetry = time.Second
 
-// runner is the state that the graph keeps beside a service. One goroutine,
-// supervise, moves it on; Handle.Started and health checks report into it.
+// runner is the graph's state of a service. One goroutine, supervise, changes
+// it; Handle.Started and health checks report to it.
 type runner struct {
 	g          *Graph
 	svc        Service
 	log        *slog.Logger
-	story      *slog.Logger
+	eventLog   *slog.Logger
 	dependsOn  []string // sorted, each once
 	needs      []*runner
 	dependants []*runner
 
-	sessions chan *session // to supervise; at most the one in session
-	mayStop  chan struct{} // closed at shutdown once all dependants have ended
+	sessions chan *session // to supervise; at most the current one
+	mayStop  chan struct{} // closed at shutdown after all dependants have ended
 	ended    chan struct{} // closed when supervise has returned
 
 	// The graph's mu guards all following fields.
 	lifetime  context.Context // Run's
 	session   *session        // nil while the service is at rest
-	again     bool            // it was asked to start while its session stops
-	attempt   *attempt        // the run under way, nil between runs
+	again     bool            // a start was requested while its session stops
+	attempt   *attempt        // the current run, nil between runs
 	former    <-chan struct{} // closed when a run that was given up has ended
 	state     State
 	health    HealthState
@@ -59,12 +59,12 @@ type runner struct {
 	upChanged chan struct{} // closed and replaced when up() changes
 }
 
-// session is the time from a start, by Run or an operator, to the service's
-// rest: it spans all restarts.
+// session is the time from a start, by Run or an operator, until the service is
+// at rest: it includes all restarts.
 type session struct {
-	idle     context.Context // ends at shutdown or when asked to stop
+	idle     context.Context // ends at shutdown or at a stop request
 	cancel   context.CancelFunc
-	asked    chan struct{} // closed when an operator asked to stop
+	asked    chan struct{} // closed when an operator has asked to stop
 	stopOnce sync.Once
 	kick     chan struct{} // ends a pause early
 	closed   chan struct{} // closed at the session's end
@@ -106,7 +106,7 @@ func newRunner(g *Graph, svc Service) *runner {
 		g:         g,
 		svc:       svc,
 		log:       g.opts.Log(svc.ID),
-		story:     g.opts.Story(svc.ID),
+		eventLog:  g.opts.EventLog(svc.ID),
 		dependsOn: slices.Compact(dependsOn),
 		sessions:  make(chan *session, 1),
 		mayStop:   make(chan struct{}),
@@ -117,9 +117,9 @@ func newRunner(g *Graph, svc Service) *runner {
 	}
 }
 
-// up is the one definition of "up", for dependants and for users: the service
-// runs and, where it has a health check, is healthy. A skipped service is up,
-// since there is nothing to wait for, and so is a task (RestartNever,
+// up is the only definition of "up", for dependants and for users: the service
+// runs and, if it has a health check, is healthy. A skipped service is up,
+// because there is nothing to wait for, and so is a task (RestartNever,
 // RestartOnError) that has finished without error. The caller holds mu.
 func (r *runner) up() bool {
 	switch r.state {
@@ -133,7 +133,7 @@ func (r *runner) up() bool {
 	return false
 }
 
-// change is what an event changes beside the message. Zero values keep.
+// change is what an event changes beside the message. Zero values change nothing.
 type change struct {
 	state   State
 	health  HealthState
@@ -164,7 +164,7 @@ func (r *runner) record(message string, c change) (log func()) {
 		e.After = r.dependsOn
 	}
 	r.g.history.add(e)
-	return func() { r.story.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
+	return func() { r.eventLog.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
 }
 
 // report is record and the log, for callers that don't hold mu.
@@ -190,7 +190,7 @@ func (r *runner) open(lifetime context.Context) {
 	r.sessions <- s
 }
 
-// start is what Graph.Start says. The caller holds mu.
+// start implements Graph.Start. The caller holds mu.
 func (r *runner) start() {
 	switch {
 	case r.session == nil:
@@ -228,7 +228,7 @@ func (r *runner) supervise(ctx context.Context) {
 			s.cancel()
 			close(s.closed)
 		case <-ctx.Done():
-			// No session is opened any more, but one may just have been.
+			// No session is opened any more, but one may have been opened just before.
 			r.g.mu.Lock()
 			rest = len(r.sessions) == 0
 			r.g.mu.Unlock()
@@ -237,7 +237,7 @@ func (r *runner) supervise(ctx context.Context) {
 	<-released
 }
 
-// serve takes the service from its needs to its rest.
+// serve runs the service from its needs until it is at rest.
 func (r *runner) serve(s *session) {
 	if !r.await(s.idle) {
 		r.report(messageStopped, change{state: Finished})
@@ -299,7 +299,7 @@ func (r *runner) pause(s *session, p *pace, end outcome) bool {
 	}
 	at := r.g.opts.Now().Add(pause).UTC().Format(time.TimeOnly)
 	select {
-	case <-s.kick: // asked for while it still ran
+	case <-s.kick: // requested while it still ran
 	default:
 	}
 	r.report(message, change{state: Failed, reason: reason.Of(end.err), level: slog.LevelWarn, waiting: fmt.Sprintf("the next try at %s UTC", at)})
@@ -329,7 +329,7 @@ func (r *runner) skip() (why string, err error) {
 	return why, err
 }
 
-// abandoned tells whether a run that was given up is still there.
+// abandoned reports whether a run that was given up still exists.
 func (r *runner) abandoned() bool {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()

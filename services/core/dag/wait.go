@@ -11,13 +11,12 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
-// Behind is the reason of a service that waits for nothing but other services.
+// Behind is the reason of a service that waits only for other services.
 const Behind reason.Code = "WaitsForServices"
 
-// await blocks until all that the service waits for holds; false when ctx ended
-// first. Each part that comes true is an event with the rest. What held once may
-// have ended while the rest was waited for, so services are asked again at the
-// end.
+// await blocks until all needs of the service hold; false if ctx ended first.
+// After each part that holds, an event lists the rest. A service that was up
+// may have ended during the wait, so services are checked again at the end.
 func (r *runner) await(ctx context.Context) bool {
 	conds := flatten(r.svc.Needs)
 	for _, need := range r.needs {
@@ -39,7 +38,7 @@ func (r *runner) await(ctx context.Context) bool {
 		if !r.awaitOnce(ctx, open) {
 			return false
 		}
-		// Only services can be asked twice; other conditions have had their say.
+		// Only services can be checked twice; other conditions have held once, and that is enough.
 		conds = slices.DeleteFunc(conds, func(c Condition) bool {
 			_, ok := c.(upCondition)
 			return !ok
@@ -92,8 +91,8 @@ func unmet(conds []Condition, met []bool) []Condition {
 	return rest
 }
 
-// awaitOne waits for one condition. One that fails, or panics, is logged and
-// waited for again: a service isn't started on an error.
+// awaitOne waits for one condition. If it fails, or panics, that is logged and
+// it is waited for again: an error doesn't start the service.
 func (r *runner) awaitOne(ctx context.Context, c Condition) bool {
 	for {
 		err := r.guard(func() error { return c.Wait(ctx) })

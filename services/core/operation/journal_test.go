@@ -38,7 +38,7 @@ func encoded(t testing.TB, rec *record) []byte {
 
 // Whatever lies in the directory, the node boots, goes on with what can be read, and
 // leaves alone what a newer release has written.
-func TestHostileJournals(t *testing.T) {
+func TestMalformedJournals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)

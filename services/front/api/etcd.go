@@ -78,7 +78,7 @@ func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[
 		return nil, failed(connect.CodeInvalidArgument, "recover: sha256 has %d bytes, not %d", len(first.GetSha256()), sha256.Size)
 	}
 	snapshot := etcd.Snapshot{
-		Size: first.GetSize(), SHA256: [sha256.Size]byte(first.GetSha256()), Raw: first.GetSkipHashCheck(), Told: first.GetControlPlanes(),
+		Size: first.GetSize(), SHA256: [sha256.Size]byte(first.GetSha256()), Raw: first.GetSkipHashCheck(), ControlPlanes: first.GetControlPlanes(),
 	}
 	already, release, err := s.member.Receive(ctx, snapshot, &received{stream: stream, rest: first.GetData()})
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *etcdService) Recover(ctx context.Context, stream *connect.ClientStream[
 	}
 	begun := already
 	if begun == nil {
-		arguments := etcd.RecoverArguments{SHA256: hex.EncodeToString(first.GetSha256()), Raw: snapshot.Raw, ControlPlanes: snapshot.Told}.Encode()
+		arguments := etcd.RecoverArguments{SHA256: hex.EncodeToString(first.GetSha256()), Raw: snapshot.Raw, ControlPlanes: snapshot.ControlPlanes}.Encode()
 		defer release()
 		if begun, err = s.begin(ctx, operation.Ask{Name: etcd.RecoverOperation, Arguments: arguments}, etcd.RestoreStep); err != nil {
 			return nil, err

@@ -397,8 +397,8 @@ func TestSecretsOfKubernetesAreHidden(t *testing.T) {
 			t.Errorf("doesn't show %q:\n%s", good, text)
 		}
 	}
-	hostile := strings.Repeat(base64Begin+"!", 1<<16)
-	if privateKey(hostile) || privateKey(strings.Repeat(base64Begin, 1<<16)) {
+	malicious := strings.Repeat(base64Begin+"!", 1<<16)
+	if privateKey(malicious) || privateKey(strings.Repeat(base64Begin, 1<<16)) {
 		t.Error("a key in what is none")
 	}
 }

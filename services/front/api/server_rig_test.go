@@ -79,7 +79,7 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		ctrd.Kind = dag.Process
 		services = []dag.Service{ctrd, daemon("kubelet", "containerd"), daemon("apid"), daemon("networkd")}
 	}
-	graph, err := dag.New(dag.Options{Log: l.Logger, Story: l.Quiet}, services...)
+	graph, err := dag.New(dag.Options{Log: l.Logger, EventLog: l.Quiet}, services...)
 	must(t, err)
 	rt, err := resource.NewRuntime(store, l.Logger("controller-runtime"))
 	must(t, err)

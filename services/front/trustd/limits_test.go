@@ -206,7 +206,7 @@ func record(t *testing.T, b *bench, request []byte) []byte {
 }
 
 // Strangers get no further than TLS and one procedure, and keep nobody out.
-func TestHostileClients(t *testing.T) {
+func TestMaliciousClients(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
 	b := newBench(t)

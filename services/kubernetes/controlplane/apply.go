@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// applyMutex, in etcd, lets one control plane at a time make what is missing.
+	// applyMutex, in etcd, lets one control plane at a time make the missing objects.
 	applyMutex = "/garboard.dev/manifests"
-	// applyTTL: a node that dies while it holds the mutex lets go of it after that many
-	// seconds.
+	// applyTTL: if a node dies while it holds the mutex, etcd releases it after
+	// that many seconds.
 	applyTTL = 30
 	// applyBudget bounds one attempt, most of which is waiting for the mutex.
 	applyBudget = 2 * time.Minute
-	// letGo is for releasing the mutex in etcd after a node was stopped: otherwise others
-	// would wait for applyTTL.
-	letGo = 2 * time.Second
+	// releaseBudget is for the release of the mutex in etcd after a node was
+	// stopped: otherwise the others would wait for applyTTL.
+	releaseBudget = 2 * time.Second
 
-	// readyWait is how long one attempt waits for the apiserver before it fails; readyPoll
-	// is how often it asks. The first start takes some seconds, a minute
-	// under emulation: so the log stays short, and the pauses after failures don't add
-	// to it.
+	// readyWait is how long one attempt waits for the apiserver before it fails;
+	// readyPoll is how often it asks. The first start takes some seconds, or a
+	// minute under emulation. The wait keeps the log short and avoids the growing
+	// pauses after failures.
 	readyWait = 20 * time.Second
 	readyPoll = 250 * time.Millisecond
 )
@@ -84,8 +84,8 @@ func WantedObjects(r resource.Reader) []kubeclient.Object {
 	return objects
 }
 
-// waitReady gives the apiserver a moment to come up. If it doesn't, the first request
-// returns the error.
+// waitReady gives the apiserver some time to start. If it isn't ready after
+// that, the first request returns the error.
 func waitReady(ctx context.Context, client *kubeclient.Client) {
 	ctx, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
@@ -117,8 +117,8 @@ func missingObjects(ctx context.Context, client *kubeclient.Client, objects []ku
 	return missing, nil
 }
 
-// create goes on after an object that can't be made, so that one bad extra manifest
-// doesn't keep the rest of the cluster from starting.
+// create continues after an object that can't be made, so that one bad extra
+// manifest doesn't keep the rest of the cluster from starting.
 func create(ctx context.Context, v resource.View, client *kubeclient.Client, missing []kubeclient.Object) error {
 	var problems []error
 	for _, o := range missing {
@@ -136,8 +136,6 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 	return errors.Join(problems...)
 }
 
-// adminClient talks to this node's own apiserver, or while that isn't ready to another
-// one, with every right.
 // AdminClient is a client of the cluster's API as its administrator, which a control plane
 // is.
 func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
@@ -169,16 +167,18 @@ func Metrics(ctx context.Context, r resource.Reader, node netip.Addr) (string, e
 	return client.Text(ctx, "/metrics")
 }
 
+// adminClient is a client of this node's own apiserver, or of another one while
+// that isn't ready, with all rights.
 func adminClient(s secrets.KubernetesSpec) (*kubeclient.Client, error) {
 	return kubeclient.New(kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.CA.Crt, Cert: s.Admin.Crt, Key: s.Admin.Key})
 }
 
 // withMutex runs do while this node holds the mutex of the cluster (S-217).
 func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(ctx context.Context) error) (err error) {
-	// What lets go of the mutex outlives ctx, though not for long.
+	// The release of the mutex has to work after the end of ctx, for a short time.
 	own, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(letGo, end) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(releaseBudget, end) })()
 	client, err := etcd.Dial(own, r, endpoint)
 	if err != nil {
 		return err
@@ -188,12 +188,12 @@ func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(
 	if err != nil {
 		return fmt.Errorf("etcd session at %s: %w", endpoint, err)
 	}
-	defer session.Close() // lets go of the mutex as well
+	defer session.Close() // it also releases the mutex
 	mutex := concurrency.NewMutex(session, applyMutex)
 	if err := mutex.Lock(ctx); err != nil {
 		return fmt.Errorf("lock etcd mutex %s: %w", applyMutex, err)
 	}
-	// Whoever lost the session lost the mutex, and must stop.
+	// If the session is lost, so is the mutex, and the work must stop.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {

@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
-// fakeAPI knows ConfigMaps. A Create of one called "forbidden" fails; "kept" exists.
+// fakeAPI has ConfigMaps. A Create of one called "forbidden" fails; "kept" exists.
 func fakeAPI(t *testing.T) (client *kubeclient.Client, created *[]string) {
 	t.Helper()
 	created = new([]string)
@@ -50,8 +50,8 @@ func configMap(name string) kubeclient.Object {
 	return kubeclient.Object{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": name, "namespace": "default"}}
 }
 
-// S-218: one object that can't be made, or whose kind isn't known yet, doesn't keep
-// the others from being made; it is tried again.
+// S-218: after one object that can't be made, or whose kind isn't known yet,
+// the others are still made; it is tried again.
 func TestCreateGoesOn(t *testing.T) {
 	client, created := fakeAPI(t)
 	custom := kubeclient.Object{"apiVersion": "x.example.org/v1", "kind": "X", "metadata": object{"name": "x"}}

@@ -7,7 +7,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// auditRule is what the default policy uses of audit.k8s.io/v1.
+// auditRule is the part of audit.k8s.io/v1 that the default policy uses.
 type auditRule struct {
 	Level     string
 	Verbs     []string
@@ -17,7 +17,7 @@ type auditRule struct {
 	}
 }
 
-// level is what the API server logs of a request: by the first rule that it is in.
+// level is what the API server logs of a request: the first matching rule decides.
 func level(rules []auditRule, verb, group, resource string) string {
 	for _, r := range rules {
 		in := len(r.Resources) == 0
@@ -31,7 +31,7 @@ func level(rules []auditRule, verb, group, resource string) string {
 	return "None"
 }
 
-// The log says who changed what, and nothing of what is in an object.
+// The log has the user and the object of each change, and no content of objects.
 func TestDefaultAuditPolicy(t *testing.T) {
 	files, err := apiServerFiles(APIServerConfig{})
 	put(t, err)

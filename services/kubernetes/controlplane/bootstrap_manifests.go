@@ -36,8 +36,8 @@ var BootstrapManifests = resource.Define[[]kubeclient.Object](resource.Definitio
 //go:embed bootstrap_manifests
 var bootstrapManifestFiles embed.FS
 
-// bootstrapManifestTemplates are the built-in manifests. Every value goes in through json,
-// which is YAML with everything quoted.
+// bootstrapManifestTemplates are the built-in manifests. Every value is
+// inserted through json, which is YAML with all texts quoted.
 var bootstrapManifestTemplates = template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
 	"json": func(v any) (string, error) { data, err := json.Marshal(v); return string(data), err },
 }).ParseFS(bootstrapManifestFiles, "bootstrap_manifests/*.yaml"))
@@ -89,8 +89,8 @@ func (*ManifestController) Reconcile(ctx context.Context, v resource.View) (time
 	return 0, fetchExtras(ctx, v, c)
 }
 
-// prune deletes the bootstrap manifests of a namespace, or their drifts, that are no
-// longer wanted. Objects that were made of them in the cluster stay.
+// prune deletes the bootstrap manifests of a namespace, or their drifts, that
+// are no longer wanted. The objects in the cluster stay.
 func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]bool) error {
 	for _, o := range kind.List(v) {
 		if wanted[o.ID] {
@@ -103,8 +103,8 @@ func prune[S any](v resource.View, kind *resource.Kind[S], wanted map[string]boo
 	return nil
 }
 
-// renderBootstrapManifests makes the manifests of a cluster, by ID. hasResolvers says whether
-// names outside of the cluster can be asked for at all.
+// renderBootstrapManifests makes the manifests of a cluster, by ID. hasResolvers
+// reports whether there is a name server for names outside of the cluster.
 func renderBootstrapManifests(c *config.Cluster, hasResolvers bool) (map[string][]kubeclient.Object, error) {
 	input, err := newBootstrapManifestInput(c, hasResolvers)
 	if err != nil {
@@ -169,8 +169,8 @@ func newBootstrapManifestInput(c *config.Cluster, hasResolvers bool) (bootstrapM
 	return in, nil
 }
 
-// dnsAddress is the tenth address of a service subnet, as Kubernetes installers have
-// it since its first days.
+// dnsAddress is the tenth address of a service subnet, the usual one of
+// Kubernetes installers.
 func dnsAddress(subnet netip.Prefix) netip.Addr {
 	addr := subnet.Masked().Addr()
 	for range 10 {
@@ -179,8 +179,8 @@ func dnsAddress(subnet netip.Prefix) netip.Addr {
 	return addr
 }
 
-// proxyFlags: the limits of connection tracking belong to the node, which may share
-// them with others, so kube-proxy leaves them alone.
+// proxyFlags: the limits of connection tracking belong to the node, which may
+// share them with others, so kube-proxy doesn't set them.
 func proxyFlags(c *config.Cluster) map[string]string {
 	return map[string]string{
 		"cluster-cidr":                      joinPrefixes(c.Network.PodSubnets),
@@ -207,9 +207,9 @@ func flannelConfig(pods []netip.Prefix) (string, error) {
 	return string(data), err
 }
 
-// corefile is CoreDNS' configuration. It refuses to start when it is to forward to a
-// resolv.conf that names nobody, and without a forwarder the loop check has nothing
-// to check.
+// corefile is CoreDNS' configuration. CoreDNS doesn't start if it has to
+// forward to a resolv.conf without name servers, and without a forwarder the
+// loop check has nothing to check.
 func corefile(domain string, forward bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `.:53 {
@@ -232,7 +232,7 @@ func corefile(domain string, forward bool) string {
 	return b.String()
 }
 
-// decodeManifest reads objects from one or more YAML documents. Lists are taken apart.
+// decodeManifest reads objects from one or more YAML documents. Lists are split.
 func decodeManifest(r io.Reader) ([]kubeclient.Object, error) {
 	var objects []kubeclient.Object
 	stream := yaml.NewDecoder(r)

@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// What the controllers write on a control plane, with all certificates and keys.
+// The files that the controllers write on a control plane, with all certificates and keys.
 func TestCIS(t *testing.T) {
 	f := start(t, testConfig(t))
 	f.etcd(true)

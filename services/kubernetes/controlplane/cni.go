@@ -20,18 +20,18 @@ import (
 
 const (
 	cniFile = "10-flannel.conflist"
-	cniMode = 0o600 // containerd reads it, and gives it to the plugins
-	// cniDataDir is where host-local keeps which addresses are taken. In /run: after a
-	// power cut no pod is left that has one.
+	cniMode = 0o600 // containerd reads it, and passes it to the plugins
+	// cniDataDir is where host-local records used addresses. It is in /run,
+	// because after a power cut no pod is left that has one.
 	cniDataDir = "/run/cni"
-	// cniLater: flannel rewrites its file when the node's subnet or MTU changes, which
-	// is a matter of days.
+	// cniLater: flannel rewrites its file when the node's subnet or MTU changes,
+	// which is rare.
 	cniLater = 30 * time.Second
 )
 
-// CNIConfigController tells containerd how to connect pods, on every node, from the
-// subnet that flannel got for it. The node is Ready once the file is there, so it is
-// written when flannel works, not before.
+// CNIConfigController configures, on every node, how containerd connects pods,
+// from the subnet that flannel got for the node. The node is Ready after the
+// file exists, so it is written when flannel works, not before.
 type CNIConfigController struct{ confDir, subnetFile string }
 
 func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
@@ -64,8 +64,8 @@ func (c *CNIConfigController) Reconcile(_ context.Context, v resource.View) (tim
 	return cniLater, err
 }
 
-// cniConfig makes the configuration from the lines KEY=VALUE of flannel's file. The
-// bridge doesn't masquerade: flannel does, for what leaves the pods' network only.
+// cniConfig makes the configuration from the lines KEY=VALUE of flannel's file. The bridge
+// doesn't masquerade: flannel does, and only for traffic that leaves the pods' network.
 func cniConfig(env string) ([]byte, error) {
 	values := map[string]string{}
 	for line := range strings.Lines(env) {

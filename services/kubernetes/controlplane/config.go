@@ -13,13 +13,13 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// ProgramConfig is what the machine configuration says about one program of the
-// control plane: APIServerConfig, ControllerManagerConfig or SchedulerConfig.
+// ProgramConfig is the configuration of one program of the control plane:
+// APIServerConfig, ControllerManagerConfig or SchedulerConfig.
 type ProgramConfig interface{ program() string }
 
-// Configs are the programs' configurations, by their names (S-267). Their version
-// is on the pod as annotation garboard.dev/config-version (S-268), so that one can
-// tell when a change has arrived.
+// Configs are the programs' configurations, by their names (S-267). Their
+// version is on the pod as annotation garboard.dev/config-version (S-268),
+// which shows when a change has arrived.
 var Configs = resource.Define[ProgramConfig](resource.Definition{
 	Type: "KubernetesControlPlaneConfigs.config.garboard.dev", Kind: "KubernetesControlPlaneConfig", Aliases: []string{"kcpc"}, Namespace: configNamespace,
 })
@@ -67,7 +67,7 @@ func (APIServerConfig) program() string         { return apiServer }
 func (ControllerManagerConfig) program() string { return controllerManager }
 func (SchedulerConfig) program() string         { return scheduler }
 
-// localEtcd: each apiserver talks to the member on its own node.
+// localEtcd: each apiserver uses the member on its own node.
 const localEtcd = "https://127.0.0.1:2379"
 
 // ConfigController takes the programs' configurations out of the machine's.
@@ -130,7 +130,7 @@ func joinPrefixes(prefixes []netip.Prefix) string {
 	return strings.Join(text, ",")
 }
 
-// controlPlaneConfig is the machine configuration, or nil where there is none yet
+// controlPlaneConfig is the machine configuration, or nil if there is none yet
 // or the node is a worker.
 func controlPlaneConfig(r resource.Reader) (*config.Config, error) {
 	o, err := machine.Configs.Get(r, machine.ConfigID)
@@ -144,7 +144,7 @@ func controlPlaneConfig(r resource.Reader) (*config.Config, error) {
 }
 
 // arguments is a command line: the program, and its flags in the order of their
-// names, so that the same flags are always the same pod. Extra ones win.
+// names, so that the same flags always give the same pod. Extra ones have priority.
 func arguments(program string, flags, extra map[string]string) []any {
 	flags = maps.Clone(flags)
 	maps.Copy(flags, extra)

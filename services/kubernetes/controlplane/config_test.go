@@ -18,7 +18,7 @@ import (
 
 const testToken = "q9pyzr.0123456789abcdef"
 
-// testConfig is a control plane as Load would give it.
+// testConfig is a control plane's configuration as Load returns it.
 func testConfig(t *testing.T) *config.Config {
 	t.Helper()
 	endpoint, err := config.ParseURL("https://10.5.0.2:6443")
@@ -64,7 +64,7 @@ func authority(t *testing.T, make func(time.Time) (pki.CA, error)) config.CertKe
 	return config.CertKey{Crt: ca.Cert, Key: ca.Key}
 }
 
-// testAddress is never talked to (RFC 5737).
+// testAddress is never connected to (RFC 5737).
 var testAddress = netip.MustParseAddr("192.0.2.10")
 
 // testStore is the store of a node that knows its configuration and its network.
@@ -86,7 +86,7 @@ func put(t *testing.T, err error) {
 	}
 }
 
-// testLog sends what controllers say to the test's own log.
+// testLog writes the controllers' log to the test's own log.
 func testLog(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(testWriter{t}, nil))
 }

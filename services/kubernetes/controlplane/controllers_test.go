@@ -34,14 +34,14 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// patience is for what a controller does: mostly it writes files, and syncs each.
+// patience is the time for a controller's work: mostly it writes and syncs files.
 const patience = 30 * time.Second
 
-// patches are odd in number, so that one of them takes the median time: the machine has
-// blips as long as what is measured.
+// patches is odd, so that one of them takes the median time: delays of the
+// machine can be as long as the measured time.
 const patches = 3
 
-// kubelet is what the controllers ask about the pods.
+// kubelet is a fake kubelet that the controllers ask about the pods.
 type kubelet struct {
 	mu   sync.Mutex // guards the following
 	code int
@@ -149,8 +149,8 @@ func (f *fixture) file(program string) string {
 	return f.path("manifests", "garboard-"+program+".yaml")
 }
 
-// contains returns when a file first had the text. It looks all the while: the pauses of
-// eventually.That are as long as what is measured.
+// contains returns when a file first had the text. It polls without a pause:
+// the pauses of eventually.That are as long as the measured time.
 func contains(t *testing.T, path, want string) time.Time {
 	t.Helper()
 	ctx, cancel := eventually.Context(t.Context(), patience)
@@ -170,8 +170,8 @@ func contains(t *testing.T, path, want string) time.Time {
 	}
 }
 
-// S-039, S-216, S-268: nothing before etcd is up; then a change of the configuration
-// is in the file within 100 ms, with the version of its resource.
+// S-039, S-216, S-268: nothing is written before etcd is up; then a change of the
+// configuration is in the file within 100 ms, with the version of its resource.
 func TestStaticPodFiles(t *testing.T) {
 	pace := eventually.Measure()
 	f := start(t, testConfig(t))
@@ -191,7 +191,7 @@ func TestStaticPodFiles(t *testing.T) {
 	}
 	put(t, os.WriteFile(f.path("manifests", "mine.yaml"), nil, 0o600))
 	put(t, os.WriteFile(f.path("manifests", "garboard-kube-gone.yaml"), nil, 0o600))
-	f.etcd(false) // etcd that restarts takes no pod away
+	f.etcd(false) // a restart of etcd removes no pod
 	before, err := os.Stat(f.file(apiServer))
 	put(t, err)
 
@@ -232,8 +232,8 @@ func TestStaticPodFiles(t *testing.T) {
 	}
 }
 
-// S-039: a change of what kube-apiserver reads only at its start is in its file, and then
-// in its pod, which restarts it.
+// S-039: a change of a setting that kube-apiserver reads only at its start is
+// written to its file, and then to its pod, which restarts it.
 func TestFilesOfTheAPIServer(t *testing.T) {
 	f := start(t, testConfig(t))
 	f.etcd(true)
@@ -297,7 +297,7 @@ func TestStaticPodFinalizer(t *testing.T) {
 	})
 }
 
-// S-263: ids, the column READY, and what isn't ours.
+// S-263: IDs, the column READY, and pods of others.
 func TestStaticPodStatus(t *testing.T) {
 	f := start(t, testConfig(t))
 	f.etcd(true)
@@ -333,7 +333,7 @@ func TestStaticPodStatus(t *testing.T) {
 	await("controlplane StaticPodStatus kube-system/kube-scheduler-n1 True")
 }
 
-// S-280: said until the kubelet can ask the apiserver whether we may.
+// S-280: reported until the kubelet can ask the apiserver for our permissions.
 func TestStaticPodStatusRefused(t *testing.T) {
 	f := start(t, testConfig(t))
 	eventually.That(t, patience, "secrets", func() error { _, err := secrets.Kubernetes.Get(f.store, secrets.KubernetesID); return err })
@@ -449,7 +449,7 @@ func TestManifestResources(t *testing.T) {
 			return nil
 		})
 	}
-	await("extras 05-" + web.URL + "/calico.yaml") // the missing one doesn't stand in its way
+	await("extras 05-" + web.URL + "/calico.yaml") // despite the missing one
 	f.configure(func(c *config.Config) {
 		c.Cluster.Network.CNI = testConfig(t).Cluster.Network.CNI
 		c.Cluster.ExtraManifests = nil
@@ -457,7 +457,7 @@ func TestManifestResources(t *testing.T) {
 	await("controlplane 05-flannel")
 }
 
-// A worker runs none of it, except its part of the pods' network.
+// A worker runs none of these controllers, except for its part of the pods' network.
 func TestWorker(t *testing.T) {
 	c := testConfig(t)
 	c.Machine.Type = config.Worker

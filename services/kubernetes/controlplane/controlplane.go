@@ -1,8 +1,8 @@
-// Package controlplane runs Kubernetes' control plane as static pods, and gives a
-// new cluster what it needs first.
+// Package controlplane runs Kubernetes' control plane as static pods, and makes
+// the first objects of a new cluster.
 //
-// The machine configuration is the one source. Controllers turn it into files that
-// the kubelet watches, and keep the files so:
+// The machine configuration is the only source. Controllers turn it into files
+// that the kubelet watches, and keep them up to date:
 //
 //	MachineConfigs ─→ KubernetesControlPlaneConfigs ─┐
 //	SecretsStatuses (content hash), EtcdStatuses ────┴→ StaticPods ─→ /etc/kubernetes/manifests ─→ kubelet
@@ -10,7 +10,7 @@
 //	MachineConfigs ─→ Manifests (bootstrap manifests) ─→ API server: what is missing is made, nothing is ever changed
 //	                  ManifestDrifts ←───────────────────────┘ what differs there
 //
-// It takes no part in scheduling or in anything that Kubernetes does by itself.
+// It has no part in scheduling or other work of Kubernetes itself.
 package controlplane
 
 import (
@@ -37,7 +37,7 @@ const (
 	namespace       = "controlplane"
 	configNamespace = "config"
 	extrasNamespace = "extras"
-	kubeSystem      = "kube-system" // where Kubernetes itself lives in the cluster
+	kubeSystem      = "kube-system" // the cluster's namespace of Kubernetes itself
 )
 
 // Programs of the control plane, which are also the names of their pods and of
@@ -56,7 +56,7 @@ var StaticPods = resource.Define[kubeclient.Object](resource.Definition{
 	Type: "StaticPods.kubernetes.garboard.dev", Kind: "StaticPod", Namespace: namespace,
 })
 
-// StaticPodStatuses are what the kubelet reports about them (S-263); the ID is
+// StaticPodStatuses are the kubelet's reports about them (S-263); the ID is
 // namespace/name.
 var StaticPodStatuses = resource.Define[PodStatus](resource.Definition{
 	Type: "StaticPodStatuses.kubernetes.garboard.dev", Kind: "StaticPodStatus", Namespace: namespace,
@@ -111,7 +111,7 @@ func Unready(r resource.Reader) (reasons []string) {
 
 // BootstrapStatus says how the control plane runs.
 type BootstrapStatus struct {
-	// SelfHosted: as pods of the cluster itself, as older systems had it.
+	// SelfHosted: as pods of the cluster itself, as in older systems.
 	SelfHosted bool `yaml:"selfHosted"`
 }
 
@@ -126,7 +126,7 @@ var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 	}}},
 })
 
-// Options are what the controllers stand on. Paths are for tests: "" is a node's.
+// Options are the inputs of the controllers. Paths are for tests: "" is a node's.
 type Options struct {
 	Logs *logs.Logs
 
@@ -228,11 +228,12 @@ func Controllers(o Options) []resource.Controller {
 	}
 }
 
-// soon is when to look again for something that will come by itself within
-// seconds: short enough not to be felt in the start of a cluster.
+// soon is the pause before another look at something that will happen within
+// seconds: short enough not to delay the start of a cluster.
 const soon = 250 * time.Millisecond
 
-// ignoreNotFound is for what somebody else will publish: the change wakes us.
+// ignoreNotFound is for objects that another controller will publish: that
+// change starts this one again.
 func ignoreNotFound(err error) error {
 	if errors.Is(err, resource.ErrNotFound) {
 		return nil

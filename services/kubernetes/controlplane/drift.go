@@ -20,30 +20,30 @@ import (
 )
 
 const (
-	// driftPeriod is how old what is shown may be. A look costs a read of each object,
-	// about thirty, and little else while nothing changes.
+	// driftPeriod is the maximum age of the results. A comparison reads each
+	// object, about thirty, and does little else while nothing changes.
 	driftPeriod = time.Minute
-	// driftAgain is when to look again where the apiserver is down.
+	// driftAgain is the pause if the apiserver is down.
 	driftAgain = 5 * time.Second
-	// driftBudget bounds one look.
+	// driftBudget limits one comparison.
 	driftBudget = time.Minute
-	// maxDriftFields are told of one object; who changed that much knows it.
+	// maxDriftFields is how many fields of one object are reported; more don't help.
 	maxDriftFields = 20
 
 	driftType = "ManifestDrifts.kubernetes.garboard.dev"
 )
 
-// ManifestDrift is how the cluster's objects differ from a bootstrap manifest. Nothing is
-// done about it: once made, they belong to the cluster's owner (S-218).
+// ManifestDrift is the difference between the cluster's objects and a bootstrap manifest.
+// It is only reported: once made, the objects belong to the cluster's owner (S-218).
 type ManifestDrift struct {
 	Objects []ObjectDrift `yaml:"objects"` // only those that differ
 }
 
-// ObjectDrift is how one object differs.
+// ObjectDrift is the difference of one object.
 type ObjectDrift struct {
 	Object  string   `yaml:"object"` // /v1/ConfigMap/coredns
 	Missing bool     `yaml:"missing,omitempty"`
-	Fields  []string `yaml:"fields,omitempty"` // paths that have another value than in the manifest: data.Corefile
+	Fields  []string `yaml:"fields,omitempty"` // paths with another value than in the manifest: data.Corefile
 }
 
 // String is the drift as a column of a table.
@@ -68,9 +68,9 @@ var ManifestDrifts = resource.Define[ManifestDrift](resource.Definition{
 	Columns: []resource.Column{{Name: "DRIFT", Value: func(spec any) string { return spec.(ManifestDrift).String() }}},
 })
 
-// ManifestDriftController compares the cluster's objects with the bootstrap manifests that
-// they were made from. The API server returns what the manifest would change (a dry run),
-// so that defaults and other spellings of a value are no difference.
+// ManifestDriftController compares the cluster's objects with the bootstrap manifests
+// that they were made from. The API server returns what the manifest would change (a
+// dry run), so that defaults and other spellings of a value are no difference.
 type ManifestDriftController struct {
 	compared map[string]comparison // by the object's path
 	client   *kubeclient.Client    // kept, because it caches the API's discovery
@@ -160,8 +160,8 @@ func forgetDrift(v resource.View, manifests []resource.Object[[]kubeclient.Objec
 	return nil
 }
 
-// compare looks at one object, and asks what the manifest would change only if
-// either is another than last time.
+// compare compares one object. It asks for the manifest's changes only if
+// either side has changed since the last time.
 func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient.Object, compared map[string]comparison) (ObjectDrift, error) {
 	d := ObjectDrift{Object: wanted.String()}
 	ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: wanted.Kind(), Namespace: wanted.Namespace(), Name: wanted.Name()}
@@ -173,8 +173,8 @@ func (c *ManifestDriftController) compare(ctx context.Context, wanted kubeclient
 	if err != nil {
 		return d, err
 	}
-	// A status that changes with every heartbeat is no news; what people change raises
-	// the generation, where the kind has one.
+	// A status that changes with every heartbeat doesn't count; changes by users
+	// increment the generation, if the kind has one.
 	version := there.ResourceVersion()
 	if generation := there.At("metadata", "generation"); generation != nil {
 		version = fmt.Sprint("generation ", generation, there.At("metadata", "labels"), there.At("metadata", "annotations"))

@@ -10,10 +10,10 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
-// driftServer has every ConfigMap as the manifest wants it, and may know another kind.
+// driftServer has every ConfigMap as in the manifest, and may have another kind.
 type driftServer struct {
-	custom bool // it knows x.example.org/v1 X
-	asked  int  // for what it knows
+	custom bool // it has x.example.org/v1 X
+	asked  int  // requests for the kinds that it has
 }
 
 func (s *driftServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -37,7 +37,7 @@ func (s *driftServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// What kinds there are is asked once, and again for one that isn't known.
+// The list of kinds is requested once, and again for an unknown kind.
 func TestDriftKeepsTheKinds(t *testing.T) {
 	t.Parallel()
 	s := &driftServer{}

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// fetchTimeout bounds one download; maxManifest its size. The largest manifests
-	// around, of operators with their definitions, are a few MB.
+	// fetchTimeout limits one download; maxManifest its size. The largest known
+	// manifests, of operators with their definitions, are a few MB.
 	fetchTimeout = time.Minute
-	// fetchAgain is the pause after one that failed. It doesn't grow: the pod network may
-	// be what is fetched, and the node waits for it.
+	// fetchAgain is the pause after a failed download. It doesn't grow: the
+	// manifest may be the pod network's, and the node waits for it.
 	fetchAgain  = 10 * time.Second
 	maxManifest = 32 << 20
 )
@@ -28,7 +28,7 @@ const (
 // extraBootstrapManifests are the manifests from URLs (S-265): of a custom CNI, and extra ones.
 var extraBootstrapManifests = BootstrapManifests.In("extras")
 
-// ManifestUnavailable: a manifest that the configuration names can't be fetched or read.
+// ManifestUnavailable: a manifest of the configuration can't be downloaded or read.
 const ManifestUnavailable reason.Code = "ManifestUnavailable"
 
 // fetchExtras publishes them. Each is downloaded only once for each boot and change of the
@@ -81,7 +81,7 @@ func fetchManifest(ctx context.Context, env map[string]string, u config.URL) ([]
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("manifest: %w", err) // names the URL
+		return nil, fmt.Errorf("manifest: %w", err) // it has the URL
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

@@ -14,8 +14,8 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// defaultFiles are the configuration files of kube-apiserver, where the configuration
-// doesn't replace them.
+// defaultFiles are the configuration files of kube-apiserver, unless the
+// configuration replaces them.
 //
 //go:embed files
 var defaultFiles embed.FS
@@ -25,7 +25,7 @@ const (
 	auditFile     = "audit-policy.yaml"
 )
 
-// apiServerFiles are the configuration files of kube-apiserver that hold no secret, by name.
+// apiServerFiles are the configuration files of kube-apiserver without secrets, by name.
 func apiServerFiles(c APIServerConfig) (map[string][]byte, error) {
 	dir, err := fs.Sub(defaultFiles, "files/"+apiServer)
 	if err != nil {
@@ -54,8 +54,8 @@ func apiServerFiles(c APIServerConfig) (map[string][]byte, error) {
 	return files, nil
 }
 
-// withPlugins is the file with the plugins of the user, in the place of those of the same
-// name.
+// withPlugins is the file with the user's plugins, which replace those of the
+// same name.
 func withPlugins(file []byte, plugins []config.AdmissionPlugin) ([]byte, error) {
 	var admission struct {
 		APIVersion string   `yaml:"apiVersion"`

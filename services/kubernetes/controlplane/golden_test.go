@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "write what is rendered into testdata")
 
-// golden compares with a file that people have looked at.
+// golden compares with a file that was reviewed.
 func golden(t *testing.T, name string, v any) {
 	t.Helper()
 	got, err := yaml.Marshal(v)
@@ -37,7 +37,7 @@ func golden(t *testing.T, name string, v any) {
 	}
 }
 
-// S-262, S-342: the pods, with what a user adds and overrides.
+// S-262, S-342: the pods, with a user's additions and overrides.
 func TestPods(t *testing.T) {
 	c := testConfig(t)
 	c.Cluster.APIServer.ExtraArgs = map[string]string{"profiling": "true", "v": "2"}
@@ -52,7 +52,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// A user's volume takes the place of the node's at the same path: two would be no pod.
+// A user's volume replaces the node's at the same path: a pod can't have both.
 func TestUsersVolumeWins(t *testing.T) {
 	c := testConfig(t)
 	c.Cluster.APIServer.ExtraVolumes = []config.Volume{{HostPath: "/var/mine", MountPath: "/audit"}}
@@ -109,7 +109,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// What the configuration switches off isn't rendered, and dual stack is.
+// Parts that the configuration disables aren't rendered, and dual stack is.
 func TestManifestChoices(t *testing.T) {
 	c := testConfig(t)
 	c.Cluster.Network.CNI.Name = config.CNINone
@@ -137,7 +137,7 @@ func TestManifestChoices(t *testing.T) {
 	}
 }
 
-// CoreDNS doesn't start when told to forward to nobody.
+// CoreDNS doesn't start if it has no name server to forward to.
 func TestCorefileWithoutResolvers(t *testing.T) {
 	if got := corefile("cluster.local", false); strings.Contains(got, "forward") || strings.Contains(got, "loop") {
 		t.Error(got)
@@ -161,7 +161,7 @@ func TestBadManifests(t *testing.T) {
 	}
 }
 
-// S-278: the same pod is the same file, byte for byte.
+// S-278: the same pod gives the same file, byte for byte.
 func TestPodsAreDeterministic(t *testing.T) {
 	c := testConfig(t)
 	in := podInput{config: programConfigs(&c.Cluster)[0], address: testAddress}

@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// staticPodPrefix starts the names of the files that are ours; a user's own static
-	// pods may lie beside them.
+	// staticPodPrefix is the prefix of our files; a user's own static pods may be
+	// in the same directory.
 	staticPodPrefix = "garboard-"
 	staticPodMode   = 0o600
 	fileMode        = 0o600 // the programs' configuration files; they run as root
 	dirMode         = 0o755
 
-	// How often the kubelet is asked about the pods: they come up within seconds, and
-	// then rarely change.
+	// How often the kubelet is asked about the pods: they start within seconds,
+	// and then rarely change.
 	statusSoon   = time.Second
 	statusLater  = 10 * time.Second
 	statusBudget = 5 * time.Second
@@ -41,20 +41,20 @@ const (
 type KubeletStaticPodController struct {
 	staticPodsDir, filesDir, kubeletURL string
 
-	// client is kept for its connection: a handshake for each request would be most of what
-	// an idle node computes.
+	// client is kept for its connection: on an idle node, a handshake for each
+	// request would be most of the processor time.
 	client     *kubeclient.Client
 	clientWith kubeclient.Options // what it was made with
-	retry      time.Duration      // the pause after the last failure to look; 0 after success
+	retry      time.Duration      // the pause after the last failure; 0 after success
 }
 
-// Reconcile begins with the files: they don't wait for a kubelet that can't answer yet. Those
-// of kube-apiserver are never older than its pod, which is made of the same configuration.
+// Reconcile begins with the files: they don't wait for a kubelet that can't answer yet. The files
+// of kube-apiserver are never older than its pod, which is made from the same configuration.
 func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	pods := StaticPods.List(v)
 	if len(pods) == 0 {
-		// Either the node is no control plane, or nothing is known yet: a file of the
-		// boot before, if /etc kept it, must not be taken away and brought back.
+		// Either the node is no control plane, or nothing is known yet: a file from
+		// the previous boot, if /etc has kept it, must not be removed and made again.
 		return 0, nil
 	}
 	status, err := BootstrapStatuses.Get(v, "control-plane")
@@ -94,7 +94,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		}
 	}
 	if wroteAny {
-		return statusSoon, nil // the kubelet has only just seen it, and another pod may follow
+		return statusSoon, nil // the kubelet has just seen it, and another pod may follow
 	}
 	ready, err := c.refresh(ctx, v)
 	if err != nil {
@@ -148,8 +148,8 @@ func (c *KubeletStaticPodController) writePod(v resource.View, path string, pod 
 	return wrote, err
 }
 
-// writeChanged leaves a file alone that already says so: the kubelet takes any write
-// for a change.
+// writeChanged doesn't write a file that already has this content: the kubelet
+// counts any write as a change.
 func writeChanged(path string, data []byte, mode fs.FileMode) (wrote bool, err error) {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
 		return false, nil
@@ -178,9 +178,9 @@ func (c *KubeletStaticPodController) removeStale(v resource.View, wanted map[str
 	return nil
 }
 
-// kubelet is a client of this node's kubelet. By loopback, but the certificate must be
-// the kubelet's all the same: any process with the host's network may listen on that
-// port before the kubelet does.
+// kubelet is a client of this node's kubelet. It uses loopback, but also
+// verifies that the certificate is the kubelet's: any process with the host's
+// network may listen on that port before the kubelet does.
 func (c *KubeletStaticPodController) kubelet(v resource.View) (*kubeclient.Client, error) {
 	o, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
@@ -207,7 +207,7 @@ func (c *KubeletStaticPodController) kubelet(v resource.View) (*kubeclient.Clien
 	return client, nil
 }
 
-// refresh asks the kubelet, and says whether all pods are ready.
+// refresh asks the kubelet, and reports whether all pods are ready.
 func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.View) (bool, error) {
 	client, err := c.kubelet(v)
 	if err != nil {
@@ -222,8 +222,8 @@ func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.Vie
 	return publishStatuses(v, answer)
 }
 
-// publishStatuses keeps the statuses of the control plane's pods, of those that the
-// kubelet has from files.
+// publishStatuses publishes the statuses of the control plane's pods, from the
+// kubelet's list of its static pods.
 func publishStatuses(v resource.View, answer kubeclient.Object) (ready bool, err error) {
 	seen, readyCount := map[string]bool{}, 0
 	for _, pod := range answer.Items() {

@@ -19,29 +19,29 @@ import (
 
 const (
 	labelTask = "labelNodeAsControlPlane"
-	// labelBudget bounds one attempt; the next one follows.
+	// labelBudget limits one attempt; the next one follows.
 	labelBudget = 15 * time.Second
-	// labelLater is when a worker looks again whether its kubelet has joined.
+	// labelLater is the interval at which a worker checks whether its kubelet has joined.
 	labelLater = time.Second
 
-	// On the node is noted which of its labels and taints are there by the
-	// configuration, so that they go when they leave it: keys, separated by commas; of
-	// a taint with an equals sign and its effect.
+	// Annotations of the node record its labels and taints that come from the
+	// configuration, so that they are removed when they leave it: keys, separated
+	// by commas; for a taint with an equals sign and its effect.
 	labelsAnnotation = "garboard.dev/labels"
 	taintsAnnotation = "garboard.dev/taints"
 )
 
-// NodeLabelController keeps the node's labels and taints as the configuration wants
-// them. The kubelet registers the node with them; later changes of the configuration
-// are made here, and so is the label of a control plane (S-221), which the
+// NodeLabelController keeps the node's labels and taints as configured. The
+// kubelet registers the node with them. Later changes of the configuration are
+// made here, and so is the label of a control plane (S-221), which the
 // NodeRestriction plugin forbids to the kubelet.
 //
-// A control plane makes them as the cluster's administrator, a worker as its own
-// kubelet, which may set the labels that the configuration may have, but no taints.
+// A control plane makes them as the cluster's administrator. A worker makes them as its
+// own kubelet, which may set the labels that the configuration allows, but no taints.
 type NodeLabelController struct {
 	printf        func(format string, args ...any) // to the console
 	kubeletClient string
-	announced     bool // the start of the task was said
+	announced     bool // the start of the task was reported
 }
 
 func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
@@ -113,7 +113,7 @@ func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kube
 	return adminClient(keys.Spec)
 }
 
-// nodePatch is what has to change on the node; nil if nothing.
+// nodePatch is the change of the node; nil if there is none.
 func nodePatch(c *config.Config, node kubeclient.Object) kubeclient.Object {
 	labels, annotations := labelChanges(c, node)
 	meta := object{}
@@ -121,7 +121,7 @@ func nodePatch(c *config.Config, node kubeclient.Object) kubeclient.Object {
 	if c.Machine.Type.ControlPlane() {
 		if taints, changed := taintsOf(c, node); changed {
 			patch["spec"] = object{"taints": taints}
-			// A merge patch replaces the whole list: not if somebody changed it meanwhile.
+			// A merge patch replaces the whole list: it must fail if the list was changed meanwhile.
 			meta["resourceVersion"] = node.ResourceVersion()
 		}
 		var keys []string
@@ -145,8 +145,8 @@ func nodePatch(c *config.Config, node kubeclient.Object) kubeclient.Object {
 	return patch
 }
 
-// labelChanges are the labels to set, and as nil those to take off, with the note of
-// those that are the configuration's.
+// labelChanges are the labels to set, with nil for those to remove, and the
+// annotation of the configuration's labels.
 func labelChanges(c *config.Config, node kubeclient.Object) (labels, annotations object) {
 	labels, annotations = object{}, object{}
 	have, _ := node.At("metadata", "labels").(map[string]any)
@@ -171,7 +171,7 @@ func labelChanges(c *config.Config, node kubeclient.Object) (labels, annotations
 	return labels, annotations
 }
 
-// taintsOf are the node's taints as they are to be: others' stay as they are.
+// taintsOf are the wanted taints of the node: taints by others stay.
 func taintsOf(c *config.Config, node kubeclient.Object) (taints list, changed bool) {
 	wanted := c.Taints()
 	ours := noted(node, taintsAnnotation)
@@ -189,7 +189,7 @@ func taintsOf(c *config.Config, node kubeclient.Object) (taints list, changed bo
 			delete(wanted, key)
 			taints = append(taints, t)
 		case is && want.Effect == effect, slices.Contains(ours, key+"="+effect):
-			changed = true // comes below, or not any more
+			changed = true // it is added below, or was removed
 		default:
 			taints = append(taints, t)
 		}
@@ -204,14 +204,14 @@ func taintsOf(c *config.Config, node kubeclient.Object) (taints list, changed bo
 	return taints, changed
 }
 
-// noted is what an annotation of the node lists.
+// noted is the list in an annotation of the node.
 func noted(node kubeclient.Object, annotation string) []string {
 	annotations, _ := node.At("metadata", "annotations").(map[string]any)
 	text, _ := annotations[annotation].(string)
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }
 
-// note adds the annotation to the changes, if it isn't as it should be.
+// note adds the annotation to the changes, if it differs.
 func note(changes object, node kubeclient.Object, annotation string, keys []string) {
 	slices.Sort(keys)
 	switch {

@@ -13,27 +13,26 @@ import (
 )
 
 const (
-	// leaveWatch is how long one watch of the nodes goes on, and leaveRetry the pause
-	// while no API server is there.
+	// leaveWatch is the duration of one watch of the nodes, and leaveRetry the
+	// pause while there is no API server.
 	leaveWatch = 5 * time.Minute
 	leaveRetry = 5 * time.Second
 
-	// systemTaint is how the taints begin that Kubernetes itself makes and ends.
+	// systemTaint is the prefix of the taints that Kubernetes itself adds and removes.
 	systemTaint = "node.kubernetes.io/"
-	// restrictedLabel is how labels begin that a kubelet mustn't give its node
-	// (NodeRestriction).
+	// restrictedLabel is the prefix of labels that a kubelet must not set on its
+	// node (NodeRestriction).
 	restrictedLabel = "node-restriction.kubernetes.io/"
 )
 
-// NodeLeaveController deletes the Nodes of workers that are being reset, and ask for
-// it. Kubernetes lets no kubelet delete its own: it could register again without the
-// taints that keep certain pods away from it, and get these pods. So a node is deleted
-// only if it has none of these, and nothing is gained by asking; else its administrator
-// has to delete it.
+// NodeLeaveController deletes the Nodes of workers that are being reset and ask
+// for it. Kubernetes doesn't let a kubelet delete its own Node: the kubelet could
+// register again without the taints that keep certain pods away from it, and get
+// these pods. So a node is deleted only if it has none of these taints and labels,
+// and a false request gains nothing. Otherwise its administrator has to delete it.
 type NodeLeaveController struct{ refused map[string]string }
 
-// Reconcile stays in the watch, as
-// ServingApprovalController does.
+// Reconcile stays in the watch, as ServingApprovalController does.
 func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
@@ -45,7 +44,7 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 	}
 	defer client.Close()
 	if client.Ready(ctx) != nil {
-		return leaveRetry, nil // others say that the apiserver is down
+		return leaveRetry, nil // other controllers report that the apiserver is down
 	}
 	list, err := client.List(ctx, allNodes, kubeclient.Selection{})
 	if err != nil {
@@ -80,7 +79,7 @@ func (c *NodeLeaveController) Reconcile(ctx context.Context, v resource.View) (t
 	if err == nil || errors.Is(err, errAsked) {
 		return soon, nil
 	}
-	return leaveRetry, nil // a stream that broke: the list above says if it's more
+	return leaveRetry, nil // the watch ended; the list above fails if the server is down
 }
 
 // leaving: the node asks to be deleted.
@@ -88,7 +87,7 @@ func leaving(node kubeclient.Object) bool {
 	return node.Text("metadata", "annotations", kubeclient.Leaving) != ""
 }
 
-// mayLeave says what a node would lose that was given to it by others.
+// mayLeave is what a node would lose that others have set; "" for nothing.
 func mayLeave(node kubeclient.Object) (why string) {
 	for _, taint := range node.List("spec", "taints") {
 		if key := taint.Text("key"); !strings.HasPrefix(key, systemTaint) {

@@ -25,7 +25,7 @@ func logged(l *logs.Logs) (lines []string) {
 	return lines
 }
 
-// What the controllers of a control plane log, to the word.
+// The exact log lines of a control plane's controllers.
 func TestS277S278BootstrapStatusAndStaticPodsAreLogged(t *testing.T) {
 	f := start(t, testConfig(t))
 	f.etcd(true)
@@ -70,7 +70,7 @@ func TestS281CreatedObjectsAreLogged(t *testing.T) {
 	}
 }
 
-// The console hears of the node's label as of a task, and of each error until it is done.
+// The console shows the node's label as a task, and each error until it is done.
 func TestS255LabelTaskIsOnTheConsole(t *testing.T) {
 	t.Parallel()
 	patches := 0

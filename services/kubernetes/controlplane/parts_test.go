@@ -44,7 +44,7 @@ func TestCNIConfig(t *testing.T) {
 	}
 }
 
-// S-221: the label always, the taint as configured, and others' taints stay.
+// S-221: the label always, the taint as configured, and taints by others stay.
 func TestNodePatch(t *testing.T) {
 	theirs := object{"key": "theirs", "effect": "NoExecute"}
 	ours := object{"key": config.ControlPlaneRole, "effect": "NoSchedule"}
@@ -80,7 +80,7 @@ func TestNodePatch(t *testing.T) {
 	}
 }
 
-// Labels and taints follow the configuration; what others have set stays.
+// Labels and taints follow the configuration; those set by others stay.
 func TestNodePatchFollowsTheConfiguration(t *testing.T) {
 	t.Parallel()
 	node := func(labels, annotations object, taints ...any) kubeclient.Object {

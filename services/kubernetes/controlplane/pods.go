@@ -11,7 +11,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
-// object and list are how pods are written down here.
+// object and list are the types in which pods are written here.
 type (
 	object = map[string]any
 	list   = []any
@@ -25,25 +25,25 @@ const (
 )
 
 // criticalPriority is the value of the class system-node-critical. No admission
-// plugin fills it in for a static pod.
+// plugin sets it for a static pod.
 const criticalPriority = 2000001000
 
-// Where the control plane's programs serve. The last two are their defaults.
+// The ports of the control plane's programs. The last two are their defaults.
 const (
 	controllerManagerPort = 10257
 	schedulerPort         = 10259
 )
 
-// tlsMinVersion: all of Kubernetes' own clients know TLS 1.3.
+// tlsMinVersion: all of Kubernetes' own clients support TLS 1.3.
 const tlsMinVersion = "VersionTLS13"
 
-// leaderRetry is how often a program tries for the lease. The first try comes before
+// leaderRetry is how often a program tries for the lease. The first attempt is before
 // the apiserver is up, and the next one ends the wait of the whole start: at the
 // default of 2 s (and up to 2.2 times that, by jitter) it was 3 s after the apiserver.
 // It costs one more write to etcd every two seconds for each of the two leaders.
 const leaderRetry = "1s"
 
-// podInput is everything that a static pod is made of.
+// podInput is all data of a static pod.
 type podInput struct {
 	config         ProgramConfig
 	configVersion  uint64
@@ -66,7 +66,7 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 		}
 		flags := apiServerFlags(c, secrets, files, in.auditDir, in.address)
 		if _, own := c.ExtraArgs["anonymous-auth"]; own {
-			delete(flags, "authentication-config") // the apiserver takes one of the two only
+			delete(flags, "authentication-config") // the apiserver accepts only one of the two
 		}
 		return in.pod(container{
 			image:   c.Image,
@@ -76,8 +76,8 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 			extra:        c.ExtraVolumes,
 			filesVersion: filesVersion(rendered),
 			port:         c.LocalPort,
-			// Another one wouldn't get more out of an etcd without quorum, and this one still
-			// serves what it knows.
+			// A restarted one would get no more from an etcd without quorum, and this
+			// one still serves its cache.
 			live:  "/livez?exclude=etcd",
 			ready: "/readyz",
 		}), nil
@@ -107,7 +107,7 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 	return nil, fmt.Errorf("render static pod: unknown program %T", in.config)
 }
 
-// container is what differs among the pods.
+// container is what differs between the pods.
 type container struct {
 	image       string
 	command     list
@@ -136,7 +136,7 @@ func (in podInput) pod(c container) kubeclient.Object {
 	for i, v := range append(own, c.extra...) {
 		volume := "v" + strconv.Itoa(i)
 		mounts = append(mounts, object{"name": volume, "mountPath": v.MountPath, "readOnly": v.ReadOnly})
-		// Without a type: the kubelet would check it in its own mount namespace.
+		// Without a type, because the kubelet would check it in its own mount namespace.
 		hostPaths = append(hostPaths, object{"name": volume, "hostPath": object{"path": v.HostPath}})
 	}
 	return kubeclient.Object{
@@ -182,7 +182,8 @@ var (
 	// startup gives 15 minutes: an emulated machine of two CPUs needs several for its
 	// first start. Every second, because a node is Ready only after it.
 	startup = timing{period: 1, timeout: 15, failures: 900}
-	// liveness restarts what has been dead for more than a minute; slow isn't dead.
+	// liveness restarts a program that hasn't answered for more than a minute; a
+	// slow one isn't restarted.
 	liveness  = timing{period: 10, timeout: 15, failures: 8}
 	readiness = timing{period: 5, timeout: 15, failures: 3}
 )
@@ -196,8 +197,8 @@ func probe(port int, path string, t timing) object {
 	}
 }
 
-// Bounds of the audit log: files that are no longer written to are compressed to about a
-// tenth, so all of them take about 200 MB.
+// Limits of the audit log: rotated files are compressed to about a tenth, so
+// all of them take about 200 MB.
 const (
 	auditFileMB = "100"
 	auditFiles  = "10"
@@ -207,7 +208,7 @@ const (
 func apiServerFlags(c APIServerConfig, secrets, files, audit string, address netip.Addr) map[string]string {
 	bind := "0.0.0.0"
 	if address.Is6() {
-		bind = "::" // takes IPv4 too
+		bind = "::" // accepts IPv4 too
 	}
 	return map[string]string{
 		"admission-control-config-file": files + "/" + admissionFile,
@@ -220,7 +221,7 @@ func apiServerFlags(c APIServerConfig, secrets, files, audit string, address net
 		"audit-log-maxsize":             auditFileMB,
 		"audit-log-path":                audit + "/" + apiServer + ".log",
 		"audit-policy-file":             files + "/" + auditFile,
-		// Anonymous requests for the health endpoints only, which the probes ask.
+		// Anonymous requests only for the health endpoints, which the probes request.
 		"authentication-config":              files + "/authentication.yaml",
 		"authorization-mode":                 "Node,RBAC",
 		"bind-address":                       bind,
@@ -249,8 +250,8 @@ func apiServerFlags(c APIServerConfig, secrets, files, audit string, address net
 		"service-account-key-file":           secrets + "/service-account.pub",
 		"service-account-signing-key-file":   secrets + "/service-account.key",
 		"service-cluster-ip-range":           c.ServiceCIDR,
-		// Who still holds a connection when it ends is told to come again, and lets go:
-		// without, they keep it until its termination grace is over.
+		// A client with an open connection at the end is asked to retry, and closes it:
+		// otherwise it keeps the connection until the termination grace period is over.
 		"shutdown-send-retry-after": "true",
 		"tls-cert-file":             secrets + "/apiserver.crt",
 		"tls-min-version":           tlsMinVersion,
@@ -262,7 +263,7 @@ func controllerManagerFlags(c ControllerManagerConfig, secrets string) map[strin
 	return map[string]string{
 		"allocate-node-cidrs":       "true",
 		"authentication-kubeconfig": secrets + "/kubeconfig",
-		// Without it the program ends, and is started ever more slowly, while the apiserver is down.
+		// Without it the program ends while the apiserver is down, and is restarted with growing pauses.
 		"authentication-tolerate-lookup-failure": "true",
 		"authorization-kubeconfig":               secrets + "/kubeconfig",
 		"bind-address":                           "127.0.0.1",
@@ -272,8 +273,8 @@ func controllerManagerFlags(c ControllerManagerConfig, secrets string) map[strin
 		"cluster-signing-key-file":               secrets + "/ca.key",
 		"configure-cloud-routes":                 "false",
 		"controllers":                            "*,tokencleaner",
-		// Each controller asks for its own token: at the default of 20 requests a second that
-		// alone takes 5 seconds, in which no node can join.
+		// Each controller requests its own token: at the default of 20 requests a
+		// second that takes 5 seconds, in which no node can join.
 		"kube-api-burst":                   "200",
 		"kube-api-qps":                     "100",
 		"kubeconfig":                       secrets + "/kubeconfig",

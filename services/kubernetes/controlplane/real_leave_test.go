@@ -15,8 +15,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// S-180, S-181: a real API server lets a kubelet do to its own node and pods what a
-// reset needs, and no more; a control plane deletes the node.
+// S-180, S-181: a real API server allows a kubelet what a reset needs on its
+// own node and pods, and no more; a control plane deletes the node.
 func TestRealWorkerLeaves(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
 	n.prepare()
@@ -60,14 +60,14 @@ func (n *realNode) kubelet(name string) *kubeclient.Client {
 	return c
 }
 
-// checkDrain: a kubelet evicts the pods of its own node, and no others. No kubelet is
-// here to end them.
+// checkDrain: a kubelet may evict only the pods of its own node. There is no
+// kubelet here to end them.
 func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
 	n.t.Helper()
 	ctx := n.t.Context()
 	var elsewhere kubeclient.Object
 	for name, node := range map[string]string{"mine": "w", "elsewhere": "other"} {
-		eventually.That(n.t, 30*time.Second, "a pod to be made", func() (err error) { // its service account must be there first
+		eventually.That(n.t, 30*time.Second, "a pod to be made", func() (err error) { // its service account must exist first
 			elsewhere, err = admin.Create(ctx, kubeclient.Object{
 				"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name, "namespace": "default"},
 				"spec": object{"nodeName": node, "containers": list{object{"name": "c", "image": "none"}}},
@@ -77,7 +77,7 @@ func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
 		if name != "elsewhere" {
 			continue
 		}
-		// An API server that hasn't heard of a new pod says that there is none.
+		// An API server without a new pod in its cache answers that there is none.
 		eventually.That(n.t, 15*time.Second, "eviction of a pod on another node is refused", func() error {
 			if err := worker.Evict(ctx, elsewhere); !kubeclient.IsForbidden(err) {
 				return fmt.Errorf("it says %v", err)
@@ -94,7 +94,7 @@ func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
 	}
 }
 
-// checkLeaves: what would be gained by leaving keeps the node; else it is deleted.
+// checkLeaves: a node with such taints or labels isn't deleted; others are.
 func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
 	n.t.Helper()
 	ctx := n.t.Context()
@@ -105,7 +105,7 @@ func (n *realNode) checkLeaves(admin, worker *kubeclient.Client) {
 	if err := worker.AskToLeave(brief, "w", "reset-1"); err == nil || !strings.Contains(err.Error(), "kubectl delete node w") {
 		n.t.Errorf("a node with a taint of others leaves: %v", err)
 	}
-	// It takes that back, or it would be deleted some day, when the taint is gone.
+	// It withdraws the request: otherwise it would be deleted later, when the taint is gone.
 	put(n.t, worker.Stay(ctx, "w", "reset-2"))
 	if node, err := admin.Get(ctx, kubeclient.NodeRef("w")); err != nil || node.Text("metadata", "annotations", kubeclient.Leaving) != "reset-1" {
 		n.t.Errorf("another takes it back: %v, %v", node, err)

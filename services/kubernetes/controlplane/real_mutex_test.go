@@ -16,12 +16,12 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// queueBudget is for etcd to have a place in the queue, or to give the turn on.
+// queueBudget is for etcd to queue a client, or to pass the mutex on.
 const queueBudget = 20 * time.Second
 
-// S-217: of several control planes one at a time makes what is missing. Who waits has
-// its turn when the one before is done, or has lost its session; who can't wait any
-// longer keeps nobody from it.
+// S-217: of several control planes one at a time makes what is missing. The
+// next in the queue continues when the one before is done, or has lost its
+// session; one that gives up doesn't block the others.
 func TestRealMutex(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
 	n.prepare()
@@ -39,7 +39,7 @@ func TestRealMutex(t *testing.T) {
 	hurried, cancel := context.WithCancel(t.Context())
 	third := q.join(hurried)
 	q.has(3)
-	// Those that wait are not inside.
+	// Those that wait don't have the mutex.
 	select {
 	case <-q.inside:
 		t.Fatal("two hold the mutex")
@@ -81,20 +81,20 @@ func TestRealMutex(t *testing.T) {
 	q.has(0)
 }
 
-// queue is the mutex as etcd has it: a key for each that wants it.
+// queue is the mutex in etcd: a key for each client that wants it.
 type queue struct {
 	n      *realNode
 	etcd   *clientv3.Client
 	inside chan turn // who has the mutex now
 }
 
-// turn is one that is inside, until it is told with what to end.
+// turn is a client with the mutex, until the test sends the result with which it ends.
 type turn struct {
 	ctx context.Context
 	end chan error
 }
 
-// join is a control plane that wants the mutex.
+// join adds a control plane that wants the mutex.
 func (q *queue) join(ctx context.Context) (ended chan error) {
 	ended = make(chan error, 1)
 	go func() {
@@ -118,7 +118,7 @@ func (q *queue) entered() turn {
 	}
 }
 
-// places are the sessions of those in the queue, in the order of asking.
+// places are the sessions in the queue, in the order of their requests.
 func (q *queue) places() (all []clientv3.LeaseID) {
 	q.n.t.Helper()
 	found, err := q.etcd.Get(q.n.t.Context(), applyMutex+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))

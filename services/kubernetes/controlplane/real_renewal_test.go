@@ -22,9 +22,9 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// Real etcd and a real control plane go on with certificates that are renewed under
-// their feet. Only the clock that issues them is moved: the first ones are made 280
-// days ago, so that they are due now, and good for the programs' own clocks.
+// Real etcd and a real control plane continue while their certificates are
+// renewed. Only the clock that issues them is changed: the first ones were made
+// 280 days ago, so that they are due now, and valid for the programs' own clocks.
 func TestRealRenewal(t *testing.T) {
 	const age = 280 * 24 * time.Hour
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t)}
@@ -63,7 +63,7 @@ func TestRealRenewal(t *testing.T) {
 	late.Store(0)
 	put(t, clock.Statuses.Put(n.store.As("test"), "node", clock.Status{Synced: true}))
 	for name, address := range servers {
-		eventually.That(t, 90*time.Second, "renewed certificate of "+name, func() error { // the apiserver looks each minute at the latest
+		eventually.That(t, 90*time.Second, "renewed certificate of "+name, func() error { // the apiserver checks at least each minute
 			if until := n.served(address); until.Before(began.Add(pki.LeafValidity - time.Hour)) {
 				return fmt.Errorf("it is good until %s", until)
 			}
@@ -71,7 +71,7 @@ func TestRealRenewal(t *testing.T) {
 		})
 	}
 	put(t, client.Ready(context.Background()))
-	n.checkBootstrap(n.admin()) // the controller manager and etcd are still the apiserver's
+	n.checkBootstrap(n.admin()) // the apiserver still works with the controller manager and etcd
 	for program, data := range before {
 		if now, err := os.ReadFile(n.path("manifests", "garboard-"+program+".yaml")); err != nil || !bytes.Equal(now, data) {
 			t.Errorf("the static pod %s changed: %v", program, err)
@@ -79,7 +79,7 @@ func TestRealRenewal(t *testing.T) {
 	}
 }
 
-// served is the end of the certificate that is shown at address.
+// served is the end of the validity of the certificate at address.
 func (n *realNode) served(address string) time.Time {
 	n.t.Helper()
 	o, err := secrets.Etcd.Get(n.store, secrets.EtcdID)

@@ -39,8 +39,8 @@ import (
 // programs. `make e2e` sets it once they are built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
-// realNode is a control plane without a kubelet: the test starts what is in the
-// static pods' files.
+// realNode is a control plane without a kubelet: the test starts the programs
+// in the static pods' files.
 type realNode struct {
 	t       *testing.T
 	dir     string
@@ -52,8 +52,8 @@ type realNode struct {
 	selfHosted bool // etcd has the mark at its start
 }
 
-// S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control plane
-// accept what is rendered, and a joining kubelet gets its certificate.
+// S-210, S-216, S-217, S-218, S-266, S-268, S-342: real etcd and a real control
+// plane accept the rendered files, and a joining kubelet gets its certificate.
 func TestRealControlPlane(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t), selfHosted: true}
 	n.prepare()
@@ -81,7 +81,7 @@ func (n *realNode) path(parts ...string) string {
 	return filepath.Join(append([]string{n.dir}, parts...)...)
 }
 
-// prepare moves every port that would be a node's own to a free one on loopback.
+// prepare replaces every fixed port of a node by a free one on loopback.
 func (n *realNode) prepare() {
 	c := &n.config.Cluster
 	port := int(freeport.Find(n.t).Port())
@@ -182,7 +182,7 @@ func (n *realNode) startProgram(name string) {
 	n.start(command[0], command[1:]...)
 }
 
-// program finds one that was built.
+// program finds a program that was built.
 func (n *realNode) program(name string) string {
 	n.t.Helper()
 	for _, dir := range filepath.SplitList(os.Getenv(componentsVar)) {
@@ -199,7 +199,7 @@ func executable(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o100 != 0
 }
 
-// start runs a program until the test ends; what it said is shown if the test fails.
+// start runs a program until the test ends; its output is shown if the test fails.
 func (n *realNode) start(name string, args ...string) {
 	output, err := os.Create(n.path(name + ".log"))
 	put(n.t, err)
@@ -241,7 +241,7 @@ func (n *realNode) checkManifests(client *kubeclient.Client) {
 	}
 }
 
-// checkCreateOnly: what a person changed stays, what is gone comes back (S-218).
+// checkCreateOnly: changes by users stay, deleted objects are made again (S-218).
 func (n *realNode) checkCreateOnly(client *kubeclient.Client) {
 	n.t.Helper()
 	ctx := n.t.Context()
@@ -263,10 +263,10 @@ func (n *realNode) checkCreateOnly(client *kubeclient.Client) {
 	n.checkDrift("/v1/ConfigMap/coredns: data.Corefile", "11-core-dns")
 }
 
-// checkDrift: a manifest whose objects somebody changed says so, and no other does.
+// checkDrift: only the manifest whose objects were changed has a drift.
 func (n *realNode) checkDrift(want, id string) {
 	n.t.Helper()
-	// The controller looks again when something changes, and now and then.
+	// The controller compares when something changes, and at intervals.
 	put(n.t, etcd.Statuses.Put(n.store.As("test"), etcd.StatusID, etcd.StatusSpec{Ready: true, Endpoint: n.etcdURL, MemberID: want}))
 	eventually.That(n.t, 60*time.Second, "the drift of "+id+" to be "+want, func() error {
 		for _, m := range BootstrapManifests.List(n.store) {
@@ -283,7 +283,7 @@ func (n *realNode) checkDrift(want, id string) {
 	})
 }
 
-// checkBootstrap asks for a certificate as a joining kubelet does.
+// checkBootstrap requests a certificate like a joining kubelet.
 func (n *realNode) checkBootstrap(client *kubeclient.Client) {
 	n.t.Helper()
 	kubelet, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt, Token: testToken})
@@ -315,7 +315,7 @@ func (n *realNode) checkBootstrap(client *kubeclient.Client) {
 	})
 }
 
-// checkLabel registers a node as the kubelet would (S-221).
+// checkLabel registers a node like the kubelet (S-221).
 func (n *realNode) checkLabel(client *kubeclient.Client) {
 	n.t.Helper()
 	node := kubeclient.Object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": "n1"}}
@@ -334,8 +334,8 @@ func (n *realNode) checkLabel(client *kubeclient.Client) {
 	})
 }
 
-// checkAuditLog: who made the Secrets of the bootstrap manifests is there, and what is in
-// them isn't.
+// checkAuditLog: the log has the user who made the Secrets of the bootstrap
+// manifests, and not their content.
 func (n *realNode) checkAuditLog() {
 	n.t.Helper()
 	log, err := os.ReadFile(n.path("audit", apiServer+".log"))
@@ -350,7 +350,7 @@ func (n *realNode) checkAuditLog() {
 	}
 }
 
-// checkHealthEndpoints: without a name one gets there, and nowhere else.
+// checkHealthEndpoints: anonymous requests are allowed there, and nowhere else.
 func (n *realNode) checkHealthEndpoints() {
 	n.t.Helper()
 	nobody, err := kubeclient.New(kubeclient.Options{Server: n.config.Cluster.ControlPlane.Endpoint.String(), CA: n.config.Cluster.CA.Crt})

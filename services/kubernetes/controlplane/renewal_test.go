@@ -20,8 +20,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// The control plane's certificates are renewed under its feet: files change, pods
-// don't. A new authority is what pods are started anew for.
+// The control plane's certificates are renewed while it runs: files change,
+// pods don't. For a new authority, the pods are started again.
 func TestRenewalLeavesPodsAlone(t *testing.T) {
 	began := time.Now()
 	var later atomic.Int64
@@ -52,7 +52,7 @@ func TestRenewalLeavesPodsAlone(t *testing.T) {
 		}
 		return err
 	})
-	// What follows comes after anything that the renewal would have caused.
+	// A later change arrives after any change that the renewal would have caused.
 	image := c.Cluster.Scheduler.Image + "-next"
 	f.configure(func(c *config.Config) { c.Cluster.Scheduler.Image = image })
 	eventually.That(t, patience, "the scheduler's new image", func() error {

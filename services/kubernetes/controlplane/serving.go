@@ -23,32 +23,32 @@ const (
 	nodeUser      = "system:node:" // and the node's name
 	nodeGroup     = "system:nodes"
 
-	// servingWatch is how long one watch of the requests goes on; a server ends them
-	// after some minutes in any case.
+	// servingWatch is the duration of one watch of the requests; a server ends
+	// them after some minutes in any case.
 	servingWatch = 5 * time.Minute
-	// servingAgain is when those are looked at again that couldn't be approved: the node
-	// may be about to tell its address.
+	// servingAgain is the pause before another look at requests that couldn't be
+	// approved: the node may be about to report its address.
 	servingAgain = 10 * time.Second
-	// servingRetry is the pause while no API server is there.
+	// servingRetry is the pause while there is no API server.
 	servingRetry = time.Second
 )
 
-// servingRequests are the requests for the certificates that kubelets serve with.
+// servingRequests are the requests for the kubelets' serving certificates.
 var (
 	servingRequests  = kubeclient.Ref{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 	servingSelection = kubeclient.Selection{Fields: "spec.signerName=" + servingSigner}
 	allNodes         = kubeclient.Ref{APIVersion: "v1", Kind: "Node"}
 )
 
-// ServingApprovalController approves the certificates that the kubelets of workers
-// serve with. Kubernetes signs them, and leaves it to others to say whether a node may
-// have the names that it asks for: without an answer, nobody gets logs from there.
+// ServingApprovalController approves the serving certificates of workers'
+// kubelets. Kubernetes signs them, but doesn't decide whether a node may have the
+// requested names: without an approval, logs from that node aren't available.
 //
-// It changes nothing for control planes, whose kubelets have theirs from the node.
+// It changes nothing for control planes: their nodes issue the kubelets' certificates.
 type ServingApprovalController struct{ refused map[string]string }
 
-// Reconcile stays in the watch: an idle cluster
-// costs nothing, and a request is answered at once.
+// Reconcile stays in the watch: an idle cluster has no cost, and a request is
+// answered at once.
 func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {
@@ -60,7 +60,7 @@ func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.Vi
 	}
 	defer client.Close()
 	if client.Ready(ctx) != nil {
-		return servingRetry, nil // others say that the apiserver is down
+		return servingRetry, nil // other controllers report that the apiserver is down
 	}
 	server, err := pki.ParseCert(keys.Spec.APIServer.Crt)
 	if err != nil {
@@ -97,18 +97,18 @@ func (c *ServingApprovalController) Reconcile(ctx context.Context, v resource.Vi
 	if err == nil || errors.Is(err, errAsked) {
 		return soon, nil
 	}
-	return servingRetry, nil // a stream that broke: the list above says if it's more
+	return servingRetry, nil // the watch ended; the list above fails if the server is down
 }
 
-// errAsked ends a watch: there is something to answer.
+// errAsked ends a watch: there is a request to answer.
 var errAsked = errors.New("a new request")
 
 func answered(request kubeclient.Object) bool {
 	return request.Condition("Approved") || request.Condition("Denied") || request.Condition("Failed")
 }
 
-// answer approves a request, or says why not. It denies none: what doesn't fit now may
-// fit once the node has told of a new address.
+// answer approves a request, or logs the reason why not. It denies none: a
+// request that doesn't fit now may fit after the node has reported a new address.
 func (c *ServingApprovalController) answer(ctx context.Context, v resource.View, client *kubeclient.Client, server *x509.Certificate, request kubeclient.Object) (why string, err error) {
 	nodes, err := client.List(ctx, allNodes, kubeclient.Selection{})
 	if err != nil {
@@ -128,13 +128,13 @@ func (c *ServingApprovalController) answer(ctx context.Context, v resource.View,
 	return "", nil
 }
 
-// servingUsages are what a kubelet asks for; the second is for RSA keys only.
+// servingUsages are the usages that a kubelet requests; the second is for RSA keys only.
 var servingUsages = []string{"digital signature", "key encipherment", "server auth"}
 
-// checkServing says what is wrong with a request. A node may have its own name and its
-// own addresses. It is the node itself that tells Kubernetes its addresses, so they
-// count only if they are nobody else's: not of another node, and not among what the API
-// server's certificate is for, or a worker could take its place.
+// checkServing returns what is wrong with a request. A node may have its own
+// name and its own addresses. The node itself reports its addresses to
+// Kubernetes, so they count only if no other node has them, and the API server's
+// certificate doesn't have them: otherwise a worker could take their place.
 func checkServing(request kubeclient.Object, nodes []kubeclient.Object, server *x509.Certificate) error {
 	user := request.Text("spec", "username")
 	name, isNode := strings.CutPrefix(user, nodeUser)
@@ -184,7 +184,7 @@ func checkServing(request kubeclient.Object, nodes []kubeclient.Object, server *
 	return nil
 }
 
-// parseServing reads a request, and checks all that doesn't depend on who it is from.
+// parseServing reads a request, and checks everything that doesn't depend on its sender.
 func parseServing(request kubeclient.Object) (*x509.CertificateRequest, error) {
 	if signer := request.Text("spec", "signerName"); signer != servingSigner {
 		return nil, fmt.Errorf("it is for signer %q", signer)

@@ -32,7 +32,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// servingRequest is what the kubelet of worker w sends, after a change.
+// servingRequest is the request of the kubelet of worker w, after a change.
 func servingRequest(t *testing.T, change func(csr *x509.CertificateRequest, spec map[string]any)) kubeclient.Object {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -65,7 +65,7 @@ func TestServingRequests(t *testing.T) {
 		}
 		return kubeclient.Object{"metadata": map[string]any{"name": name}, "status": map[string]any{"addresses": list}}
 	}
-	// w claims addresses of the API server and of another node as its own.
+	// w reports addresses of the API server and of another node as its own.
 	nodes := []kubeclient.Object{
 		node("w", "10.5.0.3", "fd00::3", "10.5.0.1", "10.5.0.9"), node("other", "10.5.0.9"), node("kubernetes"),
 	}
@@ -114,7 +114,7 @@ func TestServingRequests(t *testing.T) {
 	}
 }
 
-// requestServer is an API server that knows requests of kubelets, and the node w.
+// requestServer is an API server with requests of kubelets, and the node w.
 type requestServer struct {
 	mu       sync.Mutex // guards all below
 	requests map[string]kubeclient.Object
@@ -177,7 +177,7 @@ func (s *requestServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// watch tells of the requests beyond those that the client has seen.
+// watch sends the requests that the client hasn't seen yet.
 func (s *requestServer) watch(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).Flush()
 	for {
@@ -219,8 +219,8 @@ func served(t *testing.T, s http.Handler) *resource.Store {
 	return store
 }
 
-// A request is approved at once, whether it was there before or comes while the
-// controller watches; one that isn't the node's own stays as it is.
+// A request is approved at once, whether it existed before or comes during the
+// watch; one for another node isn't changed.
 func TestServingApproval(t *testing.T) {
 	t.Parallel()
 	s := &requestServer{requests: map[string]kubeclient.Object{}, changed: make(chan struct{})}

@@ -11,8 +11,8 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// StaticPodController renders the pods, once etcd is up (S-216): an apiserver that
-// starts without it only fails.
+// StaticPodController renders the pods, after etcd is up (S-216): an apiserver
+// that starts without it only fails.
 type StaticPodController struct{ filesDir, auditDir, secretsDir string }
 
 func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
@@ -24,7 +24,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 	if err != nil {
 		return 0, ignoreNotFound(err)
 	}
-	// Only at first: etcd that is restarted is no reason to take the pods away.
+	// Only at first: a restart of etcd is no reason to remove the pods.
 	if _, ready := etcd.Ready(v); !ready && len(StaticPods.List(v)) == 0 {
 		return 0, nil
 	}

@@ -7,34 +7,34 @@ import (
 	"time"
 )
 
-// Refusal is why something isn't done: it would do harm, or makes no sense here.
+// Refusal is the reason for not doing something: it would do harm, or has no use here.
 type Refusal struct{ error }
 
-// Unwrap lets a caller tell the reasons apart.
+// Unwrap lets a caller distinguish the reasons.
 func (r Refusal) Unwrap() error { return r.error }
 
 func refuse(format string, args ...any) error { return Refusal{fmt.Errorf(format, args...)} }
 
-// Begun is the cluster that begins, or has begun, on this node.
+// Begun is the cluster that was begun, or is being begun, on this node.
 type Begun struct {
-	Token   string // tells the cluster from others
-	Cluster string // the ID that etcd has made of it, in hexadecimal; empty until it runs
-	Already bool   // it had been asked for before
+	Token   string // distinguishes the cluster from others
+	Cluster string // the ID that etcd derives from it, in hexadecimal; empty until it runs
+	Already bool   // it was requested before
 }
 
-// MayBootstrap refuses where Bootstrap would. It returns the cluster that has begun on this
-// node already, and nil where none has. It changes nothing.
-func (e *Etcd) MayBootstrap(ctx context.Context, told []string) (*Begun, error) {
+// MayBootstrap refuses what Bootstrap would refuse. It returns the cluster that
+// was begun on this node already, or nil. It changes nothing.
+func (e *Etcd) MayBootstrap(ctx context.Context, given []string) (*Begun, error) {
 	done, err := e.take(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
 	}
 	defer done()
-	return e.mayBootstrap(ctx, told)
+	return e.mayBootstrap(ctx, given)
 }
 
 // mayBootstrap is for the holder of turn.
-func (e *Etcd) mayBootstrap(ctx context.Context, told []string) (*Begun, error) {
+func (e *Etcd) mayBootstrap(ctx context.Context, given []string) (*Begun, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("bootstrap: %s", why)
 	}
@@ -52,24 +52,24 @@ func (e *Etcd) mayBootstrap(ctx context.Context, told []string) (*Begun, error) 
 	case data:
 		return nil, refuse("bootstrap: %s isn't empty: %s", e.o.DataDir, resetHint)
 	}
-	if err := e.alone(ctx, r, told, lookTimeout, seen.begun); err != nil {
+	if err := e.alone(ctx, r, given, lookTimeout, seen.begun); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
 	return nil, nil
 }
 
-// Bootstrap begins a cluster on this node (S-213): written down at once, and done
-// as soon as the service may run. It may be asked for again. It refuses where the
-// node has data of a cluster, and where one lives already or is just being begun: two
-// beginnings would be two clusters, and nobody could join them later. told are control
-// planes that the caller knows of.
-func (e *Etcd) Bootstrap(ctx context.Context, told []string) (Begun, error) {
+// Bootstrap begins a cluster on this node (S-213). It records that at once; the
+// service does it as soon as it may run. The request may be repeated. Bootstrap
+// refuses if the node has data of a cluster, or if a cluster runs or is being
+// begun elsewhere: two beginnings would be two clusters, and no node could join
+// the other one later. given are control planes that the caller knows.
+func (e *Etcd) Bootstrap(ctx context.Context, given []string) (Begun, error) {
 	done, err := e.take(ctx)
 	if err != nil {
 		return Begun{}, fmt.Errorf("bootstrap: wait for a join that is under way: %w", err)
 	}
 	defer done()
-	already, err := e.mayBootstrap(ctx, told)
+	already, err := e.mayBootstrap(ctx, given)
 	if err != nil {
 		return Begun{}, err
 	}
@@ -90,27 +90,27 @@ func (e *Etcd) Begun() (*Begun, error) {
 	return &Begun{Token: r.Token, Cluster: r.Cluster}, err
 }
 
-// resetHint is what a person can do about data that is in the way.
-const resetHint = "this node is a member of a cluster, or has data of an earlier one; if nobody needs that, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
+// resetHint is what a user can do about existing data that prevents a beginning.
+const resetHint = "this node is a member of a cluster, or has data of an earlier one; if that is not needed, remove it with `gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot`"
 
-// wake ends the pause of the service, should it wait.
+// wake ends the wait of the service, if it waits.
 func (e *Etcd) wake() {
 	select {
 	case e.begin <- struct{}{}:
-	default: // it is awake
+	default: // it is awake already
 	}
 }
 
-// alone refuses where something is seen of a cluster that is in the way. Those that
-// look at the same time see each other, as each says that it is about to begin before
-// it looks.
-func (e *Etcd) alone(outer context.Context, r record, told []string, budget time.Duration, inTheWay func(seen) bool) error {
+// alone refuses if it finds a cluster that prevents a beginning. Two nodes that
+// look at the same time find each other, because each reports its beginning
+// before it looks.
+func (e *Etcd) alone(outer context.Context, r record, given []string, budget time.Duration, inTheWay func(seen) bool) error {
 	e.beginning.Add(1)
 	defer e.beginning.Add(-1)
 	ctx, cancel := context.WithTimeout(outer, budget)
 	defer cancel()
-	found, err := e.look(ctx, r, told)
-	if err == nil { // who was called off before all had answered has seen nothing
+	found, err := e.look(ctx, r, given)
+	if err == nil { // a search that was cancelled before all answers doesn't count
 		err = outer.Err()
 	}
 	if err != nil {

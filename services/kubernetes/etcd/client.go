@@ -23,14 +23,14 @@ import (
 )
 
 const (
-	// requestTimeout of one request. etcd gives up a change of members after 7 s: five
-	// for its quorum, and two of its election timeouts.
+	// requestTimeout of one request. etcd gives up a change of members after 7 s:
+	// five for its quorum, and two of its election timeouts.
 	requestTimeout = 10 * time.Second
 	// lookTimeout bounds a request for the control planes to an apiserver that may be on a
 	// machine that is gone.
 	lookTimeout = 10 * time.Second
-	// knownTimeout bounds it if this node knows other addresses to ask: a machine that is
-	// gone must leave time for that, also where all of it takes examineTimeout at most.
+	// knownTimeout limits it if this node knows other addresses to ask: a machine that is gone
+	// must leave time for them, also if everything together is limited by examineTimeout.
 	knownTimeout = 2 * time.Second
 	// statusTimeout: a member that takes longer to answer a status request doesn't count.
 	statusTimeout = 3 * time.Second
@@ -76,7 +76,7 @@ func trust(r resource.Reader) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
 }
 
-// list asks the quorum who the members are.
+// list asks the quorum for the members.
 func list(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -97,7 +97,7 @@ func (e *Etcd) api() (*kubeclient.Client, error) {
 	return kubeclient.New(kubeclient.Options{Server: k.Endpoint, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
 }
 
-// apiServers is where Kubernetes itself says that its API servers are.
+// apiServers is the path of Kubernetes' own list of its API servers.
 const apiServers = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes"
 
 // find returns the client URLs of the members on other control planes (S-215): an
@@ -120,8 +120,8 @@ func (e *Etcd) find(ctx context.Context, me self, patience time.Duration) ([]str
 	return nil, errNoControlPlane
 }
 
-// remembered are the URLs by what this node's balancer knows of API servers, maybe from
-// an earlier boot: of use to one that has lost its data while the endpoint is gone.
+// remembered are the URLs of the API servers that this node's balancer knows, perhaps from
+// an earlier boot. A node that has lost its data needs them while the endpoint is gone.
 func (e *Etcd) remembered(me self) []string {
 	var urls []string
 	for _, s := range balancer.APIServers.List(e.o.Store) {
@@ -132,7 +132,7 @@ func (e *Etcd) remembered(me self) []string {
 	return urls
 }
 
-// others are the URLs of a list of EndpointSlices, but for this node's own.
+// others are the URLs of a list of EndpointSlices, except this node's own.
 func others(found kubeclient.Object, me self) []string {
 	var urls []string
 	for _, slice := range found.Items() {
@@ -150,10 +150,10 @@ func others(found kubeclient.Object, me self) []string {
 	return slices.Compact(urls)
 }
 
-// HexID is an ID as etcd writes it.
+// HexID is an ID in etcd's spelling.
 func HexID(id uint64) string { return strconv.FormatUint(id, 16) }
 
-// called is how a member is named for people. One that never ran has told no name.
+// called is the name of a member for users. A member that never ran has no name yet.
 func called(m *pb.Member) string {
 	name := m.Name
 	if name == "" {

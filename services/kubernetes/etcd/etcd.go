@@ -1,12 +1,12 @@
-// Package etcd runs this node's member of the Kubernetes etcd cluster, and is how
-// people operate that cluster.
+// Package etcd runs this node's member of the Kubernetes etcd cluster, and has
+// the functions to operate that cluster.
 //
 // etcd is an OCI image in containerd's system namespace, on control planes only.
-// With data it goes on with what it has, whatever the type says (acceptance S-212,
-// S-224). Without, a cluster is begun on a node of type init, or on the one that was
-// asked to by Bootstrap; every other node joins the members that it finds through
-// Kubernetes, as a learner, which doesn't count for the quorum until it has all of
-// the cluster's data and is promoted. What was begun is in a record on STATE:
+// With data it continues with that data, whatever the type is (acceptance S-212,
+// S-224). Without data, a cluster is begun on a node of type init, or on the one
+// that Bootstrap was called on. Every other node joins the members that it finds
+// through Kubernetes, as a learner. A learner doesn't count for the quorum until it
+// has all of the cluster's data and is promoted. The state is in a record on STATE:
 //
 //	(none) ── type init, or Bootstrap ──▶ new ────── healthy ─────▶ member
 //	(none) ── added as a learner ───────▶ joining ── promoted ────▶ member
@@ -52,36 +52,37 @@ const (
 	// utilityID is the container of etcdutl.
 	utilityID = "etcdutl"
 
-	secretsDir = boot.SecretsDir + "/" + secrets.EtcdID // written there by package secrets
+	secretsDir = boot.SecretsDir + "/" + secrets.EtcdID // package secrets writes them
 	clientPort = 2379                                   // IANA etcd-client
 	peerPort   = 2380                                   // IANA etcd-server
 	// healthURL is plain HTTP on loopback: the probe needs no certificate, and
-	// nothing but health and metrics answers there.
+	// this port serves only health and metrics.
 	healthURL  = "http://127.0.0.1:2381"
 	healthPath = "/readyz"
 
 	healthPeriod  = time.Second
 	healthTimeout = 5 * time.Second
-	// stopBudget lets a leader hand over and the backend sync.
+	// stopBudget is for the transfer of the leadership and for a sync of the backend.
 	stopBudget = 10 * time.Second
-	// oomScoreAdj is what Kubernetes gives to critical pods: the kernel ends all others first.
+	// oomScoreAdj is the value that Kubernetes uses for critical pods: the kernel
+	// kills all other processes first.
 	oomScoreAdj = -997
-	// autoCompaction keeps five minutes of history, as the apiserver's own
-	// compaction does.
+	// autoCompaction keeps five minutes of history, like the apiserver's own
+	// compaction.
 	autoCompaction = "5m"
 )
 
-// Options are what the service stands on. Paths are for tests: "" is a node's.
+// Options are the inputs of the service. Paths are for tests: "" is a node's.
 type Options struct {
 	Mode       boot.Mode
 	Store      *resource.Store
 	Containerd *containerd.Containerd
 	Peers      *peers.Client
-	Log        *slog.Logger // nil: nobody hears
+	Log        *slog.Logger // nil: no log
 	// Stop ends the service until it is started again.
 	Stop func(ctx context.Context) error
-	// Running returns the ID of an operation with one of these names that runs on this node;
-	// "": none does. nil: there are no operations.
+	// Running returns the ID of an operation with one of these names that runs on
+	// this node; "" if there is none. nil: there are no operations.
 	Running func(names ...string) (id string, err error)
 	// LeaveWith are the operations, besides LeaveOperation, with a step that calls Leave.
 	LeaveWith []string
@@ -90,27 +91,27 @@ type Options struct {
 	Journal string // journalFile
 }
 
-// Etcd is this node's member. Make one with New.
+// Etcd is this node's member. New makes it.
 type Etcd struct {
 	o      Options
 	runner *containerd.Runner
 	// utility runs etcdutl, and returns the end of its output. A field for tests.
 	utility func(ctx context.Context, args []string) (output string, err error)
 
-	// turn is held by whoever decides what becomes of this member, and writes that
+	// turn is held while a goroutine decides about this member and writes that
 	// into the journal.
 	turn      chan struct{}
-	begin     chan struct{} // ends the pause of one who waits for a cluster
+	begin     chan struct{} // ends the pause of a wait for a cluster
 	uploading sync.Mutex    // held while a snapshot is sent
 
-	id        string       // tells this node from others, and from itself under another address
-	beginning atomic.Int32 // looks whether it may begin a cluster that go on right now
-	going     atomic.Bool  // it is decided how the member begins: etcd starts, or runs
-	ready     atomic.Bool  // it was healthy when it was looked at last
-	// suspect: the last run ended by itself, without being stopped. The cluster may have
+	id        string       // identifies this node, also under another address
+	beginning atomic.Int32 // number of current checks whether it may begin a cluster
+	going     atomic.Bool  // the beginning of the member is decided: etcd starts, or runs
+	ready     atomic.Bool  // healthy at the last check
+	// suspect: the last run ended by itself, without a stop. The cluster may have
 	// removed the member.
 	suspect atomic.Bool
-	// well is when this run was healthy last, or else began.
+	// well is when this run was last healthy, or else began.
 	well atomic.Pointer[time.Time]
 	// unsettled: the journal's phase is new or joining.
 	unsettled atomic.Pointer[record]
@@ -118,7 +119,7 @@ type Etcd struct {
 	dataID atomic.Pointer[identity]
 }
 
-// New makes this node's member; nothing runs yet.
+// New makes this node's member and doesn't start it.
 func New(o Options) *Etcd {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -162,8 +163,8 @@ func (e *Etcd) Service() dag.Service {
 	}
 }
 
-// run is the container, and beside it what makes a voting member of a learner, and
-// what looks after a member that isn't well.
+// run runs the container. In parallel it promotes a learner to a voting member,
+// and examines a member that isn't healthy.
 func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	now := time.Now()
 	e.well.Store(&now)
@@ -195,8 +196,8 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	return err
 }
 
-// killed: etcd had no say in its end. One that its cluster has removed ends by itself, so
-// nobody need be asked, which takes examineTimeout where nobody else is.
+// killed reports whether etcd was killed. A member that its cluster has removed ends by
+// itself, so after a kill no other member needs to be asked, which can take examineTimeout.
 func killed(err error) bool {
 	var exit *containerd.ExitError
 	return errors.As(err, &exit) && exit.Status == 128+uint32(syscall.SIGKILL)
@@ -218,8 +219,8 @@ func (e *Etcd) runUtility(ctx context.Context, args []string) (string, error) {
 	return runner.Once(ctx, ID)
 }
 
-// certificates waits for those of etcd, which a worker never gets: there it
-// holds as soon as the configuration says so, and the service is skipped.
+// certificates waits for those of etcd. A worker never gets them: there it
+// holds as soon as the configuration is known, and the service is skipped.
 type certificates struct{ o Options }
 
 func (certificates) String() string { return "etcd certificates to be made" }
@@ -268,7 +269,7 @@ func (e *Etcd) spec(context.Context) ([]oci.SpecOpts, error) {
 	}, nil
 }
 
-// self is this member as others know it.
+// self is this member as other nodes see it.
 type self struct {
 	name string
 	addr netip.Addr
@@ -312,8 +313,8 @@ func bind(path, access string) specs.Mount {
 	return specs.Mount{Type: "bind", Source: path, Destination: path, Options: []string{"rbind", access, "nosuid", "nodev", "noexec"}}
 }
 
-// arguments is etcd's command line; extra arguments of the configuration win. What
-// it says of the cluster matters to a member without data only.
+// arguments is etcd's command line; extra arguments of the configuration have
+// priority. The arguments about the cluster matter only to a member without data.
 func arguments(me self, r record, extra map[string]string) []string {
 	client, peer := clientURL(me.addr), me.peerURL()
 	flags := map[string]string{
@@ -354,8 +355,8 @@ func arguments(me self, r record, extra map[string]string) []string {
 	return slices.Insert(args, 0, "etcd")
 }
 
-// healthy asks the member itself, and tells the control plane what it said. A
-// learner is healthy once it is none: it refuses the API server.
+// healthy asks the member itself, and publishes the result for the control
+// plane. A learner isn't healthy: it refuses requests of the API server.
 func (e *Etcd) healthy(ctx context.Context) error {
 	err := dag.HTTPCheck(healthURL + healthPath)(ctx)
 	if r := e.unsettled.Load(); err == nil && r != nil {
@@ -375,8 +376,8 @@ func (e *Etcd) healthy(ctx context.Context) error {
 	return err
 }
 
-// recognise finds out once in a run which cluster the data is of, and records that
-// beside it.
+// recognise determines once per run to which cluster the data belongs, and
+// records that beside the data.
 func (e *Etcd) recognise() error {
 	if e.dataID.Load() != nil {
 		return nil
@@ -398,6 +399,6 @@ func (e *Etcd) publish(ready bool) {
 	if id := e.dataID.Load(); id != nil {
 		status.MemberID = HexID(id.member)
 	}
-	// The store refuses only a type that was never defined.
+	// The store refuses only an undefined type.
 	_ = Statuses.Put(e.o.Store.As(ID), StatusID, status)
 }

@@ -28,8 +28,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// S-212, S-224: only a node of type init starts a cluster from nothing by itself;
-// with data, every control plane goes on.
+// S-212, S-224: only a node of type init starts a cluster from nothing by
+// itself; every control plane with data continues.
 func TestS224WhoMayStartFromNothing(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -72,38 +72,38 @@ func TestS224WhoMayStartFromNothing(t *testing.T) {
 	}
 }
 
-// A wait that goes on is told once, and ends with its context.
-func TestS355WaitIsToldOnce(t *testing.T) {
+// A continued wait is reported once, and ends with its context.
+func TestS355WaitIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.knows(0, netip.MustParseAddr("192.0.2.1")) // itself
 	n := r.node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
 	ctx, cancel := context.WithCancel(t.Context())
-	told, logged := 0, ""
-	tell := func(code reason.Code, _ string) {
-		told++
+	reports, logged := 0, ""
+	event := func(code reason.Code, _ string) {
+		reports++
 		if code != NoCluster {
 			t.Errorf("reason %q", code)
 		}
-		n.begin <- struct{}{} // looks again at once
-		if told == 1 {
+		n.begin <- struct{}{} // search again at once
+		if reports == 1 {
 			time.AfterFunc(joinRetry/10, cancel)
 		}
 	}
 	log := func(_ reason.Code, m string) {
-		if ctx.Err() == nil { // what is tried in that moment fails in another way
+		if ctx.Err() == nil { // an attempt at that moment fails for another reason
 			logged = m
 		}
 	}
-	if err := n.prepare(ctx, tell, log); !errors.Is(err, context.Canceled) {
+	if err := n.prepare(ctx, event, log); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
-	if told != 1 || logged != errNoControlPlane.Error() {
-		t.Errorf("told %d times, logged %q", told, logged)
+	if reports != 1 || logged != errNoControlPlane.Error() {
+		t.Errorf("reported %d times, logged %q", reports, logged)
 	}
 }
 
-// What an API server says of itself and others, this node left out.
+// The API servers in an EndpointSlice, without this node.
 func TestS215Others(t *testing.T) {
 	t.Parallel()
 	me := self{"a", netip.MustParseAddr("10.5.0.2")}
@@ -120,7 +120,7 @@ func TestS215Others(t *testing.T) {
 	}
 }
 
-// The guard counts the voting members that are left, and names them.
+// The guard counts the remaining voting members, and lists them.
 func TestQuorumGuard(t *testing.T) {
 	t.Parallel()
 	m := func(id uint64, name string) *pb.Member { return &pb.Member{ID: id, Name: name} }
@@ -130,7 +130,7 @@ func TestQuorumGuard(t *testing.T) {
 		name    string
 		members []*pb.Member
 		remove  *pb.Member
-		well    string // IDs that answer
+		well    string // IDs of members that answer
 		want    error
 		says    string
 	}{
@@ -153,8 +153,8 @@ func TestQuorumGuard(t *testing.T) {
 	}
 }
 
-// While a member is down, the quorum is still that of all: the only one may go, and of
-// two neither.
+// The quorum counts members that are down: the only member may stop, but
+// neither of two.
 func TestQuorumGuardOfAStop(t *testing.T) {
 	t.Parallel()
 	m := func(id uint64, name string) *pb.Member { return &pb.Member{ID: id, Name: name} }
@@ -165,8 +165,8 @@ func TestQuorumGuardOfAStop(t *testing.T) {
 		name    string
 		members []*pb.Member
 		stop    *pb.Member
-		well    string // IDs that answer
-		says    string // "": it may
+		well    string // IDs of members that answer
+		says    string // "": it is allowed
 	}{
 		{"one of three", []*pb.Member{a, b, c}, c, "abc", ""},
 		{"a dead one of three", []*pb.Member{a, b, c}, c, "ab", ""},
@@ -219,12 +219,12 @@ func TestS074Arguments(t *testing.T) {
 	}
 }
 
-// logHead is the head of a log as etcd writes it, of member ec1314ea52838568 in cluster
-// dfd396ec7b4c7b9e.
+// logHead is the beginning of a log as etcd writes it, of member
+// ec1314ea52838568 in cluster dfd396ec7b4c7b9e.
 const logHead = "0400000000000084080410000000000020000000000000000801" +
 	"10adffce85071a1608e88a8e94a59dc589ec01109ef7b1dac7dde5e9df010e00000000000082080510a686c9e60f1a0408001000"
 
-// holds gives the node data that begins so.
+// holds gives the node data with this beginning.
 func (n *node) holds(t *testing.T) {
 	t.Helper()
 	data, err := hex.DecodeString(logHead)
@@ -233,7 +233,7 @@ func (n *node) holds(t *testing.T) {
 	must(t, os.WriteFile(n.path("data", "member", "wal", "0.wal"), data, 0o600))
 }
 
-// Whose data it is, from the head of a log as etcd writes it; and not from less.
+// The identity of the data comes from the beginning of a log; a shorter part isn't enough.
 func TestS225Identity(t *testing.T) {
 	t.Parallel()
 	head, err := hex.DecodeString(logHead)
@@ -241,7 +241,7 @@ func TestS225Identity(t *testing.T) {
 	if id, err := parseIdentity(head); err != nil || id != (identity{0xec1314ea52838568, 0xdfd396ec7b4c7b9e}) {
 		t.Errorf("%x, %v", id, err)
 	}
-	for n := range 56 { // where the metadata ends
+	for n := range 56 { // the end of the metadata
 		if id, err := parseIdentity(head[:n]); err == nil {
 			t.Errorf("the first %d bytes are of %x", n, id)
 		}
@@ -251,8 +251,8 @@ func TestS225Identity(t *testing.T) {
 	})
 }
 
-// A log that only etcd can read, of another release perhaps, doesn't keep a cluster from
-// being up.
+// A log that only etcd can read, perhaps of another release, doesn't keep a
+// cluster from getting up.
 func TestUnknownLogSettles(t *testing.T) {
 	t.Parallel()
 	n := newRig(t).node("a", config.ControlPlane, netip.MustParseAddr("192.0.2.1"))
@@ -265,8 +265,8 @@ func TestUnknownLogSettles(t *testing.T) {
 	}
 }
 
-// A journal that nobody can read is put aside: a member goes on, and who has nothing
-// waits.
+// An unreadable journal is put aside: a member with data continues, and a node
+// without data waits.
 func TestUnreadableJournal(t *testing.T) {
 	t.Parallel()
 	for _, content := range []string{"", "{", "\x00\x00\x00", `{"phase": 7}`, `{"phase": "member"`} {
@@ -288,8 +288,8 @@ func TestUnreadableJournal(t *testing.T) {
 	}
 }
 
-// S-225: whose data it is, the journal says, and else what lies beside the data. Of
-// what neither knows, etcd is the judge.
+// S-225: the journal decides to which cluster the data belongs, or else the
+// file beside the data. If neither has that, etcd decides.
 func TestS225Foreign(t *testing.T) {
 	t.Parallel()
 	const cluster = "dfd396ec7b4c7b9e"
@@ -298,7 +298,7 @@ func TestS225Foreign(t *testing.T) {
 		journal   record
 		owner     string // cluster
 		authority string // "": this one's
-		foreign   string // part of what is said
+		foreign   string // part of the error
 	}{
 		{"of before there was either", record{}, "", "", ""},
 		{"STATE was lost", record{}, cluster, "", ""},
@@ -337,8 +337,8 @@ func TestS225Foreign(t *testing.T) {
 	}
 }
 
-// A member that isn't well asks the others that it knows, also where the endpoint takes
-// what is sent to it and never answers.
+// A member that isn't healthy asks the other members that it knows, even if the
+// endpoint accepts requests and never answers.
 func TestExaminedBehindASilentEndpoint(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -358,7 +358,7 @@ func TestExaminedBehindASilentEndpoint(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	// Again, as the service does: it takes two seconds of five to give the endpoint up.
+	// Again, like the service: it takes two seconds of five until the endpoint is given up.
 	eventually.That(t, 10*time.Second, "the peer to be asked", func() error {
 		must(t, n.examine(ctx, record{Phase: member, Peers: []string{"https://" + peer.Addr().String()}}))
 		if !asked.Load() {
@@ -368,8 +368,9 @@ func TestExaminedBehindASilentEndpoint(t *testing.T) {
 	})
 }
 
-// Who asks in vain at the endpoint remembers the others, not itself.
-// One that was killed begins again at once, and one that ended by itself asks why.
+// After failed requests to the endpoint the node uses the remembered members,
+// without itself. A member that was killed starts again at once, and one that
+// ended by itself first asks for the reason.
 func TestKilledIsNoReasonToAsk(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -404,7 +405,7 @@ func TestRemembered(t *testing.T) {
 	}
 }
 
-// Who is called off while it looks for a living cluster has seen none, and begins none.
+// A search for a running cluster that is cancelled begins no cluster.
 func TestCalledOffWhileItLooks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

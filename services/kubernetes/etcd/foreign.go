@@ -16,15 +16,15 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// A node that was given the secrets of another cluster than the one at its endpoint
-// would look for it for ever, and all that anybody saw of it were requests that fail.
-// So what is foreign is recognised and named, and nothing joins it.
+// A node with the secrets of another cluster than the one at its endpoint would
+// search without an end, and users would only see failed requests. So a foreign
+// cluster is detected and reported, and the node doesn't join it.
 
-// remedy ends what is said of secrets that don't fit.
+// remedy is the end of messages about wrong secrets.
 const remedy = "this node has the secrets of another cluster; configure it with those of this one (gbctl gen config --with-secrets)"
 
-// foreign is the wait of one whose Kubernetes authority isn't the cluster's, nil if
-// that isn't what is wrong.
+// foreign is the wait of a node whose Kubernetes authority isn't the cluster's;
+// nil if the cause is another one.
 func (e *Etcd) foreign(seen error) error {
 	cfg, err := machine.Config(e.o.Store)
 	if err != nil {
@@ -46,8 +46,8 @@ func unknownAuthority(err error) bool {
 	return errors.As(err, &unknown)
 }
 
-// foreignEtcd looks why members don't answer: etcd's client only says that it has
-// waited.
+// foreignEtcd finds the reason why members don't answer: etcd's client only
+// reports a timeout.
 func (e *Etcd) foreignEtcd(ctx context.Context, urls []string) error {
 	trust, err := trust(e.o.Store)
 	if err != nil {
@@ -71,12 +71,12 @@ func (e *Etcd) foreignEtcd(ctx context.Context, urls []string) error {
 	return nil
 }
 
-// jwks is where an API server shows the keys that it checks tokens with.
+// jwks is the path at which an API server publishes the keys for tokens.
 const jwks = "/openid/v1/jwks"
 
-// sameTokens returns a wait where the cluster's API servers don't know the key with
-// which this node's would sign the tokens of pods. One that can't be asked doesn't
-// keep a node from joining.
+// sameTokens returns a wait if the cluster's API servers don't know the key
+// with which this node's API server would sign the tokens of pods. If it can't
+// ask them, the node still joins.
 func (e *Etcd) sameTokens(ctx context.Context) error {
 	cfg, err := machine.Config(e.o.Store)
 	if err != nil || len(cfg.Cluster.ServiceAccount.Key) == 0 {

@@ -17,7 +17,7 @@ import (
 
 var foreignAddress = netip.MustParseAddr("192.0.2.1")
 
-// waits fails unless err is a wait for what has the parts.
+// waits fails unless err is a *wait whose text has the parts.
 func waits(t *testing.T, err error, parts ...string) {
 	t.Helper()
 	var w *wait
@@ -58,8 +58,8 @@ func TestForeignClientOfKubernetes(t *testing.T) {
 	waits(t, r.node("a", config.ControlPlane, foreignAddress).decide(t.Context()), "cluster.ca", r.apiserver.URL, "another cluster")
 }
 
-// S-214: one of type init that begins no second cluster says what keeps it from joining
-// the first.
+// S-214: a node of type init that begins no second cluster reports why it can't
+// join the first one.
 func TestForeignClusterOfInit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -71,14 +71,14 @@ func TestForeignClusterOfInit(t *testing.T) {
 	}
 }
 
-// Another API server has the place of an etcd with a certificate of another
+// Another API server has the address of an etcd with a certificate of another
 // authority.
 func TestForeignAuthorityOfEtcd(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	n := r.node("a", config.ControlPlane, foreignAddress)
 	waits(t, n.foreignEtcd(t.Context(), []string{r.apiserver.URL}), "cluster.etcd.ca", r.apiserver.URL, "another cluster")
-	// One that nothing is known of but that it doesn't answer.
+	// Nothing is known about this one, except that it doesn't answer.
 	if err := n.foreignEtcd(t.Context(), []string{"https://127.0.0.1:1"}); err != nil {
 		t.Errorf("an etcd that is gone: %v", err)
 	}
@@ -106,7 +106,7 @@ func TestForeignTokens(t *testing.T) {
 	}
 }
 
-// kid is the name that Kubernetes gives to a key.
+// kid is Kubernetes' name of a key.
 func kid(t *testing.T, text []byte) string {
 	t.Helper()
 	key, err := pki.ParseKey(text)

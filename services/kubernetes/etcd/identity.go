@@ -14,34 +14,34 @@ import (
 )
 
 const (
-	// walHead is how much of a log file is looked at: what it begins with has less
-	// than 200 bytes.
+	// walHead is how much of a log file is read: the needed records at its
+	// beginning have less than 200 bytes.
 	walHead = 4 << 10
-	// walRecords are looked at for the metadata, which is the second one.
+	// walRecords is how many records are searched for the metadata, which is the second one.
 	walRecords = 4
 
-	// Of etcd's log, go.etcd.io/etcd/server/v3/storage/wal: the type of the record, and
-	// where the length of a record ends and that of its padding begins.
+	// From etcd's log, go.etcd.io/etcd/server/v3/storage/wal: the type of the
+	// record, and where the length of a record ends and that of its padding begins.
 	walMetadata   = 1
 	walLengthBits = 56
 	walPadding    = 7
 )
 
-// identity is whose data a directory holds.
+// identity is the member and the cluster of the data in a directory.
 type identity struct{ member, cluster uint64 }
 
-// identity reads it from the beginning of etcd's log, so that it is known also where
-// etcd doesn't run. ok is false where there is no log yet.
+// identity reads it from the beginning of etcd's log, so that it is known even
+// if etcd doesn't run. ok is false if there is no log yet.
 func (e *Etcd) identity() (id identity, ok bool, err error) {
 	dir := filepath.Join(e.o.DataDir, "member", "wal")
 	names, err := filepath.Glob(filepath.Join(dir, "*.wal"))
 	if err != nil || len(names) == 0 {
 		return identity{}, false, err
 	}
-	slices.Sort(names) // they are numbered
+	slices.Sort(names) // they have numbers
 	file, err := os.Open(names[0])
 	if errors.Is(err, fs.ErrNotExist) {
-		return identity{}, false, nil // just now purged
+		return identity{}, false, nil // purged just now
 	}
 	if err != nil {
 		return identity{}, false, err
@@ -59,10 +59,10 @@ func (e *Etcd) identity() (id identity, ok bool, err error) {
 	return id, true, nil
 }
 
-var errNoMetadata = errors.New("it doesn't begin with whose it is: it was cut short, or is of another release of etcd")
+var errNoMetadata = errors.New("it has no IDs of member and cluster at its beginning: it was truncated, or is of another release of etcd")
 
-// parseIdentity finds the metadata among the first records: each is a length of 64
-// bits, in which the upper byte says how it is padded, and a protobuf message.
+// parseIdentity finds the metadata among the first records. Each is a length of
+// 64 bits, whose upper byte is about padding, and a protobuf message.
 func parseIdentity(head []byte) (identity, error) {
 	for range walRecords {
 		if len(head) < 8 {
@@ -114,7 +114,7 @@ func identityOf(b []byte) (id identity, err error) {
 	return id, nil
 }
 
-// fields calls take for each field of a message, until one can't be read.
+// fields calls take for each field of a message, until a field can't be read.
 func fields(b []byte, take func(n protowire.Number, v uint64, data []byte)) {
 	for len(b) > 0 {
 		n, t, used := protowire.ConsumeTag(b)

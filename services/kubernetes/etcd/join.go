@@ -32,12 +32,12 @@ const (
 	initTimeout = 5 * time.Second
 )
 
-// What the member may wait for, as events have it, and Learner as the health check has it.
+// The reasons of a member's wait in events, and Learner for the health check.
 const (
 	NoCluster    reason.Code = "NoCluster"    // to join
 	DataLost     reason.Code = "DataLost"     // this node was a member, and no other one answers
-	ForeignData  reason.Code = "ForeignData"  // a decision: the data is another cluster's
-	OtherSecrets reason.Code = "OtherSecrets" // the configuration's secrets are another cluster's
+	ForeignData  reason.Code = "ForeignData"  // a decision: the data belongs to another cluster
+	OtherSecrets reason.Code = "OtherSecrets" // the configuration's secrets belong to another cluster
 	Learner      reason.Code = "Learner"      // it doesn't vote before it has the data
 )
 
@@ -45,8 +45,8 @@ const (
 type wait struct {
 	what  string
 	code  reason.Code // "": that of the cause, or NoCluster
-	cause error       // why it isn't so yet
-	seen  error       // for the log only: a cluster that isn't there yet fails in many ways
+	cause error       // why it isn't there yet
+	seen  error       // only for the log: a cluster that isn't there yet fails in many ways
 }
 
 func (w *wait) Error() string {
@@ -64,7 +64,7 @@ func (w *wait) Reason() reason.Code { return cmp.Or(w.code, reason.Of(w.cause), 
 // eventFunc reports an event of a service, or writes to its log.
 type eventFunc func(code reason.Code, message string)
 
-// onlyChanges leaves out messages that equal the one before.
+// onlyChanges drops messages that equal the one before.
 func (t eventFunc) onlyChanges() eventFunc {
 	var last string
 	return func(code reason.Code, message string) {
@@ -75,10 +75,10 @@ func (t eventFunc) onlyChanges() eventFunc {
 	}
 }
 
-// prepare returns once it is clear how the member begins; until then it reports what it
-// waits for (S-355).
+// prepare returns after it is decided how the member begins; until then it
+// reports what it waits for (S-355).
 func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
-	// etcd insists on 0700.
+	// etcd demands 0700.
 	if err := os.MkdirAll(e.o.DataDir, 0o700); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 	}
 }
 
-// decide settles in the journal how the member begins, or returns a *wait.
+// decide records in the journal how the member begins, or returns a *wait.
 func (e *Etcd) decide(ctx context.Context) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -120,7 +120,7 @@ func (e *Etcd) decide(ctx context.Context) error {
 	return nil
 }
 
-// settleBeginning is for the holder of turn.
+// settleBeginning is called by the holder of turn.
 func (e *Etcd) settleBeginning(ctx context.Context) error {
 	r, err := e.readOrPutAside()
 	if err != nil {
@@ -166,7 +166,7 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 	return e.join(ctx, r)
 }
 
-// goOn is for a member with data, unless the data is known to be of no member.
+// goOn is for a member with data, unless the data is known to belong to no member.
 func (e *Etcd) goOn(ctx context.Context, r record) error {
 	if err := e.foreignData(r); err != nil {
 		return err
@@ -184,8 +184,8 @@ func (e *Etcd) goOn(ctx context.Context, r record) error {
 	return nil
 }
 
-// beginByItself is for a node of type init at its first start (S-214): a node that was
-// reinstalled finds its cluster alive, and joins that.
+// beginByItself is for a node of type init at its first start (S-214): a
+// reinstalled node finds its running cluster, and joins it.
 func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 	err := e.alone(ctx, r, nil, initTimeout, seen.begun)
 	if errors.As(err, new(Refusal)) {
@@ -202,7 +202,7 @@ func (e *Etcd) beginByItself(ctx context.Context, r record) error {
 	return e.write(record{Phase: fresh, Token: newToken()})
 }
 
-// tidy removes what a recovery has left that isn't under way.
+// tidy removes the files of a recovery that isn't running.
 func (e *Etcd) tidy() error {
 	if !e.uploading.TryLock() {
 		return nil
@@ -229,8 +229,8 @@ func (e *Etcd) waitToLeave(ctx context.Context, r record, data bool, id string) 
 	return e.goOn(ctx, r)
 }
 
-// isRemoved tells whether the cluster reports that this isn't a member of it. Without an
-// answer it is one: if the whole cluster was down, the others may be waiting for this one.
+// isRemoved reports whether the cluster says that this node isn't a member. Without an
+// answer it counts as one: if the whole cluster was down, the others may be waiting for it.
 func (e *Etcd) isRemoved(ctx context.Context, r record) bool {
 	found, c, err := e.cluster(ctx, r)
 	if err != nil {
@@ -241,8 +241,8 @@ func (e *Etcd) isRemoved(ctx context.Context, r record) bool {
 	return HexID(found.Header.ClusterId) != r.Cluster || !slices.ContainsFunc(found.Members, is)
 }
 
-// again begins from nothing. The data that it removes is of a member that never
-// voted, or that isn't one any more.
+// again begins from nothing. It removes only data of a member that never voted,
+// or that isn't a member any more.
 func (e *Etcd) again(ctx context.Context, r record) error {
 	if err := e.clean(); err != nil {
 		return err
@@ -250,8 +250,8 @@ func (e *Etcd) again(ctx context.Context, r record) error {
 	return e.join(ctx, r)
 }
 
-// cluster finds the others and asks them who the members are. The caller closes
-// the client.
+// cluster finds the other members and asks them for the member list. The caller
+// closes the client.
 func (e *Etcd) cluster(ctx context.Context, r record) (*clientv3.MemberListResponse, *clientv3.Client, error) {
 	me, err := e.o.self()
 	if err != nil {
@@ -364,11 +364,11 @@ func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.M
 	if at >= 0 {
 		old := members[at]
 		if err := remove(ctx, c, members, old); err != nil {
-			return nil, nil, &wait{what: fmt.Sprintf("the cluster to let go of etcd member %s, which this node was and whose data is gone", called(old)), cause: err}
+			return nil, nil, &wait{what: fmt.Sprintf("the cluster to remove etcd member %s, which was this node before its data was lost", called(old)), cause: err}
 		}
 		members = slices.Delete(slices.Clone(members), at, at+1)
 	}
-	// etcd takes one learner at a time.
+	// etcd accepts one learner at a time.
 	if i := slices.IndexFunc(members, func(m *pb.Member) bool { return m.IsLearner }); i >= 0 {
 		m := members[i]
 		return nil, nil, &wait{what: fmt.Sprintf("etcd member %s at %s to be promoted; should it be gone for good: gbctl etcd remove-member %s",
@@ -377,8 +377,8 @@ func (e *Etcd) makeRoom(ctx context.Context, c *clientv3.Client, members []*pb.M
 	return members, nil, nil
 }
 
-// promote makes a voting member of a learner once it has the cluster's data. An
-// error means that it isn't a member any more.
+// promote promotes a learner to a voting member after it has the cluster's
+// data. An error means that it isn't a member any more.
 func (e *Etcd) promote(ctx context.Context, event eventFunc) error {
 	r := e.unsettled.Load()
 	if r == nil || r.Phase != joining {

@@ -21,7 +21,7 @@ const (
 	tokenSize = 16
 )
 
-// phase is how far this member's life is.
+// phase is the stage of this member's life.
 type phase string
 
 const (
@@ -32,29 +32,29 @@ const (
 	waiting phase = "waiting" // it has left, or a recovery was undone: it begins no cluster by itself
 )
 
-// record is what this node has begun with its data directory. It is written before that
-// is done.
+// record is what this node has begun with its data directory. It is written
+// before that happens.
 type record struct {
 	Phase phase `json:"phase,omitempty"`
-	// Token tells the cluster that was begun here from any other at the same
-	// addresses: etcd makes the IDs of cluster and members of it.
+	// Token distinguishes the cluster that was begun here from any other at the
+	// same addresses: etcd derives the IDs of cluster and members from it.
 	Token string `json:"token,omitempty"`
 	// Member is its ID, in hexadecimal as etcd writes it; Cluster the cluster's.
 	Member  string `json:"member,omitempty"`
 	Cluster string `json:"cluster,omitempty"`
-	// Initial is the membership that it joined with: name=URL,name=URL.
+	// Initial is the membership at the time when it joined: name=URL,name=URL.
 	Initial string `json:"initial,omitempty"`
-	// Peers are the client URLs of the others, as they were seen last: where to ask
-	// while Kubernetes doesn't say who they are.
+	// Peers are the last known client URLs of the other members: they are asked
+	// while Kubernetes doesn't answer.
 	Peers []string `json:"peers,omitempty"`
-	// Snapshot is the SHA-256 of what its cluster was recovered from.
+	// Snapshot is the SHA-256 of the snapshot that its cluster was recovered from.
 	Snapshot string `json:"snapshot,omitempty"`
 }
 
-// errUnreadable: the file is there, and isn't a record.
+// errUnreadable: the file exists, and isn't a valid record.
 var errUnreadable = errors.New("isn't one that this release knows")
 
-// read is the zero record where nothing was begun.
+// read returns the zero record if nothing was begun.
 func (e *Etcd) read() (record, error) {
 	var r record
 	data, err := os.ReadFile(e.o.Journal)
@@ -70,23 +70,23 @@ func (e *Etcd) read() (record, error) {
 	return r, nil
 }
 
-// readOrPutAside is read for the one whose turn it is. Without a journal, data is gone on
-// with, and without data nothing is begun while a cluster can be seen: nobody can mend
-// the file on the node, and one that is in the way for ever helps nobody.
+// readOrPutAside is read, for the holder of turn. Without a journal, a node with
+// data continues, and a node without data begins nothing while it can find a
+// cluster. Users can't repair the file on the node, so it must not block the node.
 func (e *Etcd) readOrPutAside() (record, error) {
 	r, err := e.read()
 	if !errors.Is(err, errUnreadable) {
 		return r, err
 	}
 	aside := e.o.Journal + ".unreadable"
-	e.o.Log.Error("what this node has begun with etcd isn't known any more: the journal is put aside", "as", aside, "error", err)
+	e.o.Log.Error("the journal of etcd can't be read and is put aside: what this node has begun is unknown", "as", aside, "error", err)
 	if err := os.Rename(e.o.Journal, aside); err != nil {
 		return record{}, err
 	}
 	return record{}, boot.SyncDir(filepath.Dir(aside))
 }
 
-// write is for the one whose turn it is.
+// write is called by the holder of turn.
 func (e *Etcd) write(r record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -99,7 +99,7 @@ func (e *Etcd) write(r record) error {
 	return nil
 }
 
-// keep notes whether anything is left to be done for r.
+// keep records whether anything is left to do for r.
 func (e *Etcd) keep(r record) {
 	if r.Phase == fresh || r.Phase == joining {
 		e.unsettled.Store(&r)
@@ -108,7 +108,7 @@ func (e *Etcd) keep(r record) {
 	}
 }
 
-// settle ends a beginning: from now on, an empty data directory is a loss.
+// settle ends a beginning: from now on, an empty data directory means lost data.
 func (e *Etcd) settle(ctx context.Context, r record) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -116,8 +116,8 @@ func (e *Etcd) settle(ctx context.Context, r record) error {
 	}
 	defer done()
 	if id, ok, err := e.identity(); err != nil {
-		// etcd serves with it, which is what counts. The API server waits for this.
-		e.o.Log.Warn("whose data etcd has isn't known, so other data in its place won't be told from it", "error", err)
+		// etcd serves with it, which is enough. The API server waits for this.
+		e.o.Log.Warn("the identity of etcd's data isn't known, so other data in its place can't be detected", "error", err)
 	} else if ok {
 		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
 	}
@@ -125,7 +125,7 @@ func (e *Etcd) settle(ctx context.Context, r record) error {
 	return e.write(r)
 }
 
-// take waits for the turn.
+// take waits for turn.
 func (e *Etcd) take(ctx context.Context) (done func(), err error) {
 	select {
 	case e.turn <- struct{}{}:
@@ -141,7 +141,7 @@ func newToken() string {
 	return hex.EncodeToString(b[:])
 }
 
-// hasData says whether the data directory has anything in it.
+// hasData reports whether the data directory has any content.
 func (e *Etcd) hasData() (bool, error) {
 	entries, err := os.ReadDir(e.o.DataDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,14 +150,14 @@ func (e *Etcd) hasData() (bool, error) {
 	return len(entries) > 0, err
 }
 
-// hasLog says whether a member has begun to write its log there: etcd makes other
+// hasLog reports whether a member has begun its log there: etcd makes other
 // files before it knows whether it can join.
 func (e *Etcd) hasLog() bool {
 	entries, err := os.ReadDir(filepath.Join(e.o.DataDir, "member", "wal"))
 	return err != nil && !errors.Is(err, fs.ErrNotExist) || len(entries) > 0
 }
 
-// clean empties the data directory of what a member left that is none.
+// clean empties a data directory whose node is no member.
 func (e *Etcd) clean() error {
 	entries, err := os.ReadDir(e.o.DataDir)
 	if errors.Is(err, fs.ErrNotExist) {

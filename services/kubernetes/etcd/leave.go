@@ -11,39 +11,39 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// leaveTimeout bounds what follows the removal: the service stops within its own
-// budget, and its data is removed.
+// leaveTimeout limits what follows the removal: the service stops within its
+// own budget, and its data is removed.
 const leaveTimeout = time.Minute
 
-// SettleTimeout is how long others may know no leader, or be silent, before a node that is
-// on its way gives up. A leader may just have gone, and those that haven't heard of the next
-// one don't count: on busy machines that takes seconds.
+// SettleTimeout is how long other members may know no leader, or not answer, before
+// a running operation gives up. A leader may have just gone, and members that don't
+// know the next one yet don't count: on busy machines that takes seconds.
 const SettleTimeout = 15 * time.Second
 
-// parting is what the cluster says of the member that is to leave it, or to be away.
-type parting struct {
+// removal is the cluster's view of a member that will leave it, or be down.
+type removal struct {
 	client *clientv3.Client // nil: there is nothing to leave
 	found  *clientv3.MemberListResponse
 	own    *pb.Member // nil: the cluster has no member of this node
-	local  bool       // this node's own member was asked
+	local  bool       // the answer is from this node's own member
 }
 
-func (p *parting) close() {
+func (p *removal) close() {
 	if p.client != nil {
 		p.client.Close()
 	}
 }
 
-// mayLeave counts the voting members that are left.
-func (p *parting) mayLeave(ctx context.Context) error {
+// mayLeave counts the remaining voting members.
+func (p *removal) mayLeave(ctx context.Context) error {
 	if p.own == nil {
 		return nil
 	}
 	return mayRemove(p.found.Members, p.own, answering(ctx, p.client, p.found.Members))
 }
 
-// mayStop counts the members that answer while this one doesn't.
-func (p *parting) mayStop(ctx context.Context) error {
+// mayStop counts the members that answer, without this one.
+func (p *removal) mayStop(ctx context.Context) error {
 	if p.own == nil {
 		return nil
 	}
@@ -66,23 +66,23 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 	}
 }
 
-// remove takes the member out of the cluster.
-func (p *parting) remove(ctx context.Context) error {
+// remove removes the member from the cluster.
+func (p *removal) remove(ctx context.Context) error {
 	if err := settle(ctx, SettleTimeout, p.mayLeave); err != nil {
 		return err
 	}
 	return takeOut(ctx, p.client, p.own)
 }
 
-// MayLeave says whether this node's member could leave now. It is nil where it
-// could, and where there is none that the cluster would miss: nothing was begun, or
-// it has left. A Refusal (with ErrQuorum or ErrLast) names the members that were
-// counted; any other error says why they can't be. Before it refuses for the quorum it
-// counts again until patience is over: 0 for who plans, SettleTimeout for who is on its
-// way. It changes nothing, and takes half a minute at most besides. On a worker it
-// refuses.
+// MayLeave reports whether this node's member could leave now. It returns nil
+// if it could, or if there is no member that the cluster would miss: nothing
+// was begun, or it has left. A Refusal (with ErrQuorum or ErrLast) lists the
+// members that were counted; any other error is the reason why they can't be.
+// Before it refuses because of the quorum it counts again until patience is
+// over: 0 for a plan, SettleTimeout for a running operation. It changes
+// nothing, and takes at most half a minute in addition. On a worker it refuses.
 func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
-	p, err := e.part(ctx, list)
+	p, err := e.ownMember(ctx, list)
 	if err != nil {
 		return err
 	}
@@ -90,13 +90,13 @@ func (e *Etcd) MayLeave(ctx context.Context, patience time.Duration) error {
 	return settle(ctx, patience, p.mayLeave)
 }
 
-// MayStop says whether this node could go and come back, as a member all the while. A
-// Refusal with ErrQuorum names the members that were counted, also where the quorum is
-// lost already; any other error says why they can't be. It is nil where the cluster
-// would miss nothing. It changes nothing, and takes half a minute at most, besides the
-// patience that it has as MayLeave. On a worker it refuses.
+// MayStop reports whether this node could go down and come back, as a member all the
+// time. A Refusal with ErrQuorum lists the members that were counted, also if the
+// quorum is lost already; any other error is the reason why they can't be. It returns
+// nil if the cluster would miss nothing. It changes nothing, and takes at most half a
+// minute, in addition to patience as in MayLeave. On a worker it refuses.
 func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
-	p, err := e.part(ctx, known)
+	p, err := e.ownMember(ctx, known)
 	if err != nil {
 		return err
 	}
@@ -104,10 +104,10 @@ func (e *Etcd) MayStop(ctx context.Context, patience time.Duration) error {
 	return settle(ctx, patience, p.mayStop)
 }
 
-// Leave takes this node's member out of the cluster, stops the service and removes
-// its data; name is "" where there was nothing to leave. It refuses what MayLeave
-// refuses. It may be asked for again, after an error or a power cut, and goes on. The
-// service, when it is started again, joins anew.
+// Leave removes this node's member from the cluster, stops the service and
+// removes its data; name is "" if there was nothing to leave. It refuses what
+// MayLeave refuses. It may be called again, after an error or a power cut, and
+// continues. The service joins again when it is started again.
 func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 	name, was, err := e.remove(ctx)
 	if err != nil || !was {
@@ -116,10 +116,10 @@ func (e *Etcd) Leave(ctx context.Context) (name string, err error) {
 	return name, e.discard(ctx)
 }
 
-// remove takes this node's member out of the cluster. was is false where the node has
-// none, nor data of one; name is "" where the member was removed before.
+// remove removes this node's member from the cluster. was is false if the node
+// has no member and no data of one; name is "" if the member was removed before.
 func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
-	p, err := e.part(ctx, list)
+	p, err := e.ownMember(ctx, list)
 	if err != nil {
 		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
@@ -140,15 +140,16 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 		return "", false, err
 	}
 	defer done()
-	// An error may be the answer that the member itself, once removed, didn't live to give.
+	// The member itself, once removed, may have ended before it could answer. Then
+	// there is an error although the removal has succeeded.
 	if err := p.remove(ctx); err != nil && !e.removed(ctx, p) {
 		return "", false, fmt.Errorf("leave etcd: %w", err)
 	}
 	return called(p.own), true, nil
 }
 
-// discard stops the service and removes the data of a member that is removed. There is no
-// way back from here, whether the caller waits or not.
+// discard stops the service and removes the data of a member that was removed.
+// It can't be undone or interrupted, whether the caller waits or not.
 func (e *Etcd) discard(ctx context.Context) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -170,8 +171,8 @@ func (e *Etcd) discard(ctx context.Context) error {
 	return e.write(record{Phase: waiting, Peers: before.Peers})
 }
 
-// Settled returns when nothing is under way that a start of the service must not meet: a
-// member that leaves, joins or is recovered.
+// Settled returns when nothing is in progress that a start of the service would
+// disturb: a member that leaves, joins or is recovered.
 func (e *Etcd) Settled(ctx context.Context) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -181,8 +182,8 @@ func (e *Etcd) Settled(ctx context.Context) error {
 	return nil
 }
 
-// removed is whether the others say that the member isn't one any more.
-func (e *Etcd) removed(ctx context.Context, p *parting) bool {
+// removed reports whether the other members say that it isn't a member any more.
+func (e *Etcd) removed(ctx context.Context, p *removal) bool {
 	var urls []string
 	for _, m := range p.found.Members {
 		if m.ID != p.own.ID && !m.IsLearner {
@@ -202,12 +203,12 @@ func (e *Etcd) removed(ctx context.Context, p *parting) bool {
 		!slices.ContainsFunc(now.Members, func(m *pb.Member) bool { return m.ID == p.own.ID })
 }
 
-// asking is how this node's own member is asked for the others: through the quorum, as
-// list does, or for what it knows itself.
+// asking is a kind of request to this node's own member for the member list:
+// through the quorum, as in list, or from its own knowledge.
 type asking func(context.Context, *clientv3.Client) (*clientv3.MemberListResponse, error)
 
-// part asks this node's own member, or else the others, for the member that is to go.
-func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
+// ownMember asks this node's own member, or else the others, for the member of this node.
+func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("%s", why)
 	}
@@ -220,11 +221,11 @@ func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 		return nil, err
 	}
 	if !data && (r.Phase == none || r.Phase == fresh || r.Phase == waiting) {
-		return &parting{}, nil
+		return &removal{}, nil
 	}
 	silent := errors.New("it has no data")
 	if data {
-		p, err := e.partHere(ctx, ask)
+		p, err := e.ownMemberLocal(ctx, ask)
 		if err == nil {
 			return p, nil
 		}
@@ -234,13 +235,13 @@ func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 	if err != nil {
 		return nil, fmt.Errorf("this node's own etcd can't be asked (%w), nor can the others: %w", silent, err)
 	}
-	p := &parting{client: c, found: found}
+	p := &removal{client: c, found: found}
 	if id, ok, err := e.identity(); err == nil && ok {
 		r.Member, r.Cluster = HexID(id.member), HexID(id.cluster)
 	}
 	if r.Cluster != "" && HexID(found.Header.ClusterId) != r.Cluster {
-		c.Close() // this cluster never had it, and its data is nothing that leaving removes
-		return &parting{}, nil
+		c.Close() // this cluster never had it, and its data isn't removed by leaving
+		return &removal{}, nil
 	}
 	me, err := e.o.self()
 	if err != nil {
@@ -256,8 +257,8 @@ func (e *Etcd) part(ctx context.Context, ask asking) (*parting, error) {
 	return p, nil
 }
 
-// partHere asks this node's own member.
-func (e *Etcd) partHere(ctx context.Context, ask asking) (*parting, error) {
+// ownMemberLocal asks this node's own member.
+func (e *Etcd) ownMemberLocal(ctx context.Context, ask asking) (*removal, error) {
 	c, err := e.local(ctx)
 	if err != nil {
 		return nil, err
@@ -267,7 +268,7 @@ func (e *Etcd) partHere(ctx context.Context, ask asking) (*parting, error) {
 		c.Close()
 		return nil, err
 	}
-	p := &parting{client: c, found: found, local: true}
+	p := &removal{client: c, found: found, local: true}
 	at := slices.IndexFunc(found.Members, func(m *pb.Member) bool { return m.ID == found.Header.MemberId })
 	if at < 0 {
 		c.Close()

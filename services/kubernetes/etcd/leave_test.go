@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Members that are silent for a moment are counted again, and no longer than patience
-// lasts; what isn't for the quorum to say isn't asked for twice.
+// Members that don't answer for a short time are counted again, until patience
+// is over; other refusals aren't repeated.
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	other := errors.New("nobody can be asked")

@@ -17,14 +17,13 @@ import (
 )
 
 const (
-	// lockKey is beside what Kubernetes keeps, which is below /registry.
+	// lockKey is outside of the keys of Kubernetes, which are below /registry.
 	lockKey = "/garboard.dev/operation"
-	// lockTTL is how long the lock stays of a node that was lost without a word: it
-	// outlasts an election.
+	// lockTTL is how long the lock of a lost node stays: longer than an election.
 	lockTTL = time.Minute
 	// lockRetry is the pause before a lock that was lost is taken again.
 	lockRetry = 5 * time.Second
-	// maxHolder bounds what is believed of a holder, in bytes.
+	// maxHolder limits the size of a holder's record, in bytes.
 	maxHolder = 4 << 10
 )
 
@@ -34,8 +33,8 @@ func (e *Etcd) Lock() operation.Lock { return lock{e} }
 
 type lock struct{ e *Etcd }
 
-// held is a key of etcd that this node has, with a lease: the lock, or the place of an
-// operation's coordinator.
+// held is a key of etcd that this node has, with a lease: the lock, or the role
+// of an operation's coordinator.
 type held struct {
 	client *clientv3.Client
 	key    string
@@ -43,12 +42,12 @@ type held struct {
 	node   string // this one
 	log    *slog.Logger
 
-	end     context.CancelFunc // of what keeps it
+	end     context.CancelFunc // ends the renewal
 	keeping sync.WaitGroup
 
-	// What follows belongs to the one who keeps it, and then to Release.
+	// The following fields belong to the goroutine that keeps the lease, and then to Release.
 	lease    clientv3.LeaseID
-	revision int64 // of the key: another one is another's
+	revision int64 // of the key: with another one it belongs to another node
 }
 
 // Take implements operation.Lock.
@@ -114,9 +113,9 @@ func (k lock) Look(ctx context.Context) (*operation.Holder, error) {
 	return nil, nil
 }
 
-// voters is a client, which lives as long as life, of this node's member and of all
-// others that it knows: an operation may end this node's own. Where that doesn't run,
-// those of the journal tell who the others are.
+// voters is a client, valid as long as life, of this node's member and of all
+// others that it knows: an operation may end this node's own. If that doesn't
+// run, the journal has the addresses of the others.
 func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
 	me, err := e.o.self()
 	if err != nil {
@@ -146,7 +145,7 @@ func (e *Etcd) voters(ctx, life context.Context) (*clientv3.Client, error) {
 	return c, nil
 }
 
-// noAnswer says what a deadline means here.
+// noAnswer explains a deadline error.
 func noAnswer(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("etcd doesn't answer, or has no quorum: %w", err)
@@ -154,7 +153,7 @@ func noAnswer(err error) error {
 	return err
 }
 
-// holder is who is said to have the lock. What can't be read is somebody.
+// holder is the recorded holder of the lock. An unreadable record also counts as one.
 func holder(value []byte) (h operation.Holder) {
 	if len(value) > maxHolder || json.Unmarshal(value, &h) != nil {
 		return operation.Holder{Node: "unknown", Name: "an operation", ID: "unknown"}
@@ -169,7 +168,7 @@ func (t *held) take(ctx context.Context, ttl time.Duration) error {
 		return noAnswer(err)
 	}
 	put := clientv3.OpPut(t.key, t.value, clientv3.WithLease(granted.ID))
-	unchanged := clientv3.Compare(clientv3.ModRevision(t.key), "=", 0) // it isn't there
+	unchanged := clientv3.Compare(clientv3.ModRevision(t.key), "=", 0) // the key doesn't exist
 	for {
 		got, err := t.client.Txn(ctx).If(unchanged).Then(put).Else(clientv3.OpGet(t.key)).Commit()
 		if err != nil {
@@ -180,20 +179,20 @@ func (t *held) take(ctx context.Context, ttl time.Duration) error {
 			return nil
 		}
 		kvs := got.Responses[0].GetResponseRange().Kvs
-		if len(kvs) == 0 { // it ended in between
+		if len(kvs) == 0 { // it was deleted in between
 			unchanged = clientv3.Compare(clientv3.ModRevision(t.key), "=", 0)
 			continue
 		}
 		if h := holder(kvs[0].Value); h.Node != t.node {
-			_, _ = t.client.Revoke(ctx, granted.ID) // it ends by itself else
+			_, _ = t.client.Revoke(ctx, granted.ID) // otherwise it expires
 			return &operation.HeldError{Holder: h}
 		}
 		unchanged = clientv3.Compare(clientv3.ModRevision(t.key), "=", kvs[0].ModRevision)
 	}
 }
 
-// keep keeps the lease alive until ctx ends. One that was lost, in a cluster that
-// stood still, is taken again unless another node was quicker.
+// keep renews the lease until ctx ends. A lease that was lost, because the
+// cluster had no quorum, is taken again unless another node was faster.
 func (t *held) keep(ctx context.Context) {
 	for ctx.Err() == nil {
 		if alive, err := t.client.KeepAlive(ctx, t.lease); err == nil {

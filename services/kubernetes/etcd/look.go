@@ -20,25 +20,25 @@ import (
 )
 
 const (
-	// maxCandidates bounds who is asked: a cluster has seven control planes at most,
-	// and each may be known by a name and by an address.
+	// maxCandidates limits how many addresses are asked: a cluster has at most
+	// seven control planes, and each may be known by a name and by an address.
 	maxCandidates = 16
-	// resolveTimeout bounds the question for the endpoint's addresses: a name server that
-	// is dead must leave time to ask those that are known.
+	// resolveTimeout limits the query for the endpoint's addresses: a dead name
+	// server must leave time to ask the known addresses.
 	resolveTimeout = 2 * time.Second
 )
 
-// seen is something of a cluster that was found, before one is begun here.
+// seen is evidence of a cluster, found before one is begun here.
 type seen struct {
 	what      string // as a sentence
-	beginning bool   // somebody begins one right now
+	beginning bool   // a node is beginning one now
 	lives     bool   // it has a quorum
 }
 
-// begun: whatever was seen, a cluster has begun elsewhere.
+// begun is always true: any evidence means that a cluster has begun elsewhere.
 func (seen) begun() bool { return true }
 
-// living is what is in the way of a recovery: not a cluster that lost its quorum.
+// living reports whether the evidence prevents a recovery: a cluster that lost its quorum doesn't.
 func (s seen) living() bool { return s.lives || s.beginning }
 
 // look searches for a cluster: it asks the API server at the endpoint, and etcd and the
@@ -60,8 +60,8 @@ func (e *Etcd) look(ctx context.Context, r record, given []string) ([]seen, erro
 	if err := e.o.Peers.Check(); err != nil {
 		return nil, err
 	}
-	// A connection of an earlier look may lead to a machine that was cut off since, or
-	// through a load balancer to another one than a new connection would.
+	// A connection of an earlier search may lead to a machine that was cut off since,
+	// or through a load balancer to another machine than a new connection would.
 	e.o.Peers.Close()
 	r.Peers = append(slices.Clone(r.Peers), e.remembered(me)...)
 	hosts := e.candidates(ctx, cfg, r, given)
@@ -116,7 +116,7 @@ func (e *Etcd) candidates(ctx context.Context, cfg *config.Config, r record, giv
 	return all
 }
 
-// addresses is the address that the text is, with or without a port.
+// addresses is the address in the text, with or without a port.
 func addresses(text string) []netip.Addr {
 	if a, err := netip.ParseAddrPort(text); err == nil {
 		return []netip.Addr{a.Addr()}
@@ -127,8 +127,8 @@ func addresses(text string) []netip.Addr {
 	return nil
 }
 
-// askAPIServer counts an API server whatever it says: there is, or was until its
-// etcd lost the quorum, a cluster behind it.
+// askAPIServer counts an API server with any answer: behind it there is a
+// cluster, or there was one until its etcd lost the quorum.
 func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []seen {
 	c, err := e.api()
 	if err != nil {
@@ -136,7 +136,7 @@ func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []see
 	}
 	defer c.Close()
 	var status *kubeclient.StatusError
-	// This one is answered without etcd.
+	// The API server answers this request without etcd.
 	if _, err := c.Raw(ctx, "/version"); errors.As(err, &status) {
 		return []seen{{what: fmt.Sprintf("an API server of this cluster answers at %s, with %d: the cluster has begun elsewhere; once it is well, this node joins it by itself", endpoint, status.Code)}}
 	} else if unknownAuthority(err) {
@@ -157,7 +157,7 @@ func (e *Etcd) askAPIServer(ctx context.Context, endpoint string, me self) []see
 // askEtcd finds a member of this cluster's etcd: it shows a certificate of its
 // authority.
 func (e *Etcd) askEtcd(ctx context.Context, host netip.Addr) []seen {
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout) // its client tries one that is off again and again
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout) // its client retries on a machine that is off
 	defer cancel()
 	c, err := Dial(ctx, e.o.Store, clientURL(host))
 	if err != nil {
@@ -176,9 +176,9 @@ func (e *Etcd) askEtcd(ctx context.Context, host netip.Addr) []seen {
 	return []seen{s}
 }
 
-// askMachine asks another control plane what it knows of its own beginning, which is
-// before its etcd answers. One that is off must not hold others up; one that takes the
-// connection may be slow, and begin the cluster at this very moment.
+// askMachine asks another control plane about its own beginning, which it knows
+// before its etcd answers. A machine that is off must not delay the others. One
+// that accepts the connection may be slow, and may be beginning the cluster now.
 func (e *Etcd) askMachine(ctx context.Context, host netip.Addr) []seen {
 	m, err := e.o.Peers.Beginning(ctx, host)
 	if err != nil || m.GetRun() == e.id {
@@ -187,14 +187,14 @@ func (e *Etcd) askMachine(ctx context.Context, host netip.Addr) []seen {
 	node := fmt.Sprintf("control plane %q at %s", m.GetName(), host)
 	switch {
 	case m.GetBeginning():
-		return []seen{{beginning: true, what: node + " begins the cluster, or was told to at this very moment: ask only one node"}}
+		return []seen{{beginning: true, what: node + " begins the cluster, or was asked to at this moment: ask only one node"}}
 	case m.GetMember():
 		return []seen{{lives: m.GetReady(), what: node + " is a member of the cluster already"}}
 	}
 	return nil
 }
 
-// Beginning is what other control planes are told. It waits for nothing.
+// Beginning is the answer for other control planes. It waits for nothing.
 func (e *Etcd) Beginning() (*apiv1.BeginningResponse, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("%s", why)

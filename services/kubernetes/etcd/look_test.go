@@ -21,7 +21,7 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// slow is a control plane that begins the cluster, and says so late.
+// slow is a control plane that is beginning the cluster, and answers late.
 type slow struct {
 	garboardv1connect.UnimplementedEtcdServiceHandler
 }
@@ -34,8 +34,8 @@ func (slow) Beginning(ctx context.Context, _ *connect.Request[apiv1.BeginningReq
 	return connect.NewResponse(&apiv1.BeginningResponse{Run: "another", Name: "b", Beginning: true}), nil
 }
 
-// S-213: of two that are told to begin the cluster at the same time, neither takes the
-// other's being slow for its being off.
+// S-213: if two nodes are asked to begin the cluster at the same time, neither
+// mistakes a slow answer of the other for a machine that is off.
 func TestS213SlowPeerCounts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

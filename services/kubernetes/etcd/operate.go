@@ -17,7 +17,7 @@ import (
 // copied in a minute on a slow disk.
 const defragmentTimeout = 3 * time.Minute
 
-// ErrNoMember is asked for a member that there isn't.
+// ErrNoMember is the error for a member that doesn't exist.
 var ErrNoMember = errors.New("the cluster has no such etcd member")
 
 // local is a client of this node's own member.
@@ -32,7 +32,7 @@ func (e *Etcd) local(ctx context.Context) (*clientv3.Client, error) {
 	return Dial(ctx, e.o.Store, clientURL(me.addr))
 }
 
-// Members are those that this node's member knows: it needs no quorum to say so.
+// Members are those that this node's member knows: it needs no quorum for that.
 func (e *Etcd) Members(ctx context.Context) (clusterID string, members []*pb.Member, err error) {
 	c, err := e.local(ctx)
 	if err != nil {
@@ -56,7 +56,7 @@ func known(ctx context.Context, c *clientv3.Client) (*clientv3.MemberListRespons
 	return found, nil
 }
 
-// Status asks each member how it is.
+// Status asks each member for its status.
 func (e *Etcd) Status(ctx context.Context) ([]MemberStatus, error) {
 	c, err := e.local(ctx)
 	if err != nil {
@@ -88,8 +88,8 @@ func (e *Etcd) Snapshot(ctx context.Context, to io.Writer) error {
 	return nil
 }
 
-// Defragment gives room back to the disk, and returns the size of the database
-// before and after.
+// Defragment returns unused space to the disk, and returns the size of the
+// database before and after.
 func (e *Etcd) Defragment(ctx context.Context) (before, after int64, err error) {
 	c, err := e.local(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func (e *Etcd) Defragment(ctx context.Context) (before, after int64, err error) 
 	return was.DbSize, is.DbSize, nil
 }
 
-// Alarms are those that members have raised; disarm ends them first.
+// Alarms are those that members have raised; with disarm, it ends them first.
 func (e *Etcd) Alarms(ctx context.Context, disarm bool) ([]*pb.AlarmMember, error) {
 	c, err := e.local(ctx)
 	if err != nil {
@@ -134,8 +134,8 @@ func (e *Etcd) Alarms(ctx context.Context, disarm bool) ([]*pb.AlarmMember, erro
 	return found.Alarms, nil
 }
 
-// ForfeitLeadership makes another member the leader, and says which one; was is
-// false where this node's wasn't it.
+// ForfeitLeadership makes another member the leader, and returns its name; was
+// is false if this node's member wasn't the leader.
 func (e *Etcd) ForfeitLeadership(ctx context.Context) (leader string, was bool, err error) {
 	c, err := e.local(ctx)
 	if err != nil {
@@ -163,13 +163,13 @@ func forfeit(ctx context.Context, c *clientv3.Client, found *clientv3.MemberList
 			}
 			return called(found.Members[at]), false, nil
 		}
-		// Who has most of the log takes over at once.
+		// The member with most of the log takes over at once.
 		if s.Member.ID != own && (next == nil || s.RaftIndex > next.RaftIndex) {
 			next = &s
 		}
 	}
 	if next == nil {
-		return "", true, refuse("no other voting member of etcd answers: there is nobody to lead")
+		return "", true, refuse("no other voting member of etcd answers, so none can become the leader")
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -179,7 +179,7 @@ func forfeit(ctx context.Context, c *clientv3.Client, found *clientv3.MemberList
 	return called(next.Member), true, nil
 }
 
-// RemoveMember takes the member of a node that is gone out of the cluster.
+// RemoveMember removes the member of a lost node from the cluster.
 func (e *Etcd) RemoveMember(ctx context.Context, text string) (name string, err error) {
 	id, err := parseID(text)
 	if err != nil {

@@ -26,12 +26,12 @@ const (
 )
 
 const (
-	// beginTimeout bounds a look for other clusters, after a join that is under way.
+	// beginTimeout limits a search for other clusters, after a join in progress.
 	beginTimeout = 2 * time.Minute
 	// restoreBudget bounds all attempts to restore: etcd's image may have to be pulled first.
 	restoreBudget = 3 * restoreTimeout
-	// serveTimeout bounds how long an operation waits until etcd serves. After it, the
-	// service goes on by itself.
+	// serveTimeout limits how long an operation waits until etcd serves. After
+	// that, the service continues by itself.
 	serveTimeout = time.Hour
 	// removeTimeout bounds the removal, with SettleTimeout.
 	removeTimeout = 2 * time.Minute
@@ -43,7 +43,7 @@ type BootstrapArguments struct {
 	ControlPlanes []string `json:"controlPlanes,omitempty"`
 }
 
-// Encode makes them the arguments of an operation.
+// Encode returns them in the form for an operation.
 func (a BootstrapArguments) Encode() []byte { return encode(a) }
 
 // RecoverArguments are those of RecoverOperation. The snapshot is on the node already
@@ -54,7 +54,7 @@ type RecoverArguments struct {
 	ControlPlanes []string `json:"controlPlanes,omitempty"`
 }
 
-// Encode makes them the arguments of an operation.
+// Encode returns them in the form for an operation.
 func (a RecoverArguments) Encode() []byte { return encode(a) }
 
 func encode(arguments any) []byte {
@@ -74,7 +74,7 @@ func (e *Etcd) Definitions() []operation.Definition {
 	}
 }
 
-// idle refuses a second beginning beside the first.
+// idle refuses a second beginning during the first.
 func (e *Etcd) idle() error {
 	id, err := e.running(BootstrapOperation, RecoverOperation)
 	if err == nil && id != "" {
@@ -119,8 +119,8 @@ func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
 	}, nil
 }
 
-// serveStep is optional: where etcd's image can't be pulled for long, the service still
-// goes on trying.
+// serveStep is optional: if etcd's image can't be pulled for a long time, the
+// service still continues to try.
 func (e *Etcd) serveStep() operation.Step {
 	return operation.Step{
 		ID: "serve", What: "wait until etcd serves", Deadline: serveTimeout, Optional: true,
@@ -137,8 +137,8 @@ func (e *Etcd) serveStep() operation.Step {
 	}
 }
 
-// withdraw takes back a beginning of which etcd knows nothing yet. restored is the token of
-// data that was restored for it; "" where there is none.
+// withdraw undoes a beginning that etcd doesn't know yet. restored is the token
+// of data that was restored for it; "" if there is none.
 func (e *Etcd) withdraw(ctx context.Context, say func(format string, args ...any), restored string) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -154,7 +154,7 @@ func (e *Etcd) withdraw(ctx context.Context, say func(format string, args ...any
 	case err != nil:
 		return err
 	case e.going.Load() || r.Phase == member || r.Phase == joining || data && restored == "",
-		restored != "" && r.Phase == fresh && r.Token != restored: // begun by an operation before this one
+		restored != "" && r.Phase == fresh && r.Token != restored: // begun by an earlier operation
 		say("the cluster that has begun on this node stays")
 		return nil
 	case restored == "" && r.Phase != fresh:
@@ -213,7 +213,7 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 	}, nil
 }
 
-// restoreUntilDone tries again what only has to wait: containerd may not run yet.
+// restoreUntilDone repeats attempts that only have to wait: containerd may not run yet.
 func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r restoring) error {
 	event := eventFunc(func(_ reason.Code, text string) { p.Say("%s", text) }).onlyChanges()
 	for {
@@ -239,8 +239,8 @@ func (e *Etcd) planLeave(ctx context.Context, r operation.Request) (operation.Pl
 	return operation.Plan{Steps: steps}, err
 }
 
-// left is the name of the member that was removed. It is there where the node has data to
-// discard.
+// left is the name of the member that was removed. It exists if the node has
+// data to discard.
 var left = operation.Data[string]{Key: "member"}
 
 func (e *Etcd) leaveSteps(operation.Request) ([]operation.Step, error) {
@@ -275,5 +275,5 @@ func (e *Etcd) leaveSteps(operation.Request) ([]operation.Step, error) {
 	}, nil
 }
 
-// hexSum is a SHA-256 as the record and the arguments have it.
+// hexSum is a SHA-256 in the form of the record and the arguments.
 func hexSum(s Snapshot) string { return hex.EncodeToString(s.SHA256[:]) }

@@ -22,18 +22,18 @@ import (
 )
 
 const (
-	// watchPeriod is how often a running member is checked: the other members change only
-	// by commands of people.
+	// watchPeriod is how often a running member is checked: the other members
+	// change only by commands of users.
 	watchPeriod = 30 * time.Second
-	// sickFor is how long a member may be without a quorum before others are asked
-	// whether it still is one: an election takes seconds.
-	sickFor = 25 * time.Second
-	// examineTimeout bounds that request: most often there is no answer, and the member
-	// that waits for the answer may be the one that all wait for.
+	// unhealthyFor is how long a member may be without a quorum before the others
+	// are asked whether it still is a member: an election takes seconds.
+	unhealthyFor = 25 * time.Second
+	// examineTimeout limits that request: most often there is no answer, and the
+	// other members may be waiting for this one.
 	examineTimeout = 5 * time.Second
 )
 
-// errRemoved: the data is of a member that the cluster has no more.
+// errRemoved: the data belongs to a member that the cluster has removed.
 var errRemoved = errors.New("the cluster has removed this member")
 
 // owner is the cluster that the data was begun for. It is stored beside the data and not
@@ -56,12 +56,12 @@ func (e *Etcd) readOwner() (owner, error) {
 		return o, err
 	}
 	if json.Unmarshal(data, &o) != nil {
-		return owner{}, nil // nobody can say, as without it
+		return owner{}, nil // unknown, as without the file
 	}
 	return o, nil
 }
 
-// own writes down that the data is this cluster's.
+// own records that the data belongs to this cluster.
 func (e *Etcd) own(id identity) error {
 	authority, err := e.authority()
 	if err != nil {
@@ -126,8 +126,8 @@ func (e *Etcd) foreignDataError(id identity, why string) error {
 		e.o.DataDir, HexID(id.member), HexID(id.cluster), why)}
 }
 
-// examine asks the others about a member that isn't well: errRemoved, or a *wait
-// where they are another cluster. It is nil if no other node contradicts.
+// examine asks the other members about a member that isn't healthy: errRemoved,
+// or a *wait if they are another cluster. It is nil if no other node contradicts.
 func (e *Etcd) examine(ctx context.Context, r record) error {
 	id, ok, err := e.identity()
 	if err != nil || !ok {
@@ -168,14 +168,14 @@ func (e *Etcd) watch(ctx context.Context) error {
 
 func (e *Etcd) watchOnce(ctx context.Context) error {
 	if e.unsettled.Load() != nil {
-		return nil // it has a story of its own
+		return nil // an operation reports about it
 	}
 	if e.ready.Load() {
-		// The list is for later, and is asked for again soon.
+		// The list is for later, and is requested again soon.
 		_ = e.notePeers(ctx)
 		return nil
 	}
-	if last := e.well.Load(); last == nil || time.Since(*last) < sickFor {
+	if last := e.well.Load(); last == nil || time.Since(*last) < unhealthyFor {
 		return nil
 	}
 	r, err := e.read()
@@ -185,7 +185,7 @@ func (e *Etcd) watchOnce(ctx context.Context) error {
 	return e.examine(ctx, r)
 }
 
-// notePeers writes into the journal where the others are, if that has changed.
+// notePeers records the addresses of the other members in the journal, if they have changed.
 func (e *Etcd) notePeers(ctx context.Context) error {
 	c, err := e.local(ctx)
 	if err != nil {

@@ -15,10 +15,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// ErrQuorum is why a member isn't removed, or its node isn't stopped.
+// ErrQuorum is the reason why a member isn't removed, or its node isn't stopped.
 var ErrQuorum = errors.New("the cluster would lose its quorum")
 
-// ErrLast is why the last voting member isn't removed.
+// ErrLast is the reason why the last voting member isn't removed.
 var ErrLast = errors.New("it is the last voting member: without it the cluster and its data are gone")
 
 func parseID(text string) (uint64, error) {
@@ -29,7 +29,7 @@ func parseID(text string) (uint64, error) {
 	return id, nil
 }
 
-// remove takes a member out of the cluster, unless that would cost it its quorum.
+// remove removes a member from the cluster, unless the cluster would lose its quorum.
 func remove(ctx context.Context, c *clientv3.Client, members []*pb.Member, m *pb.Member) error {
 	if err := mayRemove(members, m, answering(ctx, c, members)); err != nil {
 		return err
@@ -37,7 +37,7 @@ func remove(ctx context.Context, c *clientv3.Client, members []*pb.Member, m *pb
 	return takeOut(ctx, c, m)
 }
 
-// takeOut removes a member when it has been seen that the others can do without it.
+// takeOut removes a member after the caller has checked the quorum of the others.
 func takeOut(ctx context.Context, c *clientv3.Client, m *pb.Member) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -46,7 +46,7 @@ func takeOut(ctx context.Context, c *clientv3.Client, m *pb.Member) error {
 		if err == nil {
 			return nil
 		}
-		// etcd doesn't count a member that it has seen for less than 5 s. We did.
+		// etcd doesn't count a member that it has seen for less than 5 s. mayRemove does.
 		if !errors.Is(err, rpctypes.ErrUnhealthy) {
 			return fmt.Errorf("remove etcd member %s: %w", called(m), err)
 		}
@@ -58,8 +58,8 @@ func takeOut(ctx context.Context, c *clientv3.Client, m *pb.Member) error {
 	}
 }
 
-// mayRemove counts the voting members that are left without m, and those of them
-// that answer. The error names them.
+// mayRemove counts the remaining voting members without m, and those of them
+// that answer. The error lists them.
 func mayRemove(members []*pb.Member, m *pb.Member, answers map[uint64]bool) error {
 	if m.IsLearner {
 		return nil
@@ -75,8 +75,8 @@ func mayRemove(members []*pb.Member, m *pb.Member, answers map[uint64]bool) erro
 	return nil
 }
 
-// mayStop counts the voting members that are left while m is down, and stays one: the
-// quorum is that of all. The only one leaves nobody behind that would miss it.
+// mayStop counts the voting members that answer while m is down. m stays a
+// member, so the quorum is that of all members. A single member may always stop.
 func mayStop(members []*pb.Member, m *pb.Member, answers map[uint64]bool) error {
 	if m.IsLearner {
 		return nil
@@ -95,7 +95,7 @@ func quorum(voters int) int { return voters/2 + 1 }
 // counted are the names of voting members, by whether they answer.
 type counted struct{ well, silent []string }
 
-// without counts all but m.
+// without counts all except m.
 func without(m *pb.Member, members []*pb.Member, answers map[uint64]bool) (c counted) {
 	for _, other := range members {
 		switch {
@@ -123,8 +123,7 @@ func (c counted) String() string {
 	return text
 }
 
-// answering asks all members, each by itself, whether they are there and know a
-// leader.
+// answering asks each member whether it answers and knows a leader.
 func answering(ctx context.Context, c *clientv3.Client, members []*pb.Member) map[uint64]bool {
 	answers := map[uint64]bool{}
 	for _, s := range statuses(ctx, c, members) {
@@ -133,18 +132,18 @@ func answering(ctx context.Context, c *clientv3.Client, members []*pb.Member) ma
 	return answers
 }
 
-// errNoLeader is what a member says of itself in its status.
+// errNoLeader is what a member reports in its status.
 const errNoLeader = "etcdserver: no leader"
 
-// MemberStatus is a member of the cluster, and what it says of itself.
+// MemberStatus is a member of the cluster, with its own status.
 type MemberStatus struct {
 	Member *pb.Member
 	*clientv3.StatusResponse
-	Err error // why it said nothing
+	Err error // why it has no status
 }
 
-// statuses asks each member where it says that it is. Who answers there may be another one:
-// what a removed one left, or a learner that has since come in its place. It isn't counted.
+// statuses asks each member at its addresses. Another member may answer there: the
+// rest of a removed one, or a learner that has since replaced it. That isn't counted.
 func statuses(ctx context.Context, c *clientv3.Client, members []*pb.Member) []MemberStatus {
 	all := make([]MemberStatus, len(members))
 	var wg sync.WaitGroup

@@ -25,8 +25,8 @@ const (
 	fillValue = 256 << 10
 )
 
-// A database that is full raises an alarm, which is told, and ends when there is room
-// again, and not before.
+// A full database raises an alarm, which is reported. It ends after there is
+// room again, and not before.
 func TestRealAlarm(t *testing.T) {
 	t.Parallel()
 	_, node := realRig(t)
@@ -66,7 +66,7 @@ func TestRealAlarm(t *testing.T) {
 		t.Errorf("status has the problems %q", said)
 	}
 
-	// The negative twin: who only disarms it has it again with the next write.
+	// The negative twin: an alarm that is only disarmed comes back with the next write.
 	if found, err := a.Alarms(ctx, true); err != nil || len(found) > 0 {
 		t.Errorf("alarms just after they were disarmed: %v, %v", found, err)
 	}
@@ -90,7 +90,7 @@ func TestRealAlarm(t *testing.T) {
 	}
 }
 
-// compact forgets all values but the last one.
+// compact drops all values except the last one.
 func compact(ctx context.Context, t *testing.T, c *clientv3.Client) {
 	t.Helper()
 	last, err := c.Get(ctx, "fill")

@@ -18,12 +18,12 @@ import (
 
 // takeLock takes the lock for an operation of this node.
 func (n *realNode) takeLock(id string) (operation.Taken, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // as a node does
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) // like a node
 	defer cancel()
 	return n.Lock().Take(ctx, operation.Holder{Name: "reset", ID: id, Since: time.Now()})
 }
 
-// refusesLock tells whom the lock of another node names.
+// refusesLock checks that the lock is refused, and that the error names the holder.
 func (n *realNode) refusesLock(holder *realNode, id string) {
 	t := n.rig.t
 	t.Helper()
@@ -38,8 +38,8 @@ func (n *realNode) refusesLock(holder *realNode, id string) {
 	}
 }
 
-// One control plane at a time: the lock is one key for all of them, whichever of
-// them answer.
+// One control plane at a time: the lock is one key for all of them, whichever
+// members answer.
 func TestRealLock(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -61,24 +61,24 @@ func TestRealLock(t *testing.T) {
 		t.Errorf("its own is in its way: %+v, %v", h, err)
 	}
 
-	// A node that was restarted takes its own again, and what it had before is gone.
+	// A restarted node takes its own lock again, and its old hold has ended.
 	again, err := a.takeLock("reset-a")
 	must(t, err)
 	must(t, first.Release(t.Context(), 0))
 	b.refusesLock(a, "reset-a")
 
-	// A node whose own etcd has ended, as with a reset, gives it back through others.
+	// A node whose own etcd has ended, as in a reset, releases the lock through other members.
 	must(t, a.notePeers(t.Context()))
 	a.kill()
 	b.refusesLock(a, "reset-a")
 	must(t, again.Release(t.Context(), 0))
-	// It gets it through them, too.
+	// It also takes it through them.
 	without, err := a.takeLock("reset-a")
 	must(t, err)
 	b.refusesLock(a, "reset-a")
 	must(t, without.Release(t.Context(), 0))
 
-	// For a while: until then others wait.
+	// The lock stays for a while: until then others wait.
 	second, err := b.takeLock("reboot-b")
 	must(t, err)
 	must(t, second.Release(t.Context(), 15*time.Second))
@@ -90,7 +90,7 @@ func TestRealLock(t *testing.T) {
 	})
 	must(t, third.Release(t.Context(), 0))
 
-	// Without a quorum nobody can tell.
+	// Without a quorum the holder is unknown.
 	b.kill()
 	_, err = c.takeLock("reset-c")
 	if held := new(operation.HeldError); err == nil || errors.As(err, &held) || !strings.Contains(fmt.Sprint(err), "quorum") {
@@ -103,7 +103,7 @@ func TestRealLock(t *testing.T) {
 	}
 }
 
-// Who loses the lock to another node while the cluster stands still says so.
+// A node that loses the lock to another one while the cluster has no quorum reports that.
 func TestRealLockIsLost(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -126,13 +126,13 @@ func TestRealLockIsLost(t *testing.T) {
 	if !strings.Contains(said.String(), "node b is running reset (reset-b)") {
 		t.Errorf("said %q", said.String())
 	}
-	// What it gives back isn't the other's.
+	// Its release doesn't affect the other node's lock.
 	must(t, taken.Release(t.Context(), 0))
 	a.refusesLock(b, "reset-b")
 	must(t, theirs.Release(t.Context(), 0))
 }
 
-// A lock whose holder is silent ends; one whose holder lives doesn't.
+// The lock of a holder that is gone ends; that of a running holder doesn't.
 func TestRealLockOutlivesItsLease(t *testing.T) {
 	t.Parallel()
 	_, node := realRig(t)
@@ -142,10 +142,10 @@ func TestRealLockOutlivesItsLease(t *testing.T) {
 	taken, err := a.takeLock("reset-a")
 	must(t, err)
 	ours := taken.(*held)
-	// The cluster stood still for longer than the lease: it is lost, and taken again.
+	// The cluster had no quorum for longer than the lease: it is lost, and taken again.
 	_, err = ours.client.Revoke(t.Context(), ours.lease)
 	must(t, err)
-	// Who keeps a lease alive asks three times in its life.
+	// The client renews a lease three times during its TTL.
 	eventually.That(t, lockTTL/3+2*lockRetry+10*time.Second, "the lock to be taken again", func() error {
 		found, err := ours.client.Get(t.Context(), lockKey)
 		if err == nil && len(found.Kvs) == 0 {

@@ -12,8 +12,9 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// Who answers at a member's address under another ID isn't that member: it may be what a
-// removed one left, or the learner that has come in its place, and makes no quorum.
+// A member that answers at another member's address under another ID doesn't
+// count as that one: it may be the rest of a removed one, or the learner that
+// has replaced it, and isn't part of the quorum.
 func TestRealAnotherMemberAnswersInItsPlace(t *testing.T) {
 	t.Parallel()
 	_, node := realRig(t)
@@ -37,7 +38,7 @@ func TestRealAnotherMemberAnswersInItsPlace(t *testing.T) {
 	if want := "member " + HexID(own.member) + " answers in its place at "; all[1].Err == nil || !strings.Contains(all[1].Err.Error(), want) || all[1].Version != "" {
 		t.Errorf("the former one: %+v, want %q", all[1], want)
 	}
-	// Two vote, and one of them answers twice: none may go.
+	// Two members vote, and one of them answers twice: neither may go.
 	voters := []*pb.Member{itself, former}
 	if err := mayRemove(voters, itself, answering(ctx, c, voters)); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from former") {
 		t.Errorf("removed, counting on one that doesn't answer: %v", err)

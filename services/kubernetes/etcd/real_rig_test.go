@@ -31,35 +31,35 @@ import (
 // it once it is built.
 const componentsVar = "GARBOARD_COMPONENTS"
 
-// realNode is one whose etcd really runs, on a loopback address of its own.
+// realNode is a node whose etcd really runs, on its own loopback address.
 type realNode struct {
 	*node
 	cmd     *exec.Cmd
-	tells   story
-	stop    func() // ends what runs beside etcd
+	events  eventLog
+	stop    func() // ends the goroutines beside etcd
 	ops     *operation.Runner
 	stopOps func()
 }
 
-// story is what was told to the user.
-type story struct {
+// eventLog is the events that the user sees.
+type eventLog struct {
 	mu    sync.Mutex // guards lines
 	lines []string
 }
 
-func (s *story) tell(_ reason.Code, line string) {
+func (s *eventLog) event(_ reason.Code, line string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lines = append(s.lines, line)
 }
 
-func (s *story) forget() {
+func (s *eventLog) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lines = nil
 }
 
-func (s *story) has(part string) error {
+func (s *eventLog) has(part string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.ContainsFunc(s.lines, func(l string) bool { return strings.Contains(l, part) }) {
@@ -68,7 +68,7 @@ func (s *story) has(part string) error {
 	return fmt.Errorf("nobody said %q: %q", part, s.lines)
 }
 
-// realRig gives its nodes addresses that no other test has.
+// realRig gives its nodes addresses that no other test uses.
 func realRig(t *testing.T) (r *rig, node func(name string, machineType config.MachineType) *realNode) {
 	t.Helper()
 	for _, program := range []string{"etcd", "etcdutl"} {
@@ -102,13 +102,13 @@ func (n *realNode) writeKeys() {
 	}
 }
 
-// start runs the node's etcd from its preparation on.
+// start runs the node's etcd, beginning with its preparation.
 func (n *realNode) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	n.stop = func() { cancel(); wg.Wait() }
 	wg.Go(func() {
-		if err := n.prepare(ctx, n.tells.tell, n.tells.tell); err != nil {
+		if err := n.prepare(ctx, n.events.event, n.events.event); err != nil {
 			if ctx.Err() == nil {
 				n.rig.t.Errorf("%s: %v", n.name, err)
 			}
@@ -118,8 +118,8 @@ func (n *realNode) start() {
 			n.rig.t.Error(err)
 			return
 		}
-		if err := n.promote(ctx, n.tells.tell); err != nil {
-			n.tells.tell("", err.Error())
+		if err := n.promote(ctx, n.events.event); err != nil {
+			n.events.event("", err.Error())
 		}
 	})
 }
@@ -158,14 +158,14 @@ func (n *realNode) kill() {
 		_ = n.cmd.Wait()
 		n.cmd = nil
 	}
-	n.going.Store(false) // as the end of run does
+	n.going.Store(false) // like the end of run
 	if n.rig.t.Failed() {
 		said, _ := os.ReadFile(n.path("log"))
-		n.rig.t.Logf("%s was told %q; etcd said:\n%s", n.name, n.tells.lines, said[max(0, len(said)-4000):])
+		n.rig.t.Logf("%s was told %q; etcd said:\n%s", n.name, n.events.lines, said[max(0, len(said)-4000):])
 	}
 }
 
-// serves waits until the node's own member takes writes, and has ended its
+// serves waits until the node's own member accepts writes, and has ended its
 // beginning.
 func (n *realNode) serves() {
 	n.rig.t.Helper()

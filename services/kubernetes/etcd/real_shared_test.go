@@ -20,7 +20,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// journal is what the coordinators of an operation did, in order.
+// journal is the steps of an operation's coordinators, in order.
 type journal struct {
 	mu    sync.Mutex // guards lines
 	lines []string
@@ -38,8 +38,8 @@ func (j *journal) String() string {
 	return strings.Join(j.lines, "; ")
 }
 
-// operations runs those of a node: one that does something on each of three nodes, and
-// stops at n2 until it is released.
+// operations runs the operations of a node: one with a step on each of three
+// nodes, which stops at n2 until it is released.
 func (n *realNode) operations(done *journal, release <-chan struct{}) (r *operation.Runner, end func()) {
 	t := n.rig.t
 	nodes := operation.Data[[]string]{Key: "nodes"}
@@ -88,9 +88,9 @@ func (n *realNode) operations(done *journal, release <-chan struct{}) (r *operat
 	return r, func() { cancel(); <-ended }
 }
 
-// The coordinator of an operation is killed in the middle of a step with a part for each of
-// three nodes: another control plane takes the operation over and ends it, with nothing but
-// the record in etcd. The former coordinator, when it is back, leaves it alone.
+// The coordinator of an operation is killed in the middle of a step with a part for each
+// of three nodes. Another control plane takes the operation over and ends it, with only
+// the record in etcd. After its return, the former coordinator doesn't continue it.
 func TestRealTakeOver(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -160,5 +160,5 @@ func TestRealTakeOver(t *testing.T) {
 	}
 }
 
-// anyone may take an operation over.
+// anyone lets any node take an operation over.
 func anyone(operation.Operation) error { return nil }

@@ -22,15 +22,15 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// S-212, S-215, S-219, S-355: others wait, then join as learners and are promoted;
-// one that lost its data joins again under its old address.
+// S-212, S-215, S-219, S-355: other nodes wait, then join as learners and are
+// promoted; a node that lost its data joins again under its old address.
 func TestRealJoin(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
 	a, b, c := node("a", config.Init), node("b", config.ControlPlane), node("c", config.ControlPlane)
 	b.start()
 	eventually.That(t, 10*time.Second, "b to wait", func() error {
-		return b.tells.has("Waiting for bootstrap, or for a control plane to join at " + r.apiserver.URL)
+		return b.events.has("Waiting for bootstrap, or for a control plane to join at " + r.apiserver.URL)
 	})
 	a.start()
 	a.serves()
@@ -42,17 +42,17 @@ func TestRealJoin(t *testing.T) {
 	c.start()
 	c.serves()
 	a.expect("a", "b", "c")
-	must(t, c.tells.has("has the cluster's data and votes"))
+	must(t, c.events.has("has the cluster's data and votes"))
 
-	// A member that had voted, and comes back with an empty disk.
+	// A voting member comes back with an empty disk.
 	c.kill()
 	must(t, os.RemoveAll(c.path("data")))
 	c.start()
 	c.serves()
 	a.expect("a", "b", "c")
 
-	// With STATE lost too, and even of type init's predecessor's address: the cluster
-	// knows it by its URL.
+	// STATE is lost, too, and the address was that of a node of type init: the
+	// cluster knows the member by its URL.
 	c.kill()
 	must(t, os.RemoveAll(c.path("data")))
 	must(t, os.Remove(c.o.Journal))
@@ -60,7 +60,7 @@ func TestRealJoin(t *testing.T) {
 	c.serves()
 	a.expect("a", "b", "c")
 
-	// S-214: so it is with the node of type init that began, installed anew.
+	// S-214: the same for the node of type init that began the cluster, after a reinstallation.
 	r.knows(0, b.addr, c.addr)
 	a.kill()
 	must(t, os.RemoveAll(a.path("data")))
@@ -72,7 +72,7 @@ func TestRealJoin(t *testing.T) {
 		t.Errorf("it began a cluster of its own: %+v, %v", got, err)
 	}
 
-	// All at once, with their data: nobody waits for anybody's API server.
+	// All start at the same time, with their data: no node waits for another one's API server.
 	r.knows(503)
 	for _, n := range []*realNode{a, b, c} {
 		n.kill()
@@ -84,7 +84,7 @@ func TestRealJoin(t *testing.T) {
 	a.expect("a", "b", "c")
 }
 
-// A join that was cut short at any step goes on, or begins anew.
+// A join that was interrupted at any step continues, or begins again.
 func TestRealJoinCutShort(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -95,13 +95,13 @@ func TestRealJoinCutShort(t *testing.T) {
 	ctx := t.Context()
 	must(t, os.MkdirAll(b.path("data"), 0o700))
 
-	// After it was added, before that was written down.
+	// After it was added, before that was recorded.
 	must(t, b.decide(ctx))
 	must(t, os.Remove(b.o.Journal))
 	before, err := b.read()
 	must(t, err)
 	must(t, b.decide(ctx))
-	a.expect(" learner", "a") // the same one, which has told no name yet
+	a.expect(" learner", "a") // the same one, which has no name yet
 	if before.Phase != none {
 		t.Errorf("the journal came back: %+v", before)
 	}
@@ -113,7 +113,7 @@ func TestRealJoinCutShort(t *testing.T) {
 		t.Errorf("the data of a join that was cut short is still there: %v", entries)
 	}
 
-	// While it is a learner with data, and is then removed by somebody.
+	// While it is a learner with data, and is then removed by a command.
 	must(t, b.exec())
 	eventually.That(t, 20*time.Second, "b to write its log", func() error {
 		if !b.hasLog() {
@@ -128,7 +128,7 @@ func TestRealJoinCutShort(t *testing.T) {
 		return nil
 	})
 	b.kill()
-	must(t, b.decide(ctx)) // still a member: nothing is touched
+	must(t, b.decide(ctx)) // still a member: nothing is changed
 	if !b.hasLog() {
 		t.Error("the data of a member was removed")
 	}
@@ -152,8 +152,8 @@ func executable(path string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o100 != 0
 }
 
-// S-213: a control plane that was told to begins; told again, it says so. Others
-// refuse, and join.
+// S-213: a control plane begins a cluster on request; a repeated request
+// reports that. Other nodes refuse, and join.
 func TestRealBootstrap(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -170,7 +170,7 @@ func TestRealBootstrap(t *testing.T) {
 	refused(a, "answers at "+r.apiserver.URL+", with 503")
 	r.down(true)
 	a.start()
-	eventually.That(t, 10*time.Second, "a to wait", func() error { return a.tells.has("Waiting for bootstrap") })
+	eventually.That(t, 10*time.Second, "a to wait", func() error { return a.events.has("Waiting for bootstrap") })
 	begun, err := a.Bootstrap(ctx, nil)
 	if err != nil || begun.Already || begun.Token == "" {
 		t.Fatalf("bootstrap: %+v, %v", begun, err)
@@ -193,18 +193,18 @@ func TestRealBootstrap(t *testing.T) {
 	a.expect("a", "b")
 	refused(b, "isn't empty")
 
-	// With its data gone, the one that began doesn't begin a second one.
+	// After the loss of its data, the node that began the cluster doesn't begin a second one.
 	a.kill()
 	b.kill()
 	must(t, os.RemoveAll(a.path("data")))
-	a.tells.forget()
+	a.events.forget()
 	r.knows(0, a.addr, b.addr)
 	a.start()
-	eventually.That(t, 20*time.Second, "a to wait for b", func() error { return a.tells.has("etcd at " + clientURL(b.addr) + " to answer") })
+	eventually.That(t, 20*time.Second, "a to wait for b", func() error { return a.events.has("etcd at " + clientURL(b.addr) + " to answer") })
 }
 
-// A voting member that was removed while it was down finds that out, and joins anew;
-// one that is still a member goes on whatever ended it.
+// A voting member that was removed while it was down detects that, and joins
+// again; one that is still a member continues, whatever the reason of its end.
 func TestRealRemovedWhileDown(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -216,7 +216,7 @@ func TestRealRemovedWhileDown(t *testing.T) {
 	b.start()
 	b.serves()
 	must(t, b.notePeers(ctx))
-	r.knows(503) // the journal knows where to ask
+	r.knows(503) // the journal has addresses to ask
 
 	before, ok, err := b.identity()
 	must(t, err)
@@ -245,7 +245,7 @@ func TestRealRemovedWhileDown(t *testing.T) {
 	}
 }
 
-// Leaving, removing and leading, and what is refused.
+// Leaving, removal and leadership, and what is refused.
 func TestRealOperate(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -291,9 +291,9 @@ func TestRealOperate(t *testing.T) {
 		t.Errorf("alarms: %v, %v", alarms, err)
 	}
 
-	// c leaves in order, and joins anew.
+	// c leaves in order, and joins again.
 	c.o.Stop = func(context.Context) error { c.kill(); return nil }
-	p, err := c.part(ctx, list)
+	p, err := c.ownMember(ctx, list)
 	must(t, err)
 	p.close()
 	if c.removed(ctx, p) {
@@ -302,7 +302,7 @@ func TestRealOperate(t *testing.T) {
 	if _, err := c.Leave(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// So it is found out where the answer to the removal got lost.
+	// The same check is used after the answer to the removal was lost.
 	if !c.removed(ctx, p) {
 		t.Error("c isn't said to be removed")
 	}
@@ -310,7 +310,7 @@ func TestRealOperate(t *testing.T) {
 	if data, err := c.hasData(); data || err != nil {
 		t.Errorf("data is left: %t, %v", data, err)
 	}
-	// Nobody leaves twice.
+	// A node doesn't leave twice.
 	c.o.Stop = func(context.Context) error { t.Error("stopped again"); return nil }
 	if name, err := c.Leave(ctx); err != nil || name != "" {
 		t.Errorf("leaving again: %q, %v", name, err)
@@ -321,7 +321,7 @@ func TestRealOperate(t *testing.T) {
 	must(t, c.MayLeave(ctx, 0))
 	must(t, c.MayStop(ctx, 0))
 
-	// b is gone: it can be removed, and c then can't.
+	// b is gone: it can be removed, and after that c can't.
 	_, members, err := a.Members(ctx)
 	must(t, err)
 	ids := map[string]string{}
@@ -349,8 +349,8 @@ func TestRealOperate(t *testing.T) {
 	}
 	a.expect("a", "c")
 
-	// c's leave was cut short by a power cut after the removal; it has its data and
-	// doesn't run.
+	// c's leave was interrupted by a power cut after the removal; it has its data
+	// and doesn't run.
 	_, members, err = c.Members(ctx)
 	must(t, err)
 	before, err := c.read()
@@ -367,20 +367,20 @@ func TestRealOperate(t *testing.T) {
 	if name, err := c.Leave(ctx); err == nil || name != "" {
 		t.Errorf("leaving without an answer of the other half: %q, %v", name, err)
 	}
-	// Nor is a to go then: it names who is away, with nobody to ask but itself.
+	// Neither may a stop then: the error lists the missing members, although a can only ask itself.
 	if err := a.MayStop(ctx, 0); !errors.Is(err, ErrQuorum) || !strings.Contains(err.Error(), "no answer from c ("+HexID(own.member)+")") {
 		t.Errorf("a may stop: %v", err)
 	}
 	must(t, c.exec())
 	eventually.That(t, 20*time.Second, "c to answer again", func() error { return c.MayLeave(ctx, 0) })
-	// Where a is silent for a moment, c waits for it; for good is above.
-	leaves, err := c.part(ctx, list)
+	// c waits if a doesn't answer for a short time; the case without an end is above.
+	leaves, err := c.ownMember(ctx, list)
 	must(t, err)
 	defer leaves.close()
 	must(t, a.cmd.Process.Signal(syscall.SIGSTOP))
 	settled := make(chan error, 1)
 	go func() { settled <- settle(ctx, SettleTimeout, leaves.mayLeave) }()
-	if err := leaves.mayLeave(ctx); !errors.Is(err, ErrQuorum) { // settle, which began before, was refused too
+	if err := leaves.mayLeave(ctx); !errors.Is(err, ErrQuorum) { // settle, which began before, was refused, too
 		t.Errorf("a stands still, and c may leave: %v", err)
 	}
 	must(t, a.cmd.Process.Signal(syscall.SIGCONT))
@@ -392,7 +392,7 @@ func TestRealOperate(t *testing.T) {
 		t.Error(err)
 	}
 	a.expect("a")
-	// Once more with the data: it was removed, and only that is left to do.
+	// Once more with the data: it was removed, and only the data is left to remove.
 	must(t, os.MkdirAll(filepath.Join(c.path("data"), "member"), 0o700))
 	if name, err := c.Leave(ctx); err != nil || name != "" {
 		t.Errorf("leaving when it was removed: %q, %v", name, err)

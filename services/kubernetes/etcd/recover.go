@@ -23,11 +23,12 @@ import (
 )
 
 const (
-	// maxSnapshot is the largest database that etcd is made for, and its sum.
+	// maxSnapshot is the largest database that etcd supports, and its sum.
 	maxSnapshot = 8<<30 + sha256.Size
-	// sectorSize: a database is a multiple of it, so a snapshot with its sum isn't.
+	// sectorSize: the size of a database is a multiple of it, so that of a
+	// snapshot with its sum isn't.
 	sectorSize = 512
-	// spareRoom is left on the disk beside the snapshot and the data made of it.
+	// spareRoom is left on the disk in addition to the snapshot and the data made from it.
 	spareRoom = 256 << 20
 	// uploadTimeout is for the largest snapshot over a line of 20 Mbit/s.
 	uploadTimeout = time.Hour
@@ -35,9 +36,9 @@ const (
 	// for pulling etcd's image before that.
 	restoreTimeout = 10 * time.Minute
 
-	// revisionBump is how far the new cluster's revisions are beyond those of the
-	// snapshot. Kubernetes' clients have seen some that came after it; what is beyond
-	// them all, and counts as compacted, makes them read everything anew. etcd's
+	// revisionBump is how far the new cluster's revisions are above those of the
+	// snapshot. Kubernetes' clients have seen later ones. With a revision above
+	// them all, and the older ones compacted, they read everything again. etcd's
 	// documentation recommends a billion for Kubernetes.
 	revisionBump = 1_000_000_000
 
@@ -45,24 +46,24 @@ const (
 	snapshotName = "snapshot.db"
 	restoredName = "data"
 
-	// A database begins with a page header of 16 bytes and this number, in the byte
-	// order of the machine: go.etcd.io/bbolt.
+	// A database begins with a page header of 16 bytes and this number, in the
+	// byte order of the machine: go.etcd.io/bbolt.
 	boltMagic  = 0xED0CDAED
 	boltAt     = 16
 	boltHeader = boltAt + 4
 )
 
-// errRecovering: one at a time.
+// errRecovering: only one at a time.
 var errRecovering = errors.New("a snapshot is being sent to this node already")
 
-// Snapshot is what Receive is to get.
+// Snapshot describes the snapshot that Receive reads.
 type Snapshot struct {
 	Size   uint64            // bytes
 	SHA256 [sha256.Size]byte // of all of it
-	// Raw: it is a copy of a member's database, without a sum of its own at its end.
+	// Raw: it is a copy of a member's database, without a sum at its end.
 	Raw bool
-	// Told are control planes that the caller knows of.
-	Told []string
+	// ControlPlanes are addresses that the caller knows.
+	ControlPlanes []string
 }
 
 // recoveryDir is on the same file system as the data.
@@ -74,12 +75,12 @@ func (e *Etcd) recoveryPath(name string) string { return filepath.Join(e.recover
 //
 //	upload ─ checked ─▶ snapshot.db ─ RecoverOperation: restored aside ─ renamed ─▶ record: new ─▶ etcd starts
 //
-// A power cut between any two of these loses nothing: the operation goes on from the
-// uploaded file, until the restored directory is in its place, which is one step. Members
-// of the lost cluster are foreign to the new one, whose token and ID are others.
+// A power cut between any two of these loses nothing: the operation continues from the uploaded
+// file, until the restored directory is in its place, which is one atomic step. Members of the
+// lost cluster are foreign to the new one, which has another token and another ID.
 //
-// already is the cluster that was begun with this snapshot before; the caller then has
-// nothing to do. Else it starts the operation, and calls release after that.
+// already is the cluster that was begun with this snapshot before; the caller then
+// has nothing to do. Otherwise it starts the operation, and calls release after that.
 func (e *Etcd) Receive(ctx context.Context, s Snapshot, from io.Reader) (already *Begun, release func(), err error) {
 	if !e.uploading.TryLock() {
 		return nil, nil, refuse("recover: %w", errRecovering)
@@ -101,7 +102,7 @@ func (e *Etcd) receive(ctx context.Context, s Snapshot, from io.Reader) (*Begun,
 	if err := e.idle(); err != nil {
 		return nil, err
 	}
-	// Before anything is sent, and again when it is here.
+	// Before the upload, and again after it.
 	r, already, err := e.mayRecover(ctx, s)
 	if err != nil {
 		return nil, err
@@ -130,7 +131,7 @@ func (s Snapshot) check() error {
 	return nil
 }
 
-// mayRecover waits for its turn and looks whether there is anything in the way.
+// mayRecover waits for turn and checks whether anything prevents the recovery.
 func (e *Etcd) mayRecover(ctx context.Context, s Snapshot) (record, bool, error) {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -140,7 +141,7 @@ func (e *Etcd) mayRecover(ctx context.Context, s Snapshot) (record, bool, error)
 	return e.clear(ctx, s)
 }
 
-// clear is for the one whose turn it is.
+// clear is called by the holder of turn.
 func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, err error) {
 	if why := e.o.skip(); why != "" {
 		return r, false, refuse("%s", why)
@@ -160,10 +161,10 @@ func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, e
 	case e.going.Load():
 		return r, false, refuse("etcd just starts on this node: see `gbctl service etcd`")
 	}
-	return r, false, e.alone(ctx, r, s.Told, lookTimeout, seen.living)
+	return r, false, e.alone(ctx, r, s.ControlPlanes, lookTimeout, seen.living)
 }
 
-// upload takes the snapshot in, and checks it.
+// upload receives the snapshot, and checks it.
 func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, uploadTimeout)
 	defer cancel()
@@ -194,7 +195,7 @@ func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 	return errors.Join(file.Sync(), file.Close())
 }
 
-// room refuses what would fill the disk: the snapshot, and the database made of it.
+// room refuses a snapshot if the disk has no room for it and the database made from it.
 func (e *Etcd) room(size uint64) error {
 	var f syscall.Statfs_t
 	if err := syscall.Statfs(e.recoveryDir(), &f); err != nil {
@@ -206,7 +207,7 @@ func (e *Etcd) room(size uint64) error {
 	return nil
 }
 
-// bounded ends a reader with its context.
+// bounded is a reader that ends with its context.
 type bounded struct {
 	ctx context.Context
 	io.Reader
@@ -219,10 +220,10 @@ func (b bounded) Read(p []byte) (int, error) {
 	return b.Reader.Read(p)
 }
 
-// sums looks at a snapshot as it passes: all but the last 32 bytes, and those.
+// sums hashes a snapshot while it is copied: all except the last 32 bytes, and those.
 type sums struct {
 	whole, body hash.Hash
-	left        uint64 // bytes of the body that are to come
+	left        uint64 // bytes of the body that are still missing
 	head, tail  []byte
 }
 
@@ -253,13 +254,13 @@ func (s *sums) check(want Snapshot) error {
 	return nil
 }
 
-// restoring is a recovery that is under way.
+// restoring is a recovery in progress.
 type restoring struct {
 	RecoverArguments
 	token string // of the new cluster
 }
 
-// prepareRestore looks again whether anything is in the way, before the first attempt.
+// prepareRestore checks again whether anything prevents the recovery, before the first attempt.
 func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 	sum, err := hex.DecodeString(a.SHA256)
 	if err != nil || len(sum) != sha256.Size {
@@ -270,18 +271,18 @@ func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 		return err
 	}
 	defer done()
-	r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, Told: a.ControlPlanes})
+	r, already, err := e.clear(ctx, Snapshot{SHA256: [sha256.Size]byte(sum), Raw: a.Raw, ControlPlanes: a.ControlPlanes})
 	if err != nil || already {
 		return err
 	}
-	if r.Phase == fresh { // a bootstrap that etcd knows nothing of is replaced
+	if r.Phase == fresh { // a bootstrap that etcd doesn't know yet is replaced
 		return e.write(record{Phase: waiting, Peers: r.Peers})
 	}
 	return nil
 }
 
-// restore makes the data directory of the snapshot, whatever it finds of an earlier
-// try. A *wait is worth another try.
+// restore makes the data directory from the snapshot, whatever an earlier
+// attempt has left. After a *wait it should be tried again.
 func (e *Etcd) restore(ctx context.Context, r restoring) error {
 	done, err := e.take(ctx)
 	if err != nil {
@@ -294,7 +295,7 @@ func (e *Etcd) restore(ctx context.Context, r restoring) error {
 		return err
 	}
 	if now.Snapshot == r.SHA256 && (now.Phase == fresh || now.Phase == member) {
-		return nil // before a restart
+		return nil // done before a restart
 	}
 	data, err := e.hasData()
 	if err != nil {
@@ -311,8 +312,8 @@ func (e *Etcd) restore(ctx context.Context, r restoring) error {
 	return os.RemoveAll(e.recoveryDir())
 }
 
-// restoreAside restores into a directory beside the data's, which it becomes whole or
-// not at all.
+// restoreAside restores into another directory, which then replaces the data
+// directory atomically.
 func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	aside := e.recoveryPath(restoredName)
 	if _, err := os.Stat(e.recoveryPath(snapshotName)); errors.Is(err, fs.ErrNotExist) {
@@ -325,7 +326,7 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, restoreTimeout) // whoever else decides about this member waits
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout) // other decisions about this member wait for it
 	defer cancel()
 	said, err := e.utility(ctx, restoreArguments(me, r, e.recoveryPath(snapshotName), aside))
 	var exit *containerd.ExitError
@@ -341,7 +342,7 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	if err := syncTree(aside); err != nil {
 		return err
 	}
-	// The kernel replaces an empty directory, which os.Rename refuses to ask for.
+	// The kernel can replace an empty directory, but os.Rename refuses that.
 	if err := unix.Rename(aside, e.o.DataDir); err != nil {
 		return fmt.Errorf("rename %s to %s: %w", aside, e.o.DataDir, err)
 	}
@@ -361,7 +362,7 @@ func restoreArguments(me self, r restoring, snapshot, to string) []string {
 	return args
 }
 
-// syncTree makes all that is below dir durable.
+// syncTree makes everything below dir durable.
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {

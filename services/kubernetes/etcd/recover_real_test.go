@@ -25,7 +25,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// etcdutl runs what the node would run in a container.
+// etcdutl runs the program that the node would run in a container.
 func etcdutl(ctx context.Context, args []string) (string, error) {
 	cmd := exec.CommandContext(ctx, component(args[0]), args[1:]...)
 	said, err := cmd.CombinedOutput()
@@ -79,8 +79,8 @@ func snapshotOf(content []byte) Snapshot {
 	return Snapshot{Size: uint64(len(content)), SHA256: sha256.Sum256(content)}
 }
 
-// Two of three are lost for good; the third begins a new cluster with a snapshot, and
-// the others come in again with empty disks. What they had is a stranger to it.
+// Two of three nodes are lost; the third begins a new cluster with a snapshot, and
+// the others join again with empty disks. The new cluster refuses their old data.
 func TestRealRecover(t *testing.T) {
 	t.Parallel()
 	r, node := realRig(t)
@@ -143,7 +143,7 @@ func TestRealRecover(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) { refused(c, tt.s, tt.content, tt.says) })
 	}
 
-	// The power fails when the file is there, and then when half of it is restored.
+	// The power is cut when the file is complete, and then when it is half restored.
 	cut, cancel := context.WithCancel(ctx)
 	cancel()
 	if _, _, err := c.Receive(cut, snapshotOf(content), bytes.NewReader(content)); err == nil {
@@ -169,7 +169,7 @@ func TestRealRecover(t *testing.T) {
 	c.start()
 	c.operate()
 	c.serves()
-	c.ready.Store(true) // as the service's health check does
+	c.ready.Store(true) // like the service's health check
 	if o := c.ended(id); o.State != operation.Done {
 		t.Errorf("%+v", o)
 	}
@@ -187,9 +187,9 @@ func TestRealRecover(t *testing.T) {
 		t.Errorf("again: %+v, %v", again, err)
 	}
 
-	// b comes back with its data, which is another cluster's now.
+	// b comes back with its data, which now belongs to another cluster.
 	r.knows(0, c.addr)
-	b.tells.forget()
+	b.events.forget()
 	b.start()
 	eventually.That(t, 20*time.Second, "b to run", func() error {
 		if said, _ := os.ReadFile(b.path("log")); !bytes.Contains(said, []byte("cluster ID mismatch")) {
@@ -203,9 +203,9 @@ func TestRealRecover(t *testing.T) {
 		t.Errorf("who looks after b says %v", err)
 	}
 	b.kill()
-	b.suspect.Store(true) // as that is how its run ended
+	b.suspect.Store(true) // because its run ended by itself
 	b.start()
-	eventually.That(t, 20*time.Second, "b to know the data for a stranger's", func() error { return b.tells.has("holds data of another etcd cluster") })
+	eventually.That(t, 20*time.Second, "b to detect the data of another cluster", func() error { return b.events.has("holds data of another etcd cluster") })
 	c.expect("c")
 	// Its disk is wiped, and so is a's.
 	for _, n := range []*realNode{a, b} {
@@ -219,7 +219,7 @@ func TestRealRecover(t *testing.T) {
 	}
 }
 
-// A copy of a member's database is taken where that is asked for.
+// A copy of a member's database is accepted with Raw.
 func TestRealRecoverRaw(t *testing.T) {
 	t.Parallel()
 	_, node := realRig(t)
@@ -228,14 +228,14 @@ func TestRealRecoverRaw(t *testing.T) {
 	a.start()
 	a.serves()
 	a.put("before")
-	_, _, err := a.Defragment(ctx) // and so it is in the file
+	_, _, err := a.Defragment(ctx) // so that it is in the file
 	must(t, err)
 	a.kill()
 	content, err := os.ReadFile(a.path("data", "member", "snap", "db"))
 	must(t, err)
 	b.utility = etcdutl
 	b.start()
-	eventually.That(t, 10*time.Second, "b to wait", func() error { return b.tells.has("Waiting for bootstrap") })
+	eventually.That(t, 10*time.Second, "b to wait", func() error { return b.events.has("Waiting for bootstrap") })
 	s := snapshotOf(content)
 	s.Raw = true
 	b.operate()
@@ -245,7 +245,7 @@ func TestRealRecoverRaw(t *testing.T) {
 		t.Error("it isn't there")
 	}
 
-	// A tool that fails leaves a node that waits as before, and takes another snapshot.
+	// After a tool has failed, the node waits as before, and accepts another snapshot.
 	c := node("c", config.ControlPlane)
 	c.utility = func(context.Context, []string) (string, error) {
 		return "no", &containerd.ExitError{ID: utilityID, Status: 1}

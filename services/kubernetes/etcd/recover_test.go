@@ -14,8 +14,8 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// Restoring has an end: meanwhile nothing else decides about this member. It is tried
-// again, from the file that was sent.
+// A restore has a time limit: nothing else decides about this member meanwhile.
+// It is tried again, from the uploaded file.
 func TestRestoreThatHangs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -41,8 +41,8 @@ func TestRestoreThatHangs(t *testing.T) {
 	})
 }
 
-// A node that restarts in the middle of an operation begins nothing before it knows of it,
-// nor while a snapshot is restored or its member is removed.
+// A node that restarts during an operation begins nothing before the operation
+// is known, and nothing while a snapshot is restored or its member is removed.
 func TestServiceWaitsForOperations(t *testing.T) {
 	t.Parallel()
 	n := newRig(t).node("a", config.Init, netip.MustParseAddr("127.0.0.1"))
@@ -88,7 +88,7 @@ func TestServiceWaitsForOperations(t *testing.T) {
 	}
 }
 
-// What is undone is only what the operation itself has begun, and what etcd doesn't know yet.
+// Only a beginning by the operation itself that etcd doesn't know yet is undone.
 func TestWithdraw(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -21,8 +21,8 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// rig is what the members of a cluster have in common: its authorities, and the
-// API server, which is a stand-in that only knows where the control planes are.
+// rig is the common part of a cluster's members: its authorities, and a fake
+// API server that only knows the addresses of the control planes.
 type rig struct {
 	t         *testing.T
 	etcd, ca  pki.CA
@@ -31,10 +31,10 @@ type rig struct {
 
 	mu     sync.Mutex   // guards what follows
 	known  []netip.Addr // the control planes that Kubernetes knows
-	tokens string       // the key that it checks tokens with
+	tokens string       // the key for tokens
 	broken int          // the status that it answers instead
 	gone   bool         // it doesn't answer at all
-	silent bool         // it answers nothing, for as long as it is asked
+	silent bool         // it accepts requests and never answers
 }
 
 func newRig(t *testing.T) *rig {
@@ -86,36 +86,36 @@ func (r *rig) serve(w http.ResponseWriter, req *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"items": []any{map[string]any{"endpoints": []any{map[string]any{"addresses": addresses}}}}})
 }
 
-// knows sets the control planes that Kubernetes knows. Until then, nobody is at the
-// endpoint.
+// knows sets the control planes that Kubernetes knows. Until then, nothing
+// answers at the endpoint.
 func (r *rig) knows(status int, nodes ...netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone, r.broken, r.known = false, status, nodes
 }
 
-// checks sets the key that tokens are checked with.
+// checks sets the key for tokens.
 func (r *rig) checks(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone, r.tokens = false, key
 }
 
-// down makes the API server, or its machine, go away or come back.
+// down makes the API server, or its machine, stop or come back.
 func (r *rig) down(yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.gone = yes
 }
 
-// swallows makes the API server a machine that takes requests and answers none.
+// swallows makes the API server accept requests and answer none.
 func (r *rig) swallows() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.silent = true
 }
 
-// node is a control plane of which there is only etcd.
+// node is a control plane with only etcd.
 type node struct {
 	*Etcd
 	rig  *rig

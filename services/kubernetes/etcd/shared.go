@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// operationsKey begins the keys of shared operations: each has its record, which stays,
-	// and its coordinator, which goes with a lease.
+	// operationsKey is the prefix of the keys of shared operations. Each has its
+	// record, which stays, and its coordinator, which ends with a lease.
 	operationsKey  = "/garboard.dev/operations/"
 	recordSuffix   = "/record"
 	coordinatorKey = "/coordinator"
-	// claimMargin before the end of the lease, steps must end: another node could take the
-	// operation over after it. They have three seconds for that.
+	// Steps must end claimMargin before the end of the lease, because another node
+	// could take the operation over after it. They have three seconds for that.
 	claimMargin = 15 * time.Second
 )
 
@@ -92,14 +92,14 @@ func (r records) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// claim is the place of an operation's coordinator.
+// claim is the role of an operation's coordinator.
 type claim struct {
 	*held
 	record string
 	lost   chan struct{}
 }
 
-// watch keeps the lease alive until ctx ends, or until it may be lost.
+// watch renews the lease until ctx ends, or until it may be lost.
 func (c *claim) watch(ctx context.Context) {
 	defer close(c.lost)
 	alive, err := c.client.KeepAlive(ctx, c.lease)
@@ -139,7 +139,7 @@ func (c *claim) Read(ctx context.Context) ([]byte, error) {
 	return found.Kvs[0].Value, nil
 }
 
-// errNotCoordinator: the lease has ended, and another node may have the operation.
+// errNotCoordinator: the lease has ended, and another node may be the coordinator.
 var errNotCoordinator = errors.New("this node isn't the coordinator of the operation any more")
 
 // Write implements operation.Claim.

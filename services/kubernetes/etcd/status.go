@@ -2,7 +2,7 @@ package etcd
 
 import "github.com/garboard-os/garboard/services/core/resource"
 
-// StatusID names the one StatusSpec.
+// StatusID is the ID of the only StatusSpec.
 const StatusID = "etcd"
 
 // StatusSpec is the state of this node's member. Only this package publishes it.
@@ -12,7 +12,7 @@ type StatusSpec struct {
 	MemberID string `yaml:"memberID"` // hexadecimal
 }
 
-// Statuses has the one object StatusID, on control planes.
+// Statuses has the object StatusID, on control planes.
 var Statuses = resource.Define[StatusSpec](resource.Definition{
 	Type: "EtcdStatuses.v1alpha1.garboard.dev", Kind: "EtcdStatus", Namespace: "runtime",
 	Columns: []resource.Column{{Name: "MEMBER", Value: func(spec any) string { return spec.(StatusSpec).MemberID }}},

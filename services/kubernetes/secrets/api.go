@@ -13,14 +13,14 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 )
 
-// APISpec is what the machine API is served with. PEM.
+// APISpec is the certificates of the machine API. PEM.
 type APISpec struct {
-	CA      config.PEM     `yaml:"ca"` // whose certificates clients show
+	CA      config.PEM     `yaml:"ca"` // the authority of clients' certificates
 	Serving config.CertKey `yaml:"serving"`
 }
 
-// API is the secrets of apid. A worker doesn't hold the authority's key, and so
-// has none that it made itself (S-157).
+// API is the secrets of apid. A worker doesn't have the authority's key, and so
+// can't make them itself (S-157).
 var API = resource.Define[APISpec](resource.Definition{
 	Type: "APISecrets.secrets.garboard.dev", Kind: "APISecret", Namespace: namespace,
 })
@@ -33,9 +33,9 @@ type APIController struct {
 	signingClient
 }
 
-// askAgain is the pause after nobody has signed. It doesn't grow: in a new cluster the
-// control planes and the kubelet, through which they are found, come up within a minute.
-// trustd lets a node ask that often (perAddress in services/front/trustd).
+// askAgain is the pause if no control plane has signed. It doesn't grow: in a new cluster
+// the control planes, and the kubelet, through which they are found, start within a
+// minute. trustd allows a node to ask that often (perAddress in services/front/trustd).
 const askAgain = 5 * time.Second
 
 func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Duration, error) {
@@ -65,14 +65,14 @@ func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Du
 	return renewal(now, serving.Crt), API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: serving})
 }
 
-// worker keeps the certificate while it is good, and else asks for another one. One
-// that is only to be renewed goes on meanwhile.
+// worker keeps the certificate while it is valid, and otherwise requests
+// another one. A certificate that is only due for renewal is used meanwhile.
 func (c *APIController) worker(ctx context.Context, v resource.View, n node, have APISpec) (time.Duration, error) {
 	ca, now := config.CertKey{Crt: n.config.Machine.CA.Crt}, c.now()
 	want := n.worker(now)
 	if len(have.Serving.Crt) == 0 {
-		// What an earlier boot got serves until there is a better one, also under a name or
-		// an address that the node had then.
+		// The certificate of an earlier boot is used until there is a better one,
+		// even if it has a name or an address that the node had then.
 		if have.Serving = c.stored.read(v, ca, now); len(have.Serving.Crt) > 0 {
 			if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
 				return 0, err
@@ -113,14 +113,14 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 	return renewal(now, crt), nil
 }
 
-// stillFits is fits for a certificate that is due, and hasn't expired yet.
+// stillFits is fits for a certificate that is due for renewal, and hasn't expired yet.
 func stillFits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 	now := want.Now
 	want.Now = cert.NotBefore
 	return now.Before(cert.NotAfter) && fits(cert, ca, want)
 }
 
-// laterWith says when to ask again: there are months for a renewal.
+// laterWith is the pause before the next request: there are months for a renewal.
 func laterWith(err error, cert *x509.Certificate, good bool) error {
 	if !good {
 		return resource.RetryIn(err, askAgain)
@@ -129,14 +129,14 @@ func laterWith(err error, cert *x509.Certificate, good bool) error {
 	return resource.RetryIn(err, checkAgainMin)
 }
 
-// worker has what trustd gives a node: its name, and the address that it is known by
-// and asks from. Further names (machine.certSANs) are for control planes.
+// worker is what trustd signs for a node: its name, and the node's address, from
+// which it connects. Further names (machine.certSANs) are for control planes.
 func (n node) worker(now time.Time) pki.Leaf {
 	return pki.Leaf{CN: n.hostname, DNS: []string{n.hostname, "localhost"}, IPs: append([]netip.Addr{n.primary}, loopback...), Server: true, Now: now}
 }
 
-// api has all names under which this node's machine API is reached: as the node,
-// and, on a control plane, as the cluster's endpoint.
+// api has all names of this node's machine API: those of the node and, on a
+// control plane, those of the cluster's endpoint.
 func (n node) api(now time.Time) pki.Leaf {
 	leaf := pki.Leaf{CN: n.hostname, Now: now}
 	addHosts(&leaf, n.config.Machine.CertSANs)

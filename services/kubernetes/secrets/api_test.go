@@ -16,8 +16,8 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// S-158, S-157: a control plane makes its API's certificate itself, with all the
-// names by which it is reached.
+// S-158, S-157: a control plane makes its API's certificate itself, with all
+// the names by which it is reached.
 func TestS158API(t *testing.T) {
 	c := controlPlane(t)
 	b := newBench(t, c)

@@ -26,10 +26,10 @@ import (
 )
 
 const (
-	// dialTimeout: a control plane is a hop or two away. One that lost its power
-	// doesn't answer at all, and must not hold up the question to the next.
+	// dialTimeout: a control plane is near. One without power doesn't answer at
+	// all, and must not delay the request to the next one.
 	dialTimeout = 3 * time.Second
-	// askTimeout bounds all of the question to one control plane: under emulation a
+	// askTimeout limits the whole request to one control plane: under emulation a
 	// TLS handshake takes a second.
 	askTimeout = 10 * time.Second
 	// maxAnswer is a certificate, or an error text.
@@ -77,8 +77,8 @@ func (a *signingClient) ask(ctx context.Context, n node, hosts []string, key con
 
 var errNoneKnown = errors.New("no control plane is known yet: Kubernetes lists them once the kubelet has joined")
 
-// controlPlanes are the hosts of the API servers that Kubernetes has told of, those last
-// that aren't ready: trustd may be there all the same. So none sticks to one that died.
+// controlPlanes are the hosts of the API servers in Kubernetes' list, those that aren't ready
+// last: trustd may run there despite that. So no worker depends on one that has failed.
 func controlPlanes(servers []resource.Object[balancer.APIServer]) []string {
 	var ready, others []string
 	for _, s := range servers {
@@ -94,7 +94,7 @@ func controlPlanes(servers []resource.Object[balancer.APIServer]) []string {
 	return append(ready, others...)
 }
 
-// noneSigned is why there is no certificate, in one line.
+// noneSigned is the reason why there is no certificate, in one line.
 type noneSigned []error
 
 func (e noneSigned) Error() string {
@@ -108,7 +108,7 @@ func (e noneSigned) Error() string {
 // Unwrap is for errors.Is and errors.As.
 func (e noneSigned) Unwrap() []error { return e }
 
-// askOne asks one control plane, from the address that the certificate is to be for.
+// askOne asks one control plane, from the address for which the certificate is.
 func (a *signingClient) askOne(ctx context.Context, n node, host string, request []byte) (config.PEM, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -126,7 +126,7 @@ func (a *signingClient) askOne(ctx context.Context, n node, host string, request
 	}
 	client := garboardv1connect.NewTrustServiceClient(&http.Client{
 		Transport: transport,
-		// The token is for this one server.
+		// Only this server may get the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, "https://"+net.JoinHostPort(host, strconv.Itoa(api.TrustPort)), connect.WithReadMaxBytes(maxAnswer))
 	answer, err := client.Sign(ctx, connect.NewRequest(&apiv1.SignRequest{Token: string(n.config.Machine.Token), Request: request}))
@@ -143,8 +143,8 @@ var errToken = errors.New("it doesn't take this node's token: machine.token must
 	"Without a certificate the machine API of this node can't take another token, so give it a new configuration with the control planes' token; " +
 	"or, if theirs is the wrong one, change that: it takes effect at once")
 
-// checkAnswer makes sure that the answer is a certificate of the cluster, for our key, with
-// what it needs to have.
+// checkAnswer makes sure that the answer is a certificate of the cluster, for
+// our key, with the required content.
 func checkAnswer(crt config.PEM, key config.KeyPEM, ca config.PEM, want pki.Leaf) error {
 	cert, err := pki.ParseCert(crt)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// Who is asked: those that Kubernetes told of, who is ready first.
+// The hosts are those in Kubernetes' list, the ready ones first.
 func TestControlPlanes(t *testing.T) {
 	t.Parallel()
 	server := func(id, from string, ready bool) resource.Object[balancer.APIServer] {
@@ -32,7 +32,7 @@ func TestControlPlanes(t *testing.T) {
 	}
 }
 
-// What a control plane answers is looked at before it is used.
+// The answer of a control plane is checked before it is used.
 func TestCheckAnswer(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -81,8 +81,8 @@ func TestCheckAnswer(t *testing.T) {
 	}
 }
 
-// An authority near its own end signs nothing that lives longer: that is taken, as long
-// as it is valid.
+// A certificate from an authority near its own end expires with it: it is
+// accepted as long as it is valid.
 func TestAnswerOfAnAuthorityNearItsEnd(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -108,8 +108,8 @@ func TestAnswerOfAnAuthorityNearItsEnd(t *testing.T) {
 	}
 }
 
-// The question comes from the address that the node is known by: the kernel would
-// choose another one on a machine with several.
+// The connection comes from the node's address: on a machine with several, the
+// kernel would choose another one.
 func TestDialFrom(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -133,7 +133,7 @@ func TestDialFrom(t *testing.T) {
 	}
 }
 
-// A worker that nobody signs for says whom it has asked.
+// A worker without a signature reports which hosts it has asked.
 func TestWorkerReportsWhoWasAsked(t *testing.T) {
 	t.Parallel()
 	c := controlPlane(t)

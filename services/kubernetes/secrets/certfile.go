@@ -20,8 +20,8 @@ import (
 const (
 	// apiFile is where a worker stores the certificate of its machine API, with the key.
 	apiFile = "machine-api.pem"
-	// keepAgain is how often to check whether STATE is there: a new disk is made within
-	// seconds.
+	// keepAgain is how often to check whether STATE is mounted: a new disk is
+	// prepared within seconds.
 	keepAgain = 5 * time.Second
 )
 
@@ -32,7 +32,7 @@ type certFile struct {
 	logged string      // why it wasn't used
 }
 
-// read returns what an earlier boot has stored, if it is of this authority and valid now.
+// read returns the pair that an earlier boot has stored, if it is of this authority and valid now.
 func (f *certFile) read(v resource.View, ca config.CertKey, now time.Time) config.CertKey {
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -60,7 +60,7 @@ func usable(data []byte, ca config.CertKey, now time.Time) (none config.CertKey,
 	pair := config.CertKey{Crt: pem.EncodeToMemory(block), Key: key}
 	cert, err := pki.ParseCert(pair.Crt)
 	switch {
-	case err != nil: // the key comes first: write didn't write it
+	case err != nil: // the key comes first: write didn't write this file
 		return none, err
 	case !signedBy(cert, ca):
 		return none, errors.New("it is of another authority")
@@ -71,7 +71,7 @@ func usable(data []byte, ca config.CertKey, now time.Time) (none config.CertKey,
 }
 
 // write stores a pair, and returns false if it can't be stored yet. After an error the
-// node goes on without: it asks again at the next boot.
+// node continues without the file: it requests a certificate again at the next boot.
 func (f *certFile) write(v resource.View, pair config.CertKey) bool {
 	if !f.ready() {
 		return false

@@ -9,7 +9,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// etcdUser is who Garboard itself is for etcd.
+// etcdUser is Garboard's own user name for etcd.
 const etcdUser = "garboard"
 
 // EtcdController makes etcd's certificates.

@@ -25,16 +25,16 @@ import (
 const (
 	fileMode = 0o600 // the programs run as root, without capabilities
 	dirMode  = 0o700
-	// versionSize: half a SHA-256 is more than enough to see that something changed.
+	// versionSize: half a SHA-256 is more than enough to detect a change.
 	versionSize = 16
 )
 
-// file is one that a program reads.
+// file is a file for a program.
 type file struct {
 	data []byte
-	// renewed says that its program reads it again by itself: a new content needs
-	// no restart. These are the leaf certificates and their keys. etcd reads them at
-	// each handshake, the control plane's programs and the kubelet watch them.
+	// renewed: its program reads it again by itself, so that a new content needs
+	// no restart. These are the leaf certificates and their keys. etcd reads them
+	// at each handshake, the control plane's programs and the kubelet watch them.
 	renewed bool
 }
 
@@ -76,7 +76,7 @@ func etcdFiles(r resource.Reader) (map[string]file, error) {
 	return files, nil
 }
 
-// kubeletFiles leaves out the kubelet's certificate as a client: that one is only
+// kubeletFiles leaves out the kubelet's client certificate: that one is only
 // its first, and the kubelet itself keeps and renews it.
 func kubeletFiles(r resource.Reader) (map[string]file, error) {
 	o, err := Kubelet.Get(r, KubeletID)
@@ -126,8 +126,8 @@ func kubernetesFiles(r resource.Reader) (map[string]file, error) {
 	return files, nil
 }
 
-// kubeconfig is a client configuration that names its certificate's files, which
-// stand beside it: certificates inside of it would never be read again.
+// kubeconfig is a client configuration that refers to its certificate's files,
+// in the same directory: a program would never read embedded certificates again.
 func kubeconfig(server string, ca []byte, user string) ([]byte, error) {
 	const cluster = "local"
 	context := user + "@" + cluster
@@ -143,8 +143,8 @@ func kubeconfig(server string, ca []byte, user string) ([]byte, error) {
 	})
 }
 
-// encryptionConfig makes the apiserver encrypt Secrets. The last provider is for
-// reading what was written before there was a key.
+// encryptionConfig makes the apiserver encrypt Secrets. The last provider is
+// for reading Secrets that were written before there was a key.
 func encryptionConfig(key []byte) ([]byte, error) {
 	providers := []any{map[string]any{"identity": map[string]any{}}}
 	if len(key) > 0 {
@@ -158,7 +158,7 @@ func encryptionConfig(key []byte) ([]byte, error) {
 	})
 }
 
-// writeAll writes what differs. Each file is replaced in one step.
+// writeAll writes the files that differ. Each file is replaced atomically.
 func writeAll(dir string, files map[string]file) error {
 	for _, path := range slices.Sorted(maps.Keys(files)) {
 		full := filepath.Join(dir, path)

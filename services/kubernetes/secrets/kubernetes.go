@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// Users that the control plane's programs are for the apiserver and the kubelets.
+// User names of the control plane's programs for the apiserver and the kubelets.
 const (
 	KubeletClientUser = "apiserver-kubelet-client"
 	adminUser         = "admin"
@@ -26,11 +26,11 @@ const (
 	etcdClientUser    = "kube-apiserver"
 )
 
-// encryptionInfo tells the key of Secrets in etcd from others that may be made
-// from the cluster's secret one day (HKDF, RFC 5869 3.2).
+// encryptionInfo distinguishes the key of Secrets in etcd from other keys that
+// may be derived from the cluster's secret later (HKDF, RFC 5869 3.2).
 const encryptionInfo = "garboard kubernetes encryption at rest"
 
-const encryptionKeySize = 32 // XSalsa20-Poly1305, what Kubernetes calls secretbox
+const encryptionKeySize = 32 // XSalsa20-Poly1305, named secretbox in Kubernetes
 
 // KubernetesController makes the control plane's certificates.
 type KubernetesController struct {
@@ -80,8 +80,8 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	return again, Kubernetes.Put(v, KubernetesID, spec)
 }
 
-// kubelet is the kubelet's certificates, with the name and group that those from
-// the cluster's own signers would have.
+// kubelet is the kubelet's certificates, with the name and group that the
+// cluster's own signers would use.
 func (n node) kubelet(r resource.Reader, now time.Time) (KubeletSpec, error) {
 	var have KubeletSpec
 	if o, err := Kubelet.Get(r, KubeletID); err == nil {
@@ -99,7 +99,7 @@ func (n node) kubelet(r resource.Reader, now time.Time) (KubeletSpec, error) {
 	return spec, err
 }
 
-// complete says which of the secrets isn't in the configuration.
+// complete reports a secret that is missing in the configuration.
 func complete(c *config.Cluster) error {
 	for _, need := range []struct {
 		field string
@@ -117,7 +117,7 @@ func complete(c *config.Cluster) error {
 	return nil
 }
 
-// kubernetes is the spec for n, made of what have still holds good.
+// kubernetes is the spec for n. It keeps the parts of have that are still valid.
 func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, error) {
 	cluster := &n.config.Cluster
 	public, err := pki.EncodePublicKey(cluster.ServiceAccount.Key)
@@ -157,9 +157,9 @@ func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, er
 	return spec, nil
 }
 
-// apiServer has all names under which this node's apiserver is reached: as the
-// node, as the cluster's endpoint, and as the Service kubernetes, which has the
-// first address of each service subnet.
+// apiServer has all names of this node's apiserver: those of the node, of the
+// cluster's endpoint, and of the Service kubernetes, which has the first
+// address of each service subnet.
 func (n node) apiServer() pki.Leaf {
 	cluster := &n.config.Cluster
 	leaf := pki.Leaf{

@@ -11,8 +11,8 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-// keep returns have if it still is what want asks for, else a new certificate. A
-// new one from the same authority is for the same key: certificate and key are two
+// keep returns have if it still matches want, else a new certificate. A new one
+// from the same authority is for the same key: certificate and key are two
 // files, and a program that reads them while they are replaced would get a pair
 // that doesn't match. Keys change with the authority, and with every boot.
 func keep(have, ca config.CertKey, want pki.Leaf) (config.CertKey, error) {
@@ -33,10 +33,10 @@ func signedBy(cert *x509.Certificate, ca config.CertKey) bool {
 	return err == nil && cert.CheckSignatureFrom(authority) == nil
 }
 
-// fits is false for a certificate of another subject, one that lacks a name, and
-// one near its end, unless that is its authority's: there is none that lives longer.
-// More names than needed are fine: an address that went away for a moment is no reason
-// for a new certificate.
+// fits is false for a certificate of another subject, one that lacks a name,
+// and one near its end, unless its authority ends at the same time: no
+// certificate can be valid for longer. More names than needed are allowed: an
+// address that is missing for a short time is no reason for a new certificate.
 func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 	authority, err := pki.ParseCert(ca.Crt)
 	if err != nil {
@@ -68,13 +68,13 @@ func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 func renewAt(cert *x509.Certificate) time.Time { return cert.NotAfter.Add(-pki.RenewBefore) }
 
 const (
-	// checkAgainMin: an authority near its own end gives certificates that are due at once.
+	// checkAgainMin: an authority near its own end issues certificates that are due at once.
 	checkAgainMin = time.Hour
 	// checkAgainMax: a timer doesn't count the time that a machine was suspended.
 	checkAgainMax = 24 * time.Hour
 )
 
-// renewal is the time until the first of certs has to be replaced, or looked at
+// renewal is the time until the first of certs has to be replaced, or checked
 // again.
 func renewal(now time.Time, certs ...config.PEM) time.Duration {
 	first := checkAgainMax
@@ -86,7 +86,7 @@ func renewal(now time.Time, certs ...config.PEM) time.Duration {
 	return min(max(first+time.Second, checkAgainMin), checkAgainMax)
 }
 
-// uniqueAddrs sorts, so that the same addresses in another order are the same.
+// uniqueAddrs sorts the addresses, so that their order doesn't matter.
 func uniqueAddrs(addrs []netip.Addr) []netip.Addr {
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return slices.Compact(addrs)

@@ -15,26 +15,26 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// node is what certificates are made for.
+// node is the data of the node for certificates.
 type node struct {
 	config   *config.Config
 	hostname string
-	primary  netip.Addr // which the node is known by
+	primary  netip.Addr // the node's address in the cluster
 	addrs    []netip.Addr
 }
 
 var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
-// nodeInputs are the facts of a node. The clock is one of them only to look again
-// after it was set: certificates made by a wrong clock may be expired, or not valid
-// yet.
+// nodeInputs are the facts of a node. The clock is an input only to check again
+// after it was set: certificates made by a wrong clock may be expired, or not
+// valid yet.
 func nodeInputs() []resource.Input {
 	return []resource.Input{
 		{Type: machine.Configs.Type()}, {Type: network.Addresses.Type()}, {Type: network.Hostnames.Type()}, {Type: clock.Statuses.Type()},
 	}
 }
 
-// readNode is false while the node doesn't know itself yet.
+// readNode is false while the node has no name or address yet.
 func readNode(r resource.Reader) (n node, ok bool, err error) {
 	cfg, err := machine.Configs.Get(r, machine.ConfigID)
 	if err != nil {
@@ -52,8 +52,8 @@ func readNode(r resource.Reader) (n node, ok bool, err error) {
 	return n, len(n.addrs) > 0, nil
 }
 
-// nodeAddrs are the addresses at which others reach the node. Those of bridges
-// and tunnels of the pod network come and go, and would make new certificates.
+// nodeAddrs are the addresses at which others reach the node. Those of bridges and tunnels
+// of the pod network are added and removed often, and would cause new certificates.
 func nodeAddrs(c *config.Config, a network.NodeAddress) []netip.Addr {
 	all := []netip.Addr{a.Primary}
 	for _, prefix := range a.All {
@@ -66,7 +66,7 @@ func nodeAddrs(c *config.Config, a network.NodeAddress) []netip.Addr {
 	}))
 }
 
-// server adds the names under which the node itself is reached.
+// server adds the names of the node itself.
 func (n node) server(leaf pki.Leaf) pki.Leaf {
 	leaf.Server = true
 	leaf.DNS = append(leaf.DNS, n.hostname, "localhost")
@@ -74,9 +74,8 @@ func (n node) server(leaf pki.Leaf) pki.Leaf {
 	return leaf
 }
 
-// addEndpoint adds the names that all control planes share (S-158): what the
-// configuration calls the cluster's endpoint, and the addresses that go from one
-// to the other.
+// addEndpoint adds the names that all control planes share (S-158): those of
+// the cluster's endpoint in the configuration, and the shared addresses.
 func (n node) addEndpoint(leaf *pki.Leaf) {
 	addHosts(leaf, []string{n.config.Cluster.ControlPlane.Endpoint.Hostname()})
 	for _, link := range n.config.Machine.Network.Interfaces {
@@ -86,7 +85,7 @@ func (n node) addEndpoint(leaf *pki.Leaf) {
 	}
 }
 
-// addHosts adds what users write: names and addresses.
+// addHosts adds names and addresses from the configuration.
 func addHosts(leaf *pki.Leaf, hosts []string) {
 	for _, host := range hosts {
 		if addr, err := netip.ParseAddr(host); err == nil {
@@ -97,8 +96,8 @@ func addHosts(leaf *pki.Leaf, hosts []string) {
 	}
 }
 
-// Missing: the configuration lacks a secret (S-282), as one that was made for an older
-// release does.
+// Missing: a secret is missing in the configuration (S-282), for example in one
+// that was made for an older release.
 const Missing reason.Code = "SecretMissing"
 
 func missing(field string) error {
@@ -109,7 +108,8 @@ func missingMachine(field string) error {
 	return reason.With(Missing, fmt.Errorf("missing machine.%s secret", field))
 }
 
-// ignoreNotFound is for what somebody else will publish: the change wakes us.
+// ignoreNotFound is for objects that another controller will publish: that
+// change starts this one again.
 func ignoreNotFound(err error) error {
 	if errors.Is(err, resource.ErrNotFound) {
 		return nil

@@ -26,8 +26,8 @@ var leafFiles = []string{
 	"kubernetes/kube-apiserver/front-proxy-client.crt", "kubernetes/kube-controller-manager/client.crt", "kubernetes/kube-scheduler/client.crt",
 }
 
-// read is the content of all files in the secrets folder, without those that a write
-// (boot.WriteFile) is about to put in their place, and that go while one looks.
+// read is the content of all files in the secrets folder, without temporary
+// files of boot.WriteFile, which may disappear at any time.
 func (b *bench) read() map[string][]byte {
 	b.t.Helper()
 	files := map[string][]byte{}
@@ -46,7 +46,7 @@ func (b *bench) read() map[string][]byte {
 }
 
 // Certificates near their end are replaced under the same name and for the same
-// key, and nothing says that a program has to be restarted.
+// key, and no version tells a program to restart.
 func TestRenewalInPlace(t *testing.T) {
 	b := newBench(t, controlPlane(t))
 	versions := map[string]string{KubernetesID: "", EtcdID: "", KubeletID: ""}
@@ -85,8 +85,8 @@ func TestRenewalInPlace(t *testing.T) {
 	}
 }
 
-// etcd's own way of serving TLS sees a renewed certificate at the next handshake,
-// and never a pair that doesn't match while the files are replaced.
+// etcd's TLS server uses a renewed certificate from the next handshake on, and
+// never a pair that doesn't match while the files are replaced.
 func TestRenewalWhileServing(t *testing.T) {
 	c := controlPlane(t)
 	b := newBench(t, c)
@@ -106,7 +106,7 @@ func TestRenewalWhileServing(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_ = conn.(*tls.Conn).Handshake() // the client tells
+			_ = conn.(*tls.Conn).Handshake() // an error is visible at the client
 			conn.Close()
 		}
 	}()

@@ -1,22 +1,21 @@
 // Package secrets makes the keys and certificates of a control plane node, from
-// the authorities that the configuration holds. A worker doesn't hold their keys,
-// and gets the one certificate that it needs from trustd on a control plane.
+// the authorities in the configuration. A worker doesn't have their keys, and
+// gets the one certificate that it needs from trustd on a control plane.
 //
-// What is signed by a CA that the node knows isn't kept on disk: every boot issues it
-// anew, into resources and from there into /system/secrets, a tmpfs. What a worker got
-// from trustd is kept on STATE, or its API would be closed after a boot for as long as
-// no control plane answers.
-// What is still right is kept: a certificate is replaced when its authority
-// or subject changed, when a name or address is missing in it, or when it nears
-// its end.
+// Certificates of a CA whose key the node has aren't stored on disk: every boot
+// issues them again, into resources and from there into /system/secrets, a
+// tmpfs. A worker stores its certificate from trustd on STATE: otherwise its
+// API would be closed after a boot until a control plane answers. A certificate
+// is kept while it is valid. It is replaced when its authority or subject has
+// changed, when a name or address is missing in it, or near its end.
 //
 //	configuration, addresses ─→ APIController        ─→ APISecrets   (on workers through trustd, and STATE)
 //	                         ─→ EtcdController       ─→ EtcdSecrets
 //	                         ─→ KubernetesController ─→ KubernetesSecrets, KubeletSecrets
 //	all but APISecrets       ─→ FilesController      ─→ files, SecretsStatuses (content hash)
 //
-// A certificate is replaced under the same name, and whoever uses it reads it
-// again; only what programs read once, at their start, changes the hash.
+// A certificate is replaced under the same name, and programs read it again;
+// only files that programs read once, at their start, change the hash.
 package secrets
 
 import (
@@ -40,10 +39,10 @@ const (
 	APIID        = "api"
 )
 
-// namespace holds what must not be shown to readers of the API.
+// namespace is for resources that must not be shown to readers of the API.
 const namespace = "secrets"
 
-// EtcdSpec is what etcd and its clients on this node need. PEM.
+// EtcdSpec is the secrets for etcd and its clients on this node. PEM.
 type EtcdSpec struct {
 	CA         config.PEM    `yaml:"ca"`
 	ServerCert config.PEM    `yaml:"serverCert"` // for clients of this member
@@ -59,14 +58,14 @@ var Etcd = resource.Define[EtcdSpec](resource.Definition{
 	Type: "EtcdSecrets.secrets.garboard.dev", Kind: "EtcdSecret", Namespace: namespace,
 })
 
-// KubernetesSpec is what the control plane's programs need. PEM.
+// KubernetesSpec is the secrets for the control plane's programs. PEM.
 type KubernetesSpec struct {
 	CA             config.CertKey `yaml:"ca"`             // of the cluster; signs kubelets' certificates too
 	APIServer      config.CertKey `yaml:"apiServer"`      // serving
 	KubeletClient  config.CertKey `yaml:"kubeletClient"`  // apiserver → kubelets
-	EtcdCA         config.PEM     `yaml:"etcdCA"`         // what etcd's certificates are signed by
+	EtcdCA         config.PEM     `yaml:"etcdCA"`         // the authority of etcd's certificates
 	EtcdClient     config.CertKey `yaml:"etcdClient"`     // apiserver → etcd
-	AggregatorCA   config.PEM     `yaml:"aggregatorCA"`   // what aggregated API servers trust
+	AggregatorCA   config.PEM     `yaml:"aggregatorCA"`   // the authority that aggregated API servers trust
 	FrontProxy     config.CertKey `yaml:"frontProxy"`     // apiserver → aggregated API servers
 	ServiceAccount config.CertKey `yaml:"serviceAccount"` // public key, private key
 
@@ -78,8 +77,8 @@ type KubernetesSpec struct {
 	EncryptionKey config.KeyPEM `yaml:"encryptionKey"`
 	Endpoint      string        `yaml:"endpoint"`      // URL of the cluster's API
 	LocalEndpoint string        `yaml:"localEndpoint"` // URL of this node's apiserver
-	// Balancer is the URL at which the node's own clients reach an apiserver that is
-	// ready, with balancer.ServerName in its certificate.
+	// Balancer is the URL at which the node's own clients reach a ready apiserver,
+	// with balancer.ServerName in its certificate.
 	Balancer string `yaml:"balancer"`
 }
 
@@ -88,14 +87,14 @@ var Kubernetes = resource.Define[KubernetesSpec](resource.Definition{
 	Type: "KubernetesSecrets.secrets.garboard.dev", Kind: "KubernetesSecret", Namespace: namespace,
 })
 
-// KubeletSpec is what the kubelet trusts, and on control planes its own
-// certificates: the one that it serves with, so that the node itself can check
-// whom it asks about static pods, and its first one as a client. The latter is
-// what the bootstrap token would get it, minutes later where its tries back off
-// while the API server that they need is only starting beside it. Workers don't
-// hold the CA's key: their kubelets ask the cluster for both, the first with the token.
+// KubeletSpec is the authority that the kubelet trusts, and on control planes its
+// own certificates: its serving certificate, with which the node verifies the
+// kubelet when it asks about static pods, and its first client certificate. The
+// bootstrap token would get it the latter too, but minutes later if its attempts
+// back off while the API server is only starting. Workers don't have the CA's key:
+// their kubelets request both from the cluster, the first one with the token.
 type KubeletSpec struct {
-	CA      config.PEM     `yaml:"ca"` // of the cluster: who may ask the kubelet
+	CA      config.PEM     `yaml:"ca"` // of the cluster: of clients that the kubelet accepts
 	Serving config.CertKey `yaml:"serving"`
 	Client  config.CertKey `yaml:"client"`
 }
@@ -105,10 +104,10 @@ var Kubelet = resource.Define[KubeletSpec](resource.Definition{
 	Type: "KubeletSecrets.secrets.garboard.dev", Kind: "KubeletSecret", Namespace: namespace,
 })
 
-// StatusSpec says that the files are written.
+// StatusSpec reports that the files are written.
 type StatusSpec struct {
-	// Version is a hash of content: it changes when and only when a program must be
-	// started anew to see what changed. Renewed certificates don't count.
+	// Version is a hash of content: it changes only when a program must be
+	// restarted to use the new content. Renewed certificates don't count.
 	Version string `yaml:"version"`
 }
 
@@ -119,13 +118,13 @@ var Statuses = resource.Define[StatusSpec](resource.Definition{
 	Columns: []resource.Column{{Name: "CONTENT", Value: func(spec any) string { return spec.(StatusSpec).Version }}},
 })
 
-// Options are what the controllers stand on; the zero value is a node's.
+// Options are the inputs of the controllers; the zero value is a node's.
 type Options struct {
-	Dir string           // where files go; "": boot.SecretsDir
+	Dir string           // directory of the files; "": boot.SecretsDir
 	Now func() time.Time // nil: time.Now
-	// APIFile keeps a worker's certificate of the machine API, with its key; "": on STATE.
+	// APIFile stores a worker's certificate of the machine API, with its key; "": on STATE.
 	APIFile string
-	// Balancer is where the node's own clients reach the Kubernetes API; "": balancer.URL.
+	// Balancer is the URL for the node's own clients of the Kubernetes API; "": balancer.URL.
 	Balancer string
 	// Dial connects from a local address; nil: the network does.
 	Dial func(ctx context.Context, from netip.Addr, address string) (net.Conn, error)

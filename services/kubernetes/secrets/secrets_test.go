@@ -31,12 +31,12 @@ import (
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
-// bench runs the controllers against a store, with a clock of its own.
+// bench runs the controllers with a store and a clock of its own.
 type bench struct {
 	t     *testing.T
 	dir   string
 	store *resource.Store
-	now   chan time.Time // holds the present
+	now   chan time.Time // has the current time
 	log   *logLines
 }
 
@@ -46,7 +46,7 @@ type logLines struct{ lines chan string }
 func (s *logLines) Write(line []byte) (int, error) {
 	select {
 	case s.lines <- string(line):
-	default: // nobody reads that much
+	default: // more lines aren't needed
 	}
 	return len(line), nil
 }
@@ -79,7 +79,7 @@ func (b *bench) time() time.Time {
 	return now
 }
 
-// setTime sets the clock as the time service does.
+// setTime sets the clock like the time service.
 func (b *bench) setTime(now time.Time) {
 	<-b.now
 	b.now <- now
@@ -194,7 +194,7 @@ func TestAPIServerNames(t *testing.T) {
 	}
 }
 
-// Who each client certificate is, and who signed it.
+// The subject of each client certificate, and its issuer.
 func TestClients(t *testing.T) {
 	c := controlPlane(t)
 	b := newBench(t, c)
@@ -224,7 +224,7 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// S-340: the paths, who may read them, and that the version is their content.
+// S-340: the paths, their permissions, and that the version is a hash of their content.
 func TestFiles(t *testing.T) {
 	c := controlPlane(t)
 	b := newBench(t, c)
@@ -276,7 +276,7 @@ func TestFiles(t *testing.T) {
 	b.version(KubernetesID, version)
 }
 
-// version waits for another one than before.
+// version waits for a new version.
 func (b *bench) version(id, before string) string {
 	b.t.Helper()
 	var version string
@@ -290,7 +290,7 @@ func (b *bench) version(id, before string) string {
 	return version
 }
 
-// What is still right stays: a change of something else doesn't restart anything.
+// Valid certificates are kept: a change of something else restarts nothing.
 func TestKeepsAndRenews(t *testing.T) {
 	c := controlPlane(t)
 	b := newBench(t, c)
@@ -326,7 +326,7 @@ func TestKeepsAndRenews(t *testing.T) {
 	}
 }
 
-// A clock that was wrong at first: the certificates of then have expired.
+// A clock that was wrong at first: certificates of that time have expired.
 func TestClockJumps(t *testing.T) {
 	b := newBench(t, controlPlane(t))
 	first := b.kubernetes("certificates", made)
@@ -371,7 +371,7 @@ func TestMissingSecrets(t *testing.T) {
 	}
 }
 
-// A worker knows whom its kubelet trusts, and holds no keys.
+// A worker has the authority that its kubelet trusts, and no keys.
 func TestWorker(t *testing.T) {
 	c := controlPlane(t)
 	c.Machine.Type = config.Worker
@@ -409,7 +409,7 @@ func TestEtcd(t *testing.T) {
 	}
 }
 
-// S-340 is for programs; people see fingerprints at most.
+// S-340 is for programs; users see at most fingerprints.
 func TestKeysDontShow(t *testing.T) {
 	b := newBench(t, controlPlane(t))
 	text, err := yaml.Marshal(b.kubernetes("certificates", made))

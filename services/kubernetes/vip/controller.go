@@ -35,12 +35,12 @@ type controller struct {
 	frames    chan observed
 	alone     atomic.Bool            // for the checks: etcd doesn't count
 	etcdError atomic.Pointer[string] // why etcd gave no view
-	problem   map[string]string      // by what it is about: what was told last
+	problem   map[string]string      // by operation: the last error that was logged
 	onLink    bool                   // the address may be on a link
 
-	// The kernel; tests have another.
+	// Calls of the kernel; tests replace them.
 	find   func(link string) (netlink.Link, error)
-	remove func(netip.Addr) error // takes an address off all links
+	remove func(netip.Addr) error // removes an address from all links
 
 	state state
 	wire  *wire // nil while there is no link
@@ -49,7 +49,7 @@ type controller struct {
 func newController(s shared, store *resource.Store, h *dag.Handle) *controller {
 	c := &controller{
 		shared: s, store: store, h: h,
-		// Buffers: the controller is busy for milliseconds at a time.
+		// Buffers, because the controller can be busy for milliseconds.
 		views: make(chan view, 8), checks: make(chan [2]bool, 8), frames: make(chan observed, 64),
 		problem: map[string]string{}, find: netlink.LinkByName, remove: remove,
 		onLink: true, // it may be left from before a restart
@@ -86,7 +86,7 @@ func (c *controller) run(ctx context.Context) {
 	defer cancel()
 	var wg sync.WaitGroup
 	// The election ends last: no other node may be elected while the address is here.
-	cctx, stopClaim := context.WithCancel(context.WithoutCancel(ctx))
+	cctx, stopElection := context.WithCancel(context.WithoutCancel(ctx))
 	wg.Go(func() { c.election.run(cctx) })
 	wg.Go(func() { c.check(ctx) })
 	_ = dag.Guard(c.h.Log, func() error { c.loop(ctx); return nil })
@@ -100,7 +100,7 @@ func (c *controller) run(ctx context.Context) {
 	if c.state.hold {
 		c.h.Log.Info(fmt.Sprintf("gave %s up: the service ends", c.address))
 	}
-	stopClaim()
+	stopElection()
 	wg.Wait()
 	_ = Statuses.Delete(c.store.As(ID), c.address.String()) // the service is its only writer
 }
@@ -213,7 +213,7 @@ func (c *controller) checkHolder(reason string) error {
 	return errors.Join(err, c.wire.send(probeFrame(c.wire.mac, to, c.address)))
 }
 
-// attach finds the link, and opens a wire on it; a new wire where the link was made anew.
+// attach finds the link, and opens a wire on it; a new wire if the link was made again.
 func (c *controller) attach() (netlink.Link, error) {
 	l, err := c.find(c.link)
 	if err != nil {
@@ -244,8 +244,8 @@ func isClosed(api <-chan struct{}) bool {
 	}
 }
 
-// ensure adds the address to the link if it isn't there, as after the link was made
-// anew. Then the address is announced again.
+// ensure adds the address to the link if it isn't there, for example after the
+// link was made again. Then the address is announced again.
 func (c *controller) ensure(l netlink.Link) error {
 	if onLink, err := has(l, c.address); onLink || err != nil {
 		return err
@@ -254,8 +254,8 @@ func (c *controller) ensure(l netlink.Link) error {
 	return put(l, c.address)
 }
 
-// self is this node as a candidate. It is nil if the node isn't one; without the link it
-// isn't.
+// self is this node as a candidate. It is nil if the node isn't one; without
+// the link it isn't.
 func (c *controller) self(l netlink.Link, o orders) *node {
 	address, err := network.Addresses.Get(c.store, network.AddressID)
 	name, err2 := network.Hostnames.Get(c.store, network.HostnameID)

@@ -15,8 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The elected one has the address, and the neighbours' caches have its MAC address. It
-// gives the address up when its service ends.
+// The elected node has the address, and the neighbours' caches have its MAC
+// address. The node gives the address up when its service ends.
 func TestTakesAndReleases(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
@@ -34,7 +34,7 @@ func TestTakesAndReleases(t *testing.T) {
 			}
 			return nil
 		})
-		// Somebody takes it away: it is put back.
+		// The address is removed by another program: it is added again.
 		f.must(netlink.AddrDel(l, alias(address)))
 		eventually.That(t, 5*time.Second, "the address is back", func() error {
 			if !r.here() {
@@ -73,8 +73,8 @@ func TestForeignMachineOnTheLink(t *testing.T) {
 	}
 }
 
-// The same machine, but one of the control planes: it isn't the holder in etcd any more,
-// and its kernel goes on answering. The node takes the address.
+// The same machine, but one of the control planes: it isn't the holder in etcd
+// any more, and its kernel still answers. The node takes the address.
 func TestAFrozenHolderOnTheLink(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
@@ -96,7 +96,7 @@ func TestAFrozenHolderOnTheLink(t *testing.T) {
 func TestLeavesWhenStale(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
-		// Somebody is there, so that it isn't cut off.
+		// Another machine answers, so that the node isn't cut off.
 		neighbour := netip.MustParseAddr("10.5.0.9")
 		if address.Is6() {
 			neighbour = netip.MustParseAddr("fd00::9")
@@ -140,7 +140,7 @@ func TestSendsKeepalives(t *testing.T) {
 		w, seen := f.listen(address)
 		check := func() { f.must(w.send(probeFrame(f.mac, l.Attrs().HardwareAddr, address))) }
 		eventually.That(t, 10*time.Second, "it sends a keepalive", func() error {
-			check() // each time: after it was busy for long, its view is stale for a moment
+			check() // each time: after a delay its view can be stale for a short time
 			for len(seen) > 0 {
 				if h := <-seen; h.what == observedKeepalive {
 					return nil
@@ -165,8 +165,8 @@ func TestSendsKeepalives(t *testing.T) {
 	}
 }
 
-// An address that can't be taken off the link is tried again: another node has it by
-// then.
+// An address that can't be removed from the link is tried again: another node
+// has it by then.
 func TestRemovesUntilItIsGone(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		f := cable(t, "eth0")
@@ -200,7 +200,7 @@ func TestRemovesUntilItIsGone(t *testing.T) {
 	}
 }
 
-// An address that is left from before a restart is removed at once, from any link.
+// An address left from before a restart is removed at once, from any link.
 func TestLeftOver(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
@@ -217,7 +217,7 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// A machine that sends many frames doesn't keep PID 1 busy, and they still have effect.
+// A machine that sends many frames doesn't keep PID 1 busy, and its frames still have an effect.
 func TestManyFrames(t *testing.T) {
 	f := cable(t, "eth0")
 	var steps atomic.Int32
@@ -236,7 +236,7 @@ func TestManyFrames(t *testing.T) {
 	}
 	took := int32(time.Since(began) / frameEvery)
 	t.Logf("%d frames, acted upon %d times in %s", sent, steps.Load(), time.Since(began))
-	if done := steps.Load(); done > 3*took { // the test's own views and checks come besides
+	if done := steps.Load(); done > 3*took { // the test's own views and checks are additional
 		t.Errorf("%d frames were acted upon %d times within %s", sent, done, time.Since(began))
 	}
 	eventually.That(t, 10*time.Second, "it answers", func() error {
@@ -252,7 +252,7 @@ func TestManyFrames(t *testing.T) {
 	r.end()
 }
 
-// What panics ends neither the machine nor the rule that the address leaves the link.
+// A panic ends neither the machine nor prevents the removal of the address from the link.
 func TestAPanic(t *testing.T) {
 	f := cable(t, "eth0")
 	l, err := netlink.LinkByName("eth0")
@@ -291,8 +291,8 @@ func TestAPanic(t *testing.T) {
 	r.end()
 }
 
-// An address that a DHCP server gave to the node itself is none of ours to remove,
-// though it is the shared one: the node would be cut off each time this service begins.
+// An address that a DHCP server gave to the node itself is not removed, even if it is
+// the shared one: otherwise the node would be cut off each time this service begins.
 func TestTheNodesOwnStays(t *testing.T) {
 	for _, address := range both {
 		f := cable(t, "eth0")
@@ -312,8 +312,8 @@ func TestTheNodesOwnStays(t *testing.T) {
 	}
 }
 
-// What the node sends has its own address, also while it has the shared one: that
-// goes away.
+// Packets of the node have its own address, even while it has the shared one,
+// because that can move away.
 func TestNeverTheSource(t *testing.T) {
 	f := cable(t, "eth0")
 	l, err := netlink.LinkByName("eth0")
@@ -337,7 +337,7 @@ func TestNeverTheSource(t *testing.T) {
 	}
 }
 
-// A link that goes and comes back is listened on again.
+// After a link was removed and added again, the service listens on it again.
 func TestTheLinkComesBack(t *testing.T) {
 	f := cable(t, "eth0")
 	r := newRig(t, "eth0", shared4, mine)

@@ -21,21 +21,21 @@ import (
 )
 
 const (
-	// candidateTTL is the TTL of a candidate's lease, in seconds. A slow disk delays a
-	// keepalive in etcd by two or three seconds, and the address isn't to move for that.
-	// The next in the queue detects earlier that a holder is gone or frozen; the TTL is for
-	// the other candidates, and for nodes without a link between them.
+	// candidateTTL is the TTL of a candidate's lease, in seconds. A slow disk delays
+	// a keepalive in etcd by two or three seconds, and the address must not move for
+	// that. The next in the queue detects earlier that a holder is gone or frozen;
+	// the TTL is for the other candidates, and for nodes without a link between them.
 	candidateTTL = 5
-	// askEvery is how often etcd is queried for the holder, beside the watch; askTimeout
-	// is for one answer.
+	// askEvery is how often etcd is queried for the holder, in addition to the
+	// watch; askTimeout is for one answer.
 	askEvery   = time.Second
 	askTimeout = time.Second
 	// againAfter is the pause after etcd couldn't be reached at all, and after a panic.
 	againAfter = time.Second
-	// returnWithin is how long a holder has to enter the queue again after its place was
-	// lost without an eviction: a leader of etcd that was frozen ends all leases as expired
-	// when it is back, also those of living candidates. A holder without a watch notices
-	// within askEvery, and has askEvery to enter again; the next query comes just after that.
+	// returnWithin is how long a holder has to enter the queue again after it lost its place
+	// without an eviction: a leader of etcd that was frozen ends all leases as expired when
+	// it is back, also those of live candidates. A holder without a watch notices within
+	// askEvery, and has askEvery to enter again; the next query comes just after that.
 	returnWithin = 2*askEvery - askEvery/10
 
 	keyPrefix  = "/garboard.dev/shared-address/"
@@ -82,7 +82,7 @@ type election struct {
 
 	self      atomic.Pointer[node] // nil: not a candidate
 	change    chan struct{}        // has one element after self changed
-	evictions chan view            // whose holder is to be evicted
+	evictions chan view            // evict the holder of this view
 
 	missing time.Time // for run only: since when the holder isn't in the queue; zero: it is in it
 }
@@ -186,7 +186,7 @@ func (e *election) watch(ctx context.Context, client *clientv3.Client) (clientv3
 	return client.Watch(clientv3.WithRequireLeader(ctx), e.key+"/", clientv3.WithPrefix()), cancel
 }
 
-// dial makes a client of this node's own member only: where that has no quorum, the
+// dial makes a client only for this node's own member: if that has no quorum, the
 // node can't take part in the election, and its API server couldn't work either.
 func (e *election) dial() (*clientv3.Client, error) {
 	status, err := etcd.Statuses.Get(e.store, etcd.StatusID)
@@ -224,10 +224,10 @@ func (e *election) enter(ctx context.Context, client *clientv3.Client, self node
 	return lease.ID, nil
 }
 
-// renew sends one keepalive, over a stream of its own. The client's own method, one
-// stream for all, blocks for seven seconds when the member was about to forward a
-// keepalive to a leader that is gone: a lease would be lost although there is another
-// leader.
+// renew sends one keepalive, over a stream of its own. The client's own method,
+// one stream for all, blocks for seven seconds if the member was about to
+// forward a keepalive to a leader that is gone: a lease would be lost although
+// there is another leader.
 func (e *election) renew(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -291,8 +291,8 @@ func (e *election) evict(ctx context.Context, client *clientv3.Client, w view) e
 	return nil
 }
 
-// ask returns the quorum's view: a linearizable read, as a member that was cut off may
-// have old data.
+// ask returns the quorum's view: a linearizable read, because a member that was
+// cut off may have old data.
 func (e *election) ask(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (view, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -300,7 +300,7 @@ func (e *election) ask(ctx context.Context, client *clientv3.Client, lease clien
 	got, err := client.Get(ctx, e.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
 		e.missing = time.Time{} // the holder may have had no answer either
-		return view{}, fmt.Errorf("ask etcd who holds the address: %w", err)
+		return view{}, fmt.Errorf("ask etcd for the holder of the address: %w", err)
 	}
 	w, unnamed, err := e.read(got, lease, askedAt)
 	if err == nil && unnamed {
@@ -309,8 +309,8 @@ func (e *election) ask(ctx context.Context, client *clientv3.Client, lease clien
 	return w, err
 }
 
-// read parses etcd's answer; unnamed: this node is to be the holder, and isn't written
-// as such yet.
+// read parses etcd's answer; unnamed: this node has to be the holder, and isn't
+// recorded as such yet.
 func (e *election) read(got *clientv3.GetResponse, lease clientv3.LeaseID, askedAt time.Time) (w view, unnamed bool, err error) {
 	w = view{askedAt: askedAt, revision: got.Header.Revision}
 	var queue []place
@@ -339,8 +339,8 @@ type place struct {
 	lease clientv3.LeaseID
 }
 
-// first is the index of the holder, or of the candidate that is to be it; -1: there is
-// none.
+// first is the index of the holder, or of the candidate that has to become it;
+// -1: there is none.
 func (e *election) first(queue []place, holder node, lease clientv3.LeaseID, now time.Time) int {
 	at := slices.IndexFunc(queue, func(p place) bool { return p.node == holder && p.lease == lease })
 	if at < 0 { // another node, which after a restart may be in the queue twice
@@ -361,8 +361,8 @@ func (e *election) first(queue []place, holder node, lease clientv3.LeaseID, now
 	return 0
 }
 
-// count fills in what follows from the queue. A node that was restarted may be in it
-// twice, until its old lease ends.
+// count fills in what follows from the queue. A node that was restarted may be
+// in it twice, until its old lease ends.
 func (w *view) count(queue []place, first int, lease clientv3.LeaseID) {
 	if first >= 0 {
 		w.held, w.holder, w.lease = true, queue[first].node, queue[first].lease

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// freezes is enough for what happened once in seven times.
+	// freezes is enough for a failure that happened once in seven times.
 	freezes = 12
-	// frozenFor is longer than a lease, so that all are expired for who was frozen.
+	// frozenFor is longer than a lease, so that all have expired for the frozen member.
 	frozenFor = (candidateTTL + 2) * time.Second
-	// keptFor is longer than it takes until a holder that is missing is given up.
+	// heldFor is longer than the time after which a missing holder is given up.
 	heldFor = returnWithin + 2*askEvery
 )
 
@@ -130,7 +130,7 @@ func lead(t *testing.T, client *clientv3.Client, endpoint string) {
 		if err != nil || s.Leader == s.Header.MemberId {
 			return err
 		}
-		_, err = client.MoveLeader(ctx, s.Header.MemberId) // whoever is asked, if that leads
+		_, err = client.MoveLeader(ctx, s.Header.MemberId) // it must be sent to the leader
 		return errors.Join(errors.New("another one leads"), err)
 	})
 }

@@ -52,8 +52,8 @@ func (m *member) kill() {
 	_ = m.cmd.Wait()
 }
 
-// realEtcd is one member, alone in the test's network namespace, and what a node's
-// store says of it.
+// realEtcd is one member, alone in the test's network namespace, and the store
+// of its node.
 func realEtcd(t *testing.T) (*resource.Store, *member) {
 	t.Helper()
 	stores, members := realEtcds(t, 1)
@@ -156,8 +156,8 @@ func (c *candidate) waitFor(what string, check func(view) bool) view {
 	return w
 }
 
-// S-116: etcd's queue. The first is the holder; a holder that is evicted or leaves makes
-// room for the next; and without etcd there are no views.
+// S-116: etcd's queue. The first is the holder; after a holder is evicted or
+// leaves, the next one follows; and without etcd there are no views.
 func TestTheQueueInEtcd(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -196,9 +196,9 @@ func TestTheQueueInEtcd(t *testing.T) {
 	})
 }
 
-// S-116: a leader of etcd that was frozen ends the leases of all when it is back. All come
-// back at once, in any order, and the holder stays; another one follows only where the
-// holder doesn't come back.
+// S-116: a leader of etcd that was frozen ends the leases of all when it is
+// back. All enter again at once, in any order, and the holder stays; another
+// one follows only if the holder doesn't come back.
 func TestTheHolderStaysWhenAllLeasesEnd(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -262,8 +262,8 @@ func TestAHolderThatDoesNotComeBack(t *testing.T) {
 	}
 }
 
-// S-116: a snapshot of etcd names who was the holder when it was made, and has the places
-// in the queue of then. All agree on one soon, and get changes at once, as before.
+// S-116: a snapshot of etcd has the holder and the queue from the time when it was
+// made. All nodes soon agree on one holder, and receive changes at once, as before.
 func TestEtcdIsRestored(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -299,7 +299,7 @@ func TestEtcdIsRestored(t *testing.T) {
 		b.waitFor("there is one more", func(w view) bool { return slices.Contains(w.nodes, c) })
 		return time.Since(began)
 	}
-	for round := range 20 { // the revision is beyond what it is soon after the restoring
+	for round := range 20 { // until the revision is above that just after the restore
 		delayOf(round)
 	}
 
@@ -380,7 +380,7 @@ func TestOldViewsDoNothing(t *testing.T) {
 		t.Errorf("a was put out by what was so before it came back: it heard %+v", w)
 	}
 
-	// a leaves, b has it, and leaves in turn to a: what was said of a is old.
+	// a leaves, b has it, and gives it back to a: the view of a is old.
 	gone = ask(b, leaseB)
 	a.leave(client, leaseA, nodeA)
 	if w := ask(b, leaseB); !w.mine {
@@ -392,7 +392,7 @@ func TestOldViewsDoNothing(t *testing.T) {
 		t.Errorf("b was put out by what was said of a: a heard %+v", w)
 	}
 
-	// b is missing, and comes back just when a is about to take its place.
+	// b is missing, and comes back just before a takes its place.
 	b.revoke(client, leaseB)
 	got, err := client.Get(t.Context(), a.key+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	must(err)
@@ -409,7 +409,7 @@ func TestOldViewsDoNothing(t *testing.T) {
 		t.Errorf("b heard %+v", w)
 	}
 
-	// a is the first of a new queue, and is named just when b finds it gone.
+	// a is the first of a new queue, and becomes the holder just when b finds it gone.
 	a.leave(client, leaseA, nodeA)
 	b.leave(client, leaseB, nodeB)
 	leaseA, leaseB = enter(a, nodeA), enter(b, nodeB)

@@ -18,8 +18,8 @@ var (
 	nodeC = node{Name: "c", Address: netip.MustParseAddr("10.5.0.4"), MAC: "02:00:00:00:00:0c"}
 )
 
-// TestReadQueue is how one answer of etcd is read, by the node with a lease. Leases count
-// from 1 on, in the order of the queue.
+// TestReadQueue tests how a node with a lease reads one answer of etcd. Leases
+// count from 1 on, in the order of the queue.
 func TestReadQueue(t *testing.T) {
 	namesake := nodeB
 	namesake.Name = "a"
@@ -28,7 +28,7 @@ func TestReadQueue(t *testing.T) {
 		holder  node
 		queue   []node
 		lease   clientv3.LeaseID
-		missing time.Duration // for how long the holder has been
+		missing time.Duration // how long the holder has been missing
 		want    string
 	}{
 		{"nobody", node{}, nil, 0, 0, "nobody, beside 0"},

@@ -23,15 +23,15 @@ const (
 
 	ip6Size        = 40
 	nextICMP6      = 58
-	farthest       = 255 // hop limit: neighbour discovery takes nothing that was forwarded
+	farthest       = 255 // hop limit: receivers of neighbour discovery ignore forwarded packets
 	solicitation   = 135
 	advertisement  = 136
 	icmpSize       = 24   // up to the options
-	override       = 0x20 // flag of an advertisement: forget what you knew
+	override       = 0x20 // flag of an advertisement: replace the cache entry
 	optionTarget   = 2    // target link-layer address
 	optionNonce    = 14   // RFC 3971 §5.3.2
 	optionSize     = 8
-	longestReceive = 256 // bytes of a frame that are looked at
+	longestReceive = 256 // bytes of a frame that are read
 )
 
 var (
@@ -70,7 +70,7 @@ func probeFrame(mac, to net.HardwareAddr, target netip.Addr) []byte {
 		}
 		return arp(mac, to, arpRequest, netip.IPv4Unspecified(), zeroMAC, target)
 	}
-	// The multicast group of those whose address ends like that (RFC 4291 §2.7.1).
+	// The multicast group of all addresses with this ending (RFC 4291 §2.7.1).
 	group := allNodes.As16()
 	group[11], group[12] = 1, 0xff
 	end := target.As16()
@@ -80,8 +80,8 @@ func probeFrame(mac, to net.HardwareAddr, target netip.Addr) []byte {
 	return frame
 }
 
-// announcements tell all machines on the link that the address is at mac. ARP has two
-// forms, as some machines accept only one of them.
+// announcements announce to all machines on the link that the address is at
+// mac. ARP has two forms, because some machines accept only one of them.
 func announcements(mac net.HardwareAddr, address netip.Addr) [][]byte {
 	if address.Is4() {
 		return [][]byte{

@@ -13,7 +13,7 @@ var (
 	shared6 = netip.MustParseAddr("fd00::5:fe")
 )
 
-// The frames byte by byte, as RFC 826, RFC 5227 and RFC 4861 have them.
+// The frames byte by byte, as in RFC 826, RFC 5227 and RFC 4861.
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	padding := hex.EncodeToString(make([]byte, 18))
@@ -76,13 +76,13 @@ func TestRead(t *testing.T) {
 		if got != observedProbe && got != observedNothing && mac.String() != peerMAC.String() {
 			t.Errorf("%s: it is from %s", name, mac)
 		}
-		for n := range c.frame { // cut short anywhere
+		for n := range c.frame { // cut off anywhere
 			read(c.frame[:n], c.of)
 		}
 	}
 }
 
-// Frames come from anybody.
+// Frames may come from any machine.
 func TestReadAnything(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

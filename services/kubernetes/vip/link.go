@@ -15,10 +15,10 @@ import (
 // forever is the lifetime of an address without an end.
 const forever = 0xffffffff // seconds
 
-// alias is the shared address as it is put on a link: with a prefix of its own, so that
+// alias is the shared address in its form on a link: with its own prefix, so that
 // the node's routes and other addresses don't depend on it. In IPv6 it is deprecated
-// from the start, so that the kernel never takes it as the source of what the node
-// sends (RFC 6724 §5, rule 3), and usable at once: duplicates were looked for.
+// from the start, so that the kernel never uses it as a source address (RFC 6724 §5,
+// rule 3), and usable at once: this package has already looked for duplicates.
 func alias(address netip.Addr) *netlink.Addr {
 	bits := address.BitLen()
 	a := &netlink.Addr{IPNet: &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(bits, bits)}}
@@ -44,7 +44,7 @@ func family(address netip.Addr) int {
 // has reports whether the address is on the link.
 func has(l netlink.Link, address netip.Addr) (bool, error) {
 	all, err := netlink.AddrList(l, family(address))
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // others change meanwhile; it does no harm to add it again
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // other addresses change meanwhile; to add it twice does no harm
 		return false, fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
 	}
 	return slices.ContainsFunc(all, func(a netlink.Addr) bool { return isAlias(a, address) }), nil
@@ -57,12 +57,12 @@ func put(l netlink.Link, address netip.Addr) error {
 	return nil
 }
 
-// remove removes the address from every link that has it: after a restart it may be on
-// one that has got another name since.
+// remove removes the address from every link that has it: after a restart it
+// may be on a link whose name has changed since.
 func remove(address netip.Addr) error {
 	all, err := netlink.AddrList(nil, family(address))
 	var errs []error
-	if err != nil { // some may be listed nevertheless
+	if err != nil { // some may be listed despite the error
 		errs = append(errs, fmt.Errorf("addresses of all links: %w", err))
 	}
 	for _, a := range all {
@@ -71,7 +71,7 @@ func remove(address netip.Addr) error {
 		}
 		l, err := netlink.LinkByIndex(a.LinkIndex)
 		if err != nil {
-			continue // gone meanwhile, and the address with it
+			continue // the link is gone, and the address with it
 		}
 		if err := netlink.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			errs = append(errs, fmt.Errorf("remove %s from %s: %w", address, l.Attrs().Name, err))
@@ -80,11 +80,11 @@ func remove(address netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// neighbours are machines that are likely to be on the link: routers.
+// neighbours are machines that are probably on the link: routers.
 func neighbours(l netlink.Link, address netip.Addr) []netip.Addr {
 	routes, err := netlink.RouteList(l, family(address))
 	if err != nil {
-		return nil // then only the other control planes are asked for
+		return nil // then only the other control planes are probed
 	}
 	var all []netip.Addr
 	for _, r := range routes {
@@ -95,5 +95,5 @@ func neighbours(l netlink.Link, address netip.Addr) []netip.Addr {
 	return all
 }
 
-// maxNeighbours bounds how many are probed at once.
+// maxNeighbours limits how many are probed at once.
 const maxNeighbours = 8

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A process that stands still after its first question has heard no answer, however long
-// that was: it asks as often as any other one before it takes the address.
-func TestStandingStillIsNotListening(t *testing.T) {
+// A process that was frozen after its first probe has received no answers, however
+// long that was: it probes as often as any other one before it takes the address.
+func TestAFrozenProcessDoesNotCountAsProbing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for w.probed == 0 {
@@ -16,7 +16,7 @@ func TestStandingStillIsNotListening(t *testing.T) {
 	w.now = w.now.Add(2 * probeTime)
 	w.step(false)
 	w.want(false, "")
-	w.now = w.now.Add(probeEvery / 4) // something comes: the next question isn't put off
+	w.now = w.now.Add(probeEvery / 4) // something happens: the next probe isn't delayed
 	w.step(false)
 	if again := w.last.again; again != probeEvery*3/4 {
 		t.Errorf("it looks again after %s", again)
@@ -41,13 +41,13 @@ func TestForeignMachineHasIt(t *testing.T) {
 	if w.last.candidate || w.s.foreign != foreignMAC.String() {
 		t.Errorf("it is a candidate: %v; the foreign is %q", w.last.candidate, w.s.foreign)
 	}
-	// Without an answer at the next try, the foreign is gone.
+	// Without an answer at the next attempt, the foreign machine is gone.
 	w.pass(foreignPause + 2*time.Second)
 	w.want(true, "elected")
 	if w.s.foreign != "" {
 		t.Errorf("the foreign is still %q", w.s.foreign)
 	}
-	// One that comes later is named, and doesn't get the address.
+	// A foreign machine that comes later is reported, and doesn't get the address.
 	w.pass(5 * time.Second)
 	w.announced = 0
 	w.observe(observedAnnouncement, foreignMAC)

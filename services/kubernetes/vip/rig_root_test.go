@@ -30,7 +30,7 @@ type far struct {
 	h   *netlink.Handle
 }
 
-// cable lays one between the link near, which it makes, and another machine.
+// cable connects the link near, which it makes, and another machine.
 func cable(t *testing.T, near string) *far {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -62,7 +62,7 @@ func cable(t *testing.T, near string) *far {
 	f.must(netlink.LinkSetUp(veth))
 	f.put(netip.MustParsePrefix("10.5.0.9/24"))
 	f.put(netip.MustParsePrefix("fd00::9/64"))
-	// Until a link knows of its carrier, its kernel drops what it sends, and says nothing.
+	// Until a link has detected its carrier, its kernel silently drops what it sends.
 	eventually.That(t, 5*time.Second, "the cable has a carrier at both ends", func() error {
 		l, err := netlink.LinkByName(near)
 		if err != nil {
@@ -100,7 +100,7 @@ func (f *far) listen(address netip.Addr) (w *wire, seen chan observed) {
 	return w, seen
 }
 
-// waitForFrame waits for a frame, and returns what came before it.
+// waitForFrame waits for a frame, and returns the frames before it.
 func waitForFrame(t *testing.T, all chan observed, want observation, name string) (before []observation) {
 	t.Helper()
 	eventually.That(t, 10*time.Second, name, func() error {
@@ -163,7 +163,7 @@ func (f *far) neighbour(address netip.Addr) string {
 	return ""
 }
 
-// rig is a controller whose etcd and API server are the test's.
+// rig is a controller with etcd and API server replaced by the test.
 type rig struct {
 	*controller
 	t    *testing.T

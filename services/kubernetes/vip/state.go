@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// sickAfter is the number of failed checks in a row after which an API server counts as
-	// failed: one or two may fail on a busy machine.
-	sickAfter = 3
+	// failedAfter is the number of failed checks in a row after which an API
+	// server counts as failed: one or two may fail on a busy machine.
+	failedAfter = 3
 	// staleAfter is the age at which the last view of etcd is stale: one query may fail.
 	// Another holder may have been elected soon after.
 	staleAfter = 2500 * time.Millisecond
@@ -25,7 +25,7 @@ const (
 	// another source; here, this node is already elected in etcd.
 	probeTime  = 300 * time.Millisecond
 	probeEvery = 100 * time.Millisecond
-	// holderProbeEvery is how often a holder probes for another one, while it has reason to.
+	// holderProbeEvery is how often a holder probes for another one, while it has a reason.
 	holderProbeEvery = time.Second
 	// conflictMemory is how long a conflict lasts after the last frame of the other
 	// machine.
@@ -66,8 +66,8 @@ const (
 	restEvery = time.Second
 )
 
-// burst are the times at which the address is announced, since it was taken: frames get
-// lost, and a switch that has just brought a port up forwards nothing for a moment.
+// burst are the times at which the address is announced, since it was taken: frames
+// get lost, and a switch drops frames for a short time after a port came up.
 var burst = []time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second}
 
 // conflict is another machine that has the address, or announces that it has.
@@ -76,11 +76,11 @@ type conflict struct {
 	name      string // of the control plane that it is; "": a foreign machine
 	first     time.Time
 	last      time.Time
-	announced time.Time // when it last said so on its own
+	announced time.Time // when it last announced that by itself
 }
 
-// state decides whether this node holds the address. Its input are facts, its output are
-// orders; it has no clock and no network of its own.
+// state decides whether this node holds the address. Its inputs are facts, its
+// outputs are orders; it has neither a clock nor a network connection.
 //
 //	          API server ready        first in etcd's queue    no answer for 300 ms
 //	idle ──────────────────▶ candidate ─────────────▶ probing ─────────────────────▶ holder
@@ -166,7 +166,7 @@ func (h *health) note(ok bool) {
 	}
 }
 
-func (h health) good() bool { return h.known && h.failed < sickAfter }
+func (h health) good() bool { return h.known && h.failed < failedAfter }
 
 // checked records the outcome of a check of the API server; alone: without etcd.
 func (s *state) checked(alone, ok bool) {
@@ -247,7 +247,7 @@ func (s *state) decide(now time.Time) orders {
 	} else {
 		s.seek(now)
 	}
-	// An etcd without a leader, for the moment that it takes to elect one, is no reason to
+	// A short time without a leader of etcd, during an election, is no reason to
 	// leave the queue.
 	healthy := s.ready.good() || s.candidate && s.alive.good()
 	s.candidate = s.hold || healthy && !now.Before(s.pause)
@@ -367,11 +367,11 @@ func (s *state) seek(now time.Time) {
 	}
 }
 
-// idle sets why this node doesn't have the address.
+// idle sets the reason why this node doesn't have the address.
 func (s *state) idle(now time.Time) {
 	switch {
 	case now.Before(s.pause) || s.cutOff:
-		// The reason stays the one for which it was given up.
+		// The reason stays the one for which the address was given up.
 	case s.stale(now):
 		s.set(now, false, "etcd doesn't answer")
 	case s.view.held && !s.view.mine:

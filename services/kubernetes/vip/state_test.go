@@ -15,8 +15,8 @@ var (
 	foreignMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
 )
 
-// world is one node, with a clock of its own: each second etcd returns a view, the API
-// server answers and the link receives a frame, unless that is switched off.
+// world is one node, with its own clock: each second etcd returns a view, the
+// API server answers and the link receives a frame, unless that is switched off.
 type world struct {
 	t   *testing.T
 	now time.Time
@@ -24,8 +24,8 @@ type world struct {
 
 	etcd, apiserver, link bool
 	holder                string // by etcd's view; "self" is this node
-	next, replies         bool   // this node is next; the holder's machine answers it
-	sendsKeepalives       bool   // more than its kernel does
+	next, replies         bool   // this node is next; the holder's machine answers probes
+	sendsKeepalives       bool   // not only the kernel's answers
 	lease                 clientv3.LeaseID
 	holderChecks, evicted int
 	others                int
@@ -41,7 +41,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// pass lets time go by, in steps of 100 ms.
+// pass lets time pass, in steps of 100 ms.
 func (w *world) pass(d time.Duration) orders {
 	w.t.Helper()
 	for end := w.now.Add(d); w.now.Before(end); {
@@ -87,7 +87,7 @@ func (w *world) step(full bool) {
 	}
 }
 
-// observe passes in a frame of another machine, and lets this node act on it at once.
+// observe reports a frame of another machine, and lets this node act on it at once.
 func (w *world) observe(what observation, mac net.HardwareAddr) orders {
 	w.s.observe(w.now, observed{what, mac})
 	w.step(false)
@@ -123,7 +123,7 @@ func TestTheElectedOneTakesIt(t *testing.T) {
 	}
 	w.holder = "self"
 	w.pass(time.Second)
-	w.want(false, "") // it listens first
+	w.want(false, "") // it probes first
 	w.pass(probeTime)
 	w.want(true, "elected")
 	if w.probed != 3 {
@@ -149,7 +149,7 @@ func TestNoAPIServerNoCandidate(t *testing.T) {
 	w.want(false, "")
 }
 
-func TestASickAPIServerGivesItToAnother(t *testing.T) {
+func TestAFailedAPIServerMovesIt(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
 	w.apiserver = false
@@ -193,8 +193,8 @@ func TestWithoutQuorumTheHolderKeepsIt(t *testing.T) {
 	}
 }
 
-// Its negative twin: without quorum nobody takes it who didn't have it.
-func TestWithoutQuorumNobodyTakesIt(t *testing.T) {
+// The negative twin: without a quorum, a node that didn't have the address doesn't take it.
+func TestWithoutQuorumItIsNotTaken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.holder = "peer"
@@ -212,27 +212,27 @@ func TestEtcdTookItAway(t *testing.T) {
 	w.want(false, "peer holds it")
 }
 
-// A node that was frozen doesn't notice the time. A node that was elected meanwhile
+// A node that was frozen doesn't notice that. A node that was elected meanwhile
 // announces itself after a probe.
 func TestThawed(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
 	w.now = w.now.Add(time.Minute)
-	w.etcd = false // its own member takes a while to be back
+	w.etcd = false // its own member needs some time to be back
 	w.probed = 0
 	w.step(false)
 	w.want(true, "etcd")
 	if w.probed != 1 {
 		t.Fatal("it didn't ask at once who has it")
 	}
-	w.observe(observedReply, peerMAC) // a kernel's answer alone says nothing
+	w.observe(observedReply, peerMAC) // an answer of the kernel alone means nothing
 	w.want(true, "")
 	w.observe(observedAnnouncement, peerMAC)
 	w.want(false, "peer announces")
 	w.pass(time.Minute)
 	w.want(false, "")
 
-	// The other side of it: a holder that is sure says so when it is asked.
+	// The other side: a holder whose view isn't stale announces itself when it is probed.
 	other := holding(t)
 	other.pass(5 * time.Second)
 	other.announced = 0
@@ -243,8 +243,8 @@ func TestThawed(t *testing.T) {
 	other.want(true, "elected")
 }
 
-// A frozen node's kernel goes on answering, so the new holder has to announce the
-// address again and again.
+// A frozen node's kernel still answers, so the new holder has to announce the
+// address repeatedly.
 func TestAFrozenOnesAnswersDontMatter(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -273,8 +273,8 @@ func TestAFrozenOnesAnswersDontMatter(t *testing.T) {
 	}
 }
 
-// A node that receives no frames is cut off: the others, if there are any, have the
-// address. It takes it again if no machine has it.
+// A node that receives no frames is cut off: other nodes, if there are any,
+// have the address. It takes it again if no machine has it.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	w := holding(t)
@@ -285,11 +285,11 @@ func TestCutOff(t *testing.T) {
 	w.want(false, "cut off")
 	w.pass(time.Minute)
 	w.want(false, "cut off")
-	w.link = true // the other two are dead, and somebody else talks
+	w.link = true // the other two are down, and another machine sends frames
 	w.pass(time.Second)
 	w.want(true, "etcd doesn't answer")
 
-	// A link may be quiet as long as nobody is asked for.
+	// A link may be quiet as long as nothing is probed.
 	noFrames := holding(t)
 	noFrames.link = false
 	noFrames.pass(time.Hour)
@@ -347,7 +347,7 @@ func TestTheNextOneChecksTheHolder(t *testing.T) {
 	if w.evicted == 0 {
 		t.Error("it didn't see that the holder is gone")
 	}
-	// The holder led etcd: it is put out as soon as there is another leader.
+	// The holder led etcd: it is evicted as soon as there is another leader.
 	w.replies = true
 	w.pass(5 * time.Second)
 	w.replies, w.etcd = false, false
@@ -370,7 +370,7 @@ func TestTheNextOneChecksTheHolder(t *testing.T) {
 		t.Error("it waits for a new holder without an end")
 	}
 
-	// Who isn't next, or isn't ready itself, does nothing.
+	// A node that isn't next, or isn't ready itself, does nothing.
 	for name, change := range map[string]func(*world){
 		"not next":  func(w *world) { w.next = false },
 		"not ready": func(w *world) { w.apiserver = false },
@@ -410,7 +410,7 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 		if w.evicted == 0 {
 			t.Errorf("led %v: the holder's lease is waited for", led)
 		}
-		// The holder is back before etcd has done it.
+		// The holder is back before etcd has evicted it.
 		w.sendsKeepalives = true
 		w.pass(time.Second)
 		w.evicted = 0
@@ -419,7 +419,7 @@ func TestTheNextOneNoticesAFrozenHolder(t *testing.T) {
 			t.Errorf("led %v: it was back, and is put out", led)
 		}
 	}
-	// Where etcd answers nobody, nobody can be confirms for.
+	// While etcd answers no node, no node sends keepalives.
 	silent := newWorld(t)
 	silent.holder, silent.next, silent.replies, silent.sendsKeepalives = "peer", true, true, true
 	silent.pass(time.Minute)

@@ -8,7 +8,7 @@
 // holder whose etcd has no quorum keeps the address: without a quorum no other node can
 // be elected, and it still serves.
 //
-// For each address of the configuration there is a controller, which collects the facts,
+// Each address of the configuration has a controller, which collects the facts,
 // lets state decide, and acts on the decision:
 //
 //	etcd ─────── election ── view ───┐
@@ -38,10 +38,10 @@ import (
 const (
 	// ID of the service.
 	ID = "vip"
-	// stopBudget is for removing the address from the link, which takes milliseconds, and
-	// for leaving the queue in etcd, which may not answer.
+	// stopBudget is for the removal of the address from the link, which takes
+	// milliseconds, and to leave the queue in etcd, which may not answer.
 	stopBudget = 5 * time.Second
-	// dropTries: the kernel's list of addresses is incomplete while others change.
+	// dropTries: the kernel's list of addresses is incomplete while other addresses change.
 	dropTries = 3
 )
 
@@ -50,7 +50,7 @@ type Status struct {
 	Address netip.Addr `yaml:"address"`
 	Link    string     `yaml:"link"`
 	Holder  bool       `yaml:"holder"` // this node has it
-	// HeldBy is the node that holds it, as etcd has it; "": none, or not Known.
+	// HeldBy is the node that holds it in etcd; "": none, or not Known.
 	HeldBy string `yaml:"heldBy,omitempty"`
 	// Known: the answer of etcd is recent.
 	Known bool `yaml:"known"`
@@ -58,8 +58,8 @@ type Status struct {
 	Candidates int       `yaml:"candidates"`
 	Why        string    `yaml:"why"`
 	Since      time.Time `yaml:"since,omitempty"`    // when this node took it or gave it up; zero: neither yet
-	Conflict   string    `yaml:"conflict,omitempty"` // MAC address of a machine that has it and shouldn't
-	Etcd       string    `yaml:"etcd,omitempty"`     // what etcd's last error was, while there is one
+	Conflict   string    `yaml:"conflict,omitempty"` // MAC address of a machine that has it by mistake
+	Etcd       string    `yaml:"etcd,omitempty"`     // etcd's last error, while there is one
 }
 
 // Statuses has an object for each shared address, on control planes.
@@ -76,7 +76,7 @@ var Statuses = resource.Define[Status](resource.Definition{
 	},
 })
 
-// Options are what the service stands on.
+// Options are the inputs of the service.
 type Options struct {
 	Store *resource.Store
 }

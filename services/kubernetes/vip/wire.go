@@ -28,7 +28,7 @@ type wire struct {
 	address netip.Addr
 	file    *os.File
 	done    sync.WaitGroup
-	dead    chan struct{} // closed when nothing is received any more
+	dead    chan struct{} // closed when it stops receiving
 }
 
 // openWire listens on a link until close, or until the link is removed. receive must not
@@ -96,13 +96,13 @@ func protocol(address netip.Addr) uint16 {
 	return typeIPv6
 }
 
-// swapped is a number in the network's order, as the kernel wants it.
+// swapped is a number in network byte order, as the kernel needs it.
 func swapped(n uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
 }
 
-// filter lets the kernel pick the few frames of interest: PID 1 isn't to be woken by
-// what else goes over the link. Classic BPF; offsets are from the frame's begin.
+// filter lets the kernel select the few needed frames, so that other traffic on the
+// link doesn't wake PID 1. Classic BPF; offsets are from the start of the frame.
 func filter(address netip.Addr) []unix.SockFilter {
 	if address.Is4() {
 		own := binary.BigEndian.Uint32(address.AsSlice())
@@ -138,7 +138,7 @@ func load(size uint16, offset uint32) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_LD | size | unix.BPF_ABS, K: offset}
 }
 
-// equal skips so many instructions if the loaded value is k, or isn't.
+// equal skips that many instructions if the loaded value is k, or isn't.
 func equal(k uint32, yes, no uint8) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: k, Jt: yes, Jf: no}
 }

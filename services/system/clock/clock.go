@@ -1,14 +1,14 @@
 // Package clock keeps the node's time.
 //
-// It is the service `timed`. A machine may wake up with any time at all in its
-// clock, and every certificate depends on it, so: first the clock is put to at
-// least the time at which the system was built, the time that was last saved on
-// STATE, and the time from which the cluster's authorities are valid. Then time
-// servers are asked; the clock is set once, and from then on only pulled, without
-// jumps. Time never blocks a boot: the wait for the first answer is bounded, and how
-// good the time is can be read as a resource.
+// It is the service `timed`. The hardware clock of a machine may have any time,
+// and every certificate depends on it. So the clock is first set to at least
+// the time of the build, the time that was last saved on STATE, and the time
+// from which the cluster's authorities are valid. Then time servers are asked.
+// The clock is set once, and from then on only slewed, without steps. Time
+// never blocks a boot: the wait for the first answer is limited, and the
+// quality of the time can be read as a resource.
 //
-// In a container the clock is the host's, and is never touched.
+// In a container the clock is the host's, and never changed.
 package clock
 
 import (
@@ -26,31 +26,31 @@ import (
 const (
 	// ID of the service.
 	ID = "timed"
-	// StatusID names the one status.
+	// StatusID is the ID of the only status.
 	StatusID = "node"
 )
 
-// Source is where the node has its time from.
+// Source is where the time of the node comes from.
 type Source string
 
 const (
 	SourceNone Source = "none" // the hardware clock, or the clock's floor
 	SourceNTP  Source = "ntp"
-	SourceHost Source = "host" // a container node: whoever runs the host sees to it
+	SourceHost Source = "host" // a container node: the host's operator is responsible for it
 )
 
-// Status is how good the node's time is.
+// Status is the quality of the node's time.
 type Status struct {
 	Synced  bool   `yaml:"synced"`
 	Source  Source `yaml:"source"`
 	Server  string `yaml:"server,omitempty"`
 	Stratum int    `yaml:"stratum,omitempty"`
-	// Offset is how far off the clock was at the last answer.
+	// Offset is the error of the clock at the last answer.
 	Offset time.Duration `yaml:"offset,omitempty"`
-	// MaxError bounds how wrong the server can be (root distance, RFC 5905 §11.2).
+	// MaxError is the largest possible error of the server (root distance, RFC 5905 §11.2).
 	MaxError time.Duration `yaml:"maxError,omitempty"`
 	Jitter   time.Duration `yaml:"jitter,omitempty"`
-	Poll     time.Duration `yaml:"poll,omitempty"` // until the next question
+	Poll     time.Duration `yaml:"poll,omitempty"` // until the next query
 	LastSync time.Time     `yaml:"lastSync,omitempty"`
 	Message  string        `yaml:"message,omitempty"` // why it isn't synced
 	Reason   reason.Code   `yaml:"reason,omitempty"`
@@ -69,14 +69,14 @@ var Statuses = resource.Define[Status](resource.Definition{
 	},
 })
 
-// kernel is the clock that is synchronised: the machine's, or a test's.
+// kernel is the clock to synchronise: the machine's, or a test's.
 type kernel interface {
 	Now() time.Time
 	Set(t time.Time) error
 	Adjust(tx *unix.Timex) error
 }
 
-// Options are what the service stands on.
+// Options are the inputs of the service.
 type Options struct {
 	Mode  boot.Mode
 	Store *resource.Store
@@ -91,7 +91,7 @@ type Options struct {
 // Daemon is the service.
 type Daemon struct{ o Options }
 
-// New makes the service; nothing runs yet.
+// New makes the service and doesn't start it.
 func New(o Options) *Daemon {
 	if o.kernel == nil {
 		o.kernel = machineClock{}
@@ -106,8 +106,8 @@ func New(o Options) *Daemon {
 	return &Daemon{o: o}
 }
 
-// Service is timed in the graph: up when the clock is set, or when waiting for
-// that has taken long enough.
+// Service is timed in the graph: up when the clock is set, or when the wait for
+// that has taken too long.
 func (d *Daemon) Service() dag.Service {
 	return dag.Service{
 		ID:      ID,

@@ -15,8 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The time of a real server, chrony, is taken over by a clock that isn't the
-// machine's: an hour behind, then set.
+// A real server, chrony, sets a clock that isn't the machine's and is an hour
+// behind.
 func TestRealTimeServer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: runs a time server in a network namespace")

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeClock is off by some time. It never touches the machine's.
+// fakeClock has an offset. It never changes the machine's clock.
 type fakeClock struct {
 	mu    sync.Mutex // guards all following fields
 	off   time.Duration
@@ -48,7 +48,7 @@ func (c *fakeClock) Set(t time.Time) error {
 	return nil
 }
 
-// Adjust corrects at once what the kernel would spread over a minute.
+// Adjust corrects at once what the kernel would correct within a minute.
 func (c *fakeClock) Adjust(tx *unix.Timex) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *fakeClock) jumps() int {
 	return len(c.sets)
 }
 
-// truth is a server that knows the time: the test's own.
+// truth is a server with the right time: the test's own.
 func truth(_ context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {
 	if skip(server) {
 		return nil, nil
@@ -111,7 +111,7 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// node is timed with what is around it.
+// node is timed with its inputs.
 type node struct {
 	t     *testing.T
 	clock *fakeClock
@@ -123,9 +123,9 @@ type node struct {
 	stop  func()
 }
 
-// beforeTheBubble is when the system was built, for tests to which it doesn't
-// matter: time in a bubble begins with the year 2000 (testing/synctest).
-var beforeTheBubble = time.Date(1999, time.January, 1, 0, 0, 0, 0, time.UTC)
+// beforeSynctest is a build time for tests that don't depend on it: in a bubble
+// of testing/synctest, time begins with the year 2000.
+var beforeSynctest = time.Date(1999, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 func startNode(t *testing.T, o Options, cfg config.Time) *node {
 	t.Helper()
@@ -139,7 +139,7 @@ func startMember(t *testing.T, o Options, cfg config.Time, ca config.CertKey) *n
 	n.clock, _ = o.kernel.(*fakeClock)
 	o.Store = n.store
 	if o.built.IsZero() {
-		o.built = beforeTheBubble
+		o.built = beforeSynctest
 	}
 	if o.file == "" {
 		o.file = filepath.Join(t.TempDir(), "clock")
@@ -183,7 +183,7 @@ func (n *node) up() bool {
 	return s.Up
 }
 
-// The clock is set once, then pulled, and the questions become rarer.
+// The clock is set once, then slewed, and the interval of queries becomes longer.
 func TestStepThenSlew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeClock{off: -72 * time.Hour}
@@ -211,7 +211,7 @@ func TestStepThenSlew(t *testing.T) {
 	})
 }
 
-// A clock that was right is set only when it stays wrong.
+// A clock that was right is set only if it stays wrong.
 func TestSpikeIsNotFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeClock{}
@@ -245,7 +245,7 @@ func TestSpikeIsNotFollowed(t *testing.T) {
 	})
 }
 
-// No time server: the boot goes on after the bounded wait, and says so.
+// Without a time server, the boot continues after the limited wait, and logs it.
 func TestNoTimeServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeClock{}
@@ -339,7 +339,7 @@ func TestContainerLeavesTheClock(t *testing.T) {
 	})
 }
 
-// S-063: the servers are the configured ones, else DHCP's; a change is live.
+// S-063: the servers are the configured ones, else DHCP's; a change takes effect at once.
 func TestS063Servers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -372,9 +372,9 @@ func TestS063Servers(t *testing.T) {
 	})
 }
 
-// Servers that are changed on a running node are asked at once and, when they are
-// wrong, often; that is told once, and the old ones end it.
-func TestS063WrongServersAreTold(t *testing.T) {
+// Servers that are changed on a running node are asked at once and, if they are
+// wrong, often. That is logged once, and ends with the old servers.
+func TestS063WrongServersAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		count := map[string]int{}
@@ -419,8 +419,8 @@ func TestS063WrongServersAreTold(t *testing.T) {
 	})
 }
 
-// What a server sends may be anything: a panic over it costs an answer, and not
-// the machine.
+// A server may send anything: after a panic the answer is lost, but the machine
+// continues.
 func TestPanicIsSurvived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ask := func(ctx context.Context, server string, now func() time.Time, skip func(string) bool) ([]sample, error) {

@@ -9,9 +9,9 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// StatusController logs to the log of the controllers when the node's time becomes
-// synchronised, and when it stops being so: certificates, and with them most of the other
-// controllers, depend on it.
+// StatusController logs when the node's time becomes synchronised, and when it
+// no longer is: certificates, and with them most of the other controllers,
+// depend on it.
 func StatusController() resource.Controller {
 	return resource.Controller{
 		Name: "v1alpha1.TimeStatusController", Reconcile: (&statusLog{}).reconcile, // S-275

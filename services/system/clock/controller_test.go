@@ -10,7 +10,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 )
 
-// S-275, S-276: the controller is known by its name, and tells each change once.
+// S-275, S-276: the controller is known by its name, and logs each change once.
 func TestS275TimeStatusController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, store := &syncBuffer{}, resource.NewStore()

@@ -7,33 +7,33 @@ import (
 
 // Constants of RFC 5905, appendix A.1.1.
 const (
-	// stepThreshold (STEPT): the clock is set when it is off by this much; by
-	// less it is pulled.
+	// stepThreshold (STEPT): a clock with at least this offset is set; with a
+	// smaller one it is slewed.
 	stepThreshold = 128 * time.Millisecond
-	// stepOut (WATCH): how long it must be off by that much, once it was right:
-	// a burst of delayed packets must not make the clock jump.
+	// stepOut (WATCH): how long a clock that was right must have such an offset
+	// before it is set: a burst of delayed packets must not cause a step.
 	stepOut = 900 * time.Second
-	minPoll = 6  // MINPOLL: 2^6 = 64 s between questions
-	maxPoll = 10 // MAXPOLL is 17; 2^10 = 1024 s still sees a drifting clock within the hour
-	// pollGate (PGATE) and pollLimit (LIMIT): the interval doubles after a row of
+	minPoll = 6  // MINPOLL: 2^6 = 64 s between queries
+	maxPoll = 10 // MAXPOLL is 17; 2^10 = 1024 s still detects a drifting clock within the hour
+	// pollGate (PGATE) and pollLimit (LIMIT): the interval doubles after several
 	// offsets below pollGate times the jitter, and halves after some above.
 	pollGate  = 4
 	pollLimit = 30
-	// jitterAverage (AVG) is how many samples the jitter is averaged over.
+	// jitterAverage (AVG) is the number of samples in the average of the jitter.
 	jitterAverage = 4
-	// minJitter is about what a quiet local network has: below it all is noise.
+	// minJitter is about that of a quiet local network: smaller values are noise.
 	minJitter = time.Millisecond
 )
 
-// discipline decides what an offset means (RFC 5905 §11.3, simplified: the
-// kernel's loop does phase and frequency).
+// discipline decides what to do after an offset (RFC 5905 §11.3, simplified:
+// the kernel's loop does phase and frequency).
 type discipline struct {
 	synced  bool
 	poll    int // exponent of the interval
 	counter int
 	last    time.Duration // the last offset
 	jitter  time.Duration
-	since   time.Time // since when the clock has been off by more than the threshold
+	since   time.Time // when the offset became larger than the threshold
 }
 
 // action on the clock.
@@ -42,10 +42,10 @@ type action int
 const (
 	pull action = iota
 	step
-	wait // for whether it stays like that
+	wait // until it is clear whether the offset stays
 )
 
-// decide takes one offset in; now is monotonic.
+// decide processes one offset; now is monotonic.
 func (d *discipline) decide(offset time.Duration, now time.Time) action {
 	if d.poll == 0 {
 		d.poll, d.jitter = minPoll, minJitter
@@ -55,7 +55,7 @@ func (d *discipline) decide(offset time.Duration, now time.Time) action {
 			d.since = now
 		}
 		if d.synced && now.Sub(d.since) < stepOut {
-			d.poll, d.counter = minPoll, 0 // look closer
+			d.poll, d.counter = minPoll, 0 // query more often
 			return wait
 		}
 		*d = discipline{synced: true, poll: minPoll, jitter: minJitter}
@@ -87,5 +87,5 @@ func (d *discipline) note(offset time.Duration) {
 	}
 }
 
-// interval until the next question.
+// interval until the next query.
 func (d *discipline) interval() time.Duration { return time.Second << max(d.poll, minPoll) }

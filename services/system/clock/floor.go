@@ -14,10 +14,10 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
-// raise puts the clock to at least the time of the build, the time that was saved last,
-// and the time from which the cluster's authorities are valid (design, duty 5): before
-// that, no certificate of the cluster is any good, and without a time server the node
-// could never join. It returns what it did, in words, or "".
+// raise sets the clock to at least the time of the build, the time that was saved
+// last, and the time from which the cluster's authorities are valid (design, duty
+// 5). Before that time no certificate of the cluster is valid, and without a time
+// server the node could never join. It returns a description of what it did, or "".
 func (d *Daemon) raise() (string, error) {
 	floor, why := d.o.built, "this system was built then"
 	saved, err := d.saved()
@@ -37,8 +37,8 @@ func (d *Daemon) raise() (string, error) {
 	return fmt.Sprintf("the clock was at %s, and is put to %s: %s", stamp(now), stamp(floor), why), err
 }
 
-// authorities is when the last of the configuration's authorities was made, and its name.
-// What can't be read is no proof, and for others to complain about.
+// authorities is when the last of the configuration's authorities was made, and
+// its name. An authority that can't be read is ignored: other code reports it.
 func (d *Daemon) authorities() (made time.Time, name string) {
 	cfg, err := machine.Config(d.o.Store)
 	if err != nil {
@@ -54,7 +54,7 @@ func (d *Daemon) authorities() (made time.Time, name string) {
 	return made, name
 }
 
-// saved is the zero time where nothing was saved.
+// saved is the zero time if nothing was saved.
 func (d *Daemon) saved() (time.Time, error) {
 	data, err := os.ReadFile(d.o.file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -21,7 +21,7 @@ const (
 	staDel = 0x0020
 )
 
-// maxSlew is the largest offset that the kernel's loop takes (MAXPHASE in the
+// maxSlew is the largest offset that the kernel's loop accepts (MAXPHASE in the
 // kernel's timex.h).
 const maxSlew = 500 * time.Millisecond
 
@@ -45,11 +45,11 @@ func (machineClock) Adjust(tx *unix.Timex) error {
 	return nil
 }
 
-// slew tells the kernel's phase-locked loop how far off the clock is. A status
-// without STA_UNSYNC also makes the kernel write the hardware clock every eleven
-// minutes. The time constant is four less than the poll exponent: an offset is
-// then gone by the next poll (its half-life is a sixteenth of the interval), and
-// the loop learns the clock's drift within a few.
+// slew gives the offset of the clock to the kernel's phase-locked loop. A
+// status without STA_UNSYNC also makes the kernel write the hardware clock
+// every eleven minutes. The time constant is four less than the poll exponent.
+// So an offset is corrected by the next poll (its half-life is a sixteenth of
+// the interval), and the loop determines the clock's drift within a few polls.
 func slew(k kernel, offset, maxError, jitter time.Duration, poll int, leap int32) error {
 	return k.Adjust(&unix.Timex{
 		Modes:    adjOffset | adjStatus | adjNano | adjTimeConst | adjMaxError | adjEstError,

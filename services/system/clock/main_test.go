@@ -9,7 +9,7 @@ import (
 )
 
 // TestMain runs the tests, as root, once more in a network namespace of their
-// own: there the time server has the port to itself.
+// own, where no other program uses the port of the time server.
 func TestMain(m *testing.M) { isolate.Main(m, syscall.CLONE_NEWNET) }
 
 func addrs(text ...string) []netip.Addr {

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// queryTimeout: an answer that takes longer is worth little, its error is up
-	// to half of that.
+	// queryTimeout: a later answer is useless, because its error is up to half of
+	// that.
 	queryTimeout = 2 * time.Second
-	// perName is how many addresses of one name are asked: pools have four, and
-	// four are enough to outvote a false one.
+	// perName is the limit of addresses of one name: pools have four, and four are
+	// enough for a majority against a wrong one.
 	perName = 4
 	// maxDistance is the largest error of a usable server: MAXDIST is 1 s in RFC
-	// 5905, appendix A.1.1, and 1.5 s in its reference implementation, which lets
-	// servers behind slow links in.
+	// 5905, appendix A.1.1, and 1.5 s in its reference implementation, which
+	// accepts servers behind slow links.
 	maxDistance = 1500 * time.Millisecond
 )
 
@@ -37,7 +37,7 @@ type sample struct {
 	addr     string
 	stratum  int
 	offset   time.Duration // to add to our clock
-	distance time.Duration // how wrong that can be
+	distance time.Duration // the largest possible error of the offset
 	leap     int32         // status bits for the kernel
 }
 
@@ -72,7 +72,7 @@ func (n network) ask(ctx context.Context, server string, now func() time.Time, s
 		}
 		wg.Go(func() {
 			var s sample
-			// Anybody may have sent the answer.
+			// The answer may come from any host.
 			err := dag.Guard(n.log, func() (err error) {
 				s, err = n.query(ctx, addr, now)
 				return err
@@ -91,7 +91,7 @@ func (n network) ask(ctx context.Context, server string, now func() time.Time, s
 	return good, errors.Join(errs...)
 }
 
-// askError names the address, so that one that refuses can be left alone.
+// askError has the address, so that a server that refuses isn't asked again.
 type askError struct {
 	addr string
 	err  error
@@ -152,14 +152,14 @@ func (n network) query(ctx context.Context, addr string, now func() time.Time) (
 	return s, nil
 }
 
-// ServersDisagree: no majority of the servers has a time in common.
+// ServersDisagree: there is no time on which a majority of the servers agrees.
 const ServersDisagree reason.Code = "ServersDisagree"
 
 var errDisagree = reason.With(ServersDisagree, errors.New("the time servers disagree"))
 
 // pick takes the servers that agree with the majority, and of them the one with
-// the smallest error. Servers agree when their times, give or take their errors,
-// have a point in common (RFC 5905 §11.2.1).
+// the smallest error. Servers agree if the intervals of their times and errors
+// have a common point (RFC 5905 §11.2.1).
 func pick(all []sample) (sample, error) {
 	all = slices.DeleteFunc(slices.Clone(all), func(s sample) bool { return s.distance > maxDistance })
 	if len(all) == 0 {

@@ -20,17 +20,17 @@ import (
 )
 
 const (
-	// saveEvery bounds how far back a machine without a hardware clock falls.
+	// saveEvery limits how much time a machine without a hardware clock loses at a boot.
 	saveEvery = 5 * time.Minute
 	// bootTimeout is for a configuration without one (Load fills it in).
 	bootTimeout = 15 * time.Second
 	// retryFirst is the pause after the first round without an answer; it doubles
-	// up to the usual interval. The network often works a moment after it is up.
+	// up to the usual interval. The network often works shortly after it is up.
 	retryFirst = time.Second
-	// reachLimit is how many rounds without an answer, in a row, end the claim to
-	// be synchronised: RFC 5905 §9.2 keeps eight bits of reachability.
+	// reachLimit is the number of rounds without an answer, in a row, after which the clock
+	// no longer counts as synchronised: RFC 5905 §9.2 keeps eight bits of reachability.
 	reachLimit = 8
-	// publicPool is the configuration's default: servers from DHCP are better than that.
+	// publicPool is the configuration's default: servers from DHCP are preferred.
 	publicPool = "pool.ntp.org"
 )
 
@@ -54,7 +54,7 @@ type syncer struct {
 	started        bool
 }
 
-// answer of a round.
+// answer is the result of a round.
 type answer struct {
 	samples []sample
 	err     error
@@ -100,7 +100,7 @@ func (s *syncer) configure() (changed bool, err error) {
 	return changed, nil
 }
 
-// choose takes the configured servers, or DHCP's where nobody configured any.
+// choose returns the configured servers, or DHCP's if none are configured.
 func (s *syncer) choose(t config.Time) []string {
 	if len(t.Servers) > 0 && !slices.Equal(t.Servers, []string{publicPool}) {
 		return t.Servers

@@ -30,7 +30,7 @@ type device struct {
 	Removable bool
 }
 
-// notDisks are block devices that are made of memory, of files, or of others.
+// notDisks are block devices that consist of memory, files, or other devices.
 var notDisks = []string{"loop", "ram", "zram", "sr", "fd", "dm-", "md", "nbd", "mtd"}
 
 func isDisk(name string) bool {
@@ -50,7 +50,7 @@ func (d *Disks) devices() ([]device, error) {
 		}
 		dev, err := readDevice(e.Name())
 		if errors.Is(err, fs.ErrNotExist) || err == nil && dev.Size == 0 {
-			continue // went away meanwhile, or a card reader without a card
+			continue // it was removed meanwhile, or is a card reader without a card
 		}
 		if err != nil {
 			return nil, err
@@ -96,8 +96,8 @@ func readNumber(file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 }
 
-// firstText is the content of the first file that has printable content: which
-// one has depends on the driver.
+// firstText is the content of the first file with printable content. Which file
+// has it depends on the driver.
 func firstText(dir string, files ...string) string {
 	for _, f := range files {
 		data, err := os.ReadFile(filepath.Join(dir, f))
@@ -106,7 +106,7 @@ func firstText(dir string, files ...string) string {
 		}
 		s := strings.Map(func(r rune) rune {
 			if r < ' ' || r > '~' {
-				return -1 // vpd_pg80 has a binary head
+				return -1 // vpd_pg80 begins with binary data
 			}
 			return r
 		}, string(data))
@@ -117,8 +117,8 @@ func firstText(dir string, files ...string) string {
 	return ""
 }
 
-// partitionPath is the device node of the disk's n-th partition, once the
-// kernel has it.
+// partitionPath is the device node of the disk's n-th partition; false before
+// the kernel has it.
 func (dev device) partitionPath(n int) (string, bool) {
 	parts, err := dev.partitions()
 	at := slices.IndexFunc(parts, func(p partition) bool { return p.n == n })
@@ -129,8 +129,8 @@ func (dev device) partitionPath(n int) (string, bool) {
 	return parts[at].path, err == nil
 }
 
-// inUse says what keeps the disk or one of its partitions busy; "" for nothing. What is
-// mounted below given is given up.
+// inUse is what keeps the disk or one of its partitions busy; "" for nothing.
+// Mounts below given are ignored: the caller unmounts them.
 func (dev device) inUse(given string) (string, error) {
 	dir := filepath.Join("/sys/block", dev.Name)
 	parts, err := filepath.Glob(filepath.Join(dir, dev.Name+"*"))
@@ -155,7 +155,7 @@ func (dev device) inUse(given string) (string, error) {
 	return "", nil
 }
 
-// table shows the disks to a person who has to choose one.
+// table shows the disks to a user who has to choose one.
 func (d *Disks) table() string {
 	disks, err := d.List()
 	if err != nil {
@@ -174,7 +174,7 @@ func (d *Disks) table() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// bytesText is a size as people read it.
+// bytesText is a size as text for users.
 func bytesText(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	f, i := float64(n), 0

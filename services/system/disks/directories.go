@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 )
 
-// directories under /var that are there before anything wants them.
+// directories under /var that exist before any program needs them.
 var directories = []struct {
 	path string
 	mode fs.FileMode
@@ -39,7 +39,7 @@ func (d *Disks) makeDirectories() error {
 		if err := os.MkdirAll(path, dir.mode.Perm()); err != nil {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}
-		// Exact, whatever the umask, also for those of an earlier release.
+		// Exact, whatever the umask is, also for those of an earlier release.
 		if err := os.Chmod(path, dir.mode); err != nil {
 			return fmt.Errorf("make the directories of EPHEMERAL: %w", err)
 		}

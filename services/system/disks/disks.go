@@ -1,11 +1,11 @@
 // Package disks prepares the node's disk.
 //
 // It is the service `disks`. On a machine it finds the system disk, partitions
-// an empty one, makes the file systems, mounts STATE and EPHEMERAL, and keeps the
-// configuration on STATE. A disk with anything on it that isn't ours is left
-// alone unless the configuration says otherwise, the medium that the machine
-// booted from always. Whatever it does to a disk it can be interrupted in by a
-// power cut, and finishes at the next boot (see journal.go).
+// an empty one, makes the file systems, mounts STATE and EPHEMERAL, and keeps
+// the configuration on STATE. It doesn't change a disk with other content
+// unless the configuration allows that, and never the medium that the machine
+// booted from. A power cut can interrupt every change of a disk, and the next
+// boot finishes it (see journal.go).
 //
 // In a container the provisioner has bind-mounted both directories already.
 package disks
@@ -34,54 +34,54 @@ const (
 	// ID of the service.
 	ID = "disks"
 
-	// pollEvery is how often a disk that isn't there is looked for.
+	// pollEvery is how often it looks for a missing disk.
 	pollEvery = 500 * time.Millisecond
-	// warnAfter is how long a disk may be missing before that is logged: controllers of
-	// real machines take that long to find theirs.
+	// warnAfter is how long a disk may be missing before that is logged:
+	// controllers of real machines take that long to detect theirs.
 	warnAfter = 10 * time.Second
-	// stopBudget: a file system with a lot in memory takes its time to unmount.
+	// stopBudget: a file system with many dirty pages takes long to unmount.
 	stopBudget = 20 * time.Second
 )
 
-// Options are what the service stands on.
+// Options are the inputs of the service.
 type Options struct {
 	Mode      boot.Mode
 	Store     *resource.Store
 	Processes *process.Table
 	Logs      *logs.Logs
-	// StateReady is told that STATE is mounted; the configuration may be another
-	// one afterwards.
+	// StateReady is called after STATE is mounted; the configuration may be
+	// another one afterwards.
 	StateReady func() error
-	// Plugins is the directory of the CNI plugins. A pod network may put its own there:
-	// they are kept on EPHEMERAL.
+	// Plugins is the directory of the CNI plugins. A pod network may install its
+	// own there: they are kept on EPHEMERAL.
 	Plugins string
 
-	isDisk   func(name string) bool   // which of /sys/block count; tests use loop devices
+	isDisk   func(name string) bool   // entries of /sys/block that are disks; tests use loop devices
 	serial   func(name string) string // of a disk; loop devices have none
 	stateDir string                   // tests have their own
 	varDir   string                   // tests have their own
 	idFile   string                   // tests have their own
-	before   func(step string) error  // tests cut the power before a step
-	patience time.Duration            // quietFor; tests have less
+	before   func(step string) error  // called before a step; tests cut the power there
+	patience time.Duration            // warnAfter; shorter in tests
 
 	statfs func(dir string, to *unix.Statfs_t) error // tests have disks that fill up
 }
 
-// Disks is the service and the way to STATE before it runs.
+// Disks is the service. MountState works before the service runs.
 type Disks struct {
 	o   Options
 	log *slog.Logger
 
-	volumes []volume // of the system disk, in the order in which they are mounted
+	volumes []volume // of the system disk, in the order of mounting
 
-	mu     sync.Mutex // guards system and mounts; held across all that changes a disk
+	mu     sync.Mutex // guards system and mounts; held during all changes of a disk
 	system *device    // the disk that STATE is on, once it is mounted
-	mounts []string   // in the order in which they were mounted
+	mounts []string   // in the order of mounting
 
 	reset atomic.Pointer[reset] // what Erase wipes; nil: nothing
 }
 
-// New makes the service; nothing runs yet.
+// New makes the service and doesn't start it.
 func New(o Options) *Disks {
 	if o.isDisk == nil {
 		o.isDisk = isDisk
@@ -100,7 +100,7 @@ func New(o Options) *Disks {
 		volumes: volumes(map[string]string{boot.LabelState: o.stateDir, boot.LabelEphemeral: o.varDir})}
 }
 
-// Service is disks in the graph: up once STATE and EPHEMERAL are there.
+// Service is disks in the graph: up after STATE and EPHEMERAL are mounted.
 func (d *Disks) Service() dag.Service {
 	return dag.Service{
 		ID:         ID,
@@ -141,7 +141,7 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 	return nil
 }
 
-// MountState mounts STATE where a disk has one already, before there is a
+// MountState mounts STATE if a disk has one already, before there is a
 // configuration that names the disk.
 func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	if d.o.Mode == boot.Container {
@@ -165,9 +165,9 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	return true, nil
 }
 
-// systemDisks are the disks with a finished layout of ours. Two of them are an
-// error: a machine that guesses may join the wrong cluster. One of a newer release is an
-// error, too.
+// systemDisks are the disks with a complete layout of ours. Two of them are an
+// error: a machine that chooses by itself may join the wrong cluster. A disk of
+// a newer release is an error, too.
 func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 	all, err := d.devices()
 	if err != nil {
@@ -198,7 +198,7 @@ func (d *Disks) systemDisks(ctx context.Context) ([]device, error) {
 	return out, tooNew
 }
 
-// provision makes the system disk what it is to be and mounts it.
+// provision prepares the system disk and mounts it.
 func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Install) (string, error) {
 	dev, err := d.choose(ctx, h, install.Disk)
 	if err != nil {
@@ -218,9 +218,9 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 	return fmt.Sprintf("STATE and EPHEMERAL of %s (%s)", dev.Path, bytesText(dev.Size)), nil
 }
 
-// choose is the disk that STATE was found on, else the one that the
-// configuration names, as soon as it is there. Kernel names move between boots:
-// what is on a disk says more than what it is called.
+// choose is the disk on which STATE was found, else the one that the
+// configuration names, after it has appeared. Kernel names move between boots,
+// so the content of a disk is more reliable than its name.
 func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device, error) {
 	d.mu.Lock()
 	system := d.system

@@ -56,8 +56,8 @@ func newLoop(t *testing.T, size int64) *loop {
 	return l
 }
 
-// attach makes a loop device of what is in a file behind an offset. It goes by itself when
-// nobody has it open any more, also after a test that was killed.
+// attach makes a loop device of the content of a file behind an offset. The kernel
+// detaches it when no process has it open any more, also after a test was killed.
 func attach(file string, offset uint64) (*os.File, error) {
 	back, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
@@ -86,7 +86,7 @@ func attach(file string, offset uint64) (*os.File, error) {
 			return dev, nil
 		}
 		dev.Close()
-		if !errors.Is(err, unix.EBUSY) { // somebody else was quicker
+		if !errors.Is(err, unix.EBUSY) { // another process was faster
 			return nil, err
 		}
 	}
@@ -118,7 +118,7 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// machineUnderTest is the service with what is around it.
+// machineUnderTest is the service with its inputs.
 type machineUnderTest struct {
 	t       *testing.T
 	store   *resource.Store
@@ -126,12 +126,12 @@ type machineUnderTest struct {
 	dir     string
 	disks   *Disks
 	applier *machine.Applier
-	cut     string // the step before which the power goes
-	// hostname in its configuration tells one from another.
+	cut     string // the step before which the power is cut
+	// hostname distinguishes its configuration from others.
 	hostname string
 }
 
-// secrets are made once: that takes a moment.
+// secrets are made once, because that takes time.
 var secrets = sync.OnceValue(func() *config.Secrets {
 	s, err := config.NewSecrets(time.Now())
 	if err != nil {
@@ -142,7 +142,7 @@ var secrets = sync.OnceValue(func() *config.Secrets {
 
 var errPowerCut = errors.New("power cut")
 
-// bootMachine is a machine that sees these disks only.
+// bootMachine is a machine with only these disks.
 func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	t.Helper()
 	uml.Booted(t)
@@ -179,7 +179,7 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	return m
 }
 
-// up runs the service until the test ends, or returns why it doesn't come up.
+// up runs the service until the test ends, or returns the reason why it can't start.
 func (m *machineUnderTest) up(install config.Install) error {
 	m.t.Helper()
 	c, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.2:6443", Hostname: m.hostname, Secrets: secrets()})
@@ -282,14 +282,14 @@ func TestEmptyDiskIsTakenAndFoundAgain(t *testing.T) {
 	if !found || err != nil {
 		t.Fatalf("STATE wasn't found again: %v", err)
 	}
-	// wipe is for foreign disks: one of ours is never erased at a boot.
+	// wipe is for foreign disks: a boot never erases one of ours.
 	again.mustUp(config.Install{Disk: "/dev/named-differently-today", Wipe: true})
 	if got := again.read("state/mine") + ", " + again.read("var/mine") + ", " + again.read("plugins/mine") + ", " + again.read("plugins/bridge"); got != "kept, kept too, and this, of the image" {
 		t.Errorf("after the second boot: %q", got)
 	}
 }
 
-// A power cut before any step leaves a disk that the next boot finishes.
+// After a power cut before any step, the next boot finishes the disk.
 func TestPowerCutAtEachStep(t *testing.T) {
 	for _, step := range []string{"journal", "erase", "table", "partitions", "format STATE", "format EPHEMERAL", "done"} {
 		t.Run(step, func(t *testing.T) {
@@ -310,12 +310,12 @@ func TestPowerCutAtEachStep(t *testing.T) {
 	}
 }
 
-// A disk with anything on it stays as it is, and the error helps on.
+// A disk with any content isn't changed, and the error says what to do.
 func TestForeignDiskIsRefused(t *testing.T) {
 	cases := []struct {
 		name string
 		put  func(t *testing.T, l *loop)
-		want string // what it holds
+		want string // the content
 	}{
 		{"ext4", func(t *testing.T, l *loop) { command(t, "mkfs.ext4", "-q", "-L", "photos", l.path) }, `ext4 file system "photos"`},
 		{"xfs", func(t *testing.T, l *loop) { command(t, "mkfs.xfs", "-q", "-L", "data", l.path) }, `xfs file system "data"`},
@@ -344,7 +344,7 @@ DEVICE      SIZE   MODEL  SERIAL  HOLDS
 				t.Error("the disk was written to")
 			}
 
-			// wipe: true takes it.
+			// With wipe: true it is used.
 			wiped := bootMachine(t, l)
 			wiped.mustUp(config.Install{Disk: l.path, Wipe: true})
 			wiped.write("var/mine", "kept")
@@ -385,7 +385,7 @@ func (l *loop) edges() []byte {
 	return buf
 }
 
-// What a person sees who has to choose a disk.
+// The list of disks for a user who has to choose one.
 func TestListOfDisks(t *testing.T) {
 	l, other := newLoop(t, 4*gib), newLoop(t, 1*gib)
 	m := bootMachine(t, l, other)

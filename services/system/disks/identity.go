@@ -18,8 +18,8 @@ const (
 	machineIDLen  = 32 // hexadecimal digits (machine-id(5))
 )
 
-// nameMachine gives the node its machine ID: made once, kept on STATE, and put where
-// programs look for it. The kubelet tells nodes apart by it.
+// nameMachine gives the node its machine ID: it is made once, kept on STATE,
+// and written where programs look for it. The kubelet identifies nodes by it.
 func (d *Disks) nameMachine() error {
 	kept := filepath.Join(d.o.stateDir, "machine-id")
 	text, err := os.ReadFile(kept)

@@ -29,7 +29,7 @@ func TestMachineIDIsMadeOnceAndKept(t *testing.T) {
 	if second := read(); second != first {
 		t.Errorf("the ID changed from %q to %q", first, second)
 	}
-	// A file that a power cut or a person has broken is replaced.
+	// A file that was damaged by a power cut or a user is replaced.
 	if err := os.Remove(filepath.Join(dir, "machine-id")); err != nil {
 		t.Fatal(err)
 	}

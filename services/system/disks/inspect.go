@@ -14,35 +14,35 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// verdict on a disk.
+// verdict on the content of a disk.
 type verdict int
 
 const (
-	empty    verdict = iota // nobody's: may be taken
-	ours                    // has our layout
-	halfMade                // ours, but making the layout was interrupted
-	newer                   // ours, in a way that only a newer release knows
-	foreign                 // somebody's
+	empty      verdict = iota // may be used
+	ours                      // has our layout
+	unfinished                // ours, but its layout is incomplete
+	newer                     // ours, in a layout that only a newer release knows
+	foreign                   // of another system
 )
 
 // edge is how much at the beginning and at the end must be zero on an empty
-// disk: partition tables and the metadata of nearly everything are there.
+// disk: partition tables and the metadata of nearly all formats are there.
 const edge = 1 << 20
 
-// found is what is on a disk.
+// found is the content of a disk.
 type found struct {
 	verdict  verdict
 	holds    string     // in words, for newer and foreign ones
 	bootable bool       // an installation medium
-	table    *gpt.Table // where there is a valid one
+	table    *gpt.Table // nil without a valid one
 	pending  journal
 }
 
 func (f found) String() string {
-	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", halfMade: "Garboard, half made"}[f.verdict])
+	return cmp.Or(f.holds, map[verdict]string{empty: "nothing", ours: "Garboard", unfinished: "Garboard, incomplete"}[f.verdict])
 }
 
-// inspect reads, and only reads.
+// inspect reads the disk and changes nothing.
 func (d *Disks) inspect(dev device) (found, error) {
 	file, err := os.Open(dev.Path)
 	if err != nil {
@@ -65,7 +65,7 @@ func examine(file *os.File, dev device) (found, error) {
 	switch f.pending.step {
 	case stepNone, stepFormat, stepWipe:
 	case stepLayout:
-		f.verdict = halfMade
+		f.verdict = unfinished
 		return f, nil
 	default:
 		f.verdict, f.holds = newer, "a Garboard system that a newer release was changing"
@@ -102,7 +102,7 @@ func examineTable(file *os.File, dev device, f found) (found, error) {
 	if err != nil {
 		return f, err
 	}
-	// A DOS partition table: the mark of a boot sector, and an entry in use.
+	// A DOS partition table: the signature of a boot sector, and an entry in use.
 	if bytes.HasSuffix(mbr, []byte{0x55, 0xaa}) && len(bytes.TrimLeft(mbr[446:510], "\x00")) > 0 {
 		f.verdict, f.holds = foreign, "a DOS partition table"
 		return f, nil
@@ -130,8 +130,8 @@ func layoutOf(t *gpt.Table) int {
 	return 0
 }
 
-// examineNewer looks at a disk of a layout that isn't known. Only after a reset, when its
-// volumes are zeros, nobody needs what it holds.
+// examineNewer examines a disk with an unknown layout. Its content isn't needed
+// only after a reset, when its volumes are zeros.
 func examineNewer(file *os.File, dev device, f found, layout int) (found, error) {
 	f.verdict = newer
 	f.holds = fmt.Sprintf("a Garboard system of a newer release (disk layout %d; this release knows up to %d)", layout, boot.Layout)
@@ -141,7 +141,7 @@ func examineNewer(file *os.File, dev device, f found, layout int) (found, error)
 		}
 		p, err := f.partition(dev, v.Label)
 		if err != nil {
-			return f, nil // it is called otherwise there
+			return f, nil // that layout has another name for it
 		}
 		if zero, err := blank(file, p.start, edge); err != nil || !zero {
 			return f, err
@@ -159,7 +159,8 @@ func describe(c content) string {
 	return strings.Replace(c.String(), c.kind, c.kind+" file system", 1)
 }
 
-// isOurs: every partition of the layout with its own type, and no other.
+// isOurs reports whether the table has every partition of the layout with its
+// own type, and no other partition.
 func isOurs(t *gpt.Table) bool {
 	n := 0
 	for _, p := range t.Partitions {
@@ -176,7 +177,7 @@ func isOurs(t *gpt.Table) bool {
 	return n == len(boot.Volumes)
 }
 
-// describeTable names the partitions with what they hold.
+// describeTable lists the partitions with their content.
 func describeTable(file *os.File, dev device, t *gpt.Table) (string, error) {
 	var parts []string
 	for _, p := range t.Partitions {
@@ -200,12 +201,12 @@ func describeTable(file *os.File, dev device, t *gpt.Table) (string, error) {
 	return "partitions " + strings.Join(parts, ", "), nil
 }
 
-// partition is one of ours on a disk.
+// partition is one of our partitions on a disk.
 type partition struct {
 	n     int   // its number
 	start int64 // bytes
 	size  int64
-	path  string // of its device node, where the kernel was asked
+	path  string // of its device node, if the kernel was asked
 }
 
 func (f found) partition(dev device, label string) (partition, error) {

@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// The journal says on the disk itself what is being done to it, so that a power
-// cut in the middle leaves neither a disk that looks foreign nor a file system
-// that looks finished. It is one sector, which disks write whole or not at all,
-// in the gap between partition table and first partition:
+// The journal records on the disk itself which change is in progress. Without
+// it, a power cut during the change could leave a disk that looks foreign, or a
+// file system that looks complete. It is one sector, which disks write
+// atomically, in the gap between partition table and first partition:
 //
 //	step written, synced ─▶ the step is done, synced ─▶ step cleared, synced
 //
-// A step that is found on the disk is done again from its beginning: nothing of
-// value can be there. What a reset erases is written down while the node still runs,
-// and done on its way out, or, if it doesn't get there, before the next boot uses
-// anything of the disk (see wipe.go).
+// A step that is found on the disk is repeated from its beginning: there can't
+// be any data of value yet. What a reset erases is recorded while the node
+// still runs, and erased during the shutdown. If that isn't possible, it is
+// erased before the next boot uses anything of the disk (see wipe.go).
 const (
 	journalAt    = 1<<20 - 4096
 	journalMagic = "garboard journal "
-	// journalFormat is raised by a release whose journals this one can't read.
+	// journalFormat is incremented by a release whose journals this one can't read.
 	journalFormat = "1: "
 	journalDisks  = "disks "
 	journalSize   = 512
@@ -34,13 +34,13 @@ const (
 	stepLayout = "layout" // the whole disk: partition table and all file systems
 	stepFormat = "format" // one partition
 	stepWipe   = "wipe"   // what a reset erases
-	stepNewer  = "newer"  // something of a newer release; never written
+	stepNewer  = "newer"  // a step of a newer release; never written
 )
 
-// journal is what was begun and not finished.
+// journal is the step that was begun and not finished.
 type journal struct {
 	step  string
-	label string // the partition that is being formatted, or those that are wiped
+	label string // the partition that is being formatted, or those to be wiped
 	// disks are the marks of other disks that are wiped first; nil for other steps.
 	disks []string
 }
@@ -74,7 +74,7 @@ func writeJournal(f *os.File, j journal) error {
 			return fmt.Errorf("write journal on %s: %d bytes are more than a sector", f.Name(), len(text))
 		}
 	}
-	// The sector may be 4 KiB; the kernel then reads and writes the whole of it.
+	// The sector may have 4 KiB; the kernel then reads and writes all of it.
 	if _, err := f.WriteAt(buf, journalAt); err != nil {
 		return fmt.Errorf("write journal on %s: %w", f.Name(), err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// All that a reset may name has room in the journal's sector.
+// Everything that a reset may name fits into the journal's sector.
 func TestJournalOfUserDisks(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "disk"))
 	if err != nil {
@@ -22,7 +22,7 @@ func TestJournalOfUserDisks(t *testing.T) {
 	for i := range maxUserDisks {
 		users = append(users, UserDisk{Path: "/dev/sdb", Serial: strings.Repeat("x", i+1)})
 	}
-	users = append(users, UserDisk{Path: "/dev/sdc"}) // can't be known again
+	users = append(users, UserDisk{Path: "/dev/sdc"}) // can't be identified after a restart
 	want := journal{step: stepWipe, label: strings.Join(boot.WipeLabels, " "), disks: marks(users)}
 	if err := errors.Join(writeJournal(file, want), file.Truncate(1<<20)); err != nil {
 		t.Fatal(err)

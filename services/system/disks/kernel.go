@@ -19,9 +19,9 @@ const (
 	nodePoll    = 10 * time.Millisecond
 )
 
-// showPartitions sees to it that the kernel has the table's partitions, and that
-// each has a device node. The kernel reads a new disk's table by itself, but not
-// one of which only the backup is left.
+// showPartitions makes sure that the kernel has the table's partitions, and a
+// device node for each. The kernel reads the table of a new disk by itself, but
+// not a table of which only the backup is left.
 func showPartitions(ctx context.Context, file *os.File, dev device, t *gpt.Table) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 	defer cancel()
@@ -41,7 +41,7 @@ func (dev device) showPartition(ctx context.Context, file *os.File, p *gpt.Parti
 		return nil
 	}
 	start, size := int64(p.Start)*int64(dev.Sector), int64(p.End-p.Start+1)*int64(dev.Sector)
-	// EBUSY: it is there, only its node isn't yet.
+	// EBUSY: the partition exists, only its node is missing.
 	if err := addPartition(file, p.Index, start, size); err != nil && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("show it to the kernel: %w", err)
 	}
@@ -73,7 +73,7 @@ func addPartition(file *os.File, n int, start, size int64) error {
 	return nil
 }
 
-// discard is ioctl BLKDISCARD (linux/fs.h): the disk may forget a range of bytes.
+// discard is ioctl BLKDISCARD (linux/fs.h): the disk may drop the content of a range.
 func discard(file *os.File, start, size int64) error {
 	bounds := [2]uint64{uint64(start), uint64(size)}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&bounds)))

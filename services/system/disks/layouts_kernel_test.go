@@ -31,7 +31,7 @@ func putTable(t *testing.T, l *loop, table *gpt.Table) device {
 	return dev
 }
 
-// putPartitions is the disk of another Linux.
+// putPartitions makes the disk that of another Linux.
 func putPartitions(t *testing.T, l *loop) {
 	dev := putTable(t, l, &gpt.Table{LogicalSectorSize: 512, PhysicalSectorSize: 512, ProtectiveMBR: true, Partitions: []*gpt.Partition{
 		{Index: 1, Name: "ESP", Type: gpt.EFISystemPartition, Start: 2048, End: 4095},
@@ -44,7 +44,7 @@ func putPartitions(t *testing.T, l *loop) {
 	command(t, "mkfs.xfs", "-q", "-L", "root", path)
 }
 
-// putLookalike has our labels with somebody else's types.
+// putLookalike makes partitions with our labels and foreign types.
 func putLookalike(t *testing.T, l *loop) {
 	dev, err := readDevice(l.name)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// Disk is a disk for a person who has to choose one.
+// Disk is a disk in the list for a user who has to choose one.
 type Disk struct {
-	Path     string // /dev/vda: what machine.install.disk names
+	Path     string // /dev/vda: the value for machine.install.disk
 	Size     int64  // bytes
 	Model    string
 	Serial   string
@@ -20,8 +20,8 @@ type Disk struct {
 	Holds    string // in words
 }
 
-// List looks at all disks, and only looks. In a container there are none: those
-// of the host are none of the node's business.
+// List examines all disks and changes nothing. In a container there are none:
+// the node doesn't use those of the host.
 func (d *Disks) List() ([]Disk, error) {
 	if d.o.Mode == boot.Container {
 		return nil, nil
@@ -31,7 +31,7 @@ func (d *Disks) List() ([]Disk, error) {
 		return nil, err
 	}
 	system := ""
-	// Held for as long as a disk is being prepared: then none is the system's yet.
+	// It is held while a disk is being prepared: then there is no system disk yet.
 	if d.mu.TryLock() {
 		if d.system != nil {
 			system = d.system.Path
@@ -52,7 +52,7 @@ func (d *Disks) List() ([]Disk, error) {
 	return disks, nil
 }
 
-// bus is the subsystem that the disk's device hangs on (sysfs(5)).
+// bus is the subsystem of the disk's device (sysfs(5)).
 func bus(name string) string {
 	target, err := os.Readlink(filepath.Join("/sys/block", name, "device/subsystem"))
 	if err != nil {

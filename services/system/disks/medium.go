@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// volumeTypes are what configuration volumes are written with: images of CDs, and
+// volumeTypes are the file systems of configuration volumes: images of CDs, and
 // USB sticks.
 var volumeTypes = map[string]bool{"iso9660": true, "vfat": true}
 
-// Volume gives use the files of the volume with that file system label, mounted
-// read-only for as long as use runs. It implements boot.Mounter.
+// Volume calls use with the files of the volume with that file system label,
+// mounted read-only until use returns. It implements boot.Mounter.
 func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) (err error) {
 	device, kind, err := d.findVolume(label)
 	if err != nil {
@@ -42,8 +42,8 @@ func (d *Disks) Volume(_ context.Context, label string, use func(fs.FS) error) (
 	return use(os.DirFS(dir))
 }
 
-// findVolume looks at every disk, partition and CD drive. Labels are compared
-// without case: FAT and strict ISO 9660 write them in capitals.
+// findVolume examines every disk, partition and CD drive. Labels are compared
+// without case: FAT and strict ISO 9660 have them in capitals.
 func (d *Disks) findVolume(label string) (device, kind string, err error) {
 	entries, err := os.ReadDir("/sys/class/block")
 	if err != nil {
@@ -56,7 +56,7 @@ func (d *Disks) findVolume(label string) (device, kind string, err error) {
 		path := filepath.Join("/dev", e.Name())
 		c, err := identifyDevice(path)
 		if err != nil {
-			continue // an empty drive, or one that went away: not what we look for
+			continue // an empty drive, or one that was removed
 		}
 		if volumeTypes[c.kind] && strings.EqualFold(c.label, label) {
 			return path, c.kind, nil

@@ -10,8 +10,8 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// S-023: a configuration comes on a volume labelled metal-iso, in either case, on
-// any disk or CD.
+// S-023: a configuration can be on a volume labelled metal-iso, in either case,
+// on any disk or CD.
 func TestVolumeIsFoundByItsLabel(t *testing.T) {
 	for _, label := range []string{"metal-iso", "METAL-ISO"} {
 		l := newLoop(t, 4<<20)

@@ -16,15 +16,15 @@ import (
 
 const (
 	repair = "/usr/sbin/xfs_repair"
-	// repairTimeout is enough for some ten million files on a slow disk.
+	// repairTimeout is enough for about ten million files on a slow disk.
 	repairTimeout = 10 * time.Minute
 	// unmountPatience is how long a file system may stay busy after everything
-	// that used it has been told to stop.
+	// that used it was asked to stop.
 	unmountPatience = 5 * time.Second
 	unmountPoll     = 100 * time.Millisecond
 )
 
-// mountVolume mounts a volume of dev unless it is mounted already. The caller holds d.mu.
+// mountVolume mounts a volume of dev if it isn't mounted yet. The caller holds d.mu.
 func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 	if slices.Contains(d.mounts, v.Dir) {
 		return nil
@@ -58,8 +58,8 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 	return nil
 }
 
-// openPlugins lays a directory that can be written to over that of the CNI plugins,
-// which is part of the image.
+// openPlugins mounts a writable directory over that of the CNI plugins, which
+// is part of the image.
 func (d *Disks) openPlugins() error {
 	dir := d.o.Plugins
 	if mounted, err := mountinfo.Mounted(dir); err != nil || mounted {
@@ -76,8 +76,8 @@ func (d *Disks) openPlugins() error {
 	return nil
 }
 
-// damaged tells a file system that needs repair from all other reasons not to
-// mount: what a power cut leaves in the log, the kernel deals with by itself.
+// damaged distinguishes a file system that needs repair from all other reasons
+// why it can't be mounted. The kernel itself replays the log after a power cut.
 func (d *Disks) damaged(ctx context.Context, path string, err error) bool {
 	switch {
 	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EBADMSG): // wrong structure, wrong checksum
@@ -85,8 +85,8 @@ func (d *Disks) damaged(ctx context.Context, path string, err error) bool {
 	case !errors.Is(err, unix.EIO):
 		return false
 	}
-	// The kernel has this for some damaged headers, and for a failing disk, which
-	// is better left alone: a look that changes nothing tells them apart.
+	// The kernel returns this for some damaged headers, and for a failing disk,
+	// which must not be repaired. A check without changes shows which of them it is.
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
 	var exit *exec.ExitError
@@ -94,7 +94,7 @@ func (d *Disks) damaged(ctx context.Context, path string, err error) bool {
 	return errors.As(d.o.Processes.Run(ctx, exec.Command(repair, "-n", path)), &exit) && exit.ExitCode() == corrupt
 }
 
-// repair runs xfs_repair. Where the log can't be replayed it is given up: its
+// repair runs xfs_repair. If the log can't be replayed it is discarded: its
 // last seconds are lost, the rest is saved.
 func (d *Disks) repair(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
@@ -109,7 +109,7 @@ func (d *Disks) repair(ctx context.Context, path string) error {
 	return err
 }
 
-// unmount undoes the mounts in reverse order.
+// unmount removes the mounts in reverse order.
 func (d *Disks) unmount() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,8 +122,8 @@ func (d *Disks) unmount() {
 	d.mounts, d.system = nil, nil
 }
 
-// unmountDir waits a moment for the last user to go. Then it detaches: what is
-// still open stays usable, and the data is on the disk at least.
+// unmountDir waits a short time for the last user. Then it detaches the file
+// system: open files stay usable, and the data is at least on the disk.
 func unmountDir(dir string) error {
 	var err error
 	for end := time.Now().Add(unmountPatience); ; time.Sleep(unmountPoll) {

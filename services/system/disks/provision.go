@@ -17,13 +17,13 @@ import (
 
 const (
 	mkfs = "/usr/sbin/mkfs.xfs"
-	// mkfsTimeout: it writes some MiB per TiB; a slow USB disk under emulation
-	// still does that in seconds.
+	// mkfsTimeout: mkfs writes some MiB per TiB, which takes seconds even on a
+	// slow USB disk under emulation.
 	mkfsTimeout = 5 * time.Minute
 )
 
-// take makes dev the system disk: partitions an empty one, finishes a half-made
-// one, leaves a finished one alone, refuses the rest.
+// take makes dev the system disk: it partitions an empty one, finishes an
+// incomplete one, doesn't change a complete one, and refuses all others.
 func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 	f, err := d.inspect(dev)
 	if err != nil {
@@ -44,14 +44,14 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 	case empty:
 		d.log.Info(fmt.Sprintf("%s is empty: making the system's partitions", dev.Path))
 		return d.layOut(ctx, dev)
-	case halfMade:
-		d.log.Warn(fmt.Sprintf("%s was left half made by an interruption: making the system's partitions again", dev.Path))
+	case unfinished:
+		d.log.Warn(fmt.Sprintf("%s has an incomplete layout after an interruption: making the system's partitions again", dev.Path))
 		return d.layOut(ctx, dev)
 	}
 	return d.finish(ctx, dev, f)
 }
 
-// mayWipe is nil where the disk's content is to be erased and may be.
+// mayWipe is nil if the content of the disk has to be erased and may be.
 func (d *Disks) mayWipe(dev device, f found, wipe bool) error {
 	busy, err := dev.inUse("")
 	switch {
@@ -70,21 +70,21 @@ func (d *Disks) mayWipe(dev device, f found, wipe bool) error {
 	return nil
 }
 
-// refuse says what is wrong, what ends it, and what there is to choose from.
+// refuse returns an error with the reason, the next step, and the list of disks.
 func (d *Disks) refuse(dev device, why, next string) error {
 	return fmt.Errorf("disk %s %s. %s. The disks here:\n%s", dev.Path, why, next, d.table())
 }
 
-// refuseNewer keeps a disk whose release this one is older than, also with
-// machine.install.wipe: that stays in a configuration, and an older release may be booted
-// by mistake.
+// refuseNewer refuses a disk of a newer release, even with
+// machine.install.wipe: that setting stays in a configuration, and an older
+// release may be booted by mistake.
 func (d *Disks) refuseNewer(dev device, f found) error {
 	return d.refuse(dev, fmt.Sprintf("holds %s, and isn't touched", f.holds),
 		"Boot that release. To use the disk with this one, reset the node with that release first (gbctl reset), and set machine.install.wipe: true")
 }
 
-// layOut makes the whole disk ours. It begins with the journal, so that it is
-// done anew when it doesn't come to its end.
+// layOut makes the whole disk ours. It writes the journal first, so that it is
+// repeated if it is interrupted.
 func (d *Disks) layOut(ctx context.Context, dev device) error {
 	if dev.Size < boot.MinDisk {
 		return d.refuse(dev, fmt.Sprintf("is too small: %s of at least %s", bytesText(dev.Size), bytesText(boot.MinDisk)),
@@ -109,7 +109,7 @@ func (d *Disks) layOut(ctx context.Context, dev device) error {
 	return d.do(ctx, append(steps, finished(file))...)
 }
 
-// step is a part of what the journal covers as a whole.
+// step is a part of the work that the journal covers.
 type step struct {
 	name string
 	do   func() error
@@ -132,9 +132,9 @@ func (d *Disks) do(ctx context.Context, steps ...step) error {
 	return nil
 }
 
-// openDisk opens for writing a disk that nobody uses: the kernel refuses to open
-// one exclusively that is mounted or part of something (open(2), O_EXCL on block
-// devices). It doesn't stay exclusive, or mkfs couldn't have a partition.
+// openDisk opens an unused disk for writing: the kernel refuses to open a disk
+// exclusively that is mounted or part of another device (open(2), O_EXCL on block
+// devices). It doesn't stay exclusive, because mkfs must be able to open a partition.
 func openDisk(dev device) (*os.File, error) {
 	free, err := os.OpenFile(dev.Path, os.O_RDWR|unix.O_EXCL, 0)
 	if err != nil {
@@ -169,7 +169,7 @@ func newTable(dev device) *gpt.Table {
 }
 
 // erase zeroes what other systems would recognise: the edges of the disk, and
-// those of each partition to be. The journal's sector stays.
+// those of each new partition. The journal's sector stays.
 func erase(file *os.File, dev device, t *gpt.Table) error {
 	zero := func(at, n int64) error {
 		_, err := file.WriteAt(make([]byte, n), at)
@@ -200,8 +200,8 @@ func writeTable(file *os.File, dev device, t *gpt.Table) error {
 	return nil
 }
 
-// format makes the layer and the file system of a volume, and is done when they are on the
-// disk.
+// format makes the layer and the file system of a volume, and ends after they
+// are on the disk.
 func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) step {
 	return step{"format " + v.Label, func() error {
 		path, err := partitionDevice(ctx, dev, t, v.Label)
@@ -230,8 +230,8 @@ func (d *Disks) format(ctx context.Context, dev device, t *gpt.Table, v volume) 
 	}}
 }
 
-// finish sees to it that the volumes of a finished layout have a file system: a reset has
-// zeroed one, or formatting it was interrupted.
+// finish makes the missing file systems of a complete layout: a reset has
+// zeroed one, or its formatting was interrupted.
 func (d *Disks) finish(ctx context.Context, dev device, f found) error {
 	for _, v := range d.volumes {
 		if slices.Contains(d.mounts, v.Dir) {
@@ -255,8 +255,8 @@ func (d *Disks) finish(ctx context.Context, dev device, f found) error {
 	return nil
 }
 
-// unformatted is true for a volume that begins with nothing but zeros; anything but our
-// layer and file system on it is an error.
+// unformatted reports whether a volume begins with zeros only; content other
+// than our layer and file system is an error.
 func (d *Disks) unformatted(ctx context.Context, dev device, f found, v volume) (bool, error) {
 	path, err := partitionDevice(ctx, dev, f.table, v.Label)
 	if err != nil {

@@ -9,19 +9,19 @@ import (
 	"strings"
 )
 
-// signature is how a kind of content shows itself: magic at an offset, which is
-// from the end of the device where it is negative.
+// signature identifies a kind of content: magic at an offset, which counts from
+// the end of the device if it is negative.
 type signature struct {
 	name  string
 	at    int64
 	magic string
-	// label is where a name of at most labelLen bytes is; labelLen 0: nowhere.
+	// label is the offset of a name of at most labelLen bytes; labelLen 0: none.
 	label    int64
 	labelLen int
 }
 
-// signatures of everything that someone may want to keep. Each magic and offset
-// is from the on-disk format's own documentation or header file.
+// signatures of all content that users may want to keep. Each magic and offset
+// is from the documentation or header file of the on-disk format.
 var signatures = []signature{
 	{name: "xfs", at: 0, magic: "XFSB", label: 108, labelLen: 12},
 	{name: "btrfs", at: 0x10040, magic: "_BHRfS_M", label: 0x1012b, labelLen: 256},
@@ -56,9 +56,9 @@ const (
 	zfsMagic   = 0x00bab10c
 )
 
-// content is what a device or partition holds.
+// content is the content of a device or partition.
 type content struct {
-	kind  string // "" where nothing is known
+	kind  string // "" if it is unknown
 	label string
 }
 
@@ -69,8 +69,8 @@ func (c content) String() string {
 	return fmt.Sprintf("%s %q", c.kind, c.label)
 }
 
-// identify looks for signatures on a device of the given size. Reading beyond
-// the end of a small one finds nothing; any other read error is an error.
+// identify looks for signatures on a device of the given size. A read beyond
+// the end of a small device finds nothing; any other read error is an error.
 func identify(r io.ReaderAt, size int64) (content, error) {
 	for _, s := range signatures {
 		at := s.at
@@ -100,7 +100,7 @@ func identify(r io.ReaderAt, size int64) (content, error) {
 	return identifyZFS(r)
 }
 
-// identifyExt tells ext2, 3 and 4 apart by their features (the kernel's
+// identifyExt distinguishes ext2, 3 and 4 by their features (the kernel's
 // Documentation/filesystems/ext4).
 func identifyExt(r io.ReaderAt) (content, error) {
 	const (
@@ -143,7 +143,7 @@ func identifyZFS(r io.ReaderAt) (content, error) {
 	return content{}, nil
 }
 
-// read returns n bytes; zeros stand for what is beyond the end.
+// read returns n bytes; bytes beyond the end are zeros.
 func read(r io.ReaderAt, at int64, n int) ([]byte, error) {
 	buf := make([]byte, n)
 	if at < 0 {
@@ -155,7 +155,7 @@ func read(r io.ReaderAt, at int64, n int) ([]byte, error) {
 	return buf, nil
 }
 
-// text is a label without its padding; what isn't printable was no label.
+// text is a label without its padding; "" if it isn't printable.
 func text(b []byte) string {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	s := strings.TrimSpace(string(b))

@@ -7,7 +7,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// Each signature is found where it belongs, with its label, and nowhere else.
+// Each signature is found at its offset, with its label, and nowhere else.
 func TestIdentify(t *testing.T) {
 	const size = 2 << 20
 	for _, s := range signatures {
@@ -44,8 +44,8 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// The layout fits at every size that is taken, in whole MiB, EPHEMERAL last and
-// with most of the disk.
+// The layout fits on disks of every accepted size, in whole MiB. EPHEMERAL is
+// last and has most of the disk.
 func TestLayoutFits(t *testing.T) {
 	for _, gibs := range []float64{3, 3.5, 7.9, 8, 20, 2000} {
 		for _, sector := range []int{512, 4096} {

@@ -14,24 +14,24 @@ import (
 // Percentages of free space, and of free inodes where they are limited. The kubelet evicts pods
 // below 10 by default (nodefs.available<10%).
 const (
-	roomy      = 10 // from here on, what was said before counts no longer
-	nearlyFull = 5  // half of what the kubelet tries to keep is worth a line
-	full       = 2  // the doctor's limit of disk-full: writes fail soon
+	roomy      = 10 // at this limit the file system counts as having room again
+	nearlyFull = 5  // half of what the kubelet tries to keep free
+	full       = 2  // doctor's limit for disk-full: writes fail soon
 
-	// spaceEvery: a pull fills a disk within a minute, and statfs(2) costs nothing.
+	// spaceEvery: an image pull can fill a disk within a minute, and statfs(2) is cheap.
 	spaceEvery = 10 * time.Second
 )
 
-// fileSystem is one that is watched, and what was said of it. Each line is said once: free space that goes up
-// and down around a limit says nothing more until there is room again.
+// fileSystem is a file system to watch, with what was logged about it. Each line is
+// logged once: after that, changes around a limit log nothing until there is room again.
 //
 //	roomy ──▶ nearly full ──▶ full
 //	  ▲            │            │
 //	  └── free ≥ 10 % ──────────┘
 type fileSystem struct {
 	label, dir string
-	next       string // what a person can do
-	said       int    // the limit that was crossed; roomy: none
+	next       string // what a user can do
+	logged     int    // the last limit that was logged; roomy: none
 }
 
 // space is the file systems to watch. In a container both directories are the host's.
@@ -45,7 +45,7 @@ func (d *Disks) space() []*fileSystem {
 	}
 }
 
-// watchSpace says when a file system becomes full while the node runs.
+// watchSpace logs when a file system becomes full while the node runs.
 func (d *Disks) watchSpace(ctx context.Context, all []*fileSystem) {
 	tick := time.NewTicker(spaceEvery)
 	defer tick.Stop()
@@ -71,7 +71,7 @@ func (d *Disks) checkSpace(all []*fileSystem) {
 	}
 }
 
-// now is the line to be said, or "".
+// now is the line to log, or "".
 func (f *fileSystem) now(st *unix.Statfs_t) (level slog.Level, line string) {
 	left := st.Bavail * 100 / st.Blocks
 	has := fmt.Sprintf("%s of %s are free", bytesText(int64(st.Bavail)*st.Bsize), bytesText(int64(st.Blocks)*st.Bsize))
@@ -80,14 +80,14 @@ func (f *fileSystem) now(st *unix.Statfs_t) (level slog.Level, line string) {
 		has = fmt.Sprintf("%d of %d inodes are free, the number of files that it can hold", st.Ffree, st.Files)
 	}
 	switch {
-	case left < full && f.said > full:
-		f.said = full
+	case left < full && f.logged > full:
+		f.logged = full
 		return slog.LevelError, fmt.Sprintf("%s (%s) is full: %s. Writes fail; %s", f.label, f.dir, has, f.next)
-	case left < nearlyFull && f.said > nearlyFull:
-		f.said = nearlyFull
+	case left < nearlyFull && f.logged > nearlyFull:
+		f.logged = nearlyFull
 		return slog.LevelWarn, fmt.Sprintf("%s (%s) is nearly full: %s. Going on; %s", f.label, f.dir, has, f.next)
-	case left >= roomy && f.said < roomy:
-		f.said = roomy
+	case left >= roomy && f.logged < roomy:
+		f.logged = roomy
 		return logs.LevelNotice, fmt.Sprintf("%s (%s) has room again: %s", f.label, f.dir, has)
 	}
 	return 0, ""

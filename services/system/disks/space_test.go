@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk that fills up while the node runs is told of once per limit, with what is free and what
-// to do, and again only after there was room.
+// A disk that becomes full while the node runs is logged once per limit, with
+// the free space and what to do, and again only after there was room.
 func TestDiskFillsUpWhileTheNodeRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var free, files atomic.Uint64 // of 1000
@@ -34,10 +34,10 @@ func TestDiskFillsUpWhileTheNodeRuns(t *testing.T) {
 		all := d.space()
 		d.checkSpace(all)
 		go d.watchSpace(ctx, all)
-		told := 0
+		logged := 0
 		for _, step := range []struct {
 			free, files uint64
-			want        []string // of the one line that is new; none: no line
+			want        []string // parts of the one new line; none: no line
 		}{
 			{60, 900, nil},
 			{49, 900, []string{"warning: EPHEMERAL (/var) is nearly full: 49 MiB of 1000 MiB are free", "gbctl images rm"}},
@@ -57,8 +57,8 @@ func TestDiskFillsUpWhileTheNodeRuns(t *testing.T) {
 			time.Sleep(3 * spaceEvery) // virtual
 			synctest.Wait()
 			lines := l.Tail(ID, 0)
-			news := lines[told:]
-			told = len(lines)
+			news := lines[logged:]
+			logged = len(lines)
 			if len(news) != min(len(step.want), 1) || slices.ContainsFunc(step.want, func(text string) bool { return !strings.Contains(news[0], text) }) {
 				t.Errorf("%d free, %d inodes: %q, want %q", step.free, step.files, news, step.want)
 			}
@@ -66,7 +66,7 @@ func TestDiskFillsUpWhileTheNodeRuns(t *testing.T) {
 	})
 }
 
-// The disk of a container is the host's, which both directories are on.
+// The disk of a container belongs to the host, and both directories are on it.
 func TestDiskOfAContainerIsTheHosts(t *testing.T) {
 	t.Parallel()
 	l := logs.New(nil)

@@ -41,7 +41,7 @@ func TestTooSmallDisk(t *testing.T) {
 	}
 }
 
-// What the machine was started from is never erased, wipe or not.
+// The medium that the machine was started from is never erased, even with wipe.
 func TestInstallationMediumIsNeverWiped(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	l.writeAt(32769, "CD001")
@@ -66,11 +66,11 @@ func TestReadOnlyDisk(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	command(t, "mkfs.ext4", "-q", l.path)
 	command(t, "blockdev", "--setro", l.path)
-	t.Cleanup(func() { command(t, "blockdev", "--setrw", l.path) }) // it would stay
+	t.Cleanup(func() { command(t, "blockdev", "--setrw", l.path) }) // the setting would stay
 	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true}), "is read-only")
 }
 
-// A machine doesn't guess which of two clusters it belongs to.
+// A machine doesn't choose between disks of two clusters.
 func TestTwoSystemDisks(t *testing.T) {
 	a, b := newLoop(t, 4*gib), newLoop(t, 4*gib)
 	for _, l := range []*loop{a, b} {
@@ -84,8 +84,8 @@ func TestTwoSystemDisks(t *testing.T) {
 	}
 }
 
-// No disk: the service says what it waits for, the console what there is, and a
-// disk that comes is taken.
+// Without a disk the service logs what it waits for, and the console lists the
+// disks. A disk that is added later is used.
 func TestDiskComesLater(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	other := newLoop(t, 4*gib)
@@ -120,8 +120,8 @@ func TestNoDiskNamed(t *testing.T) {
 	refused(t, bootMachine(t, l).up(config.Install{}), "machine.install.disk isn't set", l.path+"  4 GiB")
 }
 
-// A reset zeroes the beginning of EPHEMERAL: it is made again, also when that is
-// interrupted, and STATE stays.
+// A reset zeroes the beginning of EPHEMERAL. It is made again, also after an
+// interruption, and STATE stays.
 func TestZeroedPartitionIsMadeAgain(t *testing.T) {
 	for _, cut := range []string{"none", "format EPHEMERAL", "done"} {
 		t.Run(cut, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestZeroedPartitionIsMadeAgain(t *testing.T) {
 	}
 }
 
-// overwrite writes into a partition of ours.
+// overwrite writes to one of our partitions.
 func (l *loop) overwrite(t *testing.T, label string, at int64, data []byte) {
 	t.Helper()
 	dev, err := readDevice(l.name)
@@ -181,7 +181,7 @@ func (l *loop) overwrite(t *testing.T, label string, at int64, data []byte) {
 	}
 }
 
-// Something else than our file system in one of our partitions is kept.
+// Content other than our file system in one of our partitions is kept.
 func TestForeignPartitionIsRefused(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
@@ -192,7 +192,7 @@ func TestForeignPartitionIsRefused(t *testing.T) {
 	refused(t, err, "holds LUKS in its partition EPHEMERAL, where an xfs file system was")
 }
 
-// Only the backup of the partition table is left: it is enough.
+// The backup of the partition table is enough.
 func TestDamagedPrimaryTable(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
@@ -207,7 +207,7 @@ func TestDamagedPrimaryTable(t *testing.T) {
 	}
 }
 
-// A damaged file system is repaired, and the console says so.
+// A damaged file system is repaired, and the console shows that.
 func TestDamagedFileSystemIsRepaired(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
@@ -222,8 +222,8 @@ func TestDamagedFileSystemIsRepaired(t *testing.T) {
 	}
 }
 
-// A disk that comes after a configuration was found elsewhere: the one on its
-// STATE counts, and isn't overwritten.
+// A disk appears after a configuration was found elsewhere: the configuration
+// on its STATE is used, and isn't overwritten.
 func TestStateComesLate(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
@@ -234,7 +234,7 @@ func TestStateComesLate(t *testing.T) {
 
 	m = bootMachine(t, l)
 	m.hostname = "from-the-medium"
-	m.mustUp(config.Install{Disk: l.path}) // without MountState before
+	m.mustUp(config.Install{Disk: l.path}) // without MountState first
 	cfg, err := machine.Config(m.store)
 	if err != nil || cfg.Machine.Network.Hostname != "as-installed" {
 		t.Errorf("going on with the configuration of %q, %v", cfg.Machine.Network.Hostname, err)
@@ -247,7 +247,7 @@ func TestStateComesLate(t *testing.T) {
 	}
 }
 
-// A full STATE: the configuration can't be kept, and the error says where.
+// With a full STATE, the configuration can't be stored, and the error has the place.
 func TestFullState(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
@@ -265,7 +265,7 @@ func TestFullState(t *testing.T) {
 	}
 }
 
-// fill writes until nothing fits any more.
+// fill writes until the disk is full.
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	f, err := os.CreateTemp(dir, "fill")
@@ -290,7 +290,7 @@ func fill(t *testing.T, dir string) {
 	}
 }
 
-// A busy file system is detached after a moment, and its data is on the disk.
+// A busy file system is detached after a short time, and its data is on the disk.
 func TestBusyAtShutdown(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l)
@@ -314,7 +314,7 @@ func TestBusyAtShutdown(t *testing.T) {
 	}
 }
 
-// In a container there are only directories to make.
+// In a container the service only makes directories.
 func TestContainer(t *testing.T) {
 	m := bootMachine(t)
 	m.disks.o.Mode = boot.Container

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxUserDisks is how many have room in the journal's sector.
+// maxUserDisks is the number of disks that fit into the journal's sector.
 const maxUserDisks = 24
 
-// UserDisk is a disk besides the system's, as it was when a reset was asked for. The
-// kernel may call it another name after a restart.
+// UserDisk is a disk other than the system's, as it was when the reset was
+// requested. The kernel may give it another name after a restart.
 type UserDisk struct {
 	Path   string `json:"path"` // /dev/sdb
 	Size   int64  `json:"size"` // bytes
@@ -38,7 +38,7 @@ func (u UserDisk) String() string {
 	return fmt.Sprintf("%s (%s, serial %s)", u.Path, about, u.Serial)
 }
 
-// mark is what it is known by after a restart; "" for one that isn't.
+// mark identifies the disk after a restart; "" if that isn't possible.
 func (u UserDisk) mark() string {
 	if u.Serial == "" {
 		return ""
@@ -51,8 +51,8 @@ func (dev device) user() UserDisk {
 	return UserDisk{Path: dev.Path, Size: dev.Size, Model: dev.Model, Serial: dev.Serial}
 }
 
-// UserDisks are the disks of these names, each once: devices, or links to them. It
-// refuses what a reset doesn't wipe.
+// UserDisks are the disks of these names, each once: devices, or links to them.
+// It refuses disks that a reset doesn't wipe.
 func (d *Disks) UserDisks(names []string) ([]UserDisk, error) {
 	if len(names) == 0 {
 		return nil, nil
@@ -101,7 +101,7 @@ func (d *Disks) userDisk(name string, devices []device) (device, error) {
 	if err != nil {
 		return dev, err
 	}
-	// Pods end with their node, and the kubelet's mounts with them.
+	// The pods and the kubelet's mounts end with their node.
 	busy, err := dev.inUse(filepath.Join(d.o.varDir, "lib/kubelet"))
 	switch {
 	case err != nil:
@@ -109,7 +109,7 @@ func (d *Disks) userDisk(name string, devices []device) (device, error) {
 	case d.system == nil:
 		return dev, errors.New("wipe disks: the node doesn't know its system disk yet")
 	case d.system.Path == dev.Path:
-		return dev, d.refuse(dev, "is the system disk", "What of it is wiped is said by --system-labels-to-wipe")
+		return dev, d.refuse(dev, "is the system disk", "To wipe its partitions, use --system-labels-to-wipe")
 	case f.bootable:
 		return dev, d.refuse(dev, fmt.Sprintf("is an installation medium (%s)", f.holds), next)
 	case dev.ReadOnly:
@@ -120,7 +120,7 @@ func (d *Disks) userDisk(name string, devices []device) (device, error) {
 	return dev, nil
 }
 
-// marks are those of the disks that can be known again.
+// marks are those of the disks that can be identified after a restart.
 func marks(users []UserDisk) (all []string) {
 	for _, u := range users {
 		if m := u.mark(); m != "" {
@@ -130,7 +130,7 @@ func marks(users []UserDisk) (all []string) {
 	return all
 }
 
-// wipeUserDisks wipes the disks of a reset that runs: they are where they were.
+// wipeUserDisks wipes the disks of a running reset: their names haven't changed.
 func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk) error {
 	if len(users) == 0 {
 		return nil
@@ -151,8 +151,8 @@ func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk) error {
 	return errors.Join(errs...)
 }
 
-// wipeMarkedUserDisks wipes those that a reset before this boot hasn't come to. One
-// that isn't to be found, or is broken, must not keep the node from booting, nor the
+// wipeMarkedUserDisks wipes disks that a reset before this boot hasn't reached.
+// A missing or broken disk must keep neither the node from booting nor the
 // system disk from being wiped.
 func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) {
 	if len(marked) == 0 {
@@ -174,16 +174,16 @@ func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) {
 			d.log.Error(fmt.Sprintf("a disk that a reset was to wipe is NOT wiped: %d of the disks here are like it", len(same)))
 			continue
 		}
-		// Whoever plugs in a disk with a mark on it mustn't have another system wiped.
+		// A disk with a copied mark must not cause another system to be wiped.
 		if f, err := d.inspect(same[0]); err == nil && (f.verdict == ours || f.verdict == newer) {
-			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset asked for it: it holds a Garboard system", same[0].user()))
+			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it: it holds a Garboard system", same[0].user()))
 		} else if err := errors.Join(err, d.wipeUserDisk(ctx, same[0])); err != nil {
-			d.log.Error(fmt.Sprintf("%s is NOT wiped, as it was asked for by a reset", same[0].user()), "err", err)
+			d.log.Error(fmt.Sprintf("%s is NOT wiped, as requested by a reset", same[0].user()), "err", err)
 		}
 	}
 }
 
-// wipeUserDisk erases a disk as EPHEMERAL is erased.
+// wipeUserDisk erases a disk in the same way as EPHEMERAL.
 func (d *Disks) wipeUserDisk(ctx context.Context, dev device) (err error) {
 	defer func() {
 		if err != nil {
@@ -193,7 +193,7 @@ func (d *Disks) wipeUserDisk(ctx context.Context, dev device) (err error) {
 	if err := d.o.before("wipe a user's disk"); err != nil {
 		return err
 	}
-	d.log.Warn(fmt.Sprintf("wiping %s, as it was asked for by a reset", dev.user()))
+	d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", dev.user()))
 	file, err := openDisk(dev)
 	if err != nil {
 		return err
@@ -203,7 +203,7 @@ func (d *Disks) wipeUserDisk(ctx context.Context, dev device) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, p := range parts { // or their file systems are found by whoever guesses the table
+	for _, p := range parts { // otherwise a guess of the table would find their file systems
 		if err := zeroEdges(ctx, file, p.start, p.size); err != nil {
 			return err
 		}
@@ -214,11 +214,11 @@ func (d *Disks) wipeUserDisk(ctx context.Context, dev device) (err error) {
 	if err := file.Sync(); err != nil {
 		return err
 	}
-	_ = unix.IoctlSetInt(int(file.Fd()), unix.BLKRRPART, 0) // what it shows of a table that is gone is of no use
+	_ = unix.IoctlSetInt(int(file.Fd()), unix.BLKRRPART, 0) // the old partitions that it may still show don't matter
 	return nil
 }
 
-// partitions are those that the kernel sees.
+// partitions are those that the kernel has.
 func (dev device) partitions() ([]partition, error) {
 	dir := filepath.Join("/sys/block", dev.Name)
 	entries, err := os.ReadDir(dir)
@@ -229,7 +229,7 @@ func (dev device) partitions() ([]partition, error) {
 	for _, e := range entries {
 		n, err := readNumber(filepath.Join(dir, e.Name(), "partition"))
 		if err != nil {
-			continue // not one
+			continue // not a partition
 		}
 		start, err := readNumber(filepath.Join(dir, e.Name(), "start"))
 		if err != nil {

@@ -22,7 +22,7 @@ func (m *machineUnderTest) numbered() *machineUnderTest {
 	return m
 }
 
-// theirs is a disk with a partition, and a secret at the edge of it and in the middle.
+// theirs is a disk with a partition, and a secret at its edge and in its middle.
 func theirs(t *testing.T) *loop {
 	t.Helper()
 	l := newLoop(t, gib)
@@ -54,8 +54,8 @@ func theirs(t *testing.T) *loop {
 
 func (l *loop) kept() bool { l.t.Helper(); return l.holds("the secret of the user") }
 
-// the user's disks are wiped before the system's, on the way out, or else by the
-// next boot.
+// the user's disks are wiped before the system's, during the shutdown, or
+// else by the next boot.
 func TestUserDisksAreWiped(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cut      string
@@ -112,7 +112,7 @@ func TestUserDisksAreWiped(t *testing.T) {
 	}
 }
 
-// A disk that can't zero by itself loses what makes a file system of its partitions.
+// On a disk that can't zero by itself, the metadata of the file systems is erased.
 func TestUserDiskWithoutHelpOfTheDisk(t *testing.T) {
 	l := theirs(t)
 	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
@@ -136,7 +136,7 @@ func TestUserDiskWithoutHelpOfTheDisk(t *testing.T) {
 	}
 }
 
-// Only what is named, is there and isn't needed is wiped.
+// Only disks that are named, exist and aren't in use are wiped.
 func TestUserDisksThatAreRefused(t *testing.T) {
 	system, user, mounted := newLoop(t, 4*gib), theirs(t), newLoop(t, gib)
 	m := bootMachine(t, system, user, mounted).numbered()

@@ -13,7 +13,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// ofLayout makes the disk one of another layout: with that number, and the change.
+// ofLayout gives the disk another layout: with that number, and the change.
 func (l *loop) ofLayout(number uint64, change func(t *gpt.Table)) {
 	l.t.Helper()
 	dev, err := readDevice(l.name)
@@ -35,7 +35,7 @@ func (l *loop) ofLayout(number uint64, change func(t *gpt.Table)) {
 	putTable(l.t, l, f.table)
 }
 
-// installed is a disk with a system, and something to lose on each volume.
+// installed is a disk with a system, and some data on each volume.
 func installed(t *testing.T) *loop {
 	t.Helper()
 	l := newLoop(t, 4*gib)
@@ -54,7 +54,7 @@ func (m *machineUnderTest) mustHaveKept() {
 	}
 }
 
-// Disks of releases that wrote no number into the layout are used as they are.
+// Disks of releases that wrote no layout number are used without changes.
 func TestDiskOfTheLayoutBefore(t *testing.T) {
 	l := installed(t)
 	l.ofLayout(0, nil)
@@ -69,8 +69,8 @@ func TestDiskOfTheLayoutBefore(t *testing.T) {
 const tooNew = "holds a Garboard system of a newer release (disk layout 2; this release knows up to 1), and isn't touched. " +
 	"Boot that release. To use the disk with this one, reset the node with that release first (gbctl reset), and set machine.install.wipe: true"
 
-// A disk of a newer release is nobody's to take, whatever the configuration says, and that
-// release has everything when it boots again.
+// A disk of a newer release is never used, whatever the configuration says, and
+// that release has all its data when it boots again.
 func TestDiskOfANewerLayout(t *testing.T) {
 	for name, change := range map[string]func(t *gpt.Table){
 		"the same partitions": nil,
@@ -100,7 +100,7 @@ func TestDiskOfANewerLayout(t *testing.T) {
 	}
 }
 
-// What a newer release was doing to the disk can't be gone on with, nor may it be undone.
+// A step of a newer release can be neither continued nor undone.
 func TestJournalOfANewerRelease(t *testing.T) {
 	for _, journal := range []string{"garboard journal 2: ", "garboard journal 1: encrypt STATE\n"} {
 		l := installed(t)
@@ -147,8 +147,8 @@ func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 	}
 }
 
-// A machine doesn't choose the older of two systems, nor does a reset that was cut short
-// wipe a newer one.
+// A machine doesn't choose the older of two systems, and an interrupted reset
+// doesn't wipe a newer one.
 func TestNewerLayoutBesideOurs(t *testing.T) {
 	l, user := installed(t), installed(t)
 	user.ofLayout(2, nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// volume is one of the system's volumes that has a file system. From the disk up:
+// volume is one of the system's volumes with a file system. From the disk up:
 //
 //	partition ── layer.open ─▶ device ── mkfs ─▶ file system ── mount ─▶ directory
 type volume struct {
@@ -18,16 +18,16 @@ type volume struct {
 	layer layer
 }
 
-// layer is what lies between the partition of a volume and its file system. Each volume has
-// its own. The journal covers create: a layer that is only half there is created again.
+// layer is between the partition of a volume and its file system. Each volume
+// has its own. The journal covers create: an incomplete layer is created again.
 type layer interface {
 	// exists reports whether the partition has the layer.
 	exists(partition string) (bool, error)
-	// create puts the layer on the partition. What the partition holds is lost.
+	// create puts the layer on the partition. The content of the partition is lost.
 	create(ctx context.Context, partition string) error
 	// open returns the device of the file system. The layer may be open already.
 	open(ctx context.Context, partition string) (device string, err error)
-	// close is called once nothing uses the device. The layer may not be open.
+	// close is called when nothing uses the device any more. The layer may not be open.
 	close() error
 }
 
@@ -54,7 +54,7 @@ func (d *Disks) volume(label string) volume {
 	return d.volumes[slices.IndexFunc(d.volumes, func(v volume) bool { return v.Label == label })]
 }
 
-// closeLayers is for volumes that aren't mounted any more.
+// closeLayers closes the layers of volumes that aren't mounted any more.
 func (d *Disks) closeLayers() {
 	for _, v := range slices.Backward(d.volumes) {
 		if err := v.layer.close(); err != nil {
@@ -75,7 +75,7 @@ func (v volume) open(ctx context.Context, dev device, t *gpt.Table) (string, err
 	return path, nil
 }
 
-// partitionDevice is the device node of a partition, which the kernel may not have yet.
+// partitionDevice is the device node of a partition. The kernel may not have it yet.
 func partitionDevice(ctx context.Context, dev device, t *gpt.Table, label string) (string, error) {
 	p, err := found{table: t}.partition(dev, label)
 	if err != nil {

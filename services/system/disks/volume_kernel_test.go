@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 )
 
-// shifted is a layer with what an encrypted one has: a header, and a device of its own.
+// shifted is a layer with the properties of an encrypted one: a header, and a device of its own.
 type shifted struct{ dev *os.File }
 
 const shiftedHeader = "shifted by a MiB"
@@ -60,7 +60,7 @@ func (s *shifted) close() error {
 	return dev.Close()
 }
 
-// layered gives every volume of a machine such a layer.
+// layered gives every volume of the machine such a layer.
 func (m *machineUnderTest) layered() *machineUnderTest {
 	for i := range m.disks.volumes {
 		m.disks.volumes[i].layer = &shifted{}
@@ -68,8 +68,8 @@ func (m *machineUnderTest) layered() *machineUnderTest {
 	return m
 }
 
-// A layer between partition and file system is made, opened, closed and wiped with its
-// volume, and nothing else of the service has to know it.
+// A layer between partition and file system is made, opened, closed and wiped
+// with its volume, and the rest of the service doesn't depend on it.
 func TestLayer(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	m := bootMachine(t, l).layered()
@@ -111,7 +111,7 @@ func TestLayer(t *testing.T) {
 	}
 	m.off()
 
-	// Without the layer, its volumes are nobody's that could be made anew.
+	// Without the layer, its volumes look foreign and are not made again.
 	err := bootMachine(t, l).up(config.Install{Disk: l.path, Wipe: true})
 	if err == nil || !strings.Contains(err.Error(), "in its partition STATE, where an xfs file system was") {
 		t.Errorf("without the layer: %v", err)

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// zeroChunk is how much is zeroed before the next look whether there is still time.
+	// zeroChunk is the size of a write, between checks of the remaining time.
 	zeroChunk = 64 << 20
-	// punchChunk is the same for a disk that zeroes by itself: it may take its time, and
-	// nothing ends a call.
+	// punchChunk is the same for a disk that zeroes by itself. It may take long,
+	// and a call can't be interrupted.
 	punchChunk = 1 << 30
-	// wipeMark says on a container's STATE what of it is to be wiped. It is what the
-	// journal is on a disk.
+	// wipeMark is a file on a container's STATE with what has to be wiped there.
+	// It is the equivalent of the journal on a disk.
 	wipeMark = "wipe"
 )
 
@@ -32,10 +32,10 @@ type reset struct {
 	users  []UserDisk
 }
 
-// MarkWipe writes down that the volumes of these labels are to be wiped (boot.Volumes is the
-// table), and before them these disks of the user. From then on nothing keeps them: Erase
-// wipes them, and if it doesn't come to that, the next boot does, before it reads anything
-// of them.
+// MarkWipe records that the volumes of these labels have to be wiped
+// (boot.Volumes is the table), and before them these disks of the user. From
+// then on they will be lost: Erase wipes them, or else the next boot does,
+// before it reads any of them.
 func (d *Disks) MarkWipe(labels []string, users []UserDisk) error {
 	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(boot.WipeLabels, l) }) {
 		return fmt.Errorf("wipe %q: there are %s", labels, strings.Join(boot.WipeLabels, " and "))
@@ -65,12 +65,12 @@ func (d *Disks) MarkWipe(labels []string, users []UserDisk) error {
 	return nil
 }
 
-// Marked tells whether anything is marked since this boot.
+// Marked reports whether anything was marked since this boot.
 func (d *Disks) Marked() bool { return d.reset.Load() != nil }
 
-// Erase wipes what MarkWipe has written down since this boot, and nothing where that is
-// nothing. It is for the machine's way out: on a machine once nothing is mounted from its
-// disks, in a container while its directories still are.
+// Erase wipes what MarkWipe has recorded since this boot, if anything. It is
+// called at shutdown: on a machine after nothing is mounted from its disks, in
+// a container while its directories are still mounted.
 func (d *Disks) Erase(ctx context.Context) error {
 	r := d.reset.Load()
 	if r == nil {
@@ -81,7 +81,7 @@ func (d *Disks) Erase(ctx context.Context) error {
 	}
 	d.closeLayers()
 	if err := d.wipeUserDisks(ctx, r.users); err != nil {
-		return err // the next boot tries it once more
+		return err // the next boot tries it again
 	}
 	f, err := d.inspect(r.system)
 	if err == nil {
@@ -91,18 +91,18 @@ func (d *Disks) Erase(ctx context.Context) error {
 	return err
 }
 
-// wipeMarked does what the journal says of a reset, and looks at the disk again.
+// wipeMarked does the steps of the journal for a reset, and inspects the disk again.
 //
-// boot.Volumes says what goes with which label. What may hold a node's keys is zeroed.
-// Others are zeroed where the disk does that by itself; where it can't, they are discarded,
-// and what makes them file systems is zeroed.
+// boot.Volumes has the volumes of each label. Volumes that may contain a node's keys
+// are zeroed. Others are zeroed if the disk can do that by itself; otherwise they
+// are discarded, and the metadata of their file systems is zeroed.
 func (d *Disks) wipeMarked(ctx context.Context, dev device, f found) (found, error) {
 	if f.verdict != ours || f.pending.step != stepWipe {
 		return f, nil
 	}
 	d.wipeMarkedUserDisks(ctx, f.pending.disks)
 	labels := strings.Fields(f.pending.label)
-	d.log.Warn(fmt.Sprintf("wiping %s on %s, as it was asked for by a reset", strings.Join(labels, " and "), dev.Path))
+	d.log.Warn(fmt.Sprintf("wiping %s on %s, as requested by a reset", strings.Join(labels, " and "), dev.Path))
 	if err := d.wipe(ctx, dev, f, labels); err != nil {
 		return f, fmt.Errorf("wipe %s on %s: %w", strings.Join(labels, " and "), dev.Path, err)
 	}
@@ -117,7 +117,7 @@ func (d *Disks) wipe(ctx context.Context, dev device, f found, labels []string) 
 	defer file.Close()
 	after := journal{}
 	if slices.Contains(labels, boot.LabelState) {
-		// Without STATE the disk is nobody's until it is made anew.
+		// Without STATE the disk isn't used until it is made again.
 		after = journal{step: stepFormat, label: boot.LabelState}
 	}
 	for _, v := range boot.Wiped(labels) {
@@ -138,8 +138,8 @@ func (d *Disks) wipe(ctx context.Context, dev device, f found, labels []string) 
 	return writeJournal(file, after)
 }
 
-// erase zeroes a partition of a disk. If the disk can't zero by itself, it writes all of one
-// that has a node's keys, and only the edges of another, which may take hours to write.
+// erase zeroes a partition of a disk. If the disk can't zero by itself, erase writes all of a
+// partition with a node's keys, but only the edges of any other, because that could take hours.
 func (p partition) erase(ctx context.Context, file *os.File, keys bool) error {
 	if helped, err := punch(ctx, file, p.start, p.size); helped || err != nil {
 		return err
@@ -147,11 +147,11 @@ func (p partition) erase(ctx context.Context, file *os.File, keys bool) error {
 	if keys {
 		return zero(ctx, file, p.start, p.size)
 	}
-	_ = discard(file, p.start, p.size) // a disk may ignore it, or read anything there afterwards
+	_ = discard(file, p.start, p.size) // a disk may ignore it, or return any data there afterwards
 	return zeroEdges(ctx, file, p.start, p.size)
 }
 
-// zeroEdges takes away what makes a file system or a partition table of it.
+// zeroEdges removes the metadata of a file system or a partition table.
 func zeroEdges(ctx context.Context, file *os.File, start, size int64) error {
 	n := min(edge, size)
 	if err := zero(ctx, file, start, n); err != nil {
@@ -160,8 +160,8 @@ func zeroEdges(ctx context.Context, file *os.File, start, size int64) error {
 	return zero(ctx, file, start+size-n, n)
 }
 
-// punch has the disk zero by itself: it reads as zeros from then on (block/fops.c,
-// blkdev_fallocate). It returns false where the disk can't.
+// punch makes the disk zero by itself, after which it reads as zeros
+// (block/fops.c, blkdev_fallocate). It returns false if the disk can't.
 func punch(ctx context.Context, file *os.File, start, size int64) (helped bool, err error) {
 	for at := start; at < start+size; at += punchChunk {
 		if err := ctx.Err(); err != nil {
@@ -201,7 +201,7 @@ func (d *Disks) wipeDirectories() error {
 		return err
 	}
 	labels := strings.Fields(string(text))
-	d.log.Warn(fmt.Sprintf("wiping %s, as it was asked for by a reset", strings.Join(labels, " and ")))
+	d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", strings.Join(labels, " and ")))
 	for _, v := range d.volumes {
 		if !slices.Contains(labels, v.Wipe) {
 			continue
@@ -225,9 +225,9 @@ func (d *Disks) wipeDirectories() error {
 	return boot.SyncDir(d.o.stateDir)
 }
 
-// empty removes what is in the directory of a volume, but for the mark. What is mounted below it is somebody else's,
-// a volume on another machine perhaps: it is unmounted first, and if it can't be,
-// nothing is removed.
+// empty removes the content of a volume's directory, except the mark. Mounts
+// below it don't belong to the node and may be volumes of another machine. They
+// are unmounted first, and if that fails, nothing is removed.
 func (d *Disks) empty(v volume, mark string) error {
 	if err := d.o.before("wipe " + v.Label); err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holds tells whether a text is anywhere on the disk. Most of its file is a hole.
+// holds reports whether a text is anywhere on the disk. Most of its file is a hole.
 func (l *loop) holds(text string) bool {
 	l.t.Helper()
 	f, err := os.Open(l.file)
@@ -61,8 +61,8 @@ func used(t *testing.T, l *loop) *machineUnderTest {
 	return m
 }
 
-// S-180, S-183, S-184: what is wiped can't be read from the disk any more, what isn't
-// stays, and the next boot finds no STATE, or makes what is missing.
+// S-180, S-183, S-184: wiped data can't be read from the disk any more, other
+// data stays, and the next boot finds no STATE, or makes what is missing.
 func TestS183Wipe(t *testing.T) {
 	for _, labels := range [][]string{{boot.LabelState, boot.LabelEphemeral}, {boot.LabelState}, {boot.LabelEphemeral}} {
 		t.Run(strings.Join(labels, "+"), func(t *testing.T) {
@@ -110,7 +110,7 @@ func wiped(t *testing.T, l *loop, labels []string) {
 	}
 }
 
-// Whenever the power goes after the mark, the next boot wipes before it reads anything.
+// After a power cut at any time after the mark, the next boot wipes before it reads anything.
 func TestWipePowerCuts(t *testing.T) {
 	labels := []string{boot.LabelState, boot.LabelEphemeral}
 	for _, step := range []string{"marked", "wipe STATE", "wipe EPHEMERAL", "wipe META", "wiped"} {
@@ -125,7 +125,7 @@ func TestWipePowerCuts(t *testing.T) {
 				if err := m.disks.Erase(t.Context()); !errors.Is(err, errPowerCut) {
 					t.Fatalf("the power should have gone before %s: %v", step, err)
 				}
-				// And again at the next boot.
+				// The same at the next boot.
 				again := bootMachine(t, l)
 				again.cut = step
 				if found, err := again.disks.MountState(t.Context()); found || !errors.Is(err, errPowerCut) {
@@ -140,7 +140,7 @@ func TestWipePowerCuts(t *testing.T) {
 	}
 }
 
-// A disk that can't zero by itself is written.
+// A disk that can't zero by itself is overwritten.
 func TestWipeWithoutHelpOfTheDisk(t *testing.T) {
 	l := newLoop(t, 4*gib)
 	used(t, l).off()
@@ -172,7 +172,7 @@ func TestWipeWithoutHelpOfTheDisk(t *testing.T) {
 	}
 }
 
-// brief is a context whose time is up after some looks at it.
+// brief is a context that ends after it was checked some times.
 type brief struct {
 	context.Context
 	looks int
@@ -185,7 +185,7 @@ func (b *brief) Err() error {
 	return nil
 }
 
-// The way out has a budget: erasing ends with it, also on a disk that zeroes by itself.
+// The shutdown has a budget: erasing ends with it, also on a disk that zeroes by itself.
 func TestEraseEndsWithItsTime(t *testing.T) {
 	l := newLoop(t, 8*gib)
 	m := used(t, l)
@@ -199,8 +199,8 @@ func TestEraseEndsWithItsTime(t *testing.T) {
 	wiped(t, l, []string{boot.LabelEphemeral}) // by the next boot
 }
 
-// In a container the partitions are directories of the host, and what is mounted below
-// them is none of the reset's.
+// In a container the partitions are directories of the host, and a reset
+// doesn't wipe mounts below them.
 func TestWipeContainer(t *testing.T) {
 	for _, cut := range []string{"", "marked", "wipe EPHEMERAL", "wipe STATE", "wiped"} {
 		t.Run("cut at "+cut, func(t *testing.T) {

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// physicalEthernet is true for network cards: links that are no kernel-made
-// kind (veth, bridge, vxlan …) and carry Ethernet.
+// physicalEthernet reports whether a link is a network card: its kind isn't a
+// virtual one of the kernel (veth, bridge, vxlan …), and it is Ethernet.
 func physicalEthernet(l netlink.Link) bool {
 	a := l.Attrs()
 	return l.Type() == "device" && a.EncapType == "ether" && a.Flags&net.FlagLoopback == 0
 }
 
-// bringUp sets the link up where it isn't.
+// bringUp sets the link up if it isn't.
 func bringUp(l netlink.Link) error {
 	a := l.Attrs()
 	if a.Flags&net.FlagUp != 0 {
@@ -29,8 +29,8 @@ func bringUp(l netlink.Link) error {
 	return nil
 }
 
-// apply makes the link what it is to be, given what we made of it before, and
-// returns what it is now. What others put on the link stays.
+// apply changes the link from the state that we applied before to the new one,
+// and returns the state that it has now. Settings by other programs stay.
 func apply(l netlink.Link, was, is linkState) (linkState, error) {
 	a := l.Attrs()
 	now := linkState{index: a.Index}
@@ -39,7 +39,7 @@ func apply(l netlink.Link, was, is linkState) (linkState, error) {
 	if now.mtu, now.mtuBefore, err = applyMTU(l, was, is.mtu); err != nil {
 		errs = append(errs, err)
 	}
-	// Old routes go before the addresses that they hang on; new ones come after.
+	// Old routes are removed before the addresses that they depend on; new ones are added after.
 	for _, r := range missing(was.routes, is.routes) {
 		if err := netlink.RouteDel(r.kernel(a.Index, is.addresses)); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("remove route %s from %s: %w", r, a.Name, err))
@@ -52,8 +52,8 @@ func apply(l netlink.Link, was, is linkState) (linkState, error) {
 			now.addresses = append(now.addresses, p)
 		}
 	}
-	// With an address the kernel drops the routes that depend on it and the other
-	// addresses of its network (secondary ones): then all are set again.
+	// When an address is removed, the kernel also drops the routes that depend on it
+	// and the other addresses of its network (secondary ones): then all are set again.
 	again := len(missing(was.addresses, is.addresses)) > 0
 	for _, p := range is.addresses {
 		if again || len(missing([]netip.Prefix{p}, was.addresses)) > 0 {
@@ -76,8 +76,8 @@ func apply(l netlink.Link, was, is linkState) (linkState, error) {
 	return now, errors.Join(errs...)
 }
 
-// applyMTU sets the MTU, or gives back the one from before; it returns the one
-// that we have set, 0 for none, and the one from before.
+// applyMTU sets the MTU, or restores the old one. It returns the MTU that we
+// have set, 0 for none, and the old one.
 func applyMTU(l netlink.Link, was linkState, mtu int) (now, before int, err error) {
 	a := l.Attrs()
 	to := mtu
@@ -95,8 +95,8 @@ func applyMTU(l netlink.Link, was linkState, mtu int) (now, before int, err erro
 	return mtu, was.mtuBefore, nil
 }
 
-// kernel is the route as netlink wants it. A gateway outside the link's own
-// networks is reached on the link all the same: some clouds hand out /32.
+// kernel is the route in netlink's form. A gateway outside of the link's
+// networks is reached on the link as well: some clouds assign /32.
 func (r route) kernel(index int, addresses []netip.Prefix) *netlink.Route {
 	k := &netlink.Route{
 		LinkIndex: index,

@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// far is the link that the far ends of several cables are in.
+// far is the link that contains the far ends of several cables.
 const far = "trunk"
 
-// joined makes cables from the node's links to far, which it makes, with this address.
+// joined connects the node's links by cables to far, which it makes, with this address.
 func (p *peer) joined(with netlink.Link, cidr string, links ...string) {
 	p.t.Helper()
 	for _, node := range links {
@@ -47,7 +47,7 @@ func (p *peer) joined(with netlink.Link, cidr string, links ...string) {
 	})
 }
 
-// lacpTrunk is the far end as a switch has it that knows LACP.
+// lacpTrunk is the far end on a switch that supports LACP.
 func lacpTrunk() netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = far
@@ -56,7 +56,7 @@ func lacpTrunk() netlink.Link {
 	return b
 }
 
-// plainTrunk is a switch that knows nothing of bonds.
+// plainTrunk is a switch that doesn't support bonds.
 func plainTrunk() netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = far
@@ -96,7 +96,7 @@ func (p *peer) plug(node string, in bool) {
 	})
 }
 
-// echoPort is where the peer says back what it hears.
+// echoPort is the port on which the peer returns what it receives.
 const echoPort = "7"
 
 func (p *peer) echo() {
@@ -160,7 +160,7 @@ func connect(t *testing.T, address string) net.Conn {
 	return c
 }
 
-// goesOn checks that a connection lives. TCP sends again what was lost.
+// goesOn checks that a connection still works. TCP retransmits lost packets.
 func goesOn(t *testing.T, c net.Conn) {
 	t.Helper()
 	if err := echo(c, eventually.Scale(10*time.Second)); err != nil {
@@ -180,7 +180,7 @@ func theBond(name string) (*netlink.Bond, error) {
 	return b, nil
 }
 
-// bondIs waits until bond0 is as is says, and returns it.
+// bondIs waits until is returns true for bond0, and returns it.
 func bondIs(t *testing.T, what string, is func(b *netlink.Bond) bool) *netlink.Bond {
 	t.Helper()
 	var b *netlink.Bond
@@ -211,7 +211,7 @@ func aggregates(t *testing.T, ports int, partner net.HardwareAddr) *netlink.Bond
 	return bondIs(t, "has mode 802.3ad", func(b *netlink.Bond) bool { return b.Mode == netlink.BOND_MODE_802_3AD })
 }
 
-// hardware is the address of far, by which LACP knows its system.
+// hardware is the address of far, which identifies its system in LACP.
 func (p *peer) hardware() (address net.HardwareAddr) {
 	p.t.Helper()
 	p.do(func() {
@@ -238,7 +238,7 @@ func mtuIs(t *testing.T, want int, links ...string) {
 	}
 }
 
-// onlyLinks checks that nothing of ours is left.
+// onlyLinks checks that none of our links is left.
 func onlyLinks(t *testing.T, want ...string) {
 	t.Helper()
 	eventually.That(t, 5*time.Second, fmt.Sprintf("only %v are there", want), func() error {
@@ -265,8 +265,8 @@ func bonded(mode string, miimon int, vlans ...config.VLAN) config.Network {
 	}}}
 }
 
-// S-092, S-093: a bond negotiates LACP with another system, a VLAN on it gets an address by
-// DHCP, and traffic goes on while one of two links is down.
+// S-092, S-093: a bond negotiates LACP with another system, a VLAN on it gets
+// an address by DHCP, and traffic continues while one of two links is down.
 func TestS092LACPAndVLAN(t *testing.T) {
 	p := newPeer(t)
 	p.joined(lacpTrunk(), "10.21.0.1/24", "eth0", "eth1")
@@ -299,7 +299,7 @@ func TestS092LACPAndVLAN(t *testing.T) {
 	n.quiet()
 }
 
-// quiet checks that nothing was refused, also not for a moment.
+// quiet checks that nothing was refused at any time.
 func (n *node) quiet() {
 	n.t.Helper()
 	if text := n.console.String(); strings.Contains(text, "trying again") {
@@ -307,7 +307,7 @@ func (n *node) quiet() {
 	}
 }
 
-// S-092, S-093: a bond and its VLANs follow the configuration, and go with it.
+// S-092, S-093: a bond and its VLANs follow the configuration, and are removed with it.
 func TestS092BondFollows(t *testing.T) {
 	p := newPeer(t)
 	p.joined(lacpTrunk(), "10.21.0.1/24", "eth0", "eth1")
@@ -320,7 +320,7 @@ func TestS092BondFollows(t *testing.T) {
 	first := aggregates(t, 2, p.hardware())
 	connect(t, "10.21.7.1")
 
-	// Another VLAN: the bond stays. Its peer isn't in that one.
+	// Another VLAN: the bond stays. The peer isn't in that VLAN.
 	n.configure(bonded("802.3ad", 50, eight))
 	missingLink(t, "bond0.7")
 	becomes(t, "bond0.8", "10.21.7.2/24")
@@ -361,14 +361,14 @@ func TestS092BondFollows(t *testing.T) {
 	n.quiet()
 }
 
-// The negative twin: with nobody who knows LACP at the other end there is no partner, and
-// one link is an aggregator of its own.
+// The negative twin: if the other end doesn't support LACP there is no partner,
+// and each link is an aggregator of its own.
 func TestS092LACPWithoutPartner(t *testing.T) {
 	p := newPeer(t)
 	p.joined(plainTrunk(), "10.21.0.1/24", "eth0", "eth1")
 	n := startNode(t, bonded("802.3ad", 50))
 	n.up(20 * time.Second)
-	// Before that it would be too early: the time in which a partner answers isn't over.
+	// Before that, a partner still has time to answer.
 	eventually.That(t, 20*time.Second, "a member goes without a partner", func() error {
 		states := map[string]int{}
 		for _, link := range []string{"eth0", "eth1"} {
@@ -391,7 +391,7 @@ func TestS092LACPWithoutPartner(t *testing.T) {
 	n.follows()
 }
 
-// S-092: with active-backup one link has the traffic, and the other takes it over.
+// S-092: with active-backup one link has the traffic, and the other takes over.
 func TestS092ActiveBackup(t *testing.T) {
 	p := newPeer(t)
 	p.joined(plainTrunk(), "10.21.0.1/24", "eth0", "eth1")
@@ -436,8 +436,8 @@ func TestS092ActiveBackup(t *testing.T) {
 	n.quiet()
 }
 
-// S-092: each mode that the configuration takes, with each option, is one that the kernel
-// takes.
+// S-092: the kernel accepts every mode that the configuration allows, with each
+// option.
 func TestS092EachBondMode(t *testing.T) {
 	p := newPeer(t)
 	p.joined(plainTrunk(), "10.21.0.1/24", "eth0", "eth1")
@@ -454,8 +454,8 @@ func TestS092EachBondMode(t *testing.T) {
 	n.quiet()
 }
 
-// The kernel loads its module for bonds with the first one, and the module makes a bond of
-// its own, which is called bond0. It isn't ours, and nothing of it is to be seen.
+// The kernel loads its module for bonds with the first one, and the module makes
+// a bond named bond0. That isn't ours, and none of its settings may be left.
 func TestS092FirstBond(t *testing.T) {
 	if err := unix.DeleteModule("bonding", 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		t.Fatalf("unload the module bonding: %v", err)

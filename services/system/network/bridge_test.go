@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel tells about a bridge's port has no kind in it, so a pod's veth
-// looked like a network card, and got a DHCP client; and leaving the bridge
-// looked like the end of the link.
+// The kernel's events about a bridge's port have no kind. So a pod's veth
+// looked like a network card, and got a DHCP client. And when it left the
+// bridge, that looked like the removal of the link.
 func TestBridgePortIsNotALinkOfItsOwn(t *testing.T) {
 	t.Parallel()
 	o := &owner{Daemon: &Daemon{o: Options{physical: physicalEthernet}, applied: map[string]linkState{}}, links: map[string]netlink.Link{}}

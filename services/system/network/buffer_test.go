@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// syncBuffer is a console that a test reads while others write.
+// syncBuffer is a console that a test reads while other goroutines write.
 type syncBuffer struct {
 	mu sync.Mutex // guards b
 	b  bytes.Buffer

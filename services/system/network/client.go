@@ -13,33 +13,33 @@ import (
 )
 
 const (
-	// Pauses between attempts to get an address double from the first to the
-	// last, give or take a tenth, as RFC 2131 §4.1 asks. It begins with 4 s; a
-	// link that has just come up often drops the first frames, so begin sooner.
+	// Pauses between attempts to get an address double from the first to the last,
+	// plus or minus a tenth, as RFC 2131 §4.1 demands. The RFC begins with 4 s. A
+	// link that has just come up often drops the first frames, so we begin sooner.
 	askFirst = time.Second
 	askMax   = 64 * time.Second
-	// extendMin is the shortest pause between attempts to extend a lease (RFC
-	// 2131 §4.4.5), unless the lease hasn't got that long.
+	// extendMin is the shortest pause between attempts to extend a lease (RFC 2131
+	// §4.4.5), unless less of the lease is left.
 	extendMin = 60 * time.Second
-	// answerWait is how long an answer may take; more is a lost packet.
+	// answerWait is the wait for an answer; after that, the packet counts as lost.
 	answerWait = 10 * time.Second
-	// warnAfter is how long a missing answer is nobody's business.
+	// warnAfter is how long an answer may be missing before that is logged.
 	warnAfter = 10 * time.Second
-	// remindEvery is how often a wait that goes on is logged again.
+	// remindEvery is the interval of log lines during a longer wait.
 	remindEvery = 5 * time.Minute
 )
 
 var (
-	// errNoAnswer is silence.
+	// errNoAnswer: there was no answer.
 	errNoAnswer = errors.New("no answer")
-	// errRefused is the server's refusal: the lease is over, or never was.
+	// errRefused is the server's refusal: the lease has ended, or never existed.
 	errRefused = errors.New("the server refused")
-	// errKicked: the link came back while we waited for an answer that was lost.
+	// errKicked: the link came back during the wait for an answer, which may be lost.
 	errKicked = errors.New("link came back")
 )
 
-// client keeps the lease of one link from one source, as RFC 2131 §4.4, figure 5, has it
-// for DHCP:
+// client keeps the lease of one link from one source, in the way of RFC 2131
+// §4.4, figure 5, for DHCP:
 //
 //	                                 T1                 T2
 //	acquire ──────────▶ bound ──────────────▶ renewing ────▶ rebinding
@@ -51,16 +51,16 @@ type client struct {
 	link   string
 	protocol
 	log *slog.Logger
-	// report hears of each new or extended lease, and nil when it is lost.
+	// report is called with each new or extended lease, and with nil when it is lost.
 	report func(*lease)
-	// kick says that the link is back: what was to be asked later is asked now.
+	// kick signals that the link is back: the next attempt is made at once.
 	kick <-chan struct{}
-	// prefer is the address to ask for first, where one is known.
+	// prefer is the address to ask for first, if one is known.
 	prefer netip.Addr
 }
 
-// run keeps a lease until ctx ends. Strangers write what it reads: a message that
-// makes it panic must not end the machine.
+// run keeps a lease until ctx ends. Its input comes from other hosts: a message
+// that causes a panic must not end the machine.
 func (c *client) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := dag.Guard(c.log, func() error { c.keep(ctx); return nil }); err != nil {
@@ -93,7 +93,7 @@ func (c *client) have(l *lease) {
 	c.report(l)
 }
 
-// obtain asks until there is a lease; nil when ctx has ended.
+// obtain asks until there is a lease; nil after ctx has ended.
 func (c *client) obtain(ctx context.Context) *lease {
 	since, warned := time.Now(), time.Time{}
 	for pause := askFirst; ctx.Err() == nil; pause = min(pause*2, askMax) {
@@ -118,8 +118,8 @@ func (c *client) obtain(ctx context.Context) *lease {
 	return nil
 }
 
-// noAnswer is the line at the console: what is missing, since when, what
-// follows, and what ends it.
+// noAnswer is the line on the console: what is missing, since when, the
+// consequence, and the remedy.
 func noAnswer(source, link string, since time.Duration, err error) string {
 	what := fmt.Sprintf("no %s answer on %s", source, link)
 	if !errors.Is(err, errNoAnswer) {
@@ -129,7 +129,7 @@ func noAnswer(source, link string, since time.Duration, err error) string {
 		"or a static address (cidr) for %s in machine.network.interfaces", what, since.Round(time.Second), askMax, source, link)
 }
 
-// ask tries once, and gives up early when the link comes back.
+// ask tries once, and ends early if the link comes back.
 func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -149,7 +149,8 @@ func (c *client) ask(ctx context.Context, wait time.Duration) (*lease, error) {
 	return l, err
 }
 
-// hold extends the lease for as long as a server lets it, and says which one ended, and why.
+// hold extends the lease as long as a server does so. It returns the lease that
+// ended, and the reason.
 func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 	for {
 		if l.expireAt.IsZero() {
@@ -180,7 +181,7 @@ func (c *client) prolong(ctx context.Context, l *lease) (*lease, error) {
 		if !now.Before(l.rebindAt) {
 			rebind, end = true, l.expireAt
 		}
-		// Half of what is left, but not in a hurry; the last pause ends with the phase.
+		// Half of the rest, but at least extendMin; the last pause ends with the phase.
 		pause := min(max(end.Sub(now)/2, extendMin), end.Sub(now))
 		once, cancel := context.WithTimeout(ctx, min(pause, answerWait))
 		longer, err := c.extend(once, l, rebind)
@@ -211,7 +212,7 @@ func (c *client) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// jitter keeps machines that were switched on together from asking together.
+// jitter prevents machines that were switched on together from asking at the same time.
 func jitter(d time.Duration) time.Duration {
 	return d + time.Duration((rand.Float64()-0.5)*0.2*float64(d))
 }

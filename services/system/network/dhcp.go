@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// fallbackLeaseTime is for servers that forget option 51, which RFC 2131
-	// §4.3.1 makes them send.
+	// fallbackLeaseTime is for servers that don't send option 51, although RFC
+	// 2131 §4.3.1 demands it.
 	fallbackLeaseTime = time.Hour
-	// minMTU is what every IPv4 host must take (RFC 791 §3.1): smaller values in
-	// option 26 are mistakes that would cut the node off.
+	// minMTU is the MTU that every IPv4 host must support (RFC 791 §3.1). Smaller
+	// values in option 26 are mistakes that would disconnect the node.
 	minMTU = 576
-	// infiniteLease is the lease time that never ends (RFC 2131 §3.3).
+	// infiniteLease is the lease time without an end (RFC 2131 §3.3).
 	infiniteLease = 0xffffffff * time.Second
 )
 
 // dhcp is the protocol for IPv4 (RFC 2131) on one link.
 //
-// Before there is an address, messages go through a packet socket; to extend a
-// lease they come from the address itself, through the kernel's own UDP. The
-// node sends no client identifier: servers then know it by its MAC address, and
+// Before there is an address, messages use a packet socket. To extend a lease
+// they are sent from the address itself, over the kernel's own UDP. The node
+// sends no client identifier: servers then identify it by its MAC address, and
 // reservations by MAC work.
 type dhcp struct {
 	link     string
-	hostname func() string // sent along where the configuration has one
+	hostname func() string // sent if the configuration has one
 }
 
 // requested are the options that newLease reads.
@@ -54,7 +54,7 @@ func (d dhcp) modifiers(more ...dhcpv4.Modifier) []dhcpv4.Modifier {
 	return append(m, more...)
 }
 
-// acquire is discover, offer, request, ack.
+// acquire does discover, offer, request, ack.
 func (d dhcp) acquire(ctx context.Context, prefer netip.Addr) (*lease, error) {
 	var more []dhcpv4.Modifier
 	if prefer.IsValid() {
@@ -90,7 +90,7 @@ func (d dhcp) raw(ctx context.Context, match nclient4.Matcher, make func(net.Har
 	return send(ctx, c, nclient4.DefaultServers, msg, match)
 }
 
-// extend also asks all servers where the one of the lease has no address.
+// extend asks all servers if the server of the lease has no address.
 func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error) {
 	asked, last := time.Now(), l.grant.(*dhcpv4.DHCPv4)
 	iface, err := net.InterfaceByName(d.link)
@@ -111,7 +111,7 @@ func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 	if err != nil {
 		return nil, err
 	}
-	// Sets ciaddr, and leaves the server identifier out, as RFC 2131 §4.3.2 wants.
+	// It sets ciaddr, and omits the server identifier, as RFC 2131 §4.3.2 demands.
 	msg, err := dhcpv4.NewRenewFromAck(last, d.modifiers(dhcpv4.WithTransactionID(xid))...)
 	if err != nil {
 		return nil, err
@@ -123,8 +123,8 @@ func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 	return newLease(ack, asked)
 }
 
-// extendAt is where a lease is extended: at its server, or with rebind, and where that has
-// no address, at any.
+// extendAt is where a lease is extended: at its server, or with rebind, or if
+// that has no address, at any server.
 func extendAt(ack *dhcpv4.DHCPv4, rebind bool) *net.UDPAddr {
 	server := serverOf(ack)
 	if rebind || server.IsUnspecified() {
@@ -164,8 +164,8 @@ func send(ctx context.Context, c *nclient4.Client, dest *net.UDPAddr, msg *dhcpv
 	return answer, nil
 }
 
-// answers matches what the offering server says to a request. A server that
-// calls itself 0.0.0.0, or nothing at all, is taken at its word.
+// answers matches the answers of the offering server to a request. If a server
+// sends 0.0.0.0 as its identifier, or none, its answers must have the same.
 func answers(offer *dhcpv4.DHCPv4) nclient4.Matcher {
 	server := address(offer.ServerIdentifier())
 	return nclient4.IsAll(
@@ -178,7 +178,7 @@ func answers(offer *dhcpv4.DHCPv4) nclient4.Matcher {
 }
 
 // newLease reads an ACK. asked is when the request was sent: the times count
-// from there (RFC 2131 §4.4.1).
+// from then (RFC 2131 §4.4.1).
 func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 	addr, ok := netip.AddrFromSlice(ack.YourIPAddr.To4())
 	if !ok || !addr.IsGlobalUnicast() {
@@ -209,7 +209,7 @@ func newLease(ack *dhcpv4.DHCPv4, asked time.Time) (*lease, error) {
 	return l, nil
 }
 
-// serverOf is the server's address, or 0.0.0.0 where it doesn't say who it is.
+// serverOf is the server's address, or 0.0.0.0 if it has sent none.
 func serverOf(ack *dhcpv4.DHCPv4) netip.Addr {
 	if id := address(ack.ServerIdentifier()); !id.IsUnspecified() {
 		return id
@@ -222,7 +222,7 @@ func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
 	if length >= infiniteLease {
 		return
 	}
-	// The defaults of RFC 2131 §4.4.5, also where the server's make no sense.
+	// The defaults of RFC 2131 §4.4.5 are also used if the server's values are invalid.
 	t1 := ack.IPAddressRenewalTime(length / 2)
 	t2 := ack.IPAddressRebindingTime(length * 7 / 8)
 	if t1 <= 0 || t1 >= t2 || t2 >= length {
@@ -231,8 +231,8 @@ func (l *lease) setTimes(ack *dhcpv4.DHCPv4, asked time.Time) {
 	l.renewAt, l.rebindAt, l.expireAt = asked.Add(t1), asked.Add(t2), asked.Add(length)
 }
 
-// leaseRoutes are the classless routes (option 121), or else the routers: who
-// sends the first wants the second ignored (RFC 3442).
+// leaseRoutes are the classless routes (option 121), or else the routers: with
+// the first, the second must be ignored (RFC 3442).
 func leaseRoutes(ack *dhcpv4.DHCPv4) []route {
 	var out []route
 	for _, r := range ack.ClasslessStaticRoute() {

@@ -21,17 +21,17 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// shortServer grants leases of a few seconds, which real servers don't.
+// shortServer grants leases of a few seconds, unlike real servers.
 type shortServer struct {
 	t       *testing.T
 	seconds uint32
-	server  net.IP // as it calls itself
+	server  net.IP // the identifier that it sends
 	stop    func()
 
 	mu   sync.Mutex // guards all following fields
 	give net.IP
-	dumb bool     // receives and never answers
-	seen []string // requests that extend a lease: from where, to what, for which address
+	mute bool     // receives and doesn't answer
+	seen []string // requests that extend a lease: source, destination, address
 }
 
 func (p *peer) shortServer(link, addr, give string, seconds uint32) *shortServer {
@@ -64,7 +64,7 @@ func (s *shortServer) handle(conn net.PacketConn, from net.Addr, m *dhcpv4.DHCPv
 	} else {
 		to = &net.UDPAddr{IP: net.IPv4bcast, Port: 68}
 	}
-	if s.dumb {
+	if s.mute {
 		return
 	}
 	reply, err := dhcpv4.NewReplyFromRequest(m,
@@ -90,8 +90,8 @@ func (s *shortServer) set(f func(*shortServer)) {
 	f(s)
 }
 
-// A lease of six seconds is renewed, by unicast from its own address and
-// without a server identifier (RFC 2131 §4.3.2), and goes when the server dies.
+// A lease of six seconds is renewed, by unicast from its own address and without
+// a server identifier (RFC 2131 §4.3.2), and ends after the server has ended.
 func TestRenewalAndExpiryOnTheWire(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.0.1/24")
@@ -124,14 +124,14 @@ func TestRenewalAndExpiryOnTheWire(t *testing.T) {
 		}
 		return nil
 	})
-	// What was published stays: those that use it can't do without.
+	// The published address stays: its users need one.
 	if got := n.address(); got.Primary != addr("10.8.0.77") {
 		t.Errorf("node address is %+v", got)
 	}
 }
 
-// A server that answers broadcasts only, and calls itself 0.0.0.0.
-func TestServerThatCallsItselfZero(t *testing.T) {
+// A server that answers only broadcasts, and sends 0.0.0.0 as its identifier.
+func TestServerWithIdentifierZero(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.1.1/24")
 	s := p.shortServer("far0", "0.0.0.0", "10.8.1.77", 6)
@@ -146,7 +146,7 @@ func TestServerThatCallsItselfZero(t *testing.T) {
 	same(t, "addresses of eth0", addresses(t, "eth0"), "10.8.1.77/24")
 }
 
-// The address changes with a renewal: the old one goes, the new one is published.
+// The address changes with a renewal: the old one is removed, the new one is published.
 func TestChangedLease(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.2.1/24")
@@ -163,13 +163,13 @@ func TestChangedLease(t *testing.T) {
 	same(t, "addresses of eth0", addresses(t, "eth0"), "10.8.2.99/24")
 }
 
-// No DHCP answer: one clear line at the console, and the node comes up as soon
-// as a server does.
+// Without a DHCP answer: one clear line on the console, and the node gets up as
+// soon as a server answers.
 func TestNoDHCPAnswerThenOne(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.8.3.1/24")
 	s := p.shortServer("far0", "10.8.3.1", "10.8.3.77", 60)
-	s.set(func(s *shortServer) { s.dumb = true })
+	s.set(func(s *shortServer) { s.mute = true })
 	n := startNode(t, config.Network{})
 	// The fourth try ends after 13.5 to 16.5 s of this machine's time.
 	silence, began := regexp.MustCompile(`\[garboard\] networkd: no DHCP answer on eth0 for (\d+s);`), time.Now()
@@ -193,8 +193,8 @@ func TestNoDHCPAnswerThenOne(t *testing.T) {
 	if st, _ := n.graph.Status(ID); st.Up || st.Reason != DHCPUnanswered || !strings.Contains(st.Message, `Waiting for DHCP answer on "eth0"`) {
 		t.Errorf("status is %+v", st)
 	}
-	s.set(func(s *shortServer) { s.dumb = false })
-	// The link flaps: no need to wait for the pause to end.
+	s.set(func(s *shortServer) { s.mute = false })
+	// The link goes down and up: the pause ends at once.
 	p.do(func() {
 		l, err := netlink.LinkByName("far0")
 		if err == nil {
@@ -213,8 +213,8 @@ func TestNoDHCPAnswerThenOne(t *testing.T) {
 	}
 }
 
-// Two cards by DHCP: both default routes are there, the first card's wins, and
-// the node's address is the first card's, whoever answered first.
+// Two cards by DHCP: both default routes are there, the first card's has priority,
+// and the node's address is the first card's, whichever server answered first.
 func TestTwoDHCPLinks(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.9.0.1/24")
@@ -229,7 +229,7 @@ func TestTwoDHCPLinks(t *testing.T) {
 	}
 }
 
-// The node's address is the one of earlier boots for as long as it has it.
+// The node keeps the address of earlier boots as long as it has it.
 func TestNodeAddressIsPinned(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.10.0.1/24")
@@ -248,7 +248,7 @@ func TestNodeAddressIsPinned(t *testing.T) {
 	if got := second.address(); got.Primary != addr("10.10.0.3") || !strings.Contains(got.Why, "chosen earlier") {
 		t.Errorf("node address is %+v", got)
 	}
-	// It isn't the node's any more: another one, with a line at the console.
+	// The node has lost it: another one is chosen, with a line on the console.
 	second.configure(config.Network{Interfaces: two.Interfaces[:1]})
 	eventually.That(t, 5*time.Second, "the node has another address", func() error {
 		if got := second.address(); got.Primary != addr("10.10.0.2") {
@@ -292,7 +292,7 @@ func TestLiveChange(t *testing.T) {
 	})
 }
 
-// A link that comes later, and one that goes and comes back.
+// A link that is added later, and one that is removed and added again.
 func TestLinkComesAndGoes(t *testing.T) {
 	p := newPeer(t)
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.12.0.2/24"), Routes: []config.Route{

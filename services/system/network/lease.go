@@ -18,7 +18,7 @@ const (
 	ipv6 family = "IPv6"
 )
 
-// familyOf an address that is none is neither.
+// familyOf an invalid address is neither.
 func familyOf(a netip.Addr) family {
 	switch {
 	case a.Is4():
@@ -29,11 +29,11 @@ func familyOf(a netip.Addr) family {
 	return ""
 }
 
-// lease is what a link was granted for a time. Times are on the monotonic clock, so
-// that setting the wall clock neither ends nor lengthens a lease.
+// lease is what a link was granted for a time. Times are on the monotonic
+// clock, so that a change of the wall clock neither ends nor extends a lease.
 type lease struct {
 	addresses []leasedAddress
-	server    string // who granted it
+	server    string // that granted it
 
 	renewAt, rebindAt, expireAt time.Time // zero: never
 
@@ -43,16 +43,16 @@ type lease struct {
 	ntp       []netip.Addr
 	hostname  string
 
-	grant any // what its protocol needs to extend it
+	grant any // data that its protocol needs to extend it
 }
 
-// leasedAddress may end before the others of its lease do.
+// leasedAddress may end before the other addresses of its lease.
 type leasedAddress struct {
 	netip.Prefix
 	until time.Time // zero: for good
 }
 
-// lasts is whether the link may have the address at that time.
+// lasts reports whether the link may still have the address at that time.
 func (a leasedAddress) lasts(now time.Time) bool { return a.until.IsZero() || now.Before(a.until) }
 
 // String is the addresses.
@@ -64,34 +64,34 @@ func (l *lease) String() string {
 	return strings.Join(all, ", ")
 }
 
-// has is whether an address is one of the lease's.
+// has reports whether the lease has an address.
 func (l *lease) has(a netip.Addr) bool {
 	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool { return own.Addr() == a })
 }
 
 // source is a way in which links get leases: a protocol for one family of addresses.
 type source struct {
-	name   string // of the protocol, as people know it
+	name   string // of the protocol, for users
 	family family
-	// wanted is whether a link with this plan gets its leases.
+	// wanted reports whether a link with this plan gets its leases.
 	wanted func(p config.Link) bool
-	// open begins on one link. hostname is what servers are told, "" for nothing.
+	// open begins on one link. hostname is sent to servers, "" for none.
 	open func(link string, hostname func() string) protocol
 }
 
-// sources of leases, in the order in which they count where two offer different values.
+// sources of leases, in the order of their priority if values differ.
 var sources = []source{{
 	name: "DHCP", family: ipv4,
 	wanted: func(p config.Link) bool { return p.DHCP },
 	open:   func(link string, hostname func() string) protocol { return dhcp{link: link, hostname: hostname} },
 }}
 
-// protocol asks for leases on one link. Each call asks once, until ctx ends at most, and
-// returns errNoAnswer for silence.
+// protocol asks for leases on one link. Each call asks once, at most until ctx
+// ends, and returns errNoAnswer if there is no answer.
 type protocol interface {
-	// acquire asks for a lease, of the address that it prefers where one is known.
+	// acquire asks for a lease, of the address prefer if one is known.
 	acquire(ctx context.Context, prefer netip.Addr) (*lease, error)
-	// extend asks for more time: the server that granted the lease, or to rebind it any.
-	// errRefused ends the lease.
+	// extend asks for more time: at the server that granted the lease, or to
+	// rebind at any. errRefused ends the lease.
 	extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 )
 
-// script is a protocol that does what the test says, and writes down with the
-// second at which it was asked.
+// script is a protocol that follows the test's script, and records each call
+// with its second.
 type script struct {
 	start time.Time
 
@@ -126,7 +126,7 @@ func startClient(t *testing.T, answer func(what string) (*lease, error)) *runnin
 	return c
 }
 
-// panicky is a protocol that a message makes panic.
+// panicky is a protocol that panics because of a message.
 type panicky struct {
 	protocol
 	asked int
@@ -139,7 +139,7 @@ func (p *panicky) acquire(context.Context, netip.Addr) (*lease, error) {
 	return nil, errNoAnswer
 }
 
-// A message that makes the client panic costs a pause, and not the machine.
+// After a message that causes a panic there is a pause, and the machine continues.
 func TestDHCPPanicIsSurvived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, log := &panicky{}, &syncBuffer{}
@@ -171,9 +171,9 @@ func TestLeaseIsRenewedAtT1(t *testing.T) {
 	})
 }
 
-// T1 500, T2 875, end 1000: the server is asked at half of what is left, at least
-// 60 s apart (RFC 2131 §4.4.5), then anybody, then the lease is over and begins
-// anew with a wish for the same address.
+// T1 500, T2 875, end 1000. The server is asked at half of the rest, at least
+// 60 s apart (RFC 2131 §4.4.5), then any server. Then the lease has ended, and
+// the client asks for a new one with the same address.
 func TestLeaseOfDeadServerExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := startClient(t, func(string) (*lease, error) { return granted(t, 1000), nil })
@@ -226,7 +226,7 @@ func TestNakEndsTheLease(t *testing.T) {
 	})
 }
 
-// A server that calls itself 0.0.0.0 can't be written to: ask everybody.
+// A server with the identifier 0.0.0.0 can't be addressed: all servers are asked.
 func TestServerWithoutAddress(t *testing.T) {
 	none := dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.IPv4zero))
 	for _, c := range []struct {
@@ -256,8 +256,8 @@ func TestInfiniteLeaseIsLeftAlone(t *testing.T) {
 	})
 }
 
-// Silence: the pauses grow, one line says so, and a link that comes back is
-// asked at once.
+// Without an answer the pauses grow, one line is logged, and after the link
+// comes back it asks at once.
 func TestNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := startClient(t, func(string) (*lease, error) { return nil, errNoAnswer })
@@ -269,7 +269,7 @@ func TestNoAnswer(t *testing.T) {
 		if got := strings.Count(c.log.String(), "no DHCP answer on eth0 for"); got != 1 {
 			t.Errorf("said %d times that there is no answer:\n%s", got, c.log)
 		}
-		for _, while := range []time.Duration{0, time.Second} { // the second: while waiting for the answer to the first
+		for _, while := range []time.Duration{0, time.Second} { // the second: during the wait for the answer to the first
 			time.Sleep(while)
 			before := len(c.questions())
 			c.kick <- struct{}{}

@@ -9,10 +9,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// leaseKey is what there is one lease for.
+// leaseKey identifies a lease.
 type leaseKey struct{ link, source string }
 
-// leased is a lease, the client that keeps it, and the way to end that.
+// leased is a lease, the client that keeps it, and the function that ends that.
 type leased struct {
 	lease  *lease // nil while there is none
 	index  int    // of the link
@@ -27,7 +27,7 @@ type leaseChange struct {
 	lease *lease
 }
 
-// sources are those of the leases that a link with this plan is to have.
+// sources are the sources of leases for a link with this plan.
 func (o *owner) sources(p config.Link) (out []source) {
 	for _, s := range o.o.sources {
 		if s.wanted(p) {
@@ -57,7 +57,7 @@ func (o *owner) ask(ctx context.Context, l netlink.Link, p config.Link, managed 
 			}
 			o.stopClient(key)
 		}
-		if wanted && l.Attrs().Flags&net.FlagUp != 0 { // one that isn't up yet comes by again when it is
+		if wanted && l.Attrs().Flags&net.FlagUp != 0 { // a link that isn't up yet is handled when it is
 			o.startClient(ctx, key, s, l.Attrs().Index)
 		}
 	}
@@ -78,7 +78,7 @@ func (o *owner) startClient(ctx context.Context, key leaseKey, s source, index i
 		},
 	}
 	if familyOf(o.pinned) == s.family {
-		c.prefer = o.pinned // a server that doesn't own it offers another
+		c.prefer = o.pinned // a server of another network offers another address
 	}
 	go func() {
 		defer close(running.done)
@@ -86,7 +86,7 @@ func (o *owner) startClient(ctx context.Context, key leaseKey, s source, index i
 	}()
 }
 
-// nextEnd is when the first address of a lease ends that a link has now.
+// nextEnd is when the first leased address of a link ends.
 func (o *owner) nextEnd(now time.Time) (next time.Time) {
 	for _, c := range o.clients {
 		if c.lease == nil {

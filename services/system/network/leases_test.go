@@ -75,8 +75,8 @@ func startLeasing(t *testing.T, v4, v6 func(what string) (*lease, error)) *leasi
 	return n
 }
 
-// after lets the time go by, and then compares addresses, routes and MTU of the link, and
-// the name servers, time servers and addresses that are published.
+// after lets the time pass. Then it compares addresses, routes and MTU of the
+// link, and the published name servers, time servers and addresses.
 func (n *leasing) after(d time.Duration, want ...string) {
 	n.t.Helper()
 	time.Sleep(d)
@@ -107,9 +107,9 @@ func (n *leasing) after(d time.Duration, want ...string) {
 	}
 }
 
-// A link has what all its leases give it, of each family; where they disagree, the first
-// source counts. One that ends takes only its own along, and so does an address that ends
-// before its lease does.
+// A link gets the settings of all its leases, of each family; if they differ,
+// the first source has priority. The end of a lease removes only its own
+// settings, and so does the end of an address before its lease ends.
 func TestLeasesOfTwoSourcesOnOneLink(t *testing.T) {
 	const four, six, brief = "10.0.0.5/24", "2001:db8::5/64", "2001:db8::6/64"
 	fromFour := func(string) (*lease, error) {
@@ -138,7 +138,7 @@ func TestLeasesOfTwoSourcesOnOneLink(t *testing.T) {
 		n := startLeasing(t, fromFour, fromSix)
 		n.after(time.Second, all...)
 		n.v6.set(silent)
-		n.after(100*time.Second, // the second address of IPv6 has ended, while its lease goes on
+		n.after(100*time.Second, // the second address of IPv6 has ended, its lease hasn't
 			"addresses [10.0.0.5/24 2001:db8::5/64]", all[1], all[2], all[3], all[4], "node [10.0.0.5/24 2001:db8::5/64]")
 		n.after(200*time.Second, // that of IPv6 has expired
 			"addresses [10.0.0.5/24]", "routes [0.0.0.0/0 via 10.0.0.1 metric 1024]", "MTU 1400",
@@ -169,7 +169,7 @@ func TestLeasesOfTwoSourcesOnOneLink(t *testing.T) {
 	})
 }
 
-// Each source that a link is to have a lease from is waited for by its name.
+// The node waits for each source of a link by its name.
 func TestEachSourceIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := startLeasing(t,

@@ -24,7 +24,7 @@ type virtual struct {
 	wireguard *config.WireGuard
 }
 
-// tag is where a VLAN is and which.
+// tag is the parent and the ID of a VLAN.
 type tag struct {
 	parent string
 	id     int
@@ -40,7 +40,7 @@ func (v virtual) kind() string {
 	return "wireguard"
 }
 
-// sameLink is whether one link can be both: what else differs is changed on it.
+// sameLink reports whether one link can be both: other differences can be changed on it.
 func (v virtual) sameLink(other virtual) bool {
 	if v.bond != nil && other.bond != nil {
 		a, b := *v.bond, *other.bond
@@ -50,16 +50,16 @@ func (v virtual) sameLink(other virtual) bool {
 	return v.kind() == other.kind() && reflect.DeepEqual(v.vlan, other.vlan)
 }
 
-// vlanName is what a VLAN's link is called; a long parent's name loses its end,
-// as Linux takes 15 bytes.
+// vlanName is the name of a VLAN's link; the name of a parent with a long one
+// is shortened, because Linux accepts 15 bytes.
 func vlanName(parent string, id int) string {
 	suffix := fmt.Sprintf(".%d", id)
 	return parent[:min(len(parent), unix.IFNAMSIZ-1-len(suffix))] + suffix
 }
 
-// expand makes one plan for each link of its own: VLANs and the members of bonds
-// are part of another one's entry in the configuration. A member has no addresses:
-// they are the bond's. Bonds come before what stands on them.
+// expand makes one plan for each link: VLANs and the members of bonds are
+// inside of another link's entry in the configuration. A member has no
+// addresses: the bond has them. Bonds come before the links on top of them.
 func expand(links []config.Link) (plans []config.Link, virtuals []virtual, members map[string]string) {
 	members = map[string]string{}
 	for _, l := range links {
@@ -83,8 +83,8 @@ func expand(links []config.Link) (plans []config.Link, virtuals []virtual, membe
 			virtuals = append(virtuals, virtual{name: l.Name, wireguard: l.WireGuard})
 		}
 		for _, v := range l.VLANs {
-			// Linux gives a new VLAN the MTU that its parent has at that moment, which comes
-			// before the parent's own is set.
+			// Linux gives a new VLAN the current MTU of its parent, which isn't set yet
+			// at that time.
 			p := config.Link{Name: vlanName(l.Name, v.ID), MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Routes: v.Routes}
 			if v.CIDR.IsValid() {
 				p.Addresses = []netip.Prefix{v.CIDR}
@@ -99,7 +99,7 @@ func expand(links []config.Link) (plans []config.Link, virtuals []virtual, membe
 	return plans, virtuals, members
 }
 
-// link is the new link as netlink wants it; the parent's index counts for VLANs.
+// link is the new link in netlink's form; only VLANs need the parent's index.
 func (v virtual) link(parent int) netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = v.name
@@ -110,7 +110,7 @@ func (v virtual) link(parent int) netlink.Link {
 	case v.wireguard != nil:
 		return &netlink.Wireguard{LinkAttrs: attrs}
 	}
-	// The kernel refuses options that the mode has no use for.
+	// The kernel refuses options that the mode doesn't use.
 	b := netlink.NewLinkBond(attrs)
 	b.Mode = netlink.StringToBondMode(v.bond.Mode)
 	b.Miimon, b.UpDelay, b.DownDelay = *v.bond.MIIMon, v.bond.UpDelay, v.bond.DownDelay
@@ -124,9 +124,9 @@ func (v virtual) link(parent int) netlink.Link {
 	return b
 }
 
-// build makes the virtual links what they are to be: it removes those that
-// aren't wanted, or not like that, and makes those that lack. The news of a new
-// link brings us back here.
+// build makes the virtual links: it removes those that aren't wanted, or
+// differ, and makes those that are missing. The event of a new link calls it
+// again.
 func (o *owner) build(ctx context.Context) {
 	wanted := map[string]virtual{}
 	for _, v := range o.virtuals {
@@ -147,7 +147,7 @@ func (o *owner) build(ctx context.Context) {
 	}
 }
 
-// making sets what making a link brings apart from what its addresses bring.
+// making distinguishes errors of making a link from errors of its addresses.
 const making = "make "
 
 func (o *owner) unmake(name string) error {
@@ -170,8 +170,8 @@ func (o *owner) unmake(name string) error {
 	return nil
 }
 
-// drop forgets a link that was removed: it isn't to be used any more, and news of it that
-// are under way are older than that.
+// drop forgets a link that was removed: it must not be used any more, and
+// events that are still queued are older than the removal.
 func (o *owner) drop(l netlink.Link) {
 	name := l.Attrs().Name
 	o.gone[l.Attrs().Index] = true
@@ -187,8 +187,8 @@ func (o *owner) make(ctx context.Context, v virtual) error {
 		if l.Type() != o.o.link(v, 0).Type() {
 			return fmt.Errorf("%s is there already, as a %s of another program", v.name, l.Type())
 		}
-		// The module for bonds makes a bond0 of its own when it is loaded. Ours comes
-		// when the kernel has told that the other is gone.
+		// The module for bonds makes a bond0 of its own when it is loaded. Ours is
+		// made after the kernel has reported that the other is gone.
 		return o.unmake(v.name)
 	}
 	if !here {
@@ -209,14 +209,14 @@ func (o *owner) add(v virtual) error {
 	if v.vlan != nil {
 		l := o.links[v.vlan.parent]
 		if l == nil {
-			return nil // it is waited for by its own name
+			return nil // the node waits for it by its own name
 		}
 		parent = l.Attrs().Index
 	}
 	err := netlink.LinkAdd(o.o.link(v, parent))
 	if errors.Is(err, unix.EEXIST) {
-		// Made a moment ago, by us, or by the module for bonds, which the kernel has loaded
-		// for this one: the news is on its way, and then it is seen whose it is.
+		// It was made just now, by us or by the module for bonds, which the kernel
+		// has loaded for this call. The next event shows which of them.
 		return nil
 	}
 	if err != nil {
@@ -226,8 +226,8 @@ func (o *owner) add(v virtual) error {
 	return nil
 }
 
-// enslave makes the bond's members those that are listed. Linux takes only a
-// link that is down, so one that is in it already is left alone.
+// enslave makes the listed links the bond's members. Linux adds only a link
+// that is down, so a link that is a member already isn't changed.
 func (o *owner) enslave(bond netlink.Link, members []string) error {
 	index := bond.Attrs().Index
 	var errs []error

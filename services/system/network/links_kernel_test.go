@@ -17,8 +17,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// bridges stand for WireGuard links, which User Mode Linux lacks: they are made and removed
-// in the same way. Bonds and VLANs are real.
+// bridges replace WireGuard links, which User Mode Linux doesn't have: they are
+// made and removed in the same way. Bonds and VLANs are real.
 func bridges(v virtual, parent int) netlink.Link {
 	if v.wireguard == nil {
 		return v.link(parent)
@@ -63,8 +63,8 @@ func missingLink(t *testing.T, link string) {
 	})
 }
 
-// S-092, S-093, S-105: virtual links come with the configuration, change, and go
-// with it; what they stood on is an ordinary link again.
+// S-092, S-093, S-105: virtual links are made, changed and removed with the
+// configuration; after that, the links below are ordinary links again.
 func TestVirtualLinksFollow(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.18.0.1/24")
@@ -82,8 +82,8 @@ func TestVirtualLinksFollow(t *testing.T) {
 			return nil
 		}
 	}
-	// As the kernel's own bond0, which comes with the module, and which the first one to ask
-	// for a bond finds there.
+	// Like the kernel's own bond0, which the module makes when the first bond is
+	// requested.
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "bond0"
 	if err := netlink.LinkAdd(netlink.NewLinkBond(attrs)); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -111,7 +111,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 	same(t, "addresses of eth1.7", addresses(t, "eth1.7"), "10.18.7.2/24")
 	same(t, "addresses of wg0", addresses(t, "wg0"), "10.1.0.2/24")
 
-	// Members come and go without making the bond anew.
+	// Members are added and removed without a new bond.
 	before, err := netlink.LinkByName("bond0")
 	if err != nil || before.Attrs().Index == found.Attrs().Index {
 		t.Fatalf("the bond is the one that was there (%v)", err)
@@ -124,7 +124,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 	if after, err := netlink.LinkByName("bond0"); err != nil || after.Attrs().Index != before.Attrs().Index {
 		t.Errorf("the bond was made anew (%v)", err)
 	}
-	// With other options it is.
+	// With other options the bond is new.
 	other := bond("eth0")
 	other.Bond.MIIMon = new(50)
 	wg.WireGuard = &config.WireGuard{PrivateKey: wg.WireGuard.PrivateKey, ListenPort: 51112}
@@ -148,7 +148,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 	same(t, "keys given", keys, "wg0 port 51111 peers 0", "wg0 port 51112 peers 0")
 }
 
-// What the kernel can't make is told, and doesn't stay when it isn't wanted.
+// A link that the kernel can't make is reported, and no longer once it isn't wanted.
 func TestVirtualLinkThatCannotBe(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.19.0.1/24")

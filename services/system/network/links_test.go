@@ -11,14 +11,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// S-059, S-060, S-092, S-093: what one entry of the configuration says about
-// several links.
+// S-059, S-060, S-092, S-093: one entry of the configuration makes several
+// links.
 func TestS093OnePlanForEachLink(t *testing.T) {
 	t.Parallel()
 	bond := &config.Bond{Mode: "802.3ad", Interfaces: []string{"eth0", "eth1"}}
 	wg := &config.WireGuard{}
 	plans, virtuals, members := expand([]config.Link{
-		{Name: "eth0", MTU: 9000}, // a member: the bond's MTU counts
+		{Name: "eth0", MTU: 9000}, // a member has the bond's MTU
 		{Name: "bond0", Bond: bond, DHCP: true},
 		{Name: "eth2", VLANs: []config.VLAN{
 			{ID: 100, CIDR: netip.MustParsePrefix("10.20.0.2/24"), Routes: []config.Route{{Network: netip.MustParsePrefix("0.0.0.0/0")}}},
@@ -57,7 +57,7 @@ func TestVLANNameFits(t *testing.T) {
 	}
 }
 
-// S-092: only what the mode knows is asked of the kernel, which refuses the rest.
+// S-092: the kernel gets only options of the mode, because it refuses others.
 func TestS092BondOptions(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -33,9 +33,9 @@ func becomes(t *testing.T, link string, want ...string) {
 	})
 }
 
-// Before machined has looked for a configuration no link is touched; then,
-// without one, every card asks for an address; and when a configuration comes it
-// is taken over, and nothing that the cluster relies on is said before it holds.
+// Before machined has looked for a configuration, no link is changed. Then,
+// without one, every card asks for an address. When a configuration comes it is
+// applied, and nothing that the cluster depends on is published before.
 func TestMaintenanceThenConfigured(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.15.0.1/24")
@@ -50,7 +50,7 @@ func TestMaintenanceThenConfigured(t *testing.T) {
 		return nil
 	})
 	n.stage(machine.Maintenance)
-	// eth1 has a carrier and no server: one address is enough after a moment.
+	// eth1 has a carrier and no server: after linkGrace one address is enough.
 	n.up(linkGrace + 10*time.Second)
 	if got := n.address(); !prefix("10.15.0.0/24").Contains(got.Primary) {
 		t.Fatalf("node address is %+v", got)
@@ -87,8 +87,8 @@ func TestMaintenanceThenConfigured(t *testing.T) {
 	}
 }
 
-// follows waits until networkd has taken the last configuration over and has
-// these problems.
+// follows waits until networkd has applied the last configuration and has these
+// problems.
 func (n *node) follows(problems ...string) {
 	n.t.Helper()
 	if err := Await(n.t.Context(), n.store); err != nil {
@@ -112,8 +112,8 @@ func static(link, cidr string, mtu int, routes ...config.Route) config.Interface
 	return config.Interface{Name: link, CIDR: prefix(cidr), MTU: mtu, Routes: routes}
 }
 
-// Addresses, routes and the MTU come and go with the configuration, and what
-// others have put on links stays.
+// Addresses, routes and the MTU follow the configuration, and settings by other
+// programs stay.
 func TestLiveAddressesAndRoutes(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.16.0.1/24")
@@ -152,7 +152,7 @@ func TestLiveAddressesAndRoutes(t *testing.T) {
 	}}
 	n := startNode(t, first)
 	n.up(5 * time.Second)
-	held := n.etc + "/held" // as a container that has the file itself
+	held := n.etc + "/held" // as in a container that has the file mounted
 	if err := os.Link(n.etc+"/resolv.conf", held); err != nil {
 		t.Fatal(err)
 	}
@@ -185,15 +185,15 @@ func TestLiveAddressesAndRoutes(t *testing.T) {
 		t.Errorf("who holds resolv.conf reads %q (%v)", got, err)
 	}
 
-	// A link that isn't ours any more loses what was, and only that.
+	// A link that isn't managed any more loses our settings, and only those.
 	n.configure(config.Network{Interfaces: []config.Interface{{Name: "eth0", Ignore: true}, ignored}})
 	check("ignored", before.Attrs().MTU, nil, "192.0.2.1/24")
 	n.configure(first)
 	asBefore("no longer ignored")
 }
 
-// A change that the node can't work with is undone by the old configuration: what
-// it took away is there again.
+// A configuration with which the node can't work is replaced by the old one:
+// everything that it removed is there again.
 func TestUnusableChangeIsWithdrawn(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.17.0.1/24")

@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// maxNameservers is all that resolvers read (MAXNS in resolv.conf(5)).
+	// maxNameservers is the number that resolvers read (MAXNS in resolv.conf(5)).
 	maxNameservers = 3
-	// maxHostname is the kernel's limit (sethostname(2)); Kubernetes takes
-	// node names of 253, so this is the shorter one.
+	// maxHostname is the kernel's limit (sethostname(2)); Kubernetes allows node
+	// names of 253, so this one is the limit.
 	maxHostname = 63
 )
 
 // hostnameSyntax is a DNS name in lower case (RFC 1123 §2.1), as Kubernetes
-// wants the names of nodes.
+// demands for names of nodes.
 var hostnameSyntax = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// cleanHostname is name as a node's name, or "" where it is none.
+// cleanHostname is name as the name of a node, or "" if it isn't valid.
 func cleanHostname(name string) string {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	if len(name) > maxHostname || !hostnameSyntax.MatchString(name) {
@@ -36,13 +36,13 @@ func cleanHostname(name string) string {
 	return name
 }
 
-// hostnameFromMAC is the name of a node that nobody named: the same at each boot.
+// hostnameFromMAC is the name of a node without a configured one: the same at each boot.
 func hostnameFromMAC(mac net.HardwareAddr) string {
 	return fmt.Sprintf("garboard-%x", []byte(mac))
 }
 
-// files keeps the files under /etc that other programs read. It remembers what
-// it wrote, so that an unchanged one isn't written again.
+// files keeps the files under /etc that other programs read. It records their
+// content, so that an unchanged file isn't written again.
 type files struct {
 	dir     string
 	written map[string]string
@@ -62,10 +62,9 @@ func (f *files) write(name, content string) error {
 	return nil
 }
 
-// replace changes a file in place: the kubelet's container has these files
-// themselves mounted, and would go on with the old one if another took its name.
-// For a moment the end of a longer old content follows the new one; after a
-// power cut /etc begins anew in any case.
+// replace changes a file in place: the kubelet's container has the file itself mounted,
+// and would keep the old one after a rename. For a short time the end of a longer old
+// content follows the new one; after a power cut /etc is made again in any case.
 func replace(path, content string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +95,7 @@ func (f *files) names(hostname string, node netip.Addr) error {
 func hosts(hostname string, node netip.Addr) string {
 	own := node.String()
 	if !node.IsValid() {
-		own = "127.0.1.1" // so that the own name resolves in any case
+		own = "127.0.1.1" // so that the node's own name always resolves
 	}
 	if short, _, dotted := strings.Cut(hostname, "."); dotted {
 		hostname += " " + short

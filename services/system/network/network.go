@@ -1,15 +1,15 @@
 // Package network configures the node's links.
 //
-// It is the service `networkd`. One goroutine owns everything that is changed
-// through netlink: it compares what the configuration and the leases want
-// with what it has applied, and makes the difference so, whenever the
-// configuration, a link or a lease changes. A client for each link and source of
-// leases runs beside it and only sends it leases. It names the node, picks the one
-// address that the cluster knows it by, and publishes addresses, host name, resolvers
+// It is the service `networkd`. One goroutine does all changes through netlink.
+// Whenever the configuration, a link or a lease changes, it compares the
+// settings of the configuration and the leases with those that it has applied,
+// and applies the difference. A client for each link and source of leases runs
+// in parallel and only sends it leases. It names the node, chooses the address
+// that the cluster uses for it, and publishes addresses, host name, resolvers
 // and time servers.
 //
-// A machine without a configuration must be reachable to be given one: until
-// then the service does what it does with an empty configuration.
+// A machine without a configuration must be reachable to get one: until then
+// the service behaves as with an empty configuration.
 //
 //	configuration ───┐
 //	links (netlink) ─┼─▶ owner: want − applied ─▶ netlink, /etc, resources
@@ -38,8 +38,8 @@ import (
 // ID of the service.
 const ID = "networkd"
 
-// NodeAddress says which of the node's addresses is the one that the cluster
-// uses, and why.
+// NodeAddress is the address of the node that the cluster uses, and the reason
+// of the choice.
 type NodeAddress struct {
 	Primary netip.Addr     `yaml:"primary"`
 	All     []netip.Prefix `yaml:"all"` // in the order of the choice
@@ -81,12 +81,12 @@ var TimeServers = resource.Define[[]netip.Addr](resource.Definition{
 	Columns:   []resource.Column{{Name: "SERVERS", Value: addressColumn}},
 })
 
-// Status is what networkd has done last.
+// Status is the last result of networkd.
 type Status struct {
-	// Config is the version of the machine configuration that it has taken over; 0
-	// while there is none.
+	// Config is the version of the machine configuration that was applied; 0 while
+	// there is none.
 	Config   uint64   `yaml:"config"`
-	Problems []string `yaml:"problems,omitempty"` // what the kernel refuses, and is tried again
+	Problems []string `yaml:"problems,omitempty"` // what the kernel refused; it is tried again
 }
 
 // Statuses has one object, "networkd".
@@ -100,13 +100,13 @@ var Statuses = resource.Define[Status](resource.Definition{
 	},
 })
 
-// followTime is ample for taking a configuration over: it is a few calls to the
-// kernel.
+// followTime is more than enough to apply a configuration: that is a few calls
+// to the kernel.
 const followTime = 30 * time.Second
 
-// Await returns once the network's facts are those of the configuration that
-// applies now: for who reads them at its start, and may be started anew because
-// they change.
+// Await returns after the network's resources are those of the current
+// configuration. It is for services that read them at their start, and may be
+// restarted because they change.
 func Await(ctx context.Context, s *resource.Store) error {
 	o, err := machine.Configs.Get(s, machine.ConfigID)
 	if err != nil {
@@ -133,20 +133,20 @@ func addressColumn(spec any) string {
 	return strings.Join(names, ",")
 }
 
-// Options are what the service stands on.
+// Options are the inputs of the service.
 type Options struct {
 	Mode  boot.Mode
 	Store *resource.Store
 	Logs  *logs.Logs
 
 	etcDir   string                  // /etc; tests have their own
-	pinFile  string                  // on STATE; tests have their own
+	pinFile  string                  // on STATE; different in tests
 	pinReady func() bool             // whether STATE is mounted
 	physical func(netlink.Link) bool // which links get DHCP without being listed
 	sources  []source                // of leases; tests have more
-	// How links are changed; unit tests have no kernel for it.
+	// How links are changed; unit tests don't use the kernel.
 	apply func(l netlink.Link, was, is linkState) (linkState, error)
-	// How virtual links are made: tests have kernels without them.
+	// How virtual links are made: the kernel of a test may not have them.
 	link               func(v virtual, parent int) netlink.Link
 	configureWireGuard func(name string, c wgtypes.Config) error
 }
@@ -154,15 +154,15 @@ type Options struct {
 // Daemon is the service; its state belongs to the goroutine of run.
 type Daemon struct {
 	o Options
-	// applied outlives a restart of the service, so that what an earlier run put
-	// on a link is known and can be taken away again.
+	// applied is kept over a restart of the service, so that settings by an
+	// earlier run are known and can be removed.
 	applied map[string]linkState
 	made    map[string]virtual // the virtual links
 	slaves  map[string][2]int  // by member of a bond: the indexes of bond and member
-	keyed   map[string]keyed   // what WireGuard links have
+	keyed   map[string]keyed   // the last settings of WireGuard links
 }
 
-// New makes the service; nothing runs yet.
+// New makes the service and doesn't start it.
 func New(o Options) *Daemon {
 	if o.etcDir == "" {
 		o.etcDir = "/etc"
@@ -191,10 +191,10 @@ func New(o Options) *Daemon {
 	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}}
 }
 
-// Service is networkd in the graph. It is up once the links of the
+// Service is networkd in the graph. It is up after the links of the
 // configuration have their addresses. It doesn't depend on machined, which is up
-// only with a configuration, but on its having looked for one: DHCP on a link
-// that is to be left alone would be wrong even for a moment.
+// only with a configuration, but waits until machined has looked for one: DHCP
+// on a link that must not be configured would be wrong even for a short time.
 func (d *Daemon) Service() dag.Service {
 	return dag.Service{
 		ID: ID,

@@ -63,7 +63,7 @@ func (p *peer) do(f func()) {
 	})
 }
 
-// inThread runs f on a thread that is thrown away after.
+// inThread runs f on a thread that ends after it.
 func inThread(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -155,7 +155,7 @@ func (p *peer) dnsmasq(args ...string) (stop func()) {
 	return stop
 }
 
-// node is networkd with what is around it.
+// node is networkd with its inputs.
 type node struct {
 	t       *testing.T
 	store   *resource.Store
@@ -260,7 +260,7 @@ func (n *node) address() NodeAddress {
 	return o.Spec
 }
 
-// addresses are the IPv4 ones that the kernel has on the link.
+// addresses are the IPv4 addresses of the link in the kernel.
 func addresses(t *testing.T, link string) []string {
 	t.Helper()
 	out, err := addressesOf(link)
@@ -282,7 +282,7 @@ func addressesOf(link string) (out []string, err error) {
 	return out, err
 }
 
-// routes are the IPv4 ones of the link that the kernel didn't make by itself.
+// routes are the IPv4 routes of the link that the kernel didn't make by itself.
 func routes(t *testing.T, link string) []string {
 	t.Helper()
 	l, err := netlink.LinkByName(link)
@@ -349,8 +349,8 @@ func TestS090StaticAndIgnored(t *testing.T) {
 	n.names("node-1.example.org", "10.5.0.2 node-1.example.org node-1\n", "nameserver 10.5.0.1\nnameserver 10.5.0.3\n") // S-095
 }
 
-// Two default routes of one metric, and one from DHCP: the kernel would keep only
-// the last. The link that comes first wins. IPv6 beside it.
+// Two default routes of one metric, and one from DHCP: the kernel would keep
+// only the last. The route of the first link has priority. The same with IPv6.
 func TestDefaultRoutesOfSeveralLinks(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.13.0.1/24")
@@ -379,7 +379,7 @@ func TestDefaultRoutesOfSeveralLinks(t *testing.T) {
 	}
 }
 
-// The links of pods are nobody's cards, also not when a bridge tells of them.
+// The links of pods don't count as network cards, also when they are ports of a bridge.
 func TestPodLinksAreLeftAlone(t *testing.T) {
 	p := newPeer(t)
 	var mu sync.Mutex
@@ -411,7 +411,7 @@ func TestPodLinksAreLeftAlone(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() { netlink.LinkDel(bridge) })
-	p.wire("eth0", "far0", "10.14.0.1/24") // news of links come in order: this is the last
+	p.wire("eth0", "far0", "10.14.0.1/24") // events of links come in order: this is the last
 	n.up(5 * time.Second)
 	mu.Lock()
 	defer mu.Unlock()
@@ -420,7 +420,7 @@ func TestPodLinksAreLeftAlone(t *testing.T) {
 	}
 }
 
-// names checks what the node calls itself, everywhere it says so.
+// names checks the node's name in the kernel and in all files.
 func (n *node) names(hostname, hostsLine, resolv string) {
 	n.t.Helper()
 	if kernel, _ := os.Hostname(); kernel != hostname {
@@ -437,7 +437,7 @@ func (n *node) names(hostname, hostsLine, resolv string) {
 	}
 }
 
-// S-094: a link that nobody configured gets DHCP, from a server that isn't ours.
+// S-094: a link without configuration gets DHCP, from a real server (dnsmasq).
 func TestS094UnconfiguredLinkUsesDHCP(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.7.0.1/24")

@@ -13,7 +13,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-// candidate is an address that the node could be known by.
+// candidate is a possible address of the node.
 type candidate struct {
 	prefix netip.Prefix
 	link   string
@@ -35,7 +35,7 @@ func candidates(link string, s linkState, valid []netip.Prefix) []candidate {
 	for _, p := range s.addresses {
 		a := p.Addr()
 		if !a.IsGlobalUnicast() {
-			continue // loopback and link-local ones reach nobody
+			continue // loopback and link-local addresses can't be reached from other nodes
 		}
 		if len(valid) > 0 && !slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(a) }) {
 			continue
@@ -45,9 +45,9 @@ func candidates(link string, s linkState, valid []netip.Prefix) []candidate {
 	return out
 }
 
-// choose picks the node's address by one rule: the link with the default route
-// of the lowest metric, IPv4 before IPv6, the first address of the link. The
-// address of an earlier boot stays for as long as the node has it at all.
+// choose selects the node's address by one rule: the link with the default
+// route of the lowest metric, IPv4 before IPv6, the first address of the link.
+// The address of an earlier boot is kept as long as the node has it.
 func choose(all []candidate, pinned netip.Addr) (NodeAddress, bool) {
 	if len(all) == 0 {
 		return NodeAddress{}, false

@@ -76,7 +76,7 @@ func TestHostnames(t *testing.T) {
 	}
 }
 
-func TestBrokenPinIsSaid(t *testing.T) {
+func TestBrokenPinIsLogged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "node-address")
 	if a, err := readPin(file); a.IsValid() || err != nil {
 		t.Errorf("no file: %v, %v", a, err)

@@ -17,20 +17,20 @@ import (
 )
 
 const (
-	// dialTimeout and handshakeTimeout are for a server at the other end of the
-	// world behind a slow proxy.
+	// dialTimeout and handshakeTimeout are enough for a distant server behind a
+	// slow proxy.
 	dialTimeout      = 30 * time.Second
 	handshakeTimeout = 10 * time.Second
-	// headerTimeout ends the wait for a server that took the question and died.
+	// headerTimeout ends the wait for a server that has accepted the request and doesn't answer.
 	headerTimeout = time.Minute
 )
 
-// Outbound is how PID 1 itself asks servers outside of the cluster: by the
-// proxies of machine.env, trusting the authorities in the bundle as it is now.
-// Both may change while the node runs, and Go reads the environment and the
-// system's authorities only once per process: so neither is left to it, and a
-// transport is made anew for each piece of work. Close its idle connections
-// after.
+// Outbound is for requests of PID 1 itself to servers outside of the cluster.
+// It uses the proxies of machine.env, and trusts the authorities in the current
+// bundle. Both may change while the node runs, and Go reads the environment and
+// the system's authorities only once per process. So neither is left to Go, and
+// each piece of work gets a new transport. Close its idle connections
+// afterwards.
 func Outbound(env map[string]string) (*http.Transport, error) {
 	return outbound(env, boot.CABundle)
 }
@@ -50,9 +50,9 @@ func outbound(env map[string]string, bundle string) (*http.Transport, error) {
 	}, nil
 }
 
-// Authorities adds those of a bundle to a pool, which stays as it is; nil is an
-// empty one. It reads the file each time. Without a bundle nobody more is
-// trusted: plain http goes on.
+// Authorities adds those of a bundle to a copy of a pool; nil is an empty one.
+// It reads the file each time. Without a bundle nothing is added: plain http
+// still works.
 func Authorities(bundle string, to *x509.CertPool) (*x509.CertPool, error) {
 	data, err := os.ReadFile(bundle)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -62,8 +62,8 @@ func Authorities(bundle string, to *x509.CertPool) (*x509.CertPool, error) {
 	if to != nil {
 		pool = to.Clone()
 	}
-	// What isn't a certificate is passed over: one bad line of a user mustn't cost
-	// all the others.
+	// Invalid certificates are skipped: one bad line of a user must not disable
+	// all others.
 	pool.AppendCertsFromPEM(data)
 	return pool, nil
 }

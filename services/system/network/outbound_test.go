@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// S-145: requests go by the proxies of the machine configuration, not of our own
-// environment.
+// S-145: requests use the proxies of the machine configuration, not those of
+// our own environment.
 func TestS145Proxy(t *testing.T) {
 	t.Setenv("https_proxy", "http://wrong.example.org:1")
 	choose := Proxy(map[string]string{"https_proxy": "http://proxy.example.org:3128", "NO_PROXY": "inside.example.org,10.0.0.0/8"})
@@ -34,7 +34,7 @@ func TestS145Proxy(t *testing.T) {
 	}
 }
 
-// S-146: what was appended to the bundle counts from the next request on.
+// S-146: an authority appended to the bundle is trusted from the next request on.
 func TestS146Outbound(t *testing.T) {
 	s := httptest.NewTLSServer(http.NotFoundHandler())
 	defer s.Close()

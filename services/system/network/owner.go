@@ -24,20 +24,20 @@ import (
 )
 
 const (
-	// retryEvery is how often something unfinished is looked at again: a link
-	// that refused, a node address to pin, a link that others wait for.
+	// retryEvery is how often unfinished work is retried: a link that the kernel
+	// refused, a node address to store, a link that others depend on.
 	retryEvery = time.Second
-	// linkGrace is how long links that nobody listed may take to get an address
-	// once the first has one, so that the node's address doesn't depend on which
-	// server was quicker.
+	// linkGrace is how long links without configuration may take to get an address
+	// after the first one has one, so that the node's address doesn't depend on
+	// which server was faster.
 	linkGrace = 5 * time.Second
-	// pinGrace is that where none of them has the address of an earlier boot: etcd, and
-	// others, know the node by it. A server or a switch may take longer after a loss of
-	// power than the machine does.
+	// pinGrace is the same if none of them has the address of an earlier boot:
+	// etcd and others identify the node by it. After a loss of power, a server or
+	// a switch may start more slowly than the machine.
 	pinGrace = time.Minute
 )
 
-// owner is one run of the service: all of it belongs to one goroutine.
+// owner is one run of the service. Only one goroutine uses it.
 type owner struct {
 	*Daemon
 	h   *dag.Handle
@@ -50,10 +50,10 @@ type owner struct {
 	virtuals   []virtual
 	members    map[string]string // of bonds: the bond's name
 	links      map[string]netlink.Link
-	gone       map[int]bool // by index: links that we have removed, until the kernel tells it
+	gone       map[int]bool // by index: links that we have removed, until the kernel has reported it
 	clients    map[leaseKey]*leased
 	changed    chan leaseChange
-	ends       time.Time        // when the next address of a lease ends by itself; zero: none does
+	ends       time.Time        // when the next leased address ends; zero: none does
 	errs       map[string]error // by link: what the kernel refused
 	files      files
 	named      map[string]lookup // by name of a WireGuard peer
@@ -64,11 +64,11 @@ type owner struct {
 	waiting         string    // the last reported reason to wait
 	since           time.Time // since when
 	linkWarned      bool      // a missing link was logged at the console
-	settled         bool      // all that is waited for was there once
+	settled         bool      // everything was there once
 	warnedNoAddress bool      // the loss of the address was logged
-	hostname        string    // from a lease or a MAC address: stays once chosen
-	// announced is the configured name, for the goroutines of the clients: a server
-	// hears of a new one when the lease is extended.
+	hostname        string    // from a lease or a MAC address: not changed once chosen
+	// announced is the configured name, for the goroutines of the clients: a
+	// server gets a new one when the lease is extended.
 	announced atomic.Pointer[string]
 	pinned    netip.Addr
 	pinSaved  bool
@@ -109,7 +109,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	return o.loop(ctx, configs, links)
 }
 
-// subscribe hears of every link: first of those that exist.
+// subscribe receives events of every link: first of those that exist.
 func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	ch := make(chan netlink.LinkUpdate)
 	err := netlink.LinkSubscribeWithOptions(ch, ctx.Done(), netlink.LinkSubscribeOptions{ListExisting: true})
@@ -119,7 +119,7 @@ func subscribe(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	return ch, nil
 }
 
-// configure takes the configuration over; without one, an empty one.
+// configure applies the configuration; without one, an empty one.
 func (o *owner) configure() error {
 	cfg, err := machine.Configs.Get(o.o.Store, machine.ConfigID)
 	if errors.Is(err, resource.ErrNotFound) {
@@ -140,9 +140,9 @@ func (o *owner) configure() error {
 	return nil
 }
 
-// takeOver begins anew with the first configuration: what the cluster knows the
-// node by is chosen among what this configuration wants, and isn't published
-// before that is there.
+// takeOver starts again with the first configuration: the node's name and
+// address are chosen by its settings, and aren't published before they are
+// applied.
 func (o *owner) takeOver() error {
 	if !o.settled {
 		return nil
@@ -156,17 +156,17 @@ func (o *owner) takeOver() error {
 	return errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
 }
 
-// note takes a change of a link in and reports whether it matters: pods' links
-// come and go all the time.
+// note processes an event of a link and reports whether it matters: pods' links
+// are added and removed all the time.
 func (o *owner) note(u netlink.LinkUpdate) bool {
-	// News of a bridge's port: it doesn't tell the link's kind, so that a pod's
-	// veth would look like a network card, and "deleted" means only off the bridge.
+	// An event of a bridge's port doesn't have the link's kind, so that a pod's veth
+	// would look like a network card, and "deleted" only means removed from the bridge.
 	if u.Family == unix.AF_BRIDGE {
 		return false
 	}
 	a := u.Attrs()
 	if o.gone[a.Index] && u.Header.Type != unix.RTM_DELLINK {
-		return false // older than the removal: nothing can be done with that link
+		return false // older than the removal: the link can't be used
 	}
 	maps.DeleteFunc(o.links, func(name string, l netlink.Link) bool {
 		return l.Attrs().Index == a.Index && name != a.Name // renamed
@@ -187,14 +187,14 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 		return true
 	}
 	if old.Attrs().Flags&net.FlagUp == 0 && a.Flags&net.FlagUp != 0 {
-		delete(o.applied, a.Name) // going down had taken routes along
+		delete(o.applied, a.Name) // the kernel has dropped the routes with the link's down
 	}
-	// A bond's new member is up before it is one, and a link that was taken out again
-	// meanwhile can leave only then.
+	// A new member of a bond is up before it is a member, and a link that was
+	// removed from the configuration meanwhile can leave only then.
 	changed := old.Attrs().Index != a.Index || old.Attrs().Flags != a.Flags || carrier(old) != carrier(u.Link) ||
 		old.Attrs().MasterIndex != a.MasterIndex
 	for key, c := range o.clients {
-		// A cable that was out for a moment may show only as news without a change.
+		// A cable that was unplugged for a short time may be visible only as an event without a change.
 		if key.link == a.Name && carrier(u.Link) && (!carrier(old) || !changed && c.lease == nil) {
 			select {
 			case c.kick <- struct{}{}:
@@ -207,7 +207,7 @@ func (o *owner) note(u netlink.LinkUpdate) bool {
 
 func carrier(l netlink.Link) bool { return l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 }
 
-// reconcile makes links, leases, files and resources what they are to be.
+// reconcile makes the links, leases, files and resources match the configuration.
 func (o *owner) reconcile(ctx context.Context) {
 	var all []candidate
 	order, routes, now := uint32(0), taken{}, time.Now()
@@ -237,7 +237,7 @@ func (o *owner) reconcile(ctx context.Context) {
 	o.publish(all)
 }
 
-// forget drops what was refused on links that aren't there, or wanted, any more.
+// forget drops errors of links that don't exist, or aren't wanted, any more.
 func (o *owner) forget() {
 	maps.DeleteFunc(o.errs, func(key string, _ error) bool {
 		if name, ok := strings.CutPrefix(key, making); ok {
@@ -248,7 +248,7 @@ func (o *owner) forget() {
 	})
 }
 
-// order is listed links as they are listed, then the others by name.
+// order is listed links in the order of the list, then the others by name.
 func (o *owner) order() []string {
 	names := slices.Sorted(maps.Keys(o.links))
 	at := func(name string) int {
@@ -275,7 +275,7 @@ func (o *owner) applyTo(l netlink.Link, is linkState) {
 	o.refused(name, err)
 }
 
-// withdraw takes back what was ours on a link that isn't ours any more.
+// withdraw removes our settings from a link that isn't managed any more.
 func (o *owner) withdraw(l netlink.Link) {
 	name := l.Attrs().Name
 	was, ours := o.applied[name]
@@ -288,7 +288,7 @@ func (o *owner) withdraw(l netlink.Link) {
 	o.refused(name, err)
 }
 
-// refused remembers, and says once, what the kernel didn't do.
+// refused records, and logs once, what the kernel refused.
 func (o *owner) refused(name string, err error) {
 	if err == nil {
 		delete(o.errs, name)
@@ -350,7 +350,7 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 	}
 }
 
-// report says how far it is.
+// report publishes the progress.
 func (o *owner) report() error {
 	s := Status{Config: o.version}
 	for _, name := range slices.Sorted(maps.Keys(o.errs)) {

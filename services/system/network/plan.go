@@ -19,11 +19,11 @@ type route struct {
 	metric  uint32
 }
 
-// linkState is what a link has, or is to have, because of us.
+// linkState is our settings on a link, current or wanted.
 type linkState struct {
-	index     int // of the link that it was applied to: a link that came back has another
-	mtu       int // bytes; 0: left alone
-	mtuBefore int // what it was before the first that we set
+	index     int // of the link that it was applied to: a new link of the same name has another
+	mtu       int // bytes; 0: unchanged
+	mtuBefore int // before we set it
 	addresses []netip.Prefix
 	routes    []route
 }
@@ -37,12 +37,12 @@ func planFor(all []config.Link, name string, physical bool) (p config.Link, mana
 	return config.Link{Name: name, DHCP: physical}, physical || name == "lo"
 }
 
-// taken are the routes of the links so far. The kernel has one route per network
-// and metric: the second would replace the first, on another link.
+// taken are the routes of the links so far. The kernel has one route per
+// network and metric: a second one would replace the first, on another link.
 type taken map[route]bool
 
-// place gives the route the next free metric, so that the link that comes first
-// wins.
+// place gives the route the next free metric, so that the first link has
+// priority.
 func (t taken) place(r route) route {
 	for {
 		key := route{network: r.network, metric: r.metric}
@@ -54,8 +54,8 @@ func (t taken) place(r route) route {
 	}
 }
 
-// want is what the link is to have now. order counts the links that are to have leases:
-// the metric of one's routes doesn't depend on whether another has a lease already.
+// want is the link's wanted state now. order counts the links that should have leases: the
+// metric of a link's routes doesn't depend on whether another link has a lease already.
 func want(p config.Link, leases []*lease, order uint32, t taken, now time.Time) linkState {
 	s := linkState{mtu: p.MTU, addresses: slices.Clone(p.Addresses)}
 	for _, r := range p.Routes {
@@ -71,7 +71,7 @@ func want(p config.Link, leases []*lease, order uint32, t taken, now time.Time) 
 			}
 		}
 		for _, r := range l.routes {
-			// A static route to the same network is there because someone wanted it.
+			// A static route to the same network has priority.
 			if slices.ContainsFunc(s.routes, func(o route) bool { return o.network == r.network }) {
 				continue
 			}

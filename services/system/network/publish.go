@@ -6,11 +6,11 @@ import (
 	"net/netip"
 )
 
-// namesKey is for errors about the node's names, among those about its links: no
-// link is called that.
+// namesKey is the key for errors of the node's names, among those of its links:
+// no link has this name.
 const namesKey = "the node's names"
 
-// publish writes files and resources, once everything is there and on each change after.
+// publish writes files and resources, after everything is there and on each later change.
 func (o *owner) publish(all []candidate) {
 	lacking := o.lacking()
 	addr, chosen := choose(all, o.pinned)
@@ -45,7 +45,7 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 		TimeServers.Put(w, TimeServersID, o.timeServers()),
 	}
 	if !chosen {
-		// The last address stays published: those that use it can't do without.
+		// The last address stays published: its users need one.
 		if !o.warnedNoAddress {
 			o.warnedNoAddress = true
 			o.log.Warn("the node has no address at the moment")
@@ -70,8 +70,8 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	)...)
 }
 
-// name is the configuration's, or else the first lease's, or else made from the
-// first MAC address; it stays once chosen, because the node is known by it.
+// name is the configured one, or else the first lease's, or else made from the first MAC
+// address. It doesn't change once chosen, because the cluster identifies the node by it.
 func (o *owner) name() string {
 	if name := o.cfg.Machine.Network.Hostname; name != "" {
 		return name

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// S-119: the address that control planes share is another service's. It stays while
-// this one changes the node's own, whether those are static or DHCP's, and is never the
-// one that the node is known by.
+// S-119: the shared address of control planes belongs to another service. It
+// stays while networkd changes the node's own addresses, static or DHCP's, and
+// never becomes the node's address.
 func TestS119TheSharedAddressStays(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.19.0.1/24")

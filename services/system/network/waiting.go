@@ -11,20 +11,20 @@ import (
 	"github.com/garboard-os/garboard/services/core/reason"
 )
 
-// What the node may wait for.
+// Reasons why the node waits.
 const (
-	LinkMissing    reason.Code = "LinkMissing"    // an interface isn't there
-	NoCarrier      reason.Code = "NoCarrier"      // all are there, and none has a link
-	DHCPUnanswered reason.Code = "DHCPUnanswered" // nobody answers on a link
-	NoValidSubnet  reason.Code = "NoValidSubnet"  // addresses, and none that nodeIP.validSubnets allows
+	LinkMissing    reason.Code = "LinkMissing"    // an interface doesn't exist
+	NoCarrier      reason.Code = "NoCarrier"      // all exist, and none has a carrier
+	DHCPUnanswered reason.Code = "DHCPUnanswered" // there is no answer on a link
+	NoValidSubnet  reason.Code = "NoValidSubnet"  // there are addresses, but none that nodeIP.validSubnets allows
 )
 
-// lack is a thing that the node waits for.
+// lack is one thing that the node waits for.
 func lack(code reason.Code, format string, args ...any) error {
 	return reason.With(code, fmt.Errorf(format, args...))
 }
 
-// lacking is what the node waits for, sorted; empty once it has its addresses.
+// lacking is everything that the node waits for, sorted; empty after it has its addresses.
 func (o *owner) lacking() []error {
 	var out []error
 	listed := false
@@ -55,7 +55,7 @@ func (o *owner) lacking() []error {
 	return out
 }
 
-// unanswered are the answers that lack for the leases of a link.
+// unanswered are the missing answers for the leases of a link.
 func (o *owner) unanswered(p config.Link) (out []error) {
 	for _, s := range o.sources(p) {
 		if c := o.clients[leaseKey{p.Name, s.name}]; c == nil || c.lease == nil {
@@ -65,13 +65,13 @@ func (o *owner) unanswered(p config.Link) (out []error) {
 	return out
 }
 
-// answerOn is how a source's answer is called while it is waited for.
+// answerOn is the name of a source's answer in the reason of a wait.
 func (s source) answerOn(link string) error {
 	return lack(DHCPUnanswered, "%s answer on %q", s.name, link)
 }
 
-// lackingUnlisted: without listed links one address is enough, but the other
-// links get a moment, and one that may have the address of an earlier boot longer.
+// lackingUnlisted: without listed links one address is enough. The other links have a
+// grace period, and one that may get the address of an earlier boot has a longer one.
 func (o *owner) lackingUnlisted() []error {
 	var without []error
 	var names []string

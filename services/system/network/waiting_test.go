@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A node with two links by DHCP waits for the one whose address it is known by, whether
-// that has no answer yet or not even a carrier; for others only a moment, and for none
-// for ever.
+// A node with two links by DHCP waits for the one that had its address before,
+// whether that has no answer yet or no carrier. For other links it waits only
+// linkGrace, and for none without an end.
 func TestWaitsForTheAddressThatItHasHad(t *testing.T) {
 	t.Parallel()
 	const was, other = "10.0.0.9/24", "10.1.0.9/24"
 	for name, test := range map[string]struct {
-		pinned, first string // an earlier boot's address, and that of the link that is quick
+		pinned, first string // the address of an earlier boot, and that of the faster link
 		carrier       bool   // of the slow one
 		want          time.Duration
 	}{

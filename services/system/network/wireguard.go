@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// lookupTime bounds one question for a peer's address.
+	// lookupTime limits one query for a peer's address.
 	lookupTime = 5 * time.Second
 	// lookupAgain is the pause after one without an answer.
 	lookupAgain = 10 * time.Second
 )
 
-// lookup is what became of the name of a peer.
+// lookup is the result of a query for the name of a peer.
 type lookup struct {
 	host string
 	addr netip.Addr
@@ -30,16 +30,16 @@ type lookup struct {
 	at   time.Time // when it was answered
 }
 
-// keyed is what a WireGuard link was given last.
+// keyed is the last settings of a WireGuard link.
 type keyed struct {
 	index int
 	spec  *config.WireGuard
 	named map[string]netip.Addr // the addresses behind the peers' names
 }
 
-// key gives a WireGuard link its keys and peers where they aren't as they are to
-// be: doing it again would end its sessions. A peer whose name isn't known yet
-// goes without an address, as it may come to us.
+// key sets a WireGuard link's keys and peers if they differ: to set them again
+// would end its sessions. A peer whose name can't be resolved yet is set
+// without an address, because it may connect to us.
 func (o *owner) key(ctx context.Context, l netlink.Link, w *config.WireGuard) error {
 	named := map[string]netip.Addr{}
 	var errs []error
@@ -109,11 +109,11 @@ func samePeers(had keyed, w *config.WireGuard, named map[string]netip.Addr) bool
 	})
 }
 
-// wireguardConfig is the whole configuration of a link as the kernel wants it.
+// wireguardConfig is the whole configuration of a link in the kernel's form.
 func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.Config, error) {
 	private, err := wgtypes.ParseKey(string(w.PrivateKey))
 	if err != nil {
-		return wgtypes.Config{}, errors.New("the private key isn't one") // err may show it
+		return wgtypes.Config{}, errors.New("the private key isn't one") // err may contain it
 	}
 	c := wgtypes.Config{PrivateKey: &private, ReplacePeers: true}
 	if w.ListenPort != 0 {
@@ -142,7 +142,7 @@ func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.
 	return c, nil
 }
 
-// configureWireGuard tells the kernel.
+// configureWireGuard passes the configuration to the kernel.
 func configureWireGuard(name string, c wgtypes.Config) error {
 	client, err := wgctrl.New()
 	if err != nil {

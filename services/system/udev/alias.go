@@ -12,23 +12,23 @@ import (
 //	alias pci:v00008086d00001533sv*sd*bc*sc*i* igb
 //
 // There are some 15,000 patterns, and a machine has hundreds of devices. So the
-// patterns are sorted by what stands before their first wildcard, and a device is
-// compared only with those whose literal beginning is its own: one binary search
-// for each length that such a beginning has anywhere.
+// patterns are sorted by the text before their first wildcard. A device is
+// compared only with the patterns whose literal prefix its modalias has: one
+// binary search for each length of a prefix.
 type aliases struct {
 	entries []alias // sorted by prefix, then by place in the file
-	lengths []int   // that prefixes have, ascending
+	lengths []int   // lengths of all prefixes, ascending
 }
 
 type alias struct {
-	prefix  string // literal beginning of the pattern
+	prefix  string // literal prefix of the pattern
 	rest    string // from the first wildcard on; "" if there is none
 	module  string
-	ordinal int32 // line in the file: depmod orders modules as the kernel was linked
+	ordinal int32 // line in the file: depmod lists modules in the order of the kernel build
 }
 
-// parseAliases reads the text of a modules.alias file. Lines that aren't aliases
-// are comments to it.
+// parseAliases reads the text of a modules.alias file. It ignores lines that
+// aren't aliases.
 func parseAliases(text string) *aliases {
 	a := &aliases{}
 	text = canonicalPattern(text)
@@ -40,7 +40,7 @@ func parseAliases(text string) *aliases {
 		if !ok {
 			continue
 		}
-		// The name of a module holds no blank, a pattern might.
+		// The name of a module has no blank, but a pattern may have one.
 		cut := strings.LastIndexByte(rest, ' ')
 		if cut <= 0 {
 			continue
@@ -102,8 +102,8 @@ func (a *aliases) match(modalias string) []string {
 	return modules
 }
 
-// canonicalPattern makes dashes underscores, which mean the same in names of
-// modules and in aliases, except between brackets, where a dash is a range.
+// canonicalPattern replaces dashes by underscores, which mean the same in names
+// of modules and in aliases, except between brackets, where a dash is a range.
 func canonicalPattern(s string) string {
 	if !strings.Contains(s, "-") {
 		return s
@@ -123,12 +123,12 @@ func canonicalPattern(s string) string {
 	return string(b)
 }
 
-// glob says whether s as a whole matches pattern, by the rules of fnmatch(3)
-// without flags: * ? [a-z] [!a-z] and \ before a literal character. It goes back
-// to the last star only, so its time is bounded by the product of the lengths.
+// glob reports whether the whole of s matches pattern, by the rules of fnmatch(3)
+// without flags: * ? [a-z] [!a-z] and \ before a literal character. It backtracks
+// only to the last star, so its time is limited by the product of the lengths.
 func glob(pattern, s string) bool {
 	p, i := 0, 0
-	star, mark := -1, 0 // the last star, and where in s it has swallowed up to
+	star, mark := -1, 0 // the last star, and the end of its match in s
 	for i < len(s) {
 		if p < len(pattern) {
 			if pattern[p] == '*' {
@@ -155,7 +155,7 @@ func glob(pattern, s string) bool {
 }
 
 // one matches a single character with the element at the start of pattern, and
-// says how long that element is.
+// returns the length of that element.
 func one(pattern string, c byte) (width int, ok bool) {
 	switch pattern[0] {
 	case '?':
@@ -168,7 +168,7 @@ func one(pattern string, c byte) (width int, ok bool) {
 		if width, ok, closed := bracket(pattern, c); closed {
 			return width, ok
 		}
-		// Without its end a bracket is itself.
+		// A bracket without its end is a literal character.
 	}
 	return 1, pattern[0] == c
 }

@@ -96,8 +96,8 @@ func TestGlob(t *testing.T) {
 	}
 }
 
-// The library's Match is the reference, for the patterns that both know: it
-// doesn't let * pass a slash, and refuses unclosed brackets.
+// The library's Match is the reference, for patterns with the same meaning in
+// both: its * doesn't match a slash, and it refuses unclosed brackets.
 func TestGlobAgreesWithLibrary(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pattern := rapid.StringOfN(rapid.RuneFrom([]rune("ab*?[]^-")), 0, 8, -1).Draw(t, "pattern")
@@ -112,7 +112,7 @@ func TestGlobAgreesWithLibrary(t *testing.T) {
 	})
 }
 
-// The index must find exactly what comparing with every pattern finds.
+// The index must find the same modules as a comparison with every pattern.
 func TestIndexFindsWhatAScanFinds(t *testing.T) {
 	alphabet := rapid.StringOfN(rapid.RuneFrom([]rune("pciv0*?-_[:")), 1, 10, -1)
 	rapid.Check(t, func(t *rapid.T) {
@@ -140,7 +140,7 @@ func FuzzParseAndMatch(f *testing.F) {
 	})
 }
 
-// 15,000 patterns, as a generic kernel has, and the 400 devices of a server.
+// 15,000 patterns, as in a generic kernel, and the 400 devices of a server.
 func BenchmarkColdplugMatch(b *testing.B) {
 	var text strings.Builder
 	for i := range 9000 {

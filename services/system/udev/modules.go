@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoModule is what Load returns for a name that the kernel has neither as a
+// ErrNoModule is the error of Load for a name that the kernel has neither as a
 // module nor built in.
 var ErrNoModule = errors.New("no such module")
 
-// Modules is a kernel's module folder, as depmod(8) left it: what there is, what
-// needs what, and which device wants which. It is safe for concurrent use.
+// Modules is a kernel's module folder, as depmod(8) made it: the modules, their
+// dependencies, and the devices that they drive. It is safe for concurrent use.
 type Modules struct {
 	dir     string
 	files   map[string]string   // name: path below dir
@@ -34,7 +34,7 @@ type Modules struct {
 	loads map[string]*loadOnce // modules that are loaded, or being loaded
 }
 
-// loadOnce is one module's way into the kernel, which several devices may wait for.
+// loadOnce is the loading of one module. Several devices may wait for it.
 type loadOnce struct {
 	done chan struct{}
 	err  error // valid once done is closed
@@ -49,8 +49,8 @@ func ModulesDir() (string, error) {
 	return filepath.Join("/lib/modules", unix.ByteSliceToString(u.Release[:])), nil
 }
 
-// OpenModules reads the indexes of a module folder. modules.dep has to be there;
-// what else is missing is taken as empty.
+// OpenModules reads the indexes of a module folder. modules.dep is required;
+// other missing files count as empty.
 func OpenModules(dir string) (*Modules, error) {
 	m := newModules(dir)
 	text, err := os.ReadFile(filepath.Join(dir, "modules.dep"))
@@ -130,12 +130,12 @@ func (m *Modules) parseBuiltin(text string) {
 	}
 }
 
-// Load brings a module and what it needs into the kernel. One that is there
-// already, or built in, is no error.
+// Load loads a module and its dependencies. A module that is loaded already, or
+// built in, is no error.
 func (m *Modules) Load(name string) error { return m.load(canonical(name), nil) }
 
-// LoadFor loads all modules that want a device with this modalias, and names
-// them. A module that says that its device isn't there after all is no error.
+// LoadFor loads all modules for a device with this modalias, and returns their
+// names. A module that doesn't find its device is no error.
 func (m *Modules) LoadFor(modalias string) (loaded []string, err error) {
 	for _, name := range m.aliases.match(modalias) {
 		switch e := m.Load(name); {
@@ -149,8 +149,8 @@ func (m *Modules) LoadFor(modalias string) (loaded []string, err error) {
 	return loaded, err
 }
 
-// load is Load; chain holds the modules on whose behalf it is called, so that a
-// circle of soft dependencies ends.
+// load is Load; chain has the modules that led to this call, so that a circle
+// of soft dependencies ends.
 func (m *Modules) load(name string, chain []string) error {
 	if m.files[name] == "" {
 		if m.builtin[name] {
@@ -162,7 +162,7 @@ func (m *Modules) load(name string, chain []string) error {
 		return nil
 	}
 	chain = append(chain[:len(chain):len(chain)], name)
-	// modules.dep lists the nearest first, and what they need in turn later.
+	// modules.dep lists the nearest dependency first, and its own dependencies later.
 	for _, need := range slices.Backward(m.needs[name]) {
 		if err := m.loadOne(need, chain); err != nil {
 			return fmt.Errorf("load module %s: %w", name, err)
@@ -171,8 +171,8 @@ func (m *Modules) load(name string, chain []string) error {
 	return m.loadOne(name, chain)
 }
 
-// loadOne loads a module whose hard dependencies are there. While it waits for
-// another goroutine that loads the same, it holds nothing that one could want.
+// loadOne loads a module whose hard dependencies are loaded. While it waits for another
+// goroutine that loads the same module, it holds no lock that the other one needs.
 func (m *Modules) loadOne(name string, chain []string) error {
 	m.mu.Lock()
 	known := m.loads[name] != nil
@@ -201,12 +201,12 @@ func (m *Modules) loadOne(name string, chain []string) error {
 	return l.err
 }
 
-// insertOnce brings a module into the kernel and lets go of those who wait for it.
+// insertOnce inserts a module and wakes the goroutines that wait for it.
 func (m *Modules) insertOnce(name string, l *loadOnce) {
 	l.err = fmt.Errorf("load module %s: panic", name) // unless insert returns
 	defer func() {
 		if l.err != nil {
-			// Its device may come later: then it is tried again.
+			// Its device may be added later: then it is tried again.
 			m.mu.Lock()
 			delete(m.loads, name)
 			m.mu.Unlock()
@@ -219,8 +219,8 @@ func (m *Modules) insertOnce(name string, l *loadOnce) {
 	}
 }
 
-// loadSoft loads what makes a module better but isn't needed: a name or an alias,
-// and nobody minds if it isn't there (modprobe.d(5)).
+// loadSoft loads a soft dependency: a name or an alias. It is no error if there
+// is no such module (modprobe.d(5)).
 func (m *Modules) loadSoft(name string, chain []string) {
 	if m.files[name] != "" {
 		m.load(name, chain)
@@ -251,6 +251,6 @@ func nameOf(path string) string {
 	return canonical(base)
 }
 
-// canonical writes a module's name as the kernel does: file names mix dashes and
-// underscores.
+// canonical returns a module's name as the kernel spells it: file names have
+// both dashes and underscores.
 func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }

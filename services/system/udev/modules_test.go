@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeKernel is a module folder and a kernel that remembers what was loaded.
+// fakeKernel is a module folder and a kernel that records loaded modules.
 type fakeKernel struct {
 	*Modules
 	mu     sync.Mutex
@@ -98,7 +98,7 @@ func TestLoadSoftDependencies(t *testing.T) {
 	if err := k.Load("xfs"); err != nil {
 		t.Fatal(err)
 	}
-	// crc32c is an alias; not_there is nobody; a and b name each other in a circle.
+	// crc32c is an alias; there is no module not_there; a and b depend on each other.
 	if d := cmp.Diff([]string{"crc32c_intel", "libcrc32c", "xfs", "a", "b"}, k.order); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
@@ -129,7 +129,7 @@ func TestFailedLoadIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestLoadForTellsOfAllThatFail(t *testing.T) {
+func TestLoadForReportsAllThatFail(t *testing.T) {
 	k := newFakeKernel(t)
 	k.refuse["a"] = unix.EIO
 	loaded, err := k.LoadFor("pci:v1bc01sc06")
@@ -172,7 +172,7 @@ func TestConcurrentLoadsShareTheWork(t *testing.T) {
 			}
 		})
 	}
-	wg.Wait() // ends: circles of soft dependencies don't lock up
+	wg.Wait() // ends: circles of soft dependencies don't deadlock
 }
 
 func TestOpenModulesWithoutFolder(t *testing.T) {

@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// required are modules that a node needs and that no device asks for. The kernel
-// asks for most of them itself when they are used (file systems, kinds of links,
-// expressions of nftables; see Modprobe), but each time that costs the start of a
-// process in the middle of something else, and some it never asks for. They are
-// loaded in this order, one at a time, when the devices have been seen to and the
-// node goes on.
+// required are modules that a node needs and that no device asks for. The
+// kernel requests most of them itself at their first use (file systems, kinds
+// of links, expressions of nftables; see Modprobe). But each request starts a
+// process, and some are never requested. They are loaded in this order, one at
+// a time, after the modules of the devices, while the node continues to start.
 var required = []struct{ name, why string }{
 	{"xfs", "STATE and EPHEMERAL; first, since disks are what the node looks for next"},
 	{"overlay", "layers of containers"},
@@ -35,16 +34,16 @@ var required = []struct{ name, why string }{
 	{"ip6_tables", "iptables-legacy in containers looks whether it is there; the kernel never requests it"},
 }
 
-// substitutes are loaded when, after all devices have been seen to, the node
-// /dev/<unless> isn't there.
+// substitutes are loaded if the node /dev/<unless> doesn't exist after the
+// modules of all devices were loaded.
 var substitutes = []struct{ name, unless, why string }{
 	{"softdog", "watchdog", "no hardware watchdog: the kernel's own one at least watches PID 1"},
 }
 
-// Modprobe loads what the kernel asks for: the name of a module, or an alias such
-// as fs-xfs. PID 1 makes itself the kernel's /sbin/modprobe (kernel.modprobe in
-// Documentation/admin-guide/sysctl/kernel.rst), so this runs in a process of its
-// own, which the kernel starts and waits for.
+// Modprobe loads what the kernel requests: the name of a module, or an alias
+// such as fs-xfs. PID 1 is the kernel's modprobe (kernel.modprobe in
+// Documentation/admin-guide/sysctl/kernel.rst), so this runs in a separate
+// process, which the kernel starts and waits for.
 func Modprobe(name string) error {
 	dir, err := ModulesDir()
 	if err != nil {
@@ -68,13 +67,13 @@ func (m *Modules) modprobe(name string) error {
 	return err
 }
 
-// openNodes may be opened by everyone: what they give away is checked by the
-// driver (Documentation/networking/tuntap.rst, filesystems/fuse.rst).
+// openNodes may be opened by all users: their drivers check permissions
+// themselves (Documentation/networking/tuntap.rst, filesystems/fuse.rst).
 var openNodes = []string{"fuse", "net/tun"}
 
-// makeStaticNodes makes the device nodes whose first opening makes the kernel ask
-// for their module (modules.devname, of depmod(8)): /dev/fuse, /dev/net/tun and
-// their like. dev is /dev.
+// makeStaticNodes makes device nodes whose modules the kernel loads when they
+// are first opened (modules.devname, of depmod(8)): /dev/fuse, /dev/net/tun and
+// others. dev is /dev.
 func makeStaticNodes(modulesDir, dev string) error {
 	data, err := os.ReadFile(filepath.Join(modulesDir, "modules.devname"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -94,7 +93,7 @@ func makeStaticNodes(modulesDir, dev string) error {
 			errs = append(errs, err)
 			continue
 		}
-		// Chmod, since the umask applies to mknod(2).
+		// Chmod, because the umask applies to mknod(2).
 		err := unix.Mknod(path, node.mode, int(unix.Mkdev(node.major, node.minor)))
 		if err == nil {
 			err = os.Chmod(path, os.FileMode(node.mode).Perm())

@@ -1,12 +1,12 @@
-// Package udev brings the drivers of a machine's devices into the kernel.
+// Package udev loads the drivers of a machine's devices.
 //
-// The kernel finds devices and says so (uevents), makes their nodes (devtmpfs),
-// and leaves it to user space to load the module that drives them. The service
-// udevd does that: it listens, loads for all devices that were there before it
-// listened (coldplug), and is up when there is nothing left to do. It also loads
-// a few modules that no device asks for, and Modprobe answers the kernel's own
-// requests for modules. There are no rules and no names: who looks for a disk
-// or a link looks at it.
+// The kernel finds devices, sends uevents, and makes their nodes (devtmpfs).
+// User space has to load the modules that drive them. The service udevd does
+// that. It listens, loads the modules of all devices that exist already
+// (coldplug), and is up when there is nothing left to do. It also loads a few
+// modules that no device asks for, and Modprobe answers the kernel's own
+// requests for modules. There are no rules and no names: services that need a
+// disk or a link look for it themselves.
 package udev
 
 import (
@@ -28,18 +28,18 @@ import (
 )
 
 const (
-	// settleTimeout bounds how long the service isn't up because devices keep
-	// coming: one that comes and goes for ever mustn't hold up the boot.
+	// settleTimeout limits the time in which new devices delay the service's start:
+	// a device that is added and removed again and again must not block the boot.
 	settleTimeout = 10 * time.Second
 
-	// Loading a module mostly waits for its device to answer: some at a time.
+	// To load a module is mostly to wait for its device: several at a time.
 	maxWorkers = 4
 )
 
 // ID of the service.
 const ID = "udevd"
 
-// Options are what udevd takes.
+// Options are the inputs of udevd.
 type Options struct {
 	Mode boot.Mode
 	Logs *logs.Logs
@@ -74,9 +74,9 @@ type daemon struct {
 	modules *Modules
 
 	urgent  []job // devices
-	later   []job // what can wait until udevd is up, one at a time
+	later   []job // these can wait until udevd is up, one at a time
 	running int
-	up      bool   // the devices that were there have been seen to
+	up      bool   // the modules of the first devices are loaded
 	seq     uint64 // of the last event seen
 	loaded  int
 	failed  int
@@ -113,11 +113,11 @@ func newDaemon(log *slog.Logger) (*daemon, error) {
 	return &daemon{sysfs: "/sys", dev: "/dev", log: log, listen: Listen, modules: modules}, nil
 }
 
-// run loads for what is there, then for what comes, until ctx ends.
+// run loads the modules of existing devices, then those of new ones, until ctx ends.
 func (d *daemon) run(ctx context.Context, started func(string)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Listening comes before looking, or a device between the two is missed.
+	// It listens before it looks for devices, so that it misses none in between.
 	events, err := d.listen(ctx)
 	if err != nil {
 		return err
@@ -144,7 +144,7 @@ func (d *daemon) loop(ctx context.Context, events <-chan Uevent, work chan<- job
 		if !d.up && d.settled() {
 			d.goOn(started)
 		}
-		// Without a job the channel is nil, and its case never chosen.
+		// Without a job the channel is nil, and its case is never chosen.
 		var to chan<- job
 		j, ok := d.next()
 		if ok {
@@ -179,8 +179,8 @@ func (d *daemon) goOn(started func(string)) {
 	started(fmt.Sprintf("Loaded %d modules for %d devices", d.loaded, d.devices))
 }
 
-// next is the job to hand out now, if there is one. What can wait doesn't take a
-// processor from the node that is starting: one at a time.
+// next is the job to start now, if there is one. Jobs that can wait run one at
+// a time, because the node that is starting needs the processors.
 func (d *daemon) next() (j job, ok bool) {
 	switch {
 	case len(d.urgent) > 0:
@@ -191,7 +191,7 @@ func (d *daemon) next() (j job, ok bool) {
 	return job{}, false
 }
 
-// dispatched notes that the job that next gave has been handed out.
+// dispatched records that the job from next was handed to a worker.
 func (d *daemon) dispatched() {
 	d.running++
 	if len(d.urgent) > 0 {
@@ -217,8 +217,8 @@ func (d *daemon) worker(ctx context.Context, work <-chan job, done chan<- outcom
 	}
 }
 
-// load does a job. A panic in it becomes its error: this runs in a goroutine that
-// nobody else guards, inside PID 1.
+// load does a job. A panic becomes the job's error: this goroutine of PID 1 has
+// no other protection.
 func (d *daemon) load(j job) (o outcome) {
 	o.job = j
 	start := time.Now()
@@ -268,7 +268,7 @@ func (d *daemon) finish(o outcome) {
 	}
 }
 
-// settled says that all devices that the kernel has told of have been seen to.
+// settled reports whether the modules for all events of the kernel so far are loaded.
 func (d *daemon) settled() bool {
 	if len(d.urgent) > 0 || d.running > 0 {
 		return false
@@ -293,7 +293,7 @@ func (d *daemon) require() {
 	}
 }
 
-// substitute queues what stands in for what no device has brought.
+// substitute queues the substitutes for missing device nodes.
 func (d *daemon) substitute() {
 	for _, r := range substitutes {
 		if _, err := os.Stat(filepath.Join(d.dev, r.unless)); errors.Is(err, os.ErrNotExist) {
@@ -302,9 +302,9 @@ func (d *daemon) substitute() {
 	}
 }
 
-// plug queues a device. Those of processors can wait: their modules make things
-// quicker (and test themselves at length), and whoever encrypts or hashes before
-// they are there makes the kernel ask for them (see Modprobe).
+// plug queues a device. Processors can wait: their modules only make things
+// faster (and take long to test themselves). If they are needed before that,
+// the kernel requests them (see Modprobe).
 func (d *daemon) plug(modalias string) {
 	if strings.HasPrefix(modalias, "cpu:") {
 		d.later = append(d.later, job{modalias: modalias})
@@ -313,9 +313,9 @@ func (d *daemon) plug(modalias string) {
 	d.urgent = append(d.urgent, job{modalias: modalias})
 }
 
-// modaliasPlaces are where sysfs shows the modaliases of devices: by bus, and by
-// class for the few that are on none. That is a tenth of the files that a walk
-// over all of /sys/devices opens.
+// modaliasPlaces are the places of modaliases in sysfs: by bus, and by class
+// for the few devices that are on no bus. That is a tenth of the files below
+// /sys/devices.
 var modaliasPlaces = []string{
 	"bus/*/devices/*/modalias",
 	"class/input/*/modalias",
@@ -323,7 +323,7 @@ var modaliasPlaces = []string{
 	"devices/system/cpu/modalias",
 }
 
-// coldplug queues the devices that are there, one of each kind.
+// coldplug queues the existing devices, one of each kind.
 func (d *daemon) coldplug() {
 	kinds := modaliases(d.sysfs)
 	d.devices += len(kinds)
@@ -336,13 +336,13 @@ func modaliases(sysfs string) []string {
 	var kinds []string
 	seen := map[string]bool{}
 	for _, place := range modaliasPlaces {
-		paths, _ := filepath.Glob(filepath.Join(sysfs, place)) // the pattern is sound
+		paths, _ := filepath.Glob(filepath.Join(sysfs, place)) // the pattern is valid
 		slices.Sort(paths)
 		for _, path := range paths {
 			data, err := os.ReadFile(path)
 			m := strings.TrimSpace(string(data))
 			if err != nil || m == "" || seen[m] {
-				continue // a device may go while we look
+				continue // the device may have been removed meanwhile
 			}
 			seen[m] = true
 			kinds = append(kinds, m)

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// The kernel sends an event for a write to a device's uevent file: to us it is
-// as good as a device that comes.
-func TestListenHearsTheKernel(t *testing.T) {
+// A write to a device's uevent file makes the kernel send an event, the same as
+// for a new device.
+func TestListenReceivesEventsOfTheKernel(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: writes to /sys/class/mem/null/uevent")
 	}
@@ -26,7 +26,7 @@ func TestListenHearsTheKernel(t *testing.T) {
 	for e := range events {
 		if e.DevName == "null" && e.Action == "add" && e.Seq > 0 {
 			cancel()
-			for range events { // closed once ctx has ended
+			for range events { // closed after ctx has ended
 			}
 			return
 		}
@@ -42,7 +42,7 @@ func TestMakeStaticNodes(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "modules.devname"), []byte("# nodes\ntun net/tun c10:200\ndm_mod mapper/control c10:236\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // a node that is there is left alone
+	for range 2 { // an existing node isn't changed
 		if err := makeStaticNodes(dir, dev); err != nil {
 			t.Fatal(err)
 		}

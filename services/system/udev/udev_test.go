@@ -45,7 +45,7 @@ func FuzzParseUevent(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) { parseUevent(data) })
 }
 
-// fakeSysfs is a /sys with devices in it.
+// fakeSysfs is a /sys with devices.
 func fakeSysfs(t *testing.T, seq string, modaliases map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,7 +106,7 @@ func TestColdplugThenHotplug(t *testing.T) {
 	}
 }
 
-// What loading a bus brings to light is seen to before udevd is up.
+// Devices that appear after a bus driver is loaded are handled before udevd is up.
 func TestSettlesAfterFollowUpDevices(t *testing.T) {
 	k := newFakeKernel(t)
 	events := make(chan Uevent)
@@ -136,7 +136,7 @@ func TestSettlesAfterFollowUpDevices(t *testing.T) {
 	}
 }
 
-// A panic on the way to the kernel is a failed load, not the end of PID 1.
+// A panic while a module is loaded is a failed load, not the end of PID 1.
 func TestPanicInAWorkerIsAFailedLoad(t *testing.T) {
 	k := newFakeKernel(t)
 	k.insert = func(string) error { panic("oh") }
@@ -150,7 +150,7 @@ func TestPanicInAWorkerIsAFailedLoad(t *testing.T) {
 	}
 }
 
-// What processors like is loaded after udevd is up.
+// Modules for processors are loaded after udevd is up.
 func TestProcessorsCanWait(t *testing.T) {
 	k := newFakeKernel(t)
 	k.aliases = parseAliases("alias cpu:type:x86,ven*fam*mod*:feature:*0099* virtio_net\n")
@@ -211,8 +211,8 @@ func TestContainerSkips(t *testing.T) {
 	}
 }
 
-// On a real machine the places looked at hold every modalias that a walk over
-// all devices finds.
+// On a real machine modaliasPlaces have every modalias that is below
+// /sys/devices.
 func TestColdplugMissesNothingHere(t *testing.T) {
 	found := modaliases("/sys")
 	err := filepath.WalkDir("/sys/devices", func(path string, e fs.DirEntry, err error) error {

@@ -16,16 +16,16 @@ const (
 	// The multicast group of the kernel's own uevents; group 2 is for daemons.
 	kernelGroup = 1
 
-	// What may wait while nobody reads, in bytes: a machine with hundreds of
+	// Size of the queue of unread events, in bytes: a machine with hundreds of
 	// devices sends some thousand events of 500 bytes within a second of its boot.
 	listenBuffer = 8 << 20
 
-	// The kernel's own bound of one event (UEVENT_BUFFER_SIZE) is 2 KiB.
+	// The kernel's own limit of one event (UEVENT_BUFFER_SIZE) is 2 KiB.
 	maxUevent = 8 << 10
 )
 
-// Uevent is what the kernel says when a device comes, goes or changes; see
-// lib/kobject_uevent.c in its source.
+// Uevent is the kernel's message when a device is added, removed or changed;
+// see lib/kobject_uevent.c in its source.
 type Uevent struct {
 	Action    string // add, remove, change, bind, …
 	DevPath   string // below /sys
@@ -33,20 +33,20 @@ type Uevent struct {
 	DevName   string // below /dev, if the device has a node
 	Modalias  string
 	Seq       uint64
-	// Lost says that events were dropped before this one: all other fields are
-	// empty then, and the reader has to look for itself.
+	// Lost: events were dropped before this one. All other fields are empty then,
+	// and the reader has to look for devices itself.
 	Lost bool
 }
 
-// Listen hands over the kernel's uevents from now on until ctx ends; then the
-// channel is closed.
+// Listen sends the kernel's uevents to the channel from now on until ctx ends;
+// then it closes the channel.
 func Listen(ctx context.Context) (<-chan Uevent, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
 		return nil, fmt.Errorf("listen for uevents: socket: %w", err)
 	}
-	// The privileged one may pass net.core.rmem_max; without the right to, the
-	// small buffer has to do, and what it loses is made good by looking again.
+	// The privileged option may exceed net.core.rmem_max. Without the privilege,
+	// the buffer stays small; after lost events the reader looks for devices again.
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenBuffer)
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
 		unix.Close(fd)

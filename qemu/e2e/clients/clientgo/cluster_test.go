@@ -1,9 +1,9 @@
 //go:build e2e
 
-// Package clientgo uses a cluster with Kubernetes' own client library, as a program of a
-// user does. Garboard's module must not depend on that library, so this package is a module
-// of its own. The tests of the folder above build it and run it on a machine in the nodes'
-// network. Its parameters are in the environment.
+// Package clientgo uses a cluster with Kubernetes' own client library, like a
+// user's program. Garboard's module must not depend on that library, so this
+// package is a separate module. The tests of the parent folder build it and run
+// it on a machine in the nodes' network. Its parameters are in the environment.
 package clientgo
 
 import (
@@ -25,18 +25,18 @@ import (
 )
 
 const (
-	// startBudget is for pods to run, on nodes that have yet to pull their image.
+	// startBudget is for pods to run, on nodes that have to pull their image first.
 	startBudget = 60 * time.Second
-	// knownBudget is for what is known to the API server to be known to kube-proxy,
-	// or to a kubelet.
+	// knownBudget is for a change to get from the API server to kube-proxy, or to
+	// a kubelet.
 	knownBudget = 20 * time.Second
-	// replaceBudget is for a pod to be taken away and replaced on another node.
+	// replaceBudget is for a pod to be removed and replaced on another node.
 	replaceBudget = 90 * time.Second
 
 	pollPeriod = 100 * time.Millisecond
 )
 
-// cluster is the one that the test in the folder above has brought up.
+// cluster is the cluster that the test in the parent folder has started.
 type cluster struct {
 	t       *testing.T
 	config  *rest.Config
@@ -45,8 +45,8 @@ type cluster struct {
 	workers []string // names of nodes
 }
 
-// connect reads the kubeconfig of $KUBECONFIG as it is: what it says of authorities
-// and keys must do.
+// connect reads the kubeconfig of $KUBECONFIG as it is, with its authorities
+// and keys.
 func connect(t *testing.T, space string) *cluster {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
@@ -61,7 +61,7 @@ func connect(t *testing.T, space string) *cluster {
 	}
 	c := &cluster{t: t, config: config, client: client, space: space}
 	made := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: space, Labels: map[string]string{
-		// For a hostPath volume: the standards baseline and restricted know none.
+		// A hostPath volume needs it: the standards baseline and restricted forbid them.
 		"pod-security.kubernetes.io/enforce": "privileged",
 		"pod-security.kubernetes.io/warn":    "privileged",
 	}}}
@@ -81,15 +81,15 @@ func connect(t *testing.T, space string) *cluster {
 	return c
 }
 
-// in is the cluster as a part of the test sees it.
+// in is the cluster for a subtest.
 func (c *cluster) in(t *testing.T) *cluster {
 	part := *c
 	part.t = t
 	return &part
 }
 
-// slowdown is how many times slower than an idle machine this one is. The test in the folder
-// above has measured it.
+// slowdown is how many times slower than an idle machine this one is. The test
+// in the parent folder has measured it.
 func slowdown() float64 {
 	if f, err := strconv.ParseFloat(os.Getenv("GARBOARD_SLOWDOWN"), 64); err == nil && f > 1 {
 		return f
@@ -103,7 +103,7 @@ func (c *cluster) eventually(budget time.Duration, name string, check func(ctx c
 	var last error
 	budget = time.Duration(float64(budget) * slowdown())
 	err := wait.PollUntilContextTimeout(c.t.Context(), pollPeriod, budget, true, func(ctx context.Context) (bool, error) {
-		// The end of the budget, which breaks off a request, is no news.
+		// The end of the budget interrupts a request; that error is of no interest.
 		if err := check(ctx); err == nil || !errors.Is(err, context.DeadlineExceeded) || last == nil {
 			last = err
 		}
@@ -123,8 +123,8 @@ func (c *cluster) pods(ctx context.Context, app string) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// ready waits for a number of ready pods of an app that aren't about to end, and
-// none besides.
+// ready waits for a number of ready pods of an app that aren't terminating, and
+// no others.
 func (c *cluster) ready(budget time.Duration, app string, want int) []corev1.Pod {
 	c.t.Helper()
 	var found []corev1.Pod

@@ -23,8 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// TestKubelets asks each kubelet itself: it shows a certificate that the cluster has
-// signed for the node's name and address, and answers nobody who has none.
+// TestKubelets connects to each kubelet: its certificate is signed by the cluster
+// for the node's name and address, and it refuses clients without a certificate.
 func TestKubelets(t *testing.T) {
 	c := connect(t, "kubelets")
 	nodes, err := c.client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
@@ -37,19 +37,19 @@ func TestKubelets(t *testing.T) {
 	}
 	for _, n := range nodes.Items {
 		for _, name := range []string{n.Name, address(n)} {
-			if code, err := stranger(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: name}); err != nil || code != http.StatusUnauthorized {
-				t.Errorf("the kubelet of %s, called %s, answers a stranger with %d, %v", n.Name, name, code, err)
+			if code, err := anonymous(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: name}); err != nil || code != http.StatusUnauthorized {
+				t.Errorf("the kubelet of %s, called %s, answers an anonymous client with %d, %v", n.Name, name, code, err)
 			}
 		}
 		var other x509.HostnameError
-		if _, err := stranger(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: "other"}); !errors.As(err, &other) {
+		if _, err := anonymous(t.Context(), n, &tls.Config{RootCAs: roots, ServerName: "other"}); !errors.As(err, &other) {
 			t.Errorf("the kubelet of %s, called by another's name: %v", n.Name, err)
 		}
 	}
 }
 
-// stranger asks a kubelet for its pods, without a certificate.
-func stranger(ctx context.Context, n corev1.Node, trust *tls.Config) (int, error) {
+// anonymous requests a kubelet's pods, without a certificate.
+func anonymous(ctx context.Context, n corev1.Node, trust *tls.Config) (int, error) {
 	client := &http.Client{Timeout: requestTimeout, Transport: &http.Transport{TLSClientConfig: trust, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+net.JoinHostPort(address(n), fmt.Sprint(n.Status.DaemonEndpoints.KubeletEndpoint.Port))+"/pods", nil)
 	if err != nil {
@@ -64,8 +64,8 @@ func stranger(ctx context.Context, n corev1.Node, trust *tls.Config) (int, error
 	return resp.StatusCode, err
 }
 
-// TestDrain empties a node through the eviction API, which a disruption budget
-// first forbids.
+// TestDrain drains a node through the eviction API. A disruption budget forbids
+// that at first.
 func TestDrain(t *testing.T) {
 	c := connect(t, "drain")
 	pods := c.deploy(2)
@@ -136,7 +136,7 @@ func (c *cluster) cordon(node string, on bool) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	// Also at the end of a test, when its context has ended.
+	// This also runs at the end of a test, when its context has ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), requestTimeout)
 	defer cancel()
 	if _, err := c.client.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {

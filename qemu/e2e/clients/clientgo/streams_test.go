@@ -26,7 +26,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// stream is the URL of a pod's subresource that becomes a stream.
+// stream is the URL of a pod's subresource that is a stream.
 func (c *cluster) stream(pod, what string, options *corev1.PodExecOptions) *url.URL {
 	r := c.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(c.space).Name(pod).SubResource(what)
 	if options != nil {
@@ -35,7 +35,7 @@ func (c *cluster) stream(pod, what string, options *corev1.PodExecOptions) *url.
 	return r.URL()
 }
 
-// exec runs a program in a pod over a websocket, as kubectl does today.
+// exec runs a program in a pod over a websocket, like the current kubectl.
 func (c *cluster) exec(ctx context.Context, pod string, command ...string) (string, error) {
 	u := c.stream(pod, "exec", &corev1.PodExecOptions{Command: command, Stdout: true, Stderr: true})
 	e, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
@@ -54,8 +54,8 @@ func run(ctx context.Context, e remotecommand.Executor, stdin io.Reader) (string
 	return out.String(), err
 }
 
-// Logs and streams go through the API server to the kubelet, whose certificate the
-// API server checks: nobody here skips anything.
+// Logs and streams go through the API server to the kubelet, whose certificate
+// the API server verifies. No verification is disabled.
 func TestStreams(t *testing.T) {
 	c := connect(t, "streams")
 	pods := c.deploy(2) // one on each worker
@@ -103,7 +103,7 @@ func (c *cluster) logs(pod string) {
 	}
 }
 
-// execs: a program reads, writes, and its exit code comes back.
+// execs: a program reads and writes, and its exit code is returned.
 func (c *cluster) execs(pod string, dial func(*url.URL) (remotecommand.Executor, error)) {
 	kubectl := func(stdin string, arguments ...string) (string, error) {
 		e, err := dial(c.stream(pod, "exec", &corev1.PodExecOptions{
@@ -124,8 +124,8 @@ func (c *cluster) execs(pod string, dial func(*url.URL) (remotecommand.Executor,
 	}
 }
 
-// forwards: the pod's server answers through a port of this machine, and the reason
-// comes through why one that nobody listens on doesn't.
+// forwards: the pod's server answers through a port of this machine, and a
+// forward to a port without a listener returns the reason.
 func (c *cluster) forwards(pod string, d httpstream.Dialer) {
 	stop, open := make(chan struct{}), make(chan struct{})
 	const closed = 1
@@ -169,8 +169,8 @@ func (c *cluster) forwards(pod string, d httpstream.Dialer) {
 	})
 }
 
-// complaints are what client-go has to say where nobody is there to return it to: of
-// a connection that is forwarded, for one.
+// complaints are errors that client-go logs because it can't return them, for
+// example of a forwarded connection.
 var complaints locked
 
 func TestMain(m *testing.M) {
@@ -180,7 +180,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// locked is a buffer that is written to while it is read.
+// locked is a buffer for concurrent writes and reads.
 type locked struct {
 	mu     sync.Mutex // guards the buffer
 	buffer bytes.Buffer

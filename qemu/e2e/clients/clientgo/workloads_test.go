@@ -24,8 +24,7 @@ import (
 const (
 	webPort  = 8080
 	etcdPort = 2379
-	// nodePort is one of those that a cluster gives away (30000-32767), so that it is
-	// known beforehand.
+	// nodePort is a fixed port of the cluster's range (30000-32767).
 	nodePort = 30080
 	// requestTimeout of one HTTP request, one or two hops away.
 	requestTimeout = 5 * time.Second
@@ -33,9 +32,9 @@ const (
 
 var one int64 = 1
 
-// web are two pods, one on each worker, that serve their name. kubectl's proxy is a
-// small HTTP server that serves files, and kubectl a small HTTP client: no shell is
-// needed, and none is there.
+// web are two pods, one on each worker, that serve their name. kubectl's proxy
+// is a small HTTP server of files, and kubectl a small HTTP client: the image
+// has no shell, and needs none.
 func web(replicas int32) *appsv1.Deployment {
 	labels := map[string]string{"app": "web"}
 	return &appsv1.Deployment{
@@ -123,7 +122,7 @@ func TestServices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, n := range nodes.Items { // the control plane's, too, which has no pod
+		for _, n := range nodes.Items { // also the control plane, which has no pod
 			url := fmt.Sprintf("http://%s:%d/pod/name", address(n), nodePort)
 			c.eventually(knownBudget, url+" answers", func(ctx context.Context) error {
 				name, err := get(ctx, url)
@@ -149,7 +148,7 @@ func TestServices(t *testing.T) {
 	})
 }
 
-// answers asks a web server from a pod, and compares what it says.
+// answers requests a URL from a pod, and compares the answer.
 func (c *cluster) answers(ctx context.Context, from, url, want string) error {
 	out, err := c.exec(ctx, from, "/usr/local/bin/kubectl", "--server="+url, "--request-timeout="+requestTimeout.String(), "get", "--raw", "/pod/name")
 	if err == nil && out != want {
@@ -200,7 +199,7 @@ func store(node string) *appsv1.StatefulSet {
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
 					TerminationGracePeriodSeconds: &one,
-					NodeSelector:                  map[string]string{corev1.LabelHostname: node}, // where its data is
+					NodeSelector:                  map[string]string{corev1.LabelHostname: node}, // the node with its data
 					Containers: []corev1.Container{{
 						Name: "store", Image: os.Getenv("GARBOARD_ETCD_IMAGE"),
 						Command: []string{"/usr/local/bin/etcd", "--data-dir=/data/etcd", "--listen-client-urls=" + listen, "--advertise-client-urls=" + listen},
@@ -248,7 +247,7 @@ func TestStatefulSet(t *testing.T) {
 	if second.Name != "store-0" || second.Spec.NodeName != first.Spec.NodeName {
 		t.Errorf("it is %s on %s, not store-0 on %s", second.Name, second.Spec.NodeName, first.Spec.NodeName)
 	}
-	// Through the name that a StatefulSet's pod has.
+	// By the DNS name of a StatefulSet's pod.
 	name := "http://" + net.JoinHostPort("store-0.store", fmt.Sprint(etcdPort))
 	c.eventually(knownBudget, "it has what the first one wrote", func(ctx context.Context) error {
 		out, err := c.exec(ctx, second.Name, "/usr/local/bin/etcdctl", "--endpoints="+name, "get", "--print-value-only", "kept")
@@ -259,9 +258,9 @@ func TestStatefulSet(t *testing.T) {
 	})
 }
 
-// What pods mount of their node's directories is the node's, and not of the file
-// system that the kubelet itself has: a part of a volume, and a directory that must be
-// there.
+// Directories of the node that pods mount are from the node, not from the
+// kubelet's own file system: a part of a volume, and a directory that must
+// exist.
 func TestHostPath(t *testing.T) {
 	c := connect(t, "host-path")
 	begin := func(name, path string, kind corev1.HostPathType, part string) {
@@ -287,7 +286,7 @@ func TestHostPath(t *testing.T) {
 	if out, err := c.exec(t.Context(), "whole", "/usr/local/bin/etcdctl", "get", "--print-value-only", "kept"); err != nil || strings.TrimSpace(out) != "in a part" {
 		t.Errorf("on the node there is %q (%v)", out, err)
 	}
-	// Negative twin: one that nobody has made.
+	// Negative twin: a directory that doesn't exist.
 	kind := corev1.HostPathDirectory
 	pod := store(c.workers[0]).Spec.Template
 	pod.Name, pod.Labels = "nowhere", nil

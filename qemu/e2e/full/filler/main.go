@@ -1,5 +1,5 @@
-// Filler takes all the room that a directory's file system has, when a server says so,
-// and as long as that server answers: it holds a file without a name, which goes with it.
+// Filler fills a directory's file system on request of a server, until that server stops
+// answering. It uses a file without a name, whose space is free after the process ends.
 //
 //	filler DIRECTORY URL
 package main
@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	largest  = 1 << 30 // the first piece that is asked for
+	largest  = 1 << 30 // the first size that is tried
 	smallest = 4 << 10 // a block of the file system
 )
 
@@ -35,7 +35,7 @@ func run(dir, url string) error {
 		return fmt.Errorf("open a file without a name in %s: %w", dir, err)
 	}
 	for size := int64(0); ; {
-		answer, err := http.Get(url) // which takes as long as nothing is to be done
+		answer, err := http.Get(url) // the answer comes when there is something to do
 		if err != nil {
 			return err
 		}
@@ -49,7 +49,8 @@ func run(dir, url string) error {
 	}
 }
 
-// fill takes what is free, in ever smaller pieces, and returns how long the file is then.
+// fill allocates the free space, in ever smaller pieces, and returns the
+// resulting size of the file.
 func fill(f int, size int64) (int64, error) {
 	for piece := int64(largest); piece >= smallest; {
 		switch err := unix.Fallocate(f, 0, size, piece); {

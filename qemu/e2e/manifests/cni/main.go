@@ -1,6 +1,6 @@
-// Cni is the part of a pod network that is on each node, as people bring it: in a pod it
-// puts a plugin and its configuration where containerd looks for them, and stays. It is
-// the plugin too: the node's own `bridge`, under another name.
+// Cni is the part of a pod network on each node, as users install it: in a pod it
+// copies a plugin and its configuration to containerd's directories, and keeps
+// running. It is the plugin too: the node's own `bridge`, under another name.
 //
 //	cni install SUBNET-FILE PLUGINS CONFIGURATIONS
 package main
@@ -43,7 +43,7 @@ func main() {
 	}
 }
 
-// plugin hands everything on to bridge.
+// plugin passes everything on to bridge.
 func plugin() error {
 	text, err := io.ReadAll(os.Stdin)
 	if err != nil {
@@ -84,7 +84,7 @@ func install(subnetFile, plugins, configurations string) error {
 	if err != nil {
 		return err
 	}
-	// The configuration last: with it the node is Ready.
+	// The configuration is written last: after that the node is Ready.
 	if err := put(filepath.Join(plugins, name), program, 0o755); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func install(subnetFile, plugins, configurations string) error {
 	return nil
 }
 
-// put has the file there at once, or not at all.
+// put writes the file atomically.
 func put(path string, data []byte, mode os.FileMode) error {
 	if err := os.WriteFile(path+".new", data, mode); err != nil {
 		return err

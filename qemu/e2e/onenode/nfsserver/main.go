@@ -1,6 +1,6 @@
-// Nfsserver serves a folder with NFS 3, over TCP and without a portmapper, until it
-// is killed. It is a module of its own, so that what it needs isn't looked at by
-// anybody else's build.
+// Nfsserver serves a folder with NFS 3, over TCP and without a portmapper,
+// until it is killed. It is a separate module, so that its dependencies aren't
+// part of any other build.
 package main
 
 import (
@@ -17,13 +17,13 @@ import (
 	"github.com/willscott/go-nfs/helpers"
 )
 
-// handles is how many files the server remembers that it has spoken of.
+// handles is how many file handles the server remembers.
 const handles = 1024
 
 func main() {
 	address := flag.String("listen", "", "`address:port` at which it serves")
 	folder := flag.String("folder", "", "the `path` that is served")
-	export := flag.String("export", "/", "what clients call the folder; to anything else they are told that there is none")
+	export := flag.String("export", "/", "the path of the export for clients; other paths do not exist")
 	flag.Parse()
 	if err := serve(*address, *folder, *export); err != nil {
 		fmt.Fprintf(os.Stderr, "nfsserver: serve %s at %s: %v\n", *folder, *address, err)
@@ -40,7 +40,7 @@ func serve(address, folder, export string) error {
 	return nfs.Serve(l, helpers.NewCachingHandler(only{helpers.NewNullAuthHandler(shared), shared, export}, handles))
 }
 
-// only answers to one name.
+// only answers to one export path.
 type only struct {
 	nfs.Handler
 	shared billy.Filesystem
@@ -54,7 +54,7 @@ func (o only) Mount(ctx context.Context, conn net.Conn, r nfs.MountRequest) (nfs
 	return nfs.MountStatusOk, o.shared, []nfs.AuthFlavor{nfs.AuthFlavorNull, nfs.AuthFlavorUnix}
 }
 
-// attributes lets clients change what osfs has no functions for.
+// attributes allows changes for which osfs has no functions.
 type attributes struct{ billy.Filesystem }
 
 func (a attributes) Chmod(name string, mode os.FileMode) error {

@@ -20,15 +20,15 @@ import (
 
 const (
 	kills = 24
-	// upTime is more than making the cluster of this test takes: kills are spread over it.
+	// upTime is longer than it takes to make this test's cluster: kills are spread over it.
 	upTime = 1200 * time.Millisecond
-	// killsQEMU are fewer: what differs is where the nodes run.
+	// killsQEMU are fewer, because only the way to run nodes differs.
 	killsQEMU = 10
 	// downPromise is how long the removal of a cluster may take.
 	downPromise = 10 * time.Second
 )
 
-// wish is what a process that is going to be killed is to bring up.
+// wish is the cluster that a process has to make before it is killed.
 type wish struct {
 	Name, Images           string
 	Choice                 Choice
@@ -53,15 +53,15 @@ func (w wish) options() Options {
 	}
 }
 
-// Whatever is killed at whatever moment: making the cluster again makes it, removing it
-// removes all of it, and in time.
+// After a kill of any process at any time, Up makes the cluster, and Down
+// removes all of it, within the time limit.
 func TestKilledWhileAClusterIsMade(t *testing.T) {
 	o := artefacts(t)
 	w := wish{Name: "rubble", Choice: Choice{Name: Container}, Images: o.Images, Boot: o.Boot, ControlPlanes: 3, Workers: 1}
 	surviveKills(t, w, kills, func(c *Cluster) { expect(t, c, "who", "rubble-controlplane-") })
 }
 
-// The same with machines. They have a kernel that only stands still.
+// The same with machines. Their kernel only halts.
 func TestKilledWhileMachinesAreMade(t *testing.T) {
 	o := artefacts(t)
 	o.Boot = idleKernel(t)
@@ -88,7 +88,7 @@ func TestKilledWhileMachinesAreMade(t *testing.T) {
 	})
 }
 
-// idleKernel is what QEMU takes for Linux, as Documentation/arch/x86/boot.rst has it.
+// idleKernel is a file that QEMU accepts as a Linux kernel (Documentation/arch/x86/boot.rst).
 func idleKernel(t *testing.T) Boot {
 	t.Helper()
 	const sectors, start = 4, 0x280 // of its setup code
@@ -97,7 +97,7 @@ func idleKernel(t *testing.T) Boot {
 	copy(b[0x1fe:], []byte{0x55, 0xaa})                   // boot_flag
 	copy(b[0x200:], []byte{0xeb, start - 0x202})          // a jump over the header
 	copy(b[0x202:], "HdrS\x0c\x02")                       // version 2.12
-	b[0x211] = 1                                          // loadflags: it belongs high
+	b[0x211] = 1                                          // loadflags: loaded high
 	binary.LittleEndian.PutUint32(b[0x22c:], 0x37ff_ffff) // initrd_addr_max
 	copy(b[start:], []byte{0xfa, 0xf4, 0xeb, 0xfd})       // cli; hlt; jmp to hlt
 	dir := t.TempDir()
@@ -108,8 +108,8 @@ func idleKernel(t *testing.T) Boot {
 	return boot
 }
 
-// surviveKills kills who makes and removes a cluster, some times; made looks at each
-// cluster that is made again afterwards.
+// surviveKills kills the process that makes or removes a cluster, some times;
+// made checks each cluster that is made again afterwards.
 func surviveKills(t *testing.T, w wish, kills int, made func(*Cluster)) {
 	t.Helper()
 	pace := eventually.Measure()
@@ -162,8 +162,8 @@ func surviveKills(t *testing.T, w wish, kills int, made func(*Cluster)) {
 	t.Logf("%v", victims)
 }
 
-// killUp brings a cluster up, and kills one of the two processes that do it, if they
-// haven't ended by then.
+// killUp starts a cluster, and kills one of the two processes that do it, if
+// they haven't ended by then.
 func killUp(t *testing.T, w wish, victim string, after time.Duration) {
 	t.Helper()
 	text, err := json.Marshal(w)
@@ -177,7 +177,7 @@ func killUp(t *testing.T, w wish, victim string, after time.Duration) {
 		case "client, SIGKILL":
 			_ = client.Kill()
 		default:
-			// There may be none yet, or none any more.
+			// It may not exist yet, or have ended.
 			if d, err := dirOf(w.Name); err == nil {
 				if pid, err := holder(d.lock()); err == nil && pid != 0 {
 					_ = syscall.Kill(pid, syscall.SIGKILL)

@@ -14,37 +14,37 @@ import (
 )
 
 const (
-	// lookEvery is how often is looked who has the address: one that moves is nobody's for
-	// 300 ms at least.
+	// lookEvery is the interval of checks which node has the address: while it
+	// moves, no node has it for at least 300 ms.
 	lookEvery = 50 * time.Millisecond
-	// keptLooks is how many looks it takes to say that an address stays. On a machine that
-	// is busy with other things they are seconds apart.
+	// keptLooks is how many checks are needed to conclude that an address stays.
+	// On a busy machine they are seconds apart.
 	keptLooks = 10
 )
 
-// change is who has the address from a time on, as this machine's kernel sees it.
+// change is the nodes that have the address from a time on, according to this machine's kernel.
 type change struct {
 	at  time.Time
 	who []string
 }
 
-// lookout looks all the while who has the address.
-type lookout struct {
-	c     *tale
+// monitor checks all the time which node has the address.
+type monitor struct {
+	c     *scenario
 	began time.Time
 	stop  func()
 
 	mu      sync.Mutex // guards all below
 	changes []change
 	looks   int
-	last    time.Time     // the last look
+	last    time.Time     // the last check
 	blind   time.Duration // the longest time between two
-	err     error         // of the last look that failed
+	err     error         // of the last check that failed
 }
 
-// watch begins to look; the end of the test ends it.
-func (c *tale) watch() *lookout {
-	l := &lookout{c: c, began: time.Now()}
+// watch starts the checks; they end with the test.
+func (c *scenario) watch() *monitor {
+	l := &monitor{c: c, began: time.Now()}
 	l.look()
 	done, gone := make(chan struct{}), make(chan struct{})
 	l.stop = sync.OnceFunc(func() { close(done); <-gone })
@@ -65,9 +65,9 @@ func (c *tale) watch() *lookout {
 	return l
 }
 
-// look takes one look. One may fail: processes end, and lists of addresses change, while
-// they are read.
-func (l *lookout) look() {
+// look makes one check. A single one may fail: processes end, and lists of
+// addresses change, while they are read.
+func (l *monitor) look() {
 	all, err := l.c.Holders(l.c.shared)
 	now := time.Now()
 	var who []string
@@ -89,22 +89,22 @@ func (l *lookout) look() {
 	}
 }
 
-// seen is what was seen so far.
-func (l *lookout) seen() []change {
+// seen is the changes so far.
+func (l *monitor) seen() []change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.changes)
 }
 
-// count is how many looks were taken, and why the last one wasn't that failed.
-func (l *lookout) count() (looks int, failed error) {
+// count is the number of checks, and the error of the last one that failed.
+func (l *monitor) count() (looks int, failed error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.looks, l.err
 }
 
-// history lists the changes that were seen, for the reader.
-func (l *lookout) history() string {
+// history lists the changes, for the test's log.
+func (l *monitor) history() string {
 	var parts []string
 	for _, c := range l.seen() {
 		parts = append(parts, fmt.Sprintf("%.2fs %v", c.at.Sub(l.began).Seconds(), c.who))
@@ -112,7 +112,7 @@ func (l *lookout) history() string {
 	return strings.Join(parts, ", ")
 }
 
-// moves are who got the address, and who lost it, in order.
+// moves are the nodes that got the address, and those that lost it, in order.
 func moves(changes []change) (got, lost []string) {
 	var before []string
 	for _, c := range changes {
@@ -131,8 +131,8 @@ func moves(changes []change) (got, lost []string) {
 	return got, lost
 }
 
-// when is when a node first didn't have the address any more, or first had it.
-func (l *lookout) when(n qemu.Node, has bool) time.Time {
+// when is when a node first had the address, or first didn't have it any more.
+func (l *monitor) when(n qemu.Node, has bool) time.Time {
 	l.c.t.Helper()
 	had := false
 	for _, c := range l.seen() {
@@ -146,9 +146,9 @@ func (l *lookout) when(n qemu.Node, has bool) time.Time {
 	return time.Time{}
 }
 
-// moved waits until the address has stayed for a while, and ends the looking. It went
-// from one node to the other, once, and did nothing else.
-func (l *lookout) moved(was, is qemu.Node) {
+// moved waits until the address has stayed for some time, and ends the checks.
+// The address must have moved once from one node to the other, and nowhere else.
+func (l *monitor) moved(was, is qemu.Node) {
 	c := l.c
 	c.t.Helper()
 	began := time.Now()

@@ -103,7 +103,7 @@ func wrong(r *http.Request) string {
 	return ""
 }
 
-const hostileTimeout = 5 * time.Second
+const maliciousTimeout = 5 * time.Second
 
 // sendHTTP1 writes a request by hand, and waits for the end of the answers.
 func sendHTTP1(address string, config *tls.Config, method, path, name, value, body string) error {
@@ -114,7 +114,7 @@ func sendHTTP1(address string, config *tls.Config, method, path, name, value, bo
 		return err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(eventually.Scale(hostileTimeout)))
+	_ = conn.SetDeadline(time.Now().Add(eventually.Scale(maliciousTimeout)))
 	header := ""
 	if name != "" {
 		header = name + ": " + value + "\r\n"
@@ -136,7 +136,7 @@ func sendHTTP2(address string, config *tls.Config, method, path, name, value, bo
 		return err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(eventually.Scale(hostileTimeout)))
+	_ = conn.SetDeadline(time.Now().Add(eventually.Scale(maliciousTimeout)))
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
 	fields := [][2]string{{":method", method}, {":scheme", "https"}, {":authority", "n1"}, {":path", path}}

@@ -101,7 +101,7 @@ func start(t *testing.T, c *config.Config) *fixture {
 
 func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
-		Logs: f.logs, StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
+		Logs: f.logs, StaticPodsDir: f.path("static-pods"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 	})...)
 	rt, err := resource.NewRuntime(f.store, f.logs.Logger(controllerLog), controllers...)
@@ -136,7 +136,7 @@ func (f *fixture) configure(change func(*config.Config)) {
 }
 
 func (f *fixture) file(program string) string {
-	return f.path("manifests", "garboard-"+program+".yaml")
+	return f.path("static-pods", "garboard-"+program+".yaml")
 }
 
 // contains returns when a file first had the text. It looks all the while: the pauses of
@@ -179,8 +179,8 @@ func TestStaticPodFiles(t *testing.T) {
 	for _, program := range programs {
 		eventually.That(t, patience, "file of "+program, func() error { _, err := os.Stat(f.file(program)); return err })
 	}
-	put(t, os.WriteFile(f.path("manifests", "mine.yaml"), nil, 0o600))
-	put(t, os.WriteFile(f.path("manifests", "garboard-kube-gone.yaml"), nil, 0o600))
+	put(t, os.WriteFile(f.path("static-pods", "mine.yaml"), nil, 0o600))
+	put(t, os.WriteFile(f.path("static-pods", "garboard-kube-gone.yaml"), nil, 0o600))
 	f.etcd(false) // etcd that restarts takes no pod away
 	before, err := os.Stat(f.file(apiServer))
 	put(t, err)
@@ -209,12 +209,12 @@ func TestStaticPodFiles(t *testing.T) {
 		t.Errorf("the file of another program was written too: %v", err)
 	}
 	eventually.That(t, patience, "stale file to be removed", func() error {
-		if _, err := os.Stat(f.path("manifests", "garboard-kube-gone.yaml")); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(f.path("static-pods", "garboard-kube-gone.yaml")); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("it is there: %v", err)
 		}
 		return nil
 	})
-	if _, err := os.Stat(f.path("manifests", "mine.yaml")); err != nil {
+	if _, err := os.Stat(f.path("static-pods", "mine.yaml")); err != nil {
 		t.Errorf("somebody else's static pod: %v", err)
 	}
 	if _, err := os.Stat(f.path("files", apiServer, "admission.yaml")); err != nil {

@@ -93,7 +93,7 @@ func NewNode(o Options) (*Node, error) {
 		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
 	}
 	n.ops, err = operation.New(operation.Options{
-		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
+		Store: store, Log: o.Logs.Quiet(operation.ID), Print: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
 		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions()),
 	})
 	if err != nil {

@@ -97,7 +97,7 @@ func unlocked(why string) string {
 
 // retake takes the lock for an operation that began before the node restarted. It
 // is better brought to its end without than left half done.
-func (r *Runner) retake(ctx context.Context, h Holder, say func(string)) Taken {
+func (r *Runner) retake(ctx context.Context, h Holder, report func(string)) Taken {
 	began := time.Now()
 	for told := ""; ; {
 		t, err := r.tryLock(ctx, h)
@@ -112,12 +112,12 @@ func (r *Runner) retake(ctx context.Context, h Holder, say func(string)) Taken {
 			patience = lockHeld
 		}
 		if time.Since(began) >= patience {
-			say(fmt.Sprintf("goes on without the lock of the cluster after %s: %v", patience, err))
+			report(fmt.Sprintf("goes on without the lock of the cluster after %s: %v", patience, err))
 			return nil
 		}
 		if text := err.Error(); text != told {
 			told = text
-			say(fmt.Sprintf("waits for the lock of the cluster, at most %s: %s", patience, text))
+			report(fmt.Sprintf("waits for the lock of the cluster, at most %s: %s", patience, text))
 		}
 		select {
 		case <-ctx.Done():

@@ -42,7 +42,7 @@ func (x *execution) run(ctx context.Context) {
 	before := !rec.Unlocked && rec.Boots > 1 && x.r.o.Lock != nil // an earlier boot has taken the lock
 	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began}
 	if before {
-		x.lock = x.r.retake(ctx, h, func(text string) { x.say("", "", text) })
+		x.lock = x.r.retake(ctx, h, func(text string) { x.report("", "", text) })
 	}
 	if x.def.Shared && !x.claimed() && !x.coordinate(ctx) {
 		x.dropClaim()

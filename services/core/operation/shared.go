@@ -113,7 +113,7 @@ func (x *execution) coordinate(ctx context.Context) bool {
 		}
 		if text := err.Error(); text != reported && ctx.Err() == nil {
 			reported = text
-			x.say("", "", "waits for etcd, where its record is: "+text)
+			x.report("", "", "waits for etcd, where its record is: "+text)
 		}
 		select {
 		case <-ctx.Done():

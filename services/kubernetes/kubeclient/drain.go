@@ -130,8 +130,8 @@ type Drain struct {
 	// Keep leaves pods that nobody would make anew elsewhere: they start again with
 	// the node.
 	Keep bool
-	// Say tells what has changed: which pods are waited for, and for what reason.
-	Say func(format string, args ...any)
+	// Report reports each change: the pods that the drain waits for, and the reason.
+	Report func(format string, args ...any)
 }
 
 // Left is what a drain ends with whose time is up.
@@ -171,7 +171,7 @@ func (d Drain) Run(ctx context.Context) error {
 		}
 		if text := last.now(); text != reported && ctx.Err() == nil {
 			reported = text
-			d.Say("%s", text)
+			d.Report("%s", text)
 		}
 		select {
 		case <-ctx.Done():

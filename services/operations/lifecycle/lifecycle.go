@@ -177,7 +177,7 @@ func retry(ctx context.Context, p *operation.Progress, do func(context.Context) 
 		}
 		if text := err.Error(); text != told {
 			told = text
-			p.Say("trying again: %s", text)
+			p.Report("trying again: %s", text)
 		}
 		select {
 		case <-ctx.Done():
@@ -270,7 +270,7 @@ func (o Options) drain(timeout time.Duration, keep bool) operation.Step {
 		ID: "drain", What: "evict the pods of this node, within their disruption budgets", Deadline: timeout, Optional: true,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			return o.node(func(c *kubeclient.Client, name string) error {
-				return kubeclient.Drain{Client: c, Node: name, Keep: keep, Say: p.Say}.Run(ctx)
+				return kubeclient.Drain{Client: c, Node: name, Keep: keep, Report: p.Report}.Run(ctx)
 			})
 		},
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -73,13 +75,11 @@ func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, e
 		case ctx.Err() != nil:
 			return nil, "", calledOff(h.Name, ctx.Err())
 		}
-		select {
-		case <-patience.Done():
+		if !sleep.For(patience, lockRetry) {
 			if ctx.Err() != nil {
 				return nil, "", calledOff(h.Name, ctx.Err())
 			}
 			return nil, err.Error(), nil
-		case <-time.After(lockRetry):
 		}
 	}
 }
@@ -119,10 +119,8 @@ func (r *Runner) retake(ctx context.Context, h Holder, report func(string)) Take
 			told = text
 			report(fmt.Sprintf("waits for the lock of the cluster, at most %s: %s", patience, text))
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, lockRetry) {
 			return nil
-		case <-time.After(lockRetry):
 		}
 	}
 }

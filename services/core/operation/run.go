@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -216,12 +217,10 @@ func (x *execution) endNode(ctx context.Context, i int, step Step) error {
 	x.release(step.Hold)
 	err := x.attempt(ctx, step, step.Run)
 	if err == nil {
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, step.Deadline) {
 			return errStopped
-		case <-time.After(step.Deadline):
-			err = fmt.Errorf("the node hasn't ended within %s", step.Deadline)
 		}
+		err = fmt.Errorf("the node hasn't ended within %s", step.Deadline)
 	}
 	return err
 }

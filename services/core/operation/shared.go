@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -115,10 +117,7 @@ func (x *execution) coordinate(ctx context.Context) bool {
 			reported = text
 			x.report("", "", "waits for etcd, where its record is: "+text)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lockRetry):
-		}
+		sleep.For(ctx, lockRetry)
 	}
 	return false
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // The operations of this package.
@@ -126,10 +127,8 @@ func (e *Etcd) serveStep() operation.Step {
 		ID: "serve", What: "wait until etcd serves", Deadline: serveTimeout, Optional: true,
 		Run: func(ctx context.Context, _ *operation.Progress) error {
 			for !e.ready.Load() {
-				select {
-				case <-ctx.Done():
+				if !sleep.For(ctx, healthPeriod) {
 					return fmt.Errorf("etcd isn't ready yet: gbctl service etcd: %w", context.Cause(ctx))
-				case <-time.After(healthPeriod):
 				}
 			}
 			return nil
@@ -223,10 +222,8 @@ func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r re
 			return err
 		}
 		event(reason.Of(err), "Waiting for "+w.Error())
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, joinRetry) {
 			return err
-		case <-time.After(joinRetry):
 		}
 	}
 }

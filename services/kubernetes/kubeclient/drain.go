@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -78,10 +80,8 @@ func (c *Client) AskToLeave(ctx context.Context, node, by string) error {
 		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: by}}}
 	})
 	for err == nil {
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, leavingPoll) {
 			return fmt.Errorf("wait for a control plane to delete node %s: %w; `kubectl delete node %s` does it by hand", node, ctx.Err(), node)
-		case <-time.After(leavingPoll):
 		}
 		_, err = c.Get(ctx, NodeRef(node))
 	}
@@ -173,10 +173,8 @@ func (d Drain) Run(ctx context.Context) error {
 			reported = text
 			d.Report("%s", text)
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, drainPoll) {
 			return last
-		case <-time.After(drainPoll):
 		}
 	}
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -179,10 +180,8 @@ func retry(ctx context.Context, p *operation.Progress, do func(context.Context) 
 			told = text
 			p.Report("trying again: %s", text)
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, changeRetry) {
 			return err
-		case <-time.After(changeRetry):
 		}
 	}
 }
@@ -203,10 +202,8 @@ func (o Options) alone(ctx context.Context, budget time.Duration) string {
 		if err == nil {
 			return why
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, changeRetry) {
 			return "Kubernetes can't be asked: " + err.Error()
-		case <-time.After(changeRetry):
 		}
 	}
 }

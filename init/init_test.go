@@ -451,14 +451,6 @@ func TestTablesAreSound(t *testing.T) {
 	}
 }
 
-func TestUnescape(t *testing.T) {
-	for in, want := range map[string]string{`/plain`: "/plain", `/a\040b`: "/a b", `/tab\011\134x`: "/tab\t\\x", `/odd\0`: `/odd\0`, `/odd\999`: `/odd\999`} {
-		if got := unescape(in); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
-	}
-}
-
 func TestParseStat(t *testing.T) {
 	line := func(name, state string, flags uint) []byte {
 		return fmt.Appendf(nil, "42 (%s) %s 1 42 42 0 -1 %d 1 2 3", name, state, flags)

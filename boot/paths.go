@@ -29,7 +29,7 @@ const (
 	// KubeletClient is the kubelet's client certificate with its key. The kubelet
 	// itself writes and renews it.
 	KubeletClient = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-	ManifestsDir  = "/etc/kubernetes/manifests"
+	StaticPodsDir = "/etc/kubernetes/manifests"
 	CRIConfDir    = "/var/cri/conf.d" // containerd drop-ins of the user
 	CNIConfDir    = "/etc/cni/net.d"
 	CNIBinDir     = "/opt/cni/bin"

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // pollLeftovers is how often the funnel checks whether processes or mounts are
@@ -35,10 +36,8 @@ func endProcesses(ctx context.Context, s unix.Signal) error {
 		if err := unix.Kill(-1, s); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("kill all with %s: %w", unix.SignalName(s), err)
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, pollLeftovers) {
 			return fmt.Errorf("%d are left: %s", len(left), strings.Join(left, ", "))
-		case <-time.After(pollLeftovers):
 		}
 	}
 }
@@ -113,8 +112,7 @@ func unmountAll(ctx context.Context, mode boot.Mode) error {
 		if len(errs) == 0 {
 			continue
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, pollLeftovers) {
 			if mode == boot.Container {
 				return errors.Join(errs...)
 			}
@@ -123,7 +121,6 @@ func unmountAll(ctx context.Context, mode boot.Mode) error {
 				_ = unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
 			}
 			return errors.Join(errs...)
-		case <-time.After(pollLeftovers):
 		}
 	}
 }

@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
@@ -137,37 +135,10 @@ func linkDevices() error {
 
 // mountedAt lists all mount points, in the order of mounting.
 func mountedAt() ([]string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
+	mounts, err := mountinfo.GetMounts(nil)
 	var targets []string
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		// proc_pid_mountinfo(5): the fifth field, with blanks as octal escapes.
-		if fields := strings.Fields(lines.Text()); len(fields) > 4 {
-			targets = append(targets, unescape(fields[4]))
-		}
+	for _, m := range mounts {
+		targets = append(targets, m.Mountpoint)
 	}
-	return targets, lines.Err()
-}
-
-// unescape decodes octal escapes such as \040.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
+	return targets, err
 }

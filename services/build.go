@@ -104,7 +104,7 @@ func NewNode(o Options) (*Node, error) {
 		},
 	}
 	n.ops, err = operation.New(operation.Options{
-		Store: store, Log: o.Logs.Quiet(operation.ID), Say: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
+		Store: store, Log: o.Logs.Quiet(operation.ID), Print: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
 		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade)}),
 	})
 	if err != nil {

@@ -8,7 +8,6 @@
 package cgroup
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,34 +54,21 @@ func Hierarchies() ([]Hierarchy, error) {
 // parse reads mountinfo (proc_pid_mountinfo(5)). Mounts that show only a part of
 // their hierarchy, as in containers, are left out: a path from the top can't be
 // found through them. So are those that a later mount hides.
-func parse(mountinfo io.Reader) ([]Hierarchy, error) {
-	var all []Hierarchy
-	lines := bufio.NewScanner(mountinfo)
-	for lines.Scan() {
-		before, after, ok := strings.Cut(lines.Text(), " - ")
-		left, right := strings.Fields(before), strings.Fields(after)
-		const root, point = 3, 4
-		if !ok || len(left) <= point || len(right) < 3 {
-			continue
-		}
+func parse(mounts io.Reader) (all []Hierarchy, err error) {
+	infos, err := mountinfo.GetMountsFromReader(mounts, nil)
+	for _, m := range infos {
 		all = slices.DeleteFunc(all, func(h Hierarchy) bool {
-			return h.Mount == left[point] || strings.HasPrefix(h.Mount, left[point]+"/")
+			return h.Mount == m.Mountpoint || strings.HasPrefix(h.Mount, m.Mountpoint+"/")
 		})
-		if left[root] != "/" {
-			continue
+		switch {
+		case m.Root != "/":
+		case m.FSType == "cgroup2":
+			all = append(all, Hierarchy{Mount: m.Mountpoint, Unified: true})
+		case m.FSType == "cgroup":
+			all = append(all, Hierarchy{Mount: m.Mountpoint, Controllers: strings.Split(m.VFSOptions, ",")})
 		}
-		h := Hierarchy{Mount: left[point]}
-		switch right[0] {
-		case "cgroup2":
-			h.Unified = true
-		case "cgroup":
-			h.Controllers = strings.Split(right[2], ",")
-		default:
-			continue
-		}
-		all = append(all, h)
 	}
-	return all, lines.Err()
+	return all, err
 }
 
 // Remove removes a cgroup and all below it in every hierarchy. Cgroups above it stay, even
@@ -285,23 +272,10 @@ func Freeze(path string, frozen bool) error {
 }
 
 func freezer(hierarchies []Hierarchy, path string, frozen bool) (file, value string, err error) {
-	for _, h := range hierarchies {
-		if slices.Contains(h.Controllers, "freezer") {
-			value = "THAWED"
-			if frozen {
-				value = "FROZEN"
-			}
-			return filepath.Join(h.Mount, path, "freezer.state"), value, nil
-		}
+	dir, unified, err := in(hierarchies, "freezer", path)
+	name, values := "freezer.state", map[bool]string{false: "THAWED", true: "FROZEN"}
+	if unified {
+		name, values = "cgroup.freeze", map[bool]string{false: "0", true: "1"}
 	}
-	for _, h := range hierarchies {
-		if h.Unified {
-			value = "0"
-			if frozen {
-				value = "1"
-			}
-			return filepath.Join(h.Mount, path, "cgroup.freeze"), value, nil
-		}
-	}
-	return "", "", errors.New("no cgroup hierarchy that can freeze")
+	return filepath.Join(dir, name), values[frozen], err
 }

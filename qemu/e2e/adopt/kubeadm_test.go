@@ -25,7 +25,7 @@ import (
 
 // old is a control plane made by kubeadm itself: its files, keys, static pods
 // and objects. There is no kubelet: the programs of the static pods run
-// directly, with the command lines of their manifests, in a directory that is
+// directly, with the command lines of their static pods, in a directory that is
 // their root.
 type old struct {
 	t       *testing.T
@@ -193,7 +193,7 @@ func (o *old) phase(name string) {
 func (o *old) serve(network *osthread.Thread) {
 	o.t.Helper()
 	o.network = network
-	manifests, err := filepath.Glob(o.path("/etc/kubernetes/manifests/*.yaml"))
+	files, err := filepath.Glob(o.path("/etc/kubernetes/manifests/*.yaml"))
 	if err != nil {
 		o.t.Fatal(err)
 	}
@@ -203,8 +203,8 @@ func (o *old) serve(network *osthread.Thread) {
 			_ = cmd.Wait()
 		}
 	})
-	for _, m := range manifests {
-		o.startPod(m)
+	for _, file := range files {
+		o.startPod(file)
 	}
 	eventually.That(o.t, oldBudget, "the control plane of kubeadm is ready", func() error {
 		_, err := o.kubectl("get", "--raw", "/readyz")
@@ -233,9 +233,9 @@ func (o *old) kubectl(args ...string) (string, error) {
 }
 
 // startPod does the part of the kubelet.
-func (o *old) startPod(manifest string) {
+func (o *old) startPod(file string) {
 	o.t.Helper()
-	text, err := os.ReadFile(manifest)
+	text, err := os.ReadFile(file)
 	if err != nil {
 		o.t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func (o *old) startPod(manifest string) {
 		}
 	}
 	if err := yaml.Unmarshal(text, &pod); err != nil || len(pod.Spec.Containers) != 1 {
-		o.t.Fatalf("%s: %v, %d containers", manifest, err, len(pod.Spec.Containers))
+		o.t.Fatalf("%s: %v, %d containers", file, err, len(pod.Spec.Containers))
 	}
 	command := pod.Spec.Containers[0].Command
 	cmd := o.command(command[0], command[1:]...)

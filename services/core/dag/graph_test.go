@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // daemon runs until it is stopped.
@@ -27,7 +29,7 @@ func slow(id string, d time.Duration, dependsOn ...string) Service {
 	svc := daemon(id, dependsOn...)
 	run := svc.Run
 	svc.Run = func(ctx context.Context, h *Handle) error {
-		if !sleep(ctx, d) {
+		if !sleep.For(ctx, d) {
 			return ctx.Err()
 		}
 		return run(ctx, h)
@@ -112,7 +114,7 @@ func TestS235WaitingTextShrinks(t *testing.T) {
 			}
 			return nil
 		}}
-		kubelet.Prepare = func(ctx context.Context, h *Handle) error { sleep(ctx, time.Second); return nil }
+		kubelet.Prepare = func(ctx context.Context, h *Handle) error { sleep.For(ctx, time.Second); return nil }
 		r := start(t, kubelet, slow("networkd", 2*time.Second), slow("cri", 3*time.Second), slow("timed", 4*time.Second))
 		if s, _ := r.Status("kubelet"); s.Waiting != `service "cri" to be "up", service "networkd" to be "up", service "timed" to be "up"` || s.Reason != Behind || s.Health != "?" {
 			t.Errorf("status %+v", s)
@@ -158,7 +160,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 func TestSkippedAndFinishedTasksAreUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		task := Service{ID: "task", Restart: RestartNever, DependsOn: []string{"first"}, Run: func(ctx context.Context, h *Handle) error {
-			sleep(ctx, time.Second)
+			sleep.For(ctx, time.Second)
 			return nil
 		}}
 		asked := time.Duration(-1)

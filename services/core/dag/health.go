@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -59,7 +60,7 @@ func (a *attempt) watchHealth() {
 		if wasOK || pause > h.Period {
 			pause = h.Period
 		}
-		if !sleep(a.ctx, pause) {
+		if !sleep.For(a.ctx, pause) {
 			return
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // plan is a synthetic service.
@@ -87,12 +89,12 @@ func (w *world) service(i int) Service {
 	}
 	svc.Prepare = func(ctx context.Context, h *Handle) error {
 		defer alone()()
-		sleep(ctx, p.prepare)
+		sleep.For(ctx, p.prepare)
 		return ctx.Err()
 	}
 	svc.Run = func(ctx context.Context, h *Handle) error {
 		defer alone()()
-		if !sleep(ctx, p.start) {
+		if !sleep.For(ctx, p.start) {
 			return ctx.Err()
 		}
 		if int(runs.Add(1)) <= p.crashes {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // times is a list that a service writes and the test reads.
@@ -46,7 +47,7 @@ func crashing(id string, n int, ran time.Duration, begins *times) Service {
 			return run(ctx, h)
 		}
 		h.Started("Started")
-		if !sleep(ctx, ran) {
+		if !sleep.For(ctx, ran) {
 			return ctx.Err()
 		}
 		return errors.New("exit status 7")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // Behind is the reason of a service that waits only for other services.
@@ -103,21 +104,9 @@ func (r *runner) awaitOne(ctx context.Context, c Condition) bool {
 			return false
 		}
 		r.log.Warn("wait for "+c.String(), "error", err)
-		if !sleep(ctx, waitRetry) {
+		if !sleep.For(ctx, waitRetry) {
 			return false
 		}
-	}
-}
-
-// sleep returns false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

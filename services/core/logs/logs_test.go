@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -182,129 +180,6 @@ func TestRingIsBounded(t *testing.T) {
 	}
 }
 
-func read(t *testing.T, path string) string {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
-
-func TestPersistKeepsEarlierLinesAndEarlierBoots(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "log")
-	for boot := range 6 {
-		l := New(nil)
-		w := l.Writer("etcd")
-		fmt.Fprintf(w, "boot %d early\n", boot)
-		if err := l.Persist(dir); err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(w, "boot %d late\n", boot)
-		l.Release()
-		fmt.Fprintf(w, "in memory only\n")
-		l.Release() // twice is harmless
-	}
-	for i, name := range []string{"etcd.log", "etcd.log.1", "etcd.log.2", "etcd.log.3"} {
-		want := fmt.Sprintf("boot %d early\nboot %d late\n", 5-i, 5-i)
-		if got := read(t, filepath.Join(dir, name)); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
-	}
-	entries, _ := os.ReadDir(dir)
-	if len(entries) != keepOld+1 {
-		t.Errorf("%d files, want %d", len(entries), keepOld+1)
-	}
-}
-
-// Duty 13: earlier lines can be read, oldest first, also those of a log that has no line in this
-// boot.
-func TestPreviousLines(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "log")
-	previous := func(l *Logs, id string, tail int) (lines []string) {
-		for line, err := range l.Previous(id, tail) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			lines = append(lines, line)
-		}
-		return lines
-	}
-	var last *Logs
-	for boot := range 6 {
-		last = New(nil)
-		if err := last.Persist(dir); err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(last.Writer("etcd"), "boot %d one\nboot %d two\n", boot, boot)
-		if boot < 5 {
-			fmt.Fprintf(last.Writer("silent"), "boot %d\n", boot)
-			last.Release()
-		}
-	}
-	for _, err := range New(nil).Previous("etcd", 0) {
-		if !errors.Is(err, ErrNotPersisted) {
-			t.Errorf("without files: %v", err)
-		}
-	}
-	defer last.Release()
-	eventually.That(t, 10*time.Second, "the line of this boot is on the disk", func() error {
-		if text := read(t, filepath.Join(dir, "etcd.log")); text != "boot 5 one\nboot 5 two\n" {
-			return fmt.Errorf("it has %q", text)
-		}
-		return nil
-	})
-	all := []string{"boot 2 one", "boot 2 two", "boot 3 one", "boot 3 two", "boot 4 one", "boot 4 two"}
-	for tail, want := range map[int][]string{0: all, -1: nil, 3: all[3:], 6: all, 100: all} {
-		if got := previous(last, "etcd", tail); !slices.Equal(got, want) {
-			t.Errorf("the last %d: %q, want %q", tail, got, want)
-		}
-	}
-	if got, want := previous(last, "silent", 0), []string{"boot 1", "boot 2", "boot 3", "boot 4"}; !slices.Equal(got, want) {
-		t.Errorf("of a service that is silent: %q, want %q", got, want)
-	}
-	if got := previous(last, "never", 0); got != nil {
-		t.Errorf("of a log without files: %q", got)
-	}
-	for line := range last.Previous("etcd", 0) { // a reader may leave
-		if line != all[0] {
-			t.Errorf("the first is %q", line)
-		}
-		break
-	}
-}
-
-func TestRotationBoundsSize(t *testing.T) {
-	dir := t.TempDir()
-	l := New(nil)
-	if err := l.Persist(dir); err != nil {
-		t.Fatal(err)
-	}
-	w := l.Writer("big/one")
-	line := strings.Repeat("y", 8000)
-	for range 2 * (keepOld + 1) * maxFile / len(line) {
-		fmt.Fprintln(w, line)
-		eventually.That(t, 10*time.Second, "the queue to have room", func() error {
-			l.disk.mu.Lock()
-			defer l.disk.mu.Unlock()
-			if len(l.disk.queue) > queueLines/2 {
-				return errors.New("full")
-			}
-			return nil
-		})
-	}
-	l.Release()
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) != keepOld+1 {
-		t.Fatalf("%v, %v", entries, err)
-	}
-	for _, e := range entries {
-		if info, _ := e.Info(); info.Size() > maxFile || !strings.HasPrefix(e.Name(), "big_one.log") {
-			t.Errorf("%s: %d bytes", e.Name(), info.Size())
-		}
-	}
-}
-
 // fullDisk is a file on a disk that is full, and half-writes, while full holds.
 type fullDisk struct {
 	file
@@ -447,18 +322,6 @@ func TestStalledConsoleDoesNotBlockSpeakers(t *testing.T) {
 	}
 	if !strings.HasSuffix(s.String(), "] [garboard] up\n") {
 		t.Errorf("the console ends with %q", s.String()[max(0, len(s.String())-100):])
-	}
-}
-
-func TestPersistTwiceFails(t *testing.T) {
-	l := New(nil)
-	dir := t.TempDir()
-	if err := l.Persist(dir); err != nil {
-		t.Fatal(err)
-	}
-	defer l.Release()
-	if err := l.Persist(dir); err == nil {
-		t.Error("no error")
 	}
 }
 

@@ -72,7 +72,7 @@ func (x *execution) record() *record {
 // mu.
 func (x *execution) tell(events ...Event) {
 	for _, e := range events {
-		x.r.say(x.id, e)
+		x.r.print(x.id, e)
 	}
 	x.history.add(events...)
 	renew(&x.history.changed)
@@ -86,8 +86,8 @@ func stamped(events []Event) []Event {
 	return events
 }
 
-// say is for what changes nothing; it gets into the journal with the next change.
-func (x *execution) say(step, part, text string) {
+// report adds an event that changes no state; the next change writes it to the journal.
+func (x *execution) report(step, part, text string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if part != "" { // a record that was published is never changed

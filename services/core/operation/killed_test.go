@@ -119,7 +119,7 @@ func leaving(name string, count int, leave func(id, what string) error) Definiti
 			steps = append(steps, Step{
 				ID: n, What: "leave " + n, Deadline: time.Minute,
 				Run: func(_ context.Context, p *Progress) error {
-					p.Say("at work")
+					p.Report("at work")
 					if err := leave(r.ID, n); err != nil {
 						return err
 					}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -73,13 +75,11 @@ func (r *Runner) take(ctx context.Context, h Holder) (t Taken, without string, e
 		case ctx.Err() != nil:
 			return nil, "", calledOff(h.Name, ctx.Err())
 		}
-		select {
-		case <-patience.Done():
+		if !sleep.For(patience, lockRetry) {
 			if ctx.Err() != nil {
 				return nil, "", calledOff(h.Name, ctx.Err())
 			}
 			return nil, err.Error(), nil
-		case <-time.After(lockRetry):
 		}
 	}
 }
@@ -97,7 +97,7 @@ func unlocked(why string) string {
 
 // retake takes the lock for an operation that began before the node restarted. It
 // is better brought to its end without than left half done.
-func (r *Runner) retake(ctx context.Context, h Holder, say func(string)) Taken {
+func (r *Runner) retake(ctx context.Context, h Holder, report func(string)) Taken {
 	began := time.Now()
 	for told := ""; ; {
 		t, err := r.tryLock(ctx, h)
@@ -112,17 +112,15 @@ func (r *Runner) retake(ctx context.Context, h Holder, say func(string)) Taken {
 			patience = lockHeld
 		}
 		if time.Since(began) >= patience {
-			say(fmt.Sprintf("goes on without the lock of the cluster after %s: %v", patience, err))
+			report(fmt.Sprintf("goes on without the lock of the cluster after %s: %v", patience, err))
 			return nil
 		}
 		if text := err.Error(); text != told {
 			told = text
-			say(fmt.Sprintf("waits for the lock of the cluster, at most %s: %s", patience, text))
+			report(fmt.Sprintf("waits for the lock of the cluster, at most %s: %s", patience, text))
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, lockRetry) {
 			return nil
-		case <-time.After(lockRetry):
 		}
 	}
 }

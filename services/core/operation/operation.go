@@ -136,8 +136,8 @@ type Options struct {
 	Store       *resource.Store
 	Definitions []Definition
 	Log         *slog.Logger
-	// Say writes a line to the console; nil: nowhere.
-	Say func(format string, args ...any)
+	// Print writes a line to the console; nil: nowhere.
+	Print func(format string, args ...any)
 	// Dir is where the journals are, on STATE.
 	Dir string
 	// Lock keeps disruptive operations of several nodes apart; nil: nothing does.

@@ -172,7 +172,7 @@ func TestOperationRunsItsSteps(t *testing.T) {
 		n := newNode(t)
 		first, second := n.noting("first"), n.noting("second")
 		second.Run = func(_ context.Context, p *Progress) error {
-			p.Say("half of %s", "it")
+			p.Report("half of %s", "it")
 			rec := n.journal(n.only())
 			if rec.Steps[0].State != Done || rec.Steps[1].State != Running {
 				t.Errorf("while the second step runs, the journal has %s and %s", rec.Steps[0].State, rec.Steps[1].State)

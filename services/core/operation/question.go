@@ -48,9 +48,9 @@ type Progress struct {
 	deadline *pausable
 }
 
-// Say tells what the step does, in a line.
-func (p *Progress) Say(format string, args ...any) {
-	p.x.say(p.step, p.part, fmt.Sprintf(format, args...))
+// Report adds a line about what the step does to the events.
+func (p *Progress) Report(format string, args ...any) {
+	p.x.report(p.step, p.part, fmt.Sprintf(format, args...))
 }
 
 // Ask asks a question, and waits for its answer. One that was given before, also

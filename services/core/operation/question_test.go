@@ -171,7 +171,7 @@ func TestWatch(t *testing.T) {
 		chatty := n.noting("chatty")
 		chatty.Run = func(ctx context.Context, p *Progress) error {
 			boots++
-			p.Say("boot %d", boots)
+			p.Report("boot %d", boots)
 			if boots == 2 {
 				return nil
 			}
@@ -226,7 +226,7 @@ func TestStoryIsBounded(t *testing.T) {
 		chatty := n.noting("chatty")
 		chatty.Run = func(_ context.Context, p *Progress) error {
 			for i := range 10 * maxEvents {
-				p.Say("%d\x1b[2J %s", i, strings.Repeat("x", 2*maxText))
+				p.Report("%d\x1b[2J %s", i, strings.Repeat("x", 2*maxText))
 			}
 			return nil
 		}

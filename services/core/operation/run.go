@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -42,7 +43,7 @@ func (x *execution) run(ctx context.Context) {
 	before := !rec.Unlocked && rec.Boots > 1 && x.r.o.Lock != nil // an earlier boot has taken the lock
 	h := Holder{Name: rec.Name, ID: x.id, Since: rec.Began}
 	if before {
-		x.lock = x.r.retake(ctx, h, func(text string) { x.say("", "", text) })
+		x.lock = x.r.retake(ctx, h, func(text string) { x.report("", "", text) })
 	}
 	if x.def.Shared && !x.claimed() && !x.coordinate(ctx) {
 		x.dropClaim()
@@ -216,12 +217,10 @@ func (x *execution) endNode(ctx context.Context, i int, step Step) error {
 	x.release(step.Hold)
 	err := x.attempt(ctx, step, step.Run)
 	if err == nil {
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, step.Deadline) {
 			return errStopped
-		case <-time.After(step.Deadline):
-			err = fmt.Errorf("the node hasn't ended within %s", step.Deadline)
 		}
+		err = fmt.Errorf("the node hasn't ended within %s", step.Deadline)
 	}
 	return err
 }

@@ -50,8 +50,8 @@ type Runner struct {
 
 // New makes a runner; nothing runs yet. An error is a defect of the definitions.
 func New(o Options) (*Runner, error) {
-	if o.Say == nil {
-		o.Say = func(string, ...any) {}
+	if o.Print == nil {
+		o.Print = func(string, ...any) {}
 	}
 	if o.writeFile == nil {
 		o.writeFile = boot.WriteFile
@@ -464,8 +464,8 @@ func (r *Runner) Abort(id, by string) error {
 	return x.abort(by)
 }
 
-// say is a line of an operation for the log and the console.
-func (r *Runner) say(id string, e Event) {
+// print writes an event of an operation to the log and the console.
+func (r *Runner) print(id string, e Event) {
 	line := id
 	if e.Step != "" {
 		line += " " + e.Step
@@ -485,5 +485,5 @@ func (r *Runner) say(id string, e Event) {
 		line += ": " + e.Text
 	}
 	r.o.Log.LogAttrs(context.Background(), slog.LevelInfo, line)
-	r.o.Say("%s", line)
+	r.o.Print("%s", line)
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -113,12 +115,9 @@ func (x *execution) coordinate(ctx context.Context) bool {
 		}
 		if text := err.Error(); text != reported && ctx.Err() == nil {
 			reported = text
-			x.say("", "", "waits for etcd, where its record is: "+text)
+			x.report("", "", "waits for etcd, where its record is: "+text)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lockRetry):
-		}
+		sleep.For(ctx, lockRetry)
 	}
 	return false
 }

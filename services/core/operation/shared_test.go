@@ -170,7 +170,7 @@ func (n *node) upgrade(name string, release <-chan struct{}, did *[]string, mu *
 			var parts []Part
 			for _, node := range nodes {
 				parts = append(parts, Part{ID: node, What: "upgrade " + node, Run: func(ctx context.Context, p *Progress) error {
-					p.Say("begins")
+					p.Report("begins")
 					note("begin %s", node)
 					if node == "n2" {
 						select {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -188,8 +190,5 @@ func (x *execution) drainWatchers(ctx context.Context) {
 		case <-delivered:
 		}
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(transportBudget):
-	}
+	sleep.For(ctx, transportBudget)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -186,7 +188,7 @@ func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 			if own := (retryIn{}); errors.As(err, &own) {
 				least, pause = 0, max(own.after, retryFirst)
 			}
-			if !rest(ctx, nil, least) || !rest(ctx, mark, jitter(pause)-least) {
+			if !sleep.For(ctx, least) || !sleep.Until(ctx, mark, jitter(pause)-least) {
 				return
 			}
 			continue
@@ -196,9 +198,9 @@ func (rt *Runtime) drive(ctx context.Context, c Controller, n *counters) {
 		}
 		pause, failure = 0, Failure{}
 		if again <= 0 {
-			again = -1
+			again = math.MaxInt64 // until a mark
 		}
-		if !rest(ctx, mark, again) {
+		if !sleep.Until(ctx, mark, again) {
 			return
 		}
 	}
@@ -209,24 +211,6 @@ func (rt *Runtime) note(err error) {
 	if err != nil {
 		rt.log.Error(err.Error())
 	}
-}
-
-// rest waits for a mark, at most for d, or without limit if d is -1; false says
-// that ctx has ended.
-func rest(ctx context.Context, mark <-chan struct{}, d time.Duration) bool {
-	var expired <-chan time.Time
-	if d != -1 {
-		timer := time.NewTimer(max(d, 0))
-		defer timer.Stop()
-		expired = timer.C
-	}
-	select {
-	case <-mark:
-	case <-expired:
-	case <-ctx.Done():
-		return false
-	}
-	return true
 }
 
 func jitter(d time.Duration) time.Duration {

@@ -24,7 +24,7 @@ import (
 func operating(t *testing.T) *rig {
 	r := newRig(t)
 	asks := operation.Step{ID: "ask", What: "ask whether to go on", Deadline: time.Minute, Run: func(ctx context.Context, p *operation.Progress) error {
-		p.Say("it is up to you")
+		p.Report("it is up to you")
 		answer, err := p.Ask(ctx, operation.Question{ID: "go-on", Text: "Go on?", Options: []string{"yes", "no"}, Timeout: time.Hour})
 		if err == nil && answer != "yes" {
 			err = errors.New("told not to go on")

@@ -2,11 +2,11 @@
 // gate (apid) reaches.
 //
 // The gate ends TLS, checks the role, and tells in headers who calls. This side
-// checks again, audits what changes something, and bounds everything: the size
-// of a message, the number of calls, how long a caller may take to send or to
-// read. The machine goes on whatever comes through the socket.
+// checks again, audits what changes something, and bounds the size of a message,
+// the number of calls, and their time. The gate bounds how long a caller may take to
+// send or to read: when it ends a call, the call ends here too.
 //
-//	gate ──▶ guard (who, may they, is there room, deadlines, panics)
+//	gate ──▶ guard (who, may they, is there room, deadline, panics)
 //	           ├─▶ Connect ─▶ audit ─▶ configService, resourceService, …
 //	           └─▶ GET /v1/logs/…     (NDJSON)
 package api
@@ -27,6 +27,7 @@ import (
 	contract "github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/net/netutil"
 )
 
@@ -47,12 +48,9 @@ const (
 	// maxConnections is for a gate that opens one for each call.
 	maxConnections = maxCalls + maxStreams + 64
 
-	// headerTimeout and bodyTimeout are for a request to arrive. It comes through
-	// the gate, from a client that may be on a bad line.
+	// headerTimeout is for the header of a request from the gate.
 	headerTimeout = 10 * time.Second
-	bodyTimeout   = 30 * time.Second
-	// writeTimeout is how long a caller may leave its window full: a person who has
-	// paused a log reads on within some minutes. It is the gate's, too.
+	// writeTimeout ends a connection from which the gate takes nothing.
 	writeTimeout = 5 * time.Minute
 	// callTimeout ends a call that isn't a stream. The longest one stops a service
 	// within its budget.
@@ -83,7 +81,6 @@ type Server struct {
 	streams chan struct{} // one per stream
 
 	services *serviceService
-	patience patience
 
 	stopping context.Context // ends streams
 	stop     context.CancelFunc
@@ -109,8 +106,6 @@ func New(o Options) (*Server, error) {
 		audit:   &audit{log: o.Logs.Quiet(AuditID)},
 		calls:   make(chan struct{}, maxCalls),
 		streams: make(chan struct{}, maxStreams),
-
-		patience: patience{body: bodyTimeout, write: writeTimeout},
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.handler = s.guard(s.routes())
@@ -161,10 +156,8 @@ func (s *Server) Run(ctx context.Context) error {
 			return nil
 		}
 		s.log.Error("the machine API ended, and is begun anew", "err", err)
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, listenRetry) {
 			return nil
-		case <-time.After(listenRetry):
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"runtime/debug"
 	"time"
@@ -39,20 +38,18 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		call := &call{caller: caller}
 		ctx, cancel := s.bound(context.WithValue(r.Context(), callKey{}, call), method)
 		defer cancel()
-		pw := &patientWriter{ResponseWriter: w, control: http.NewResponseController(w), patience: s.patience.write}
-		defer pw.last()
+		tracked := &trackingWriter{ResponseWriter: w}
 		r = r.WithContext(ctx)
-		r.Body = s.prompt(r.Body, pw.control, method.Upload > 0)
 		defer func() {
 			if p := recover(); p != nil {
-				if err := s.panicked(r.URL.Path, p); !pw.wrote {
-					s.refuse(pw, r, err)
+				if err := s.panicked(r.URL.Path, p); !tracked.wrote {
+					s.refuse(tracked, r, err)
 					return
 				}
 				panic(http.ErrAbortHandler) // the caller must not take this for the end
 			}
 		}()
-		next.ServeHTTP(pw, r)
+		next.ServeHTTP(tracked, r)
 		if method.Changes && !call.audited {
 			s.audit.record(caller, method.Procedure, "", failed(connect.CodeInvalidArgument, "the request couldn't be read"), time.Since(began))
 		}
@@ -157,83 +154,26 @@ func failed(code connect.Code, format string, args ...any) error {
 	return connect.NewError(code, fmt.Errorf(format, args...))
 }
 
-// patience is how long callers may take; a field of Server so that tests needn't
-// wait for so long.
-type patience struct{ body, write time.Duration }
-
-// patientWriter gives the caller its time for each piece that it is to
-// take, and no more: a caller that doesn't read ends itself, and one that
-// follows something quiet isn't ended by the time that passes in between.
-type patientWriter struct {
+// trackingWriter remembers whether an answer has begun.
+type trackingWriter struct {
 	http.ResponseWriter
-	control  *http.ResponseController
-	patience time.Duration
-	wrote    bool
+	wrote bool
 }
 
 // Unwrap is for http.ResponseController.
-func (w *patientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *trackingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func (w *patientWriter) WriteHeader(status int) {
+func (w *trackingWriter) WriteHeader(status int) {
 	w.wrote = true
 	w.ResponseWriter.WriteHeader(status)
 }
 
-func (w *patientWriter) Write(p []byte) (int, error) {
+func (w *trackingWriter) Write(p []byte) (int, error) {
 	w.wrote = true
-	w.within(w.patience)
-	defer w.within(0)
 	return w.ResponseWriter.Write(p)
 }
 
 // Flush implements http.Flusher, without which Connect refuses to stream.
-func (w *patientWriter) Flush() {
-	w.within(w.patience)
-	defer w.within(0)
-	_ = w.control.Flush() // the next Write tells what is wrong
-}
-
-// last is for what net/http still writes when the handler has returned.
-func (w *patientWriter) last() { w.within(w.patience) }
-
-// within sets the deadline of writing; 0 is none. A writer of a test has none.
-func (w *patientWriter) within(d time.Duration) {
-	var at time.Time
-	if d > 0 {
-		at = time.Now().Add(d)
-	}
-	_ = w.control.SetWriteDeadline(at)
-}
-
-// promptBody is a request's body that has so much time to arrive: all of it, or
-// each piece of a large one.
-type promptBody struct {
-	io.ReadCloser
-	control *http.ResponseController
-	each    time.Duration // 0: all of it
-}
-
-func (s *Server) prompt(body io.ReadCloser, control *http.ResponseController, large bool) io.ReadCloser {
-	if body == nil || body == http.NoBody {
-		return body
-	}
-	b := &promptBody{ReadCloser: body, control: control}
-	if large {
-		b.each = s.patience.body
-	}
-	_ = control.SetReadDeadline(time.Now().Add(s.patience.body))
-	return b
-}
-
-// Read lifts the deadline at the end: net/http reads on to learn that the
-// caller has gone.
-func (b *promptBody) Read(p []byte) (int, error) {
-	if b.each > 0 {
-		_ = b.control.SetReadDeadline(time.Now().Add(b.each))
-	}
-	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		_ = b.control.SetReadDeadline(time.Time{})
-	}
-	return n, err
+func (w *trackingWriter) Flush() {
+	_ = http.NewResponseController(w.ResponseWriter).Flush() // the next Write tells what is wrong
 }

@@ -3,7 +3,6 @@ package api
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -166,56 +165,6 @@ func TestRequestsAreBounded(t *testing.T) {
 	req.Header.Set("Content-Encoding", "gzip")
 	if res := r.do(r.as(admin), req); res.StatusCode != http.StatusNotImplemented {
 		t.Errorf("gzip: %s %s", res.Status, res.body)
-	}
-}
-
-func TestAnIdleSenderAndAnIdleReaderAreEnded(t *testing.T) {
-	r := newRig(t)
-	r.serve()
-	r.server.patience = patience{body: 50 * time.Millisecond, write: eventually.Scale(2 * time.Second)}
-	for _, http2 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("http2=%t", http2), func(t *testing.T) {
-			// A body that never comes, and one of which only something does.
-			for procedure, begin := range map[string]string{"ConfigService/Apply": "", "EtcdService/Recover": "\x00\x00\x00"} {
-				body, hold := io.Pipe()
-				defer hold.Close()
-				go func() { _, _ = io.WriteString(hold, begin) }()
-				req, err := http.NewRequest(http.MethodPost, host+"/garboard.v1."+procedure, body)
-				must(t, err)
-				req.Header.Set("Content-Type", "application/proto")
-				if procedure == "EtcdService/Recover" {
-					req.Header.Set("Content-Type", "application/connect+proto")
-				}
-				if res, err := r.client(admin, http2).Do(req); err == nil {
-					body, err := io.ReadAll(res.Body)
-					if res.StatusCode == http.StatusOK && !strings.Contains(string(body), "error") {
-						t.Errorf("%s: got %s: %s, %v", procedure, res.Status, body, err)
-					}
-					res.Body.Close()
-				}
-			}
-			// A reader that doesn't read: a log that grows all the time.
-			w := r.opts.Logs.Writer("chatty")
-			fmt.Fprintln(w, "begin")
-			req, err := http.NewRequest(http.MethodGet, host+"/v1/logs/chatty?follow", nil)
-			must(t, err)
-			res, err := r.client(reader, http2).Do(req)
-			must(t, err)
-			defer res.Body.Close()
-			eventually.That(t, 20*time.Second, "the reader that doesn't read is ended", func() error {
-				for range 100 {
-					fmt.Fprintln(w, strings.Repeat("x", 1000))
-				}
-				if n := len(r.server.streams); n > 0 {
-					return fmt.Errorf("%d streams", n)
-				}
-				return nil
-			})
-			// What was read is whole, and its end is no end.
-			if _, err := io.Copy(io.Discard, res.Body); err == nil {
-				t.Error("the end looks like the log's")
-			}
-		})
 	}
 }
 

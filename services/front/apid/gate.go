@@ -54,6 +54,7 @@ type gate struct {
 	backend *http.Transport
 	open    connlimit.Conns
 	piece   time.Duration    // readTimeout; a field for tests
+	stall   time.Duration    // stallTimeout; a field for tests
 	now     func() time.Time // a node's clock may be wrong; a field for tests
 }
 
@@ -61,7 +62,7 @@ type gate struct {
 func newGate(dir, socket string, log *slog.Logger) (*gate, error) {
 	g := &gate{
 		watcher: statefile.Watcher{Dir: dir}, log: connlimit.Limited(log), errors: connect.NewErrorWriter(),
-		backend: newBackend(socket), open: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, piece: readTimeout, now: time.Now,
+		backend: newBackend(socket), open: connlimit.Conns{Max: maxConns, MaxNew: maxNew}, piece: readTimeout, stall: stallTimeout, now: time.Now,
 	}
 	g.proxy = g.newProxy()
 	if err := g.watcher.Next(g.refresh); err != nil {
@@ -109,7 +110,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel = context.WithTimeout(ctx, unaryTimeout)
 		defer cancel()
 	}
-	g.proxy.ServeHTTP(newSteady(w), r.WithContext(ctx))
+	g.proxy.ServeHTTP(newSteady(w, g.stall), r.WithContext(ctx))
 }
 
 // decide identifies the caller, and returns an error of connect if the call isn't allowed.

@@ -290,6 +290,54 @@ func TestFollowerThatDoesntRead(t *testing.T) {
 	}
 }
 
+// A client that sends or takes nothing for too long is ended, and with it its call to
+// PID 1. What it has read doesn't look whole.
+func TestStalledClients(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t)
+	line, ended := []byte(strings.Repeat("x", 1023)+"\n"), make(chan string, 4)
+	b := prepareBench(t, normal(t, ca), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(io.Discard, r.Body)
+		for err == nil {
+			_, err = w.Write(line)
+		}
+		ended <- r.URL.Path
+	}))
+	b.gate.piece, b.gate.stall = eventually.Scale(time.Second), eventually.Scale(time.Second)
+	b.listen(t)
+	ends := func(path string) {
+		t.Helper()
+		select {
+		case got := <-ended:
+			if got != path {
+				t.Errorf("%s has ended, not %s", got, path)
+			}
+		case <-time.After(eventually.Scale(30 * time.Second)):
+			t.Fatalf("%s goes on", path)
+		}
+	}
+	for _, http2 := range []bool{false, true} {
+		c := b.client(t, admin(t, ca), http2)
+		body, more := io.Pipe()
+		defer more.Close()
+		answer := make(chan int, 1)
+		go func() { code, _, _ := post(c, b.url(version), nil, body); answer <- code }()
+		ends(version)
+		if code := <-answer; code == http.StatusOK {
+			t.Errorf("HTTP/2 %v: a request without its body was answered", http2)
+		}
+		resp, err := c.Get(b.url("/v1/logs/stuck"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends("/v1/logs/stuck")
+		if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+			t.Errorf("HTTP/2 %v: an answer that was cut off looks whole", http2)
+		}
+		resp.Body.Close()
+	}
+}
+
 // PID 1's end being away is told, and passes.
 func TestBackendAway(t *testing.T) {
 	t.Parallel()

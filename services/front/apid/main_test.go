@@ -155,12 +155,17 @@ func maintenance(t testing.TB, pinned string) settings {
 func newBench(t testing.TB, k settings, handler http.Handler) *bench {
 	t.Helper()
 	b := prepareBench(t, k, handler)
+	b.listen(t)
+	return b
+}
+
+func (b *bench) listen(t testing.TB) {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.serve(t, listener)
-	return b
 }
 
 func prepareBench(t testing.TB, k settings, handler http.Handler) *bench {
@@ -181,7 +186,8 @@ func (b *bench) serve(t testing.TB, listener net.Listener) {
 	b.address = listener.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- b.gate.server().Serve(ctx, listener) }()
+	server := b.gate.server()
+	go func() { done <- server.Serve(ctx, listener) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {

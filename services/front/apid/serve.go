@@ -34,7 +34,7 @@ const (
 func (g *gate) server() *connlimit.Server {
 	return &connlimit.Server{
 		Handler: g, Log: g.log, Conns: &g.open, TLS: g.config,
-		Read: readTimeout, Idle: idleTimeout, Stall: stallTimeout,
+		Read: g.piece, Idle: idleTimeout, Stall: stallTimeout,
 		MaxHeader: maxHeader, MaxStreams: maxStreams,
 		Tick: g.tick,
 	}

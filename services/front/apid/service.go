@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/sandbox"
 	"github.com/garboard-os/garboard/services/front/statefile"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -143,9 +144,7 @@ func (l listening) Wait(ctx context.Context) error {
 		if _, err := os.Stat(string(l)); err == nil {
 			return nil
 		}
-		select {
-		case <-time.After(socketPoll):
-		case <-ctx.Done():
+		if !sleep.For(ctx, socketPoll) {
 			return ctx.Err()
 		}
 	}

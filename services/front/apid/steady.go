@@ -14,11 +14,12 @@ const stallTimeout = 5 * time.Minute
 // whole answer only, and following a log has no end.
 type steady struct {
 	http.ResponseWriter
+	limit   time.Duration
 	stalled *time.Timer
 }
 
-func newSteady(w http.ResponseWriter) *steady {
-	s := &steady{w, time.AfterFunc(stallTimeout, func() {
+func newSteady(w http.ResponseWriter, limit time.Duration) *steady {
+	s := &steady{w, limit, time.AfterFunc(limit, func() {
 		// What is being written fails at once.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0))
 	})}
@@ -31,14 +32,14 @@ func (s *steady) pause() { s.stalled.Stop() }
 
 // Write implements http.ResponseWriter.
 func (s *steady) Write(p []byte) (int, error) {
-	s.stalled.Reset(stallTimeout)
+	s.stalled.Reset(s.limit)
 	defer s.pause()
 	return s.ResponseWriter.Write(p)
 }
 
 // FlushError is what http.ResponseController looks for.
 func (s *steady) FlushError() error {
-	s.stalled.Reset(stallTimeout)
+	s.stalled.Reset(s.limit)
 	defer s.pause()
 	return http.NewResponseController(s.ResponseWriter).Flush()
 }

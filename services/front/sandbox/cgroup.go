@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,10 +57,8 @@ func (c cgroup) remove(ctx context.Context) error {
 			if err = removeDir(dir); !errors.Is(err, unix.EBUSY) {
 				break
 			}
-			select {
-			case <-ctx.Done():
+			if !sleep.For(ctx, pollBusy) {
 				return fmt.Errorf("still busy after %s: %w", busyBudget, err)
-			case <-time.After(pollBusy):
 			}
 		}
 		if err != nil {

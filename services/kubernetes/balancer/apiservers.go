@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
@@ -129,7 +130,7 @@ func (s *serverList) follow(ctx context.Context) {
 	pause, logged := time.Duration(0), ""
 	for ctx.Err() == nil {
 		if _, err := os.Stat(s.o.kubeletClient); err != nil {
-			if !rest(ctx, joinPoll) {
+			if !sleep.For(ctx, joinPoll) {
 				return
 			}
 			continue
@@ -157,20 +158,10 @@ func (s *serverList) follow(ctx context.Context) {
 		default:
 			pause = min(max(2*pause, againFirst), againMax)
 		}
-		if !rest(ctx, pause) {
+		if !sleep.For(ctx, pause) {
 			return
 		}
 	}
-}
-
-func rest(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return ctx.Err() == nil
 }
 
 // watch reads the list, and then its changes for as long as the stream lasts.

@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -227,10 +228,8 @@ func (r *Runner) supervise(ctx context.Context, cl *client.Client, task client.T
 // reattach finds the running task again once containerd answers.
 func (r *Runner) reattach(ctx context.Context, cl *client.Client) (client.Task, <-chan client.ExitStatus, error) {
 	for {
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, reattachPoll) {
 			return nil, nil, ctx.Err()
-		case <-time.After(reattachPoll):
 		}
 		if r.Containerd.healthy(ctx) != nil {
 			continue

@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -90,10 +91,8 @@ func waitReady(ctx context.Context, client *kubeclient.Client) {
 	ctx, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
 	for client.Ready(ctx) != nil {
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, readyPoll) {
 			return
-		case <-time.After(readyPoll):
 		}
 	}
 }

@@ -29,7 +29,7 @@ func TestCIS(t *testing.T) {
 		eventually.That(t, patience, "secrets of "+id, func() error { _, err := secrets.Statuses.Get(f.store, id); return err })
 	}
 	node := cis.Node{Commands: map[string][]string{}, Files: map[string]cis.File{}}
-	for here, there := range map[string]string{"manifests": boot.ManifestsDir, "files": filesDir, "secrets": boot.SecretsDir, "cni": boot.CNIConfDir} {
+	for here, there := range map[string]string{"static-pods": boot.StaticPodsDir, "files": filesDir, "secrets": boot.SecretsDir, "cni": boot.CNIConfDir} {
 		put(t, filepath.WalkDir(f.path(here), func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
@@ -46,7 +46,7 @@ func TestCIS(t *testing.T) {
 	}
 	for _, program := range programs {
 		var pod map[string]any
-		put(t, yaml.Unmarshal(node.Files[boot.ManifestsDir+"/"+filepath.Base(f.file(program))].Content, &pod))
+		put(t, yaml.Unmarshal(node.Files[boot.StaticPodsDir+"/"+filepath.Base(f.file(program))].Content, &pod))
 		for _, arg := range kubeclient.Object(pod).List("spec", "containers")[0]["command"].([]any) {
 			node.Commands[program] = append(node.Commands[program], arg.(string))
 		}

@@ -110,7 +110,7 @@ func newFixture(t *testing.T, c *config.Config) *fixture {
 
 func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
-		Logs: f.logs, StaticPodsDir: f.path("manifests"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
+		Logs: f.logs, StaticPodsDir: f.path("static-pods"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return f.selfHosted.Load(), nil },
 	})...)
@@ -146,7 +146,7 @@ func (f *fixture) configure(change func(*config.Config)) {
 }
 
 func (f *fixture) file(program string) string {
-	return f.path("manifests", "garboard-"+program+".yaml")
+	return f.path("static-pods", "garboard-"+program+".yaml")
 }
 
 // contains returns when a file first had the text. It polls without a pause:
@@ -189,8 +189,8 @@ func TestStaticPodFiles(t *testing.T) {
 	for _, program := range programs {
 		eventually.That(t, patience, "file of "+program, func() error { _, err := os.Stat(f.file(program)); return err })
 	}
-	put(t, os.WriteFile(f.path("manifests", "mine.yaml"), nil, 0o600))
-	put(t, os.WriteFile(f.path("manifests", "garboard-kube-gone.yaml"), nil, 0o600))
+	put(t, os.WriteFile(f.path("static-pods", "mine.yaml"), nil, 0o600))
+	put(t, os.WriteFile(f.path("static-pods", "garboard-kube-gone.yaml"), nil, 0o600))
 	f.etcd(false) // a restart of etcd removes no pod
 	before, err := os.Stat(f.file(apiServer))
 	put(t, err)
@@ -219,12 +219,12 @@ func TestStaticPodFiles(t *testing.T) {
 		t.Errorf("the file of another program was written too: %v", err)
 	}
 	eventually.That(t, patience, "stale file to be removed", func() error {
-		if _, err := os.Stat(f.path("manifests", "garboard-kube-gone.yaml")); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(f.path("static-pods", "garboard-kube-gone.yaml")); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("it is there: %v", err)
 		}
 		return nil
 	})
-	if _, err := os.Stat(f.path("manifests", "mine.yaml")); err != nil {
+	if _, err := os.Stat(f.path("static-pods", "mine.yaml")); err != nil {
 		t.Errorf("somebody else's static pod: %v", err)
 	}
 	if _, err := os.Stat(f.path("files", apiServer, "admission.yaml")); err != nil {
@@ -388,7 +388,7 @@ func TestBootstrapStatus(t *testing.T) {
 func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 	f := newFixture(t, testConfig(t))
 	f.selfHosted.Store(true)
-	put(t, os.MkdirAll(f.path("manifests"), 0o755))
+	put(t, os.MkdirAll(f.path("static-pods"), 0o755))
 	put(t, os.WriteFile(f.file(scheduler), nil, 0o600))
 	f.run()
 	f.etcd(true)
@@ -403,7 +403,7 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 		return err
 	})
 	eventually.That(t, patience, "what an earlier boot has left is gone", func() error {
-		if left, err := os.ReadDir(f.path("manifests")); err != nil || len(left) > 0 {
+		if left, err := os.ReadDir(f.path("static-pods")); err != nil || len(left) > 0 {
 			return fmt.Errorf("%v, %v", left, err)
 		}
 		return nil

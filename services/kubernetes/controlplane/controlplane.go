@@ -130,7 +130,7 @@ var BootstrapStatuses = resource.Define[BootstrapStatus](resource.Definition{
 type Options struct {
 	Logs *logs.Logs
 
-	StaticPodsDir string // boot.ManifestsDir
+	StaticPodsDir string // boot.StaticPodsDir
 	FilesDir      string // configuration files of the programs that hold no secret
 	AuditDir      string // audit log of kube-apiserver
 	SecretsDir    string // boot.SecretsDir
@@ -154,7 +154,7 @@ func Controllers(o Options) []resource.Controller {
 		to    *string
 		value string
 	}{
-		{&o.StaticPodsDir, boot.ManifestsDir}, {&o.FilesDir, filesDir}, {&o.AuditDir, auditDir}, {&o.SecretsDir, boot.SecretsDir},
+		{&o.StaticPodsDir, boot.StaticPodsDir}, {&o.FilesDir, filesDir}, {&o.AuditDir, auditDir}, {&o.SecretsDir, boot.SecretsDir},
 		{&o.CNIConfDir, boot.CNIConfDir}, {&o.SubnetFile, subnetFile}, {&o.KubeletURL, kubeletURL},
 	} {
 		if *option.to == "" {

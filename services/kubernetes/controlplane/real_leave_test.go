@@ -87,7 +87,7 @@ func (n *realNode) checkDrain(admin, worker *kubeclient.Client) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, eventually.Scale(15*time.Second))
 	defer cancel()
-	err := kubeclient.Drain{Client: worker, Node: "w", Say: n.t.Logf}.Run(ctx)
+	err := kubeclient.Drain{Client: worker, Node: "w", Report: n.t.Logf}.Run(ctx)
 	var left *kubeclient.Left
 	if !errors.As(err, &left) || len(left.Pods) != 1 || left.Pods[0] != "default/mine (is ending)" {
 		n.t.Errorf("drained: %v", err)

@@ -49,7 +49,7 @@ func TestRealRenewal(t *testing.T) {
 	n.checkManifests(client)
 	before := map[string][]byte{}
 	for _, program := range programs {
-		data, err := os.ReadFile(n.path("manifests", "garboard-"+program+".yaml"))
+		data, err := os.ReadFile(n.path("static-pods", "garboard-"+program+".yaml"))
 		put(t, err)
 		before[program] = data
 	}
@@ -73,7 +73,7 @@ func TestRealRenewal(t *testing.T) {
 	put(t, client.Ready(context.Background()))
 	n.checkBootstrap(n.admin()) // the apiserver still works with the controller manager and etcd
 	for program, data := range before {
-		if now, err := os.ReadFile(n.path("manifests", "garboard-"+program+".yaml")); err != nil || !bytes.Equal(now, data) {
+		if now, err := os.ReadFile(n.path("static-pods", "garboard-"+program+".yaml")); err != nil || !bytes.Equal(now, data) {
 			t.Errorf("the static pod %s changed: %v", program, err)
 		}
 	}

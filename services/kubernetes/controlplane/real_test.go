@@ -58,7 +58,7 @@ func TestRealControlPlane(t *testing.T) {
 	n := &realNode{t: t, dir: t.TempDir(), config: testConfig(t), selfHosted: true}
 	n.prepare()
 	n.runControllers()
-	if entries, _ := os.ReadDir(n.path("manifests")); len(entries) > 0 {
+	if entries, _ := os.ReadDir(n.path("static-pods")); len(entries) > 0 {
 		t.Fatalf("static pods before etcd is up: %v", entries)
 	}
 	n.startEtcd()
@@ -99,7 +99,7 @@ func (n *realNode) runControllers() {
 	controllers := append(
 		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now, Balancer: n.config.Cluster.ControlPlane.Endpoint.String()}),
 		Controllers(Options{
-			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("manifests"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
+			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("static-pods"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 		})...)
 	rt, err := resource.NewRuntime(n.store, testLog(n.t), controllers...)
@@ -169,7 +169,7 @@ func (n *realNode) startEtcd() {
 func (n *realNode) startProgram(name string) {
 	var pod map[string]any // the decoder would make nested maps Objects too
 	eventually.That(n.t, 10*time.Second, "static pod "+name, func() error {
-		data, err := os.ReadFile(n.path("manifests", "garboard-"+name+".yaml"))
+		data, err := os.ReadFile(n.path("static-pods", "garboard-"+name+".yaml"))
 		if err != nil {
 			return err
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -97,11 +98,8 @@ func (e *Etcd) prepare(ctx context.Context, event, log eventFunc) error {
 		if w.seen != nil {
 			log("", w.seen.Error())
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.Until(ctx, e.begin, joinRetry) {
 			return ctx.Err()
-		case <-e.begin:
-		case <-time.After(joinRetry):
 		}
 	}
 }
@@ -400,10 +398,8 @@ func (e *Etcd) promote(ctx context.Context, event eventFunc) error {
 		default:
 			once(Learner, fmt.Sprintf("Waiting for the cluster to promote etcd member %s, a learner: %v", r.Member, err))
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, promoteRetry) {
 			return nil
-		case <-time.After(promoteRetry):
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/sleep"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -58,10 +59,8 @@ func settle(ctx context.Context, patience time.Duration, count func(context.Cont
 		if !errors.Is(err, ErrQuorum) || !time.Now().Before(end) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, promoteRetry) {
 			return err
-		case <-time.After(promoteRetry):
 		}
 	}
 }

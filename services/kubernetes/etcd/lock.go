@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -199,10 +200,8 @@ func (t *held) keep(ctx context.Context) {
 			for range alive { // until it is lost
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, lockRetry) {
 			return
-		case <-time.After(lockRetry):
 		}
 		tctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		err := t.take(tctx, lockTTL)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // The operations of this package.
@@ -109,11 +110,11 @@ func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
 			Run: func(ctx context.Context, p *operation.Progress) error {
 				begun, err := e.Bootstrap(ctx, a.ControlPlanes)
 				if err == nil {
-					p.Say("cluster ID %s", begun.Token)
+					p.Report("cluster ID %s", begun.Token)
 				}
 				return err
 			},
-			Undo: func(ctx context.Context, p *operation.Progress) error { return e.withdraw(ctx, p.Say, "") },
+			Undo: func(ctx context.Context, p *operation.Progress) error { return e.withdraw(ctx, p.Report, "") },
 		},
 		e.serveStep(),
 	}, nil
@@ -126,10 +127,8 @@ func (e *Etcd) serveStep() operation.Step {
 		ID: "serve", What: "wait until etcd serves", Deadline: serveTimeout, Optional: true,
 		Run: func(ctx context.Context, _ *operation.Progress) error {
 			for !e.ready.Load() {
-				select {
-				case <-ctx.Done():
+				if !sleep.For(ctx, healthPeriod) {
 					return fmt.Errorf("etcd isn't ready yet: gbctl service etcd: %w", context.Cause(ctx))
-				case <-time.After(healthPeriod):
 				}
 			}
 			return nil
@@ -139,7 +138,7 @@ func (e *Etcd) serveStep() operation.Step {
 
 // withdraw undoes a beginning that etcd doesn't know yet. restored is the token
 // of data that was restored for it; "" if there is none.
-func (e *Etcd) withdraw(ctx context.Context, say func(format string, args ...any), restored string) error {
+func (e *Etcd) withdraw(ctx context.Context, report func(format string, args ...any), restored string) error {
 	done, err := e.take(ctx)
 	if err != nil {
 		return err
@@ -155,7 +154,7 @@ func (e *Etcd) withdraw(ctx context.Context, say func(format string, args ...any
 		return err
 	case e.going.Load() || r.Phase == member || r.Phase == joining || data && restored == "",
 		restored != "" && r.Phase == fresh && r.Token != restored: // begun by an earlier operation
-		say("the cluster that has begun on this node stays")
+		report("the cluster that has begun on this node stays")
 		return nil
 	case restored == "" && r.Phase != fresh:
 		return nil
@@ -202,7 +201,7 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				token, err := restoredAs.Get(p)
 				if err == nil {
-					err = e.withdraw(ctx, p.Say, token)
+					err = e.withdraw(ctx, p.Report, token)
 				} else if errors.Is(err, operation.ErrNoData) { // nothing was restored
 					err = nil
 				}
@@ -215,7 +214,7 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 
 // restoreUntilDone repeats attempts that only have to wait: containerd may not run yet.
 func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r restoring) error {
-	event := eventFunc(func(_ reason.Code, text string) { p.Say("%s", text) }).onlyChanges()
+	event := eventFunc(func(_ reason.Code, text string) { p.Report("%s", text) }).onlyChanges()
 	for {
 		err := e.restore(ctx, r)
 		var w *wait
@@ -223,10 +222,8 @@ func (e *Etcd) restoreUntilDone(ctx context.Context, p *operation.Progress, r re
 			return err
 		}
 		event(reason.Of(err), "Waiting for "+w.Error())
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, joinRetry) {
 			return err
-		case <-time.After(joinRetry):
 		}
 	}
 }
@@ -255,7 +252,7 @@ func (e *Etcd) leaveSteps(operation.Request) ([]operation.Step, error) {
 				if !was {
 					return operation.Skip("this node has no member of etcd")
 				}
-				p.Say("member %s is removed", cmp.Or(name, "of this node"))
+				p.Report("member %s is removed", cmp.Or(name, "of this node"))
 				return left.Put(p, name)
 			},
 		},

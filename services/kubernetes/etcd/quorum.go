@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
+	"github.com/garboard-os/garboard/services/core/sleep"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -50,10 +50,8 @@ func takeOut(ctx context.Context, c *clientv3.Client, m *pb.Member) error {
 		if !errors.Is(err, rpctypes.ErrUnhealthy) {
 			return fmt.Errorf("remove etcd member %s: %w", called(m), err)
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, promoteRetry) {
 			return fmt.Errorf("remove etcd member %s: %w", called(m), err)
-		case <-time.After(promoteRetry):
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -78,10 +80,8 @@ func (c *Client) AskToLeave(ctx context.Context, node, by string) error {
 		return Object{"metadata": map[string]any{"annotations": map[string]any{Leaving: by}}}
 	})
 	for err == nil {
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, leavingPoll) {
 			return fmt.Errorf("wait for a control plane to delete node %s: %w; `kubectl delete node %s` does it by hand", node, ctx.Err(), node)
-		case <-time.After(leavingPoll):
 		}
 		_, err = c.Get(ctx, NodeRef(node))
 	}
@@ -130,8 +130,8 @@ type Drain struct {
 	// Keep leaves pods that nobody would make anew elsewhere: they start again with
 	// the node.
 	Keep bool
-	// Say tells what has changed: which pods are waited for, and for what reason.
-	Say func(format string, args ...any)
+	// Report reports each change: the pods that the drain waits for, and the reason.
+	Report func(format string, args ...any)
 }
 
 // Left is what a drain ends with whose time is up.
@@ -171,12 +171,10 @@ func (d Drain) Run(ctx context.Context) error {
 		}
 		if text := last.now(); text != reported && ctx.Err() == nil {
 			reported = text
-			d.Say("%s", text)
+			d.Report("%s", text)
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, drainPoll) {
 			return last
-		case <-time.After(drainPoll):
 		}
 	}
 }

@@ -161,7 +161,7 @@ func TestDrain(t *testing.T) {
 		c.budget["slow"], c.budget["done"] = 3, 2
 		var reports []string
 		start := time.Now()
-		err := Drain{Client: c.client(), Node: "n1", Say: func(f string, a ...any) { reports = append(reports, fmt.Sprintf(f, a...)) }}.Run(t.Context())
+		err := Drain{Client: c.client(), Node: "n1", Report: func(f string, a ...any) { reports = append(reports, fmt.Sprintf(f, a...)) }}.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +189,7 @@ func TestDrain(t *testing.T) {
 func TestDrainKeepsWhatIsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(podOf("alone", "Running", ""), podOf("web", "Running", "ReplicaSet"))
-		if err := (Drain{Client: c.client(), Node: "n1", Keep: true, Say: func(string, ...any) {}}).Run(t.Context()); err != nil {
+		if err := (Drain{Client: c.client(), Node: "n1", Keep: true, Report: func(string, ...any) {}}).Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if len(c.pods) != 1 || c.pods[0].Name() != "alone" {
@@ -216,7 +216,7 @@ func TestDrainEnds(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				start := time.Now()
-				err := Drain{Client: c.client(), Node: "n1", Say: func(string, ...any) {}}.Run(ctx)
+				err := Drain{Client: c.client(), Node: "n1", Report: func(string, ...any) {}}.Run(ctx)
 				var left *Left
 				if !errors.As(err, &left) || time.Since(start) != time.Minute {
 					t.Fatalf("%v after %s", err, time.Since(start))

@@ -160,7 +160,7 @@ func configuration(mode boot.Mode, c *config.Config) object {
 	k := object{
 		"apiVersion":         "kubelet.config.k8s.io/v1beta1",
 		"kind":               "KubeletConfiguration",
-		"staticPodPath":      boot.ManifestsDir,
+		"staticPodPath":      boot.StaticPodsDir,
 		"address":            "0.0.0.0",
 		"healthzBindAddress": "127.0.0.1",
 		"healthzPort":        10248,

@@ -81,7 +81,7 @@ func Service(o Options) dag.Service {
 						return err
 					}
 					ready := func() bool { return apiServerReady(o.Store) }
-					return restartForStaticPods(ctx, boot.ManifestsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
+					return restartForStaticPods(ctx, boot.StaticPodsDir, ready, h.Event, func(ctx context.Context) error { return runner.Run(ctx, h) })
 				})
 			})
 		},
@@ -108,7 +108,7 @@ var directories = []struct {
 	{boot.KubeletDir + "/pki", 0o700},
 	{boot.LogDir + "/pods", 0o755},
 	{boot.LogDir + "/containers", 0o755},
-	{boot.ManifestsDir, 0o755},
+	{boot.StaticPodsDir, 0o755},
 	{boot.CNIConfDir, 0o755},
 }
 

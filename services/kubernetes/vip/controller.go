@@ -13,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/vishvananda/netlink"
 )
@@ -152,10 +153,8 @@ func (c *controller) check(ctx context.Context) {
 			path = readyAlone
 		}
 		offer(c.checks, [2]bool{alone, api.check(ctx, path) == nil})
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, checkEvery) {
 			return
-		case <-time.After(checkEvery):
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 )
 
@@ -107,10 +108,7 @@ func (e *election) setCandidate(self *node) {
 func (e *election) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		e.onError(e.session(ctx))
-		select {
-		case <-ctx.Done():
-		case <-time.After(againAfter):
-		}
+		sleep.For(ctx, againAfter)
 	}
 }
 

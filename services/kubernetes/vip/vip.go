@@ -32,6 +32,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 )
 
@@ -136,10 +137,7 @@ func (o Options) run(ctx context.Context, h *dag.Handle) error {
 				defer close(done)
 				for kctx.Err() == nil {
 					newController(s, o.Store, h).run(kctx)
-					select {
-					case <-kctx.Done():
-					case <-time.After(againAfter):
-					}
+					sleep.For(kctx, againAfter)
 				}
 			})
 			running[s] = func() { stop(); <-done }

@@ -56,7 +56,7 @@ type space struct {
 
 func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 	f := files{seen: true, pods: map[string][]string{}}
-	entries, _ := os.ReadDir(d.path(boot.ManifestsDir))
+	entries, _ := os.ReadDir(d.path(boot.StaticPodsDir))
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), staticPodPrefix) {
 			f.staticPodFiles = append(f.staticPodFiles, e.Name())

@@ -31,7 +31,7 @@ var podProblem = append(slices.Clone(etcdProblem), "secrets-missing", "static-po
 var controlPlaneConditions = []condition{
 	{
 		id: "static-pods-not-generated", severity: failure,
-		sees:    boot.ManifestsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
+		sees:    boot.StaticPodsDir + " lacks one of garboard-kube-apiserver.yaml, garboard-kube-controller-manager.yaml, garboard-kube-scheduler.yaml.",
 		why:     "Controllers write them when etcd is up and all secrets exist. A controller may fail.",
 		next:    "Look at gbctl service etcd and gbctl get controllerfailures.",
 		follows: append(slices.Clone(etcdProblem), "secrets-missing", "disk-full", "network-no-address"),
@@ -49,7 +49,7 @@ var controlPlaneConditions = []condition{
 				return nil
 			}
 			f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", passing: s.sinceBoot < startTime}
-			f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.ManifestsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
+			f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
 			for _, c := range s.controllers {
 				f.evidence = append(f.evidence, asFailure(c))
 			}

@@ -23,7 +23,7 @@ func TestEtcdNotRunning(t *testing.T) {
 		withoutEtcd(n, services)
 	})
 	n.finds("etcd-not-running", failure, `cluster.etcd.extraArgs has no-such-flag: "1"`, "flag provided but not defined", "status 1")
-	n.finds("static-pods-not-generated", info, "Follows from etcd-not-running", "garboard-kube-apiserver.yaml", boot.ManifestsDir)
+	n.finds("static-pods-not-generated", info, "Follows from etcd-not-running", "garboard-kube-apiserver.yaml", boot.StaticPodsDir)
 	n.finds("apiserver-not-running", info, "Follows from etcd-not-running")
 	n.finds("endpoint-not-answering", info, "Follows from etcd-not-running")
 	for i, f := range n.diagnose() {

@@ -82,7 +82,7 @@ func TestStaticPodsNotGenerated(t *testing.T) {
 	// A file in place of the directory, so that nothing is written again: tried until the
 	// controller, which goes on meanwhile, doesn't make the directory in between.
 	eventually.That(t, patience, "the directory to be replaced", func() error {
-		return errors.Join(os.RemoveAll(n.path(boot.ManifestsDir)), os.WriteFile(n.path(boot.ManifestsDir), nil, 0o600))
+		return errors.Join(os.RemoveAll(n.path(boot.StaticPodsDir)), os.WriteFile(n.path(boot.StaticPodsDir), nil, 0o600))
 	})
 	n.finds("static-pods-not-generated", failure, "garboard-kube-scheduler.yaml", "garboard-kube-apiserver.yaml", "StaticPods: 3")
 }

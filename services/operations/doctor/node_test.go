@@ -187,7 +187,7 @@ func (n *node) publish() {
 	rt, err := resource.NewRuntime(n.store, n.logs.Logger("controller-runtime"), append(
 		makers,
 		controlplane.Controllers(controlplane.Options{
-			Logs: n.logs, StaticPodsDir: n.path(boot.ManifestsDir), FilesDir: n.path("etc/kubernetes"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
+			Logs: n.logs, StaticPodsDir: n.path(boot.StaticPodsDir), FilesDir: n.path("etc/kubernetes"), SecretsDir: n.path("system/secrets"), CNIConfDir: n.path("cni"),
 			SubnetFile: n.path("subnet.env"), KubeletURL: n.kubelet.url,
 			Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
 		})...)...)
@@ -225,7 +225,7 @@ func (n *node) settle() {
 		eventually.That(n.t, patience, "secrets and manifests", func() error {
 			_, err := secrets.Kubernetes.Get(n.store, secrets.KubernetesID)
 			if status, e := etcd.Statuses.Get(n.store, etcd.StatusID); err == nil && e == nil && status.Spec.Ready {
-				if names, _ := filepath.Glob(n.path(boot.ManifestsDir, "*.yaml")); len(names) < 3 {
+				if names, _ := filepath.Glob(n.path(boot.StaticPodsDir, "*.yaml")); len(names) < 3 {
 					return fmt.Errorf("%d static pods", len(names))
 				}
 			}

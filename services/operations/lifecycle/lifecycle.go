@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -179,12 +180,10 @@ func retry(ctx context.Context, p *operation.Progress, do func(context.Context) 
 		}
 		if text := err.Error(); text != told {
 			told = text
-			p.Say("trying again: %s", text)
+			p.Report("trying again: %s", text)
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, changeRetry) {
 			return err
-		case <-time.After(changeRetry):
 		}
 	}
 }
@@ -205,10 +204,8 @@ func (o Options) alone(ctx context.Context, budget time.Duration) string {
 		if err == nil {
 			return why
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, changeRetry) {
 			return "Kubernetes can't be asked: " + err.Error()
-		case <-time.After(changeRetry):
 		}
 	}
 }
@@ -272,7 +269,7 @@ func (o Options) drain(timeout time.Duration, keep bool) operation.Step {
 		ID: "drain", What: "evict the pods of this node, within their disruption budgets", Deadline: timeout, Optional: true,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			return o.node(func(c *kubeclient.Client, name string) error {
-				return kubeclient.Drain{Client: c, Node: name, Keep: keep, Say: p.Say}.Run(ctx)
+				return kubeclient.Drain{Client: c, Node: name, Keep: keep, Report: p.Report}.Run(ctx)
 			})
 		},
 	}

@@ -168,7 +168,7 @@ func (o Options) leaveCluster(r operation.Request, timeout time.Duration) []oper
 				if name == "" {
 					return operation.Skip("this node has no member of etcd")
 				}
-				p.Say("member %s has left", name)
+				p.Report("member %s has left", name)
 				return nil
 			},
 			Undo: func(ctx context.Context, _ *operation.Progress) error {
@@ -253,7 +253,7 @@ func known(users []disks.UserDisk, p *operation.Progress) (same []disks.UserDisk
 		if u.Serial != "" {
 			same = append(same, u)
 		} else {
-			p.Say("%s isn't wiped: after the restart, nothing says that it is still the same disk", u)
+			p.Report("%s isn't wiped: after the restart, nothing says that it is still the same disk", u)
 		}
 	}
 	return same
@@ -275,7 +275,7 @@ func (o Options) again(ctx context.Context, p *operation.Progress, id string) {
 	for _, part := range parts {
 		pctx, cancel := context.WithTimeout(ctx, againTimeout)
 		if err := part(pctx); err != nil && !errors.Is(err, context.Canceled) {
-			p.Say("after a restart: %v", err)
+			p.Report("after a restart: %v", err)
 		}
 		cancel()
 	}

@@ -157,7 +157,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 			if len(fields) > 0 {
 				differ = append(differ, wanted)
 				for _, f := range fields[:min(len(fields), shownDifferences)] {
-					p.Say("%s: %s", wanted, f)
+					p.Report("%s: %s", wanted, f)
 				}
 			}
 		}
@@ -185,7 +185,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 		if err := poll(ctx, p, func(ctx context.Context) error { _, err := client.Apply(ctx, wanted, true); return err }); err != nil {
 			return err
 		}
-		p.Say("applied %s", wanted)
+		p.Report("applied %s", wanted)
 		if kind := wanted.Kind(); kind == "DaemonSet" || kind == "Deployment" {
 			ref := kubeclient.Ref{APIVersion: wanted.APIVersion(), Kind: kind, Namespace: wanted.Namespace(), Name: wanted.Name()}
 			if err := o.awaitRollout(ctx, p, ref); err != nil {

@@ -74,7 +74,7 @@ func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n node, 
 			err = errors.Join(err, uerr)
 		}
 		if err == nil && !drained && now != version {
-			p.Say("has version %s; its pods went on", version)
+			p.Report("has version %s; its pods went on", version)
 		}
 		return err
 	})
@@ -106,9 +106,9 @@ func (o Options) drain(ctx context.Context, p *operation.Progress, client *kubec
 	}
 	within, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
-	err := kubeclient.Drain{Client: client, Node: n.Name, Keep: true, Say: p.Say}.Run(within)
+	err := kubeclient.Drain{Client: client, Node: n.Name, Keep: true, Report: p.Report}.Run(within)
 	if err != nil && ctx.Err() == nil {
-		p.Say("goes on after %s: %v", drainTimeout, err)
+		p.Report("goes on after %s: %v", drainTimeout, err)
 		return nil
 	}
 	return err

@@ -275,7 +275,7 @@ func (o Options) preflightStep(a Arguments) operation.Step {
 			for _, n := range controlPlanes(s.nodes()) {
 				addresses = append(addresses, fmt.Sprintf("%q", n.Address))
 			}
-			p.Say("discovered control plane nodes [%s]", strings.Join(addresses, " "))
+			p.Report("discovered control plane nodes [%s]", strings.Join(addresses, " "))
 			return inventory.Put(p, s.nodes())
 		},
 	}
@@ -351,7 +351,7 @@ func (o Options) pull(ctx context.Context, p *operation.Progress, n node, a Argu
 		_, err := o.Peers.Pull(ctx, n.Address, image, i < len(pods), func(done, total uint64) {
 			if text := fmt.Sprintf("%s: %d of %d MB", image, done>>20, total>>20); text != said {
 				said = text
-				p.Say("%s", text)
+				p.Report("%s", text)
 			}
 		})
 		if err != nil {

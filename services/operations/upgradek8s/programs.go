@@ -90,14 +90,14 @@ func (o Options) setProgram(ctx context.Context, p *operation.Progress, n node, 
 		return err
 	}
 	if !changed {
-		p.Say("has version %s and is healthy", version)
+		p.Report("has version %s and is healthy", version)
 	} else {
-		p.Say("healthy with version %s after %.1f s", version, time.Since(began).Seconds())
+		p.Report("healthy with version %s after %.1f s", version, time.Since(began).Seconds())
 	}
 	if watch == 0 {
 		return nil
 	}
-	p.Say("watching it for %s, as the first node", watch)
+	p.Report("watching it for %s, as the first node", watch)
 	return o.watch(ctx, []node{n}, c, watch)
 }
 
@@ -290,7 +290,7 @@ func poll(ctx context.Context, p *operation.Progress, do func(context.Context) e
 		}
 		if text := err.Error(); text != said {
 			said = text
-			p.Say("retrying error: %s", text)
+			p.Report("retrying error: %s", text)
 		}
 		if pause(ctx, pollPeriod) != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)

@@ -186,7 +186,7 @@ func (o Options) component(name, what string, timeout time.Duration, a Arguments
 		Undo: func(ctx context.Context, p *operation.Progress) error {
 			if stays, err := isFinished(p, name); err != nil || stays {
 				if stays {
-					p.Say("%s stays at version %s: the same command goes on from here", name, a.To)
+					p.Report("%s stays at version %s: the same command goes on from here", name, a.To)
 				}
 				return err
 			}

@@ -26,6 +26,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"golang.org/x/sys/unix"
 )
@@ -253,10 +254,8 @@ func (d *Disks) choose(ctx context.Context, h *dag.Handle, name string) (device,
 			d.log.Warn(fmt.Sprintf("no disk %s since %s; still looking. Plug it in, or correct machine.install.disk; the disks here:\n%s",
 				name, time.Since(since).Round(time.Second), d.table()))
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, pollEvery) {
 			return device{}, ctx.Err()
-		case <-time.After(pollEvery):
 		}
 	}
 }

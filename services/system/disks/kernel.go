@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"golang.org/x/sys/unix"
 )
 
@@ -49,10 +50,8 @@ func (dev device) showPartition(ctx context.Context, file *os.File, p *gpt.Parti
 		if _, there := dev.partitionPath(p.Index); there {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep.For(ctx, nodePoll) {
 			return fmt.Errorf("wait for its device: %w", ctx.Err())
-		case <-time.After(nodePoll):
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -65,7 +66,7 @@ func (c *client) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := dag.Guard(c.log, func() error { c.keep(ctx); return nil }); err != nil {
 			c.report(nil)
-			c.sleep(ctx, askMax)
+			sleep.Until(ctx, c.kick, askMax)
 		}
 	}
 }
@@ -113,7 +114,7 @@ func (c *client) obtain(ctx context.Context) *lease {
 			warned = now
 			c.log.Warn(noAnswer(c.source, c.link, now.Sub(since), err))
 		}
-		c.sleep(ctx, time.Until(next))
+		sleep.Until(ctx, c.kick, time.Until(next))
 	}
 	return nil
 }
@@ -157,7 +158,7 @@ func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 			<-ctx.Done()
 			return l, ctx.Err()
 		}
-		c.sleep(ctx, time.Until(l.renewAt))
+		sleep.Until(ctx, c.kick, time.Until(l.renewAt))
 		longer, err := c.prolong(ctx, l)
 		if err != nil {
 			return l, err
@@ -193,23 +194,9 @@ func (c *client) prolong(ctx context.Context, l *lease) (*lease, error) {
 			c.log.Warn(fmt.Sprintf("no %s server extends the lease of %s on %s, which ends in %s: %v",
 				c.source, l, c.link, time.Until(l.expireAt).Round(time.Second), err))
 		}
-		c.sleep(ctx, time.Until(now.Add(pause)))
+		sleep.Until(ctx, c.kick, time.Until(now.Add(pause)))
 	}
 	return nil, ctx.Err()
-}
-
-// sleep ends early when the link is kicked or ctx ends.
-func (c *client) sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-c.kick:
-	case <-t.C:
-	}
 }
 
 // jitter prevents machines that were switched on together from asking at the same time.

@@ -1,0 +1,20 @@
+// Package sleep waits in loops that end with a context.
+package sleep
+
+import (
+	"context"
+	"time"
+)
+
+// For waits for d. It returns false if ctx has ended.
+func For(ctx context.Context, d time.Duration) bool { return Until(ctx, nil, d) }
+
+// Until waits for a message on wake, for d at most. It returns false if ctx has ended.
+func Until(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-wake:
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}

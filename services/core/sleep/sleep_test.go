@@ -1,0 +1,33 @@
+package sleep
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestWhatEndsASleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Hour, cancel)
+		wake := make(chan struct{}, 1)
+		wake <- struct{}{}
+		for _, tt := range []struct {
+			name  string
+			sleep func() bool
+			goOn  bool
+			takes time.Duration
+		}{
+			{"a message", func() bool { return Until(ctx, wake, time.Minute) }, true, 0},
+			{"the time", func() bool { return Until(ctx, wake, time.Minute) }, true, time.Minute},
+			{"the context", func() bool { return For(ctx, time.Hour) }, false, 59 * time.Minute},
+			{"a context that has ended", func() bool { return For(ctx, 0) }, false, 0},
+		} {
+			began := time.Now()
+			if goOn, took := tt.sleep(), time.Since(began); goOn != tt.goOn || took != tt.takes {
+				t.Errorf("%s: %v after %s, want %v after %s", tt.name, goOn, took, tt.goOn, tt.takes)
+			}
+		}
+	})
+}

@@ -22,22 +22,6 @@ import (
 // still answers, and to type the confirmation.
 const tryTimeout = time.Minute
 
-const modesHelp = `
---mode selects when a change takes effect:
-
-  auto       without a reboot, if no changed field needs one (the default)
-  immediate  now, without a reboot; refused if a field needs one (--immediate)
-  on-reboot  at the next reboot (--on-reboot)
-  reboot     now, with a reboot, whatever has changed
-  try        now; the node undoes the change after --timeout, also if it reboots in
-             between, unless you run 'gbctl config confirm' (--try). Use it for
-             changes that may make the node unreachable
-
-With several nodes, gbctl waits until a node is healthy again before it changes the next
-one, also if only services or static pods restart, and stops if it isn't healthy within
-the time of --wait. A change that needs a reboot can be tried on only one node at a time. A node
-doesn't reboot or restart etcd if the cluster loses its quorum, unless --force is given. --dry-run shows what would change, and what each field needs.`
-
 var modes = map[string]apiv1.ApplyMode{
 	"auto":      apiv1.ApplyMode_APPLY_MODE_AUTO,
 	"immediate": apiv1.ApplyMode_APPLY_MODE_IMMEDIATE,
@@ -212,29 +196,12 @@ func mayHaveApplied(err error) bool {
 	return errors.As(err, &request) && !connect.IsWireError(err) || exitCode(err) == codeUnreachable
 }
 
-const applyLong = `Apply a configuration from a file to nodes ('-' reads standard input).
-
-A node without a configuration is in maintenance mode. --insecure connects to such a
-node. --fingerprint verifies that it is the right machine: give the fingerprint that
-the machine shows on its console. Without --fingerprint, gbctl prints the fingerprint
-that the machine presents and, on a terminal, asks before it sends anything: a
-configuration contains the keys of the cluster.
-` + modesHelp
-
-const applyExample = `  gbctl -n 10.5.0.2 apply-config --insecure -f controlplane.yaml
-  gbctl -n 10.5.0.2 apply-config -f controlplane.yaml --dry-run
-  gbctl -n 10.5.0.3 apply-config -f worker.yaml --mode=try --timeout 2m`
-
 func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 	flags := &applyFlags{app: a}
 	var file string
 	cmd := &cobra.Command{
 		Use:     use + " -f FILE",
 		Aliases: aliases,
-		Short:   "Apply a configuration from a file to nodes",
-		Long:    applyLong,
-		Example: applyExample,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			change, err := flags.change(cmd, "applied")
 			if err != nil {
@@ -279,7 +246,7 @@ func inFile(file string, err error) error {
 // applyCommand makes "apply machineconfig", which is the same as apply-config (S-024).
 func (a *app) applyCommand() *cobra.Command {
 	mc := a.applyConfigCommand("machineconfig", "mc", "machineconfigs")
-	return group(&cobra.Command{Use: "apply", Short: "Same as apply-config: apply machineconfig -f FILE"}, mc)
+	return group(&cobra.Command{Use: "apply"}, mc)
 }
 
 // readInput reads a document from a file or from standard input.

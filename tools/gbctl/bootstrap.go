@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/api/client"
@@ -36,27 +35,7 @@ func (a *app) bootstrapCommand() *cobra.Command {
 	var snapshot string
 	var raw bool
 	cmd := &cobra.Command{
-		Use:   "bootstrap",
-		Short: "Start the cluster on one control plane, once",
-		Long: `Start the cluster on one control plane. All other nodes join it by themselves.
-
-Give exactly one node, by its own address: an address that the control planes share
-doesn't work yet. It is safe to repeat the command: a node that has started the
-cluster reports that, with the same cluster ID. A node refuses if it has data of a
-cluster, or if it finds a running cluster: at the endpoint, on the control planes that
-it knows, or on the nodes and endpoints of the context. If one of these names can't be
-resolved here, gbctl reports the name and the node doesn't check it. A node of type
-init needs no bootstrap.
-
-With --recover-from, the cluster starts with the data of a snapshot ('gbctl etcd
-snapshot'). Use this if the etcd of a cluster is lost for good. It makes a new etcd
-cluster: data that was written after the snapshot is lost. The node must have no etcd
-data. If it has some, and for each other member of the lost cluster that still exists,
-run 'gbctl reset --graceful=false --system-labels-to-wipe EPHEMERAL --reboot'; the
-other nodes join after that. The node refuses if the old members still have a quorum.`,
-		Example: `  gbctl -n 10.5.0.2 bootstrap
-  gbctl -n 10.5.0.2 bootstrap --recover-from etcd.db`,
-		Args: cobra.NoArgs,
+		Use: "bootstrap",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if snapshot == "" && raw {
 				return usagef("--skip-hash-check needs --recover-from")
@@ -96,12 +75,11 @@ func (a *app) otherAddresses(ctx context.Context, node string) []string {
 	}
 	ctx, cancel := context.WithTimeout(ctx, nameTimeout)
 	defer cancel()
-	found, errs := make([][]netip.Addr, len(named)), make([]error, len(named))
-	var wg sync.WaitGroup
-	for i, name := range named {
-		wg.Go(func() { found[i], errs[i] = resolve(ctx, name) })
-	}
-	wg.Wait()
+	found := make([][]netip.Addr, len(named))
+	errs := parallel(len(named), func(i int) (err error) {
+		found[i], err = resolve(ctx, named[i])
+		return err
+	})
 	var all []string
 	for i, name := range named {
 		if errs[i] != nil {

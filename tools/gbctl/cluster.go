@@ -17,38 +17,14 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-const clusterLong = `Run development clusters on this machine: the nodes are virtual machines in QEMU, or
-containers, which run at native speed.
-
-All files of a cluster are in ~/.garboard/clusters/NAME ($GARBOARD_HOME/clusters/NAME).
-One host process runs everything of the cluster. The nodes reach each other, the images
-that were built, and the given registry mirrors, but no other network.`
-
 func (a *app) clusterCommand() *cobra.Command {
-	return group(&cobra.Command{
-		Use:   "cluster",
-		Short: "Run development clusters on this machine",
-		Long:  clusterLong,
-	}, a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterDebugCommand(), clusterHostCommand())
+	return group(&cobra.Command{Use: "cluster"}, a.clusterCreateCommand(), a.clusterDestroyCommand(), a.clusterShowCommand(), a.clusterDebugCommand(), clusterHostCommand())
 }
 
 func nameFlag(cmd *cobra.Command, name *string) *cobra.Command {
 	cmd.Flags().StringVar(name, "name", devcluster.DefaultName, "name of the cluster")
 	return cmd
 }
-
-const clusterCreateLong = `Create a cluster, or start an existing one, and wait until it is ready.
-
-gbctl builds missing parts from a checkout of Garboard. Run the command in the checkout,
-or give its path with --source.
-
-The access to the cluster is merged into the client configuration and into the
-kubeconfig, and becomes the current context of both. 'gbctl cluster destroy' removes it.
-
-Flags that describe nodes apply to new clusters only; an existing cluster keeps its nodes.
-
-If the command is interrupted, or the cluster can't start, a new cluster is removed
-completely. A cluster that starts but isn't ready in time is kept for inspection.`
 
 // createFlags are the flags of cluster create.
 type createFlags struct {
@@ -67,14 +43,7 @@ type createFlags struct {
 func (a *app) clusterCreateCommand() *cobra.Command {
 	var o createFlags
 	cmd := &cobra.Command{
-		Use:   "create",
-		Short: "Create a cluster and wait until it is ready",
-		Long:  clusterCreateLong,
-		Example: `  gbctl cluster create
-  gbctl cluster create --name three --controlplanes 3 --workers 1
-  gbctl cluster create --provisioner qemu --workers 1 --registry-mirror '*=http://127.0.0.1:5000'
-  gbctl cluster create --config-patch '{machine: {sysctls: {kernel.pid_max: "100000"}}}'`,
-		Args: cobra.NoArgs,
+		Use: "create",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			options, err := o.options(cmd.Flags().Changed("workers"))
 			if err != nil {
@@ -191,10 +160,7 @@ func (a *app) clusterCreate(ctx context.Context, o devcluster.Options, merge boo
 func (a *app) clusterDestroyCommand() *cobra.Command {
 	var name string
 	return nameFlag(&cobra.Command{
-		Use:     "destroy",
-		Short:   "Remove a cluster with all its data",
-		Example: `  gbctl cluster destroy --name three`,
-		Args:    cobra.NoArgs,
+		Use: "destroy",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// This is first, because it reads files of the cluster: if gbctl is killed in
 			// between, the command can be repeated.
@@ -213,26 +179,10 @@ func (a *app) clusterDestroyCommand() *cobra.Command {
 	}, &name)
 }
 
-const clusterShowLong = `Show the clusters of this machine, and the state of the machine of each node.
-
-STATE is running, starting, frozen, off or power cut; 'waiting to start again' after a
-reboot or a crash; 'failed' with the reason; 'cluster is off' for all nodes of a cluster
-that is off ('gbctl cluster create' starts it). NETWORK is 'fine', or the fault that
-'gbctl cluster debug network' has set. SINCE is when the machine was last turned on or
-off. RESTARTS counts how often it has restarted by itself since the cluster is up.
-'gbctl health' shows the health of the nodes.
-
--o yaml also shows ports on this machine, directories, and the console logs.`
-
 func (a *app) clusterShowCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:   "show",
-		Short: "Show the clusters of this machine and the state of their nodes",
-		Long:  clusterShowLong,
-		Example: `  gbctl cluster show
-  gbctl cluster show --name three -o yaml`,
-		Args: cobra.NoArgs,
+		Use:  "show",
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.clusterShow(cmd.Context(), name) },
 	}
 	cmd.Flags().StringVar(&name, "name", "", "show this cluster only")
@@ -324,11 +274,8 @@ func openCluster(name string) (*qemu.Cluster, error) {
 func clusterHostCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:     "host",
-		Short:   "Run the host process of a cluster; cluster create starts it",
-		Hidden:  true,
-		Example: `  gbctl cluster host --cluster three`,
-		Args:    cobra.NoArgs,
+		Use:    "host",
+		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return qemu.Host(cmd.Context(), name, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 		},

@@ -10,31 +10,22 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const clusterDebugLong = `Cause faults of nodes of a development cluster, as they happen to real ones. NODE is the
-name of a node, with or without the prefix of the cluster: worker-1 is NAME-worker-1.`
-
 func (a *app) clusterDebugCommand() *cobra.Command {
-	cmd := group(&cobra.Command{
-		Use:   "debug",
-		Short: "Cause faults: turn nodes off, freeze them, disturb network or clock",
-		Long:  clusterDebugLong,
-	})
+	cmd := group(&cobra.Command{Use: "debug"})
 	for _, verb := range []struct {
-		name, short, done string
-		do                func(*qemu.Cluster, context.Context, string) error
+		name, done string
+		do         func(*qemu.Cluster, context.Context, string) error
 	}{
-		{"on", "Turn a node on", "is on", (*qemu.Cluster).On},
-		{"off", "Shut a node down with its power button, and wait until it is off", "is off", (*qemu.Cluster).Off},
-		{"cut", "Cut the power of a node", "has no power", (*qemu.Cluster).Cut},
-		{"freeze", "Freeze a node", "is frozen", (*qemu.Cluster).Freeze},
-		{"thaw", "Continue a frozen node", "runs again", (*qemu.Cluster).Thaw},
+		{"on", "is on", (*qemu.Cluster).On},
+		{"off", "is off", (*qemu.Cluster).Off},
+		{"cut", "has no power", (*qemu.Cluster).Cut},
+		{"freeze", "is frozen", (*qemu.Cluster).Freeze},
+		{"thaw", "runs again", (*qemu.Cluster).Thaw},
 	} {
 		var name string
 		cmd.AddCommand(nameFlag(&cobra.Command{
-			Use:     verb.name + " NODE",
-			Short:   verb.short,
-			Example: fmt.Sprintf("  gbctl cluster debug %s worker-1", verb.name),
-			Args:    cobra.ExactArgs(1),
+			Use:  verb.name + " NODE",
+			Args: cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				c, node, err := openNode(name, args[0])
 				if err != nil {
@@ -78,13 +69,7 @@ func (a *app) clusterClockCommand() *cobra.Command {
 	var name string
 	var offset time.Duration
 	cmd := nameFlag(&cobra.Command{
-		Use:   "clock NODE",
-		Short: "Set a wrong clock for a node in QEMU",
-		Long: `Set a wrong hardware clock for a node in QEMU. It takes effect when the node starts the
-next time, and lasts until the cluster stops. Containers use the clock of this machine.`,
-		Example: `  gbctl cluster debug clock worker-1 --offset -8760h   a year behind
-  gbctl cluster debug cut worker-1
-  gbctl cluster debug on worker-1`,
+		Use:  "clock NODE",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, node, err := openNode(name, args[0])
@@ -105,11 +90,7 @@ next time, and lasts until the cluster stops. Containers use the clock of this m
 func (a *app) clusterEndpointCommand() *cobra.Command {
 	var name string
 	return nameFlag(&cobra.Command{
-		Use:   "endpoint on|off",
-		Short: "Turn the cluster endpoint of the nodes off or on",
-		Long: `Turn the load balancer, which is the cluster endpoint of the nodes, off or on. kubectl
-on this machine isn't affected.`,
-		Example:   "  gbctl cluster debug endpoint off",
+		Use:       "endpoint on|off",
 		ValidArgs: []string{"on", "off"},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -126,21 +107,12 @@ on this machine isn't affected.`,
 	}, &name)
 }
 
-const clusterNetworkLong = `Set faults of the network of a node. Without flags, all faults are removed. They stay
-when the node restarts. The network cable stays connected: the node doesn't notice.`
-
 func (a *app) clusterNetworkCommand() *cobra.Command {
 	var name string
 	var to network.Conditions
 	var percent float64
 	cmd := nameFlag(&cobra.Command{
-		Use:   "network NODE",
-		Short: "Disconnect a node, or delay and drop its packets",
-		Long:  clusterNetworkLong,
-		Example: `  gbctl cluster debug network controlplane-1 --off
-  gbctl cluster debug network worker-1 --cut-from controlplane-1,controlplane-2
-  gbctl cluster debug network worker-1 --delay 100ms --jitter 20ms --loss 2.5
-  gbctl cluster debug network worker-1                                          remove all faults`,
+		Use:  "network NODE",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, node, err := openNode(name, args[0])

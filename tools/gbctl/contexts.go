@@ -16,28 +16,16 @@ import (
 )
 
 func (a *app) configCommand() *cobra.Command {
-	cmd := group(&cobra.Command{
-		Use:   "config",
-		Short: "Manage applied configurations, and the client configuration",
-		Long: `Manage the configurations of nodes (confirm, history, show, rollback), and the client
-configuration: the clusters and how to reach them.`,
-	})
+	cmd := group(&cobra.Command{Use: "config"})
 	cmd.AddGroup(
 		&cobra.Group{ID: "node", Title: "Configurations of nodes:"},
 		&cobra.Group{ID: "client", Title: "The client configuration:"},
 	)
-	for _, c := range []*cobra.Command{a.confirmCommand(), a.historyCommand(), a.showCommand(), a.rollbackCommand()} {
-		c.GroupID = "node"
-		cmd.AddCommand(c)
-	}
-	for _, c := range []*cobra.Command{
+	addTo(cmd, "node", a.confirmCommand(), a.historyCommand(), a.showCommand(), a.rollbackCommand())
+	addTo(cmd, "client",
 		a.contextsCommand(), a.useContextCommand(), a.mergeCommand(), a.addCommand(),
-		a.hostsCommand("nodes", "the nodes that commands use without -n", func(c *client.Context) *[]string { return &c.Nodes }),
-		a.hostsCommand("endpoints", "the control planes that commands use if no nodes are set", func(c *client.Context) *[]string { return &c.Endpoints }),
-	} {
-		c.GroupID = "client"
-		cmd.AddCommand(c)
-	}
+		a.hostsCommand("nodes", func(c *client.Context) *[]string { return &c.Nodes }),
+		a.hostsCommand("endpoints", func(c *client.Context) *[]string { return &c.Endpoints }))
 	return cmd
 }
 
@@ -57,10 +45,7 @@ func (a *app) load() (*client.Config, string, error) {
 
 func (a *app) contextsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "contexts",
-		Short:   "List the contexts, which are the known clusters",
-		Example: `  gbctl config contexts`,
-		Args:    cobra.NoArgs,
+		Use: "contexts",
 		RunE: func(*cobra.Command, []string) error {
 			config, path, err := a.load()
 			if err != nil {
@@ -97,8 +82,6 @@ func owner(c *client.Context) (who, until string) {
 func (a *app) useContextCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "use-context NAME",
-		Short:             "Choose the context that commands use",
-		Example:           `  gbctl config use-context home`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeContexts,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -116,13 +99,10 @@ func (a *app) useContextCommand() *cobra.Command {
 }
 
 // hostsCommand shows or sets one of the lists of a context.
-func (a *app) hostsCommand(name, what string, of func(*client.Context) *[]string) *cobra.Command {
+func (a *app) hostsCommand(name string, of func(*client.Context) *[]string) *cobra.Command {
 	return &cobra.Command{
-		Use:   name + " [HOST…]",
-		Short: "Show or set " + what,
-		Example: fmt.Sprintf(`  gbctl config %[1]s                        show them
-  gbctl config %[1]s 10.5.0.2 10.5.0.3      set them
-  gbctl config %[1]s ''                     remove all`, name),
+		Use:  name + " [HOST…]",
+		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()
 			if err != nil {
@@ -158,13 +138,8 @@ func (a *app) hostsCommand(name, what string, of func(*client.Context) *[]string
 
 func (a *app) mergeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "merge FILE",
-		Short: "Add the contexts of another file",
-		Long: `Add the contexts of another file to the client configuration, and make the current
-context of that file the current one. If a name is in use by a different context, the
-new one gets a number as suffix.`,
-		Example: `  gbctl config merge garboardconfig`,
-		Args:    cobra.ExactArgs(1),
+		Use:  "merge FILE",
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			other, err := client.Load(args[0])
 			if err != nil {
@@ -190,10 +165,7 @@ new one gets a number as suffix.`,
 func (a *app) addCommand() *cobra.Command {
 	var ca, crt, key string
 	cmd := &cobra.Command{
-		Use:   "add NAME",
-		Short: "Add a context from files with certificates and a key",
-		Example: `  gbctl config add home --ca ca.crt --crt admin.crt --key admin.key -e cluster.example.org
-  gbctl config add home --crt admin.crt            replace the certificate`,
+		Use:  "add NAME",
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			config, path, err := a.load()

@@ -19,21 +19,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const copyLong = `Copy a file or directory of a node into a local directory, which is created.
-
-Existing files are not overwritten without --force. Nothing is written outside of the
-directory, whatever the node sends: an attacker may control the node. Devices,
-sockets, owners and set-user-ID bits are left out. With several nodes, the files of
-each node go into a subdirectory with the name of the node.`
-
 func (a *app) copyCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use:   "copy PATH DIRECTORY",
-		Short: "Copy a file or directory from nodes",
-		Long:  copyLong,
-		Example: `  gbctl -n 10.5.0.2 copy /var/log .                into ./log
-  gbctl -n 10.5.0.2,10.5.0.3 copy /etc/kubernetes .    into ./10.5.0.2 and ./10.5.0.3`,
+		Use:     "copy PATH DIRECTORY",
 		Aliases: []string{"cp"},
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -29,19 +29,10 @@ const (
 	pastEvents = 200
 )
 
-const dashboardLong = `Watch nodes on one screen: services and what they wait for, the control plane, load, and
-the log of the selected service. Nodes that don't answer are asked again until they do.
-
-The last line of the screen shows the keys. NO_COLOR turns colours off.`
-
 func (a *app) dashboardCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "dashboard",
-		Short:   "Watch nodes on one screen",
-		Long:    dashboardLong,
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 dashboard`,
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.dashboard(cmd.Context()) },
+		Use:  "dashboard",
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.dashboard(cmd.Context()) },
 	}
 }
 
@@ -157,12 +148,7 @@ func (f *feeds) fetch(ctx context.Context, i int, c *client.Client) snapshot {
 		resources("staticpodstatuses", &s.pods),
 		resources("etcdstatuses", &s.etcd),
 	}
-	errs := make([]error, len(parts))
-	var wg sync.WaitGroup
-	for n, part := range parts {
-		wg.Go(func() { errs[n] = part() })
-	}
-	wg.Wait()
+	errs := parallel(len(parts), func(i int) error { return parts[i]() })
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
 		s.err = f.requestError(ctx, c, errs[i])
 	}

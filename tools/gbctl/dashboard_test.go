@@ -31,7 +31,11 @@ func waitingNode(node int) snapshot {
 	}
 	etcd := &apiv1.Service{Id: "etcd", State: "Waiting", Health: "?", WaitingFor: `service "networkd" to be "up", and the cluster to be bootstrapped`, Since: seconds(5), Restarts: 2}
 	services.Services = slices.Insert(services.Services, 3, etcd)
-	pods := &apiv1.ListResourcesResponse{Definition: definitions[2]}
+	list, err := replay[apiv1.ListResourcesResponse]("ResourceService/List", &apiv1.ListResourcesRequest{Type: "staticpodstatus"})
+	if err != nil {
+		panic(err)
+	}
+	pods := &apiv1.ListResourcesResponse{Definition: list.Msg.Definition}
 	for name, ready := range map[string]string{"kube-apiserver-cp-1": "True", "kube-scheduler-cp-1": "False"} {
 		pods.Items = append(pods.Items, &apiv1.Resource{Id: "kube-system/" + name, Columns: []string{ready}})
 	}

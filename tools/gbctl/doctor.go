@@ -19,15 +19,8 @@ var severities = map[apiv1.Finding_Severity]string{
 
 func (a *app) doctorCommand() *cobra.Command {
 	return a.outputFlag(&cobra.Command{
-		Use:   "doctor",
-		Short: "Find problems, their causes and how to solve them",
-		Long: `Let nodes check themselves for problems: services, logs, resources and Kubernetes. A
-finding contains the problem, its cause, the solution, and where it was observed. The
-most severe finding is first. INFO findings go away by themselves. The exit code is 7
-if there is a finding of severity ERROR.`,
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 doctor`,
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context()) },
+		Use:  "doctor",
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context()) },
 	})
 }
 

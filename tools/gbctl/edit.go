@@ -22,24 +22,11 @@ import (
 	"golang.org/x/term"
 )
 
-const editLong = `Edit the configuration of nodes in an editor, one node after another.
-
-The editor is $GARBOARD_EDITOR, or else $EDITOR, or else vi. An unchanged or empty
-text isn't applied. If the node refuses the text, the editor opens again with the
-errors above the text; save it without a change to give up. If your text can't be
-applied, it stays in a file, and gbctl prints the name of the file.
-` + modesHelp
-
 func (a *app) editCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
 	mc := &cobra.Command{
 		Use:     "machineconfig",
 		Aliases: []string{"mc", "machineconfigs"},
-		Short:   "Edit the configuration of nodes",
-		Long:    editLong,
-		Example: `  gbctl -n 10.5.0.2 edit mc
-  GARBOARD_EDITOR="code --wait" gbctl -n 10.5.0.2,10.5.0.3 edit mc --try`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			change, err := flags.change(cmd, "edited")
 			if err != nil {
@@ -51,7 +38,7 @@ func (a *app) editCommand() *cobra.Command {
 		},
 	}
 	flags.add(mc)
-	return group(&cobra.Command{Use: "edit", Short: "Edit the configuration of nodes: edit machineconfig"}, mc)
+	return group(&cobra.Command{Use: "edit"}, mc)
 }
 
 // defaultEditor is available on almost every machine.

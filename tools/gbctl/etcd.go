@@ -48,24 +48,14 @@ func (a *app) printMessage(ctx context.Context, what string, ask func(context.Co
 }
 
 func (a *app) etcdCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "etcd",
-		Short: "Manage etcd, the database of Kubernetes",
-		Long: `Manage etcd, the database of Kubernetes. It runs on control planes. Every change needs
-a majority of the voting members. A request that would end this majority is refused;
-the error lists the members that were counted.`,
-	}
+	cmd := &cobra.Command{Use: "etcd"}
 	cmd.AddCommand(a.etcdMembersCommand(), a.etcdStatusCommand(), a.etcdSnapshotCommand(), a.etcdDefragmentCommand(), a.etcdAlarmCommand(),
 		a.etcdForfeitCommand(), a.etcdRemoveCommand(), a.etcdLeaveCommand())
 	return cmd
 }
 
 func (a *app) etcdMembersCommand() *cobra.Command {
-	return listCommand(a, &cobra.Command{
-		Use:     "members",
-		Short:   "Show the members of the etcd cluster",
-		Example: `  gbctl -n 10.5.0.2 etcd members`,
-	}, []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdMembersResponse, error) {
+	return listCommand(a, "members", []string{"ID", "NAME", "VOTES", "PEER URLS", "CLIENT URLS", "CLUSTER"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdMembersResponse, error) {
 		return unary(ctx, c.Etcd.Members, &apiv1.EtcdMembersRequest{})
 	}, func(m *apiv1.EtcdMembersResponse) (rows [][]string) {
 		for _, e := range m.Members {
@@ -83,11 +73,7 @@ func votes(m *apiv1.EtcdMember) string {
 }
 
 func (a *app) etcdStatusCommand() *cobra.Command {
-	return listCommand(a, &cobra.Command{
-		Use:     "status",
-		Short:   "Show the status of each member",
-		Example: `  gbctl -n 10.5.0.2 etcd status`,
-	}, []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdStatusResponse, error) {
+	return listCommand(a, "status", []string{"ID", "NAME", "ROLE", "VERSION", "SIZE", "IN USE", "TERM", "INDEX", "PROBLEMS"}, func(ctx context.Context, c *client.Client) (*apiv1.EtcdStatusResponse, error) {
 		return unary(ctx, c.Etcd.Status, &apiv1.EtcdStatusRequest{})
 	}, rowsOf((*apiv1.EtcdStatusResponse).GetMembers, etcdRow))
 }
@@ -111,26 +97,17 @@ func etcdRow(s *apiv1.EtcdMemberStatus) []string {
 
 func (a *app) etcdSnapshotCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "snapshot FILE",
-		Short: "Save the database to a file",
-		Long: `Save the etcd database of a node to a new file. It contains all data of Kubernetes,
-including Secrets. gbctl verifies the SHA-256 while it receives the data. The file
-exists only if it is complete. The role os:etcd:backup is sufficient.`,
-		Example: `  gbctl -n 10.5.0.2 etcd snapshot etcd.db`,
-		Args:    cobra.ExactArgs(1),
+		Use:  "snapshot FILE",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			node, err := a.single(cmd.Context(), "etcd snapshot")
-			if err != nil {
-				return err
-			}
-			return collect([]string{node}, []error{a.withClient(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
+			return a.untimed(cmd.Context(), "etcd snapshot", func(ctx context.Context, c *client.Client) error {
 				n, err := saveSnapshot(ctx, c, args[0])
 				if err != nil {
 					return err
 				}
 				fmt.Fprintf(a.err, "%s: %s in %s\n", c.Name, size(n), args[0])
 				return nil
-			})})
+			})
 		},
 	}
 }
@@ -194,12 +171,7 @@ func (s *checksumWriter) check() error {
 
 func (a *app) etcdDefragmentCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "defrag",
-		Short: "Release disk space that etcd no longer uses",
-		Long: `Release disk space that the database no longer uses. The member doesn't answer during
-this time, so several nodes are defragmented one after another.`,
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 etcd defrag`,
-		Args:    cobra.NoArgs,
+		Use: "defrag",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, defragmentTimeout)
 			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
@@ -215,24 +187,14 @@ this time, so several nodes are defragmented one after another.`,
 }
 
 func (a *app) etcdAlarmCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "alarm", Short: "Show and disarm the alarms of members"}
+	cmd := &cobra.Command{Use: "alarm"}
 	rows := rowsOf((*apiv1.EtcdAlarmsResponse).GetAlarms, func(e *apiv1.EtcdAlarm) []string { return []string{e.Member, e.Alarm} })
 	head := []string{"MEMBER", "ALARM"}
 	cmd.AddCommand(
-		listCommand(a, &cobra.Command{
-			Use:     "list",
-			Short:   "Show the alarms",
-			Example: `  gbctl -n 10.5.0.2 etcd alarm list`,
-		}, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
+		listCommand(a, "list", head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
 			return unary(ctx, c.Etcd.Alarms, &apiv1.EtcdAlarmsRequest{})
 		}, rows),
-		listCommand(a, &cobra.Command{
-			Use:   "disarm",
-			Short: "Disarm all alarms after their cause is removed",
-			Long: `Disarm all alarms, and show the alarms that members raise again at once. The cause of
-NOSPACE is removed when the database is compacted and defragmented.`,
-			Example: `  gbctl -n 10.5.0.2 etcd alarm disarm`,
-		}, head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
+		listCommand(a, "disarm", head, func(ctx context.Context, c *client.Client) (*apiv1.EtcdAlarmsResponse, error) {
 			return unary(ctx, c.Etcd.DisarmAlarms, &apiv1.EtcdDisarmAlarmsRequest{})
 		}, rows),
 	)
@@ -241,12 +203,7 @@ NOSPACE is removed when the database is compacted and defragmented.`,
 
 func (a *app) etcdForfeitCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "forfeit-leadership",
-		Short: "Make another member the leader",
-		Long: `Make another member the leader, if the member of the node is the leader. Use it before
-work on the machine.`,
-		Example: `  gbctl -n 10.5.0.2 etcd forfeit-leadership`,
-		Args:    cobra.NoArgs,
+		Use: "forfeit-leadership",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.printMessage(cmd.Context(), "etcd forfeit-leadership", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return unary(ctx, c.Etcd.ForfeitLeadership, &apiv1.EtcdForfeitLeadershipRequest{})
@@ -257,13 +214,8 @@ work on the machine.`,
 
 func (a *app) etcdRemoveCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "remove-member ID",
-		Short: "Remove the member of a lost node",
-		Long: `Remove the member of a node that is lost for good. Run it on another node; 'gbctl etcd
-members' shows the ID. 'kubectl delete node' removes the node from Kubernetes. For a
-node that still runs, use 'gbctl reset', or 'gbctl etcd leave' if it comes back later.`,
-		Example: `  gbctl -n 10.5.0.2 etcd remove-member 8e9e05c52164694d`,
-		Args:    cobra.ExactArgs(1),
+		Use:  "remove-member ID",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.printMessage(cmd.Context(), "etcd remove-member", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return unary(ctx, c.Etcd.RemoveMember, &apiv1.EtcdRemoveMemberRequest{Id: args[0]})
@@ -274,14 +226,7 @@ node that still runs, use 'gbctl reset', or 'gbctl etcd leave' if it comes back 
 
 func (a *app) etcdLeaveCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "leave",
-		Short: "Remove the member of a node that runs",
-		Long: `Remove the member of a node from the etcd cluster, stop the service and delete its
-data. It is refused for the last member, and if too few other members would answer.
-The node joins again when the service starts: with 'gbctl service etcd start', or after
-a reboot.`,
-		Example: `  gbctl -n 10.5.0.3 etcd leave`,
-		Args:    cobra.NoArgs,
+		Use: "leave",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, leaveTimeout)
 			return a.printMessage(cmd.Context(), "etcd leave", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
-	"github.com/spf13/cobra"
 )
 
 // Exit codes. Scripts depend on them: the meaning of a number never changes.
@@ -23,27 +22,6 @@ const (
 	codeUnhealthy   = 7
 	codeInterrupted = 130 // 128 + SIGINT, as shells count
 )
-
-const exitCodes = `Exit codes of gbctl:
-
-  0    success
-  1    failed, for a reason that isn't listed here
-  2    usage error: nothing was done
-  3    some nodes failed, the others succeeded
-  4    no node was reachable, or none could answer at that moment
-  5    not allowed: no certificate, an expired one, one of another cluster, or one
-       whose role isn't sufficient
-  6    refused: the configuration is invalid, or the change isn't possible in the
-       given mode
-  7    the node answered, but isn't healthy (health, doctor)
-  130  interrupted with Ctrl-C
-
-If all nodes failed for the same reason, the exit code is the one of that reason.`
-
-// exitCodesTopic makes the help topic 'gbctl help exit-codes'.
-func exitCodesTopic() *cobra.Command {
-	return &cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: exitCodes}
-}
 
 // exitError is an error with an exit code.
 type exitError struct {

@@ -132,18 +132,23 @@ func (a *app) explainAlert(_ string, err error) error {
 	return nil
 }
 
-// expired describes the expiry of our own certificate, or is empty.
-func (a *app) expired() string {
+// certificate returns our own certificate, or nil if there is no usable one.
+func (a *app) certificate() *x509.Certificate {
 	c, err := a.access()
 	if err != nil || c == nil {
-		return ""
+		return nil
 	}
 	_, pair, err := c.Credentials()
 	if err != nil {
-		return ""
+		return nil
 	}
-	if end := pair.Leaf.NotAfter; time.Now().After(end) {
-		return fmt.Sprintf("the certificate of %s expired on %s; renew it: %s", a.contextLabel(), stamp(end), renewal)
+	return pair.Leaf
+}
+
+// expired describes the expiry of our own certificate, or is empty.
+func (a *app) expired() string {
+	if own := a.certificate(); own != nil && time.Now().After(own.NotAfter) {
+		return fmt.Sprintf("the certificate of %s expired on %s; renew it: %s", a.contextLabel(), stamp(own.NotAfter), renewal)
 	}
 	return ""
 }
@@ -225,19 +230,15 @@ func (e *answerError) Unwrap() error { return e.err }
 
 // roles describes the roles in our certificate.
 func (a *app) roles() string {
-	c, err := a.access()
-	if err != nil || c == nil {
-		return ""
-	}
-	_, pair, err := c.Credentials()
-	if err != nil {
+	own := a.certificate()
+	if own == nil {
 		return ""
 	}
 	have := "no role"
-	if orgs := pair.Leaf.Subject.Organization; len(orgs) > 0 {
+	if orgs := own.Subject.Organization; len(orgs) > 0 {
 		have = strings.Join(orgs, ", ")
 	}
-	return fmt.Sprintf(" (the certificate of %s is %q and has %s)", a.contextLabel(), pair.Leaf.Subject.CommonName, have)
+	return fmt.Sprintf(" (the certificate of %s is %q and has %s)", a.contextLabel(), own.Subject.CommonName, have)
 }
 
 // stamp formats a local time.

@@ -27,10 +27,7 @@ func (a *app) lsCommand() *cobra.Command {
 	r := &apiv1.ListFilesRequest{}
 	var long bool
 	cmd := &cobra.Command{
-		Use:   "ls [PATH]",
-		Short: "List a directory",
-		Example: `  gbctl -n 10.5.0.2 ls /etc/kubernetes/manifests
-  gbctl -n 10.5.0.2 ls -l --depth 2 /var/log`,
+		Use:  "ls [PATH]",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if r.Path = "/"; len(args) > 0 {
@@ -70,13 +67,7 @@ func (a *app) ls(ctx context.Context, r *apiv1.ListFilesRequest, long bool) erro
 			rows = append(rows, fileRow(n.node, f, long))
 		}
 	}
-	err := a.show(documents, false, func() error {
-		if len(rows) == 0 {
-			return nil
-		}
-		return table(a.out, head, rows)
-	})
-	return errors.Join(err, failed)
+	return errors.Join(a.showTable(documents, false, head, rows, len(rows) > 0), failed)
 }
 
 func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
@@ -96,27 +87,20 @@ func fileRow(node string, f *apiv1.FileInfo, long bool) []string {
 
 func (a *app) readCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "read PATH",
-		Short: "Print a file",
-		Example: `  gbctl -n 10.5.0.2 read /proc/cmdline
-  gbctl -n 10.5.0.2 read /system/state/config.yaml > config.yaml`,
+		Use:  "read PATH",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, err := absolute(args[0])
 			if err != nil {
 				return err
 			}
-			node, err := a.single(cmd.Context(), "read")
-			if err != nil {
-				return err
-			}
-			return collect([]string{node}, []error{a.withClient(cmd.Context(), node, func(ctx context.Context, c *client.Client) error {
+			return a.untimed(cmd.Context(), "read", func(ctx context.Context, c *client.Client) error {
 				stream, err := c.File.Read(ctx, connect.NewRequest(&apiv1.ReadFileRequest{Path: name}))
 				return receive(stream, err, func(m *apiv1.FileChunk) error {
 					_, err := a.out.Write(m.Data)
 					return err
 				})
-			})})
+			})
 		},
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,12 +20,9 @@ import (
 // questions. It reconnects for as long as a machine may take to restart: the node
 // continues meanwhile, or restarts as a part of the operation. The error is the one with
 // which the operation ended.
-func (a *app) follow(ctx context.Context, node, id string) error {
-	return a.followTo(ctx, node, id, func(*apiv1.Operation) bool { return false })
-}
-
-// followTo follows an operation until stop returns true, or until it ends.
-func (a *app) followTo(ctx context.Context, node, id string, stop func(*apiv1.Operation) bool) error {
+//
+// It stops earlier if stop returns true.
+func (a *app) follow(ctx context.Context, node, id string, stop func(*apiv1.Operation) bool) error {
 	f := &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
 	var retries retryLog
 	for {
@@ -127,10 +125,7 @@ var marks = map[string]string{
 }
 
 func eventLine(id string, e *apiv1.OperationEvent) string {
-	who := e.Step
-	if who == "" {
-		who = id
-	}
+	who := cmp.Or(e.Step, id)
 	if e.Part != "" {
 		who += " " + e.Part
 	}
@@ -141,11 +136,7 @@ func eventLine(id string, e *apiv1.OperationEvent) string {
 			line += " " + e.State
 		}
 		if e.Step != "" {
-			mark := marks[e.State]
-			if mark == "" {
-				mark = "?"
-			}
-			line = "  " + mark + " " + line
+			line = "  " + cmp.Or(marks[e.State], "?") + " " + line
 		}
 		return withText(line, e.Text)
 	case apiv1.OperationEvent_KIND_ANSWERED:

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,13 +15,6 @@ import (
 	"github.com/garboard-os/garboard/boot"
 )
 
-const genLong = `Make files on this computer, without a node: the configurations of a new cluster,
-secrets, keys and certificates.
-
-Existing files are not overwritten without --force. Only files that can be made again
-from the files beside them are replaced: a certificate request, and a certificate for
-the same key.`
-
 // generator makes files. Tests of expiry set its clock.
 type generator struct {
 	now   func() time.Time
@@ -31,9 +25,7 @@ func genCommand() *cobra.Command { return (&generator{now: time.Now}).command() 
 
 func (g *generator) command() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "gen",
-		Short: "Make configurations, secrets, keys and certificates",
-		Long:  genLong,
+		Use: "gen",
 		// Without Args and RunE, a misspelt subcommand would print the help and succeed.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -83,6 +75,15 @@ func (g *generator) write(outputs ...output) error {
 		}
 	}
 	return nil
+}
+
+// writeAndReport writes files, and prints what they are and what to do next.
+func (g *generator) writeAndReport(out io.Writer, report string, outputs ...output) error {
+	if err := g.write(outputs...); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(out, report)
+	return err
 }
 
 // readInput reads a file of limited size.

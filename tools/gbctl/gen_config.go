@@ -20,37 +20,6 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 )
 
-const configLong = `Make the files of a cluster:
-
-  init.yaml          for one control plane, which forms the cluster
-  controlplane.yaml  for all other control planes
-  worker.yaml        for workers
-  garboardconfig     the client configuration, with an administrator's certificate
-                     that is valid for a year
-
-NAME is the name of the cluster. ENDPOINT is the address of the Kubernetes API, for all
-clients and for the lifetime of the cluster: https://HOST:PORT. HOST alone means
-https://HOST:6443. Best is a DNS name that can point to several control planes; it is
-in the certificates of all of them.
-
-The secrets of the cluster are new, unless --with-secrets gives a file from
-'gbctl gen secrets', or the controlplane.yaml of an existing cluster.
-
-A patch is a part of a configuration to merge (strategic merge patch) or a list of
-operations (JSON patch, RFC 6902), in JSON or YAML, or @FILE. The result is checked as
-a node checks it.
-
---compat=self-hosted makes files for releases whose control plane runs inside of
-Kubernetes. These releases refuse cluster.aggregatorCA and cluster.serviceAccount, so
-both are left out. They support only RSA, so the authorities of Kubernetes and etcd use
-RSA. The file of workers is join.yaml, with the machine type join.`
-
-const configExample = `  gbctl gen config home https://home.example.org:6443 --install-disk /dev/sda
-  gbctl gen config lab 10.5.0.2 --output-dir lab --registry-mirror '*=http://10.5.0.1:5000'
-  gbctl gen config home https://home.example.org:6443 --with-secrets secrets.yaml \
-      --config-patch '{machine: {time: {servers: [ntp.example.org]}}}' \
-      --config-patch-worker @worker-patch.yaml`
-
 // compatSelfHosted is the only older format that gen config makes (S-042).
 const compatSelfHosted = "self-hosted"
 
@@ -69,11 +38,8 @@ type configFlags struct {
 func (g *generator) configCommand() *cobra.Command {
 	var o configFlags
 	cmd := &cobra.Command{
-		Use:     "config NAME ENDPOINT",
-		Short:   "Make the configurations of a cluster, and garboardconfig",
-		Long:    configLong,
-		Example: configExample,
-		Args:    cobra.ExactArgs(2),
+		Use:  "config NAME ENDPOINT",
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.config(cmd.OutOrStdout(), args[0], args[1], &o)
 		},

@@ -52,10 +52,7 @@ func (g *generator) caCommand() *cobra.Command {
 	var organization, name string
 	var hours int
 	cmd := &cobra.Command{
-		Use:     "ca",
-		Short:   "Make a certificate authority: ca.crt and ca.key",
-		Example: "  gbctl gen ca --organization garboard\n  gbctl gen ca --name kubernetes --organization kubernetes --ecdsa --hours 87600",
-		Args:    cobra.NoArgs,
+		Use: "ca",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			valid, err := validity(hours)
 			if err != nil {
@@ -66,11 +63,8 @@ func (g *generator) caCommand() *cobra.Command {
 				return err
 			}
 			crt, key := name+".crt", name+".key"
-			if err := g.write(output{path: crt, data: ca.Cert, mode: publicMode}, output{path: key, data: ca.Key, mode: secretMode}); err != nil {
-				return err
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s and %s: authority %q, valid until %s\n", crt, key, organization, g.now().Add(valid).Format(time.DateOnly))
-			return nil
+			report := fmt.Sprintf("wrote %s and %s: authority %q, valid until %s", crt, key, organization, g.now().Add(valid).Format(time.DateOnly))
+			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: crt, data: ca.Cert, mode: publicMode}, output{path: key, data: ca.Key, mode: secretMode})
 		},
 	}
 	cmd.Flags().StringVar(&organization, "organization", pki.MachineName.Organization[0], "organization in the subject of the authority")
@@ -85,21 +79,15 @@ func (g *generator) keyCommand() *cobra.Command {
 	var algorithm algorithmFlags
 	var name string
 	cmd := &cobra.Command{
-		Use:     "key",
-		Short:   "Make a private key: NAME.key",
-		Example: "  gbctl gen key --name admin",
-		Args:    cobra.NoArgs,
+		Use: "key",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			key, err := pki.NewKey(algorithm.algorithm())
 			if err != nil {
 				return err
 			}
 			path := name + ".key"
-			if err := g.write(output{path: path, data: key, mode: secretMode}); err != nil {
-				return err
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s\nnext: gbctl gen csr --key %s\n", path, path)
-			return nil
+			report := fmt.Sprintf("wrote %s\nnext: gbctl gen csr --key %s", path, path)
+			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: key, mode: secretMode})
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "write NAME.key")
@@ -108,22 +96,12 @@ func (g *generator) keyCommand() *cobra.Command {
 	return cmd
 }
 
-const requestLong = `Make a certificate request for an existing key: NAME.csr from NAME.key.
-
-The roles of a client of the machine API are the organizations in its certificate:
-os:admin, os:operator, os:reader, os:etcd:backup. For a server certificate, use
---roles "" and give names or addresses.`
-
 // S-151
 func (g *generator) requestCommand() *cobra.Command {
 	var keyPath, name string
 	var ips, dns, roles []string
 	cmd := &cobra.Command{
-		Use:     "csr",
-		Short:   "Make a certificate request for a key: NAME.csr",
-		Long:    requestLong,
-		Example: "  gbctl gen csr --key admin.key --ip 127.0.0.1\n  gbctl gen csr --key watcher.key --roles os:reader",
-		Args:    cobra.NoArgs,
+		Use: "csr",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			base := strings.TrimSuffix(keyPath, ".key")
 			leaf := pki.Leaf{CN: name, DNS: dns, Orgs: roles}
@@ -149,11 +127,8 @@ func (g *generator) requestCommand() *cobra.Command {
 				return fmt.Errorf("%s: %w", keyPath, err)
 			}
 			path := base + ".csr"
-			if err := g.write(output{path: path, data: request, mode: publicMode, replace: true}); err != nil {
-				return err
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s: %s\nnext: gbctl gen crt --ca ca --csr %s --name %s\n", path, describe(leaf.CN, leaf.Orgs), path, base)
-			return nil
+			report := fmt.Sprintf("wrote %s: %s\nnext: gbctl gen crt --ca ca --csr %s --name %s", path, describe(leaf.CN, leaf.Orgs), path, base)
+			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: request, mode: publicMode, replace: true})
 		},
 	}
 	f := cmd.Flags()
@@ -191,27 +166,12 @@ func describe(name string, roles []string) string {
 	return name + ", " + strings.Join(roles, ", ")
 }
 
-const certificateLong = `Sign a certificate request with an authority: NAME.crt.
-
---ca NAME reads NAME.crt and NAME.key. The authority of the machine API is also in the
-configuration of every control plane, at machine.ca, and in the file that
-'gbctl gen secrets' makes: --ca accepts both, as a file with the suffix .yaml.
-
-An administrator with an expired certificate needs only a new certificate; the key
-stays the same. It is in the client configuration, at key, in base64. The
-configurations of nodes don't contain it.`
-
 // S-152, S-153, S-154
 func (g *generator) certificateCommand() *cobra.Command {
 	var caName, requestPath, name string
 	var hours int
 	cmd := &cobra.Command{
-		Use:   "crt",
-		Short: "Sign a certificate request: NAME.crt",
-		Long:  certificateLong,
-		Example: "  gbctl gen crt --ca ca --csr admin.csr --name admin\n" +
-			"  gbctl gen crt --ca controlplane.yaml --csr admin.csr --name admin --hours 24",
-		Args: cobra.NoArgs,
+		Use: "crt",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			valid, err := validity(hours)
 			if err != nil {
@@ -240,12 +200,9 @@ func (g *generator) certificateCommand() *cobra.Command {
 				return err
 			}
 			path := name + ".crt"
-			if err := g.write(output{path: path, data: crt, mode: publicMode, replace: sameKey(path, made)}); err != nil {
-				return err
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s: %s, valid until %s\nnext: set it as crt in the client configuration: base64 -w0 %s\n",
+			report := fmt.Sprintf("wrote %s: %s, valid until %s\nnext: set it as crt in the client configuration: base64 -w0 %s",
 				path, describe(leaf.CN, leaf.Orgs), made.NotAfter.Format(time.DateOnly), path)
-			return nil
+			return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: crt, mode: publicMode, replace: sameKey(path, made)})
 		},
 	}
 	f := cmd.Flags()

@@ -14,17 +14,6 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-const getLong = `Show the resources of nodes: the state that their controllers work with.
-
-TYPE is any name of the type; 'gbctl get rd' lists them. Private keys and tokens are
-always redacted.`
-
-const getExample = `  gbctl -n 10.5.0.2 get rd                         list the types
-  gbctl -n 10.5.0.2 get staticpods
-  gbctl -n 10.5.0.2 get staticpods kube-apiserver -o yaml
-  gbctl -n 10.5.0.2 get manifests --namespace=controlplane
-  gbctl -n 10.5.0.2 get staticpodstatus -w         also print changes, until Ctrl-C`
-
 // query is what 'get' requests.
 type query struct {
 	kind, namespace, id string
@@ -34,11 +23,8 @@ type query struct {
 func (a *app) getCommand() *cobra.Command {
 	var q query
 	cmd := &cobra.Command{
-		Use:     "get TYPE [ID]",
-		Short:   "Show resources of nodes",
-		Long:    getLong,
-		Example: getExample,
-		Args:    cobra.RangeArgs(1, 2),
+		Use:  "get TYPE [ID]",
+		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.kind = args[0]
 			if len(args) > 1 {
@@ -161,13 +147,7 @@ func (a *app) definitions(ctx context.Context, q query) error {
 		return fmt.Errorf("no type %q; 'gbctl get rd' lists the types", q.id)
 	}
 	head := slices.Concat(getHead, []string{"KIND", "DEFAULT NAMESPACE", "ALIASES"})
-	err := a.show(documents, q.id != "", func() error {
-		if len(answers) == 0 {
-			return nil
-		}
-		return table(a.out, head, rows)
-	})
-	return errors.Join(err, failed)
+	return errors.Join(a.showTable(documents, q.id != "", head, rows, len(answers) > 0), failed)
 }
 
 func called(d *apiv1.ResourceDefinition, name string) bool {

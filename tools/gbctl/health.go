@@ -19,16 +19,7 @@ const pollInterval = time.Second
 func (a *app) healthCommand() *cobra.Command {
 	var wait time.Duration
 	cmd := &cobra.Command{
-		Use:   "health",
-		Short: "Show whether all services are up, and what they wait for",
-		Long: `Show whether all services of nodes are up, and what they wait for.
-
-The exit code is 7 if a node answered but isn't healthy. With --wait, gbctl repeats the
-request until all nodes are healthy, also nodes that aren't reachable yet. 'gbctl
-doctor' explains problems.`,
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 health
-  gbctl -n 10.5.0.2 health --wait 5m`,
-		Args: cobra.NoArgs,
+		Use:  "health",
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), wait) },
 	}
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until the nodes are healthy, at most this long")
@@ -85,12 +76,7 @@ func (a *app) showHealth(answers []answer[*apiv1.NodeStatusResponse], failed err
 			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), unhealthyReason(s)})
 		documents = append(documents, document(n.node, s))
 	}
-	err := a.show(documents, true, func() error {
-		if len(rows) == 0 {
-			return nil
-		}
-		return table(a.out, head, rows)
-	})
+	err := a.showTable(documents, true, head, rows, len(rows) > 0)
 	if err = errors.Join(err, failed); err == nil && !healthy {
 		return &exitError{codeUnhealthy, nil}
 	}

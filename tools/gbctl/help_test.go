@@ -35,6 +35,12 @@ func TestHelp(t *testing.T) {
 		}
 	}
 	walk(root)
+	for name := range readHelp() {
+		cmd, rest, err := root.Find(strings.Fields(strings.TrimPrefix(name, "gbctl")))
+		if !strings.HasPrefix(name, "$") && (err != nil || len(rest) > 0) {
+			t.Errorf("help.yaml has %q, and the command is %s: %v", name, cmd.CommandPath(), err)
+		}
+	}
 }
 
 func tryExample(t *testing.T, line string) {

@@ -14,10 +14,7 @@ import (
 
 func (a *app) confirmCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "confirm",
-		Short:   "Confirm a configuration that is being tried",
-		Example: `  gbctl -n 10.5.0.2 config confirm`,
-		Args:    cobra.NoArgs,
+		Use: "confirm",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.sequential(cmd.Context(), func(ctx context.Context, n *client.Client) error {
 				ctx, done := a.request(ctx, n.Name)
@@ -34,13 +31,7 @@ func (a *app) confirmCommand() *cobra.Command {
 
 func (a *app) historyCommand() *cobra.Command {
 	head := []string{"VERSION", "CURRENT", "TIME", "BY", "MODE", "CHANGED"}
-	return listCommand(a, &cobra.Command{
-		Use:   "history",
-		Short: "List the last configurations of nodes, newest first",
-		Long: `List the last 10 configurations of nodes, newest first, with the changes of each.
-'gbctl config show VERSION' prints one, 'gbctl config rollback VERSION' restores it.`,
-		Example: `  gbctl -n 10.5.0.2 config history`,
-	}, head, history, rowsOf((*apiv1.ConfigHistoryResponse).GetVersions, func(v *apiv1.ConfigVersion) []string {
+	return listCommand(a, "history", head, history, rowsOf((*apiv1.ConfigHistoryResponse).GetVersions, func(v *apiv1.ConfigVersion) []string {
 		return []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, modeName(v.Mode), v.Summary}
 	}))
 }
@@ -70,12 +61,7 @@ func version(args []string) (uint64, error) {
 func (a *app) showCommand() *cobra.Command {
 	r := &apiv1.GetConfigRequest{}
 	cmd := &cobra.Command{
-		Use:   "show [VERSION]",
-		Short: "Print the current or an earlier configuration of a node",
-		Long: `Print the configuration of a node as it was applied, with its comments: the current
-one, or a version of the history. Secrets are redacted without the role os:admin.`,
-		Example: `  gbctl -n 10.5.0.2 config show > controlplane.yaml
-  gbctl -n 10.5.0.2 config show 7 --redact`,
+		Use:  "show [VERSION]",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if r.Version, err = version(args); err != nil {
@@ -104,11 +90,7 @@ one, or a version of the history. Secrets are redacted without the role os:admin
 func (a *app) rollbackCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
 	cmd := &cobra.Command{
-		Use:   "rollback [VERSION]",
-		Short: "Restore an earlier configuration",
-		Long:  "Apply a configuration of the history again: VERSION, or the previous one.\n" + modesHelp,
-		Example: `  gbctl -n 10.5.0.2 config rollback --dry-run
-  gbctl -n 10.5.0.2 config rollback 7`,
+		Use:  "rollback [VERSION]",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v, err := version(args)

@@ -14,19 +14,7 @@ func (a *app) imagesCommand() *cobra.Command {
 	r := &apiv1.ImagesRequest{}
 	var node bool
 	cmd := &cobra.Command{
-		Use:   "images",
-		Short: "List the images that a default cluster needs, or the images on nodes",
-		Long: `List the images that nodes with the default configuration pull, one per line: a
-registry without internet access needs them. This contacts no node.
-
-With -n, -k or --node, list the images on nodes: those of the system (etcd and the
-kubelet), or with -k those of Kubernetes. If a disk is more than 85 % full, the kubelet
-removes images of Kubernetes that no container uses, the oldest first. Nothing removes
-images of the system but 'gbctl images rm'.`,
-		Example: `  gbctl images
-  gbctl -n 10.5.0.2 images
-  gbctl -n 10.5.0.2 images -k`,
-		Args: cobra.NoArgs,
+		Use: "images",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !node && !r.Kubernetes && len(a.nodes) == 0 {
 				for _, image := range config.DefaultImages() {
@@ -46,14 +34,7 @@ images of the system but 'gbctl images rm'.`,
 func (a *app) removeImagesCommand() *cobra.Command {
 	r := &apiv1.RemoveImagesRequest{}
 	cmd := &cobra.Command{
-		Use:   "rm IMAGE...",
-		Short: "Remove images from nodes",
-		Long: `Remove images from nodes, by name or digest, with all names that they have: those of the
-system, or with -k those of Kubernetes. An image that a container or the configuration
-uses can't be removed. If one image can't be removed from a node, none is. containerd
-frees the space shortly afterwards.`,
-		Example: `  gbctl -n 10.5.0.2 images rm registry.k8s.io/etcd:3.6.7-0
-  gbctl -n 10.5.0.2 images rm -k docker.io/library/nginx:1.28 docker.io/library/redis:8`,
+		Use:  "rm IMAGE...",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Images = args

@@ -16,23 +16,10 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-const kubeconfigLong = `Get a kubeconfig for an administrator of Kubernetes from a control plane, and merge it
-into FILE, or else into the first file of $KUBECONFIG, or else into ~/.kube/config. '-'
-prints it. It works before Kubernetes is up.
-
-Other entries of the file stay unchanged. Entries of the same cluster are renewed. If
-another cluster has the same name, the new entries get a number as suffix, unless
---force replaces the entries of the other cluster.`
-
 func (a *app) kubeconfigCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use:   "kubeconfig [FILE|-]",
-		Short: "Get a kubeconfig",
-		Long:  kubeconfigLong,
-		Example: `  gbctl -n 10.5.0.2 kubeconfig
-  gbctl -n 10.5.0.2 kubeconfig ./kubeconfig
-  gbctl -n 10.5.0.2 kubeconfig - | kubectl --kubeconfig /dev/stdin get nodes`,
+		Use:  "kubeconfig [FILE|-]",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := ""

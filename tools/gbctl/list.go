@@ -26,20 +26,13 @@ func list[M proto.Message](ctx context.Context, a *app, head []string, ask func(
 			all = append(all, append([]string{n.node}, row...))
 		}
 	}
-	err := a.show(documents, true, func() error {
-		if len(answers) == 0 {
-			return nil // stderr has the errors
-		}
-		return table(a.out, append([]string{"NODE"}, head...), all)
-	})
+	err := a.showTable(documents, true, append([]string{"NODE"}, head...), all, len(answers) > 0)
 	return errors.Join(err, failed)
 }
 
-// listCommand completes a command that calls all nodes and prints a table of the answers.
-func listCommand[M proto.Message](a *app, cmd *cobra.Command, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) *cobra.Command {
-	cmd.Args = cobra.NoArgs
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return list(cmd.Context(), a, head, ask, rows) }
-	return a.outputFlag(cmd)
+// listCommand makes a command that calls all nodes and prints a table of the answers.
+func listCommand[M proto.Message](a *app, use string, head []string, ask func(context.Context, *client.Client) (M, error), rows func(M) [][]string) *cobra.Command {
+	return a.outputFlag(&cobra.Command{Use: use, RunE: func(cmd *cobra.Command, _ []string) error { return list(cmd.Context(), a, head, ask, rows) }})
 }
 
 // rowsOf makes the rows of a table, one for each item of an answer.

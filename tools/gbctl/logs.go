@@ -14,6 +14,7 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 )
 
 // printer writes lines of several nodes to one output, each line with the node as prefix
@@ -82,6 +83,31 @@ func receive[T any](stream *connect.ServerStreamForClient[T], err error, each fu
 	return stream.Err()
 }
 
+// streamLines prints a stream of each node: a line for each message, or a JSON object.
+func streamLines[T any, M interface {
+	*T
+	proto.Message
+}](ctx context.Context, a *app, follow bool, line func(M) string, open func(context.Context, *client.Client) (*connect.ServerStreamForClient[T], error)) error {
+	p := a.printer()
+	return a.stream(ctx, follow, func(ctx context.Context, c *client.Client) error {
+		stream, err := open(ctx, c)
+		return receive(stream, err, func(m *T) error {
+			if a.output == "json" {
+				return writeLine(a, document(c.Name, M(m)))
+			}
+			return p.lines(c.Name, []string{line(m)})
+		})
+	})
+}
+
+func kernelLine(m *apiv1.KernelMessage) string {
+	return fmt.Sprintf("[%12.6f] %s", (time.Duration(m.SinceBootUs) * time.Microsecond).Seconds(), m.Message)
+}
+
+func serviceLine(e *apiv1.ServiceEvent) string {
+	return fmt.Sprintf("%s %s [%s]: %s", stampUTC(e.Time.AsTime()), e.Service, e.State, oneLine(e.Message))
+}
+
 // tail converts a number of lines for the API, where 0 means all.
 func tail(lines int) int32 {
 	if lines == 0 {
@@ -96,19 +122,7 @@ func (a *app) logsCommand() *cobra.Command {
 	r := &apiv1.ReadLogRequest{}
 	var last int
 	cmd := &cobra.Command{
-		Use:   "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
-		Short: "Show the log of a service or a container, or list the logs",
-		Long: `Show the log of a service, or with -k that of a Kubernetes container, or list the logs.
-The logs of services are kept when the service crashes. Each line starts with the name
-of the node.
-
---previous shows what came before: a log on the disk, /var/log/SERVICE.log, is moved to
-SERVICE.log.1 when it has 2 MiB and when the node boots, and three such files are kept.`,
-		Example: `  gbctl -n 10.5.0.2 logs                           list the logs
-  gbctl -n 10.5.0.2,10.5.0.3 logs -f kubelet
-  gbctl -n 10.5.0.2 logs --tail 50 controller-runtime
-  gbctl -n 10.5.0.2 logs --previous --tail 200 etcd
-  gbctl -n 10.5.0.2 logs -k kube-system/kube-apiserver-cp-1:kube-apiserver`,
+		Use:  "logs [SERVICE | -k NAMESPACE/POD:CONTAINER]",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -147,24 +161,11 @@ func (a *app) dmesgCommand() *cobra.Command {
 	r := &apiv1.DmesgRequest{}
 	var last int
 	cmd := &cobra.Command{
-		Use:   "dmesg",
-		Short: "Show the kernel log, which is also the log of the console",
-		Long: `Show the kernel logs of nodes. They contain the console messages of the node's own
-program, marked [garboard]. Times are seconds since the start of the kernel.`,
-		Example: `  gbctl -n 10.5.0.2 dmesg -f`,
-		Args:    cobra.NoArgs,
+		Use: "dmesg",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.Tail = tail(last)
-			p := a.printer()
-			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
-				stream, err := c.Log.Dmesg(ctx, connect.NewRequest(r))
-				return receive(stream, err, func(m *apiv1.KernelMessage) error {
-					if a.output == "json" {
-						return writeLine(a, document(c.Name, m))
-					}
-					since := time.Duration(m.SinceBootUs) * time.Microsecond
-					return p.lines(c.Name, []string{fmt.Sprintf("[%12.6f] %s", since.Seconds(), m.Message)})
-				})
+			return streamLines(cmd.Context(), a, r.Follow, kernelLine, func(ctx context.Context, c *client.Client) (*connect.ServerStreamForClient[apiv1.KernelMessage], error) {
+				return c.Log.Dmesg(ctx, connect.NewRequest(r))
 			})
 		},
 	}
@@ -175,29 +176,16 @@ program, marked [garboard]. Times are seconds since the start of the kernel.`,
 
 // linesFlag adds -o to a command that prints a stream of lines.
 func (a *app) linesFlag(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringP("output", "o", "text", "text, or json (one object per line)")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	return cmd
+	return formatFlag(cmd, "text", "text, or json (one object per line)")
 }
 
 func (a *app) eventsCommand() *cobra.Command {
 	r := &apiv1.EventsRequest{}
 	cmd := &cobra.Command{
-		Use:   "events",
-		Short: "Show the events of services",
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 events -f
-  gbctl -n 10.5.0.2 events --service kubelet --tail 20`,
-		Args: cobra.NoArgs,
+		Use: "events",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p := a.printer()
-			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
-				stream, err := c.Service.Events(ctx, connect.NewRequest(r))
-				return receive(stream, err, func(m *apiv1.ServiceEvent) error {
-					if a.output == "json" {
-						return writeLine(a, document(c.Name, m))
-					}
-					return p.lines(c.Name, []string{fmt.Sprintf("%s %s [%s]: %s", stampUTC(m.Time.AsTime()), m.Service, m.State, oneLine(m.Message))})
-				})
+			return streamLines(cmd.Context(), a, r.Follow, serviceLine, func(ctx context.Context, c *client.Client) (*connect.ServerStreamForClient[apiv1.ServiceEvent], error) {
+				return c.Service.Events(ctx, connect.NewRequest(r))
 			})
 		},
 	}

@@ -28,9 +28,6 @@ func (a *app) processesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "processes",
 		Aliases: []string{"ps"},
-		Short:   "Show the running processes",
-		Example: `  gbctl -n 10.5.0.2 processes --sort cpu`,
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			order := orders[by]
 			if order == nil {
@@ -52,12 +49,7 @@ func (a *app) processesCommand() *cobra.Command {
 }
 
 func (a *app) memoryCommand() *cobra.Command {
-	return listCommand(a, &cobra.Command{
-		Use:     "memory",
-		Short:   "Show memory usage",
-		Long:    "Show the memory usage of nodes. -o yaml shows all values of proc_meminfo(5), in bytes.",
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 memory`,
-	}, []string{"TOTAL", "USED", "AVAILABLE", "FREE", "BUFFERS", "CACHED", "PID 1"}, memory, func(m *apiv1.MemoryResponse) [][]string {
+	return listCommand(a, "memory", []string{"TOTAL", "USED", "AVAILABLE", "FREE", "BUFFERS", "CACHED", "PID 1"}, memory, func(m *apiv1.MemoryResponse) [][]string {
 		i := m.Meminfo
 		used := i["MemTotal"] - min(i["MemAvailable"], i["MemTotal"])
 		return [][]string{{size(i["MemTotal"]), size(used), size(i["MemAvailable"]), size(i["MemFree"]), size(i["Buffers"]), size(i["Cached"]), size(m.Pid1Pss)}}
@@ -65,11 +57,7 @@ func (a *app) memoryCommand() *cobra.Command {
 }
 
 func (a *app) mountsCommand() *cobra.Command {
-	return listCommand(a, &cobra.Command{
-		Use:     "mounts",
-		Short:   "Show the mounted file systems and their usage",
-		Example: `  gbctl -n 10.5.0.2 mounts`,
-	}, []string{"MOUNTED ON", "SOURCE", "TYPE", "SIZE", "AVAILABLE", "USED"}, mounts, rowsOf((*apiv1.MountsResponse).GetMounts, mountRow))
+	return listCommand(a, "mounts", []string{"MOUNTED ON", "SOURCE", "TYPE", "SIZE", "AVAILABLE", "USED"}, mounts, rowsOf((*apiv1.MountsResponse).GetMounts, mountRow))
 }
 
 func mountRow(m *apiv1.Mount) []string {
@@ -81,23 +69,14 @@ func mountRow(m *apiv1.Mount) []string {
 }
 
 func (a *app) disksCommand() *cobra.Command {
-	return a.insecureFlags(listCommand(a, &cobra.Command{
-		Use:   "disks",
-		Short: "Show the disks, for machine.install.disk",
-		Example: `  gbctl -n 10.5.0.2 disks
-  gbctl -n 10.5.0.4 disks --insecure               in maintenance mode`,
-	}, []string{"DEVICE", "SIZE", "MODEL", "SERIAL", "BUS", "READ-ONLY", "SYSTEM", "CONTENT"}, disks, rowsOf((*apiv1.DisksResponse).GetDisks, func(d *apiv1.Disk) []string {
+	return a.insecureFlags(listCommand(a, "disks", []string{"DEVICE", "SIZE", "MODEL", "SERIAL", "BUS", "READ-ONLY", "SYSTEM", "CONTENT"}, disks, rowsOf((*apiv1.DisksResponse).GetDisks, func(d *apiv1.Disk) []string {
 		return []string{d.Device, size(d.Size), d.Model, d.Serial, d.Bus, yes(d.ReadOnly), yes(d.System), d.Content}
 	})))
 }
 
 func (a *app) netstatCommand() *cobra.Command {
 	r := &apiv1.NetstatRequest{}
-	cmd := listCommand(a, &cobra.Command{
-		Use:     "netstat",
-		Short:   "Show network connections and listening sockets",
-		Example: `  gbctl -n 10.5.0.2 netstat -l`,
-	}, []string{"PROTOCOL", "LOCAL", "REMOTE", "STATE", "RECEIVE QUEUE", "SEND QUEUE", "PROCESS"}, netstat(r), rowsOf((*apiv1.NetstatResponse).GetSockets, func(s *apiv1.Socket) []string {
+	cmd := listCommand(a, "netstat", []string{"PROTOCOL", "LOCAL", "REMOTE", "STATE", "RECEIVE QUEUE", "SEND QUEUE", "PROCESS"}, netstat(r), rowsOf((*apiv1.NetstatResponse).GetSockets, func(s *apiv1.Socket) []string {
 		process := ""
 		if s.Pid > 0 {
 			process = fmt.Sprintf("%d/%s", s.Pid, s.Command)
@@ -109,35 +88,21 @@ func (a *app) netstatCommand() *cobra.Command {
 }
 
 func (a *app) timeCommand() *cobra.Command {
-	return listCommand(a, &cobra.Command{
-		Use:   "time",
-		Short: "Show the clocks and their time servers",
-		Long: `Show the clocks of nodes and their time servers. OFFSET is the last measured difference
-to the time server, and ERROR the maximum error of the clock.`,
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 time`,
-	}, []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}, clock, func(m *apiv1.TimeResponse) [][]string {
+	return listCommand(a, "time", []string{"TIME", "SYNCED", "SERVER", "OFFSET", "ERROR", "MESSAGE"}, clock, func(m *apiv1.TimeResponse) [][]string {
 		return [][]string{{stampUTC(m.Now.AsTime()), strconv.FormatBool(m.Synced), m.Server, m.Offset.AsDuration().String(), m.Error.AsDuration().String(), m.Message}}
 	})
 }
 
 func (a *app) containersCommand() *cobra.Command {
 	r := &apiv1.ContainersRequest{}
-	cmd := listCommand(a, &cobra.Command{
-		Use:     "containers",
-		Aliases: []string{"c"},
-		Short:   "Show the containers of the system or of Kubernetes",
-		Long: `Show the containers that containerd runs: those of the system, or with -k those of
-Kubernetes, each below the sandbox of its pod. It also works while Kubernetes is down.
-'gbctl logs -k' accepts the ID.`,
-		Example: `  gbctl -n 10.5.0.2 containers
-  gbctl -n 10.5.0.2 c -k`,
-	}, []string{"NAMESPACE", "ID", "IMAGE", "PID", "STATUS"}, containers(r), rowsOf((*apiv1.ContainersResponse).GetContainers, func(c *apiv1.Container) []string {
+	cmd := listCommand(a, "containers", []string{"NAMESPACE", "ID", "IMAGE", "PID", "STATUS"}, containers(r), rowsOf((*apiv1.ContainersResponse).GetContainers, func(c *apiv1.Container) []string {
 		id := c.Id
 		if c.InPod {
 			id = "└─ " + id
 		}
 		return []string{c.Namespace, id, c.Image, strconv.Itoa(int(c.Pid)), c.Status}
 	}))
+	cmd.Aliases = []string{"c"}
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "show the containers of Kubernetes")
 	return cmd
 }

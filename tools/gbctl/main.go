@@ -33,22 +33,6 @@ func run() int {
 	return a.finish(ctx, err)
 }
 
-const rootLong = `gbctl operates the nodes of a Garboard cluster.
-
-The client configuration holds the addresses of the cluster and your certificate.
-'gbctl gen config' makes it. gbctl reads $GARBOARDCONFIG, or ~/.garboard/config if
-that isn't set.
-
--n selects the nodes for a command. Without -n, gbctl uses the nodes of the context,
-or else the first of its endpoints that answers.`
-
-const rootExample = `  gbctl gen config home https://10.5.0.2:6443      make the files of a cluster
-  gbctl -n 10.5.0.2 apply-config --insecure -f controlplane.yaml
-  gbctl -n 10.5.0.2 health                         show which services are up
-  gbctl -n 10.5.0.2,10.5.0.3 services
-  gbctl -n 10.5.0.2 get staticpods -o yaml
-  gbctl kubeconfig                                 set up kubectl`
-
 // Groups of commands, in the order in which the help lists them.
 const (
 	groupInspect = "inspect"
@@ -60,9 +44,6 @@ const (
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "gbctl",
-		Short:         "Operate Garboard nodes",
-		Long:          rootLong,
-		Example:       rootExample,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -87,22 +68,25 @@ func (a *app) rootCommand() *cobra.Command {
 		&cobra.Group{ID: groupOperate, Title: "Operate nodes:"},
 		&cobra.Group{ID: groupClient, Title: "Commands that work without a node:"},
 	)
-	add := func(group string, commands ...*cobra.Command) {
-		for _, c := range commands {
-			c.GroupID = group
-			root.AddCommand(c)
-		}
-	}
-	add(groupInspect, a.healthCommand(), a.servicesCommand(), a.serviceCommand(), a.eventsCommand(), a.logsCommand(), a.dmesgCommand(),
+	addTo(root, groupInspect, a.healthCommand(), a.servicesCommand(), a.serviceCommand(), a.eventsCommand(), a.logsCommand(), a.dmesgCommand(),
 		a.getCommand(), a.inspectCommand(), a.containersCommand(), a.imagesCommand(), a.bootChartCommand(), a.processesCommand(), a.memoryCommand(),
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
-	add(groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
-	add(groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand())
-	add(groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	add(groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand())
-	add(groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
+	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
+	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand())
+	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
+	addTo(root, groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand())
+	addTo(root, groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)
-	root.AddCommand(exitCodesTopic())
+	root.AddCommand(&cobra.Command{Use: "exit-codes"}) // a topic of the help
+	setHelp(root, readHelp())
 	return root
+}
+
+// addTo adds commands to a group in the help of a command.
+func addTo(cmd *cobra.Command, group string, commands ...*cobra.Command) {
+	for _, c := range commands {
+		c.GroupID = group
+	}
+	cmd.AddCommand(commands...)
 }

@@ -34,14 +34,14 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 	s.node.mu.Lock()
 	defer s.node.mu.Unlock()
 	m := &apiv1.NodeStatusResponse{
-		Hostname: "n-" + s.node.name, MachineType: s.node.kind, Stage: "configured", Services: 9, ServicesUp: 9, BootId: "first",
+		Hostname: "n-" + s.node.name, MachineType: s.node.kind, Stage: "configured", Services: 13, ServicesUp: 13, BootId: "first",
 		Load1: 0.5, MemoryAvailable: 3 << 29, Uptime: durationpb.New(now),
 	}
 	switch s.node.mood {
 	case "ill":
-		m.ServicesUp, m.WaitingFor = 8, `etcd: Waiting for service "cri" to be "up"`
+		m.ServicesUp, m.WaitingFor = 12, `vip: Waiting for service "etcd" to be "up"`
 	case "recovering": // is well the next time
-		m.ServicesUp = 8
+		m.ServicesUp = 12
 		s.node.mood = ""
 	case "rebooting":
 		s.node.mood = "back"
@@ -57,11 +57,13 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 }
 
 func (s nodeService) Reboot(_ context.Context, r *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
-	return answerWith(&apiv1.RebootResponse{Operation: s.node.operate("reboot", "rebooting", r.Msg.DryRun)})
+	o, err := s.node.operate("reboot", "rebooting", r.Msg.DryRun)
+	return connect.NewResponse(&apiv1.RebootResponse{Operation: o}), err
 }
 
 func (s nodeService) Shutdown(_ context.Context, r *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
-	return answerWith(&apiv1.ShutdownResponse{Operation: s.node.operate("shutdown", "off", r.Msg.DryRun)})
+	o, err := s.node.operate("shutdown", "off", r.Msg.DryRun)
+	return connect.NewResponse(&apiv1.ShutdownResponse{Operation: o}), err
 }
 
 // Reset is refused by a node that is the last member of etcd, unless it is forced.
@@ -69,7 +71,10 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 	if s.node.is("last") && !r.Msg.Force {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("reset: remove etcd member n1 (8e9e): it is the last voting member"))
 	}
-	o := s.node.operate("reset", "off", r.Msg.DryRun)
+	o, err := s.node.operate("reset", "off", r.Msg.DryRun)
+	if err != nil {
+		return nil, err
+	}
 	o.Warnings = []string{fmt.Sprintf("wipes %v, reboots %v, drains for %s", r.Msg.SystemLabelsToWipe, r.Msg.Reboot, r.Msg.DrainTimeout.AsDuration())}
 	for _, disk := range r.Msg.UserDisksToWipe {
 		o.Warnings = append(o.Warnings, "wipes "+disk)
@@ -78,17 +83,14 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 }
 
 // operate is an operation whose node then is in a mood.
-func (n *node) operate(name, mood string, dryRun bool) *apiv1.Operation {
-	o := &apiv1.Operation{Name: name, Steps: []*apiv1.OperationStep{
-		{Id: "drain", What: "evict the pods", Deadline: durationpb.New(5 * time.Minute), Optional: true},
-		{Id: "end", What: "end the node", Deadline: durationpb.New(time.Minute)},
-	}}
-	if !dryRun {
+func (n *node) operate(name, mood string, dryRun bool) (*apiv1.Operation, error) {
+	o, err := recordedOperation(name)
+	if err == nil && !dryRun {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.mood, o.Id = mood, name+"-now"
 	}
-	return o
+	return o, err
 }
 
 func (nodeService) Processes(context.Context, *connect.Request[apiv1.ProcessesRequest]) (*connect.Response[apiv1.ProcessesResponse], error) {
@@ -184,16 +186,18 @@ current-context: admin@home
 `)})
 }
 
+var findings = []*apiv1.Finding{
+	{
+		Severity: apiv1.Finding_SEVERITY_ERROR, Id: "etcd-not-running", What: "etcd isn't running.", Why: "The cluster was never bootstrapped.",
+		Next: "Run 'gbctl -n 10.5.0.2 bootstrap' once.", Evidence: []string{`service etcd: Waiting for service "containerd"`}, Since: at(time.Minute),
+	},
+	{Severity: apiv1.Finding_SEVERITY_INFO, Id: "node-not-ready", What: "The node isn't ready."},
+}
+
 func (s nodeService) Diagnose(context.Context, *connect.Request[apiv1.DiagnoseRequest]) (*connect.Response[apiv1.DiagnoseResponse], error) {
 	m := &apiv1.DiagnoseResponse{Checked: []string{"services", "certificates"}}
 	if s.node.is("ill") {
-		m.Findings = []*apiv1.Finding{
-			{
-				Severity: apiv1.Finding_SEVERITY_ERROR, Id: "etcd-waits-for-bootstrap", What: "etcd isn't running.", Why: "The cluster was never bootstrapped.",
-				Next: "Run 'gbctl -n 10.5.0.2 bootstrap' once.", Evidence: []string{`service etcd: Waiting for service "cri"`}, Since: at(time.Minute),
-			},
-			{Severity: apiv1.Finding_SEVERITY_INFO, Id: "node-not-ready", What: "The node isn't ready."},
-		}
+		m.Findings = findings
 	}
 	return answerWith(m)
 }

@@ -6,13 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -29,45 +27,23 @@ type serviceService struct {
 // now is when nodes are asked, since their boot.
 const now = 4 * time.Minute
 
-func event(seq uint64, state, text string, since time.Duration) *apiv1.ServiceEvent {
-	return &apiv1.ServiceEvent{Seq: seq, Service: "kubelet", State: state, Health: "OK", Message: text, Time: at(since), SinceBoot: durationpb.New(since)}
-}
-
-var kubeletStory = []*apiv1.ServiceEvent{
-	event(5, "Running", "Health check successful", now-(2*time.Minute+54*time.Second)),
-	event(4, "Running", `Health check failed: Get "http://127.0.0.1:10248/healthz": dial tcp 127.0.0.1:10248: connect: connection refused`, now-(3*time.Minute+2*time.Second)),
-	event(3, "Running", "Started task kubelet (PID 2334) for container kubelet", now-(3*time.Minute+8*time.Second)),
-	event(2, "Preparing", "Creating service runner", now-(3*time.Minute+21*time.Second)),
-	event(1, "Waiting", `Waiting for service "cri" to be "up", service "timed" to be "up"`, now-(3*time.Minute+27*time.Second)),
-}
-
 func (s serviceService) List(_ context.Context, r *connect.Request[apiv1.ListServicesRequest]) (*connect.Response[apiv1.ListServicesResponse], error) {
-	kubelet := &apiv1.Service{Id: "kubelet", State: "Running", Health: "OK", Up: true, Kind: "container", Message: kubeletStory[0].Message, Since: kubeletStory[0].SinceBoot}
-	etcd := &apiv1.Service{Id: "etcd", State: "Waiting", Health: "?", Kind: "container", Restarts: 2, Message: `Waiting for service "cri" to be "up"`, WaitingFor: `service "cri" to be "up"`, Since: durationpb.New(now - time.Second)}
-	m := &apiv1.ListServicesResponse{SinceBoot: durationpb.New(now)}
-	for _, service := range []*apiv1.Service{etcd, kubelet} {
-		if r.Msg.Id != "" && r.Msg.Id != service.Id {
-			continue
-		}
-		if r.Msg.Events > 0 && service == kubelet {
-			service.Events = kubeletStory
-		}
-		m.Services = append(m.Services, service)
-	}
-	if len(m.Services) == 0 {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no service %q; there are etcd, kubelet", r.Msg.Id))
-	}
-	return answerWith(m)
+	return replay[apiv1.ListServicesResponse]("ServiceService/List", r.Msg)
 }
 
 func (s serviceService) Control(_ context.Context, r *connect.Request[apiv1.ControlServiceRequest]) (*connect.Response[apiv1.ControlServiceResponse], error) {
-	action := strings.ToLower(strings.TrimPrefix(r.Msg.Action.String(), "ACTION_"))
-	return answerWith(&apiv1.ControlServiceResponse{Message: action + "ed " + r.Msg.Id})
+	return replay[apiv1.ControlServiceResponse]("ServiceService/Control", r.Msg)
 }
 
+// Events are those of the kubelet.
 func (s serviceService) Events(_ context.Context, r *connect.Request[apiv1.EventsRequest], stream *connect.ServerStream[apiv1.ServiceEvent]) error {
-	for i := int(min(r.Msg.Tail, uint32(len(kubeletStory)))) - 1; i >= 0; i-- {
-		if err := stream.Send(kubeletStory[i]); err != nil {
+	m, err := replay[apiv1.ListServicesResponse]("ServiceService/List", &apiv1.ListServicesRequest{Id: "kubelet", Events: shownEvents})
+	if err != nil {
+		return err
+	}
+	events := m.Msg.Services[0].Events
+	for i := int(min(r.Msg.Tail, uint32(len(events)))) - 1; i >= 0; i-- {
+		if err := stream.Send(events[i]); err != nil {
 			return err
 		}
 	}
@@ -83,7 +59,7 @@ func (logService) List(_ context.Context, r *connect.Request[apiv1.ListLogsReque
 	if r.Msg.Kubernetes {
 		return answerWith(&apiv1.ListLogsResponse{Ids: []string{"kube-system/kube-apiserver-cp-1:kube-apiserver"}})
 	}
-	return answerWith(&apiv1.ListLogsResponse{Ids: []string{"controller-runtime", "etcd", "kubelet"}})
+	return replay[apiv1.ListLogsResponse]("LogService/List", r.Msg)
 }
 
 func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRequest], stream *connect.ServerStream[apiv1.LogChunk]) error {
@@ -115,7 +91,13 @@ func (s logService) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRe
 }
 
 func (logService) Dmesg(_ context.Context, _ *connect.Request[apiv1.DmesgRequest], stream *connect.ServerStream[apiv1.KernelMessage]) error {
-	return stream.Send(&apiv1.KernelMessage{Level: 6, Time: at(70 * time.Second), SinceBootUs: 70093289, Message: "[garboard] task labelNodeAsControlPlane (1/1): starting"})
+	lines, err := consoleLines()
+	for _, line := range lines {
+		if err == nil {
+			err = stream.Send(&apiv1.KernelMessage{Level: 6, Time: at(70 * time.Second), SinceBootUs: 70093289, Message: line})
+		}
+	}
+	return err
 }
 
 type fileService struct {

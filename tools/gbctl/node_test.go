@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"connectrpc.com/connect"
@@ -42,56 +41,21 @@ type resourceService struct {
 	node *node
 }
 
-var definitions = []*apiv1.ResourceDefinition{
-	{Type: "BootstrapStatuses.runtime.garboard.dev", Kind: "BootstrapStatus", Aliases: []string{"bs"}, DefaultNamespace: "runtime", Columns: []string{"SELF HOSTED"}},
-	{Type: "StaticPods.kubernetes.garboard.dev", Kind: "StaticPod", DefaultNamespace: "controlplane"},
-	{Type: "StaticPodStatuses.kubernetes.garboard.dev", Kind: "StaticPodStatus", DefaultNamespace: "controlplane", Columns: []string{"READY"}},
-}
-
-func (s resourceService) items() []*apiv1.Resource {
-	if s.node.kind != "controlplane" {
-		return []*apiv1.Resource{
-			{Namespace: "runtime", Type: definitions[0].Type, Kind: "BootstrapStatus", Id: "control-plane", Version: 1, Phase: "running", Columns: []string{"true"}, Spec: "selfHosted: true\n"},
-		}
-	}
-	return []*apiv1.Resource{
-		{Namespace: "runtime", Type: definitions[0].Type, Kind: "BootstrapStatus", Id: "control-plane", Version: 2, Phase: "running", Columns: []string{"false"}, Spec: "selfHosted: false\n"},
-		{
-			Namespace: "controlplane", Type: definitions[1].Type, Kind: "StaticPod", Id: "kube-apiserver", Version: 2, Phase: "running",
-			Finalizers: []string{`k8s.StaticPodStatus("kube-apiserver")`},
-			Spec:       "apiVersion: v1\nkind: Pod\nmetadata:\n    annotations:\n        garboard.dev/config-version: \"1\"\n    creationTimestamp: null\n    name: kube-apiserver\nspec:\n    priority: 2000000000\n",
-		},
-		{Namespace: "controlplane", Type: definitions[2].Type, Kind: "StaticPodStatus", Id: "kube-system/kube-apiserver-cp-1", Version: 1, Phase: "running", Columns: []string{"True"}},
-		{Namespace: "controlplane", Type: definitions[2].Type, Kind: "StaticPodStatus", Id: "kube-system/kube-scheduler-cp-1", Version: 3, Phase: "running", Columns: []string{"False"}},
-	}
-}
-
+// List has no static pods on nodes that are no control planes.
 func (s resourceService) List(_ context.Context, r *connect.Request[apiv1.ListResourcesRequest]) (*connect.Response[apiv1.ListResourcesResponse], error) {
-	for _, d := range definitions {
-		if !called(d, r.Msg.Type) {
-			continue
-		}
-		m := &apiv1.ListResourcesResponse{Definition: d}
-		for _, item := range s.items() {
-			if item.Type == d.Type && (r.Msg.Namespace == "" || r.Msg.Namespace == item.Namespace) && (r.Msg.Id == "" || r.Msg.Id == item.Id) {
-				m.Items = append(m.Items, item)
-			}
-		}
-		return answerWith(m)
+	m, err := replay[apiv1.ListResourcesResponse]("ResourceService/List", r.Msg)
+	if err == nil && s.node.kind != "controlplane" && m.Msg.Definition.DefaultNamespace == "controlplane" {
+		m.Msg.Items = nil
 	}
-	return nil, connect.NewError(connect.CodeNotFound, errors.New(`no resource type "`+r.Msg.Type+`"; did you mean "staticpods"?`))
+	return m, err
 }
 
-func (s resourceService) Definitions(context.Context, *connect.Request[apiv1.ListDefinitionsRequest]) (*connect.Response[apiv1.ListDefinitionsResponse], error) {
-	return answerWith(&apiv1.ListDefinitionsResponse{Definitions: definitions})
+func (s resourceService) Definitions(_ context.Context, r *connect.Request[apiv1.ListDefinitionsRequest]) (*connect.Response[apiv1.ListDefinitionsResponse], error) {
+	return replay[apiv1.ListDefinitionsResponse]("ResourceService/Definitions", r.Msg)
 }
 
 func (s resourceService) Graph(_ context.Context, r *connect.Request[apiv1.GraphRequest]) (*connect.Response[apiv1.GraphResponse], error) {
-	name := "controllers"
-	if r.Msg.Services {
-		name = "services"
-	}
-	return answerWith(&apiv1.GraphResponse{Dot: "digraph " + name + " {\n}\n"})
+	return replay[apiv1.GraphResponse]("ResourceService/Graph", r.Msg)
 }
 
 // Watch sends what there is, one update, and ends, as a node that goes down.

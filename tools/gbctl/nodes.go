@@ -99,8 +99,13 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 
 // outputFlag adds -o to a command.
 func (a *app) outputFlag(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringP("output", "o", "table", "table, yaml or json")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return formatFlag(cmd, "table", "table, yaml or json")
+}
+
+// formatFlag adds -o with the values that outputs has for its default value.
+func formatFlag(cmd *cobra.Command, format, usage string) *cobra.Command {
+	cmd.Flags().StringP("output", "o", format, usage)
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(outputs[format], cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -284,18 +289,26 @@ func gather[T any](ctx context.Context, a *app, ask func(context.Context, *clien
 
 // each calls all nodes at the same time. The error is nil or *nodeErrors.
 func (a *app) each(ctx context.Context, nodes []string, call func(ctx context.Context, i int, c *client.Client) error) error {
-	errs := make([]error, len(nodes))
+	return collect(nodes, parallel(len(nodes), func(i int) error {
+		return a.withClient(ctx, nodes[i], func(ctx context.Context, c *client.Client) error { return call(ctx, i, c) })
+	}))
+}
+
+// parallel calls do for 0 to n-1, maxParallel of them at the same time, and returns their
+// errors.
+func parallel(n int, do func(i int) error) []error {
+	errs := make([]error, n)
 	slots := make(chan struct{}, maxParallel)
 	var wg sync.WaitGroup
-	for i, node := range nodes {
+	for i := range n {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			errs[i] = a.withClient(ctx, node, func(ctx context.Context, c *client.Client) error { return call(ctx, i, c) })
+			errs[i] = do(i)
 		})
 	}
 	wg.Wait()
-	return collect(nodes, errs)
+	return errs
 }
 
 // request limits one request to a node, and prints a message if it takes long.

@@ -15,23 +15,13 @@ func (a *app) operationCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "operation",
 		Aliases: []string{"operations"},
-		Short:   "Show, follow, answer, abort or take over operations",
-		Long: `Show operations, answer their questions, abort them, or take them over. Everything that
-changes the state of a node, such as a reboot, is an operation. It runs on the node, step
-by step, and continues if gbctl exits and after the node has restarted.`,
 	}
 	cmd.AddCommand(a.operationListCommand(), a.operationAttachCommand(), a.operationAnswerCommand(), a.operationAbortCommand(), a.operationTakeOverCommand())
 	return cmd
 }
 
 func (a *app) operationListCommand() *cobra.Command {
-	return listCommand(a, &cobra.Command{
-		Use:   "list",
-		Short: "List the running operations and the last finished ones",
-		Long: `List the running operations and the last finished ones. A control plane also lists the
-operations of other nodes that it can take over if their node is gone.`,
-		Example: `  gbctl -n 10.5.0.2 operation list`,
-	}, []string{"ID", "STATE", "STEP", "BEGAN", "TOOK", "BY", "MESSAGE"}, a.operationsOrWarning, rowsOf((*apiv1.ListOperationsResponse).GetOperations, operationRow))
+	return listCommand(a, "list", []string{"ID", "STATE", "STEP", "BEGAN", "TOOK", "BY", "MESSAGE"}, a.operationsOrWarning, rowsOf((*apiv1.ListOperationsResponse).GetOperations, operationRow))
 }
 
 // operationsOrWarning prints why a list is incomplete.
@@ -82,29 +72,26 @@ func prompt(q *apiv1.OperationQuestion) string {
 
 func (a *app) operationAttachCommand() *cobra.Command {
 	return a.linesFlag(&cobra.Command{
-		Use:   "attach ID",
-		Short: "Follow an operation from its start to its end",
-		Long: `Follow an operation from its start to its end, also over restarts of the node, and
-answer its questions. After Ctrl-C the operation continues. The exit code is 0 only if
-the operation succeeded.`,
-		Example: `  gbctl -n 10.5.0.2 operation attach reset-4kfz2mqa`,
-		Args:    cobra.ExactArgs(1),
+		Use:  "attach ID",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			node, err := a.single(cmd.Context(), "operation attach")
-			if err != nil {
-				return err
-			}
-			return collect([]string{node}, []error{a.follow(cmd.Context(), node, args[0])})
+			return a.followOne(cmd.Context(), "operation attach", args[0])
 		},
 	})
 }
 
+// followOne follows an operation of the node of a command that works with one node.
+func (a *app) followOne(ctx context.Context, what, id string) error {
+	node, err := a.single(ctx, what)
+	if err != nil {
+		return err
+	}
+	return collect([]string{node}, []error{a.follow(ctx, node, id, func(*apiv1.Operation) bool { return false })})
+}
+
 func (a *app) operationAnswerCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "answer ID ANSWER",
-		Short: "Answer the question of an operation",
-		Example: `  gbctl -n 10.5.0.2 operation list                       show the questions
-  gbctl -n 10.5.0.2 operation answer reset-4kfz2mqa yes`,
+		Use:  "answer ID ANSWER",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.one(cmd.Context(), "operation answer", func(ctx context.Context, c *client.Client) error {
@@ -134,13 +121,8 @@ func answerOperation(ctx context.Context, c *client.Client, o *apiv1.Operation, 
 
 func (a *app) operationAbortCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "abort ID",
-		Short: "Abort an operation and undo its steps",
-		Long: `Abort an operation and undo its steps. It is refused after a step that can't be undone:
-such an operation must finish. After the node is back, an operation that only waits for
-the cluster can be aborted again.`,
-		Example: `  gbctl -n 10.5.0.2 operation abort reboot-4kfz2mqa`,
-		Args:    cobra.ExactArgs(1),
+		Use:  "abort ID",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.printMessage(cmd.Context(), "operation abort", func(ctx context.Context, c *client.Client) (interface{ GetMessage() string }, error) {
 				return unary(ctx, c.Operation.Abort, &apiv1.AbortOperationRequest{Id: args[0]})
@@ -151,27 +133,17 @@ the cluster can be aborted again.`,
 
 func (a *app) operationTakeOverCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "take-over ID",
-		Short: "Continue an operation whose node is gone, on another control plane",
-		Long: `Continue an operation whose node is gone, on another control plane. It continues with the
-step that ran. Its record is in etcd, so etcd needs a quorum. While the operation's own
-node is alive, this is refused; a node that is gone is known to be gone within a minute.
-'gbctl operation list' on a control plane shows such operations.`,
-		Example: `  gbctl -n 10.5.0.3 operation take-over upgrade-k8s-4kfz2mqa`,
-		Args:    cobra.ExactArgs(1),
+		Use:  "take-over ID",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			node, err := a.single(cmd.Context(), "operation take-over")
-			if err != nil {
-				return err
-			}
-			err = a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
+			err := a.one(cmd.Context(), "operation take-over", func(ctx context.Context, c *client.Client) error {
 				_, err := unary(ctx, c.Operation.TakeOver, &apiv1.TakeOverOperationRequest{Id: args[0]})
 				return err
 			})
 			if err != nil {
 				return err
 			}
-			return collect([]string{node}, []error{a.follow(cmd.Context(), node, args[0])})
+			return a.followOne(cmd.Context(), "operation take-over", args[0])
 		},
 	}
 }

@@ -64,6 +64,16 @@ func (a *app) show(documents []*yaml.Node, one bool, rows func() error) error {
 	return rows()
 }
 
+// showTable is show for one table. It is empty if no node answered.
+func (a *app) showTable(documents []*yaml.Node, one bool, head []string, rows [][]string, answered bool) error {
+	return a.show(documents, one, func() error {
+		if !answered {
+			return nil // stderr has the errors
+		}
+		return table(a.out, head, rows)
+	})
+}
+
 func writeYAML(w io.Writer, documents []*yaml.Node) error {
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(yamlIndent)

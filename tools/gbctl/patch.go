@@ -11,26 +11,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-const patchLong = `Change fields of the configuration of nodes, one node after another.
-
-A patch is a JSON patch (a list of operations), or a part of a configuration that is
-merged into the current one. Both can be JSON or YAML; @FILE reads a file. Comments and
-the order of fields stay.
-` + modesHelp
-
-const patchExample = `  gbctl -n 10.5.0.2 patch mc -p '[{"op": "replace", "path": "/cluster/apiServer/image", "value": "registry.k8s.io/kube-apiserver:v1.36.3"}]'
-  gbctl -n 10.5.0.2,10.5.0.3 patch mc -p 'machine: {sysctls: {net.core.somaxconn: "4096"}}'
-  gbctl -n 10.5.0.2 patch mc -p @network.yaml --try`
-
 func (a *app) patchCommand() *cobra.Command {
 	flags := &applyFlags{app: a}
 	var patches []string
 	mc := &cobra.Command{
 		Use:     "machineconfig -p PATCH",
 		Aliases: []string{"mc", "machineconfigs"},
-		Short:   "Change fields of the configuration of nodes",
-		Long:    patchLong,
-		Example: patchExample,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			change, err := flags.change(cmd, "patched")
@@ -57,7 +43,7 @@ func (a *app) patchCommand() *cobra.Command {
 	// An array, not a slice: patches are full of commas.
 	mc.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
 	flags.add(mc)
-	return group(&cobra.Command{Use: "patch", Short: "Change fields of the configuration of nodes: patch machineconfig"}, mc)
+	return group(&cobra.Command{Use: "patch"}, mc)
 }
 
 // patchNode patches the current configuration of a node. If somebody else changes it in

@@ -47,30 +47,10 @@ func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only show the steps")
 }
 
-const drainHelp = `The node is drained first: it is cordoned, and pods that can run on other nodes are
-evicted within their disruption budgets, for at most --drain-timeout. Pods without a
-controller and those of DaemonSets stay until the node stops. If no other node can run
-pods, none is evicted. This is an operation on the node: it continues after Ctrl-C, and
-'gbctl operation attach' follows it again. Only one control plane of a cluster can
-restart or stop at a time, and only if etcd keeps its quorum without it; workers have
-no such limit. --force skips the eviction and the checks.
-`
-
 func (a *app) rebootCommand() *cobra.Command {
 	var f powerFlags
 	cmd := &cobra.Command{
-		Use:   "reboot",
-		Short: "Restart nodes",
-		Long: `Stop all services of nodes in order, and restart the machines.
-
-` + drainHelp + `
-Several nodes are restarted one after another: gbctl waits for each one until it is back
-and healthy, as with --wait. It stops at the first node that fails. Ctrl-C stops the
-waiting.`,
-		Example: `  gbctl -n 10.5.0.2 reboot
-  gbctl -n 10.5.0.2,10.5.0.3 reboot --wait
-  gbctl -n 10.5.0.2 reboot --dry-run`,
-		Args: cobra.NoArgs,
+		Use: "reboot",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, planTimeout)
 			nodes, err := a.targets(cmd.Context())
@@ -104,9 +84,6 @@ func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error 
 		return m.GetOperation(), err
 	})
 	if err != nil || f.dryRun {
-		return err
-	}
-	if err := a.followTo(ctx, n.Name, id, atLastStep); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: reboots now\n", n.Name)
@@ -157,16 +134,7 @@ func (a *app) operationEnded(ctx context.Context, node, id string) error {
 func (a *app) shutdownCommand() *cobra.Command {
 	var f powerFlags
 	cmd := &cobra.Command{
-		Use:   "shutdown",
-		Short: "Power nodes off",
-		Long: `Stop all services of nodes in order, and power the machines off.
-
-` + drainHelp + `
-With --wait, gbctl waits for each node until it doesn't answer any more. It stops at the
-first node that fails. A node takes pods again after it is powered on.`,
-		Example: `  gbctl -n 10.5.0.3 shutdown --wait
-  gbctl -n 10.5.0.3 shutdown --force`,
-		Args: cobra.NoArgs,
+		Use: "shutdown",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, planTimeout)
 			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.shutdown(ctx, n, f) })
@@ -177,16 +145,13 @@ first node that fails. A node takes pods again after it is powered on.`,
 }
 
 func (a *app) shutdown(ctx context.Context, n *client.Client, f powerFlags) error {
-	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
+	_, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
 		m, err := unary(ctx, n.Node.Shutdown, &apiv1.ShutdownRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 		return m.GetOperation(), err
 	})
 	if err != nil || f.dryRun {
-		return err
-	}
-	if err := a.followTo(ctx, n.Name, id, atLastStep); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "%s: powers off now\n", n.Name)
@@ -223,27 +188,32 @@ func atLastStep(o *apiv1.Operation) bool {
 	})
 }
 
-// begin starts an operation on a node and returns its ID. In a dry run it prints the
-// plan.
+// begin starts an operation on a node, and follows it to its end, or to the step that stops
+// the node. In a dry run it only prints the plan.
 func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, ask func(context.Context) (*apiv1.Operation, error)) (id string, err error) {
 	rctx, done := a.request(ctx, n.Name)
-	defer done()
 	o, err := ask(rctx)
+	done()
 	if err != nil {
 		return "", err
 	}
 	if dryRun {
 		fmt.Fprint(a.out, plan(n.Name, o))
+		return "", nil
 	}
-	return o.GetId(), nil
+	return o.GetId(), a.follow(ctx, n.Name, o.GetId(), atLastStep)
 }
 
 // plan formats the steps of a dry run.
 func plan(node string, o *apiv1.Operation) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: the steps of %s would be:\n", node, visible(o.Name))
+	width := 9
 	for _, s := range o.Steps {
-		fmt.Fprintf(&b, "  %-9s%s", visible(s.Id), visible(s.What))
+		width = max(width, len(s.Id)+1)
+	}
+	for _, s := range o.Steps {
+		fmt.Fprintf(&b, "  %-*s%s", width, visible(s.Id), visible(s.What))
 		if d := s.Deadline.AsDuration(); s.Optional {
 			fmt.Fprintf(&b, " (at most %s, then skipped)\n", d)
 		} else {

@@ -26,37 +26,7 @@ func (a *app) resetCommand() *cobra.Command {
 	var graceful, yes bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
-		Use:   "reset",
-		Short: "Remove nodes from their cluster, and wipe them",
-		Long: `Remove nodes from their cluster, and wipe them. This can't be undone.
-
-A graceful reset cordons and drains the node, removes it from Kubernetes, and removes
-its etcd member if it is a control plane. Then it wipes the disk and powers off. A step
-whose time is up is skipped, and gbctl reports that. Wiping is the last step: if it
-fails, the console shows the error, and the next boot wipes the disk.
-
-A reset is refused if etcd needs the member of the node, for example the last one.
---graceful=false skips these steps and checks; then use 'kubectl delete node' and
-'gbctl etcd remove-member' on another node.
-
-Only the system disk is wiped, and disks that --user-disks-to-wipe names, by device
-('gbctl disks' shows them) or by a link to it. All data on these disks is lost. A disk
-that is in use by anything but a pod is refused. If the power fails before it is wiped,
-a disk without a serial number isn't wiped at the next boot, because it can't be
-identified.
-
-Without STATE, a node waits for a configuration in maintenance mode, unless it finds one
-where it found its first one. If only EPHEMERAL is wiped, the node keeps its
-configuration and joins its cluster again.
-
-Several nodes are reset one after another; gbctl stops at the first node that fails.
-gbctl asks for confirmation first. Without a terminal, it needs --yes.`,
-		Example: `  gbctl -n 10.5.0.4 reset --dry-run
-  gbctl -n 10.5.0.4 reset
-  gbctl -n 10.5.0.4 reset --system-labels-to-wipe EPHEMERAL --reboot
-  gbctl -n 10.5.0.4 reset --user-disks-to-wipe /dev/sdb,/dev/sdc
-  gbctl -n 10.5.0.4 reset --graceful=false --yes`,
-		Args: cobra.NoArgs,
+		Use: "reset",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, label := range r.SystemLabelsToWipe {
 				if !slices.Contains(boot.WipeLabels, label) {
@@ -94,14 +64,11 @@ gbctl asks for confirmation first. Without a terminal, it needs --yes.`,
 }
 
 func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest) error {
-	id, err := a.begin(ctx, n, r.DryRun, func(ctx context.Context) (*apiv1.Operation, error) {
+	_, err := a.begin(ctx, n, r.DryRun, func(ctx context.Context) (*apiv1.Operation, error) {
 		m, err := unary(ctx, n.Node.Reset, r)
 		return m.GetOperation(), err
 	})
 	if err != nil || r.DryRun {
-		return err
-	}
-	if err := a.followTo(ctx, n.Name, id, atLastStep); err != nil {
 		return err
 	}
 	then := "powers off"

@@ -18,15 +18,7 @@ const shownEvents = 20
 
 func (a *app) servicesCommand() *cobra.Command {
 	head := []string{"ID", "STATE", "HEALTH", "LAST CHANGE", "LAST EVENT"}
-	return listCommand(a, &cobra.Command{
-		Use:   "services",
-		Short: "Show the state of each service",
-		Long: `Show the state and the last event of each service of nodes.
-
-HEALTH is OK, Fail, or ? if there is no result yet. 'gbctl service ID' shows all events
-of a service.`,
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 services`,
-	}, head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
+	return listCommand(a, "services", head, services(&apiv1.ListServicesRequest{}), func(m *apiv1.ListServicesResponse) (rows [][]string) {
 		for _, s := range m.Services {
 			rows = append(rows, []string{s.Id, s.State, s.Health, ago(m.SinceBoot, s.Since), s.Message})
 		}
@@ -49,18 +41,7 @@ var actions = map[string]apiv1.ControlServiceRequest_Action{
 func (a *app) serviceCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use:   "service ID [start|stop|restart]",
-		Short: "Show the events of a service, or start, stop or restart it",
-		Long: `Show the events of a service, newest first, or start, stop or restart it.
-
-KIND shows how it runs: most services are goroutines of the node's own program. Services
-that it depends on, and services that depend on it, are not affected. 'cri' is an alias
-of containerd.
-
-etcd stops or restarts only if the cluster keeps its quorum without this node, and on one
-control plane at a time. --force does it in any case.`,
-		Example: `  gbctl -n 10.5.0.2 service etcd
-  gbctl -n 10.5.0.2 service kubelet restart`,
+		Use:               "service ID [start|stop|restart]",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: completeActions,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -33,24 +34,10 @@ const (
 	bundleMode = 0o600 // logs can be confidential
 )
 
-const supportLong = `Collect diagnostic data of nodes, for analysis by another person: one zip file with a
-directory for each node. It contains resources, services, logs, the configuration,
-containers, and the findings of 'gbctl doctor'.
-
-Nodes leave out secrets. gbctl also searches all data for private keys, tokens and
-passwords, and replaces them by "(secret)". Names, addresses and logs stay. summary.txt
-lists the content. errors.txt in each directory lists what couldn't be collected, and
-why. With --insecure it also works in maintenance mode, with little data.`
-
 func (a *app) supportCommand() *cobra.Command {
 	s := &bundle{app: a}
 	cmd := &cobra.Command{
-		Use:   "support",
-		Short: "Collect diagnostic data of nodes in one file, without secrets",
-		Long:  supportLong,
-		Example: `  gbctl -n 10.5.0.2,10.5.0.3 support
-  gbctl -n 10.5.0.2 support -O stuck.zip --tail 500`,
-		Args: cobra.NoArgs,
+		Use: "support",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.lines <= 0 {
 				return usagef("--tail must be more than zero")
@@ -134,12 +121,7 @@ func (s *bundle) collect(ctx context.Context, w io.Writer, nodes []string, now t
 	for i, node := range nodes {
 		reports[i] = &nodeReport{node: node, folder: s.folder(nodes, i)}
 	}
-	errs := make([]error, len(nodes))
-	var wg sync.WaitGroup
-	for i := range nodes {
-		wg.Go(func() { errs[i] = s.node(ctx, reports[i]) })
-	}
-	wg.Wait()
+	errs := parallel(len(nodes), func(i int) error { return s.node(ctx, reports[i]) })
 	for _, r := range reports {
 		slices.SortFunc(r.files, func(a, b fileReport) int { return strings.Compare(a.name, b.name) })
 		if r.err == nil {
@@ -255,8 +237,7 @@ type supportProgress struct {
 	stop chan struct{}
 	done chan struct{}
 
-	mu          sync.Mutex // guards what follows
-	ready, asks int
+	ready, asks atomic.Int64
 }
 
 func (a *app) supportProgress() *supportProgress {
@@ -276,9 +257,7 @@ func (a *app) supportProgress() *supportProgress {
 				return
 			case <-tick.C:
 			}
-			p.mu.Lock()
-			text := fmt.Sprintf("collected %d of %d", p.ready, p.asks)
-			p.mu.Unlock()
+			text := fmt.Sprintf("collected %d of %d", p.ready.Load(), p.asks.Load())
 			switch {
 			case again:
 				fmt.Fprintf(a.err, "\r\x1b[K%s", text)
@@ -289,18 +268,6 @@ func (a *app) supportProgress() *supportProgress {
 		}
 	}()
 	return p
-}
-
-func (p *supportProgress) start() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.asks++
-}
-
-func (p *supportProgress) finish() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ready++
 }
 
 func (p *supportProgress) end() {

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
@@ -108,7 +108,7 @@ func supportConfig(ctx context.Context, n *supportNode, w io.Writer) error {
 func supportEventsLog(ctx context.Context, n *supportNode, w io.Writer) error {
 	stream, err := n.client.Service.Events(ctx, connect.NewRequest(&apiv1.EventsRequest{Tail: supportEvents}))
 	return receive(stream, err, func(e *apiv1.ServiceEvent) error {
-		_, err := fmt.Fprintf(w, "%s %s [%s]: %s\n", stampUTC(e.Time.AsTime()), e.Service, e.State, oneLine(e.Message))
+		_, err := fmt.Fprintln(w, serviceLine(e))
 		return err
 	})
 }
@@ -116,8 +116,7 @@ func supportEventsLog(ctx context.Context, n *supportNode, w io.Writer) error {
 func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
 	stream, err := n.client.Log.Dmesg(ctx, connect.NewRequest(&apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}))
 	return receive(stream, err, func(m *apiv1.KernelMessage) error {
-		since := time.Duration(m.SinceBootUs) * time.Microsecond
-		_, err := fmt.Fprintf(w, "[%12.6f] %s\n", since.Seconds(), m.Message)
+		_, err := fmt.Fprintln(w, kernelLine(m))
 		return err
 	})
 }
@@ -180,12 +179,12 @@ func supportResources(ctx context.Context, n *supportNode, _ io.Writer) error {
 // nodeReport is the result of one node.
 type nodeReport struct {
 	node, folder string
-	err          error // why there is no data
+	err          error        // why there is no data
+	unanswered   atomic.Int32 // unanswered requests in a row
 
-	mu         sync.Mutex // guards what follows, while it is being collected
-	files      []fileReport
-	missing    []fileError
-	unanswered int // unanswered requests in a row
+	mu      sync.Mutex // guards what follows, while it is being collected
+	files   []fileReport
+	missing []fileError
 }
 
 type fileReport struct {
@@ -290,8 +289,8 @@ var errSkipped = errors.New("skipped: the node had stopped answering")
 
 // one collects one item, within the timeout.
 func (n *supportNode) one(ctx context.Context, it item) {
-	n.bundle.progress.start()
-	defer n.bundle.progress.finish()
+	n.bundle.progress.asks.Add(1)
+	defer n.bundle.progress.ready.Add(1)
 	for _, slots := range []chan struct{}{n.slots, n.bundle.slots} {
 		slots <- struct{}{}
 		defer func() { <-slots }()
@@ -301,11 +300,13 @@ func (n *supportNode) one(ctx context.Context, it item) {
 	}
 	w := &tailBuffer{}
 	err := errSkipped
-	if n.report.reachable() {
+	if n.report.unanswered.Load() < maxUnanswered {
 		ctx, cancel := context.WithTimeout(ctx, n.bundle.app.timeout)
 		err = n.bundle.app.explain(n.report.node, it.collect(ctx, n, w))
 		cancel()
-		n.report.countUnanswered(err)
+		if n.report.unanswered.Add(1); err == nil || !unanswered(err) {
+			n.report.unanswered.Store(0)
+		}
 	}
 	if err == nil && w.lost > 0 {
 		err = fmt.Errorf("only the last %s are included: the first %s are left out", size(uint64(w.kept.Len())), size(uint64(w.lost)))
@@ -325,24 +326,6 @@ func (n *supportNode) one(ctx context.Context, it item) {
 	if !listing && (err == nil || w.kept.Len() > 0) {
 		n.report.files = append(n.report.files, file)
 	}
-}
-
-// countUnanswered counts unanswered requests in a row.
-func (r *nodeReport) countUnanswered(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err != nil && unanswered(err) {
-		r.unanswered++
-	} else {
-		r.unanswered = 0
-	}
-}
-
-// reachable reports whether more requests should be sent to the node.
-func (r *nodeReport) reachable() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.unanswered < maxUnanswered
 }
 
 // tailBuffer keeps the last supportItem bytes, from the start of a line.

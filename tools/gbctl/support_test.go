@@ -182,13 +182,21 @@ func (l leakyLog) Read(ctx context.Context, r *connect.Request[apiv1.ReadLogRequ
 }
 
 func (l leakyResource) Definitions(context.Context, *connect.Request[apiv1.ListDefinitionsRequest]) (*connect.Response[apiv1.ListDefinitionsResponse], error) {
-	return answerWith(&apiv1.ListDefinitionsResponse{Definitions: definitions[:1]})
+	m, err := replay[apiv1.ListResourcesResponse]("ResourceService/List", bootstrapStatuses)
+	if err != nil {
+		return nil, err
+	}
+	return answerWith(&apiv1.ListDefinitionsResponse{Definitions: []*apiv1.ResourceDefinition{m.Msg.Definition}})
 }
 
+var bootstrapStatuses = &apiv1.ListResourcesRequest{Type: "bs"}
+
 func (l leakyResource) List(context.Context, *connect.Request[apiv1.ListResourcesRequest]) (*connect.Response[apiv1.ListResourcesResponse], error) {
-	return answerWith(&apiv1.ListResourcesResponse{Definition: definitions[0], Items: []*apiv1.Resource{
-		{Namespace: "runtime", Type: definitions[0].Type, Kind: "BootstrapStatus", Id: "control-plane", Spec: "data: " + quoted(l.text)},
-	}})
+	m, err := replay[apiv1.ListResourcesResponse]("ResourceService/List", bootstrapStatuses)
+	if err == nil {
+		m.Msg.Items[0].Spec = "data: " + quoted(l.text)
+	}
+	return m, err
 }
 
 func unzip(t *testing.T, path string) map[string]string {
@@ -244,7 +252,7 @@ func TestSupport(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"logs/etcd.log", "logs/kubernetes/kube-system/dns-1_dns.log", "logs/kubernetes/kube-system/dns-1_dns-2.log", "logs/kubernetes/_/_etc_x_y.log",
-		"resources/BootstrapStatuses.runtime.garboard.dev.yaml", "processes.yaml", "config/config.yaml"} {
+		"resources/BootstrapStatuses.v1alpha1.garboard.dev.yaml", "processes.yaml", "config/config.yaml"} {
 		for _, node := range []string{"10.5.0.2", "10.5.0.3"} {
 			if text := files[node+"/"+name]; !strings.Contains(text, hidden) || !strings.Contains(text, "before") || !strings.Contains(text, "after") {
 				t.Errorf("%s/%s:\n%s", node, name, text)

@@ -12,14 +12,7 @@ import (
 func (a *app) validateCommand() *cobra.Command {
 	var file, mode string
 	cmd := &cobra.Command{
-		Use:   "validate --config FILE",
-		Short: "Check a configuration, without a node",
-		Long: `Check a configuration ('-' reads standard input) with the checks of a node, and print
-all errors with line and column. The exit code is 6 if the configuration is invalid. A
-machine refuses what it can't do yet; a node in a container has other limits, and accepts
-it with a warning.`,
-		Example: `  gbctl validate --config controlplane.yaml
-  gbctl validate --config controlplane.yaml --mode container`,
+		Use:  "validate --config FILE",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 && file == "" {
@@ -68,12 +61,7 @@ func (a *app) validate(file string, load loader) error {
 
 func (a *app) schemaCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "schema",
-		Short: "Print the JSON schema of the configuration, for editors",
-		Long: `Print the JSON schema of the configuration. Editors use it to complete and explain
-fields: put "# yaml-language-server: $schema=FILE" above a configuration.`,
-		Example: `  gbctl schema > garboard.schema.json`,
-		Args:    cobra.NoArgs,
+		Use: "schema",
 		RunE: func(*cobra.Command, []string) error {
 			text, err := schema.JSON()
 			if err != nil {

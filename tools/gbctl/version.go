@@ -17,15 +17,7 @@ import (
 func (a *app) versionCommand() *cobra.Command {
 	var own bool
 	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Show the release of gbctl and of nodes",
-		Long: `Show the release of gbctl and of nodes.
-
-gbctl is made for nodes of the same release. Nodes of other releases may not support
-all requests.`,
-		Example: `  gbctl version --client
-  gbctl -n 10.5.0.2,10.5.0.3 version`,
-		Args: cobra.NoArgs,
+		Use: "version",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.version(cmd.Context(), own)
 		},

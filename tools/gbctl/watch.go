@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -92,11 +93,7 @@ func (w *watcher) document(node string, e *apiv1.ResourceEvent) error {
 	if err != nil {
 		return err
 	}
-	kind := kinds[e.Kind]
-	if kind == "" {
-		kind = "present"
-	}
-	n.Content = slices.Insert(n.Content, 2, scalar("event"), scalar(kind))
+	n.Content = slices.Insert(n.Content, 2, scalar("event"), scalar(cmp.Or(kinds[e.Kind], "present")))
 	if w.app.output == "json" {
 		return writeLine(w.app, n)
 	}

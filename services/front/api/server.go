@@ -145,6 +145,9 @@ func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, 
 	return s.panicked(spec.Procedure, p)
 }
 
+// ServeHTTP answers one request of the gate.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
+
 // Run listens and serves until ctx ends. Should the socket fail, it is made
 // anew: a node without it can't be operated.
 func (s *Server) Run(ctx context.Context) error {
@@ -171,7 +174,7 @@ func (s *Server) serve(ctx context.Context) error {
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{
-		Handler:           s.handler,
+		Handler:           s,
 		Protocols:         protocols,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxCalls + maxStreams, WriteByteTimeout: writeTimeout},
 		ReadHeaderTimeout: headerTimeout,

@@ -218,13 +218,15 @@ func TestParseEndpoint(t *testing.T) {
 
 //
 func TestKubernetesVersion(t *testing.T) {
-	for _, version := range []string{"v1.35.2", "1.35.2"} {
+	for version, tag := range map[string]string{
+		"v1.35.4": ":v1.35.4", "1.35.4": ":v1.35.4", "1.34.0": ":v1.34.0", "v1.36.10": ":v1.36.10", "v1.36.0-rc.1": ":v1.36.0-rc.1", "": ":" + KubernetesVersion,
+	} {
 		c, err := Generate(Options{Endpoint: "https://a:6443", Secrets: testSecrets(), KubernetesVersion: version})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, image := range []string{c.Machine.Kubelet.Image, c.Cluster.APIServer.Image, c.Cluster.ControllerManager.Image, c.Cluster.Scheduler.Image, c.Cluster.Proxy.Image} {
-			if !strings.HasSuffix(image, ":v1.35.2") {
+			if !strings.HasSuffix(image, tag) {
 				t.Errorf("%s: %s", version, image)
 			}
 		}
@@ -232,7 +234,7 @@ func TestKubernetesVersion(t *testing.T) {
 			t.Errorf("etcd is %s", c.Cluster.Etcd.Image)
 		}
 	}
-	for _, version := range []string{"v1.33.0", "v1.37.0", "latest", "v1.36"} {
+	for _, version := range []string{"v1.33.0", "v1.37.0", "v1.340.1", "v11.35.4", "latest", "v1.36", "v1.35.4 "} {
 		if _, err := Generate(Options{Endpoint: "https://a:6443", Secrets: testSecrets(), KubernetesVersion: version}); err == nil || !strings.Contains(err.Error(), "isn't one that this release runs") {
 			t.Errorf("%s: %v", version, err)
 		}

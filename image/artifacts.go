@@ -28,13 +28,14 @@ func (a *Artifacts) Kubectl() string { return filepath.Join(a.Components["kubern
 type Builder func(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour) (*Boot, error)
 
 // BuildAll makes what isn't in the user's cache yet of everything that a cluster is
-// made of, from the checkout at root, and tells out how it goes.
-func BuildAll(ctx context.Context, root string, out io.Writer, node Builder, flavour Flavour) (*Artifacts, error) {
+// made of, from the checkout at root, and tells out how it goes. The layout also has the
+// images of further versions of Kubernetes (components.Kubernetes).
+func BuildAll(ctx context.Context, root string, out io.Writer, node Builder, flavour Flavour, kubernetes ...string) (*Artifacts, error) {
 	store, r, err := userCache(out)
 	if err != nil {
 		return nil, err
 	}
-	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names()...)
+	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names(kubernetes...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -47,6 +47,8 @@ type Options struct {
 	Provisioner string // QEMU, Container, or Auto, the default
 	Boot        Boot
 	Images      string // directory of an OCI layout
+	// Kubernetes are the versions in Images besides config.KubernetesVersion.
+	Kubernetes []string
 	// Choice is the result of Choose for Provisioner. Zero: Up calls Choose.
 	Choice Choice
 	// ControlPlanes and Workers are the numbers of nodes of each type; default one control
@@ -65,8 +67,8 @@ type Options struct {
 	// registry with the images that were built, which is the last one of every host. This machine forwards the nodes' requests
 	// to them.
 	Mirrors map[string][]string
-	// KubernetesVersion is a version other than that of the images that were built. Its
-	// images come from the mirrors.
+	// KubernetesVersion is the version of a new cluster; default config.KubernetesVersion.
+	// If Images doesn't have it, its images come from the mirrors.
 	KubernetesVersion string
 	InstallImage      string // of the installer
 	// WireGuard is the network of a virtual private network between the nodes.
@@ -313,6 +315,7 @@ func renew(ctx context.Context, d clusterDir, plan Plan, o Options) (Plan, error
 		return plan, err
 	}
 	next := plan
+	next.Kubernetes = o.Kubernetes
 	if err := d.keep(ctx, &next, o); err != nil {
 		return plan, err
 	}

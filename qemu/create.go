@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
@@ -125,7 +126,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: prefix, Mirrors: mirrors, Unplugged: o.Unplugged,
+		Network: prefix, Mirrors: mirrors, Kubernetes: o.Kubernetes, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
 	if o.SharedAddress {
@@ -157,10 +158,11 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 
 // check returns errors of the options before anything is made.
 func (o Options) check(choice Choice) error {
-	version := "v" + strings.TrimPrefix(o.KubernetesVersion, "v")
+	version := "v" + strings.TrimPrefix(or(o.KubernetesVersion, config.KubernetesVersion), "v")
 	switch {
-	case o.KubernetesVersion != "" && version != config.KubernetesVersion && len(o.Mirrors) == 0:
-		return fmt.Errorf("version %s of Kubernetes isn't among the images that were built, which are of %s: name a registry that has it as a mirror (--registry-mirror '*'=URL)", version, config.KubernetesVersion)
+	case version != config.KubernetesVersion && !slices.Contains(o.Kubernetes, version) && len(o.Mirrors) == 0:
+		return fmt.Errorf("version %s of Kubernetes can't be built here: name a registry that has it as a mirror (--registry-mirror '*'=URL), or choose one of %s",
+			version, strings.Join(components.KubernetesVersions(), ", "))
 	case o.ClockOffset != 0 && choice.Name == Container:
 		return errSharedClock
 	case o.CPUs < 0 || o.MemoryMiB < 0:

@@ -81,6 +81,25 @@ func TestClusterForgetsWhatItBootedBefore(t *testing.T) {
 	}
 }
 
+// A cluster that is off is renewed with the images and the versions that the caller has.
+func TestRenewedPlan(t *testing.T) {
+	t.Setenv(homeVar, t.TempDir())
+	d, err := dirOf("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	former := Plan{Name: "c", Provisioner: Container, Source: "former"}
+	write(t, d.plan(), "{}")
+	o := Options{Name: "c", Images: t.TempDir(), Kubernetes: []string{"v1.35.4"}}
+	if _, err := renew(t.Context(), d, former, o); err != nil {
+		t.Fatal(err)
+	}
+	p, err := readPlan(d)
+	if err != nil || len(p.Kubernetes) != 1 || p.Kubernetes[0] != "v1.35.4" || p.Source == former.Source {
+		t.Errorf("the renewed plan is %+v, %v", p, err)
+	}
+}
+
 // After a missing source no partial copy is left.
 func TestKeepIsWholeOrNothing(t *testing.T) {
 	t.Parallel()

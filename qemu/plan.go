@@ -52,6 +52,8 @@ type Plan struct {
 	Unconfigured bool   `json:"unconfigured,omitempty"`
 	Boot         Boot   `json:"boot"`
 	Images       string `json:"images"` // OCI layout
+	// Kubernetes are the versions in Images besides config.KubernetesVersion.
+	Kubernetes []string `json:"kubernetes,omitempty"`
 	// Source identifies the originals of Boot and Images.
 	Source string `json:"source"`
 	// KubernetesPort on 127.0.0.1 forwards to the API of the control planes.

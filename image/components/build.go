@@ -106,6 +106,13 @@ func (b *Builder) inputs(ctx context.Context, c Component, module string) ([]str
 		return nil, err
 	}
 	inputs = append(inputs, grafted...)
+	if c.Pins != "" {
+		pins, err := cache.HashTree(filepath.Join(b.Root, "image", "components", c.Pins))
+		if err != nil {
+			return nil, err
+		}
+		inputs = append(inputs, c.Pins, pins)
+	}
 	for _, p := range c.Programs {
 		inputs = append(inputs, p.File, strings.Join(p.Links, " "), strings.Join(p.arguments(), " "))
 	}
@@ -197,7 +204,11 @@ func compile(ctx context.Context, c Component, root, module, dir string) error {
 		module = grafted
 	}
 	for _, p := range c.Programs {
-		args := append([]string{"build", "-o", filepath.Join(dir, p.File)}, p.arguments()...)
+		args := []string{"build", "-o", filepath.Join(dir, p.File)}
+		if c.Pins != "" {
+			args = append(args, "-modfile="+filepath.Join(root, "image", "components", c.Pins, "go.mod"))
+		}
+		args = append(args, p.arguments()...)
 		if _, err := output(ctx, module, append(p.environment(), "GOTMPDIR="+work), "go", args...); err != nil {
 			return err
 		}

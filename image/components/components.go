@@ -9,15 +9,18 @@ package components
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
 // Component is something that is built from published sources.
 type Component struct {
-	Name    string
-	Version string
-	Dir     string   // its module, below image/components
-	Files   []string // the names that its result directory holds
+	Name     string
+	Version  string
+	Dir      string   // its module, below image/components
+	Pins     string   // the directory with its go.mod and go.sum, if it isn't Dir
+	Files    []string // the names that its result directory holds
+	Optional bool     // built only on demand
 
 	Programs []Program
 	Fold     []string // packages main that become one program (see fold.go)
@@ -37,16 +40,17 @@ type Program struct {
 	Static  bool     // uses cgo, and is linked statically all the same
 }
 
-// Versions of the components. Kubernetes' programs all have the same one.
+// Versions of the components. Kubernetes' programs all have the same one. Its other version is one from which clusters are upgraded.
 const (
-	KubernetesVersion = "v1.36.3"
-	EtcdVersion       = "v3.6.8"
-	ContainerdVersion = "v2.3.7"
-	RuncVersion       = "v1.5.2"
-	CNIVersion        = "v1.9.1"
-	CoreDNSVersion    = "v1.14.7"
-	FlannelVersion    = "v0.28.4"
-	PauseVersion      = "3.10.1"
+	KubernetesVersion      = "v1.36.3"
+	OtherKubernetesVersion = "v1.35.4"
+	EtcdVersion            = "v3.6.8"
+	ContainerdVersion      = "v2.3.7"
+	RuncVersion            = "v1.5.2"
+	CNIVersion             = "v1.9.1"
+	CoreDNSVersion         = "v1.14.7"
+	FlannelVersion         = "v0.28.4"
+	PauseVersion           = "3.10.1"
 )
 
 // AptPackages are the Debian packages that building needs besides Go: a C compiler for runc and pause, and the library with which runc
@@ -55,14 +59,8 @@ var AptPackages = []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"}
 
 // All are the components, the longest build first: it is the one to see progress of, and the one to fail early.
 var All = []Component{
-	{
-		Name: "kubernetes", Version: KubernetesVersion, Dir: "kubernetes", Guess: 6 * time.Minute,
-		Files: []string{"kubernetes", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"},
-		Programs: []Program{{
-			File: "kubernetes", Package: ".", Stamp: kubernetesStamp(KubernetesVersion),
-			Links: []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"},
-		}},
-	},
+	kubernetes(Component{Name: kubernetesName, Version: KubernetesVersion}),
+	kubernetes(Component{Name: kubernetesName + "-1.35", Version: OtherKubernetesVersion, Pins: "kubernetes-1.35", Optional: true}),
 	{
 		Name: "etcd", Version: EtcdVersion, Dir: "etcd", Guess: 30 * time.Second,
 		Files: []string{"etcd", "etcdctl", "etcdutl"},
@@ -117,6 +115,17 @@ var All = []Component{
 	{Name: "pause", Version: PauseVersion, Dir: "pause", Files: []string{"pause"}, C: "pause.c", Guess: time.Second},
 }
 
+const kubernetesName = "kubernetes"
+
+// kubernetes completes the component of a version. All versions have the same main.
+func kubernetes(c Component) Component {
+	links := []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"}
+	c.Dir, c.Guess = kubernetesName, 6*time.Minute
+	c.Files = append([]string{kubernetesName}, links...)
+	c.Programs = []Program{{File: kubernetesName, Package: ".", Stamp: kubernetesStamp(c.Version), Links: links}}
+	return c
+}
+
 const cniPlugins = "github.com/containernetworking/plugins/plugins"
 
 var (
@@ -147,21 +156,39 @@ func kubernetesStamp(version string) []string {
 	return stamp
 }
 
-// Names lists all components, in the order in which they are built.
-func Names() []string {
-	names := make([]string, len(All))
-	for i, c := range All {
-		names[i] = c.Name
+// Names lists the components that every cluster needs, with these further versions of Kubernetes, in the order in which they are built.
+func Names(kubernetes ...string) []string {
+	var names []string
+	for _, c := range All {
+		if !c.Optional || slices.Contains(kubernetes, c.Version) {
+			names = append(names, c.Name)
+		}
 	}
 	return names
 }
 
+// Kubernetes lists the components with Kubernetes, the default version first.
+func Kubernetes() []Component {
+	return slices.DeleteFunc(slices.Clone(All), func(c Component) bool { return c.Dir != kubernetesName })
+}
+
+// KubernetesVersions lists the versions of Kubernetes that can be built, the default one first.
+func KubernetesVersions() []string {
+	var versions []string
+	for _, c := range Kubernetes() {
+		versions = append(versions, c.Version)
+	}
+	return versions
+}
+
 // ByName finds a component.
 func ByName(name string) (Component, error) {
+	var names []string
 	for _, c := range All {
 		if c.Name == name {
 			return c, nil
 		}
+		names = append(names, c.Name)
 	}
-	return Component{}, fmt.Errorf("no component is called %q; there are: %v", name, Names())
+	return Component{}, fmt.Errorf("no component is called %q; there are: %v", name, names)
 }

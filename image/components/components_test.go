@@ -1,6 +1,7 @@
 package components
 
 import (
+	"cmp"
 	"context"
 	"debug/buildinfo"
 	"os"
@@ -26,13 +27,14 @@ func root(t *testing.T) string {
 
 // modules are the module paths whose version a component's go.mod has to state as its own.
 var modules = map[string][]string{
-	"kubernetes": {"k8s.io/kubernetes"},
-	"etcd":       {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"},
-	"containerd": {"github.com/containerd/containerd/v2"},
-	"runc":       {"github.com/opencontainers/runc"},
-	"cni":        {"github.com/containernetworking/plugins"},
-	"coredns":    {"github.com/coredns/coredns"},
-	"flannel":    {"github.com/flannel-io/flannel"},
+	"kubernetes":      {"k8s.io/kubernetes"},
+	"kubernetes-1.35": {"k8s.io/kubernetes"},
+	"etcd":            {"go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"},
+	"containerd":      {"github.com/containerd/containerd/v2"},
+	"runc":            {"github.com/opencontainers/runc"},
+	"cni":             {"github.com/containernetworking/plugins"},
+	"coredns":         {"github.com/coredns/coredns"},
+	"flannel":         {"github.com/flannel-io/flannel"},
 }
 
 func TestTableAgreesWithModules(t *testing.T) {
@@ -44,7 +46,8 @@ func TestTableAgreesWithModules(t *testing.T) {
 				}
 				return
 			}
-			content, err := os.ReadFile(filepath.Join(c.Dir, "go.mod"))
+			pins := cmp.Or(c.Pins, c.Dir)
+			content, err := os.ReadFile(filepath.Join(pins, "go.mod"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,7 +59,7 @@ func TestTableAgreesWithModules(t *testing.T) {
 			if len(modules[c.Name]) == 0 {
 				t.Error("no module is known for it")
 			}
-			if _, err := os.Stat(filepath.Join(c.Dir, "go.sum")); err != nil {
+			if _, err := os.Stat(filepath.Join(pins, "go.sum")); err != nil {
 				t.Error(err)
 			}
 		})
@@ -64,19 +67,35 @@ func TestTableAgreesWithModules(t *testing.T) {
 }
 
 func TestStagingModulesFollowKubernetes(t *testing.T) {
-	content, err := os.ReadFile("kubernetes/go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := "v0" + strings.TrimPrefix(KubernetesVersion, "v1")
-	replaced := regexp.MustCompile(`(?m)^\t(k8s\.io/\S+) => (\S+) (\S+)$`).FindAllStringSubmatch(string(content), -1)
-	if len(replaced) == 0 {
-		t.Fatal("no replaced modules")
-	}
-	for _, m := range replaced {
-		if m[1] != m[2] || m[3] != want {
-			t.Errorf("%s is replaced by %s %s, want version %s", m[1], m[2], m[3], want)
+	for _, c := range Kubernetes() {
+		content, err := os.ReadFile(filepath.Join(cmp.Or(c.Pins, c.Dir), "go.mod"))
+		if err != nil {
+			t.Fatal(err)
 		}
+		want := "v0" + strings.TrimPrefix(c.Version, "v1")
+		replaced := regexp.MustCompile(`(?m)^\t(k8s\.io/\S+) => (\S+) (\S+)$`).FindAllStringSubmatch(string(content), -1)
+		if len(replaced) == 0 {
+			t.Errorf("%s: no replaced modules", c.Name)
+		}
+		for _, m := range replaced {
+			if m[1] != m[2] || m[3] != want {
+				t.Errorf("%s: %s is replaced by %s %s, want version %s", c.Name, m[1], m[2], m[3], want)
+			}
+		}
+	}
+}
+
+func TestOptionalComponentsAreBuiltOnDemand(t *testing.T) {
+	standard := Names()
+	if slices.Contains(standard, "kubernetes-1.35") || !slices.Contains(standard, "kubernetes") {
+		t.Errorf("every cluster is built from %v", standard)
+	}
+	more := Names(OtherKubernetesVersion)
+	if len(more) != len(standard)+1 || !slices.Contains(more, "kubernetes-1.35") {
+		t.Errorf("with %s it is built from %v", OtherKubernetesVersion, more)
+	}
+	if diff := slices.Compare(KubernetesVersions(), []string{KubernetesVersion, OtherKubernetesVersion}); diff != 0 {
+		t.Errorf("versions of Kubernetes: %v", KubernetesVersions())
 	}
 }
 
@@ -135,6 +154,9 @@ func checkout(t *testing.T, source string) *Builder {
 		"tiny/a/main.go": "package main\n\nimport \"os\"\n\nfunc main() {\n\tprint(name(), len(os.Args))\n}\n",
 		"tiny/a/name.go": "package main\n\nfunc name() string { return \"a\" }\n",
 		"tiny/b/main.go": "package main\n\nfunc main() { print(\"b\") }\n",
+		// Another go.mod for the same source.
+		"tiny-1/go.mod": "module example.com/tiny\n\ngo 1.25.0\n",
+		"tiny-1/go.sum": "",
 		// The checkout's own module.
 		"../../go.mod":       "module example.com/ours\n\ngo 1.26.0\n",
 		"../../ours/main.go": "package main\n\nfunc main() {}\n",
@@ -206,6 +228,7 @@ func TestEveryInputChangesTheKey(t *testing.T) {
 		"link":    func(c *Component) { c.Programs[0].Links = nil },
 		"fold":    func(c *Component) { c.Fold = []string{"x"} },
 		"graft":   func(c *Component) { c.Graft = []string{"ours"} },
+		"pins":    func(c *Component) { c.Pins = "tiny-1" },
 		"source": func(*Component) {
 			if err := os.WriteFile(filepath.Join(module, "main.go"), []byte(tinyMain+"\n"), 0o644); err != nil {
 				t.Fatal(err)
@@ -219,6 +242,35 @@ func TestEveryInputChangesTheKey(t *testing.T) {
 			t.Errorf("%s: the same key as %s", what, same)
 		}
 		keys[key(changed)] = what
+	}
+	pinned := tiny
+	pinned.Pins = "tiny-1"
+	before := key(pinned)
+	if err := os.WriteFile(filepath.Join(b.Root, "image", "components", pinned.Pins, "go.sum"), []byte("\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if key(pinned) == before {
+		t.Error("content of pins: the same key as without it")
+	}
+}
+
+// The same source with the go.mod of another directory: what is built has its versions, here that of the language.
+func TestPinsOfAnotherDirectory(t *testing.T) {
+	b := checkout(t, "package main\n\nimport \"runtime/debug\"\n\nfunc main() {\n\tinfo, _ := debug.ReadBuildInfo()\n\tfor _, s := range info.Settings {\n\t\tif s.Key == \"DefaultGODEBUG\" {\n\t\t\tprintln(\"older\")\n\t\t}\n\t}\n}\n")
+	for pins, want := range map[string]string{"": "", "tiny-1": "older\n"} {
+		c := tiny
+		c.Pins = pins
+		dir, err := b.component(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		program := filepath.Join(dir, "tiny")
+		if out, err := exec.CommandContext(t.Context(), program).CombinedOutput(); err != nil || string(out) != want {
+			t.Errorf("with %q it says %q, %v; want %q", pins, out, err, want)
+		}
+		if content, err := os.ReadFile(program); err != nil || strings.Contains(string(content), b.Root) {
+			t.Errorf("with %q the checkout's path is in it: %v", pins, err)
+		}
 	}
 }
 

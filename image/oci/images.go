@@ -1,7 +1,11 @@
 package oci
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image/components"
 )
 
 // Image is one image of the layout. Where it has a publisher, its name, its paths and how it is started are the publisher's, so that a
@@ -38,8 +42,27 @@ var images = []Image{
 	{Ref: config.DefaultCoreDNSImage, Layers: []string{"base", "coredns"}, Entrypoint: []string{"/coredns"}, User: nonRootUser, WorkingDir: "/"},
 }
 
-// Images lists the images that Build makes.
-func Images() []Image { return images }
+// imagesOf lists the images that are made of the components that were built: those of the table, and those of Kubernetes once more for each
+// further version.
+func imagesOf(binaries map[string]string) []Image {
+	all := slices.Clone(images)
+	for _, c := range components.Kubernetes() {
+		if !c.Optional || binaries[c.Name] == "" {
+			continue
+		}
+		for _, i := range images {
+			at := slices.Index(i.Layers, "kubernetes")
+			if at < 0 {
+				continue
+			}
+			i.Layers = slices.Clone(i.Layers)
+			i.Layers[at] = c.Name
+			i.Ref = strings.TrimSuffix(i.Ref, config.KubernetesVersion) + c.Version
+			all = append(all, i)
+		}
+	}
+	return all
+}
 
 // layers are the contents of each layer: from what was built (components' name → directory) and from the container tools.
 var layers = map[string]func(binaries map[string]string, tools string) tree{
@@ -68,13 +91,8 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 		}
 		return t
 	},
-	"kubernetes": func(binaries map[string]string, _ string) tree {
-		t := tree{"usr/local/bin/kubernetes": copyOf(binaries["kubernetes"]+"/kubernetes", 0o755)}
-		for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"} {
-			t["usr/local/bin/"+name] = link("kubernetes")
-		}
-		return t
-	},
+	"kubernetes":      kubernetesLayer("kubernetes"),
+	"kubernetes-1.35": kubernetesLayer("kubernetes-1.35"),
 	"etcd": func(binaries map[string]string, _ string) tree {
 		return tree{
 			"usr/local/bin/etcd":    copyOf(binaries["etcd"]+"/etcd", 0o755),
@@ -92,4 +110,14 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 	"pause": func(binaries map[string]string, _ string) tree {
 		return tree{"pause": copyOf(binaries["pause"]+"/pause", 0o755)}
 	},
+}
+
+func kubernetesLayer(component string) func(map[string]string, string) tree {
+	return func(binaries map[string]string, _ string) tree {
+		t := tree{"usr/local/bin/kubernetes": copyOf(binaries[component]+"/kubernetes", 0o755)}
+		for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"} {
+			t["usr/local/bin/"+name] = link("kubernetes")
+		}
+		return t
+	}
 }

@@ -75,6 +75,7 @@ func buildLayout(ctx context.Context, store *cache.Store, r *progress.Reporter, 
 	if err != nil {
 		return "", err
 	}
+	images := imagesOf(binaries)
 	inputs := []string{sources, fmt.Sprintf("%+v", images)}
 	// A result's directory is named by the key of all that went into it: as good as hashing its content, and free.
 	for _, name := range slices.Sorted(maps.Keys(binaries)) {

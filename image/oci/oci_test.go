@@ -39,7 +39,7 @@ func sources(t *testing.T) (binaries map[string]string, tools string) {
 		dir := filepath.Join(t.TempDir(), c.Name)
 		binaries[c.Name] = dir
 		for _, name := range c.Files {
-			write(filepath.Join(dir, name), "program "+name)
+			write(filepath.Join(dir, name), "program "+name+" "+c.Version)
 		}
 	}
 	tools = t.TempDir()
@@ -51,11 +51,20 @@ func sources(t *testing.T) (binaries map[string]string, tools string) {
 	return binaries, tools
 }
 
+// allImages are those with every version of Kubernetes.
+func allImages() []Image {
+	binaries := map[string]string{}
+	for _, c := range components.All {
+		binaries[c.Name] = c.Name
+	}
+	return imagesOf(binaries)
+}
+
 func build(t *testing.T) string {
 	t.Helper()
 	binaries, tools := sources(t)
 	dir := t.TempDir()
-	if err := writeLayout(t.Context(), dir, Images(), func(name string) tree { return layers[name](binaries, tools) }); err != nil {
+	if err := writeLayout(t.Context(), dir, imagesOf(binaries), func(name string) tree { return layers[name](binaries, tools) }); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -87,16 +96,45 @@ func image(t *testing.T, dir, ref string) v1.Image {
 
 func TestImagesAreThoseOfTheDefaultConfiguration(t *testing.T) {
 	var refs []string
-	for _, i := range Images() {
+	for _, i := range imagesOf(map[string]string{"kubernetes": "/"}) {
 		refs = append(refs, i.Ref)
+	}
+	if diff := cmp.Diff(config.DefaultImages(), refs); diff != "" {
+		t.Error(diff)
+	}
+	for _, i := range allImages() {
 		for _, name := range i.Layers {
 			if layers[name] == nil {
 				t.Errorf("%s: no layer %s", i.Ref, name)
 			}
 		}
 	}
-	if diff := cmp.Diff(config.DefaultImages(), refs); diff != "" {
+}
+
+// a version that was built has the images that a configuration with this version names, and no others.
+func TestFurtherKubernetesVersions(t *testing.T) {
+	var want, got []string
+	for _, version := range components.KubernetesVersions()[1:] {
+		c, err := config.Generate(config.Options{Endpoint: "https://10.5.0.2:6443", KubernetesVersion: version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, c.Machine.Kubelet.Image, c.Cluster.APIServer.Image, c.Cluster.ControllerManager.Image, c.Cluster.Scheduler.Image, c.Cluster.Proxy.Image)
+	}
+	for _, i := range allImages()[len(images):] {
+		got = append(got, i.Ref)
+	}
+	if diff := cmp.Diff(want, got); diff != "" || len(want) == 0 {
 		t.Error(diff)
+	}
+	dir := build(t)
+	for _, ref := range append(got, config.DefaultAPIServerImage) {
+		unpacked := t.TempDir()
+		untar(t, mutate.Extract(image(t, dir, ref)), unpacked)
+		_, version, _ := strings.Cut(ref, ":")
+		if got, err := os.ReadFile(filepath.Join(unpacked, "usr/local/bin/kubelet")); err != nil || string(got) != "program kubernetes "+version {
+			t.Errorf("%s has %q, %v", ref, got, err)
+		}
 	}
 }
 
@@ -146,7 +184,7 @@ func TestLayoutIsValid(t *testing.T) {
 	if err := validate.Index(index, validate.Fast); err != nil { // the slow way knows gzip only
 		t.Error(err)
 	}
-	for _, i := range Images() {
+	for _, i := range allImages() {
 		stack, err := image(t, dir, i.Ref).Layers()
 		if err != nil {
 			t.Fatal(err)
@@ -209,14 +247,14 @@ func TestKubernetesImagesShareOneLayer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := len(blobs), 2*len(images)+len(layers); got != want {
+	if got, want := len(blobs), 2*len(allImages())+len(layers); got != want {
 		t.Errorf("%d blobs; with a manifest and a configuration per image and each layer once it would be %d", got, want)
 	}
 }
 
 func TestProgramsAreWhereTheImageStartsThem(t *testing.T) {
 	dir := build(t)
-	for _, i := range Images() {
+	for _, i := range allImages() {
 		unpacked := t.TempDir()
 		untar(t, mutate.Extract(image(t, dir, i.Ref)), unpacked)
 		config, err := image(t, dir, i.Ref).ConfigFile()
@@ -241,7 +279,7 @@ func TestProgramsAreWhereTheImageStartsThem(t *testing.T) {
 func TestKubeletImageHasTheTools(t *testing.T) {
 	unpacked := t.TempDir()
 	untar(t, mutate.Extract(image(t, build(t), config.DefaultKubeletImage)), unpacked)
-	for path, want := range map[string]string{"sbin/iptables": "nft", "etc/ssl/certs/ca-certificates.crt": "certificates", "usr/local/bin/kubectl": "program kubernetes"} {
+	for path, want := range map[string]string{"sbin/iptables": "nft", "etc/ssl/certs/ca-certificates.crt": "certificates", "usr/local/bin/kubectl": "program kubernetes " + config.KubernetesVersion} {
 		if got, err := os.ReadFile(filepath.Join(unpacked, path)); err != nil || string(got) != want {
 			t.Errorf("%s is %q, %v; want %q", path, got, err, want)
 		}

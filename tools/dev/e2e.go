@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/tools/devcluster"
 )
 
@@ -110,7 +111,11 @@ func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Durati
 	if err != nil {
 		return result{}, err
 	}
-	if err := buildAll(ctx, s.root, s.out); err != nil {
+	var kubernetes []string
+	if tag == longTag {
+		kubernetes = components.KubernetesVersions()[1:]
+	}
+	if err := buildAll(ctx, s.root, s.out, kubernetes...); err != nil {
 		return result{}, err
 	}
 	var both result
@@ -143,9 +148,10 @@ func chosen(all []bootTest, want func(bootTest) bool) (names, folders []string) 
 	return names, slices.Compact(folders)
 }
 
-// buildAll builds everything first, so that a test's time is the test's.
-func buildAll(ctx context.Context, root string, out io.Writer) error {
-	made, err := devcluster.Build(ctx, root, out, image.Build)
+// buildAll builds everything first, with further versions of Kubernetes, so that a test's
+// time is the test's.
+func buildAll(ctx context.Context, root string, out io.Writer, kubernetes ...string) error {
+	made, err := devcluster.Build(ctx, root, out, image.Build, kubernetes...)
 	if err != nil {
 		return err
 	}

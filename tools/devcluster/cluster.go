@@ -10,9 +10,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu"
 )
 
@@ -23,7 +26,7 @@ const DefaultName = "garboard-default"
 type Options struct {
 	// Checkout is the source from which the parts are built.
 	Checkout string
-	// Cluster has the options of the cluster. Create sets Boot, Images and Out.
+	// Cluster has the options of the cluster. Create sets Boot, Images, Kubernetes and Out.
 	Cluster qemu.Options
 	// Wait limits the time until the cluster is ready; 0: see ReadyBudgets.
 	Wait time.Duration
@@ -46,6 +49,9 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if q.Choice, err = choose(ctx, q); err != nil {
 		return nil, err
 	}
+	if q.Kubernetes, err = furtherKubernetes(q); err != nil {
+		return nil, err
+	}
 	if err := qemu.Check(q); err != nil {
 		return nil, err
 	}
@@ -53,7 +59,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if q.Choice.Name == qemu.Container {
 		node = image.BuildRoot
 	}
-	made, err := Build(ctx, o.Checkout, out, node)
+	made, err := Build(ctx, o.Checkout, out, node, q.Kubernetes...)
 	if err != nil {
 		return nil, err
 	}
@@ -88,10 +94,11 @@ func Checkout(dir string) (string, error) {
 	}
 }
 
-// Build builds the parts that aren't in the cache, and prints the duration.
-func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder) (*image.Artifacts, error) {
+// Build builds the parts that aren't in the cache, with further versions of Kubernetes, and
+// prints the duration.
+func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder, kubernetes ...string) (*image.Artifacts, error) {
 	start := time.Now()
-	made, err := image.BuildAll(ctx, checkout, out, node, image.Cloud)
+	made, err := image.BuildAll(ctx, checkout, out, node, image.Cloud, kubernetes...)
 	if err == nil {
 		fmt.Fprintf(out, "built in %s\n", time.Since(start).Round(100*time.Millisecond))
 	}
@@ -123,6 +130,20 @@ func choose(ctx context.Context, o qemu.Options) (qemu.Choice, error) {
 		return qemu.Choice{}, err
 	}
 	return qemu.Choice{Name: c.Provisioner, Accelerator: c.Accelerator, Why: "the cluster exists"}, nil
+}
+
+// furtherKubernetes returns the versions of Kubernetes to build besides the default one:
+// the version in the options, and what the registry of an existing cluster has.
+func furtherKubernetes(o qemu.Options) ([]string, error) {
+	c, err := qemu.Open(o.Name)
+	if err != nil && !errors.Is(err, qemu.ErrNoCluster) {
+		return nil, err
+	}
+	wanted := []string{"v" + strings.TrimPrefix(o.KubernetesVersion, "v")}
+	if err == nil {
+		wanted = append(wanted, c.Kubernetes...)
+	}
+	return slices.DeleteFunc(components.KubernetesVersions()[1:], func(version string) bool { return !slices.Contains(wanted, version) }), nil
 }
 
 // undo restores the state before Create. It doesn't change a cluster that another command

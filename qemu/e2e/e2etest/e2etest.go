@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"golang.org/x/sys/unix"
@@ -114,12 +115,26 @@ var builds = map[string]func() (*image.Artifacts, error){
 	qemu.QEMU:      sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build) }),
 }
 
-func build(node image.Builder) (*image.Artifacts, error) {
+func build(node image.Builder, kubernetes ...string) (*image.Artifacts, error) {
 	root, err := repository()
 	if err != nil {
 		return nil, err
 	}
-	return image.BuildAll(context.Background(), root, os.Stderr, node, image.Cloud)
+	return image.BuildAll(context.Background(), root, os.Stderr, node, image.Cloud, kubernetes...)
+}
+
+// OtherKubernetes makes a cluster of components.OtherKubernetesVersion. Its nodes can pull
+// the images of both versions. Only long tests may use it: the build takes minutes.
+func OtherKubernetes(t testing.TB) Option {
+	t.Helper()
+	a, err := build(image.BuildRoot, components.OtherKubernetesVersion)
+	if err != nil {
+		t.Fatalf("build Kubernetes %s: %v", components.OtherKubernetesVersion, err)
+	}
+	return func(o *qemu.Options) {
+		o.KubernetesVersion, o.Images = components.OtherKubernetesVersion, a.Layout
+		o.Kubernetes = []string{components.OtherKubernetesVersion}
+	}
 }
 
 // Built builds the files that `make up` boots with a provisioner, once. It takes them from

@@ -1,0 +1,130 @@
+//go:build e2e && long
+
+// Package versions tests a cluster of an older version of Kubernetes, and its upgrade by
+// configuration to the version of this release. Its nodes can pull the images of both.
+package versions
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	// podBudget is for a pod to be scheduled and to be ready.
+	podBudget = 20 * time.Second
+	// versionBudget is for all programs to be of a version: they pull its images and start.
+	versionBudget = 90 * time.Second
+)
+
+// web runs until the end: an upgrade must not restart it.
+const web = `
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: default}
+spec:
+  containers:
+  - name: web
+    image: IMAGE
+    command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/, --www-prefix=/]
+    readinessProbe: {httpGet: {path: /etc/passwd, port: 8080}, periodSeconds: 1}
+`
+
+// Q-16: the older version accepts all that a node renders.
+func TestQ16OtherKubernetes(t *testing.T) {
+	c, m := e2etest.Ready(t, "versions", qemu.Container, e2etest.OtherKubernetes(t))
+	c.Apply(strings.ReplaceAll(web, "IMAGE", withVersion(config.DefaultAPIServerImage, components.OtherKubernetesVersion)))
+	var before string
+	c.Eventually(podBudget, "the pod is ready", func() (err error) {
+		before, err = containerID(c)
+		return err
+	})
+	c.Eventually(versionBudget, "all is "+components.OtherKubernetesVersion, func() error {
+		return runs(c, components.OtherKubernetesVersion, append(staticPods, config.DefaultProxyImage)...)
+	})
+	m.Reached("a pod runs on " + components.OtherKubernetesVersion)
+
+	patch, err := json.Marshal(map[string]any{
+		"machine": map[string]any{"kubelet": image(config.DefaultKubeletImage)},
+		"cluster": map[string]any{
+			"apiServer":         image(config.DefaultAPIServerImage),
+			"controllerManager": image(config.DefaultControllerManagerImage),
+			"scheduler":         image(config.DefaultSchedulerImage),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Gbctl("patch", "machineconfig", "--patch", string(patch))
+	c.Eventually(versionBudget, "all is "+config.KubernetesVersion, func() error { return runs(c, config.KubernetesVersion, staticPods...) })
+	c.Ready(m)
+	c.Eventually(podBudget, "the pod is ready", func() error {
+		after, err := containerID(c)
+		if err == nil && after != before {
+			t.Errorf("the upgrade has replaced container %s by %s", before, after)
+		}
+		return err
+	})
+	m.Reached("the same pod runs on " + config.KubernetesVersion)
+}
+
+func image(name string) map[string]any { return map[string]any{"image": name} }
+
+// withVersion returns a default image of Kubernetes, of another version.
+func withVersion(image, version string) string {
+	return strings.TrimSuffix(image, config.KubernetesVersion) + version
+}
+
+// containerID returns the ID of the pod's container, once it is ready.
+func containerID(c *e2etest.Cluster) (string, error) {
+	out, err := c.Try("get", "pod", "web", "-o", "jsonpath={.status.containerStatuses[?(@.ready==true)].containerID}")
+	if err == nil && out == "" {
+		err = fmt.Errorf("it isn't ready")
+	}
+	return out, err
+}
+
+// staticPods are the default images of the static pods.
+var staticPods = []string{config.DefaultAPIServerImage, config.DefaultControllerManagerImage, config.DefaultSchedulerImage}
+
+// runs returns nil if the API server and the kubelet report a version, and containers of
+// these images run in the same version.
+func runs(c *e2etest.Cluster, version string, images ...string) error {
+	answer, err := c.Endpoint().Get(c.T().Context(), "/version")
+	if err != nil {
+		return err
+	}
+	var server struct{ GitVersion string }
+	if err := json.Unmarshal(answer, &server); err != nil {
+		return err
+	}
+	if server.GitVersion != version {
+		return fmt.Errorf("the API server is %s", server.GitVersion)
+	}
+	kubelet, err := c.Try("get", "node", c.Node(), "-o", "jsonpath={.status.nodeInfo.kubeletVersion}")
+	if err == nil && kubelet != version {
+		err = fmt.Errorf("the kubelet is %s", kubelet)
+	}
+	if err != nil {
+		return err
+	}
+	pods, err := c.TryGbctl("containers", "-k")
+	if err != nil {
+		return err
+	}
+	for _, name := range images {
+		if !e2etest.Row(pods, withVersion(name, version), "CONTAINER_RUNNING") {
+			return fmt.Errorf("no %s runs:\n%s", withVersion(name, version), pods)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package devcluster
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/qemu"
+)
+
+// The registry of an existing cluster keeps the versions of Kubernetes that it has: nodes
+// may run them.
+func TestFurtherKubernetes(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("GARBOARD_HOME", home)
+	plan := filepath.Join(home, "clusters", "old", "plan.json")
+	if err := os.MkdirAll(filepath.Dir(plan), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(plan, []byte(`{"name": "old", "kubernetes": ["v1.35.4", "v1.2.3"]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := []string{components.OtherKubernetesVersion}
+	for _, tc := range []struct {
+		cluster, version string
+		want             []string
+	}{
+		{"new", "", nil},
+		{"new", components.KubernetesVersion, nil},
+		{"new", "1.34.9", nil}, // from a mirror
+		{"new", "1.35.4", other},
+		{"new", "v1.35.4", other},
+		{"old", "", other},
+		{"old", "1.36.3", other},
+	} {
+		got, err := furtherKubernetes(qemu.Options{Name: tc.cluster, KubernetesVersion: tc.version})
+		if err != nil || !slices.Equal(got, tc.want) {
+			t.Errorf("cluster %s with %q: %v, %v; want %v", tc.cluster, tc.version, got, err, tc.want)
+		}
+	}
+	if err := os.WriteFile(plan, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := furtherKubernetes(qemu.Options{Name: "old"}); err == nil {
+		t.Error("no error for a damaged plan")
+	}
+}

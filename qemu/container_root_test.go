@@ -367,7 +367,7 @@ func TestContainerSwitches(t *testing.T) {
 	if err := c.Thaw(ctx, name); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, c, "who", "boot 4")
+	expect(t, c, "who", "boot 5")
 	if err := c.Freeze(ctx, name); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 //go:build e2e
 
 // Package operation tests an operation that blocks others. Its node loses power in the
-// middle, the operation goes on, and is aborted at the end.
+// middle, the operation goes on, and is aborted at the end. Then power buttons are pressed.
 package operation
 
 import (
@@ -176,6 +176,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 		return err
 	})
 	m.Reached("others may go")
+	t.Run("power button", func(t *testing.T) { pressed(t, c.In(t), n) })
 }
 
 // lockKey is where etcd keeps who has the lock of the cluster.
@@ -236,7 +237,7 @@ func hasAll(text string, parts []string) error {
 	return nil
 }
 
-var running = regexp.MustCompile(`(reboot-[a-z0-9]+) +running +drain `)
+var running = regexp.MustCompile(`((?:reboot|shutdown)-[a-z0-9]+) +running +drain `)
 
 // draining waits until the operation is at its second step, and returns its ID.
 func draining(c *e2etest.Cluster, budget time.Duration, list func() (string, error)) (id string) {

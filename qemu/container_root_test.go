@@ -334,6 +334,28 @@ func TestContainerSwitches(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, again, "who", "boot 4")
+
+	// The node gets a second press, too: it isn't a power cut.
+	expect(t, c, "write /run/stay yes", "yes")
+	first := make(chan error, 1)
+	go func() { first <- c.Off(ctx, name) }()
+	eventually.That(t, 10*time.Second, "the node is pressed", func() error {
+		if text := readLast(c.Console(name), 100); !strings.HasSuffix(text, "pressed once\n") {
+			return fmt.Errorf("console ends with %q", text)
+		}
+		return nil
+	})
+	if err := errors.Join(c.Off(ctx, name), <-first); err != nil {
+		t.Fatal(err)
+	}
+	state(t, c, "off")
+	if text := readLast(c.Console(name), 100); !strings.HasSuffix(text, "powering off\n") {
+		t.Errorf("console ends with %q", text)
+	}
+	if err := c.On(ctx, name); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, "who", "boot 5")
 	if !c.Made || !c.Started || again.Made || again.Started {
 		t.Errorf("made and started: %v, %v; then %v, %v: who interrupts the second Up removes what the first made", c.Made, c.Started, again.Made, again.Started)
 	}
@@ -345,7 +367,7 @@ func TestContainerSwitches(t *testing.T) {
 	if err := c.Thaw(ctx, name); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, c, "who", "boot 4")
+	expect(t, c, "who", "boot 5")
 	if err := c.Freeze(ctx, name); err != nil {
 		t.Fatal(err)
 	}

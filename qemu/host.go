@@ -20,9 +20,9 @@ import (
 
 const (
 	// stopBudget is the time for nodes to power off when the host process is requested to
-	// stop. A machine promises 30 s. Emulation is slower than that, and a container's
-	// sandbox cuts its power after 35 s itself.
-	stopBudget         = 40 * time.Second
+	// stop. A node promises a minute for its pods to move, and then 30 s for its services.
+	// Emulation is slower than that.
+	stopBudget         = 95 * time.Second
 	stopBudgetEmulated = 120 * time.Second
 
 	// startBudget is for a node to be turned on: its sandbox or QEMU runs within a second

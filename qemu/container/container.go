@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/garboard-os/garboard/qemu/container/cgroup"
@@ -157,7 +156,6 @@ func Start(ctx context.Context, thread *osthread.Thread, c Config) (*Running, er
 type Running struct {
 	cmd       *exec.Cmd
 	cgroup    string
-	pressed   sync.Once    // the power button
 	complaint bytes.Buffer // standard error; complete when done is closed
 
 	done chan struct{} // closed when the two below are set
@@ -194,11 +192,9 @@ func (r *Running) Wait() (exit.Reason, error) {
 }
 
 // PowerOff presses the power button: the node shuts down in order, in its own time.
-func (r *Running) PowerOff(context.Context) (err error) {
+func (r *Running) PowerOff(context.Context) error {
 	_ = cgroup.Freeze(r.cgroup, false) // fails where the cgroup is gone already
-	// The sandbox program cuts the power when it gets a second signal.
-	r.pressed.Do(func() { err = r.cmd.Process.Signal(syscall.SIGTERM) })
-	return err
+	return r.cmd.Process.Signal(syscall.SIGTERM)
 }
 
 // Cut ends the node at once, as a power failure does. It kills the sandbox program, which is

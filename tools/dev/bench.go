@@ -223,11 +223,11 @@ func benchNode(ctx context.Context, out io.Writer, root, provisioner string, mad
 		figures = append(figures, figure{what: how + ": RAM of this control plane", value: fmt.Sprintf("%d MiB", controlPlaneMiB), budget: "≤ 2 GiB"})
 	}
 	if provisioner == qemu.Container {
-		f, err := idleMemory(ctx, out, c)
+		idle, err := idleMemory(ctx, out, c)
 		if err != nil {
 			return nil, err
 		}
-		figures = append(figures, f)
+		figures = append(figures, idle...)
 		measured, err := benchAPI(ctx, out, root, c)
 		if err != nil {
 			return nil, err
@@ -311,39 +311,40 @@ func upTimes(how, console string) ([]figure, error) {
 	return figures, s.Err()
 }
 
-// idleMemory is what PID 1 and its helpers take.
-func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) (figure, error) {
+// idleMemory is what PID 1 and its helpers take, and what the whole node takes.
+func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
 	fmt.Fprintf(out, "letting the node settle for %s\n", settle)
 	select {
 	case <-ctx.Done():
-		return figure{}, ctx.Err()
+		return nil, ctx.Err()
 	case <-time.After(settle):
 	}
 	host, err := c.HostPID()
 	if err != nil {
-		return figure{}, err
+		return nil, err
 	}
 	init, err := nodeInit(host, "")
 	if err != nil {
-		return figure{}, err
+		return nil, err
 	}
 	gate, err := nodeInit(init, "apid")
 	if err != nil {
-		return figure{}, err
+		return nil, err
 	}
 	signer, err := nodeInit(init, "trustd")
 	if err != nil {
-		return figure{}, err
+		return nil, err
 	}
 	var total int64
 	for _, pid := range []int{init, gate, signer} {
 		n, err := pss(pid)
 		if err != nil {
-			return figure{}, err
+			return nil, err
 		}
 		total += n
 	}
-	return bytesFigure("PID 1, apid and trustd, idle, proportional set size", total, budgetPSS), nil
+	all, err := weigh(c, c.Nodes[0], "a one-node control plane")
+	return []figure{bytesFigure("PID 1, apid and trustd, idle, proportional set size", total, budgetPSS), all}, err
 }
 
 // nodeInit finds the first descendant of a process that is a node's PID 1, or

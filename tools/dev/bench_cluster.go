@@ -86,8 +86,7 @@ func benchOnce(ctx context.Context, out io.Writer, made *image.Artifacts, weigh 
 	return create, time.Since(start), weights, err
 }
 
-// nodeWeights are what all processes of a control plane and of a worker take: those of
-// Garboard, of Kubernetes and of the pods that it begins with.
+// nodeWeights are what a control plane of three and a worker take.
 func nodeWeights(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
 	fmt.Fprintf(out, "letting the nodes settle for %s\n", settle)
 	select {
@@ -100,22 +99,32 @@ func nodeWeights(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure,
 		node qemu.Node
 		what string
 	}{{c.Nodes[0], "a control plane of three"}, {c.Nodes[len(c.Nodes)-1], "a worker"}} {
-		pids, err := c.NodeProcesses(of.node.Name)
+		f, err := weigh(c, of.node, of.what)
 		if err != nil {
 			return nil, err
 		}
-		var total int64
-		for _, pid := range pids {
-			n, err := pss(pid)
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-				continue // it has ended meanwhile
-			}
-			if err != nil {
-				return nil, err
-			}
-			total += n
-		}
-		all = append(all, figure{what: fmt.Sprintf("memory of %s, all %d processes, proportional set size", of.what, len(pids)), value: megabytes(total)})
+		all = append(all, f)
 	}
 	return all, nil
+}
+
+// weigh is what all processes of a node take: those of Garboard, of Kubernetes and of the
+// pods that it begins with.
+func weigh(c *qemu.Cluster, node qemu.Node, what string) (figure, error) {
+	pids, err := c.NodeProcesses(node.Name)
+	if err != nil {
+		return figure{}, err
+	}
+	var total int64
+	for _, pid := range pids {
+		n, err := pss(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended meanwhile
+		}
+		if err != nil {
+			return figure{}, err
+		}
+		total += n
+	}
+	return figure{what: fmt.Sprintf("memory of %s, all %d processes, proportional set size", what, len(pids)), value: megabytes(total)}, nil
 }

@@ -1,7 +1,8 @@
 //go:build e2e
 
 // Package operation tests an operation that blocks others. Its node loses power
-// in the middle. The operation continues, and is aborted at the end.
+// in the middle. The operation continues, and is aborted at the end. Then power buttons are
+// pressed.
 package operation
 
 import (
@@ -176,6 +177,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 		return err
 	})
 	m.Reached("others may go")
+	t.Run("power button", func(t *testing.T) { pressed(t, c.In(t), n) })
 }
 
 // lockKey is the key of etcd with the holder of the cluster's lock.
@@ -236,7 +238,7 @@ func hasAll(text string, parts []string) error {
 	return nil
 }
 
-var running = regexp.MustCompile(`(reboot-[a-z0-9]+) +running +drain `)
+var running = regexp.MustCompile(`((?:reboot|shutdown)-[a-z0-9]+) +running +drain `)
 
 // draining waits until the operation is at its second step, and returns its ID.
 func draining(c *e2etest.Cluster, budget time.Duration, list func() (string, error)) (id string) {

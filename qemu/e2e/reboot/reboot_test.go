@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -31,7 +32,11 @@ const (
 	// offBudget is a promise: a machine that is asked to power off has done so
 	// within it, whatever runs, and also if its etcd has no quorum any more.
 	offBudget = 30 * time.Second
+	// pressBudget is one, too: by then its pods have moved, or stay.
+	pressBudget = 60 * time.Second
 )
+
+var shutdownDone = regexp.MustCompile(`(?m)(shutdown-[a-z0-9]+) +done\b`)
 
 const workload = `
 apiVersion: apps/v1
@@ -105,6 +110,54 @@ func TestAllNodesAtOnce(t *testing.T) {
 			}
 			m.Reached("a new pod runs on each node")
 		})
+	}
+	t.Run("a budget holds the pods", func(t *testing.T) { held(t, c.In(t), c.Nodes[3]) })
+}
+
+// held: the time for pods to move is up, none has moved, and the node powers off in order.
+// The operation has its result when the node is on again.
+func held(t *testing.T, c *e2etest.Cluster, worker qemu.Node) {
+	m := e2etest.Marks(t)
+	c.Kubectl("create", "poddisruptionbudget", "hold", "--selector=app=work", "--min-available=3")
+	start := time.Now()
+	if err := c.Off(t.Context(), worker.Name); err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now()
+	m.Reached("it is off")
+	if err := c.Promised(start, end, pressBudget+offBudget); err != nil {
+		t.Error(err)
+	}
+	status, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := status[len(status)-1]; s.Name != worker.Name || s.State != "off" {
+		t.Errorf("%s is %q", s.Name, s.State)
+	}
+	if err := c.On(t.Context(), worker.Name); err != nil {
+		t.Fatal(err)
+	}
+	list := func() (string, error) { return c.TryGbctl("-n", worker.Address.String(), "operation", "list") }
+	c.Eventually(backBudget, "the operation is done", func() error {
+		out, err := list()
+		if err == nil && !shutdownDone.MatchString(out) {
+			err = errors.New(out)
+		}
+		return err
+	})
+	m.Reached("it is on again, and the operation is done")
+	if out := c.Kubectl("get", "node", worker.Name, "-o", "jsonpath={.spec.unschedulable}"); out != "" {
+		t.Errorf("it is cordoned: %q", out)
+	}
+	out, err := list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := shutdownDone.FindStringSubmatch(out)[1]
+	out, err = c.TryGbctl("-n", worker.Address.String(), "operation", "attach", id)
+	if err != nil || !strings.Contains(out, "disruption budget hold") {
+		t.Errorf("%s: %v: %s", id, err, out)
 	}
 }
 

@@ -56,6 +56,10 @@ func run() error {
 	signal.Notify(stop, syscall.SIGTERM)
 	go func() {
 		<-stop
+		if _, err := os.Stat("/run/stay"); err == nil {
+			fmt.Println("pressed once")
+			<-stop
+		}
 		fmt.Println("powering off")
 		_ = syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF)
 	}()

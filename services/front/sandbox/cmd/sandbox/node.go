@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
-	"time"
 
 	// Without it cgroup managers can't set device rules.
 	_ "github.com/opencontainers/cgroups/devices"
@@ -21,15 +20,11 @@ const (
 	exitFailed = 1  // the sandbox itself, with a line on standard error
 	exitReboot = 10 // the node asks to be started again
 	exitDied   = 11 // PID 1 ended in another way than by powering off or rebooting
-	exitKilled = 12 // PID 1 was killed: by us after the budget, or by someone else
+	exitKilled = 12 // PID 1 was killed
 )
 
 // insideCommand is the second half of node.
 const insideCommand = "node-inside"
-
-// stopBudget is how long a node may take to power off in an orderly way: a
-// machine promises 30 s, and we add what the kernel needs to collect the rest.
-const stopBudget = 35 * time.Second
 
 // nodeEnd is an exit code as an error: nothing went wrong here, the node ended.
 type nodeEnd int
@@ -140,22 +135,17 @@ func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.
 	return howEnded(ps.Sys().(syscall.WaitStatus)), nil
 }
 
-// relay asks the node to power off at the first signal, and kills it at the
-// second one or when the budget is used up.
+// relay presses the node's power button for each signal. How long the node may take is the
+// business of the process that sends them.
 func relay(signals <-chan os.Signal, process *libcontainer.Process, done <-chan struct{}) {
-	select {
-	case <-done:
-		return
-	case <-signals:
+	for {
+		select {
+		case <-done:
+			return
+		case <-signals:
+			_ = process.Signal(unix.SIGTERM) // an error means that it's gone
+		}
 	}
-	_ = process.Signal(unix.SIGTERM) // an error means that it's gone
-	select {
-	case <-done:
-		return
-	case <-signals:
-	case <-time.After(stopBudget):
-	}
-	_ = process.Signal(unix.SIGKILL)
 }
 
 // howEnded reads the end of PID 1. In a PID namespace, reboot(2) ends the

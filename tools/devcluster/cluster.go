@@ -53,7 +53,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if q.Choice.Name == qemu.Container {
 		node = image.BuildRoot
 	}
-	made, err := Build(ctx, o.Checkout, out, node)
+	made, err := Build(ctx, o.Checkout, out, node, image.Cloud)
 	if err != nil {
 		return nil, err
 	}
@@ -89,9 +89,9 @@ func Checkout(dir string) (string, error) {
 }
 
 // Build builds the parts that aren't in the cache, and prints the duration.
-func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder) (*image.Artifacts, error) {
+func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder, flavour image.Flavour) (*image.Artifacts, error) {
 	start := time.Now()
-	made, err := image.BuildAll(ctx, checkout, out, node, image.Cloud)
+	made, err := image.BuildAll(ctx, checkout, out, node, flavour)
 	if err == nil {
 		fmt.Fprintf(out, "built in %s\n", time.Since(start).Round(100*time.Millisecond))
 	}

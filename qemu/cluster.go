@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/garboard-os/garboard/qemu/vm"
 )
 
 const (
@@ -86,6 +88,9 @@ type Options struct {
 	CPUs      int
 	MemoryMiB int
 	DiskGiB   int // of QEMU nodes; negative: no disk
+	// Hardware has the devices of QEMU nodes, in the nodes' order. A node without an entry
+	// has virtio devices.
+	Hardware []vm.Hardware
 	// Unplugged gives QEMU nodes a network card that is connected to nothing.
 	Unplugged bool
 	// Unconfigured starts QEMU nodes without a configuration. They wait for one from the

@@ -150,6 +150,9 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 		if choice.Name == QEMU {
 			n.ClockOffset = o.ClockOffset
 			n.CPUs, n.MemoryMiB, n.DiskGiB = or(o.CPUs, defaultCPUs), or(o.MemoryMiB, defaultMemoryMiB), or(o.DiskGiB, defaultDiskGiB)
+			if i < len(o.Hardware) {
+				n.Hardware = o.Hardware[i]
+			}
 		}
 		p.Nodes = append(p.Nodes, n)
 	}

@@ -28,6 +28,7 @@ func (m machines) config(n Node) vm.Config {
 		Chart:        m.dir.chart(n.Name),
 		Disk:         m.dir.disk(n.Name),
 		DiskGiB:      n.DiskGiB,
+		Hardware:     n.Hardware,
 		HardwareAddr: network.HardwareAddress(m.plan.Name, n.Name),
 		Unplugged:    m.plan.Unplugged,
 		ClockOffset:  n.ClockOffset,

@@ -15,10 +15,7 @@ import (
 	"github.com/garboard-os/garboard/qemu/network"
 )
 
-const (
-	kubernetesPort = 6443
-	qemuDisk       = "/dev/vda"
-)
+const kubernetesPort = 6443
 
 // files are the first files of a new cluster.
 type files struct {
@@ -98,7 +95,7 @@ func nodeConfiguration(p Plan, n Node, o Options, secrets *config.Secrets, now t
 		Now:               now,
 	}
 	if p.Provisioner == QEMU {
-		g.InstallDisk = qemuDisk
+		g.InstallDisk = n.Hardware.DiskPath()
 	}
 	c, err := config.Generate(g)
 	if err != nil {

@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/qemu/network"
+	"github.com/garboard-os/garboard/qemu/vm"
 )
 
 // Plan describes a cluster. It is written once, and later changes only with the files that
@@ -113,6 +114,8 @@ type Node struct {
 	CPUs      int        `json:"cpus"`      // of a container: its limit, 0 for none
 	MemoryMiB int        `json:"memoryMiB"` // likewise
 	DiskGiB   int        `json:"diskGiB"`   // QEMU; sparse; negative: none
+	// Hardware has the devices of a node in QEMU.
+	Hardware vm.Hardware `json:"hardware,omitzero"`
 	// Later is a node that isn't turned on with the others.
 	Later bool `json:"later,omitempty"`
 	// ClockOffset is how wrong a machine's clock is when it is turned on.

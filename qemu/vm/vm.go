@@ -3,6 +3,7 @@ package vm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -39,10 +40,33 @@ type Config struct {
 	Configuration              string // file with the node's configuration; "": none
 	Disk                       string // file
 	DiskGiB                    int    // negative: no disk
+	Hardware                   Hardware
 	HardwareAddr               net.HardwareAddr
 	Unplugged                  bool          // the network card is connected to nothing
 	ClockOffset                time.Duration // how wrong the hardware clock is
 }
+
+// Hardware names the devices of a machine as QEMU does (-device help). Zero: virtio devices.
+type Hardware struct {
+	NIC  string `json:"nic,omitempty"`
+	Disk string `json:"disk,omitempty"` // a key of diskPaths
+}
+
+const (
+	virtioNIC  = "virtio-net-pci"
+	virtioDisk = "virtio-blk-pci"
+
+	// NVMe is a disk with a controller of its own.
+	NVMe = "nvme"
+	// SATA is a disk at the AHCI controller that the chipset q35 has.
+	SATA = "ide-hd"
+)
+
+// diskPaths are the names that Linux gives to the first disk of each kind.
+var diskPaths = map[string]string{virtioDisk: "/dev/vda", NVMe: "/dev/nvme0n1", SATA: "/dev/sda"}
+
+// DiskPath is where the machine has its disk.
+func (h Hardware) DiskPath() string { return diskPaths[cmp.Or(h.Disk, virtioDisk)] }
 
 // Descriptors that QEMU inherits, after the three standard ones.
 const (
@@ -50,7 +74,8 @@ const (
 	cableFD   = 4 // the tap of its network card
 )
 
-// diskSerial is the length of a virtio disk's serial number (VIRTIO_BLK_ID_BYTES).
+// diskSerial is the length of a virtio disk's serial number (VIRTIO_BLK_ID_BYTES), and of an
+// NVMe and a SATA disk's.
 const diskSerial = 20
 
 // arguments returns the command line of QEMU. The emulated processor has no cx16: with it,
@@ -87,11 +112,11 @@ func (c Config) arguments(now time.Time) []string {
 	if c.DiskGiB >= 0 {
 		args = append(args,
 			"-drive", "if=none,id=disk,format=raw,discard=unmap,file="+option(c.Disk),
-			"-device", "virtio-blk-pci,drive=disk,serial="+machineUUID(c.Name)[:diskSerial])
+			"-device", cmp.Or(c.Hardware.Disk, virtioDisk)+",drive=disk,serial="+machineUUID(c.Name)[:diskSerial])
 	}
 	args = append(args,
 		"-netdev", c.network(),
-		"-device", "virtio-net-pci,netdev=net,mac="+c.HardwareAddr.String(),
+		"-device", cmp.Or(c.Hardware.NIC, virtioNIC)+",netdev=net,mac="+c.HardwareAddr.String(),
 		"-device", "virtio-rng-pci",
 		"-device", "i6300esb", "-action", "watchdog=reset")
 	return append(args, monitorArguments()...)

@@ -26,6 +26,7 @@ func TestQEMUArguments(t *testing.T) {
 		}
 		if accelerator == "kvm" {
 			c.ClockOffset = -365 * 24 * time.Hour
+			c.Hardware = Hardware{NIC: "e1000e", Disk: NVMe}
 		}
 		got := strings.Join(c.arguments(time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)), "\n") + "\n"
 		golden := filepath.Join("testdata", "arguments-"+accelerator)

@@ -85,7 +85,7 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
-	made, err := devcluster.Build(ctx, root, out, image.Build)
+	made, err := devcluster.Build(ctx, root, out, image.Build, image.Cloud)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func benchSharedOnly(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	made, err := devcluster.Build(ctx, root, out, image.BuildRoot)
+	made, err := devcluster.Build(ctx, root, out, image.BuildRoot, image.Cloud)
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,8 @@ import (
 )
 
 func buildCommand() *cobra.Command {
-	return &cobra.Command{
+	var metal bool
+	build := &cobra.Command{
 		Use:   "build",
 		Short: "Build kernel, image and components into the cache",
 		Args:  cobra.NoArgs,
@@ -22,7 +23,11 @@ func buildCommand() *cobra.Command {
 			if err := setup(cmd.Context(), out, false); err != nil {
 				return err
 			}
-			made, err := devcluster.Build(cmd.Context(), root, out, image.Build)
+			flavour := image.Cloud
+			if metal {
+				flavour = image.Generic
+			}
+			made, err := devcluster.Build(cmd.Context(), root, out, image.Build, flavour)
 			if err != nil {
 				return err
 			}
@@ -30,4 +35,6 @@ func buildCommand() *cobra.Command {
 			return nil
 		},
 	}
+	build.Flags().BoolVar(&metal, "metal", false, "with the kernel for bare metal, and its drivers")
+	return build
 }

@@ -97,16 +97,16 @@ func bootTests(root string) ([]bootTest, error) {
 }
 
 func e2eTests(ctx context.Context, s *suite) (result, error) {
-	return booted(ctx, s, e2eTag, "-tags=e2e", e2eTimeout)
+	return booted(ctx, s, e2eTag, "-tags=e2e", e2eTimeout, image.Cloud)
 }
 
 func longTests(ctx context.Context, s *suite) (result, error) {
-	return booted(ctx, s, longTag, "-tags=e2e,long", longTimeout)
+	return booted(ctx, s, longTag, "-tags=e2e,long", longTimeout, image.Cloud, image.Generic)
 }
 
 // booted runs the tests with containers at native speed, which mostly wait, some at once, and
 // then those with machines, where emulation takes all processors.
-func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Duration) (result, error) {
+func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Duration, flavours ...image.Flavour) (result, error) {
 	all, err := bootTests(s.root)
 	if err != nil {
 		return result{}, err
@@ -115,7 +115,7 @@ func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Durati
 	if tag == longTag {
 		kubernetes = components.KubernetesVersions()[1:]
 	}
-	if err := buildAll(ctx, s.root, s.out, kubernetes...); err != nil {
+	if err := buildAll(ctx, s.root, s.out, kubernetes, flavours...); err != nil {
 		return result{}, err
 	}
 	var both result
@@ -150,14 +150,19 @@ func chosen(all []bootTest, want func(bootTest) bool) (names, folders []string) 
 
 // buildAll builds everything first, with further versions of Kubernetes, so that a test's
 // time is the test's.
-func buildAll(ctx context.Context, root string, out io.Writer, kubernetes ...string) error {
-	made, err := devcluster.Build(ctx, root, out, image.Build, kubernetes...)
-	if err != nil {
-		return err
+func buildAll(ctx context.Context, root string, out io.Writer, kubernetes []string, flavours ...image.Flavour) error {
+	for _, flavour := range flavours {
+		made, err := devcluster.Build(ctx, root, out, image.Build, flavour, kubernetes...)
+		if err != nil {
+			return err
+		}
+		// Tests of a single service start the programs themselves.
+		programs := made.Components["etcd"] + string(os.PathListSeparator) + made.Components["kubernetes"]
+		if err := os.Setenv("GARBOARD_COMPONENTS", programs); err != nil {
+			return err
+		}
 	}
-	// Tests of a single service start the programs themselves.
-	programs := made.Components["etcd"] + string(os.PathListSeparator) + made.Components["kubernetes"]
-	return os.Setenv("GARBOARD_COMPONENTS", programs)
+	return nil
 }
 
 // kernelTests runs each package in a guest of its own: this program starts it (go test -exec).

@@ -59,7 +59,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if q.Choice.Name == qemu.Container {
 		node = image.BuildRoot
 	}
-	made, err := Build(ctx, o.Checkout, out, node, q.Kubernetes...)
+	made, err := Build(ctx, o.Checkout, out, node, image.Cloud, q.Kubernetes...)
 	if err != nil {
 		return nil, err
 	}
@@ -96,9 +96,9 @@ func Checkout(dir string) (string, error) {
 
 // Build builds the parts that aren't in the cache, with further versions of Kubernetes, and
 // prints the duration.
-func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder, kubernetes ...string) (*image.Artifacts, error) {
+func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder, flavour image.Flavour, kubernetes ...string) (*image.Artifacts, error) {
 	start := time.Now()
-	made, err := image.BuildAll(ctx, checkout, out, node, image.Cloud, kubernetes...)
+	made, err := image.BuildAll(ctx, checkout, out, node, flavour, kubernetes...)
 	if err == nil {
 		fmt.Fprintf(out, "built in %s\n", time.Since(start).Round(100*time.Millisecond))
 	}

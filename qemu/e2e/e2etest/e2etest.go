@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/vm"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"golang.org/x/sys/unix"
 )
@@ -111,23 +112,25 @@ func host(ctx context.Context, cluster string) error {
 // builds are by provisioner: a container needs no kernel and no initramfs. The initramfs
 // takes longest to make after a change of PID 1.
 var builds = map[string]func() (*image.Artifacts, error){
-	qemu.Container: sync.OnceValues(func() (*image.Artifacts, error) { return build(image.BuildRoot) }),
-	qemu.QEMU:      sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build) }),
+	qemu.Container: sync.OnceValues(func() (*image.Artifacts, error) { return build(image.BuildRoot, image.Cloud) }),
+	qemu.QEMU:      sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build, image.Cloud) }),
 }
 
-func build(node image.Builder, kubernetes ...string) (*image.Artifacts, error) {
+var buildMetal = sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build, image.Generic) })
+
+func build(node image.Builder, flavour image.Flavour, kubernetes ...string) (*image.Artifacts, error) {
 	root, err := repository()
 	if err != nil {
 		return nil, err
 	}
-	return image.BuildAll(context.Background(), root, os.Stderr, node, image.Cloud, kubernetes...)
+	return image.BuildAll(context.Background(), root, os.Stderr, node, flavour, kubernetes...)
 }
 
 // OtherKubernetes makes a cluster of components.OtherKubernetesVersion. Its nodes can pull
 // the images of both versions. Only long tests may use it: the build takes minutes.
 func OtherKubernetes(t testing.TB) Option {
 	t.Helper()
-	a, err := build(image.BuildRoot, components.OtherKubernetesVersion)
+	a, err := build(image.BuildRoot, image.Cloud, components.OtherKubernetesVersion)
 	if err != nil {
 		t.Fatalf("build Kubernetes %s: %v", components.OtherKubernetesVersion, err)
 	}
@@ -146,6 +149,19 @@ func Built(t testing.TB, provisioner string) *image.Artifacts {
 		t.Fatalf("build what the test boots: %v", err)
 	}
 	return a
+}
+
+// Metal builds what machines boot with the kernel for bare metal. The option makes them boot
+// it, with these devices, one entry for each node.
+func Metal(t *testing.T, hardware ...vm.Hardware) (*image.Artifacts, Option) {
+	t.Helper()
+	made, err := buildMetal()
+	if err != nil {
+		t.Fatalf("build what the test boots: %v", err)
+	}
+	return made, func(o *qemu.Options) {
+		o.Boot.Kernel, o.Boot.Initramfs, o.Hardware = made.Kernel, made.Initramfs, hardware
+	}
 }
 
 // paces are of type func() eventually.Pace, by test.

@@ -5,6 +5,7 @@ package network
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -81,6 +82,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 			keys = append(keys, fmt.Sprintf("%s port %d peers %d", name, *c.ListenPort, len(c.Peers)))
 			return nil
 		}
+		o.wireguardDevice = func(name string) (*wgtypes.Device, error) { return &wgtypes.Device{ListenPort: len(name)}, nil }
 	}
 	// Like the kernel's own bond0, which the module makes when the first bond is
 	// requested.
@@ -110,6 +112,20 @@ func TestVirtualLinksFollow(t *testing.T) {
 	same(t, "addresses of eth0", addresses(t, "eth0"))
 	same(t, "addresses of eth1.7", addresses(t, "eth1.7"), "10.18.7.2/24")
 	same(t, "addresses of wg0", addresses(t, "wg0"), "10.1.0.2/24")
+	observed := func(want ...string) {
+		t.Helper()
+		eventually.That(t, 2*observeEvery, fmt.Sprintf("the status of WireGuard links %q", want), func() error {
+			var got []string
+			for _, s := range WireGuardStatuses.List(n.store) {
+				got = append(got, fmt.Sprintf("%s port %d", s.ID, s.Spec.ListenPort))
+			}
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("it is %q", got)
+			}
+			return nil
+		})
+	}
+	observed("wg0 port 3")
 
 	// Members are added and removed without a new bond.
 	before, err := netlink.LinkByName("bond0")
@@ -141,6 +157,7 @@ func TestVirtualLinksFollow(t *testing.T) {
 	n.configure(config.Network{Interfaces: []config.Interface{static("eth0", "10.18.0.2/24", 0)}})
 	missingLink(t, "bond0")
 	missingLink(t, "wg0")
+	observed()
 	becomes(t, "eth0", "10.18.0.2/24")
 	n.follows()
 	mu.Lock()

@@ -149,6 +149,7 @@ type Options struct {
 	// How virtual links are made: the kernel of a test may not have them.
 	link               func(v virtual, parent int) netlink.Link
 	configureWireGuard func(name string, c wgtypes.Config) error
+	wireguardDevice    func(name string) (*wgtypes.Device, error)
 }
 
 // Daemon is the service; its state belongs to the goroutine of run.
@@ -187,6 +188,9 @@ func New(o Options) *Daemon {
 	}
 	if o.configureWireGuard == nil {
 		o.configureWireGuard = configureWireGuard
+	}
+	if o.wireguardDevice == nil {
+		o.wireguardDevice = wireguardDevice
 	}
 	return &Daemon{o: o, applied: map[string]linkState{}, made: map[string]virtual{}, slaves: map[string][2]int{}, keyed: map[string]keyed{}}
 }

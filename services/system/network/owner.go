@@ -304,6 +304,8 @@ func (o *owner) refused(name string, err error) {
 func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <-chan netlink.LinkUpdate) error {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
+	observe := time.NewTicker(observeEvery)
+	defer observe.Stop()
 	for {
 		changed := false
 		select {
@@ -337,6 +339,10 @@ func (o *owner) loop(ctx context.Context, configs <-chan resource.Event, links <
 		case l := <-o.found:
 			o.named[l.host] = l
 			changed = true
+		case <-observe.C:
+			if err := o.observe(); err != nil {
+				return err
+			}
 		case now := <-tick.C:
 			ended := !o.ends.IsZero() && !now.Before(o.ends)
 			changed = !o.settled || o.configured && !o.pinSaved || len(o.errs) > 0 || ended

@@ -1,0 +1,120 @@
+package network
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// observeEvery is how often the kernel is asked for the state of WireGuard links: it reports no
+// changes by itself. At each keepalive of 5 s the counters change.
+const observeEvery = 5 * time.Second
+
+// WireGuardStatus is the state of a WireGuard link in the kernel, as `wg show` prints it. The
+// private key isn't part of it.
+type WireGuardStatus struct {
+	PublicKey  string                `yaml:"publicKey,omitempty"`
+	ListenPort int                   `yaml:"listenPort,omitempty"`
+	Peers      []WireGuardPeerStatus `yaml:"peers,omitempty"`
+	Problem    string                `yaml:"problem,omitempty"` // why the kernel's state is unknown
+}
+
+// WireGuardPeerStatus is the state of one peer.
+type WireGuardPeerStatus struct {
+	PublicKey           string         `yaml:"publicKey"`
+	Endpoint            string         `yaml:"endpoint,omitempty"` // the address of its last packet
+	AllowedIPs          []netip.Prefix `yaml:"allowedIPs"`
+	LatestHandshake     time.Time      `yaml:"latestHandshake,omitempty"` // zero: none yet
+	Received            int64          `yaml:"received"`                  // bytes
+	Sent                int64          `yaml:"sent"`                      // bytes
+	PersistentKeepalive time.Duration  `yaml:"persistentKeepaliveInterval,omitempty"`
+}
+
+// WireGuardStatuses has one object for each WireGuard link of the configuration; its ID is the
+// link's name.
+var WireGuardStatuses = resource.Define[WireGuardStatus](resource.Definition{
+	Type:      "WireGuardStatuses.net.garboard.dev",
+	Kind:      "WireGuardStatus",
+	Namespace: "network",
+	Columns: []resource.Column{
+		{Name: "PUBLIC KEY", Value: func(s any) string { return s.(WireGuardStatus).PublicKey }},
+		{Name: "PORT", Value: func(s any) string { return strconv.Itoa(s.(WireGuardStatus).ListenPort) }},
+		{Name: "PEERS", Value: func(s any) string { return strconv.Itoa(len(s.(WireGuardStatus).Peers)) }},
+		{Name: "LATEST HANDSHAKE", Value: func(s any) string { return s.(WireGuardStatus).latestHandshake() }},
+		{Name: "PROBLEM", Value: func(s any) string { return s.(WireGuardStatus).Problem }},
+	},
+})
+
+// latestHandshake is that of all peers; "" where there was none.
+func (s WireGuardStatus) latestHandshake() string {
+	var latest time.Time
+	for _, p := range s.Peers {
+		if p.LatestHandshake.After(latest) {
+			latest = p.LatestHandshake
+		}
+	}
+	if latest.IsZero() {
+		return ""
+	}
+	return latest.UTC().Format(time.RFC3339)
+}
+
+// observe publishes the state of the WireGuard links.
+func (o *owner) observe() error {
+	w := o.o.Store.As(ID)
+	var errs []error
+	for _, old := range WireGuardStatuses.List(o.o.Store) {
+		if !slices.ContainsFunc(o.virtuals, func(v virtual) bool { return v.wireguard != nil && v.name == old.ID }) {
+			errs = append(errs, WireGuardStatuses.Delete(w, old.ID))
+		}
+	}
+	for _, v := range o.virtuals {
+		if v.wireguard == nil {
+			continue
+		}
+		var s WireGuardStatus
+		if d, err := o.o.wireguardDevice(v.name); err != nil {
+			s.Problem = err.Error()
+		} else {
+			s = wireguardStatus(d)
+		}
+		errs = append(errs, WireGuardStatuses.Put(w, v.name, s))
+	}
+	return errors.Join(errs...)
+}
+
+func wireguardStatus(d *wgtypes.Device) WireGuardStatus {
+	s := WireGuardStatus{PublicKey: d.PublicKey.String(), ListenPort: d.ListenPort}
+	for _, p := range d.Peers {
+		peer := WireGuardPeerStatus{
+			PublicKey: p.PublicKey.String(), LatestHandshake: p.LastHandshakeTime,
+			Received: p.ReceiveBytes, Sent: p.TransmitBytes, PersistentKeepalive: p.PersistentKeepaliveInterval,
+		}
+		if p.Endpoint != nil {
+			peer.Endpoint = p.Endpoint.String()
+		}
+		for _, n := range p.AllowedIPs {
+			addr, _ := netip.AddrFromSlice(n.IP)
+			bits, _ := n.Mask.Size()
+			peer.AllowedIPs = append(peer.AllowedIPs, netip.PrefixFrom(addr.Unmap(), bits))
+		}
+		s.Peers = append(s.Peers, peer)
+	}
+	return s
+}
+
+// wireguardDevice asks the kernel.
+func wireguardDevice(name string) (*wgtypes.Device, error) {
+	client, err := wgctrl.New()
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	return client.Device(name)
+}

@@ -1,0 +1,66 @@
+package network
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"gopkg.in/yaml.v3"
+)
+
+// S-108: the status has what `wg show` prints, and not the private key.
+func TestS108WireGuardStatus(t *testing.T) {
+	t.Parallel()
+	private, err := wgtypes.ParseKey("yAnz5TF+lXXJte14tji3zlMNq+hd2rYUIgJBgB3fBmk=")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := wgtypes.Key{31: 7}
+	at := time.Date(2026, 11, 24, 5, 0, 0, 0, time.UTC)
+	s := wireguardStatus(&wgtypes.Device{
+		Name: "wg0", PrivateKey: private, PublicKey: wgtypes.Key{31: 1}, ListenPort: 51111, FirewallMark: 1,
+		Peers: []wgtypes.Peer{
+			{
+				PublicKey: wgtypes.Key{31: 2}, PresharedKey: shared, Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 9).To4(), Port: 51820},
+				PersistentKeepaliveInterval: 5 * time.Second, LastHandshakeTime: at, ReceiveBytes: 92, TransmitBytes: 180,
+				AllowedIPs: []net.IPNet{{IP: net.IPv4(10, 1, 0, 2).To4(), Mask: net.CIDRMask(32, 32)}, {IP: net.ParseIP("2001:db8::"), Mask: net.CIDRMask(64, 128)}},
+			},
+			{PublicKey: wgtypes.Key{31: 3}},
+		},
+	})
+	const want = `publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=
+listenPort: 51111
+peers:
+    - publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAI=
+      endpoint: 192.0.2.9:51820
+      allowedIPs:
+        - 10.1.0.2/32
+        - 2001:db8::/64
+      latestHandshake: 2026-11-24T05:00:00Z
+      received: 92
+      sent: 180
+      persistentKeepaliveInterval: 5s
+    - publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAM=
+      allowedIPs: []
+      received: 0
+      sent: 0
+`
+	got, err := yaml.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	for _, secret := range []wgtypes.Key{private, shared} {
+		if strings.Contains(string(got), secret.String()) {
+			t.Errorf("the status shows the key %s", secret)
+		}
+	}
+	if got := s.latestHandshake(); got != "2026-11-24T05:00:00Z" {
+		t.Errorf("the latest handshake is %q", got)
+	}
+}

@@ -1,7 +1,7 @@
 //go:build e2e && long
 
-// Package versions tests a cluster of an older version of Kubernetes, and its upgrade by
-// configuration to the version of this release. Its nodes can pull the images of both.
+// Package versions tests a cluster of an older version of Kubernetes, its upgrade to the
+// version of this release, and the way back. Its nodes can pull the images of both.
 package versions
 
 import (
@@ -22,6 +22,9 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const (
 	// podBudget is for a pod to be scheduled and to be ready.
 	podBudget = 20 * time.Second
+	// upgradeBudget is for the whole operation: the first node of each of three programs is
+	// watched for half a minute.
+	upgradeBudget = 6 * time.Minute
 	// versionBudget is for all programs to be of a version: they pull its images and start.
 	versionBudget = 90 * time.Second
 )
@@ -53,31 +56,39 @@ func TestQ16OtherKubernetes(t *testing.T) {
 	})
 	m.Reached("a pod runs on " + components.OtherKubernetesVersion)
 
-	patch, err := json.Marshal(map[string]any{
-		"machine": map[string]any{"kubelet": image(config.DefaultKubeletImage)},
-		"cluster": map[string]any{
-			"apiServer":         image(config.DefaultAPIServerImage),
-			"controllerManager": image(config.DefaultControllerManagerImage),
-			"scheduler":         image(config.DefaultSchedulerImage),
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
+	node := c.Nodes[0].Address.String()
+	// An image that no registry has: nothing changes.
+	out, err := c.Patient(upgradeBudget).TryGbctl("-n", node, "upgrade-k8s", "--to", missing)
+	if err == nil || !strings.Contains(fmt.Sprint(out, err), "images") {
+		t.Errorf("upgrade to %s, which isn't there: %v\n%s", missing, err, out)
 	}
-	c.Gbctl("patch", "machineconfig", "--patch", string(patch))
-	c.Eventually(versionBudget, "all is "+config.KubernetesVersion, func() error { return runs(c, config.KubernetesVersion, staticPods...) })
-	c.Ready(m)
-	c.Eventually(podBudget, "the pod is ready", func() error {
-		after, err := containerID(c)
-		if err == nil && after != before {
-			t.Errorf("the upgrade has replaced container %s by %s", before, after)
+	if text := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); strings.Contains(text, missing) {
+		t.Errorf("the configuration has version %s:\n%s", missing, text)
+	}
+	m.Reached("a version that isn't there is refused")
+
+	t.Log(c.Gbctl("-n", node, "upgrade-k8s", "--to", plain(config.KubernetesVersion), "--dry-run"))
+	for _, to := range []string{config.KubernetesVersion, components.OtherKubernetesVersion} { // S-316, S-317, S-323
+		t.Log(c.Patient(upgradeBudget).Gbctl("-n", node, "upgrade-k8s", "--to", plain(to), "--yes"))
+		if err := runs(c, to, append(staticPods, config.DefaultProxyImage)...); err != nil {
+			t.Errorf("after the operation: %v", err)
 		}
-		return err
-	})
-	m.Reached("the same pod runs on " + config.KubernetesVersion)
+		c.Eventually(podBudget, "the pod is ready", func() error {
+			after, err := containerID(c)
+			if err == nil && after != before {
+				t.Errorf("the change has replaced container %s by %s", before, after)
+			}
+			return err
+		})
+		m.Reached("the same pod runs on " + to)
+	}
 }
 
-func image(name string) map[string]any { return map[string]any{"image": name} }
+// missing is a version that no registry has.
+const missing = "1.36.99"
+
+// plain is a version without its v.
+func plain(version string) string { return strings.TrimPrefix(version, "v") }
 
 // withVersion returns a default image of Kubernetes, of another version.
 func withVersion(image, version string) string {

@@ -9,8 +9,7 @@ import (
 )
 
 func buildCommand() *cobra.Command {
-	var metal bool
-	build := &cobra.Command{
+	return &cobra.Command{
 		Use:   "build",
 		Short: "Build kernel, image and components into the cache",
 		Args:  cobra.NoArgs,
@@ -23,11 +22,7 @@ func buildCommand() *cobra.Command {
 			if err := setup(cmd.Context(), out, false); err != nil {
 				return err
 			}
-			flavour := image.Cloud
-			if metal {
-				flavour = image.Generic
-			}
-			made, err := devcluster.Build(cmd.Context(), root, out, image.Build, flavour)
+			made, err := devcluster.Build(cmd.Context(), root, out, image.Build, image.Cloud)
 			if err != nil {
 				return err
 			}
@@ -35,6 +30,4 @@ func buildCommand() *cobra.Command {
 			return nil
 		},
 	}
-	build.Flags().BoolVar(&metal, "metal", false, "with the kernel for bare metal, and its drivers")
-	return build
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 const (
@@ -68,10 +69,8 @@ func (o Options) takeTurn(ctx context.Context, what string, force bool) (taken o
 		case !errors.As(err, &held) || force:
 			return nil, err.Error(), nil
 		}
-		select {
-		case <-bounded.Done():
+		if !sleep.For(bounded, changeRetry) {
 			return nil, "", err
-		case <-time.After(changeRetry):
 		}
 	}
 }

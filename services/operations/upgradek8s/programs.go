@@ -13,6 +13,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
@@ -20,6 +21,10 @@ import (
 const (
 	// pollPeriod is between two looks at a node.
 	pollPeriod = 500 * time.Millisecond
+
+	// watchPeriod is that of a program that is watched: it has a count of its restarts, so
+	// none is missed.
+	watchPeriod = 2 * time.Second
 
 	// watchFirst is how long the first node of a component is watched after it is ready: a
 	// program may fail only when it has read the cluster's state, or become the leader.
@@ -262,8 +267,8 @@ func (o Options) watch(ctx context.Context, nodes []node, c component, most time
 		if time.Now().After(end) {
 			return nil
 		}
-		if err := pause(ctx, pollPeriod); err != nil {
-			return err
+		if !sleep.For(ctx, watchPeriod) {
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -292,17 +297,8 @@ func poll(ctx context.Context, p *operation.Progress, do func(context.Context) e
 			said = text
 			p.Report("retrying error: %s", text)
 		}
-		if pause(ctx, pollPeriod) != nil {
+		if !sleep.For(ctx, pollPeriod) {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
 	}
 }

@@ -294,7 +294,7 @@ func suspicious(t reflect.Type, path string, seen map[reflect.Type]bool) (found 
 		for i := range t.NumField() {
 			f := t.Field(i)
 			inner := path + "." + f.Name
-			if kind := f.Type.Kind(); telling.MatchString(f.Name) && (kind == reflect.String || kind == reflect.Slice && f.Type.Elem().Kind() == reflect.Uint8) &&
+			if kind := f.Type.Kind(); telling.MatchString(f.Name) && f.Name != "PublicKey" && (kind == reflect.String || kind == reflect.Slice && f.Type.Elem().Kind() == reflect.Uint8) &&
 				f.Type != reflect.TypeFor[config.Secret]() && f.Type != reflect.TypeFor[config.KeyPEM]() {
 				found = append(found, inner)
 			}

@@ -256,6 +256,7 @@ func (r *rig) controlPlane() {
 	for _, c := range controlplane.Controllers(controlplane.Options{
 		Logs: r.opts.Logs, StaticPodsDir: path("static-pods"), FilesDir: path("files"), SecretsDir: path("secrets"),
 		CNIConfDir: path("cni"), SubnetFile: path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
+		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return false, nil },
 	}) {
 		// Those that only look outwards would find nobody.
 		if name := c.Name; slices.ContainsFunc([]string{"ManifestApply", "ManifestDrift", "NodeLabel", "KubeletStaticPod", "CNIConfig"}, func(part string) bool { return strings.Contains(name, part) }) {

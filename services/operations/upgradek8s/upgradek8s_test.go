@@ -161,7 +161,12 @@ func TestAbortUndoesTheComponent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for !slices.Contains(r.did, "n2 kube-controller-manager "+newer) {
+		begun := func() bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return slices.Contains(r.did, "n2 kube-controller-manager "+newer)
+		}
+		for !begun() {
 			time.Sleep(time.Second)
 		}
 		if err := r.runner.Abort(o.ID, "jo"); err != nil {

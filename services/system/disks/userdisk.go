@@ -178,7 +178,7 @@ func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) {
 		if f, err := d.inspect(same[0]); err == nil && (f.verdict == ours || f.verdict == newer) {
 			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it: it holds a Garboard system", same[0].user()))
 		} else if err := errors.Join(err, d.wipeUserDisk(ctx, same[0])); err != nil {
-			d.log.Error(fmt.Sprintf("%s is NOT wiped, as requested by a reset", same[0].user()), "err", err)
+			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it", same[0].user()), "err", err)
 		}
 	}
 }

@@ -170,7 +170,7 @@ func TestNewerLayoutBesideOurs(t *testing.T) {
 	if err := writeJournal(file, journal{step: stepWipe, label: boot.LabelEphemeral, disks: marks([]UserDisk{dev.user()})}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.disks.MountState(t.Context()); err == nil || !strings.Contains(m.console.String(), "is NOT wiped, though a reset asked for it") {
+	if _, err := m.disks.MountState(t.Context()); err == nil || !strings.Contains(m.console.String(), "is NOT wiped, though a reset requested it") {
 		t.Errorf("%v, console: %s", err, m.console)
 	}
 	user.ofLayout(1, nil)

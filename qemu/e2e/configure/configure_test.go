@@ -7,8 +7,6 @@ package configure
 
 import (
 	"archive/zip"
-	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -30,8 +28,6 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const (
 	apiBudget = 10 * time.Second // from power-on to an answer
 	upBudget  = 30 * time.Second // until all services are up
-	// putBackBudget is the time until changed files of static pods are restored.
-	putBackBudget = 20 * time.Second
 	// tried is the time for which a change is tried: the minimum.
 	tried = 10 * time.Second
 )
@@ -63,14 +59,11 @@ func TestConfigureInContainer(t *testing.T) {
 	m.Reached("all services are up")
 
 	t.Run("live changes", func(t *testing.T) { live(t, c.In(t)) })
-	t.Run("S-226 static pods are put back", func(t *testing.T) { putBack(t, c.In(t)) })
-	t.Run("container runtime", func(t *testing.T) { containerRuntime(t, c.In(t)) })
 	t.Run("a broken network is undone", func(t *testing.T) { tryNetwork(t, c.In(t)) })
 	t.Run("a bad image is found out", func(t *testing.T) { badImage(t, c.In(t)) })
 	t.Run("a support bundle holds no secret", func(t *testing.T) { support(t, c.In(t)) })
 	t.Run("a try with a reboot is undone", func(t *testing.T) { tryReboot(t, c.In(t)) })
 	t.Run("staged, then rebooted", func(t *testing.T) { staged(t, c.In(t)) })
-	t.Run("S-037 a mistake is corrected during the boot", func(t *testing.T) { mended(t, c.In(t)) })
 	t.Run("power is cut while applying", func(t *testing.T) { cut(t, c.In(t)) })
 }
 
@@ -127,40 +120,6 @@ cluster:
 	if _, err := c.TryGbctl("patch", "mc", "--immediate", "-p", "machine: {type: controlplane}"); err == nil || !strings.Contains(err.Error(), "machine.type") {
 		t.Errorf("immediate took what needs a reboot: %v", err)
 	}
-}
-
-// putBack: the configuration counts, not what somebody writes into the files that come from it.
-func putBack(t *testing.T, c *e2etest.Cluster) {
-	pids, err := c.Processes("containerd")
-	if err != nil || len(pids) != 1 {
-		t.Fatalf("processes of containerd: %v, %v", pids, err)
-	}
-	file := func(pod string) string {
-		return fmt.Sprintf("/proc/%d/root/etc/kubernetes/manifests/garboard-%s.yaml", pids[0], pod)
-	}
-	was := map[string][]byte{}
-	for _, pod := range []string{"kube-scheduler", "kube-controller-manager"} {
-		if was[pod], err = os.ReadFile(file(pod)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	edited := bytes.Replace(was["kube-scheduler"], []byte("--leader-elect=true"), []byte("--leader-elect=false"), 1)
-	if bytes.Equal(edited, was["kube-scheduler"]) {
-		t.Fatalf("no argument to edit in:\n%s", edited)
-	}
-	if err := errors.Join(os.WriteFile(file("kube-scheduler"), edited, 0o600), os.Remove(file("kube-controller-manager"))); err != nil {
-		t.Fatal(err)
-	}
-	for pod, want := range was {
-		c.Eventually(putBackBudget, "the file of "+pod+" is as it was", func() error {
-			have, err := os.ReadFile(file(pod))
-			if err == nil && !bytes.Equal(have, want) {
-				err = fmt.Errorf("it is:\n%s", have)
-			}
-			return err
-		})
-	}
-	up(c)
 }
 
 // kubelet matches its command line with the argument that the test has set.
@@ -286,15 +245,9 @@ func secretsOf(t *testing.T, c *e2etest.Cluster) map[string]string {
 	return secrets
 }
 
-// S-034: a staged configuration takes effect with the reboot, and not before. It has
-// mistakes, for mended.
+// S-034: a staged configuration takes effect with the reboot, and not before.
 func staged(t *testing.T, c *e2etest.Cluster) {
-	const patch = `
-machine:
-  files: [{path: /etc/staged, content: "yes\n"}]
-  kubelet: {image: ` + noImage + `}
-cluster: {controlPlane: {endpoint: "https://` + noEndpoint + `"}}
-`
+	const patch = `machine: {files: [{path: /etc/staged, content: "yes\n"}]}`
 	c.Gbctl("patch", "mc", "--on-reboot", "-p", patch)
 	if out := c.Gbctl("get", "mc", "-o", "yaml"); strings.Contains(out, "/etc/staged") { // S-035
 		t.Errorf("the staged configuration is current:\n%s", out)
@@ -306,37 +259,7 @@ cluster: {controlPlane: {endpoint: "https://` + noEndpoint + `"}}
 		_, err := c.TryGbctl("read", "/etc/staged")
 		return err
 	})
-}
-
-const (
-	noImage    = "ghcr.io/garboard-os/kubelet:none"
-	noEndpoint = "10.5.0.99:6443"
-)
-
-// mended: a node whose boot can't end, as its configuration has a wrong control-plane endpoint
-// and no kubelet, takes the correction in the default mode, without another reboot.
-func mended(t *testing.T, c *e2etest.Cluster) {
-	c.Eventually(2*upBudget, "doctor names the endpoint, and the kubelet waits for its image", func() error {
-		out, _ := c.TryGbctl("doctor")
-		state, err := c.TryGbctl("service", "kubelet")
-		if err == nil && (!strings.Contains(out, noEndpoint) || !strings.Contains(state, noImage) || strings.Contains(state, "[Running]")) {
-			err = fmt.Errorf("it says:\n%s\n%s", out, state)
-		}
-		return err
-	})
-	said := len(c.Text())
-	c.Gbctl("apply-config", "-f", c.Configuration(c.Node()))
 	up(c)
-	c.Eventually(2*upBudget, "doctor names it no more, and Kubernetes answers", func() error {
-		if out, err := c.TryGbctl("doctor"); err != nil || strings.Contains(out, noEndpoint) {
-			return fmt.Errorf("%w:\n%s", err, out)
-		}
-		_, err := c.Try("get", "--raw=/readyz")
-		return err
-	})
-	if strings.Contains(c.Text()[said:], "init: reboot") {
-		t.Error("the node has rebooted")
-	}
 }
 
 // cuts are enough to hit several points of an apply in one run of the test; the

@@ -1,10 +1,11 @@
-//go:build e2e
+//go:build e2e && long
 
 package configure
 
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/qemu"
@@ -25,6 +27,9 @@ import (
 )
 
 const (
+	// putBackBudget is the time until changed files of static pods are restored.
+	putBackBudget = 20 * time.Second
+
 	// otherRegistry is a name that no name server knows, so nodes can use it through the proxy
 	// only.
 	otherRegistry  = "registry.e2e.test"
@@ -50,6 +55,49 @@ spec:
   tolerations: [{operator: Exists}]
   containers: [{name: other, image: IMAGE}]
 `
+
+// TestRowsOnANode has the rows that need a node of their own for minutes.
+func TestRowsOnANode(t *testing.T) {
+	c, m := e2etest.Start(t, "rows", qemu.Container)
+	c.Ready(m)
+	t.Run("S-226 static pods are put back", func(t *testing.T) { putBack(t, c.In(t)) })
+	t.Run("container runtime", func(t *testing.T) { containerRuntime(t, c.In(t)) })
+	t.Run("S-037 a mistake is corrected during the boot", func(t *testing.T) { mended(t, c.In(t)) })
+}
+
+// putBack: the configuration counts, not what somebody writes into the files that come from it.
+func putBack(t *testing.T, c *e2etest.Cluster) {
+	pids, err := c.Processes("containerd")
+	if err != nil || len(pids) != 1 {
+		t.Fatalf("processes of containerd: %v, %v", pids, err)
+	}
+	file := func(pod string) string {
+		return fmt.Sprintf("/proc/%d/root/etc/kubernetes/manifests/garboard-%s.yaml", pids[0], pod)
+	}
+	was := map[string][]byte{}
+	for _, pod := range []string{"kube-scheduler", "kube-controller-manager"} {
+		if was[pod], err = os.ReadFile(file(pod)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edited := bytes.Replace(was["kube-scheduler"], []byte("--leader-elect=true"), []byte("--leader-elect=false"), 1)
+	if bytes.Equal(edited, was["kube-scheduler"]) {
+		t.Fatalf("no argument to edit in:\n%s", edited)
+	}
+	if err := errors.Join(os.WriteFile(file("kube-scheduler"), edited, 0o600), os.Remove(file("kube-controller-manager"))); err != nil {
+		t.Fatal(err)
+	}
+	for pod, want := range was {
+		c.Eventually(putBackBudget, "the file of "+pod+" is as it was", func() error {
+			have, err := os.ReadFile(file(pod))
+			if err == nil && !bytes.Equal(have, want) {
+				err = fmt.Errorf("it is:\n%s", have)
+			}
+			return err
+		})
+	}
+	up(c)
+}
 
 // other returns the name that a default image has in the registry behind the proxy.
 func other(image string) string {
@@ -225,4 +273,40 @@ func (p *proxy) asked(image string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.paths["/v2/"+repository+"/manifests/"+tag]
+}
+
+const (
+	noImage    = "ghcr.io/garboard-os/kubelet:none"
+	noEndpoint = "10.5.0.99:6443"
+)
+
+// mended: a node whose boot can't end, as its configuration has a wrong control-plane endpoint
+// and no kubelet, takes the correction in the default mode, without another reboot.
+func mended(t *testing.T, c *e2etest.Cluster) {
+	c.Gbctl("patch", "mc", "--on-reboot", "-p", `
+machine: {kubelet: {image: `+noImage+`}}
+cluster: {controlPlane: {endpoint: "https://`+noEndpoint+`"}}
+`)
+	c.Gbctl("reboot")
+	c.Eventually(2*upBudget, "doctor names the endpoint, and the kubelet waits for its image", func() error {
+		out, _ := c.TryGbctl("doctor")
+		state, err := c.TryGbctl("service", "kubelet")
+		if err == nil && (!strings.Contains(out, noEndpoint) || !strings.Contains(state, noImage) || strings.Contains(state, "[Running]")) {
+			err = fmt.Errorf("it says:\n%s\n%s", out, state)
+		}
+		return err
+	})
+	said := len(c.Text())
+	c.Gbctl("apply-config", "-f", c.Configuration(c.Node()))
+	up(c)
+	c.Eventually(2*upBudget, "doctor names it no more, and Kubernetes answers", func() error {
+		if out, err := c.TryGbctl("doctor"); err != nil || strings.Contains(out, noEndpoint) {
+			return fmt.Errorf("%w:\n%s", err, out)
+		}
+		_, err := c.Try("get", "--raw=/readyz")
+		return err
+	})
+	if strings.Contains(c.Text()[said:], "init: reboot") {
+		t.Error("the node has rebooted")
+	}
 }

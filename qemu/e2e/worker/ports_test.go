@@ -24,7 +24,7 @@ type row struct {
 }
 
 // anyPort is the entry of a program whose port the kernel chooses.
-const anyPort = "any free one"
+const anyPort = "any free port"
 
 // documented reads the tables of the page. NodePorts and WireGuard's are left
 // out: the cluster has none.

@@ -44,12 +44,19 @@ func answers(c *e2etest.Cluster) {
 }
 
 // up waits for all services in gbctl's output.
+// up waits for the services; static pods, which health waits for too, take longer.
 func up(c *e2etest.Cluster) {
 	c.Eventually(upBudget, "all services are up", func() error {
-		_, err := c.TryGbctl("health")
-		return err
+		out, err := c.TryGbctl("health")
+		if m := servicesUp.FindStringSubmatch(out); m != nil && m[1] == m[2] {
+			return nil
+		}
+		return fmt.Errorf("%w:\n%s", err, out)
 	})
 }
+
+// servicesUp is a column of gbctl health.
+var servicesUp = regexp.MustCompile(`\s(\d+)/(\d+)\s`)
 
 func TestConfigureInContainer(t *testing.T) {
 	c, m := e2etest.Start(t, "configure", qemu.Container)

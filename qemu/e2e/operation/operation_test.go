@@ -1,8 +1,7 @@
 //go:build e2e
 
 // Package operation tests an operation that blocks others. Its node loses power
-// in the middle. The operation continues, and is aborted at the end. Then power buttons are
-// pressed.
+// in the middle. The operation continues, and is aborted at the end.
 package operation
 
 import (
@@ -177,7 +176,6 @@ func TestOperationThatIsCutShort(t *testing.T) {
 		return err
 	})
 	m.Reached("others may go")
-	t.Run("power button", func(t *testing.T) { pressed(t, c.In(t), n) })
 }
 
 // lockKey is the key of etcd with the holder of the cluster's lock.

@@ -48,7 +48,7 @@ machine:
 const otherPause = `
 apiVersion: v1
 kind: Pod
-metadata: {name: other, namespace: default}
+metadata: {name: other, namespace: kube-system} # it allows the host's network
 spec:
   hostNetwork: true
   terminationGracePeriodSeconds: 0
@@ -213,7 +213,7 @@ func otherPod(t *testing.T, c *e2etest.Cluster, p *proxy) {
 	image := other(config.DefaultPauseImage)
 	c.Apply(strings.Replace(otherPause, "IMAGE", image, 1))
 	c.Eventually(upBudget, "the pod runs", func() error {
-		out, err := c.Try("get", "pod", "other", "-o", "jsonpath={.status.phase} {.status.containerStatuses[0]}")
+		out, err := c.Try("-n", "kube-system", "get", "pod", "other", "-o", "jsonpath={.status.phase} {.status.containerStatuses[0]}")
 		if err == nil && !strings.HasPrefix(out, "Running ") {
 			err = fmt.Errorf("it is %s", out)
 		}
@@ -222,7 +222,7 @@ func otherPod(t *testing.T, c *e2etest.Cluster, p *proxy) {
 	if !p.asked(image) {
 		t.Errorf("the proxy wasn't asked for %s", image)
 	}
-	c.Kubectl("delete", "pod", "other", "--wait=false")
+	c.Kubectl("-n", "kube-system", "delete", "pod", "other", "--wait=false")
 }
 
 // A proxy in the nodes' network, which answers for otherRegistry itself. It holds all

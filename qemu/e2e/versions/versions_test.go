@@ -38,8 +38,8 @@ spec:
   containers:
   - name: web
     image: IMAGE
-    command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/, --www-prefix=/]
-    readinessProbe: {httpGet: {path: /etc/passwd, port: 8080}, periodSeconds: 1}
+    command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/etc/ssl/certs, --www-prefix=/certs/]
+    readinessProbe: {httpGet: {path: /certs/ca-certificates.crt, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
 `
 
 // Q-16: the older version accepts all that a node renders.

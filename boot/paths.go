@@ -30,10 +30,13 @@ const (
 	// itself writes and renews it.
 	KubeletClient = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 	StaticPodsDir = "/etc/kubernetes/manifests"
-	CRIConfDir    = "/var/cri/conf.d" // containerd drop-ins of the user
-	CNIConfDir    = "/etc/cni/net.d"
-	CNIBinDir     = "/opt/cni/bin"
-	CABundle      = "/etc/ssl/certs/ca-certificates"
+	// CheckpointsDir has what pod-checkpointer keeps over a reboot, for a self-hosted control
+	// plane; its subdirectory manifests has the static pods that were active.
+	CheckpointsDir = "/var/lib/pod-checkpointer"
+	CRIConfDir     = "/var/cri/conf.d" // containerd drop-ins of the user
+	CNIConfDir     = "/etc/cni/net.d"
+	CNIBinDir      = "/opt/cni/bin"
+	CABundle       = "/etc/ssl/certs/ca-certificates"
 )
 
 // GPT partition labels.

@@ -135,8 +135,10 @@ type Options struct {
 	AuditDir      string // audit log of kube-apiserver
 	SecretsDir    string // boot.SecretsDir
 	CNIConfDir    string // boot.CNIConfDir
-	SubnetFile    string // flannel's
-	KubeletURL    string
+	// CheckpointsDir is boot.CheckpointsDir.
+	CheckpointsDir string
+	SubnetFile     string // flannel's
+	KubeletURL     string
 	// Initialized looks for the mark of a self-hosted control plane in etcd; nil: really.
 	Initialized func(ctx context.Context, r resource.Reader, endpoint string) (bool, error)
 }
@@ -155,7 +157,7 @@ func Controllers(o Options) []resource.Controller {
 		value string
 	}{
 		{&o.StaticPodsDir, boot.StaticPodsDir}, {&o.FilesDir, filesDir}, {&o.AuditDir, auditDir}, {&o.SecretsDir, boot.SecretsDir},
-		{&o.CNIConfDir, boot.CNIConfDir}, {&o.SubnetFile, subnetFile}, {&o.KubeletURL, kubeletURL},
+		{&o.CNIConfDir, boot.CNIConfDir}, {&o.CheckpointsDir, boot.CheckpointsDir}, {&o.SubnetFile, subnetFile}, {&o.KubeletURL, kubeletURL},
 	} {
 		if *option.to == "" {
 			*option.to = option.value
@@ -184,7 +186,7 @@ func Controllers(o Options) []resource.Controller {
 			Outputs: []string{StaticPods.Type()},
 		},
 		{
-			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, kubeletURL: o.KubeletURL}).Reconcile,
+			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL}).Reconcile,
 			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}},
 			Outputs: []string{StaticPodStatuses.Type()},
 		},

@@ -39,7 +39,12 @@ const (
 
 // KubeletStaticPodController writes the pods for the kubelet and asks it for their status.
 type KubeletStaticPodController struct {
-	staticPodsDir, filesDir, kubeletURL string
+	staticPodsDir, filesDir, checkpointsDir, kubeletURL string
+
+	// replaces is set while the control plane is self-hosted, and until its static pods have
+	// been written.
+	replaces bool
+	since    time.Time // the control plane isn't self-hosted any more
 
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
@@ -62,12 +67,16 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, ignoreNotFound(err)
 	}
 	if status.Spec.SelfHosted {
+		c.replaces, c.since = true, time.Time{}
 		return 0, c.removeStale(v, nil)
+	}
+	if err := removeCheckpoints(c.checkpointsDir, c.staticPodsDir); err != nil {
+		return 0, err
 	}
 	if err := c.writeFiles(v); err != nil {
 		return 0, err
 	}
-	wanted, wroteAny := map[string]bool{}, false
+	wanted, wroteAny, waits := map[string]bool{}, false, false
 	for _, pod := range pods {
 		if pod.Phase == resource.PhaseTearingDown {
 			continue
@@ -77,6 +86,10 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		}
 		name := staticPodPrefix + pod.ID + ".yaml"
 		wanted[name] = true
+		if c.mustWait(name, pod.Spec) {
+			waits = true
+			continue
+		}
 		wrote, err := c.writePod(v, filepath.Join(c.staticPodsDir, name), pod.Spec)
 		if err != nil {
 			return 0, err
@@ -93,6 +106,11 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 			}
 		}
 	}
+	if waits {
+		_, _ = c.refresh(ctx, v) // the next try follows soon
+		return portPoll, nil
+	}
+	c.replaces = false
 	if wroteAny {
 		return statusSoon, nil // the kubelet has just seen it, and another pod may follow
 	}
@@ -228,6 +246,9 @@ func publishStatuses(v resource.View, answer kubeclient.Object) (ready bool, err
 	seen, readyCount := map[string]bool{}, 0
 	for _, pod := range answer.Items() {
 		meta, _ := pod.At("metadata", "annotations").(map[string]any)
+		if _, checkpoint := meta[CheckpointOf]; checkpoint {
+			continue
+		}
 		if meta["kubernetes.io/config.source"] != "file" || pod.Namespace() != kubeSystem || !slices.Contains(programs, pod.Text("metadata", "labels", "k8s-app")) {
 			continue
 		}

@@ -55,6 +55,9 @@ func (o Options) prepare() error {
 			return err
 		}
 	}
+	if err := restoreCheckpoints(boot.CheckpointsDir, boot.StaticPodsDir); err != nil {
+		return err
+	}
 	for _, v := range cfg.Machine.Kubelet.ExtraMounts {
 		// What is there, a file or a socket perhaps, stays as it is.
 		if _, err := os.Lstat(v.HostPath); errors.Is(err, fs.ErrNotExist) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 )
@@ -106,4 +107,20 @@ func apiServerReady(r resource.Reader) bool {
 		}
 	}
 	return false
+}
+
+// restoreCheckpoints writes the checkpoints that were active in the last boot to the static
+// pods: they start a self-hosted control plane, and /etc is new after each boot.
+func restoreCheckpoints(from, to string) error {
+	paths, _ := filepath.Glob(filepath.Join(from, "manifests", "*.json")) // the pattern is right
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err == nil {
+			err = boot.WriteFile(filepath.Join(to, filepath.Base(path)), text, 0o600)
+		}
+		if err != nil {
+			return fmt.Errorf("restore the checkpoint of a pod: %w", err)
+		}
+	}
+	return nil
 }

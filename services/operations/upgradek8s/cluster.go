@@ -12,6 +12,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
 const (
@@ -33,13 +34,13 @@ func (o Options) proxyStep(a Arguments) operation.Step {
 		if err != nil {
 			return err
 		}
-		for _, n := range controlPlanes(nodes) {
+		for _, n := range rollout.ControlPlanes(nodes) {
 			if _, err := o.setImage(ctx, p, n, proxy, version); err != nil {
 				return fmt.Errorf("node %s: %w", n.Name, err)
 			}
 		}
 		return o.withKubernetes(func(client *kubeclient.Client) error {
-			return poll(ctx, p, func(ctx context.Context) error { return setProxy(ctx, client, version) })
+			return rollout.Poll(ctx, p, func(ctx context.Context) error { return setProxy(ctx, client, version) })
 		})
 	}
 	return operation.Step{
@@ -82,7 +83,7 @@ func setProxy(ctx context.Context, client *kubeclient.Client, version string) er
 		}
 		image, err := withVersion(c.Text("image"), version)
 		if err != nil {
-			return lasting{err}
+			return rollout.Lasting{Err: err}
 		}
 		changed = changed || c["image"] != image
 		c["image"] = image
@@ -109,10 +110,10 @@ func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
 // awaitRollout waits until all pods of a workload are of its present template, and ready.
 func (o Options) awaitRollout(ctx context.Context, p *operation.Progress, ref kubeclient.Ref) error {
 	return o.withKubernetes(func(client *kubeclient.Client) error {
-		return poll(ctx, p, func(ctx context.Context) error {
+		return rollout.Poll(ctx, p, func(ctx context.Context) error {
 			w, err := client.Get(ctx, ref)
 			if kubeclient.IsNotFound(err) {
-				return lasting{err}
+				return rollout.Lasting{Err: err}
 			} else if err != nil {
 				return err
 			}
@@ -147,7 +148,7 @@ func (o Options) manifestsStep(a Arguments) operation.Step {
 
 func (o Options) manifests(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) error {
 	var differ []kubeclient.Object
-	if err := poll(ctx, p, func(ctx context.Context) (err error) {
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) {
 		differ = nil
 		for _, wanted := range controlplane.WantedObjects(o.Store) {
 			fields, err := controlplane.Differences(ctx, client, wanted)
@@ -182,7 +183,7 @@ func (o Options) manifests(ctx context.Context, p *operation.Progress, client *k
 		return operation.Skip("the objects stay as they are: `gbctl get manifestdrifts` shows the differences")
 	}
 	for _, wanted := range differ {
-		if err := poll(ctx, p, func(ctx context.Context) error { _, err := client.Apply(ctx, wanted, true); return err }); err != nil {
+		if err := rollout.Poll(ctx, p, func(ctx context.Context) error { _, err := client.Apply(ctx, wanted, true); return err }); err != nil {
 			return err
 		}
 		p.Report("applied %s", wanted)
@@ -206,7 +207,7 @@ var metricLabel = regexp.MustCompile(`([a-z_]+)="([^"]*)"`)
 // have. Each API server counts the requests since its own start.
 func (o Options) deprecated(ctx context.Context, s survey, to string) (warnings []string) {
 	seen := map[string]bool{}
-	for _, n := range controlPlanes(s.nodes()) {
+	for _, n := range rollout.ControlPlanes(s.nodes()) {
 		text, err := o.Metrics(ctx, n.Address)
 		if err != nil {
 			warnings = append(warnings, fmt.Sprintf("node %s: deprecated API versions that clients use aren't known: %v", n.Name, err))

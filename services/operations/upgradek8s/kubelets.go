@@ -12,6 +12,7 @@ import (
 
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
 const (
@@ -48,11 +49,11 @@ func (o Options) kubeletsStep(a Arguments, by string) operation.Step {
 
 // setKubelet gives the kubelet of a node its version. Where the minor version changes and
 // another node can take its pods, the node is drained.
-func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n node, version, by string) error {
+func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n rollout.Node, version, by string) error {
 	return o.withKubernetes(func(client *kubeclient.Client) error {
 		var now string
 		var others bool
-		if err := poll(ctx, p, func(ctx context.Context) (err error) {
+		if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) {
 			now, others, err = kubeletNow(ctx, client, n.Name)
 			return err
 		}); err != nil {
@@ -100,8 +101,8 @@ func kubeletNow(ctx context.Context, client *kubeclient.Client, name string) (ve
 	return version, others, nil
 }
 
-func (o Options) drain(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n node, by string) error {
-	if err := poll(ctx, p, func(ctx context.Context) error { _, err := client.Cordon(ctx, n.Name, by); return err }); err != nil {
+func (o Options) drain(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n rollout.Node, by string) error {
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { _, err := client.Cordon(ctx, n.Name, by); return err }); err != nil {
 		return err
 	}
 	within, cancel := context.WithTimeout(ctx, drainTimeout)
@@ -115,14 +116,14 @@ func (o Options) drain(ctx context.Context, p *operation.Progress, client *kubec
 }
 
 // uncordon also runs where the change of the kubelet was aborted.
-func (o Options) uncordon(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n node, by string) error {
+func (o Options) uncordon(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n rollout.Node, by string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undrainTimeout)
 	defer cancel()
-	return poll(ctx, p, func(ctx context.Context) error { _, err := client.Uncordon(ctx, n.Name, by); return err })
+	return rollout.Poll(ctx, p, func(ctx context.Context) error { _, err := client.Uncordon(ctx, n.Name, by); return err })
 }
 
-func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n node, version string) error {
-	return poll(ctx, p, func(ctx context.Context) error {
+func (o Options) awaitKubelet(ctx context.Context, p *operation.Progress, client *kubeclient.Client, n rollout.Node, version string) error {
+	return rollout.Poll(ctx, p, func(ctx context.Context) error {
 		services, err := o.Peers.Services(ctx, n.Address)
 		if err != nil {
 			return err

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,34 +16,20 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 )
-
-// controlPlaneLabel is on the Node of each control plane.
-const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
 // atOnce is how many nodes are asked at the same time.
 const atOnce = 8
 
-// node of the cluster. It is kept in the record, so that a resumed operation doesn't depend
-// on a cluster that may be down.
-type node struct {
-	Name         string     `json:"name"`
-	Address      netip.Addr `json:"address"`
-	ControlPlane bool       `json:"controlPlane,omitempty"`
-}
-
 // inventory has the nodes in the order of their names.
-var inventory = operation.Data[[]node]{Key: "nodes"}
+var inventory = operation.Data[[]rollout.Node]{Key: "nodes"}
 
 func noData(err error) bool { return errors.Is(err, operation.ErrNoData) }
 
-func controlPlanes(nodes []node) []node {
-	return slices.DeleteFunc(slices.Clone(nodes), func(n node) bool { return !n.ControlPlane })
-}
-
 // state of a node, as far as an upgrade needs it.
 type state struct {
-	node
+	rollout.Node
 	kubelet string            // the version that runs
 	ready   bool              // as Kubernetes sees it
 	images  map[string]string // of the configuration, by component
@@ -57,9 +42,9 @@ type survey struct {
 	warnings []string
 }
 
-func (s survey) nodes() (all []node) {
+func (s survey) nodes() (all []rollout.Node) {
 	for _, st := range s.states {
-		all = append(all, st.node)
+		all = append(all, st.Node)
 	}
 	return all
 }
@@ -109,14 +94,7 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 		return s, err
 	}
 	for _, n := range list.Items() {
-		st := state{node: node{Name: n.Name()}, ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")}
-		labels, _ := n.At("metadata", "labels").(map[string]any)
-		_, st.ControlPlane = labels[controlPlaneLabel]
-		for _, address := range n.List("status", "addresses") {
-			if a, err := netip.ParseAddr(address.Text("address")); err == nil && address.Text("type") == "InternalIP" && !st.Address.IsValid() {
-				st.Address = a
-			}
-		}
+		st := state{Node: rollout.NodeOf(n), ready: n.Condition("Ready"), kubelet: n.Text("status", "nodeInfo", "kubeletVersion")}
 		s.states = append(s.states, st)
 	}
 	slices.SortFunc(s.states, func(a, b state) int { return cmp.Compare(a.Name, b.Name) })
@@ -130,8 +108,8 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 		})
 	}
 	asking.Wait()
-	if len(controlPlanes(s.nodes())) == 0 {
-		return s, fmt.Errorf("no node has the label %s", controlPlaneLabel)
+	if len(rollout.ControlPlanes(s.nodes())) == 0 {
+		return s, fmt.Errorf("no node has the label %s", rollout.ControlPlaneLabel)
 	}
 	return s, nil
 }
@@ -167,9 +145,9 @@ func (o Options) ask(ctx context.Context, st *state) {
 		return
 	}
 	for _, c := range programs {
-		run, err := o.running(ctx, st.node, c)
+		run, err := rollout.Running(ctx, o.Peers, st.Node, c.name)
 		if err == nil {
-			err = run.unhealthy()
+			err = run.Unhealthy()
 		}
 		if err != nil {
 			bad("%v", err)
@@ -271,11 +249,7 @@ func (o Options) preflightStep(a Arguments) operation.Step {
 			if err != nil {
 				return err
 			}
-			var addresses []string
-			for _, n := range controlPlanes(s.nodes()) {
-				addresses = append(addresses, fmt.Sprintf("%q", n.Address))
-			}
-			p.Report("discovered control plane nodes [%s]", strings.Join(addresses, " "))
+			p.Report("%s", rollout.Discovered(s.nodes()))
 			return inventory.Put(p, s.nodes())
 		},
 	}
@@ -285,7 +259,7 @@ func (o Options) verifyStep(a Arguments) operation.Step {
 	return operation.Step{
 		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			return poll(ctx, p, func(ctx context.Context) error {
+			return rollout.Poll(ctx, p, func(ctx context.Context) error {
 				_, err := o.look(ctx, Arguments{From: a.To, To: a.To, NoKubelet: a.NoKubelet})
 				return err
 			})
@@ -333,12 +307,12 @@ func (o Options) imagesStep(a Arguments) operation.Step {
 	}
 }
 
-func (o Options) pull(ctx context.Context, p *operation.Progress, n node, a Arguments) error {
+func (o Options) pull(ctx context.Context, p *operation.Progress, n rollout.Node, a Arguments) error {
 	document, err := o.Peers.Config(ctx, n.Address)
 	if err != nil {
 		return err
 	}
-	st := state{node: n}
+	st := state{Node: n}
 	if st.images, err = imagesOf(document.GetDocument()); err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
 // rig is a cluster of three control planes and a worker, as the operation sees it: what
@@ -336,7 +337,7 @@ func (r *rig) node(m *member) object {
 	version, _ := versionOf(r.images(m)["kubelet"])
 	labels, annotations := object{}, object{}
 	if m.name[0] == 'n' {
-		labels[controlPlaneLabel] = ""
+		labels[rollout.ControlPlaneLabel] = ""
 	}
 	cordoned := !m.changed["cordon"].IsZero()
 	if cordoned {

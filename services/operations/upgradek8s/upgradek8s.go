@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
 // Name of the operation.
@@ -77,11 +78,11 @@ func (a Arguments) Encode() []byte {
 
 // Peers calls the nodes of the cluster, this one too: peers.Client.
 type Peers interface {
+	rollout.Peers
 	Check() error
 	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
 	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
 	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
-	Resources(ctx context.Context, node netip.Addr, typ, id string) ([]*apiv1.Resource, error)
 	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
 }
 

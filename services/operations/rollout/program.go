@@ -1,0 +1,153 @@
+package rollout
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+const (
+	// watchPeriod is that of a program that is watched: it has a count of its restarts, so
+	// none is missed.
+	watchPeriod = 2 * time.Second
+	// maxRestarts: a program may fail once while others change places with it.
+	maxRestarts = 2
+)
+
+// Program is how a program runs on a node.
+type Program struct {
+	name    string
+	version uint64 // of its configuration: what should run
+
+	pod      controlplane.PodStatus // empty where the kubelet has none
+	running  string                 // the version of the configuration that the pod was made of
+	started  string                 // when its container was started
+	restarts int
+	waiting  string // why its container doesn't run
+}
+
+// Running asks a node for a program.
+func Running(ctx context.Context, peers Peers, n Node, name string) (Program, error) {
+	run := Program{name: name}
+	configs, err := peers.Resources(ctx, n.Address, controlplane.Configs.Type(), name)
+	if err != nil {
+		return run, err
+	}
+	if len(configs) != 1 {
+		return run, fmt.Errorf("%s isn't configured", name)
+	}
+	run.version = configs[0].GetVersion()
+	statuses, err := peers.Resources(ctx, n.Address, controlplane.StaticPodStatuses.Type(), "")
+	if err != nil {
+		return run, err
+	}
+	for _, s := range statuses {
+		if !strings.HasPrefix(s.GetId(), "kube-system/"+name+"-") {
+			continue
+		}
+		var status map[string]any
+		if err := yaml.Unmarshal([]byte(s.GetSpec()), &status); err != nil {
+			return run, fmt.Errorf("status of %s: %w", name, err)
+		}
+		run.pod = status
+		run.running, _ = status[controlplane.ConfigVersion].(string)
+		for _, container := range kubeclient.Object(status).List("containerStatuses") {
+			run.started = fmt.Sprint(container.At("state", "running", "startedAt"))
+			restarts, _ := container["restartCount"].(int)
+			run.restarts = restarts
+			run.waiting = strings.Trim(container.Text("state", "waiting", "reason")+": "+container.Text("state", "waiting", "message"), ": ")
+			if last := container.Text("lastState", "terminated", "message"); last != "" {
+				run.waiting = strings.Trim(run.waiting+"; it ended with: "+last, "; ")
+			}
+		}
+	}
+	return run, nil
+}
+
+// Unhealthy says why the program isn't what its configuration wants, and ready.
+func (r Program) Unhealthy() error {
+	switch {
+	case r.pod == nil:
+		return fmt.Errorf("%s has no static pod in the kubelet", r.name)
+	case r.running != fmt.Sprint(r.version):
+		return fmt.Errorf("config version mismatch: got %q, expected \"%d\"", r.running, r.version)
+	case !r.pod.Ready() && r.waiting != "":
+		return fmt.Errorf("%s isn't ready: %s", r.name, r.waiting)
+	case !r.pod.Ready():
+		return fmt.Errorf("%s isn't ready", r.name)
+	}
+	return nil
+}
+
+// failing says why waiting won't help.
+func (r Program) failing() error {
+	if r.running != fmt.Sprint(r.version) {
+		return nil
+	}
+	if r.restarts >= maxRestarts {
+		return fmt.Errorf("%s was restarted %d times: gbctl logs -k kube-system/%s; %s", r.name, r.restarts, r.name, r.waiting)
+	}
+	for _, reason := range []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerError", "RunContainerError"} {
+		if strings.HasPrefix(r.waiting, reason) {
+			return fmt.Errorf("%s can't be started: %s", r.name, r.waiting)
+		}
+	}
+	return nil
+}
+
+// Await waits until a program runs as its configuration says, and is ready.
+func Await(ctx context.Context, p *operation.Progress, peers Peers, n Node, name string) error {
+	return Poll(ctx, p, func(ctx context.Context) error {
+		run, err := Running(ctx, peers, n, name)
+		if err != nil {
+			return err
+		}
+		if err := run.failing(); err != nil {
+			return Lasting{Err: err}
+		}
+		return run.Unhealthy()
+	})
+}
+
+// Watch fails where a program of one of the nodes is restarted, or isn't ready any more, for
+// as long as it is watched. A node that doesn't answer for a moment isn't a failure.
+func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most time.Duration) error {
+	first := map[string]Program{}
+	end := time.Now().Add(most)
+	for {
+		for _, n := range nodes {
+			run, err := Running(ctx, peers, n, name)
+			if err != nil {
+				if ctx.Err() != nil || time.Now().After(end) {
+					return err
+				}
+				continue
+			}
+			before, seen := first[n.Name]
+			if !seen {
+				first[n.Name] = run
+				before = run
+			}
+			if run.started != before.started || run.restarts != before.restarts {
+				return fmt.Errorf("node %s: %s ended after it was ready: gbctl -n %s logs -k kube-system/%s; %s", n.Name, name, n.Address, name, run.waiting)
+			}
+			if err := run.Unhealthy(); err != nil {
+				return fmt.Errorf("node %s: after it was ready: %w", n.Name, err)
+			}
+		}
+		if time.Now().After(end) {
+			return nil
+		}
+		if !sleep.For(ctx, watchPeriod) {
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+// Package rollout has what operations on all nodes of a cluster have in common: the list of
+// nodes, waiting, and how a program of the control plane runs on a node.
+package rollout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// ControlPlaneLabel is on the Node of each control plane.
+const ControlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+// pollPeriod is between two looks at a node.
+const pollPeriod = 500 * time.Millisecond
+
+// Node of the cluster. It is kept in the record, so that a resumed operation doesn't depend
+// on a cluster that may be down.
+type Node struct {
+	Name         string     `json:"name"`
+	Address      netip.Addr `json:"address"`
+	ControlPlane bool       `json:"controlPlane,omitempty"`
+}
+
+// NodeOf is a Node of Kubernetes. Without an InternalIP its address isn't valid.
+func NodeOf(o kubeclient.Object) Node {
+	n := Node{Name: o.Name()}
+	labels, _ := o.At("metadata", "labels").(map[string]any)
+	_, n.ControlPlane = labels[ControlPlaneLabel]
+	for _, address := range o.List("status", "addresses") {
+		if a, err := netip.ParseAddr(address.Text("address")); err == nil && address.Text("type") == "InternalIP" && !n.Address.IsValid() {
+			n.Address = a
+		}
+	}
+	return n
+}
+
+// ControlPlanes are those of the nodes.
+func ControlPlanes(nodes []Node) []Node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n Node) bool { return !n.ControlPlane })
+}
+
+// Discovered is the line about the control planes of an operation (S-290, S-316).
+func Discovered(nodes []Node) string {
+	var addresses []string
+	for _, n := range ControlPlanes(nodes) {
+		addresses = append(addresses, fmt.Sprintf("%q", n.Address))
+	}
+	return "discovered control plane nodes [" + strings.Join(addresses, " ") + "]"
+}
+
+// Peers calls the nodes of the cluster, this one too: peers.Client.
+type Peers interface {
+	Resources(ctx context.Context, node netip.Addr, typ, id string) ([]*apiv1.Resource, error)
+}
+
+// Lasting is an error that trying again doesn't change.
+type Lasting struct{ Err error }
+
+func (l Lasting) Error() string { return l.Err.Error() }
+
+func (l Lasting) Unwrap() error { return l.Err }
+
+// Poll tries again until do returns nil or a lasting error, or the time is up. It reports
+// each new reason (S-011).
+func Poll(ctx context.Context, p *operation.Progress, do func(context.Context) error) error {
+	said := ""
+	for {
+		err := do(ctx)
+		var l Lasting
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &l):
+			return l.Err
+		case ctx.Err() != nil:
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+		if text := err.Error(); text != said {
+			said = text
+			p.Report("retrying error: %s", text)
+		}
+		if !sleep.For(ctx, pollPeriod) {
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 const (
@@ -139,10 +140,26 @@ func create(ctx context.Context, v resource.View, client *kubeclient.Client, mis
 // is.
 func AdminClient(r resource.Reader) (*kubeclient.Client, error) {
 	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	if errors.Is(err, resource.ErrNotFound) {
+		return selfHostedClient(r)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return adminClient(keys.Spec)
+}
+
+// selfHostedClient is that of a node whose configuration lacks the secrets for static pods.
+func selfHostedClient(r resource.Reader) (*kubeclient.Client, error) {
+	c, err := machine.Config(r)
+	if err != nil {
+		return nil, err
+	}
+	spec := secrets.KubernetesSpec{CA: c.Cluster.CA, Balancer: balancer.URL}
+	if spec.Admin, err = secrets.Admin(c.Cluster.CA, time.Now()); err != nil {
+		return nil, err
+	}
+	return adminClient(spec)
 }
 
 // Metrics are those of the API server of one node, in the text format of Prometheus.

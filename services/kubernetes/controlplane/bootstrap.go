@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -72,4 +73,23 @@ func initialized(ctx context.Context, r resource.Reader, endpoint string) (bool,
 		return false, err
 	}
 	return found.Count > 0, nil
+}
+
+// RemoveInitialized removes the mark: the control plane isn't self-hosted any more.
+func RemoveInitialized(ctx context.Context, r resource.Reader) error {
+	member, ready := etcd.Ready(r)
+	if !ready {
+		return errors.New("the member of etcd on this node isn't ready: gbctl service etcd")
+	}
+	ctx, cancel := context.WithTimeout(ctx, initializedTimeout)
+	defer cancel()
+	client, err := etcd.Dial(ctx, r, member.Endpoint)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if _, err := client.Delete(ctx, initializedKey); err != nil {
+		return fmt.Errorf("remove %s from etcd: %w", initializedKey, err)
+	}
+	return nil
 }

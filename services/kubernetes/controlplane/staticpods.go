@@ -3,11 +3,15 @@ package controlplane
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
@@ -46,4 +50,24 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 		}
 	}
 	return 0, nil
+}
+
+// Rendered is the static pod that this node would write for a program with an image.
+func Rendered(r resource.Reader, name, image string) (kubeclient.Object, error) {
+	c, err := machine.Config(r)
+	if err != nil {
+		return nil, err
+	}
+	address, err := network.Addresses.Get(r, network.AddressID)
+	if err != nil {
+		return nil, err
+	}
+	cluster := c.Cluster
+	cluster.APIServer.Image, cluster.ControllerManager.Image, cluster.Scheduler.Image = image, image, image
+	for _, spec := range programConfigs(&cluster) {
+		if spec.program() == name {
+			return staticPod(podInput{config: spec, address: address.Spec.Primary, secretsDir: filepath.Join(boot.SecretsDir, "kubernetes"), filesDir: filesDir, auditDir: auditDir})
+		}
+	}
+	return nil, fmt.Errorf("%s is no program of the control plane", name)
 }

@@ -169,12 +169,18 @@ func (c *Client) Merge(ctx context.Context, r Ref, patch Object) (Object, error)
 
 // Delete removes an object and lets what it owns be collected. One that is
 // already gone is no error.
-func (c *Client) Delete(ctx context.Context, r Ref) error {
+func (c *Client) Delete(ctx context.Context, r Ref) error { return c.delete(ctx, r, "Background") }
+
+// Orphan removes an object like Delete, and leaves what it owns
+// (https://kubernetes.io/docs/concepts/architecture/garbage-collection/#orphaned-dependents).
+func (c *Client) Orphan(ctx context.Context, r Ref) error { return c.delete(ctx, r, "Orphan") }
+
+func (c *Client) delete(ctx context.Context, r Ref, propagation string) error {
 	path, err := c.pathOf(ctx, r)
 	if err != nil {
 		return err
 	}
-	body := Object{"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+	body := Object{"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
 	err = c.do(ctx, request{method: http.MethodDelete, path: path, body: body}, nil)
 	if err != nil && !IsNotFound(err) {
 		return fmt.Errorf("delete %s: %w", r, err)

@@ -145,7 +145,7 @@ func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, er
 		{&spec.KubeletClient, have.KubeletClient, cluster.CA, pki.Leaf{CN: KubeletClientUser, Client: true}},
 		{&spec.EtcdClient, have.EtcdClient, cluster.Etcd.CA, pki.Leaf{CN: etcdClientUser, Client: true}},
 		{&spec.FrontProxy, have.FrontProxy, cluster.AggregatorCA, pki.Leaf{CN: frontProxyUser, Client: true}},
-		{&spec.Admin, have.Admin, cluster.CA, pki.Leaf{CN: adminUser, Orgs: []string{adminGroup}, Client: true}},
+		{&spec.Admin, have.Admin, cluster.CA, admin},
 		{&spec.ControllerManager, have.ControllerManager, cluster.CA, pki.Leaf{CN: controllerUser, Client: true}},
 		{&spec.Scheduler, have.Scheduler, cluster.CA, pki.Leaf{CN: schedulerUser, Client: true}},
 	} {
@@ -155,6 +155,16 @@ func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, er
 		}
 	}
 	return spec, nil
+}
+
+// admin is allowed everything in Kubernetes.
+var admin = pki.Leaf{CN: adminUser, Orgs: []string{adminGroup}, Client: true}
+
+// Admin makes a client certificate of the administrator of Kubernetes.
+func Admin(ca config.CertKey, now time.Time) (config.CertKey, error) {
+	want := admin
+	want.Now = now
+	return keep(config.CertKey{}, ca, want)
 }
 
 // apiServer has all names of this node's apiserver: those of the node, of the

@@ -1,0 +1,256 @@
+// Package convertk8s is the operation convert-k8s: it replaces a self-hosted control plane,
+// whose programs run as pods of DaemonSets, by static pods.
+//
+//	discover ─▶ gather ─▶ patch ─▶ render ─▶ checkpointer ─▶ confirm ═▶ key
+//	                        ═▶ kube-apiserver ═▶ kube-controller-manager ═▶ kube-scheduler ═▶ verify
+//
+// Up to confirm the control plane runs as before, and everything can be undone. After it
+// (double arrows), the only way is forward: the nodes write their static pods as soon as the
+// key of a self-hosted control plane is gone from etcd. A static pod is written when the
+// port of its program is free, so each node needs only the start of one program.
+//
+// The record has no secrets. The new authority of the aggregation layer is in a Secret of
+// the cluster until the end, so that another node can take over.
+package convertk8s
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+)
+
+// Name of the operation.
+const Name = "convert-k8s"
+
+const (
+	// lookTimeout bounds a look at all nodes, in the plan and again as a step.
+	lookTimeout = 2 * time.Minute
+	// nodeTimeout bounds what is done on one node, and allTimeout on all.
+	nodeTimeout = 10 * time.Minute
+	allTimeout  = 3 * time.Hour
+	// questionTimeout is how long a question waits. The control plane runs as before meanwhile.
+	questionTimeout = time.Hour
+	// downTimeout: if no API server answers for so long, and pod-checkpointer is gone, nothing
+	// starts the self-hosted control plane any more.
+	downTimeout = 3 * time.Minute
+	// watched is how long a program must run on all nodes before the next one is replaced.
+	watched = 5 * time.Second
+	// maxDifferences bounds what is shown.
+	maxDifferences = 24
+)
+
+// checkpointer is the DaemonSet of pod-checkpointer.
+const checkpointer = "pod-checkpointer"
+
+// program of the control plane: a DaemonSet and, later, a static pod.
+type program struct{ name, field string } // the field below cluster
+
+var programs = []program{{"kube-apiserver", "apiServer"}, {"kube-controller-manager", "controllerManager"}, {"kube-scheduler", "scheduler"}}
+
+// Arguments of the operation.
+type Arguments struct {
+	// Yes answers all questions.
+	Yes bool `json:"yes,omitempty"`
+	// RemoveCheckpoints doesn't wait until pod-checkpointer has removed its checkpoints: the
+	// nodes remove them when they write the static pods.
+	RemoveCheckpoints bool `json:"removeCheckpoints,omitempty"`
+	// OnlyKey removes the key of a self-hosted control plane, and does nothing else.
+	OnlyKey bool `json:"onlyKey,omitempty"`
+}
+
+// Encode makes them the arguments of an operation.
+func (a Arguments) Encode() []byte {
+	data, err := json.Marshal(a)
+	if err != nil {
+		panic(fmt.Sprintf("arguments of %s: %v", Name, err)) // booleans only
+	}
+	return data
+}
+
+// Peers calls the nodes of the cluster, this one too: peers.Client.
+type Peers interface {
+	rollout.Peers
+	Check() error
+	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
+	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
+	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
+}
+
+// Options are what the operation stands on.
+type Options struct {
+	Store resource.Reader
+	Peers Peers
+	// Kubernetes makes a client of the cluster's API as its administrator.
+	Kubernetes func() (*kubeclient.Client, error)
+	// RemoveInitialized removes the key of a self-hosted control plane from etcd. A key that
+	// isn't there is no error.
+	RemoveInitialized func(ctx context.Context) error
+}
+
+// Definition of the operation.
+func Definition(o Options) operation.Definition {
+	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
+}
+
+func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	steps, err := o.steps(r)
+	if err != nil {
+		return operation.Plan{}, err
+	}
+	seen, err := o.look(ctx)
+	if err != nil {
+		return operation.Plan{}, err
+	}
+	plan := operation.Plan{Steps: steps, Warnings: seen.Differences}
+	if len(steps) == 1 {
+		plan.Warnings = nil
+		for _, n := range rollout.ControlPlanes(seen.Nodes) {
+			if !seen.Before[n.Name].Complete {
+				return plan, fmt.Errorf("node %s: its configuration has no cluster.aggregatorCA or no cluster.serviceAccount: without them no static pod starts", n.Name)
+			}
+		}
+	}
+	return plan, nil
+}
+
+func (o Options) steps(r operation.Request) ([]operation.Step, error) {
+	var a Arguments
+	if err := json.Unmarshal(r.Arguments, &a); err != nil {
+		return nil, fmt.Errorf("its arguments: %w", err)
+	}
+	if a.OnlyKey {
+		return []operation.Step{o.keyStep()}, nil
+	}
+	steps := []operation.Step{o.discoverStep(), o.gatherStep(a), o.patchStep(), o.renderStep(), o.checkpointerStep(a), confirmStep(a), o.keyStep()}
+	for _, c := range programs {
+		steps = append(steps, o.programStep(c))
+	}
+	return append(steps, o.verifyStep()), nil
+}
+
+// before is the configuration of a node at the beginning, as far as the operation changes it.
+type before struct {
+	// Complete: it has both secrets that static pods need.
+	Complete bool              `json:"complete,omitempty"`
+	Images   map[string]string `json:"images,omitempty"` // by field; "" where it has none
+}
+
+// survey is a look at the cluster.
+type survey struct {
+	Nodes       []rollout.Node    `json:"nodes"`
+	SelfHosted  bool              `json:"selfHosted"` // on any control plane
+	Before      map[string]before `json:"before"`     // by node
+	Images      map[string]string `json:"images"`     // of the DaemonSets, by program
+	Differences []string          `json:"differences,omitempty"`
+}
+
+// seen is the survey at the beginning.
+var seen = operation.Data[survey]{Key: "cluster"}
+
+// look asks Kubernetes and all control planes. The error names everything that keeps the
+// conversion from beginning.
+func (o Options) look(ctx context.Context) (s survey, err error) {
+	if err := o.Peers.Check(); err != nil {
+		return s, err
+	}
+	s.Before, s.Images = map[string]before{}, map[string]string{}
+	err = o.withKubernetes(func(client *kubeclient.Client) error {
+		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+		if err != nil {
+			return err
+		}
+		for _, item := range list.Items() {
+			s.Nodes = append(s.Nodes, rollout.NodeOf(item))
+		}
+		return o.daemonSets(ctx, client, &s)
+	})
+	if err != nil {
+		return s, err
+	}
+	var problems []error
+	for _, n := range rollout.ControlPlanes(s.Nodes) {
+		if err := o.ask(ctx, n, &s); err != nil {
+			problems = append(problems, fmt.Errorf("node %s: %w", n.Name, err))
+		}
+	}
+	switch {
+	case len(problems) > 0:
+		return s, errors.Join(problems...)
+	case len(rollout.ControlPlanes(s.Nodes)) == 0:
+		return s, fmt.Errorf("no node has the label %s", rollout.ControlPlaneLabel)
+	case !s.SelfHosted && len(s.Images) == 0:
+		return s, errors.New("the control plane isn't self-hosted: its programs are static pods already")
+	}
+	return s, nil
+}
+
+// daemonSets reads the images of the self-hosted programs, and compares their definitions
+// with the static pods that this node would write.
+func (o Options) daemonSets(ctx context.Context, client *kubeclient.Client, s *survey) error {
+	for _, c := range programs {
+		set, err := client.Get(ctx, daemonSet(c.name))
+		if kubeclient.IsNotFound(err) {
+			continue // an earlier conversion has deleted it
+		} else if err != nil {
+			return err
+		}
+		containers := set.List("spec", "template", "spec", "containers")
+		if len(containers) == 0 {
+			return fmt.Errorf("daemonset %s has no container", c.name)
+		}
+		s.Images[c.name] = containers[0].Text("image")
+		template, _ := set.At("spec", "template").(map[string]any)
+		wanted, err := controlplane.Rendered(o.Store, c.name, s.Images[c.name])
+		if err != nil {
+			return err
+		}
+		s.Differences = append(s.Differences, differences(c.name, template, wanted)...)
+	}
+	s.Differences = s.Differences[:min(len(s.Differences), maxDifferences)]
+	return nil
+}
+
+func daemonSet(name string) kubeclient.Ref {
+	return kubeclient.Ref{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "kube-system", Name: name}
+}
+
+func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
+	client, err := o.Kubernetes()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return do(client)
+}
+
+func (o Options) discoverStep() operation.Step {
+	return operation.Step{
+		ID: "discover", What: "look for the control planes", Deadline: lookTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			if _, err := seen.Get(p); err == nil {
+				return nil // what was there before the first change counts
+			}
+			s, err := o.look(ctx)
+			if err != nil {
+				return err
+			}
+			slices.SortFunc(s.Nodes, func(a, b rollout.Node) int { return a.Address.Compare(b.Address) })
+			p.Report("%s", rollout.Discovered(s.Nodes))
+			p.Report("current self-hosted status: %v", s.SelfHosted)
+			return seen.Put(p, s)
+		},
+	}
+}

@@ -1,0 +1,335 @@
+package convertk8s
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+var (
+	// serviceAccountSecret is where a self-hosted control plane has the key that signs the
+	// tokens of service accounts, below serviceAccountKey.
+	serviceAccountSecret = kubeclient.Ref{APIVersion: "v1", Kind: "Secret", Namespace: "kube-system", Name: "kube-controller-manager"}
+	// newSecret has the new authority until the end of the conversion.
+	newSecret = kubeclient.Ref{APIVersion: "v1", Kind: "Secret", Namespace: "kube-system", Name: "garboard-conversion"}
+)
+
+const serviceAccountKey = "service-account.key"
+
+// ask completes the survey by what a control plane itself says.
+func (o Options) ask(ctx context.Context, n rollout.Node, s *survey) error {
+	if !n.Address.IsValid() {
+		return errors.New("Kubernetes knows no InternalIP of it")
+	}
+	version, err := o.Peers.Version(ctx, n.Address)
+	if err != nil {
+		return err
+	}
+	if version.GetVersion() != boot.Version {
+		return fmt.Errorf("it runs release %s, and this node %s: all nodes must run the same release", version.GetVersion(), boot.Version)
+	}
+	selfHosted, err := o.selfHosted(ctx, n)
+	if err != nil {
+		return err
+	}
+	s.SelfHosted = s.SelfHosted || selfHosted
+	document, err := o.Peers.Config(ctx, n.Address)
+	if err != nil {
+		return err
+	}
+	s.Before[n.Name], err = read(document.GetDocument())
+	return err
+}
+
+// selfHosted is the status of a control plane.
+func (o Options) selfHosted(ctx context.Context, n rollout.Node) (bool, error) {
+	found, err := o.Peers.Resources(ctx, n.Address, controlplane.BootstrapStatuses.Type(), "control-plane")
+	if err != nil {
+		return false, err
+	}
+	if len(found) != 1 {
+		return false, fmt.Errorf("it doesn't know yet whether the control plane is self-hosted: gbctl -n %s services", n.Address)
+	}
+	var status controlplane.BootstrapStatus
+	err = yaml.Unmarshal([]byte(found[0].GetSpec()), &status)
+	return status.SelfHosted, err
+}
+
+// read reads the document of a node, whose secrets are redacted.
+func read(document []byte) (before, error) {
+	var tree map[string]any
+	if err := yaml.Unmarshal(document, &tree); err != nil {
+		return before{}, fmt.Errorf("its configuration: %w", err)
+	}
+	o := kubeclient.Object(tree)
+	b := before{Images: map[string]string{}, Complete: o.Text("cluster", "aggregatorCA", "key") != "" && o.Text("cluster", "serviceAccount", "key") != ""}
+	for _, c := range programs {
+		b.Images[c.field] = o.Text("cluster", c.field, "image")
+	}
+	return b, nil
+}
+
+// differences are what the definition of a self-hosted program has otherwise than the static
+// pod that takes its place: arguments, and paths of the node.
+func differences(name string, self, static kubeclient.Object) (all []string) {
+	was, will := arguments(self), arguments(static)
+	for _, flag := range slices.Sorted(maps.Keys(was)) {
+		value, there := will[flag]
+		switch {
+		case !there:
+			all = append(all, fmt.Sprintf("%s: the DaemonSet has --%s=%s, and the static pod doesn't: see cluster.%s.extraArgs", name, flag, was[flag], field(name)))
+		case value != was[flag] && !samePurpose(was[flag], value):
+			all = append(all, fmt.Sprintf("%s: the DaemonSet has --%s=%s, and the static pod --%s=%s", name, flag, was[flag], flag, value))
+		}
+	}
+	for _, flag := range slices.Sorted(maps.Keys(will)) {
+		if _, there := was[flag]; !there {
+			all = append(all, fmt.Sprintf("%s: the static pod has --%s=%s, and the DaemonSet doesn't", name, flag, will[flag]))
+		}
+	}
+	has := hostPaths(static)
+	for _, path := range hostPaths(self) {
+		if !slices.Contains(has, path) {
+			all = append(all, fmt.Sprintf("%s: the DaemonSet mounts %s of the node, and the static pod doesn't: see cluster.%s.extraVolumes", name, path, field(name)))
+		}
+	}
+	return all
+}
+
+func field(name string) string {
+	return programs[slices.IndexFunc(programs, func(c program) bool { return c.name == name })].field
+}
+
+// samePurpose: files are in another place, and $(NAME) is of each pod's own.
+func samePurpose(was, will string) bool {
+	return strings.HasPrefix(was, "/") && strings.HasPrefix(will, "/") || strings.Contains(was, "$(")
+}
+
+// arguments of the first container of a pod, by their names.
+func arguments(pod kubeclient.Object) map[string]string {
+	all := map[string]string{}
+	containers := pod.List("spec", "containers")
+	if len(containers) == 0 {
+		return all
+	}
+	for _, list := range []string{"command", "args"} {
+		values, _ := containers[0].At(list).([]any)
+		for _, v := range values {
+			text, _ := v.(string)
+			if flag, found := strings.CutPrefix(text, "--"); found {
+				name, value, _ := strings.Cut(flag, "=")
+				all[name] = cmp.Or(value, "true")
+			}
+		}
+	}
+	return all
+}
+
+// hostPaths of a pod.
+func hostPaths(pod kubeclient.Object) (paths []string) {
+	for _, v := range pod.List("spec", "volumes") {
+		if path := v.Text("hostPath", "path"); path != "" {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+func (o Options) gatherStep(a Arguments) operation.Step {
+	return operation.Step{
+		ID: "gather", What: "gathering control plane configuration", Deadline: nodeTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			s, err := seen.Get(p)
+			if err != nil {
+				return err
+			}
+			for _, line := range s.Differences {
+				p.Report("%s", line)
+			}
+			if len(s.Differences) > 0 {
+				text := fmt.Sprintf("the static pods differ from the DaemonSets in %d points: accept this", len(s.Differences))
+				if err := confirm(ctx, p, a, "differences", text); err != nil {
+					return err
+				}
+			}
+			own, err := machine.Config(o.Store)
+			if err != nil {
+				return err
+			}
+			if len(own.Cluster.AggregatorCA.Key) > 0 {
+				return nil // of the manual way, or of an earlier conversion
+			}
+			p.Report("aggregator CA key can't be recovered from bootkube-boostrapped control plane, generating new CA") // S-293
+			return o.withKubernetes(func(client *kubeclient.Client) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return createAuthority(ctx, client) })
+			})
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			return o.withKubernetes(func(client *kubeclient.Client) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return client.Delete(ctx, newSecret) })
+			})
+		},
+	}
+}
+
+func createAuthority(ctx context.Context, client *kubeclient.Client) error {
+	ca, err := pki.NewAggregatorCA(time.Now())
+	if err != nil {
+		return err
+	}
+	_, err = client.CreateIfMissing(ctx, kubeclient.Object{
+		"apiVersion": newSecret.APIVersion, "kind": newSecret.Kind,
+		"metadata": map[string]any{"name": newSecret.Name, "namespace": newSecret.Namespace},
+		"data":     map[string]any{"crt": base64.StdEncoding.EncodeToString(ca.Cert), "key": base64.StdEncoding.EncodeToString(ca.Key)},
+	})
+	return err
+}
+
+// confirm asks a question. Another answer than yes ends the operation, which is undone.
+func confirm(ctx context.Context, p *operation.Progress, a Arguments, id, text string) error {
+	if a.Yes {
+		p.Report("%s: yes", text)
+		return nil
+	}
+	answer, err := p.Ask(ctx, operation.Question{ID: id, Text: text, Options: []string{"yes", "no"}, Timeout: questionTimeout})
+	if err == nil && answer != "yes" {
+		err = errors.New("it wasn't confirmed")
+	}
+	return err
+}
+
+// secrets are what the configuration of a self-hosted control plane lacks. The values have
+// the form that they have in it: base64 of PEM.
+func (o Options) secrets(ctx context.Context, client *kubeclient.Client) (map[string]any, error) {
+	own, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	text := base64.StdEncoding.EncodeToString
+	authority := map[string]any{"crt": text(own.Cluster.AggregatorCA.Crt), "key": text(own.Cluster.AggregatorCA.Key)}
+	if len(own.Cluster.AggregatorCA.Key) == 0 {
+		secret, err := client.Get(ctx, newSecret)
+		if err != nil {
+			return nil, err
+		}
+		authority = map[string]any{"crt": secret.Text("data", "crt"), "key": secret.Text("data", "key")}
+	}
+	key := text(own.Cluster.ServiceAccount.Key)
+	if key == "" {
+		secret, err := client.Get(ctx, serviceAccountSecret)
+		if err != nil {
+			return nil, err
+		}
+		if key = secret.Text("data", serviceAccountKey); key == "" {
+			return nil, rollout.Lasting{Err: fmt.Errorf("%s has no %s: set cluster.serviceAccount.key on all control planes by `gbctl patch mc`", serviceAccountSecret, serviceAccountKey)}
+		}
+	}
+	return map[string]any{"aggregatorCA": authority, "serviceAccount": map[string]any{"key": key}}, nil
+}
+
+func (o Options) patchStep() operation.Step {
+	parts := func(p *operation.Progress) ([]operation.Part, error) {
+		s, err := seen.Get(p)
+		if err != nil {
+			return nil, err
+		}
+		var parts []operation.Part
+		for _, n := range rollout.ControlPlanes(s.Nodes) {
+			parts = append(parts, operation.Part{
+				ID: n.Name, What: fmt.Sprintf("patching control plane node %q configuration", n.Address), Deadline: nodeTimeout,
+				Run: func(ctx context.Context, p *operation.Progress) error {
+					return o.withKubernetes(func(client *kubeclient.Client) error {
+						return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, client, n, s) })
+					})
+				},
+				Undo: func(ctx context.Context, p *operation.Progress) error {
+					return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.unpatch(ctx, n, s.Before[n.Name]) })
+				},
+			})
+		}
+		return parts, nil
+	}
+	return operation.Step{
+		ID: "patch", What: "complete the configurations of the control planes", Deadline: allTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			all, err := parts(p)
+			if err != nil {
+				return err
+			}
+			return p.Each(ctx, 1, all...)
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			all, err := parts(p)
+			if err != nil {
+				return err
+			}
+			return p.UndoEach(ctx, all...)
+		},
+	}
+}
+
+func (o Options) patch(ctx context.Context, client *kubeclient.Client, n rollout.Node, s survey) error {
+	cluster := map[string]any{}
+	for _, c := range programs {
+		if image := s.Images[c.name]; image != "" {
+			cluster[c.field] = map[string]any{"image": image}
+		}
+	}
+	if !s.Before[n.Name].Complete {
+		secrets, err := o.secrets(ctx, client)
+		if err != nil {
+			return err
+		}
+		maps.Copy(cluster, secrets)
+	}
+	return o.change(ctx, n, cluster)
+}
+
+// unpatch gives a node the configuration of before.
+func (o Options) unpatch(ctx context.Context, n rollout.Node, b before) error {
+	cluster := map[string]any{}
+	for _, c := range programs {
+		var image any // null removes it
+		if b.Images[c.field] != "" {
+			image = b.Images[c.field]
+		}
+		cluster[c.field] = map[string]any{"image": image}
+	}
+	if !b.Complete {
+		cluster["aggregatorCA"], cluster["serviceAccount"] = nil, nil
+	}
+	return o.change(ctx, n, cluster)
+}
+
+func (o Options) change(ctx context.Context, n rollout.Node, cluster map[string]any) error {
+	document, err := o.Peers.Config(ctx, n.Address)
+	if err != nil {
+		return err
+	}
+	text, err := yaml.Marshal(map[string]any{"cluster": cluster})
+	if err != nil {
+		return err
+	}
+	_, err = o.Peers.Patch(ctx, n.Address, document.GetDigest(), text)
+	if slices.Contains([]connect.Code{connect.CodeInvalidArgument, connect.CodePermissionDenied, connect.CodeFailedPrecondition}, connect.CodeOf(err)) {
+		err = rollout.Lasting{Err: err}
+	}
+	return err
+}

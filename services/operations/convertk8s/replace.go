@@ -1,0 +1,343 @@
+package convertk8s
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+)
+
+const (
+	// mirror is the annotation of the object that the kubelet makes of a static pod
+	// (https://kubernetes.io/docs/reference/labels-annotations-taints/).
+	mirror = "kubernetes.io/config.mirror"
+	// programLabel is on the pods of a program, self-hosted or static.
+	programLabel = "k8s-app"
+)
+
+func (o Options) renderStep() operation.Step {
+	return operation.Step{
+		ID: "render", What: "waiting for static pod definitions to be generated", Deadline: nodeTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			s, err := seen.Get(p)
+			if err != nil {
+				return err
+			}
+			generated := func(typ string, least int) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error {
+					for _, n := range rollout.ControlPlanes(s.Nodes) {
+						found, err := o.Peers.Resources(ctx, n.Address, typ, "")
+						if err != nil {
+							return err
+						}
+						if len(found) < least {
+							return fmt.Errorf("node %s has %d of %s, and not yet %d: gbctl -n %s logs controller-runtime", n.Name, len(found), typ, least, n.Address)
+						}
+					}
+					return nil
+				})
+			}
+			if err := generated(controlplane.StaticPods.Type(), len(programs)); err != nil {
+				return err
+			}
+			p.Report("waiting for manifests to be generated")
+			return generated(controlplane.BootstrapManifests.Type(), 1)
+		},
+	}
+}
+
+// saved is the DaemonSet of pod-checkpointer, for the way back.
+var saved = operation.Data[kubeclient.Object]{Key: "checkpointer"}
+
+func (o Options) checkpointerStep(a Arguments) operation.Step {
+	return operation.Step{
+		ID: "checkpointer", What: "disabling pod-checkpointer", Deadline: allTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			p.Report("static pod definitions and bootstrap manifests are generated; check them:")
+			p.Report("    gbctl -n <control plane IP> get %s", controlplane.StaticPods.Type())
+			p.Report("    gbctl -n <control plane IP> get %s", controlplane.BootstrapManifests.Type())
+			p.Report("pod-checkpointer must be disabled before the self-hosted control plane is removed")
+			p.Report("once pod-checkpointer is disabled, the cluster shouldn't be rebooted until the entire conversion process is complete")
+			if err := confirm(ctx, p, a, "checkpointer", "confirm disabling pod-checkpointer to proceed with control plane update"); err != nil {
+				return err
+			}
+			return o.withKubernetes(func(client *kubeclient.Client) error { return disable(ctx, p, client, a) })
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			set, err := saved.Get(p)
+			if errors.Is(err, operation.ErrNoData) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			return o.withKubernetes(func(client *kubeclient.Client) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { _, err := client.CreateIfMissing(ctx, set); return err })
+			})
+		},
+	}
+}
+
+// disable deletes pod-checkpointer, and waits until its checkpoints are gone.
+func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) error {
+	p.Report("deleting daemonset %q", checkpointer)
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
+		set, err := client.Get(ctx, daemonSet(checkpointer))
+		if kubeclient.IsNotFound(err) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		meta := map[string]any{"name": set.Name(), "namespace": set.Namespace(), "labels": set.At("metadata", "labels"), "annotations": set.At("metadata", "annotations")}
+		again := kubeclient.Object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta, "spec": set.At("spec")}
+		if err := saved.Put(p, again); err != nil {
+			return rollout.Lasting{Err: err}
+		}
+		return client.Delete(ctx, daemonSet(checkpointer))
+	}); err != nil {
+		return err
+	}
+	if a.RemoveCheckpoints {
+		p.Report("the nodes will remove the active pod checkpoints themselves")
+		return nil
+	}
+	p.Report("checking for active pod checkpoints")
+	var down time.Time
+	return rollout.Poll(ctx, p, func(ctx context.Context) error {
+		names, err := checkpoints(ctx, client)
+		var status *kubeclient.StatusError
+		switch {
+		case err == nil && len(names) == 0:
+			return nil
+		case err == nil:
+			err = fmt.Errorf("found %d active pod checkpoints: %v", len(names), names)
+			down = time.Time{}
+		case errors.As(err, &status):
+		case down.IsZero():
+			down = time.Now()
+		case time.Since(down) > downTimeout:
+			p.Report("no API server has answered for %s, and no checkpoint starts one: only static pods can", downTimeout)
+			return nil
+		}
+		return err
+	})
+}
+
+// checkpoints are the names of the pods that pod-checkpointer has made.
+func checkpoints(ctx context.Context, client *kubeclient.Client) (names []string, err error) {
+	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: "kube-system"}, kubeclient.Selection{})
+	if err != nil {
+		return nil, err
+	}
+	for _, pod := range list.Items() {
+		if _, checkpoint := annotations(pod)[controlplane.CheckpointOf]; checkpoint {
+			names = append(names, pod.Name())
+		}
+	}
+	return names, nil
+}
+
+func annotations(pod kubeclient.Object) map[string]any {
+	all, _ := pod.At("metadata", "annotations").(map[string]any)
+	return all
+}
+
+func confirmStep(a Arguments) operation.Step {
+	return operation.Step{
+		ID: "confirm", What: "ask for the point of no return", Deadline: time.Minute,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			return confirm(ctx, p, a, "apply", "confirm applying static pod definitions and manifests")
+		},
+	}
+}
+
+// keyStep lets the nodes write their static pods.
+func (o Options) keyStep() operation.Step {
+	return operation.Step{
+		ID: "key", What: "removing self-hosted initialized key", Deadline: nodeTimeout, PointOfNoReturn: true,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			nodes, err := o.nodes(ctx, p)
+			if err != nil {
+				return err
+			}
+			return rollout.Poll(ctx, p, func(ctx context.Context) error {
+				if err := o.RemoveInitialized(ctx); err != nil {
+					return err
+				}
+				for _, n := range nodes {
+					if yes, err := o.selfHosted(ctx, n); err != nil {
+						return err
+					} else if yes {
+						return fmt.Errorf("node %s hasn't noticed yet that the key is gone", n.Name)
+					}
+				}
+				return nil
+			})
+		},
+	}
+}
+
+// nodes are the control planes. Where only the key is removed, no step has looked for them.
+func (o Options) nodes(ctx context.Context, p *operation.Progress) ([]rollout.Node, error) {
+	s, err := seen.Get(p)
+	if errors.Is(err, operation.ErrNoData) {
+		if s, err = o.look(ctx); err == nil {
+			err = seen.Put(p, s)
+		}
+	}
+	return rollout.ControlPlanes(s.Nodes), err
+}
+
+// programStep replaces the pods of a DaemonSet by static pods, on one node after another.
+func (o Options) programStep(c program) operation.Step {
+	return operation.Step{
+		ID: c.name, What: fmt.Sprintf("replace daemonset %q by static pods", c.name), Deadline: allTimeout, PointOfNoReturn: true,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			nodes, err := o.nodes(ctx, p)
+			if err != nil {
+				return err
+			}
+			p.Report("deleting daemonset %q", c.name)
+			if err := o.withKubernetes(func(client *kubeclient.Client) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return orphan(ctx, client, c.name) })
+			}); err != nil {
+				return err
+			}
+			var parts []operation.Part
+			for _, n := range nodes {
+				parts = append(parts, operation.Part{
+					ID: n.Name, What: fmt.Sprintf("replacing %q on node %q", c.name, n.Address), Deadline: nodeTimeout,
+					Run: func(ctx context.Context, p *operation.Progress) error { return o.replace(ctx, p, n, c) },
+				})
+			}
+			if err := p.Each(ctx, 1, parts...); err != nil {
+				return err
+			}
+			p.Report("waiting for static pods for %q to be present in the API server state", c.name) // S-301
+			if err := o.withKubernetes(func(client *kubeclient.Client) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return present(ctx, client, c, nodes) })
+			}); err != nil {
+				return err
+			}
+			return rollout.Watch(ctx, o.Peers, nodes, c.name, watched)
+		},
+	}
+}
+
+// orphan deletes a DaemonSet and leaves its pods.
+func orphan(ctx context.Context, client *kubeclient.Client, name string) error {
+	if err := client.Orphan(ctx, daemonSet(name)); err != nil {
+		return err
+	}
+	if _, err := client.Get(ctx, daemonSet(name)); err == nil {
+		return fmt.Errorf("daemonset %s isn't gone yet", name)
+	} else if !kubeclient.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// replace ends the self-hosted pod of a program on a node, and waits for the static one.
+func (o Options) replace(ctx context.Context, p *operation.Progress, n rollout.Node, c program) error {
+	began := time.Now()
+	if err := o.withKubernetes(func(client *kubeclient.Client) error {
+		return rollout.Poll(ctx, p, func(ctx context.Context) error {
+			pods, err := podsOf(ctx, client, c, n)
+			if err != nil {
+				return err
+			}
+			for _, pod := range pods {
+				if _, static := annotations(pod)[mirror]; static {
+					continue
+				}
+				if err := client.Delete(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace(), Name: pod.Name()}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}); err != nil {
+		return err
+	}
+	// Restarts don't count: the program may have failed while the other one had its port
+	// (S-304).
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
+		run, err := rollout.Running(ctx, o.Peers, n, c.name)
+		if err != nil {
+			return err
+		}
+		return run.Unhealthy()
+	}); err != nil {
+		return err
+	}
+	p.Report("healthy as a static pod after %.1f s", time.Since(began).Seconds())
+	return nil
+}
+
+// podsOf are the pods of a program on a node.
+func podsOf(ctx context.Context, client *kubeclient.Client, c program, n rollout.Node) ([]kubeclient.Object, error) {
+	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: "kube-system"},
+		kubeclient.Selection{Labels: programLabel + "=" + c.name, Fields: "spec.nodeName=" + n.Name})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items(), nil
+}
+
+// present returns nil if Kubernetes has the static pod of each node, and nothing else of the
+// program.
+func present(ctx context.Context, client *kubeclient.Client, c program, nodes []rollout.Node) error {
+	for _, n := range nodes {
+		pods, err := podsOf(ctx, client, c, n)
+		if err != nil {
+			return err
+		}
+		static := 0
+		for _, pod := range pods {
+			if _, yes := annotations(pod)[mirror]; !yes {
+				return fmt.Errorf("pod %s is still there", pod.Name())
+			}
+			static++
+		}
+		if static != 1 {
+			return fmt.Errorf("node %s has %d static pods of %s", n.Name, static, c.name)
+		}
+	}
+	return nil
+}
+
+func (o Options) verifyStep() operation.Step {
+	return operation.Step{
+		ID: "verify", What: "check that all control planes run static pods", Deadline: nodeTimeout, PointOfNoReturn: true,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			nodes, err := o.nodes(ctx, p)
+			if err != nil {
+				return err
+			}
+			return o.withKubernetes(func(client *kubeclient.Client) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error {
+					for _, n := range nodes {
+						for _, c := range programs {
+							run, err := rollout.Running(ctx, o.Peers, n, c.name)
+							if err == nil {
+								err = run.Unhealthy()
+							}
+							if err != nil {
+								return fmt.Errorf("node %s: %w", n.Name, err)
+							}
+						}
+					}
+					if err := client.Delete(ctx, newSecret); err != nil {
+						return err
+					}
+					p.Report("conversion process completed successfully")
+					return nil
+				})
+			})
+		},
+	}
+}

@@ -70,9 +70,14 @@ func TestMetalInQEMU(t *testing.T) {
 			"/sys/class/net/eth0/device/uevent": "DRIVER=" + is.driver + "\n",
 			"/system/state/config.yaml":         "disk: " + is.disk + "\n",
 		} {
-			if got := c.Gbctl("-n", n.Address.String(), "read", path); !strings.Contains(got, want) {
-				t.Errorf("%s of %s has no %q:\n%s", path, n.Name, want, got)
-			}
+			// The configuration follows a moment after its file system.
+			c.Eventually(diskBudget, fmt.Sprintf("%s of %s has %q", path, n.Name, want), func() error {
+				got, err := c.TryGbctl("-n", n.Address.String(), "read", path)
+				if err == nil && !strings.Contains(got, want) {
+					err = fmt.Errorf("it is:\n%s", got)
+				}
+				return err
+			})
 		}
 	}
 	for _, line := range c.Lines(0) {

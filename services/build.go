@@ -25,6 +25,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
+	"github.com/garboard-os/garboard/services/operations/convertk8s"
 	"github.com/garboard-os/garboard/services/operations/doctor"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
@@ -103,9 +104,13 @@ func NewNode(o Options) (*Node, error) {
 			return controlplane.Metrics(ctx, store, node)
 		},
 	}
+	convert := convertk8s.Options{
+		Store: store, Peers: others, Kubernetes: upgrade.Kubernetes,
+		RemoveInitialized: func(ctx context.Context) error { return controlplane.RemoveInitialized(ctx, store) },
+	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Print: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
-		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade)}),
+		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade), convertk8s.Definition(convert)}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)

@@ -2757,6 +2757,122 @@ func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
 	return nil
 }
 
+type ConvertKubernetesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Answer all questions with yes.
+	Yes bool `protobuf:"varint,1,opt,name=yes,proto3" json:"yes,omitempty"`
+	// Don't wait until pod-checkpointer has removed its checkpoints: the nodes remove them.
+	RemoveCheckpoints bool `protobuf:"varint,2,opt,name=remove_checkpoints,json=removeCheckpoints,proto3" json:"remove_checkpoints,omitempty"`
+	// Only remove the key of a self-hosted control plane from etcd.
+	RemoveInitializedKey bool `protobuf:"varint,3,opt,name=remove_initialized_key,json=removeInitializedKey,proto3" json:"remove_initialized_key,omitempty"`
+	// Only check the cluster, and return the steps and the differences.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConvertKubernetesRequest) Reset() {
+	*x = ConvertKubernetesRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConvertKubernetesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConvertKubernetesRequest) ProtoMessage() {}
+
+func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConvertKubernetesRequest.ProtoReflect.Descriptor instead.
+func (*ConvertKubernetesRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ConvertKubernetesRequest) GetYes() bool {
+	if x != nil {
+		return x.Yes
+	}
+	return false
+}
+
+func (x *ConvertKubernetesRequest) GetRemoveCheckpoints() bool {
+	if x != nil {
+		return x.RemoveCheckpoints
+	}
+	return false
+}
+
+func (x *ConvertKubernetesRequest) GetRemoveInitializedKey() bool {
+	if x != nil {
+		return x.RemoveInitializedKey
+	}
+	return false
+}
+
+func (x *ConvertKubernetesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ConvertKubernetesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConvertKubernetesResponse) Reset() {
+	*x = ConvertKubernetesResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConvertKubernetesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConvertKubernetesResponse) ProtoMessage() {}
+
+func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConvertKubernetesResponse.ProtoReflect.Descriptor instead.
+func (*ConvertKubernetesResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ConvertKubernetesResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Skip all steps and checks in the cluster (gbctl reset --graceful=false).
@@ -2775,7 +2891,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2903,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2916,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -2854,7 +2970,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +2982,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +2995,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -3093,6 +3209,13 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x03yes\x18\x04 \x01(\bR\x03yes\x12\x17\n" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"Q\n" +
 	"\x19UpgradeKubernetesResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xaa\x01\n" +
+	"\x18ConvertKubernetesRequest\x12\x10\n" +
+	"\x03yes\x18\x01 \x01(\bR\x03yes\x12-\n" +
+	"\x12remove_checkpoints\x18\x02 \x01(\bR\x11removeCheckpoints\x124\n" +
+	"\x16remove_initialized_key\x18\x03 \x01(\bR\x14removeInitializedKey\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"Q\n" +
+	"\x19ConvertKubernetesResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xf5\x01\n" +
 	"\fResetRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
@@ -3102,7 +3225,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xc2\x0e\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb8\x0f\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -3125,7 +3248,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
 	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
 	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
-	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
+	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_node_proto_rawDescOnce sync.Once
@@ -3140,7 +3264,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -3188,83 +3312,88 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*ShutdownResponse)(nil),          // 43: garboard.v1.ShutdownResponse
 	(*UpgradeKubernetesRequest)(nil),  // 44: garboard.v1.UpgradeKubernetesRequest
 	(*UpgradeKubernetesResponse)(nil), // 45: garboard.v1.UpgradeKubernetesResponse
-	(*ResetRequest)(nil),              // 46: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 47: garboard.v1.ResetResponse
-	nil,                               // 48: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 49: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 50: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 51: garboard.v1.Operation
+	(*ConvertKubernetesRequest)(nil),  // 46: garboard.v1.ConvertKubernetesRequest
+	(*ConvertKubernetesResponse)(nil), // 47: garboard.v1.ConvertKubernetesResponse
+	(*ResetRequest)(nil),              // 48: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 49: garboard.v1.ResetResponse
+	nil,                               // 50: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 51: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 52: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 53: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	49, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	51, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	49, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	48, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	51, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	50, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	50, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	49, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	49, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	52, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	51, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	51, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	50, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	50, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	52, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	52, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
 	39, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	50, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	49, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	51, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	49, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	51, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	51, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	49, // 22: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	51, // 23: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 24: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 25: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 26: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 27: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 28: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 29: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 30: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 31: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 32: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 33: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 34: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 35: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 36: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	33, // 37: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	37, // 38: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	35, // 39: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	40, // 40: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	42, // 41: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	46, // 42: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	44, // 43: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	2,  // 44: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 45: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 46: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 47: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 48: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 49: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 50: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 51: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 52: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 53: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 54: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 55: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 56: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	34, // 57: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	38, // 58: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	36, // 59: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	41, // 60: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	43, // 61: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	47, // 62: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	45, // 63: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	44, // [44:64] is the sub-list for method output_type
-	24, // [24:44] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	52, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	51, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	53, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	51, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	53, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	53, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	53, // 22: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	51, // 23: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	53, // 24: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 25: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 26: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 27: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 28: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 29: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 30: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 31: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 32: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 33: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 34: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 35: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	29, // 36: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 37: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	33, // 38: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	37, // 39: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	35, // 40: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	40, // 41: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	42, // 42: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	48, // 43: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	44, // 44: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	46, // 45: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	2,  // 46: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 47: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 48: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 49: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 50: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 51: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 52: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 53: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 54: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 55: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 56: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 57: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 58: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	34, // 59: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	38, // 60: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	36, // 61: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	41, // 62: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	43, // 63: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	49, // 64: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	45, // 65: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	47, // 66: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	46, // [46:67] is the sub-list for method output_type
+	25, // [25:46] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -3280,7 +3409,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   48,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

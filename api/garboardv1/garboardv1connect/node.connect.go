@@ -75,6 +75,9 @@ const (
 	// NodeServiceUpgradeKubernetesProcedure is the fully-qualified name of the NodeService's
 	// UpgradeKubernetes RPC.
 	NodeServiceUpgradeKubernetesProcedure = "/garboard.v1.NodeService/UpgradeKubernetes"
+	// NodeServiceConvertKubernetesProcedure is the fully-qualified name of the NodeService's
+	// ConvertKubernetes RPC.
+	NodeServiceConvertKubernetesProcedure = "/garboard.v1.NodeService/ConvertKubernetes"
 )
 
 // NodeServiceClient is a client for the garboard.v1.NodeService service.
@@ -122,6 +125,9 @@ type NodeServiceClient interface {
 	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
 	// nodes of the cluster, up or down. Only a control plane does it.
 	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
+	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
+	// static pods, on all control planes. Only a control plane does it.
+	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the garboard.v1.NodeService service. By default, it
@@ -268,6 +274,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("UpgradeKubernetes")),
 			connect.WithClientOptions(opts...),
 		),
+		convertKubernetes: connect.NewClient[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse](
+			httpClient,
+			baseURL+NodeServiceConvertKubernetesProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("ConvertKubernetes")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -293,6 +305,7 @@ type nodeServiceClient struct {
 	shutdown          *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
 	reset             *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
 	upgradeKubernetes *connect.Client[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse]
+	convertKubernetes *connect.Client[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse]
 }
 
 // Version calls garboard.v1.NodeService.Version.
@@ -395,6 +408,11 @@ func (c *nodeServiceClient) UpgradeKubernetes(ctx context.Context, req *connect.
 	return c.upgradeKubernetes.CallUnary(ctx, req)
 }
 
+// ConvertKubernetes calls garboard.v1.NodeService.ConvertKubernetes.
+func (c *nodeServiceClient) ConvertKubernetes(ctx context.Context, req *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error) {
+	return c.convertKubernetes.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the garboard.v1.NodeService service.
 type NodeServiceHandler interface {
 	Version(context.Context, *connect.Request[garboardv1.VersionRequest]) (*connect.Response[garboardv1.VersionResponse], error)
@@ -440,6 +458,9 @@ type NodeServiceHandler interface {
 	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
 	// nodes of the cluster, up or down. Only a control plane does it.
 	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
+	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
+	// static pods, on all control planes. Only a control plane does it.
+	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -582,6 +603,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("UpgradeKubernetes")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceConvertKubernetesHandler := connect.NewUnaryHandler(
+		NodeServiceConvertKubernetesProcedure,
+		svc.ConvertKubernetes,
+		connect.WithSchema(nodeServiceMethods.ByName("ConvertKubernetes")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/garboard.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceVersionProcedure:
@@ -624,6 +651,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceResetHandler.ServeHTTP(w, r)
 		case NodeServiceUpgradeKubernetesProcedure:
 			nodeServiceUpgradeKubernetesHandler.ServeHTTP(w, r)
+		case NodeServiceConvertKubernetesProcedure:
+			nodeServiceConvertKubernetesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -711,4 +740,8 @@ func (UnimplementedNodeServiceHandler) Reset(context.Context, *connect.Request[g
 
 func (UnimplementedNodeServiceHandler) UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.UpgradeKubernetes is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ConvertKubernetes is not implemented"))
 }

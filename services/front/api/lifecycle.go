@@ -8,6 +8,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/operations/convertk8s"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -61,6 +62,13 @@ func (s *nodeService) UpgradeKubernetes(ctx context.Context, req *connect.Reques
 	}
 	o, err := s.operate(ctx, upgradek8s.Name, a.Encode(), m.GetDryRun())
 	return connect.NewResponse(&apiv1.UpgradeKubernetesResponse{Operation: o}), err
+}
+
+func (s *nodeService) ConvertKubernetes(ctx context.Context, req *connect.Request[apiv1.ConvertKubernetesRequest]) (*connect.Response[apiv1.ConvertKubernetesResponse], error) {
+	m := req.Msg
+	a := convertk8s.Arguments{Yes: m.GetYes(), RemoveCheckpoints: m.GetRemoveCheckpoints(), OnlyKey: m.GetRemoveInitializedKey()}
+	o, err := s.operate(ctx, convertk8s.Name, a.Encode(), m.GetDryRun())
+	return connect.NewResponse(&apiv1.ConvertKubernetesResponse{Operation: o}), err
 }
 
 // versionTag is a version as the tags of images have it.

@@ -1,0 +1,173 @@
+package convertk8s
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/google/go-cmp/cmp"
+)
+
+var yes = map[string]string{"differences": "yes", "checkpointer": "yes", "apply": "yes"}
+
+// whole is all that a conversion changes, in order.
+func whole() []string {
+	did := []string{"made garboard-conversion", "n1 complete", "n2 complete", "n3 complete", "no daemonset pod-checkpointer", "key"}
+	for _, c := range programs {
+		did = append(did, "no daemonset "+c.name)
+		for _, n := range []string{"n1", "n2", "n3"} {
+			did = append(did, "no pod "+c.name+"."+n, c.name+"/"+n+" static")
+		}
+	}
+	return append(did, "no secret garboard-conversion")
+}
+
+// S-290, S-292, S-294, S-299, S-301: the steps in their order, on one node after another.
+func TestS301ControlPlaneIsConverted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer r.off()
+		if o := r.run(Arguments{}, yes); o.State != operation.Done {
+			t.Fatalf("it ended as %s: %s", o.State, o.Error)
+		}
+		if diff := cmp.Diff(whole(), r.did); diff != "" {
+			t.Error(diff)
+		}
+		text := string(r.nodes[1].document)
+		for _, want := range []string{"# kept", "key: a2V5", "image: " + image + "kube-apiserver:v1", "image: " + image + "kube-scheduler:v1"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("the configuration of n2 has no %q:\n%s", want, text)
+			}
+		}
+		if _, err := r.start(Arguments{}); err == nil || !strings.Contains(err.Error(), "isn't self-hosted") {
+			t.Errorf("another conversion: %v", err)
+		}
+	})
+}
+
+// The coordinator loses its power at each change, and the operation goes on.
+func TestS303KilledAtEachChange(t *testing.T) {
+	t.Parallel()
+	for _, cut := range whole() {
+		t.Run(cut, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.cut = cut
+				r.boot()
+				defer func() { r.off() }()
+				if o := r.run(Arguments{Yes: true}, nil); o.State != operation.Done {
+					t.Fatalf("it ended as %s: %s", o.State, o.Error)
+				}
+				if diff := cmp.Diff(whole(), r.did); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// S-298, S-300, S-303: the answer no, and an abort, take all back until the second yes.
+func TestS303EverythingIsTakenBack(t *testing.T) {
+	t.Parallel()
+	for question, undone := range map[string][]string{
+		"differences":  nil,
+		"checkpointer": {"n3 old", "n2 old", "n1 old", "no secret garboard-conversion"},
+		"apply":        {"made pod-checkpointer", "n3 old", "n2 old", "n1 old", "no secret garboard-conversion"},
+	} {
+		t.Run(question, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.boot()
+				defer func() { r.off() }()
+				before := string(r.nodes[1].document)
+				answers := map[string]string{}
+				for q, a := range yes {
+					answers[q] = a
+				}
+				answers[question] = "no"
+				o := r.run(Arguments{}, answers)
+				if o.State != operation.Failed || !strings.Contains(o.Error, "confirmed") {
+					t.Errorf("it ended as %s: %s", o.State, o.Error)
+				}
+				if did := r.did[len(r.did)-len(undone):]; !slices.Equal(did, undone) {
+					t.Errorf("undone: %q, want %q", did, undone)
+				}
+				b, err := read(r.nodes[1].document)
+				if err != nil || b.Complete || b.Images["scheduler"] != "own:1" || b.Images["apiServer"] != "" {
+					t.Errorf("the configuration was\n%s\nand is\n%s", before, r.nodes[1].document)
+				}
+				if !r.mark || r.sets[checkpointer] == nil {
+					t.Error("the control plane isn't self-hosted any more")
+				}
+				r.did = nil
+				if o := r.run(Arguments{}, yes); o.State != operation.Done {
+					t.Errorf("the next conversion ended as %s: %s", o.State, o.Error)
+				}
+			})
+		})
+	}
+}
+
+// S-305, S-306: the key alone is removed once the configurations are complete.
+func TestS305OnlyTheKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer r.off()
+		if _, err := r.start(Arguments{OnlyKey: true}); err == nil || !strings.Contains(err.Error(), "node n1: its configuration has no cluster.aggregatorCA") {
+			t.Errorf("incomplete configurations: %v", err)
+		}
+		for _, m := range r.nodes[:3] {
+			m.document = []byte("cluster: {aggregatorCA: {crt: eA==, key: eA==}, serviceAccount: {key: eA==}}\n")
+		}
+		if o := r.run(Arguments{OnlyKey: true}, nil); o.State != operation.Done || !slices.Equal(r.did, []string{"key"}) {
+			t.Errorf("it ended as %s (%s) and did %q", o.State, o.Error, r.did)
+		}
+	})
+}
+
+// The plan shows what the static pods have otherwise, and changes nothing.
+func TestDryRunShowsDifferences(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer r.off()
+		o, err := r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}.Encode(), DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(o.Warnings, func(w string) bool {
+			return strings.HasPrefix(w, "kube-apiserver: the DaemonSet has --own-flag=x") && strings.HasSuffix(w, "cluster.apiServer.extraArgs")
+		}) {
+			t.Errorf("warnings: %q", o.Warnings)
+		}
+		if len(r.did) > 0 {
+			t.Errorf("it did %q", r.did)
+		}
+	})
+}
+
+func TestDifferences(t *testing.T) {
+	t.Parallel()
+	self := object{"spec": object{
+		"containers": []any{object{"command": []any{"kube-apiserver", "--same=1", "--file=/old/x", "--advertise-address=$(POD_IP)", "--other=a"}}},
+		"volumes":    []any{object{"hostPath": object{"path": "/srv"}}, object{"secret": object{"secretName": "s"}}},
+	}}
+	static := object{"spec": object{"containers": []any{object{"command": []any{"kube-apiserver", "--same=1", "--file=/new/x", "--advertise-address=10.5.0.2", "--other=b", "--more"}}}}}
+	want := []string{
+		"kube-apiserver: the DaemonSet has --other=a, and the static pod --other=b",
+		"kube-apiserver: the static pod has --more=true, and the DaemonSet doesn't",
+		"kube-apiserver: the DaemonSet mounts /srv of the node, and the static pod doesn't: see cluster.apiServer.extraVolumes",
+	}
+	if diff := cmp.Diff(want, differences("kube-apiserver", self, static)); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,406 @@
+package convertk8s
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+	"gopkg.in/yaml.v3"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/merge"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+type object = map[string]any
+
+// rig is a self-hosted cluster of three control planes and a worker, as the operation sees
+// it: what peers and Kubernetes answer. What the programs do is in the tests on real parts.
+type rig struct {
+	t      *testing.T
+	dir    string
+	shared *memory
+	runner *operation.Runner
+	off    func()
+
+	mu      sync.Mutex // guards all below
+	nodes   []*member
+	sets    map[string]object
+	secrets map[string]object
+	pods    map[string]string // program/node → "self", "static"
+	mark    bool
+	gone    time.Time // since when pod-checkpointer is gone
+	did     []string
+	cut     string // the node of the operation loses its power when this is done
+	power   context.CancelFunc
+}
+
+type member struct {
+	name     string
+	address  netip.Addr
+	document []byte
+	version  uint64
+}
+
+const image = "registry.example/"
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t, dir: t.TempDir(), shared: &memory{}, sets: map[string]object{}, secrets: map[string]object{}, pods: map[string]string{}, mark: true}
+	for i, name := range []string{"n1", "n2", "n3", "w1"} {
+		r.nodes = append(r.nodes, &member{name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1, document: []byte("# kept\ncluster:\n  scheduler: {image: \"own:1\"}\n")})
+	}
+	for _, c := range append([]program{{name: checkpointer}}, programs...) {
+		r.sets[c.name] = object{
+			"metadata": object{"name": c.name, "namespace": "kube-system", "resourceVersion": "1", "labels": object{"k8s-app": c.name}},
+			"spec": object{"template": object{"spec": object{
+				"containers": []any{object{"name": c.name, "image": image + c.name + ":v1", "command": []any{c.name, "--own-flag=x"}}},
+			}}},
+		}
+		for _, m := range r.nodes[:3] {
+			r.pods[c.name+"/"+m.name] = "self"
+		}
+	}
+	r.secrets["kube-controller-manager"] = object{"data": object{serviceAccountKey: "a2V5"}}
+	return r
+}
+
+// boot is a start of the node that runs the operation.
+func (r *rig) boot() {
+	r.t.Helper()
+	store := resource.NewStore()
+	cfg := &config.Config{}
+	cfg.Machine.Type = config.ControlPlane
+	put(r.t, machine.Configs.Put(store.As("test"), machine.ConfigID, cfg))
+	put(r.t, network.Addresses.Put(store.As("test"), network.AddressID, network.NodeAddress{Primary: r.nodes[0].address}))
+	runner, err := operation.New(operation.Options{
+		Store: store, Log: slog.New(slog.DiscardHandler), Dir: r.dir, Shared: r.shared,
+		Definitions: []operation.Definition{Definition(Options{
+			Store: store, Peers: r,
+			Kubernetes: func() (*kubeclient.Client, error) {
+				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
+			},
+			RemoveInitialized: func(context.Context) error {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				if r.mark {
+					r.mark = false
+					r.note("key")
+				}
+				return nil
+			},
+		})},
+	})
+	put(r.t, err)
+	ctx, cancel := context.WithCancel(r.t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = runner.Run(ctx) }()
+	r.runner, r.power = runner, cancel
+	r.off = func() { cancel(); <-ended }
+	runner.Open()
+	synctest.Wait()
+}
+
+func put(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) start(a Arguments) (operation.Operation, error) {
+	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: a.Encode(), By: "jo"})
+}
+
+// run starts the operation and follows it to its end, over power cuts. answers are those to
+// its questions.
+func (r *rig) run(a Arguments, answers map[string]string) operation.Operation {
+	r.t.Helper()
+	o, err := r.start(a)
+	put(r.t, err)
+	return r.end(o.ID, answers)
+}
+
+func (r *rig) end(id string, answers map[string]string) operation.Operation {
+	r.t.Helper()
+	for range 20000 {
+		time.Sleep(time.Second)
+		synctest.Wait()
+		r.mu.Lock()
+		dark := r.cut == "dark"
+		r.mu.Unlock()
+		if dark {
+			r.off()
+			r.mu.Lock()
+			r.cut = ""
+			r.mu.Unlock()
+			r.boot()
+		}
+		o, err := r.runner.Get(id)
+		put(r.t, err)
+		if !o.Ended.IsZero() {
+			return o
+		}
+		if q := o.Question; q != nil && answers[q.ID] != "" {
+			put(r.t, r.runner.Answer(id, q.ID, answers[q.ID], "jo"))
+		}
+	}
+	r.t.Fatalf("%s doesn't end", id)
+	return operation.Operation{}
+}
+
+// note writes down a change; the power goes with the one that is to be cut.
+func (r *rig) note(what string) {
+	r.did = append(r.did, what)
+	if r.cut == what {
+		r.cut = "dark"
+		r.power()
+	}
+}
+
+func (r *rig) at(a netip.Addr) *member {
+	return r.nodes[slices.IndexFunc(r.nodes, func(m *member) bool { return m.address == a })]
+}
+
+func (r *rig) Check() error { return nil }
+
+func (r *rig) Version(context.Context, netip.Addr) (*apiv1.VersionResponse, error) {
+	return &apiv1.VersionResponse{Version: boot.Version}, nil
+}
+
+func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.at(a)
+	return &apiv1.GetConfigResponse{Document: slices.Clone(m.document), Digest: strconv.FormatUint(m.version, 10)}, nil
+}
+
+func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.at(a)
+	if base != strconv.FormatUint(m.version, 10) {
+		return nil, connect.NewError(connect.CodeAborted, errors.New("the configuration has changed"))
+	}
+	document, err := merge.Apply(m.document, patch)
+	if err != nil {
+		return nil, err
+	}
+	if string(document) != string(m.document) {
+		m.document = document
+		m.version++
+		b, _ := read(document)
+		r.note(m.name + map[bool]string{true: " complete", false: " old"}[b.Complete])
+	}
+	return &apiv1.ApplyConfigResponse{}, nil
+}
+
+func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []*apiv1.Resource, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.at(a)
+	b, err := read(m.document)
+	if err != nil {
+		return nil, err
+	}
+	switch typ {
+	case controlplane.BootstrapStatuses.Type():
+		return []*apiv1.Resource{{Spec: fmt.Sprintf("selfHosted: %v", r.mark)}}, nil
+	case controlplane.Configs.Type():
+		return []*apiv1.Resource{{Id: id, Version: 1}}, nil
+	case controlplane.StaticPods.Type(), controlplane.BootstrapManifests.Type():
+		for range programs {
+			if b.Complete {
+				all = append(all, &apiv1.Resource{})
+			}
+		}
+		return all, nil
+	}
+	for _, c := range programs {
+		// The node writes the static pod when the port is free.
+		if key := c.name + "/" + m.name; r.pods[key] == "" && b.Complete && !r.mark {
+			r.pods[key] = "static"
+			r.note(key + " static")
+		}
+		if r.pods[c.name+"/"+m.name] != "static" {
+			continue
+		}
+		text, err := yaml.Marshal(object{
+			controlplane.ConfigVersion: "1", "conditions": []object{{"type": "Ready", "status": "True"}},
+			"containerStatuses": []object{{"restartCount": 3, "state": object{"running": object{"startedAt": "1"}}}},
+		})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &apiv1.Resource{Id: "kube-system/" + c.name + "-" + m.name, Spec: string(text)})
+	}
+	return all, nil
+}
+
+// RoundTrip is the API server.
+func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := httptest.NewRecorder()
+	r.answer(w, q)
+	return w.Result(), nil
+}
+
+const discovery = `{"kind":"APIGroupDiscoveryList","items":[
+	{"metadata":{},"versions":[{"version":"v1","resources":[
+		{"resource":"pods","scope":"Namespaced","responseKind":{"kind":"Pod"}},{"resource":"secrets","scope":"Namespaced","responseKind":{"kind":"Secret"}},
+		{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]},
+	{"metadata":{"name":"apps"},"versions":[{"version":"v1","resources":[{"resource":"daemonsets","scope":"Namespaced","responseKind":{"kind":"DaemonSet"}}]}]}]}`
+
+func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
+	_, kind, _ := strings.Cut(q.URL.Path, "/namespaces/kube-system/")
+	kind, name, _ := strings.Cut(kind, "/")
+	switch {
+	case q.URL.Path == "/api" || q.URL.Path == "/apis":
+		io.WriteString(w, discovery)
+	case q.URL.Path == "/api/v1/nodes":
+		items := []object{}
+		for _, m := range r.nodes {
+			labels := object{}
+			if m.name[0] == 'n' {
+				labels["node-role.kubernetes.io/control-plane"] = ""
+			}
+			items = append(items, object{"metadata": object{"name": m.name, "labels": labels}, "status": object{"addresses": []object{{"type": "InternalIP", "address": m.address}}}})
+		}
+		json.NewEncoder(w).Encode(object{"items": items})
+	case kind == "pods":
+		r.answerPods(w, q, name)
+	case kind == "daemonsets":
+		r.answerObject(w, q, r.sets, "daemonset "+name, name)
+	case kind == "secrets":
+		r.answerObject(w, q, r.secrets, "secret "+name, name)
+	default:
+		w.WriteHeader(http.StatusNotFound)
+	}
+}
+
+func (r *rig) answerObject(w http.ResponseWriter, q *http.Request, all map[string]object, what, name string) {
+	if q.Method == http.MethodPost {
+		var o kubeclient.Object
+		json.NewDecoder(q.Body).Decode(&o)
+		if all[o.Name()] == nil {
+			all[o.Name()] = o
+			r.note("made " + o.Name())
+		}
+		name = o.Name()
+	}
+	o, there := all[name]
+	switch {
+	case !there:
+		w.WriteHeader(http.StatusNotFound)
+		return
+	case q.Method == http.MethodDelete:
+		delete(all, name)
+		if name == checkpointer {
+			r.gone = time.Now()
+		}
+		r.note("no " + what)
+	}
+	json.NewEncoder(w).Encode(o)
+}
+
+// answerPods: the name of a pod is its program, and its node. The checkpoints go five
+// minutes after pod-checkpointer.
+func (r *rig) answerPods(w http.ResponseWriter, q *http.Request, name string) {
+	if q.Method == http.MethodDelete {
+		key := strings.Replace(name, ".", "/", 1)
+		if r.pods[key] == "static" {
+			r.t.Errorf("static pod %s was deleted", name)
+		}
+		if r.sets[strings.Split(key, "/")[0]] != nil {
+			r.t.Errorf("pod %s was deleted before its daemonset", name)
+		}
+		delete(r.pods, key)
+		r.note("no pod " + name)
+		json.NewEncoder(w).Encode(object{})
+		return
+	}
+	items := []object{}
+	for key, is := range r.pods {
+		program, node, _ := strings.Cut(key, "/")
+		meta := object{"name": program + "." + node, "namespace": "kube-system"}
+		switch {
+		case program == checkpointer:
+			if !r.gone.IsZero() && time.Since(r.gone) > 5*time.Minute {
+				continue
+			}
+			meta["annotations"] = object{controlplane.CheckpointOf: "x"}
+		case is == "static":
+			meta["annotations"] = object{mirror: "1"}
+		}
+		wanted := q.URL.Query()
+		if l := wanted.Get("labelSelector"); l != "" && l != programLabel+"="+program {
+			continue
+		}
+		if f := wanted.Get("fieldSelector"); f != "" && f != "spec.nodeName="+node {
+			continue
+		}
+		items = append(items, object{"metadata": meta})
+	}
+	json.NewEncoder(w).Encode(object{"items": items})
+}
+// memory is where the records of shared operations are.
+type memory struct {
+	mu      sync.Mutex
+	records map[string][]byte
+}
+
+func (s *memory) Claim(_ context.Context, h operation.Holder) (operation.Claim, error) {
+	return claim{s, h.ID}, nil
+}
+
+func (s *memory) List(context.Context) ([]operation.SharedRecord, error) { return nil, nil }
+
+func (s *memory) Delete(context.Context, string) error { return nil }
+
+type claim struct {
+	*memory
+	id string
+}
+
+func (c claim) Node() string { return "n1" }
+
+func (c claim) Read(context.Context) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.records[c.id], nil
+}
+
+func (c claim) Write(_ context.Context, record []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.records == nil {
+		c.records = map[string][]byte{}
+	}
+	c.records[c.id] = record
+	return nil
+}
+
+func (c claim) Lost() <-chan struct{} { return nil }
+
+func (c claim) Release(context.Context) error { return nil }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -110,7 +111,7 @@ func newFixture(t *testing.T, c *config.Config) *fixture {
 
 func (f *fixture) run() {
 	controllers := append(secrets.Controllers(secrets.Options{Dir: f.path("secrets"), Now: f.now, Balancer: f.config.Cluster.ControlPlane.Endpoint.String()}), Controllers(Options{
-		Logs: f.logs, StaticPodsDir: f.path("static-pods"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
+		Logs: f.logs, StaticPodsDir: f.path("static-pods"), CheckpointsDir: f.path("checkpoints"), FilesDir: f.path("files"), AuditDir: f.path("audit"), SecretsDir: f.path("secrets"),
 		CNIConfDir: f.path("cni"), SubnetFile: f.path("subnet.env"), KubeletURL: f.kubeletURL,
 		Initialized: func(context.Context, resource.Reader, string) (bool, error) { return f.selfHosted.Load(), nil },
 	})...)
@@ -386,7 +387,12 @@ func TestBootstrapStatus(t *testing.T) {
 // operator to see, and nothing is written for the kubelet. What an earlier boot has left
 // goes. When the mark in etcd is removed, the files are written.
 func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
-	f := newFixture(t, testConfig(t))
+	c := testConfig(t)
+	old, err := net.Listen("tcp", "127.0.0.1:0") // the self-hosted kube-apiserver
+	put(t, err)
+	defer old.Close()
+	c.Cluster.ControlPlane.LocalAPIServerPort = old.Addr().(*net.TCPAddr).Port
+	f := newFixture(t, c)
 	f.selfHosted.Store(true)
 	put(t, os.MkdirAll(f.path("static-pods"), 0o755))
 	put(t, os.WriteFile(f.file(scheduler), nil, 0o600))
@@ -408,15 +414,37 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 		}
 		return nil
 	})
+	own := f.path("static-pods", "own.json")
+	left := f.path("static-pods", "kube-system-kube-apiserver-x.json")
+	put(t, os.WriteFile(own, []byte("{}"), 0o600))
+	put(t, os.WriteFile(left, []byte(`{"metadata":{"annotations":{"`+CheckpointOf+`":"kube-apiserver-x"}}}`), 0o600))
+	put(t, os.MkdirAll(f.path("checkpoints", "manifests"), 0o700))
 	f.selfHosted.Store(false)
-	eventually.That(t, patience, "the files are written", func() error {
-		for _, program := range programs {
-			if _, err := os.Stat(f.file(program)); err != nil {
-				return err
+	written := func(programs ...string) func() error {
+		return func() error {
+			for _, program := range programs {
+				if _, err := os.Stat(f.file(program)); err != nil {
+					return err
+				}
 			}
+			return nil
 		}
-		return nil
-	})
+	}
+	// S-304: it isn't written while the self-hosted one has its port.
+	eventually.That(t, patience, "the other files are written", written(controllerManager, scheduler))
+	if err := written(apiServer)(); err == nil {
+		t.Error("the static pod of kube-apiserver was written while its port wasn't free")
+	}
+	for _, path := range []string{left, f.path("checkpoints")} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+	if _, err := os.Stat(own); err != nil {
+		t.Error(err)
+	}
+	put(t, old.Close())
+	eventually.That(t, patience, "the file of kube-apiserver is written", written(apiServer))
 }
 
 // S-264, S-265: namespaces and ids, and what is no longer in the list goes.

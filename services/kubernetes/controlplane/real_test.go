@@ -99,7 +99,7 @@ func (n *realNode) runControllers() {
 	controllers := append(
 		secrets.Controllers(secrets.Options{Dir: n.path("secrets"), Now: n.now, Balancer: n.config.Cluster.ControlPlane.Endpoint.String()}),
 		Controllers(Options{
-			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("static-pods"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
+			Logs: logs.New(testWriter{n.t}), StaticPodsDir: n.path("static-pods"), CheckpointsDir: n.path("checkpoints"), FilesDir: n.path("files"), AuditDir: n.path("audit"), SecretsDir: n.path("secrets"),
 			CNIConfDir: n.path("cni"), SubnetFile: n.path("subnet.env"), KubeletURL: "https://127.0.0.1:1",
 		})...)
 	rt, err := resource.NewRuntime(n.store, testLog(n.t), controllers...)

@@ -71,3 +71,19 @@ func TestStartedAnewForManifests(t *testing.T) {
 		}
 	})
 }
+
+// What was active before a reboot is restored, and nothing else.
+func TestCheckpointsAreRestored(t *testing.T) {
+	t.Parallel()
+	from, to := t.TempDir(), t.TempDir()
+	must(t, restoreCheckpoints(from, to)) // a node that has never had any
+	must(t, os.MkdirAll(filepath.Join(from, "manifests"), 0o700))
+	must(t, os.WriteFile(filepath.Join(from, "manifests", "kube-system-a.json"), []byte("{}"), 0o600))
+	must(t, os.WriteFile(filepath.Join(from, "manifests", "kube-system-b.json.tmp"), []byte("{"), 0o600))
+	must(t, restoreCheckpoints(from, to))
+	found, err := os.ReadDir(to)
+	must(t, err)
+	if len(found) != 1 || found[0].Name() != "kube-system-a.json" {
+		t.Errorf("restored: %v", found)
+	}
+}

@@ -38,7 +38,7 @@ func TestS301ControlPlaneIsConverted(t *testing.T) {
 			t.Error(diff)
 		}
 		text := string(r.nodes[1].document)
-		for _, want := range []string{"# kept", "key: a2V5", "image: " + image + "kube-apiserver:v1", "image: " + image + "kube-scheduler:v1"} {
+		for _, want := range []string{"# kept", "key: a2V5", "image: " + image + "kube-apiserver:v1", image + "kube-scheduler:v1"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("the configuration of n2 has no %q:\n%s", want, text)
 			}

@@ -170,9 +170,9 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	}, nil
 }
 
-// Kubernetes returns a client of the Kubernetes API, as an administrator, and the URL of the
+// KubeClient returns a client of the Kubernetes API, as an administrator, and the URL of the
 // server. A request may take as long as the server of a cluster that starts needs.
-func (c *Cluster) Kubernetes() (server string, client *http.Client, err error) {
+func (c *Cluster) KubeClient() (server string, client *http.Client, err error) {
 	api, err := c.kubeAPI()
 	if err != nil {
 		return "", nil, err

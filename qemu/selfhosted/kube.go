@@ -27,7 +27,7 @@ type kube struct {
 }
 
 func newKube(c *qemu.Cluster) (*kube, error) {
-	server, client, err := c.Kubernetes()
+	server, client, err := c.KubeClient()
 	return &kube{server, client}, err
 }
 

@@ -106,6 +106,9 @@ func (m machines) files(ctx context.Context, n qemu.Node, dir string) (map[strin
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", n.Name, err)
 	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("%s: no files in %s, which a static pod needs: 'gbctl -n %s ls -l %s' shows it", n.Name, dir, n.Address, dir)
+	}
 	files := map[string][]byte{}
 	for _, name := range names {
 		if files[name], err = m.read(ctx, n, path.Join(dir, name)); err != nil {

@@ -41,7 +41,8 @@ const (
 // conversion is a conversion under way.
 type conversion struct {
 	cluster *qemu.Cluster
-	control []qemu.Node // the control planes
+	all     []qemu.Node // without those that are turned on later
+	control []qemu.Node // the control planes of them
 	nodes   machines
 	kube    *kube
 	out     io.Writer
@@ -62,6 +63,10 @@ func Convert(ctx context.Context, c *qemu.Cluster, out io.Writer) error {
 	}
 	s := &conversion{cluster: c, nodes: nodes, kube: kube, out: out, start: time.Now()}
 	for _, n := range c.Nodes {
+		if n.Later {
+			continue
+		}
+		s.all = append(s.all, n)
 		if n.Type != string(config.Worker) {
 			s.control = append(s.control, n)
 		}
@@ -235,19 +240,19 @@ func (s *conversion) changeFormat(ctx context.Context) error {
 
 // reboot reboots all nodes at the same time, and waits until they have started again.
 func (s *conversion) reboot(ctx context.Context) error {
-	before := make([]string, len(s.cluster.Nodes))
-	err := onEach(s.cluster.Nodes, func(i int, n qemu.Node) (err error) {
+	before := make([]string, len(s.all))
+	err := onEach(s.all, func(i int, n qemu.Node) (err error) {
 		before[i], err = s.nodes.bootID(ctx, n)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := onEach(s.cluster.Nodes, func(_ int, n qemu.Node) error { return s.nodes.reboot(ctx, n) }); err != nil {
+	if err := onEach(s.all, func(_ int, n qemu.Node) error { return s.nodes.reboot(ctx, n) }); err != nil {
 		return err
 	}
 	return s.await(ctx, func(ctx context.Context) error {
-		return onEach(s.cluster.Nodes, func(i int, n qemu.Node) error {
+		return onEach(s.all, func(i int, n qemu.Node) error {
 			id, err := s.nodes.bootID(ctx, n)
 			if err == nil && id == before[i] {
 				err = errors.New("shuts down")

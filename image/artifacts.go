@@ -29,13 +29,13 @@ type Builder func(ctx context.Context, root string, store *cache.Store, r *progr
 
 // BuildAll makes what isn't in the user's cache yet of everything that a cluster is
 // made of, from the checkout at root, and tells out how it goes. The layout also has the
-// images of further versions of Kubernetes (components.Kubernetes).
-func BuildAll(ctx context.Context, root string, out io.Writer, node Builder, flavour Flavour, kubernetes ...string) (*Artifacts, error) {
+// images of optional components (components.Names).
+func BuildAll(ctx context.Context, root string, out io.Writer, node Builder, flavour Flavour, optional ...string) (*Artifacts, error) {
 	store, r, err := userCache(out)
 	if err != nil {
 		return nil, err
 	}
-	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names(kubernetes...)...)
+	made, err := (&components.Builder{Root: root, Store: store, Progress: r}).Build(ctx, components.Names(optional...)...)
 	if err != nil {
 		return nil, err
 	}

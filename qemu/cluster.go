@@ -73,6 +73,9 @@ type Options struct {
 	// If Images doesn't have it, its images come from the mirrors.
 	KubernetesVersion string
 	InstallImage      string // of the installer
+	// SelfHosted: Images have the pod-checkpointer. selfhosted.Convert makes the control plane
+	// of a new cluster self-hosted, once it is ready.
+	SelfHosted bool
 	// WireGuard is the network of a virtual private network between the nodes.
 	WireGuard netip.Prefix
 	// ClockOffset is how wrong the hardware clocks of QEMU nodes are.

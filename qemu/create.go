@@ -126,7 +126,7 @@ func newPlan(o Options, choice Choice) (Plan, error) {
 	}
 	p := Plan{
 		Name: o.Name, Provisioner: choice.Name, Accelerator: choice.Accelerator,
-		Network: prefix, Mirrors: mirrors, Kubernetes: o.Kubernetes, Unplugged: o.Unplugged,
+		Network: prefix, Mirrors: mirrors, Kubernetes: o.Kubernetes, SelfHosted: o.SelfHosted, Unplugged: o.Unplugged,
 		Unconfigured: o.Unconfigured, Self: o.self(), KubernetesPort: ports[0],
 	}
 	if o.SharedAddress {

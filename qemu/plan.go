@@ -55,6 +55,8 @@ type Plan struct {
 	Images       string `json:"images"` // OCI layout
 	// Kubernetes are the versions in Images besides config.KubernetesVersion.
 	Kubernetes []string `json:"kubernetes,omitempty"`
+	// SelfHosted: the control plane was made self-hosted, and Images have the pod-checkpointer.
+	SelfHosted bool `json:"selfHosted,omitempty"`
 	// Source identifies the originals of Boot and Images.
 	Source string `json:"source"`
 	// KubernetesPort on 127.0.0.1 forwards to the API of the control planes.

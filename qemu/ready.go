@@ -170,6 +170,16 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	}, nil
 }
 
+// KubeClient returns a client of the Kubernetes API, as an administrator, and the URL of the
+// server. A request may take as long as the server of a cluster that starts needs.
+func (c *Cluster) KubeClient() (server string, client *http.Client, err error) {
+	api, err := c.kubeAPI()
+	if err != nil {
+		return "", nil, err
+	}
+	return api.server, api.client, nil
+}
+
 func (a *kubeAPI) get(ctx context.Context, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
 	if err != nil {

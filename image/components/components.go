@@ -1,5 +1,5 @@
 // Package components builds the programs that Garboard didn't write: Kubernetes, etcd, containerd, runc, the CNI plugins, CoreDNS, flannel
-// and pause.
+// and pause. The pod-checkpointer is an exception: it is its own source, and only for development clusters with a self-hosted control plane.
 //
 // Each is a small Go module of its own below this directory, with a go.mod that pins the version and, where needed, a main of a few lines.
 // Modules of their own because they disagree about their dependencies (containerd and Kubernetes about client-go, for one), and because a
@@ -51,7 +51,11 @@ const (
 	CoreDNSVersion         = "v1.14.7"
 	FlannelVersion         = "v0.28.4"
 	PauseVersion           = "3.10.1"
+	PodCheckpointerVersion = "v1"
 )
+
+// PodCheckpointer is an optional component: without it, no control plane can be self-hosted.
+const PodCheckpointer = "pod-checkpointer"
 
 // AptPackages are the Debian packages that building needs besides Go: a C compiler for runc and pause, and the library with which runc
 // compiles seccomp filters (without it every pod with the profile RuntimeDefault fails), which pkg-config finds.
@@ -113,6 +117,11 @@ var All = []Component{
 		}},
 	},
 	{Name: "pause", Version: PauseVersion, Dir: "pause", Files: []string{"pause"}, C: "pause.c", Guess: time.Second},
+	{
+		Name: PodCheckpointer, Version: PodCheckpointerVersion, Dir: "podcheckpointer", Optional: true, Guess: 30 * time.Second,
+		Files:    []string{PodCheckpointer},
+		Programs: []Program{{File: PodCheckpointer, Package: "."}},
+	},
 }
 
 const kubernetesName = "kubernetes"
@@ -156,11 +165,12 @@ func kubernetesStamp(version string) []string {
 	return stamp
 }
 
-// Names lists the components that every cluster needs, with these further versions of Kubernetes, in the order in which they are built.
-func Names(kubernetes ...string) []string {
+// Names lists the components that every cluster needs, in the order in which they are built, with these optional ones: further versions of
+// Kubernetes, and names of others.
+func Names(optional ...string) []string {
 	var names []string
 	for _, c := range All {
-		if !c.Optional || slices.Contains(kubernetes, c.Version) {
+		if !c.Optional || slices.Contains(optional, c.Name) || c.Dir == kubernetesName && slices.Contains(optional, c.Version) {
 			names = append(names, c.Name)
 		}
 	}

@@ -56,13 +56,23 @@ func TestTableAgreesWithModules(t *testing.T) {
 					t.Errorf("go.mod doesn't require %s at %s", path, c.Version)
 				}
 			}
-			if len(modules[c.Name]) == 0 {
+			if len(modules[c.Name]) == 0 && c.Name != PodCheckpointer { // that one is its own source
 				t.Error("no module is known for it")
 			}
 			if _, err := os.Stat(filepath.Join(pins, "go.sum")); err != nil {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// The tests of the pod-checkpointer, which is a module of its own.
+func TestPodCheckpointer(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "go", "test", "./...")
+	cmd.Dir = filepath.Join(root(t), "image", "components", "podcheckpointer")
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
@@ -87,12 +97,15 @@ func TestStagingModulesFollowKubernetes(t *testing.T) {
 
 func TestOptionalComponentsAreBuiltOnDemand(t *testing.T) {
 	standard := Names()
-	if slices.Contains(standard, "kubernetes-1.35") || !slices.Contains(standard, "kubernetes") {
+	if slices.Contains(standard, "kubernetes-1.35") || slices.Contains(standard, PodCheckpointer) || !slices.Contains(standard, "kubernetes") {
 		t.Errorf("every cluster is built from %v", standard)
 	}
 	more := Names(OtherKubernetesVersion)
 	if len(more) != len(standard)+1 || !slices.Contains(more, "kubernetes-1.35") {
 		t.Errorf("with %s it is built from %v", OtherKubernetesVersion, more)
+	}
+	if more := Names(PodCheckpointer); len(more) != len(standard)+1 || !slices.Contains(more, PodCheckpointer) {
+		t.Errorf("with %s it is built from %v", PodCheckpointer, more)
 	}
 	if diff := slices.Compare(KubernetesVersions(), []string{KubernetesVersion, OtherKubernetesVersion}); diff != 0 {
 		t.Errorf("versions of Kubernetes: %v", KubernetesVersions())

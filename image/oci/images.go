@@ -42,10 +42,18 @@ var images = []Image{
 	{Ref: config.DefaultCoreDNSImage, Layers: []string{"base", "coredns"}, Entrypoint: []string{"/coredns"}, User: nonRootUser, WorkingDir: "/"},
 }
 
-// imagesOf lists the images that are made of the components that were built: those of the table, and those of Kubernetes once more for each
-// further version.
+// PodCheckpointerImage is only for development clusters with a self-hosted control plane: no node needs it otherwise.
+const PodCheckpointerImage = "ghcr.io/garboard-os/pod-checkpointer:" + components.PodCheckpointerVersion
+
+var podCheckpointer = Image{Ref: PodCheckpointerImage, Layers: []string{"base", components.PodCheckpointer}, Entrypoint: []string{"/usr/local/bin/pod-checkpointer"}}
+
+// imagesOf lists the images that are made of the components that were built: those of the table, those of Kubernetes once more for each
+// further version, and the pod-checkpointer's.
 func imagesOf(binaries map[string]string) []Image {
 	all := slices.Clone(images)
+	if binaries[components.PodCheckpointer] != "" {
+		all = append(all, podCheckpointer)
+	}
 	for _, c := range components.Kubernetes() {
 		if !c.Optional || binaries[c.Name] == "" {
 			continue
@@ -109,6 +117,9 @@ var layers = map[string]func(binaries map[string]string, tools string) tree{
 	},
 	"pause": func(binaries map[string]string, _ string) tree {
 		return tree{"pause": copyOf(binaries["pause"]+"/pause", 0o755)}
+	},
+	components.PodCheckpointer: func(binaries map[string]string, _ string) tree {
+		return tree{"usr/local/bin/pod-checkpointer": copyOf(binaries[components.PodCheckpointer]+"/pod-checkpointer", 0o755)}
 	},
 }
 

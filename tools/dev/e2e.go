@@ -111,11 +111,11 @@ func booted(ctx context.Context, s *suite, tag, tags string, timeout time.Durati
 	if err != nil {
 		return result{}, err
 	}
-	var kubernetes []string
+	var optional []string
 	if tag == longTag {
-		kubernetes = components.KubernetesVersions()[1:]
+		optional = append(components.KubernetesVersions()[1:], components.PodCheckpointer)
 	}
-	if err := buildAll(ctx, s.root, s.out, kubernetes, flavours...); err != nil {
+	if err := buildAll(ctx, s.root, s.out, optional, flavours...); err != nil {
 		return result{}, err
 	}
 	var both result
@@ -148,11 +148,11 @@ func chosen(all []bootTest, want func(bootTest) bool) (names, folders []string) 
 	return names, slices.Compact(folders)
 }
 
-// buildAll builds everything first, with further versions of Kubernetes, so that a test's
-// time is the test's.
-func buildAll(ctx context.Context, root string, out io.Writer, kubernetes []string, flavours ...image.Flavour) error {
+// buildAll builds everything first, with optional components, so that a test's time is the
+// test's.
+func buildAll(ctx context.Context, root string, out io.Writer, optional []string, flavours ...image.Flavour) error {
 	for _, flavour := range flavours {
-		made, err := devcluster.Build(ctx, root, out, image.Build, flavour, kubernetes...)
+		made, err := devcluster.Build(ctx, root, out, image.Build, flavour, optional...)
 		if err != nil {
 			return err
 		}

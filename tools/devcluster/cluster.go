@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/selfhosted"
 )
 
 // DefaultName is the default name of a cluster.
@@ -41,7 +42,7 @@ type Created struct {
 
 // Create starts a new or an existing cluster. If it can't start, or Create is
 // interrupted, the state is restored. A cluster that starts but isn't ready in time is
-// kept for inspection.
+// kept for inspection. Only a new cluster can get a self-hosted control plane.
 func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	q := o.Cluster
 	// Check this before the build, which can take long.
@@ -52,6 +53,14 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if q.Kubernetes, err = furtherKubernetes(q); err != nil {
 		return nil, err
 	}
+	old, err := qemu.Open(q.Name)
+	if q.SelfHosted && err == nil {
+		return nil, existsError(q.Name)
+	}
+	optional := q.Kubernetes
+	if q.SelfHosted || err == nil && old.SelfHosted {
+		optional = append(slices.Clone(optional), components.PodCheckpointer)
+	}
 	if err := qemu.Check(q); err != nil {
 		return nil, err
 	}
@@ -59,7 +68,7 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if q.Choice.Name == qemu.Container {
 		node = image.BuildRoot
 	}
-	made, err := Build(ctx, o.Checkout, out, node, image.Cloud, q.Kubernetes...)
+	made, err := Build(ctx, o.Checkout, out, node, image.Cloud, optional...)
 	if err != nil {
 		return nil, err
 	}
@@ -68,14 +77,25 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	if err != nil {
 		return nil, err
 	}
+	if q.SelfHosted && !c.Made {
+		return nil, existsError(q.Name) // another command has just made it
+	}
 	fmt.Fprintln(out, "waiting for API")
-	if err := AwaitReady(ctx, out, c, start, o.Wait, nil); err != nil {
+	err = AwaitReady(ctx, out, c, start, o.Wait, nil)
+	if err == nil && q.SelfHosted {
+		err = selfhosted.Convert(ctx, c, out)
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			err = errors.Join(err, undo(context.WithoutCancel(ctx), out, c))
 		}
 		return nil, err
 	}
 	return &Created{Cluster: c, After: time.Since(start)}, nil
+}
+
+func existsError(name string) error {
+	return fmt.Errorf("cluster %s exists: only the control plane of a new cluster can be made self-hosted; remove it with 'gbctl cluster destroy --name %s', or take another name", name, name)
 }
 
 // Checkout returns the checkout that contains dir.
@@ -94,11 +114,11 @@ func Checkout(dir string) (string, error) {
 	}
 }
 
-// Build builds the parts that aren't in the cache, with further versions of Kubernetes, and
-// prints the duration.
-func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder, flavour image.Flavour, kubernetes ...string) (*image.Artifacts, error) {
+// Build builds the parts that aren't in the cache, with these optional components
+// (components.Names), and prints the duration.
+func Build(ctx context.Context, checkout string, out io.Writer, node image.Builder, flavour image.Flavour, optional ...string) (*image.Artifacts, error) {
 	start := time.Now()
-	made, err := image.BuildAll(ctx, checkout, out, node, flavour, kubernetes...)
+	made, err := image.BuildAll(ctx, checkout, out, node, flavour, optional...)
 	if err == nil {
 		fmt.Fprintf(out, "built in %s\n", time.Since(start).Round(100*time.Millisecond))
 	}

@@ -1,9 +1,11 @@
 package devcluster
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/garboard-os/garboard/image/components"
@@ -45,5 +47,21 @@ func TestFurtherKubernetes(t *testing.T) {
 	}
 	if _, err := furtherKubernetes(qemu.Options{Name: "old"}); err == nil {
 		t.Error("no error for a damaged plan")
+	}
+}
+
+func TestSelfHostedNeedsANewCluster(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("GARBOARD_HOME", home)
+	plan := filepath.Join(home, "clusters", "old", "plan.json")
+	if err := os.MkdirAll(filepath.Dir(plan), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(plan, []byte(`{"name": "old"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Create(t.Context(), io.Discard, Options{Cluster: qemu.Options{Name: "old", SelfHosted: true}})
+	if err == nil || !strings.Contains(err.Error(), "cluster old exists") {
+		t.Errorf("error %v", err)
 	}
 }

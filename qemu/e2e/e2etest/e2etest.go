@@ -118,12 +118,12 @@ var builds = map[string]func() (*image.Artifacts, error){
 
 var buildMetal = sync.OnceValues(func() (*image.Artifacts, error) { return build(image.Build, image.Generic) })
 
-func build(node image.Builder, flavour image.Flavour, kubernetes ...string) (*image.Artifacts, error) {
+func build(node image.Builder, flavour image.Flavour, optional ...string) (*image.Artifacts, error) {
 	root, err := repository()
 	if err != nil {
 		return nil, err
 	}
-	return image.BuildAll(context.Background(), root, os.Stderr, node, flavour, kubernetes...)
+	return image.BuildAll(context.Background(), root, os.Stderr, node, flavour, optional...)
 }
 
 // OtherKubernetes makes a cluster of components.OtherKubernetesVersion. Its nodes can pull

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -83,10 +84,20 @@ func (s PodStatus) Ready() bool {
 // Unready says of each program of the control plane that isn't ready with its present
 // configuration what it is; none on a worker, and before there is a cluster.
 func Unready(r resource.Reader) (reasons []string) {
+	wanted := map[string]ProgramConfig{}
+	if c, err := controlPlaneConfig(r); err == nil && c != nil {
+		for _, spec := range programConfigs(&c.Cluster) {
+			wanted[spec.program()] = spec
+		}
+	}
 	for _, pod := range StaticPods.List(r) {
 		version := "0"
 		if c, err := Configs.Get(r, pod.ID); err == nil {
 			version = strconv.FormatUint(c.Version, 10)
+			if want := wanted[pod.ID]; want != nil && !reflect.DeepEqual(c.Spec, want) {
+				reasons = append(reasons, fmt.Sprintf("static pod %s: the node hasn't taken over its configuration yet", pod.ID))
+				continue
+			}
 		}
 		why := "the kubelet doesn't have it yet"
 		for _, status := range StaticPodStatuses.List(r) {

@@ -26,6 +26,7 @@ const (
 type Program struct {
 	name    string
 	version uint64 // of its configuration: what should run
+	image   string // of its configuration
 
 	pod      controlplane.PodStatus // empty where the kubelet has none
 	running  string                 // the version of the configuration that the pod was made of
@@ -45,6 +46,11 @@ func Running(ctx context.Context, peers Peers, n Node, name string) (Program, er
 		return run, fmt.Errorf("%s isn't configured", name)
 	}
 	run.version = configs[0].GetVersion()
+	var configured struct{ Image string }
+	if err := yaml.Unmarshal([]byte(configs[0].GetSpec()), &configured); err != nil {
+		return run, fmt.Errorf("configuration of %s: %w", name, err)
+	}
+	run.image = configured.Image
 	statuses, err := peers.Resources(ctx, n.Address, controlplane.StaticPodStatuses.Type(), "")
 	if err != nil {
 		return run, err
@@ -103,12 +109,16 @@ func (r Program) failing() error {
 	return nil
 }
 
-// Await waits until a program runs as its configuration says, and is ready.
-func Await(ctx context.Context, p *operation.Progress, peers Peers, n Node, name string) error {
+// Await waits until a program runs with an image of its configuration, and is ready. A node
+// takes over a new configuration a moment after it has accepted it.
+func Await(ctx context.Context, p *operation.Progress, peers Peers, n Node, name, image string) error {
 	return Poll(ctx, p, func(ctx context.Context) error {
 		run, err := Running(ctx, peers, n, name)
 		if err != nil {
 			return err
+		}
+		if run.image != image {
+			return fmt.Errorf("the configuration of %s still has image %s", name, run.image)
 		}
 		if err := run.failing(); err != nil {
 			return Lasting{Err: err}

@@ -35,7 +35,7 @@ func (o Options) proxyStep(a Arguments) operation.Step {
 			return err
 		}
 		for _, n := range rollout.ControlPlanes(nodes) {
-			if _, err := o.setImage(ctx, p, n, proxy, version); err != nil {
+			if _, _, err := o.setImage(ctx, p, n, proxy, version); err != nil {
 				return fmt.Errorf("node %s: %w", n.Name, err)
 			}
 		}

@@ -66,7 +66,7 @@ func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n rollou
 			}
 			drained = true
 		}
-		_, err := o.setImage(ctx, p, n, kubelet, version)
+		_, _, err := o.setImage(ctx, p, n, kubelet, version)
 		if err == nil {
 			err = o.awaitKubelet(ctx, p, client, n, version)
 		}

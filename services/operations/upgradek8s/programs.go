@@ -75,11 +75,11 @@ func (o Options) programStep(c component, a Arguments) operation.Step {
 // setProgram gives a program of a node its version, and waits until it is healthy.
 func (o Options) setProgram(ctx context.Context, p *operation.Progress, n rollout.Node, c component, version string, watch time.Duration) error {
 	began := time.Now()
-	changed, err := o.setImage(ctx, p, n, c, version)
+	image, changed, err := o.setImage(ctx, p, n, c, version)
 	if err != nil {
 		return err
 	}
-	if err := rollout.Await(ctx, p, o.Peers, n, c.name); err != nil {
+	if err := rollout.Await(ctx, p, o.Peers, n, c.name, image); err != nil {
 		return err
 	}
 	if !changed {
@@ -95,7 +95,7 @@ func (o Options) setProgram(ctx context.Context, p *operation.Progress, n rollou
 }
 
 // setImage changes the image of a component in the configuration of a node.
-func (o Options) setImage(ctx context.Context, p *operation.Progress, n rollout.Node, c component, version string) (changed bool, err error) {
+func (o Options) setImage(ctx context.Context, p *operation.Progress, n rollout.Node, c component, version string) (image string, changed bool, err error) {
 	err = rollout.Poll(ctx, p, func(ctx context.Context) error {
 		document, err := o.Peers.Config(ctx, n.Address)
 		if err != nil {
@@ -105,7 +105,7 @@ func (o Options) setImage(ctx context.Context, p *operation.Progress, n rollout.
 		if err != nil {
 			return err
 		}
-		image, err := withVersion(images[c.name], version)
+		image, err = withVersion(images[c.name], version)
 		if err != nil {
 			return rollout.Lasting{Err: err}
 		}
@@ -128,5 +128,5 @@ func (o Options) setImage(ctx context.Context, p *operation.Progress, n rollout.
 		}
 		return err
 	})
-	return changed, err
+	return image, changed, err
 }

@@ -236,7 +236,11 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) ([]*api
 		return nil, err
 	}
 	if typ == controlplane.Configs.Type() {
-		return []*apiv1.Resource{{Id: id, Version: m.versions[id]}}, nil
+		// The controllers of the node take over a new configuration a moment later.
+		if changed := m.changed[id]; !changed.IsZero() && time.Since(changed) < startTime/4 {
+			return []*apiv1.Resource{{Id: id, Version: m.versions[id] - 1, Spec: "image: former"}}, nil
+		}
+		return []*apiv1.Resource{{Id: id, Version: m.versions[id], Spec: "image: " + r.images(m)[id]}}, nil
 	}
 	var all []*apiv1.Resource
 	for _, c := range programs {

@@ -1,0 +1,115 @@
+//go:build e2e && long
+
+// Package convert tests the conversion of a self-hosted control plane to static pods.
+package convert
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+const (
+	podBudget     = 60 * time.Second
+	convertBudget = 10 * time.Minute
+)
+
+// web runs until the end: a conversion must not restart it.
+const web = `
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: default}
+spec:
+  tolerations: [{operator: Exists}]
+  containers:
+  - name: web
+    image: IMAGE
+    command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/etc/ssl/certs, --www-prefix=/certs/]
+    readinessProbe: {httpGet: {path: /certs/ca-certificates.crt, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
+`
+
+var programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+
+// S-260, S-290 to S-303: a control plane is self-hosted over a reboot, goes back to it at the
+// answer no, and becomes static pods while pods run on.
+func TestS301Convert(t *testing.T) {
+	c, m := e2etest.Ready(t, "convert", qemu.Container, e2etest.SelfHosted(t))
+	c.SelfHost()
+	m.Reached("self-hosted, after a reboot")
+	node := c.Nodes[0].Address.String()
+	selfHosted := func(want bool) {
+		t.Helper()
+		out := c.Gbctl("-n", node, "get", "bs")
+		if got := strings.Contains(out, "true"); got != want {
+			t.Errorf("self-hosted is %v, want %v:\n%s", got, want, out)
+		}
+	}
+	selfHosted(true)
+	c.Apply(strings.ReplaceAll(web, "IMAGE", config.DefaultAPIServerImage))
+	var before string
+	c.Eventually(podBudget, "the pod is ready", func() (err error) {
+		before, err = containerID(c)
+		return err
+	})
+
+	dry := c.Gbctl("-n", node, "convert-k8s", "--dry-run")
+	t.Log(dry)
+	if strings.Contains(dry, "the DaemonSet has") {
+		t.Errorf("the new definitions differ:\n%s", dry)
+	}
+	if text := c.Gbctl("-n", node, "get", "mc", "-o", "yaml"); strings.Contains(text, "aggregatorCA") {
+		t.Errorf("the dry run has changed the configuration:\n%s", text)
+	}
+
+	out, err := c.Patient(convertBudget).TryGbctl("-n", node, "convert-k8s", "--remove-checkpoints", "--yes")
+	t.Log(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Reached("converted")
+	selfHosted(false)
+	c.Eventually(podBudget, "the pod is as it was", func() error {
+		after, err := containerID(c)
+		if err == nil && after != before {
+			t.Errorf("the conversion has replaced container %s by %s", before, after)
+		}
+		return err
+	})
+	sets := c.Kubectl("-n", "kube-system", "get", "daemonsets", "-o", "name")
+	pods := c.Kubectl("-n", "kube-system", "get", "pods", "-o", "name")
+	for _, program := range programs {
+		if strings.Contains(sets, "/"+program) || !strings.Contains(pods, "pod/"+program+"-"+c.Node()) {
+			t.Errorf("%s isn't a static pod only:\n%s\n%s", program, sets, pods)
+		}
+	}
+	if strings.Contains(pods, "pod-checkpointer") {
+		t.Errorf("pod-checkpointer is still there:\n%s", pods)
+	}
+
+	c.Gbctl("-n", node, "reboot", "--wait")
+	m.Reached("rebooted")
+	c.Eventually(podBudget, "the static pods are ready", func() error {
+		out, err := c.TryGbctl("-n", node, "health")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+	selfHosted(false)
+}
+
+// containerID returns the ID of the pod's container, once it is ready.
+func containerID(c *e2etest.Cluster) (string, error) {
+	out, err := c.Try("get", "pod", "web", "-o", "jsonpath={.status.containerStatuses[?(@.ready==true)].containerID}")
+	if err == nil && out == "" {
+		err = fmt.Errorf("it isn't ready")
+	}
+	return out, err
+}

@@ -44,7 +44,10 @@ type KubeletStaticPodController struct {
 	// replaces is set while the control plane is self-hosted, and until its static pods have
 	// been written.
 	replaces bool
-	since    time.Time // the control plane isn't self-hosted any more
+	// cleaned: checkpoints that an earlier boot has left are removed. New ones aren't this
+	// node's to remove.
+	cleaned bool
+	since   time.Time // the control plane isn't self-hosted any more
 
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
@@ -67,11 +70,14 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, ignoreNotFound(err)
 	}
 	if status.Spec.SelfHosted {
-		c.replaces, c.since = true, time.Time{}
+		c.replaces, c.cleaned, c.since = true, false, time.Time{}
 		return 0, c.removeStale(v, nil)
 	}
-	if err := removeCheckpoints(c.checkpointsDir, c.staticPodsDir); err != nil {
-		return 0, err
+	if !c.cleaned || c.replaces {
+		if err := removeCheckpoints(c.checkpointsDir, c.staticPodsDir); err != nil {
+			return 0, err
+		}
+		c.cleaned = true
 	}
 	if err := c.writeFiles(v); err != nil {
 		return 0, err

@@ -364,6 +364,7 @@ func (r *rig) answerPods(w http.ResponseWriter, q *http.Request, name string) {
 	}
 	json.NewEncoder(w).Encode(object{"items": items})
 }
+
 // memory is where the records of shared operations are.
 type memory struct {
 	mu      sync.Mutex

@@ -14,6 +14,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
@@ -259,10 +260,18 @@ func (o Options) verifyStep(a Arguments) operation.Step {
 	return operation.Step{
 		ID: "verify", What: "check that all nodes run the new version and are healthy", Deadline: verifyTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			return rollout.Poll(ctx, p, func(ctx context.Context) error {
+			healthy := func(ctx context.Context) error {
 				_, err := o.look(ctx, Arguments{From: a.To, To: a.To, NoKubelet: a.NoKubelet})
 				return err
-			})
+			}
+			if err := rollout.Poll(ctx, p, healthy); err != nil {
+				return err
+			}
+			// The statuses of static pods may be from before the kubelet's restart.
+			if !sleep.For(ctx, statusAge) {
+				return context.Cause(ctx)
+			}
+			return rollout.Poll(ctx, p, healthy)
 		},
 	}
 }

@@ -52,6 +52,8 @@ const (
 	// kubeletTimeout bounds one node, with its drain, and kubeletsTimeout all nodes.
 	kubeletTimeout  = 20 * time.Minute
 	kubeletsTimeout = 24 * time.Hour
+	// statusAge is how old a node's status of its static pods may be, while they are ready.
+	statusAge = 12 * time.Second
 	// verifyTimeout bounds the last look at all nodes.
 	verifyTimeout = 2 * time.Minute
 )

@@ -55,7 +55,7 @@ func TestS301Convert(t *testing.T) {
 	c.Apply(strings.ReplaceAll(web, "IMAGE", config.DefaultAPIServerImage))
 	var before string
 	c.Eventually(podBudget, "the pod is ready", func() (err error) {
-		before, err = containerID(c)
+		before, err = c.ContainerID("web")
 		return err
 	})
 
@@ -76,7 +76,7 @@ func TestS301Convert(t *testing.T) {
 	m.Reached("converted")
 	selfHosted(false)
 	c.Eventually(podBudget, "the pod is as it was", func() error {
-		after, err := containerID(c)
+		after, err := c.ContainerID("web")
 		if err == nil && after != before {
 			t.Errorf("the conversion has replaced container %s by %s", before, after)
 		}
@@ -103,13 +103,4 @@ func TestS301Convert(t *testing.T) {
 		return err
 	})
 	selfHosted(false)
-}
-
-// containerID returns the ID of the pod's container, once it is ready.
-func containerID(c *e2etest.Cluster) (string, error) {
-	out, err := c.Try("get", "pod", "web", "-o", "jsonpath={.status.containerStatuses[?(@.ready==true)].containerID}")
-	if err == nil && out == "" {
-		err = fmt.Errorf("it isn't ready")
-	}
-	return out, err
 }

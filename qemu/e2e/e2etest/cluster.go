@@ -379,3 +379,13 @@ func (c *Cluster) Apply(manifests string) {
 		return err
 	})
 }
+
+// ContainerID returns the ID of the container of a pod in the namespace default, once it is
+// ready.
+func (c *Cluster) ContainerID(pod string) (string, error) {
+	out, err := c.Try("get", "pod", pod, "-o", "jsonpath={.status.containerStatuses[?(@.ready==true)].containerID}")
+	if err == nil && out == "" {
+		err = fmt.Errorf("pod %s isn't ready", pod)
+	}
+	return out, err
+}

@@ -48,7 +48,7 @@ func TestQ16OtherKubernetes(t *testing.T) {
 	c.Apply(strings.ReplaceAll(web, "IMAGE", withVersion(config.DefaultAPIServerImage, components.OtherKubernetesVersion)))
 	var before string
 	c.Eventually(podBudget, "the pod is ready", func() (err error) {
-		before, err = containerID(c)
+		before, err = c.ContainerID("web")
 		return err
 	})
 	c.Eventually(versionBudget, "all is "+components.OtherKubernetesVersion, func() error {
@@ -74,7 +74,7 @@ func TestQ16OtherKubernetes(t *testing.T) {
 			t.Errorf("after the operation: %v", err)
 		}
 		c.Eventually(podBudget, "the pod is ready", func() error {
-			after, err := containerID(c)
+			after, err := c.ContainerID("web")
 			if err == nil && after != before {
 				t.Errorf("the change has replaced container %s by %s", before, after)
 			}
@@ -93,15 +93,6 @@ func plain(version string) string { return strings.TrimPrefix(version, "v") }
 // withVersion returns a default image of Kubernetes, of another version.
 func withVersion(image, version string) string {
 	return strings.TrimSuffix(image, config.KubernetesVersion) + version
-}
-
-// containerID returns the ID of the pod's container, once it is ready.
-func containerID(c *e2etest.Cluster) (string, error) {
-	out, err := c.Try("get", "pod", "web", "-o", "jsonpath={.status.containerStatuses[?(@.ready==true)].containerID}")
-	if err == nil && out == "" {
-		err = fmt.Errorf("it isn't ready")
-	}
-	return out, err
 }
 
 // staticPods are the default images of the static pods.

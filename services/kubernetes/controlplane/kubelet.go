@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -243,40 +242,5 @@ func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.Vie
 	if err != nil {
 		return false, fmt.Errorf("error fetching pod status: %w", err)
 	}
-	return publishStatuses(v, answer)
-}
-
-// publishStatuses publishes the statuses of the control plane's pods, from the
-// kubelet's list of its static pods.
-func publishStatuses(v resource.View, answer kubeclient.Object) (ready bool, err error) {
-	seen, readyCount := map[string]bool{}, 0
-	for _, pod := range answer.Items() {
-		meta, _ := pod.At("metadata", "annotations").(map[string]any)
-		if _, checkpoint := meta[CheckpointOf]; checkpoint {
-			continue
-		}
-		if meta["kubernetes.io/config.source"] != "file" || pod.Namespace() != kubeSystem || !slices.Contains(programs, pod.Text("metadata", "labels", "k8s-app")) {
-			continue
-		}
-		id := pod.Namespace() + "/" + pod.Name()
-		seen[id] = true
-		status, _ := pod["status"].(map[string]any)
-		if version, known := meta[configVersionAnnotation]; known && status != nil {
-			status[ConfigVersion] = version
-		}
-		if PodStatus(status).Ready() {
-			readyCount++
-		}
-		if err := StaticPodStatuses.Put(v, id, status); err != nil {
-			return false, err
-		}
-	}
-	for _, o := range StaticPodStatuses.List(v) {
-		if !seen[o.ID] {
-			if err := StaticPodStatuses.Delete(v, o.ID); err != nil {
-				return false, err
-			}
-		}
-	}
-	return readyCount == len(programs), nil
+	return publishStatuses(ctx, v, answer)
 }

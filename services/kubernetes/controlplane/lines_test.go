@@ -11,10 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
-	"github.com/google/go-cmp/cmp"
 )
 
 // logged are the lines of the controllers' log, without their times.

@@ -1,0 +1,93 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// publishStatuses publishes the statuses of the control plane's pods, from the
+// kubelet's list of its static pods.
+func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object) (ready bool, err error) {
+	seen, readyCount := map[string]bool{}, 0
+	for _, pod := range answer.Items() {
+		meta, _ := pod.At("metadata", "annotations").(map[string]any)
+		if _, checkpoint := meta[CheckpointOf]; checkpoint {
+			continue
+		}
+		if meta["kubernetes.io/config.source"] != "file" || pod.Namespace() != kubeSystem || !slices.Contains(programs, pod.Text("metadata", "labels", "k8s-app")) {
+			continue
+		}
+		id := pod.Namespace() + "/" + pod.Name()
+		seen[id] = true
+		status, _ := pod["status"].(map[string]any)
+		if version, known := meta[configVersionAnnotation]; known && status != nil {
+			status[ConfigVersion] = version
+		}
+		if before, err := StaticPodStatuses.Get(v, id); err == nil && lost(status, before.Spec) {
+			status = kept(ctx, pod, before.Spec)
+		}
+		if PodStatus(status).Ready() {
+			readyCount++
+		}
+		if err := StaticPodStatuses.Put(v, id, status); err != nil {
+			return false, err
+		}
+	}
+	for _, o := range StaticPodStatuses.List(v) {
+		if !seen[o.ID] {
+			if err := StaticPodStatuses.Delete(v, o.ID); err != nil {
+				return false, err
+			}
+		}
+	}
+	return readyCount == len(programs), nil
+}
+
+// lost reports whether the kubelet has forgotten the status of a pod that it runs: it does,
+// for a minute at most, when it replaces the pod's object in the API server.
+func lost(now, before PodStatus) bool {
+	containers := func(s PodStatus) int { return len(kubeclient.Object(s).List("containerStatuses")) }
+	return now[ConfigVersion] == before[ConfigVersion] && containers(now) == 0 && containers(before) > 0
+}
+
+// probeBudget bounds a probe of a program on this node.
+const probeBudget = 2 * time.Second
+
+// kept is the status of before. A program that wasn't ready then is asked itself, as the
+// kubelet would.
+func kept(ctx context.Context, pod kubeclient.Object, before PodStatus) PodStatus {
+	containers := pod.List("spec", "containers")
+	if before.Ready() || len(containers) == 0 {
+		return before
+	}
+	probe := kubeclient.Object(containers[0])
+	ctx, cancel := context.WithTimeout(ctx, probeBudget)
+	defer cancel()
+	url := "https://" + net.JoinHostPort("127.0.0.1", fmt.Sprint(probe.At("readinessProbe", "httpGet", "port"))) + probe.Text("readinessProbe", "httpGet", "path")
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return before
+	}
+	// Probes don't verify certificates (https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/).
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}
+	answer, err := transport.RoundTrip(request)
+	if err != nil {
+		return before
+	}
+	_ = answer.Body.Close() // the code says all
+	if answer.StatusCode != http.StatusOK {
+		return before
+	}
+	ready := maps.Clone(before)
+	ready["conditions"] = list{object{"type": "Ready", "status": "True"}}
+	return ready
+}

@@ -4,6 +4,7 @@
 package convert
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -19,6 +20,10 @@ func TestMain(m *testing.M) { e2etest.Main(m) }
 const (
 	podBudget     = 60 * time.Second
 	convertBudget = 10 * time.Minute
+	writeBudget   = 30 * time.Second
+	// silence is the longest time without a successful write on two cores that run three
+	// control planes: one API server ends, and clients use another one.
+	silence = 5 * time.Second
 )
 
 // web runs until the end: a conversion must not restart it.
@@ -103,4 +108,26 @@ func TestS301Convert(t *testing.T) {
 		return err
 	})
 	selfHosted(false)
+}
+
+// Three control planes are converted while clients write and read: nothing that was
+// acknowledged is lost.
+func TestConvertUnderLoad(t *testing.T) {
+	c, m := e2etest.Ready(t, "convert3", qemu.Container, e2etest.Nodes(3, 0), e2etest.SelfHosted(t))
+	c.SelfHost()
+	m.Reached("self-hosted, after a reboot of all nodes at once")
+	load := c.Write(e2etest.KubernetesStore(c.Endpoint()))
+	load.Goes(writeBudget, "before the conversion")
+	out, err := c.Patient(convertBudget).TryGbctl("-n", c.Nodes[1].Address.String(), "convert-k8s", "--remove-checkpoints", "--yes")
+	t.Log(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Reached("converted")
+	load.Goes(writeBudget, "after the conversion")
+	load.Stop()
+	load.Complete(writeBudget, map[string]func(context.Context) (map[string]string, error){"the API server": load.Read})
+	if took := load.Longest().Took; took > silence {
+		t.Errorf("there were %s without an acknowledged write", took)
+	}
 }

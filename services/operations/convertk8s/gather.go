@@ -36,7 +36,7 @@ const serviceAccountKey = "service-account.key"
 // ask completes the survey by what a control plane itself says.
 func (o Options) ask(ctx context.Context, n rollout.Node, s *survey) error {
 	if !n.Address.IsValid() {
-		return errors.New("Kubernetes knows no InternalIP of it")
+		return errors.New("it has no InternalIP in Kubernetes")
 	}
 	version, err := o.Peers.Version(ctx, n.Address)
 	if err != nil {

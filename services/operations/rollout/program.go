@@ -66,7 +66,9 @@ func Running(ctx context.Context, peers Peers, n Node, name string) (Program, er
 		run.pod = status
 		run.running, _ = status[controlplane.ConfigVersion].(string)
 		for _, container := range kubeclient.Object(status).List("containerStatuses") {
-			run.started = fmt.Sprint(container.At("state", "running", "startedAt"))
+			if at := container.At("state", "running", "startedAt"); at != nil {
+				run.started = fmt.Sprint(at)
+			}
 			restarts, _ := container["restartCount"].(int)
 			run.restarts = restarts
 			run.waiting = strings.Trim(container.Text("state", "waiting", "reason")+": "+container.Text("state", "waiting", "message"), ": ")
@@ -143,10 +145,13 @@ func Watch(ctx context.Context, peers Peers, nodes []Node, name string, most tim
 			}
 			before, seen := first[n.Name]
 			if !seen {
-				first[n.Name] = run
 				before = run
 			}
-			if run.started != before.started || run.restarts != before.restarts {
+			if before.started == "" { // the kubelet has forgotten it for a moment
+				before.started = run.started
+			}
+			first[n.Name] = before
+			if run.started != "" && run.started != before.started || run.restarts != before.restarts {
 				return fmt.Errorf("node %s: %s ended after it was ready: gbctl -n %s logs -k kube-system/%s; %s", n.Name, name, n.Address, name, run.waiting)
 			}
 			if err := run.Unhealthy(); err != nil {

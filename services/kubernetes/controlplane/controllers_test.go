@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -334,52 +333,6 @@ func TestStaticPodStatus(t *testing.T) {
 	await("controlplane StaticPodStatus kube-system/kube-scheduler-n1 True")
 }
 
-// The kubelet forgets the status of a static pod for a minute when it replaces the pod's
-// object: the status of before is kept, and the program itself is asked.
-func TestStaticPodStatusThatTheKubeletForgets(t *testing.T) {
-	healthy := atomic.Bool{}
-	program := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/readyz" || !healthy.Load() {
-			w.WriteHeader(http.StatusInternalServerError)
-		}
-	}))
-	defer program.Close()
-	pod := func(version, ready string, containers int) kubeclient.Object {
-		status := object{"phase": "Pending"}
-		if containers > 0 {
-			status = object{"conditions": list{object{"type": "Ready", "status": ready}}, "containerStatuses": list{object{"restartCount": 0}}}
-		}
-		return kubeclient.Object{
-			"metadata": object{"name": "kube-apiserver-n1", "namespace": kubeSystem, "labels": object{"k8s-app": apiServer}, "annotations": object{"kubernetes.io/config.source": "file", configVersionAnnotation: version}},
-			"spec":     object{"containers": list{object{"readinessProbe": object{"httpGet": object{"port": program.Listener.Addr().(*net.TCPAddr).Port, "path": "/readyz"}}}}},
-			"status":   status,
-		}
-	}
-	v := view{testStore(t, testConfig(t)).As("test"), testLog(t)}
-	for _, tc := range []struct {
-		what    string
-		pod     kubeclient.Object
-		healthy bool
-		ready   bool
-	}{
-		{"it starts", pod("1", "False", 1), false, false},
-		{"forgotten, and not ready yet", pod("1", "", 0), false, false},
-		{"forgotten, and ready", pod("1", "", 0), true, true},
-		{"known again", pod("1", "True", 1), false, true},
-		{"forgotten when it was ready", pod("1", "", 0), false, true},
-		{"of another configuration, and not started", pod("2", "", 0), true, false},
-	} {
-		healthy.Store(tc.healthy)
-		_, err := publishStatuses(t.Context(), v, kubeclient.Object{"items": list{object(tc.pod)}})
-		put(t, err)
-		o, err := StaticPodStatuses.Get(v, kubeSystem+"/kube-apiserver-n1")
-		put(t, err)
-		if o.Spec.Ready() != tc.ready {
-			t.Errorf("%s: ready is %v: %v", tc.what, o.Spec.Ready(), o.Spec)
-		}
-	}
-}
-
 // S-280: reported until the kubelet can ask the apiserver for our permissions.
 func TestStaticPodStatusRefused(t *testing.T) {
 	f := start(t, testConfig(t))
@@ -427,70 +380,6 @@ func TestBootstrapStatus(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// S-298, S-301: while the control plane is self-hosted, static pods are rendered for the
-// operator to see, and nothing is written for the kubelet. What an earlier boot has left
-// goes. When the mark in etcd is removed, the files are written.
-func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
-	c := testConfig(t)
-	old, err := net.Listen("tcp", "127.0.0.1:0") // the self-hosted kube-apiserver
-	put(t, err)
-	defer old.Close()
-	c.Cluster.ControlPlane.LocalAPIServerPort = old.Addr().(*net.TCPAddr).Port
-	f := newFixture(t, c)
-	f.selfHosted.Store(true)
-	put(t, os.MkdirAll(f.path("static-pods"), 0o755))
-	put(t, os.WriteFile(f.file(scheduler), nil, 0o600))
-	f.run()
-	f.etcd(true)
-	eventually.That(t, patience, "it is self-hosted, and pods are rendered", func() error {
-		o, err := BootstrapStatuses.Get(f.store, "control-plane")
-		if err == nil && !o.Spec.SelfHosted {
-			t.Fatal("it isn't self-hosted")
-		}
-		if n := len(StaticPods.List(f.store)); err == nil && n != len(programs) {
-			err = fmt.Errorf("%d static pods", n)
-		}
-		return err
-	})
-	eventually.That(t, patience, "what an earlier boot has left is gone", func() error {
-		if left, err := os.ReadDir(f.path("static-pods")); err != nil || len(left) > 0 {
-			return fmt.Errorf("%v, %v", left, err)
-		}
-		return nil
-	})
-	own := f.path("static-pods", "own.json")
-	left := f.path("static-pods", "kube-system-kube-apiserver-x.json")
-	put(t, os.WriteFile(own, []byte("{}"), 0o600))
-	put(t, os.WriteFile(left, []byte(`{"metadata":{"annotations":{"`+CheckpointOf+`":"kube-apiserver-x"}}}`), 0o600))
-	put(t, os.MkdirAll(f.path("checkpoints", "manifests"), 0o700))
-	f.selfHosted.Store(false)
-	written := func(programs ...string) func() error {
-		return func() error {
-			for _, program := range programs {
-				if _, err := os.Stat(f.file(program)); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-	// S-304: it isn't written while the self-hosted one has its port.
-	eventually.That(t, patience, "the other files are written", written(controllerManager, scheduler))
-	if err := written(apiServer)(); err == nil {
-		t.Error("the static pod of kube-apiserver was written while its port wasn't free")
-	}
-	for _, path := range []string{left, f.path("checkpoints")} {
-		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there: %v", path, err)
-		}
-	}
-	if _, err := os.Stat(own); err != nil {
-		t.Error(err)
-	}
-	put(t, old.Close())
-	eventually.That(t, patience, "the file of kube-apiserver is written", written(apiServer))
 }
 
 // S-264, S-265: namespaces and ids, and what is no longer in the list goes.

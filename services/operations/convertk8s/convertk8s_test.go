@@ -6,8 +6,9 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/services/core/operation"
 )
 
 var yes = map[string]string{"differences": "yes", "checkpointer": "yes", "apply": "yes"}
@@ -65,6 +66,31 @@ func TestS303KilledAtEachChange(t *testing.T) {
 				}
 				if diff := cmp.Diff(whole(), r.did); diff != "" {
 					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// The only control plane was rebooted when pod-checkpointer was gone: no API server runs
+// until the nodes write their static pods.
+func TestRebootWithoutCheckpoints(t *testing.T) {
+	t.Parallel()
+	for _, cut := range []string{"no daemonset pod-checkpointer", "key"} {
+		t.Run(cut, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.cut, r.unstarted = cut, true
+				r.boot()
+				defer func() { r.off() }()
+				if o := r.run(Arguments{}, yes); o.State != operation.Done {
+					t.Fatalf("it ended as %s: %s", o.State, o.Error)
+				}
+				for pod, is := range r.pods {
+					if is != "static" {
+						t.Errorf("pod %s is %s", pod, is)
+					}
 				}
 			})
 		})

@@ -82,41 +82,17 @@ func (o Options) checkpointerStep(a Arguments) operation.Step {
 	}
 }
 
-// disable deletes pod-checkpointer, and waits until its checkpoints are gone.
+// disable deletes pod-checkpointer, and waits until its checkpoints are gone. After a reboot
+// in between, nothing may start an API server any more: then it doesn't wait for one.
 func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) error {
 	p.Report("deleting daemonset %q", checkpointer)
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
-		set, err := client.Get(ctx, daemonSet(checkpointer))
-		if kubeclient.IsNotFound(err) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		meta := map[string]any{"name": set.Name(), "namespace": set.Namespace(), "labels": set.At("metadata", "labels"), "annotations": set.At("metadata", "annotations")}
-		again := kubeclient.Object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta, "spec": set.At("spec")}
-		if err := saved.Put(p, again); err != nil {
-			return rollout.Lasting{Err: err}
-		}
-		return client.Delete(ctx, daemonSet(checkpointer))
-	}); err != nil {
-		return err
-	}
-	if a.RemoveCheckpoints {
-		p.Report("the nodes will remove the active pod checkpoints themselves")
-		return nil
-	}
-	p.Report("checking for active pod checkpoints")
 	var down time.Time
 	return rollout.Poll(ctx, p, func(ctx context.Context) error {
-		names, err := checkpoints(ctx, client)
-		var status *kubeclient.StatusError
+		answered, err := deleted(ctx, p, client, a)
+		_, begun := saved.Get(p)
 		switch {
-		case err == nil && len(names) == 0:
-			return nil
-		case err == nil:
-			err = fmt.Errorf("found %d active pod checkpoints: %v", len(names), names)
+		case answered || begun != nil:
 			down = time.Time{}
-		case errors.As(err, &status):
 		case down.IsZero():
 			down = time.Now()
 		case time.Since(down) > downTimeout:
@@ -125,6 +101,36 @@ func disable(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 		}
 		return err
 	})
+}
+
+// deleted deletes pod-checkpointer, and returns nil if nothing is left of it. answered: the
+// API server did.
+func deleted(ctx context.Context, p *operation.Progress, client *kubeclient.Client, a Arguments) (answered bool, err error) {
+	var status *kubeclient.StatusError
+	set, err := client.Get(ctx, daemonSet(checkpointer))
+	if err == nil {
+		meta := map[string]any{"name": set.Name(), "namespace": set.Namespace(), "labels": set.At("metadata", "labels"), "annotations": set.At("metadata", "annotations")}
+		again := kubeclient.Object{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta, "spec": set.At("spec")}
+		if err := saved.Put(p, again); err != nil {
+			return true, rollout.Lasting{Err: err}
+		}
+		err = client.Delete(ctx, daemonSet(checkpointer))
+	}
+	if err != nil && !kubeclient.IsNotFound(err) {
+		return errors.As(err, &status), err
+	}
+	if a.RemoveCheckpoints {
+		p.Report("the nodes will remove the active pod checkpoints themselves")
+		return true, nil
+	}
+	names, err := checkpoints(ctx, client)
+	if err != nil {
+		return errors.As(err, &status), err
+	}
+	if len(names) > 0 {
+		return true, fmt.Errorf("found %d active pod checkpoints: %v", len(names), names)
+	}
+	return true, nil
 }
 
 // checkpoints are the names of the pods that pod-checkpointer has made.
@@ -203,7 +209,13 @@ func (o Options) programStep(c program) operation.Step {
 			}
 			p.Report("deleting daemonset %q", c.name)
 			if err := o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return orphan(ctx, client, c.name) })
+				return rollout.Poll(ctx, p, func(ctx context.Context) error {
+					// It is still there if no API server answered when it was to be deleted.
+					if err := client.Delete(ctx, daemonSet(checkpointer)); err != nil {
+						return err
+					}
+					return orphan(ctx, client, c.name)
+				})
 			}); err != nil {
 				return err
 			}

@@ -54,6 +54,8 @@ type rig struct {
 	did     []string
 	cut     string // the node of the operation loses its power when this is done
 	power   context.CancelFunc
+	// unstarted: after a cut, nothing starts the self-hosted programs.
+	unstarted, down bool
 }
 
 type member struct {
@@ -153,6 +155,9 @@ func (r *rig) end(id string, answers map[string]string) operation.Operation {
 			r.off()
 			r.mu.Lock()
 			r.cut = ""
+			if r.unstarted {
+				r.down, r.pods = true, map[string]string{}
+			}
 			r.mu.Unlock()
 			r.boot()
 		}
@@ -261,6 +266,9 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.down && r.mark {
+		return nil, errors.New("connection refused")
+	}
 	w := httptest.NewRecorder()
 	r.answer(w, q)
 	return w.Result(), nil

@@ -1,0 +1,76 @@
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"testing"
+
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+)
+
+// S-298, S-301: while the control plane is self-hosted, static pods are rendered for the
+// operator to see, and nothing is written for the kubelet. What an earlier boot has left
+// goes. When the mark in etcd is removed, the files are written.
+func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
+	c := testConfig(t)
+	old, err := net.Listen("tcp", "127.0.0.1:0") // the self-hosted kube-apiserver
+	put(t, err)
+	defer old.Close()
+	c.Cluster.ControlPlane.LocalAPIServerPort = old.Addr().(*net.TCPAddr).Port
+	f := newFixture(t, c)
+	f.selfHosted.Store(true)
+	put(t, os.MkdirAll(f.path("static-pods"), 0o755))
+	put(t, os.WriteFile(f.file(scheduler), nil, 0o600))
+	f.run()
+	f.etcd(true)
+	eventually.That(t, patience, "it is self-hosted, and pods are rendered", func() error {
+		o, err := BootstrapStatuses.Get(f.store, "control-plane")
+		if err == nil && !o.Spec.SelfHosted {
+			t.Fatal("it isn't self-hosted")
+		}
+		if n := len(StaticPods.List(f.store)); err == nil && n != len(programs) {
+			err = fmt.Errorf("%d static pods", n)
+		}
+		return err
+	})
+	eventually.That(t, patience, "what an earlier boot has left is gone", func() error {
+		if left, err := os.ReadDir(f.path("static-pods")); err != nil || len(left) > 0 {
+			return fmt.Errorf("%v, %v", left, err)
+		}
+		return nil
+	})
+	own := f.path("static-pods", "own.json")
+	left := f.path("static-pods", "kube-system-kube-apiserver-x.json")
+	put(t, os.WriteFile(own, []byte("{}"), 0o600))
+	put(t, os.WriteFile(left, []byte(`{"metadata":{"annotations":{"`+CheckpointOf+`":"kube-apiserver-x"}}}`), 0o600))
+	put(t, os.MkdirAll(f.path("checkpoints", "manifests"), 0o700))
+	f.selfHosted.Store(false)
+	written := func(programs ...string) func() error {
+		return func() error {
+			for _, program := range programs {
+				if _, err := os.Stat(f.file(program)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	// S-304: it isn't written while the self-hosted one has its port.
+	eventually.That(t, patience, "the other files are written", written(controllerManager, scheduler))
+	if err := written(apiServer)(); err == nil {
+		t.Error("the static pod of kube-apiserver was written while its port wasn't free")
+	}
+	for _, path := range []string{left, f.path("checkpoints")} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+	if _, err := os.Stat(own); err != nil {
+		t.Error(err)
+	}
+	put(t, old.Close())
+	eventually.That(t, patience, "the file of kube-apiserver is written", written(apiServer))
+}

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"gopkg.in/yaml.v3"
-
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -47,6 +45,8 @@ type KubeletStaticPodController struct {
 	// node's to remove.
 	cleaned bool
 	since   time.Time // the control plane isn't self-hosted any more
+
+	starts map[string]starts // by the name of the static pod
 
 	// client is kept for its connection: on an idle node, a handshake for each
 	// request would be most of the processor time.
@@ -89,13 +89,12 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		if err := StaticPods.AddFinalizer(v, pod.ID, finalizer(pod.ID)); err != nil {
 			return 0, err
 		}
-		name := staticPodPrefix + pod.ID + ".yaml"
-		wanted[name] = true
-		if c.mustWait(name, pod.Spec) {
+		wanted[filepath.Base(c.path(pod.ID))] = true
+		if c.mustWait(c.path(pod.ID), pod.Spec) {
 			waits = true
 			continue
 		}
-		wrote, err := c.writePod(v, filepath.Join(c.staticPodsDir, name), pod.Spec)
+		wrote, err := c.writePod(v, pod.ID, pod.Spec)
 		if err != nil {
 			return 0, err
 		}
@@ -156,14 +155,15 @@ func (c *KubeletStaticPodController) writeFiles(v resource.View) error {
 	return nil
 }
 
-func (c *KubeletStaticPodController) writePod(v resource.View, path string, pod kubeclient.Object) (bool, error) {
-	data, err := yaml.Marshal(pod)
+func (c *KubeletStaticPodController) writePod(v resource.View, name string, pod kubeclient.Object) (bool, error) {
+	data, err := c.file(name, pod)
 	if err != nil {
-		return false, fmt.Errorf("encode static pod %s: %w", pod.Name(), err)
+		return false, err
 	}
 	if err := os.MkdirAll(c.staticPodsDir, dirMode); err != nil {
-		return false, fmt.Errorf("write static pod %s: %w", pod.Name(), err)
+		return false, fmt.Errorf("write static pod %s: %w", name, err)
 	}
+	path := c.path(name)
 	wrote, err := writeChanged(path, data, staticPodMode)
 	if wrote && err == nil {
 		v.Log().Info(fmt.Sprintf("writing static pod %q", path)) // S-278
@@ -242,5 +242,9 @@ func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.Vie
 	if err != nil {
 		return false, fmt.Errorf("error fetching pod status: %w", err)
 	}
-	return publishStatuses(ctx, v, answer)
+	ready, unstarted, err := publishStatuses(ctx, v, answer)
+	if err != nil {
+		return false, err
+	}
+	return ready, c.startAgain(v, unstarted)
 }

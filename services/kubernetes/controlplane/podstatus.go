@@ -15,8 +15,9 @@ import (
 )
 
 // publishStatuses publishes the statuses of the control plane's pods, from the
-// kubelet's list of its static pods.
-func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object) (ready bool, err error) {
+// kubelet's list of its static pods. It returns whether all are ready, and those
+// that the kubelet hasn't begun.
+func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Object) (ready bool, unstarted []kubeclient.Object, err error) {
 	seen, readyCount := map[string]bool{}, 0
 	for _, pod := range answer.Items() {
 		meta, _ := pod.At("metadata", "annotations").(map[string]any)
@@ -38,24 +39,29 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 		if PodStatus(status).Ready() {
 			readyCount++
 		}
+		if containers(status) == 0 {
+			unstarted = append(unstarted, pod)
+		}
 		if err := StaticPodStatuses.Put(v, id, status); err != nil {
-			return false, err
+			return false, nil, err
 		}
 	}
 	for _, o := range StaticPodStatuses.List(v) {
 		if !seen[o.ID] {
 			if err := StaticPodStatuses.Delete(v, o.ID); err != nil {
-				return false, err
+				return false, nil, err
 			}
 		}
 	}
-	return readyCount == len(programs), nil
+	return readyCount == len(programs), unstarted, nil
 }
+
+// containers is how many containers of a pod the kubelet has begun.
+func containers(s PodStatus) int { return len(kubeclient.Object(s).List("containerStatuses")) }
 
 // lost reports whether the kubelet has forgotten the status of a pod that it runs: it does,
 // for a minute at most, when it replaces the pod's object in the API server.
 func lost(now, before PodStatus) bool {
-	containers := func(s PodStatus) int { return len(kubeclient.Object(s).List("containerStatuses")) }
 	return now[ConfigVersion] == before[ConfigVersion] && containers(now) == 0 && containers(before) > 0
 }
 
@@ -65,11 +71,11 @@ const probeBudget = 2 * time.Second
 // kept is the status of before. A program that wasn't ready then is asked itself, as the
 // kubelet would.
 func kept(ctx context.Context, pod kubeclient.Object, before PodStatus) PodStatus {
-	containers := pod.List("spec", "containers")
-	if before.Ready() || len(containers) == 0 {
+	specs := pod.List("spec", "containers")
+	if before.Ready() || len(specs) == 0 {
 		return before
 	}
-	probe := kubeclient.Object(containers[0])
+	probe := specs[0]
 	ctx, cancel := context.WithTimeout(ctx, probeBudget)
 	defer cancel()
 	url := "https://" + net.JoinHostPort("127.0.0.1", fmt.Sprint(probe.At("readinessProbe", "httpGet", "port"))) + probe.Text("readinessProbe", "httpGet", "path")

@@ -37,7 +37,7 @@ func (c *KubeletStaticPodController) mustWait(file string, pod kubeclient.Object
 	if c.since.IsZero() {
 		c.since = time.Now()
 	}
-	if _, err := os.Stat(filepath.Join(c.staticPodsDir, file)); err == nil || time.Since(c.since) > portWait {
+	if _, err := os.Stat(file); err == nil || time.Since(c.since) > portWait {
 		return false
 	}
 	containers := pod.List("spec", "containers")

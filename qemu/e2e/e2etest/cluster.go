@@ -389,3 +389,31 @@ func (c *Cluster) ContainerID(pod string) (string, error) {
 	}
 	return out, err
 }
+
+// Web is the name of the pod of RunWeb.
+const Web = "web"
+
+// web serves a file with what is in every image of a program of Kubernetes.
+const web = `
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: default}
+spec:
+  tolerations: [{operator: Exists}]
+  containers:
+  - name: web
+    image: IMAGE
+    command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/etc/ssl/certs, --www-prefix=/certs/]
+    readinessProbe: {httpGet: {path: /certs/ca-certificates.crt, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
+`
+
+// RunWeb starts a pod that only the test ends, and returns the ID of its container.
+func (c *Cluster) RunWeb(budget time.Duration, image string) (id string) {
+	c.t.Helper()
+	c.Apply(strings.ReplaceAll(web, "IMAGE", image))
+	c.Eventually(budget, "the pod is ready", func() (err error) {
+		id, err = c.ContainerID(Web)
+		return err
+	})
+	return id
+}

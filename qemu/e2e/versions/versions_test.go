@@ -5,6 +5,7 @@
 package versions
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -25,32 +26,20 @@ const (
 	// upgradeBudget is for the whole operation: the first node of each of three programs is
 	// watched for half a minute.
 	upgradeBudget = 6 * time.Minute
+	// wideBudget is for four nodes, whose kubelets change one after another.
+	wideBudget  = 20 * time.Minute
+	writeBudget = 30 * time.Second
+	// silence is the promise to clients of the load balancer: how long an upgrade may take the
+	// API server from them.
+	silence = 2 * time.Second
 	// versionBudget is for all programs to be of a version: they pull its images and start.
 	versionBudget = 90 * time.Second
 )
 
-// web runs until the end: an upgrade must not restart it.
-const web = `
-apiVersion: v1
-kind: Pod
-metadata: {name: web, namespace: default}
-spec:
-  containers:
-  - name: web
-    image: IMAGE
-    command: [/usr/local/bin/kubectl, proxy, --address=0.0.0.0, --port=8080, --accept-hosts=.*, --www=/etc/ssl/certs, --www-prefix=/certs/]
-    readinessProbe: {httpGet: {path: /certs/ca-certificates.crt, port: 8080}, periodSeconds: 1, timeoutSeconds: 5}
-`
-
 // Q-16: the older version accepts all that a node renders.
 func TestQ16OtherKubernetes(t *testing.T) {
 	c, m := e2etest.Ready(t, "versions", qemu.Container, e2etest.OtherKubernetes(t))
-	c.Apply(strings.ReplaceAll(web, "IMAGE", withVersion(config.DefaultAPIServerImage, components.OtherKubernetesVersion)))
-	var before string
-	c.Eventually(podBudget, "the pod is ready", func() (err error) {
-		before, err = c.ContainerID("web")
-		return err
-	})
+	before := c.RunWeb(podBudget, withVersion(config.DefaultAPIServerImage, components.OtherKubernetesVersion))
 	c.Eventually(versionBudget, "all is "+components.OtherKubernetesVersion, func() error {
 		return runs(c, components.OtherKubernetesVersion, append(staticPods, config.DefaultProxyImage)...)
 	})
@@ -74,13 +63,34 @@ func TestQ16OtherKubernetes(t *testing.T) {
 			t.Errorf("after the operation: %v", err)
 		}
 		c.Eventually(podBudget, "the pod is ready", func() error {
-			after, err := c.ContainerID("web")
+			after, err := c.ContainerID(e2etest.Web)
 			if err == nil && after != before {
 				t.Errorf("the change has replaced container %s by %s", before, after)
 			}
 			return err
 		})
 		m.Reached("the same pod runs on " + to)
+	}
+}
+
+// One command moves three control planes and a worker to another version while clients write:
+// nothing that was acknowledged is lost.
+func TestUpgradeUnderLoad(t *testing.T) {
+	c, m := e2etest.Ready(t, "upgrade3", qemu.Container, e2etest.Nodes(3, 1), e2etest.OtherKubernetes(t))
+	load := c.Write(e2etest.KubernetesStore(c.Endpoint()))
+	load.Goes(writeBudget, "before the upgrade")
+	out, err := c.Patient(wideBudget).TryGbctl("-n", c.Nodes[1].Address.String(), "upgrade-k8s", "--to", plain(config.KubernetesVersion), "--yes")
+	t.Log(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	longest := load.Longest() // Goes begins a new one
+	m.Reached("all nodes run " + config.KubernetesVersion)
+	load.Goes(writeBudget, "after the upgrade")
+	load.Stop()
+	load.Complete(writeBudget, map[string]func(context.Context) (map[string]string, error){"the API server": load.Read})
+	if err := c.Promised(longest.From, longest.From.Add(longest.Took), silence); err != nil {
+		t.Errorf("without an acknowledged write: %v", err)
 	}
 }
 

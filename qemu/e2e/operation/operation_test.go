@@ -176,6 +176,7 @@ func TestOperationThatIsCutShort(t *testing.T) {
 		return err
 	})
 	m.Reached("others may go")
+	t.Run("power button", func(t *testing.T) { pressed(t, c.In(t), n) })
 }
 
 // lockKey is the key of etcd with the holder of the cluster's lock.

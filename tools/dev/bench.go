@@ -47,7 +47,7 @@ type figure struct {
 func benchCommand() *cobra.Command {
 	var provisioner string
 	var clusters int
-	var shared bool
+	var shared, operations bool
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure, and print each figure beside its budget",
@@ -59,13 +59,17 @@ and removes them again. Times on a machine that does other things wobble:
 compare figures of one run.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if shared {
+			switch {
+			case shared:
 				return benchSharedOnly(cmd.Context(), cmd.OutOrStdout())
+			case operations:
+				return benchOperationsOnly(cmd.Context(), cmd.OutOrStdout())
 			}
 			return bench(cmd.Context(), cmd.OutOrStdout(), provisioner, clusters)
 		},
 	}
 	cmd.Flags().BoolVar(&shared, "shared-address", false, "measure only how a shared address moves")
+	cmd.Flags().BoolVar(&operations, "operations", false, "measure only operations on a control plane of several nodes")
 	cmd.Flags().StringVar(&provisioner, "provisioner", qemu.Auto, "what to boot: qemu, container, or auto for both")
 	cmd.Flags().IntVar(&clusters, "clusters", 1, "how many clusters of several containers are made, one after the other; 1 or more")
 	return cmd
@@ -100,7 +104,8 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 	default:
 		all = append(all, node(qemu.Container),
 			measure{"several containers", func() ([]figure, error) { return benchCluster(ctx, out, made, clusters) }},
-			measure{"shared address", func() ([]figure, error) { return benchShared(ctx, out, made) }})
+			measure{"shared address", func() ([]figure, error) { return benchShared(ctx, out, made) }},
+			measure{"operations", func() ([]figure, error) { return benchOperations(ctx, out, root) }})
 	}
 	if provisioner != qemu.Container {
 		all = append(all, node(qemu.QEMU))

@@ -11,7 +11,7 @@ GBCTL       := out/gbctl
 
 .DEFAULT_GOAL := help
 
-.PHONY: help up down gbctl console kubectl chart build test test-long unit kernel e2e fuzz lint bench setup clean
+.PHONY: help up down gbctl console kubectl chart build media test test-long unit kernel e2e fuzz lint bench setup clean
 .PHONY: $(DEV) $(GBCTL) # go's own cache decides what is stale
 
 help: ## this list
@@ -46,6 +46,10 @@ chart: $(DEV) ## the last boot as a chart (text; SVG in the cluster's directory)
 
 build: $(DEV) ## build kernel, image and components into the cache
 	@$(DEV) build
+
+media: $(GBCTL) ## build an ISO and the files for a boot over the network: out/garboard.iso, out/pxe
+	@$(GBCTL) media build iso -o out/garboard.iso
+	@$(GBCTL) media build pxe -o out/pxe
 
 test: $(DEV) ## for every change: linters, unit tests with -race, nodes and clusters
 	@$(DEV) test

@@ -18,10 +18,11 @@ import (
 )
 
 const (
-	// isoLocation as the value of garboard.config= means the volume of that label
-	// that has isoFile.
-	isoLocation = "metal-iso"
-	isoFile     = "config.yaml"
+	// ISOLabel as the value of garboard.config= means the volume of that label that has
+	// ISOFile. ISOArgument is the whole kernel parameter.
+	ISOLabel    = "metal-iso"
+	ISOFile     = "config.yaml"
+	ISOArgument = paramConfig + "=" + ISOLabel
 	dataPrefix  = "data:"
 
 	// fwCfgFile is the file of the kernel's qemu_fw_cfg module for -fw_cfg
@@ -162,7 +163,7 @@ func readLimited(r io.Reader) ([]byte, error) {
 // readLocation reads the location in garboard.config=.
 func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byte, error) {
 	switch {
-	case location == isoLocation:
+	case location == ISOLabel:
 		return o.readVolume(ctx)
 	case strings.HasPrefix(location, "http://"), strings.HasPrefix(location, "https://"):
 		return fetch(ctx, o.HTTP, o.Wait, location)
@@ -174,17 +175,17 @@ func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byt
 		}
 		return data, nil
 	}
-	return nil, fmt.Errorf("%s=%s is neither an http or https URL nor %s", paramConfig, location, isoLocation)
+	return nil, fmt.Errorf("%s=%s is neither an http or https URL nor %s", paramConfig, location, ISOLabel)
 }
 
 func (o SourceOptions) readVolume(ctx context.Context) (data []byte, err error) {
-	err = o.Mount(ctx, isoLocation, func(files fs.FS) (err error) {
-		data, err = readFile(files, isoFile)
+	err = o.Mount(ctx, ISOLabel, func(files fs.FS) (err error) {
+		data, err = readFile(files, ISOFile)
 		return err
 	})
 	// The operator asked for the volume: a missing one is a failure.
 	if errors.Is(err, ErrNone) {
-		return nil, fmt.Errorf("volume labelled %s with %s: %v", isoLocation, isoFile, err)
+		return nil, fmt.Errorf("volume labelled %s with %s: %v", ISOLabel, ISOFile, err)
 	}
 	return data, err
 }

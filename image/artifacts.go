@@ -7,6 +7,7 @@ import (
 
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
 	"github.com/garboard-os/garboard/image/progress"
 )
@@ -48,6 +49,20 @@ func BuildAll(ctx context.Context, root string, out io.Writer, node Builder, fla
 		return nil, err
 	}
 	return &Artifacts{Boot: booted, Components: made, Layout: layout}, nil
+}
+
+// BuildMedia makes what media are put together from.
+func BuildMedia(ctx context.Context, root string, out io.Writer, flavour Flavour) (*Boot, loader.Loader, error) {
+	store, r, err := userCache(out)
+	if err != nil {
+		return nil, loader.Loader{}, err
+	}
+	made, err := Build(ctx, root, store, r, flavour)
+	if err != nil {
+		return nil, loader.Loader{}, err
+	}
+	boots, err := loader.Build(ctx, store, r)
+	return made, boots, err
 }
 
 // BuildComponents makes some components only: name → directory with its programs.

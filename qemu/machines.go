@@ -24,6 +24,7 @@ func (m machines) config(n Node) vm.Config {
 		Kernel:       m.plan.Boot.Kernel,
 		Initramfs:    m.plan.Boot.Initramfs,
 		Cmdline:      m.plan.Boot.Cmdline,
+		Medium:       m.plan.Boot.Medium,
 		Console:      m.dir.console(n.Name),
 		Chart:        m.dir.chart(n.Name),
 		Disk:         m.dir.disk(n.Name),
@@ -32,6 +33,9 @@ func (m machines) config(n Node) vm.Config {
 		HardwareAddr: network.HardwareAddress(m.plan.Name, n.Name),
 		Unplugged:    m.plan.Unplugged,
 		ClockOffset:  n.ClockOffset,
+	}
+	if m.plan.Boot.UEFI {
+		c.Variables = m.dir.variables(n.Name)
 	}
 	if !m.plan.Unconfigured {
 		c.Configuration = m.dir.config(n.Name)

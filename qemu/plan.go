@@ -100,6 +100,10 @@ func (p Plan) endpoint() netip.AddrPort {
 type Boot struct {
 	Kernel    string `json:"kernel,omitempty"`    // QEMU
 	Initramfs string `json:"initramfs,omitempty"` // QEMU
+	// Medium is what machines boot instead: an image of a CD or of a USB stick.
+	Medium string `json:"medium,omitempty"`
+	// UEFI gives machines this firmware instead of a BIOS.
+	UEFI bool `json:"uefi,omitempty"`
 	// Cmdline is added to the kernel's command line.
 	Cmdline string `json:"cmdline,omitempty"`
 	Rootfs  string `json:"rootfs,omitempty"`  // containers: squashfs image or directory
@@ -182,6 +186,7 @@ func (d clusterDir) config(n string) string    { return filepath.Join(d.node(n),
 func (d clusterDir) console(n string) string   { return filepath.Join(d.node(n), "console.log") }
 func (d clusterDir) chart(n string) string     { return filepath.Join(d.node(n), "boot-chart.svg") }
 func (d clusterDir) disk(n string) string      { return filepath.Join(d.node(n), "disk.img") }
+func (d clusterDir) variables(n string) string { return filepath.Join(d.node(n), "uefi-variables.img") }
 func (d clusterDir) work(n string) string      { return filepath.Join(d.node(n), "work") }
 func (d clusterDir) state(n string) string     { return filepath.Join(d.node(n), "state") }
 func (d clusterDir) ephemeral(n string) string { return filepath.Join(d.node(n), "var") }

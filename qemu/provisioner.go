@@ -93,6 +93,7 @@ func (c chooser) qemuChoice(why string) (Choice, error) {
 func AptPackages() map[string]string {
 	return map[string]string{
 		"qemu-system-x86": "runs nodes as virtual machines",
+		"ovmf":            "the UEFI of virtual machines",
 	}
 }
 

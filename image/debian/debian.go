@@ -47,7 +47,7 @@ type Set struct {
 	// Name is the step that people see, and the name of the results in the cache.
 	Name  string
 	Tools []Tool
-	// Tree is the folder of the result in which the tools lie, and Authorities the file with the bundle.
+	// Tree is the folder of the result in which the tools lie, and Authorities the file with the bundle; "": without it.
 	Tree, Authorities string
 }
 
@@ -111,7 +111,10 @@ func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter
 
 // resolve finds the packages of the tools and of the libraries that they depend on.
 func (s Set) resolve(ctx context.Context, store *cache.Store, lists deb.Lists) ([]deb.Package, error) {
-	names := []string{authoritiesPackage}
+	var names []string
+	if s.Authorities != "" {
+		names = append(names, authoritiesPackage)
+	}
 	for _, t := range s.Tools {
 		names = append(names, t.Package)
 	}
@@ -143,6 +146,9 @@ func (s Set) fetch(ctx context.Context, lists deb.Lists, packages []deb.Package,
 	}
 	if err := writeKeys(filepath.Join(dir, s.Tree, PackagesFolder, s.Name), packages); err != nil {
 		return err
+	}
+	if s.Authorities == "" {
+		return nil
 	}
 	return bundle(filepath.Join(unpacked, authoritiesFolder), filepath.Join(dir, s.Authorities))
 }

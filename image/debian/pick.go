@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -78,7 +79,7 @@ func (p *picker) find(name string, folders []string) (source, folder string, err
 	return "", "", fmt.Errorf("no package holds %s: %w", name, fs.ErrNotExist)
 }
 
-// path takes a file, or a folder of plug-ins.
+// path takes a file, or a folder: of plug-ins, with the libraries that they need, or of any other files.
 func (p *picker) path(name string) error {
 	info, err := os.Stat(filepath.Join(p.from, name))
 	if err != nil {
@@ -95,7 +96,11 @@ func (p *picker) path(name string) error {
 		at := path.Join(name, f.Name())
 		source := filepath.Join(p.from, at)
 		if f.Type()&fs.ModeSymlink == 0 {
-			if err := p.object(source, at, 0o644); err != nil {
+			take := p.object
+			if !isELF(source) {
+				take = p.copy
+			}
+			if err := take(source, at, 0o644); err != nil {
 				return err
 			}
 			continue
@@ -171,6 +176,17 @@ func write(name string, content []byte, perm fs.FileMode) error {
 		return err
 	}
 	return os.WriteFile(name, content, perm)
+}
+
+func isELF(file string) bool {
+	f, err := os.Open(file)
+	if err != nil {
+		return false // the copy reports it
+	}
+	defer f.Close()
+	magic := make([]byte, len(elf.ELFMAG))
+	_, err = io.ReadFull(f, magic)
+	return err == nil && string(magic) == elf.ELFMAG
 }
 
 // needed lists the libraries and the dynamic linker that an ELF file names.

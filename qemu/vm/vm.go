@@ -35,21 +35,27 @@ type Config struct {
 	CPUs, MemoryMiB int
 	// Kernel and Initramfs are files. Cmdline is added to the kernel's command line.
 	Kernel, Initramfs, Cmdline string
-	Console                    string // file to which the console is appended
-	Chart                      string // file for the boot chart
-	Configuration              string // file with the node's configuration; "": none
-	Disk                       string // file
-	DiskGiB                    int    // negative: no disk
-	Hardware                   Hardware
-	HardwareAddr               net.HardwareAddr
-	Unplugged                  bool          // the network card is connected to nothing
-	ClockOffset                time.Duration // how wrong the hardware clock is
+	// Medium is a file that the firmware boots instead, from the device in Hardware.
+	Medium string
+	// Variables is a file for the variables of a UEFI; "": the machine has a BIOS.
+	Variables     string
+	Console       string // file to which the console is appended
+	Chart         string // file for the boot chart
+	Configuration string // file with the node's configuration; "": none
+	Disk          string // file
+	DiskGiB       int    // negative: no disk
+	Hardware      Hardware
+	HardwareAddr  net.HardwareAddr
+	Unplugged     bool          // the network card is connected to nothing
+	ClockOffset   time.Duration // how wrong the hardware clock is
 }
 
 // Hardware names the devices of a machine as QEMU does (-device help). Zero: virtio devices.
 type Hardware struct {
 	NIC  string `json:"nic,omitempty"`
 	Disk string `json:"disk,omitempty"` // a key of diskPaths
+	// Medium is the device with the medium that a machine boots from: CD or Stick.
+	Medium string `json:"medium,omitempty"`
 }
 
 const (
@@ -60,6 +66,16 @@ const (
 	NVMe = "nvme"
 	// SATA is a disk at the AHCI controller that the chipset q35 has.
 	SATA = "ide-hd"
+
+	// CD is a drive at the AHCI controller, and Stick is a disk at USB.
+	CD    = "ide-cd"
+	Stick = "usb-storage"
+)
+
+// The UEFI of Debian's package ovmf, and its variables in a new machine.
+const (
+	firmwareCode      = "/usr/share/OVMF/OVMF_CODE_4M.fd"
+	firmwareVariables = "/usr/share/OVMF/OVMF_VARS_4M.fd"
 )
 
 // diskPaths are the names that Linux gives to the first disk of each kind.
@@ -100,9 +116,8 @@ func (c Config) arguments(now time.Time) []string {
 		"-serial", "chardev:console",
 		// The node writes the complete boot chart to the second port, once per boot.
 		"-serial", "file:" + option(c.Chart),
-		"-kernel", c.Kernel, "-initrd", c.Initramfs,
-		"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 garboard.chart=/dev/ttyS1 " + c.Cmdline),
 	}
+	args = append(args, c.system()...)
 	if c.ClockOffset != 0 {
 		args = append(args, "-rtc", "base="+now.Add(c.ClockOffset).UTC().Format("2006-01-02T15:04:05"))
 	}
@@ -120,6 +135,26 @@ func (c Config) arguments(now time.Time) []string {
 		"-device", "virtio-rng-pci",
 		"-device", "i6300esb", "-action", "watchdog=reset")
 	return append(args, monitorArguments()...)
+}
+
+// system returns what the machine boots.
+func (c Config) system() (args []string) {
+	if c.Variables != "" {
+		args = append(args,
+			"-drive", "if=pflash,format=raw,readonly=on,file="+firmwareCode,
+			"-drive", "if=pflash,format=raw,file="+option(c.Variables))
+	}
+	if c.Medium == "" {
+		return append(args, "-kernel", c.Kernel, "-initrd", c.Initramfs,
+			"-append", strings.TrimSpace("console=ttyS0 quiet panic=-1 garboard.chart=/dev/ttyS1 "+c.Cmdline))
+	}
+	device := cmp.Or(c.Hardware.Medium, CD)
+	if device == Stick {
+		args = append(args, "-device", "qemu-xhci")
+	}
+	return append(args,
+		"-drive", "if=none,id=medium,format=raw,readonly=on,file="+option(c.Medium),
+		"-device", device+",drive=medium,bootindex=0")
 }
 
 func monitorArguments() []string {
@@ -158,6 +193,11 @@ func Start(ctx context.Context, thread *osthread.Thread, c Config, cable *os.Fil
 			return nil, err
 		}
 	}
+	if c.Variables != "" {
+		if err := makeVariables(c.Variables); err != nil {
+			return nil, err
+		}
+	}
 	return launch(ctx, thread, c.arguments(time.Now()), cable)
 }
 
@@ -191,6 +231,18 @@ func launch(ctx context.Context, thread *osthread.Thread, args []string, inherit
 	}
 	go r.collect()
 	return r, nil
+}
+
+// makeVariables makes the file of a new machine's variables. An existing one stays as it is.
+func makeVariables(path string) error {
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	fresh, err := os.ReadFile(firmwareVariables)
+	if err != nil {
+		return fmt.Errorf("UEFI (install Debian's package ovmf): %w", err)
+	}
+	return os.WriteFile(path, fresh, 0o600)
 }
 
 // makeDisk makes a sparse file if there is none. An existing disk stays as it is.

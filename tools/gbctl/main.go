@@ -75,7 +75,7 @@ func (a *app) rootCommand() *cobra.Command {
 	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand())
 	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
 	addTo(root, groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand(), a.convertK8sCommand())
-	addTo(root, groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.clusterCommand())
+	addTo(root, groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)
 	root.AddCommand(&cobra.Command{Use: "exit-codes"}) // a topic of the help

@@ -39,9 +39,19 @@ type loader func(name string, text []byte) (*config.Config, []config.Warning, er
 var loaders = map[string]loader{"machine": config.LoadForMachine, "container": config.Load}
 
 func (a *app) validate(file string, load loader) error {
-	text, err := a.readInput(file)
+	loaded, _, err := a.readConfig(file, load)
 	if err != nil {
 		return err
+	}
+	fmt.Fprintf(a.out, "%s is a valid configuration of type %s\n", file, loaded.Machine.Type)
+	return nil
+}
+
+// readConfig reads a configuration, and shows what is wrong with it.
+func (a *app) readConfig(file string, load loader) (*config.Config, []byte, error) {
+	text, err := a.readInput(file)
+	if err != nil {
+		return nil, nil, err
 	}
 	loaded, warnings, err := load(file, text)
 	for _, w := range warnings {
@@ -50,13 +60,9 @@ func (a *app) validate(file string, load loader) error {
 	var problems config.Problems
 	if errors.As(err, &problems) {
 		fmt.Fprintln(a.err, problems)
-		return &exitError{codeRefused, nil}
+		return nil, nil, &exitError{codeRefused, nil}
 	}
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(a.out, "%s is a valid configuration of type %s\n", file, loaded.Machine.Type)
-	return nil
+	return loaded, text, err
 }
 
 func (a *app) schemaCommand() *cobra.Command {

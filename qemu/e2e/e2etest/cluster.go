@@ -323,7 +323,7 @@ func (c *Cluster) TryWrite(args ...string) error {
 
 // done reports whether the error means that an earlier attempt was executed.
 func done(verb string, err error) bool {
-	return err != nil && (verb == "create" && strings.Contains(err.Error(), "AlreadyExists") ||
+	return err != nil && ((verb == "create" || verb == "run") && strings.Contains(err.Error(), "AlreadyExists") ||
 		verb == "delete" && strings.Contains(err.Error(), "NotFound"))
 }
 

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/vm"
@@ -162,6 +163,26 @@ func Metal(t *testing.T, hardware ...vm.Hardware) (*image.Artifacts, Option) {
 	return made, func(o *qemu.Options) {
 		o.Boot.Kernel, o.Boot.Initramfs, o.Hardware = made.Kernel, made.Initramfs, hardware
 	}
+}
+
+// Medium builds an ISO with the kernel for bare metal. The option makes machines boot it. Loader,
+// Version, Release, Kernel and Initramfs of the options are set here.
+func Medium(t *testing.T, o media.Options) Option {
+	t.Helper()
+	root, err := repository()
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, boots, err := image.BuildMedia(t.Context(), root, t.Output(), image.Generic)
+	if err != nil {
+		t.Fatalf("build what the test boots: %v", err)
+	}
+	o.Loader, o.Version, o.Release, o.Kernel, o.Initramfs = boots, made.Version, made.Release, made.Kernel, made.Initramfs
+	path := filepath.Join(t.TempDir(), "garboard.iso")
+	if err := o.Build(media.ISO, path); err != nil {
+		t.Fatal(err)
+	}
+	return func(o *qemu.Options) { o.Boot.Medium = path }
 }
 
 // paces are of type func() eventually.Pace, by test.

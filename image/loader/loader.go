@@ -1,0 +1,138 @@
+// Package loader makes the boot loaders of media: systemd's stub for UEFI, and GRUB for BIOS.
+package loader
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/image/cache"
+	"github.com/garboard-os/garboard/image/debian"
+	"github.com/garboard-os/garboard/image/progress"
+)
+
+// Loader is the content of its files.
+type Loader struct {
+	// Stub is systemd-stub(7): a program for UEFI that becomes a unified kernel image when kernel and initramfs are put into it.
+	Stub []byte
+	// BIOS is GRUB for the BIOS, as El Torito starts it. BootHybrid is a boot record that starts it from a disk.
+	BIOS, BootHybrid []byte
+}
+
+// ConfigFile is what GRUB runs, from the medium that has it.
+const ConfigFile = "/garboard.cfg"
+
+// early is GRUB's configuration in BIOS.
+//
+//go:embed early.cfg
+var early string
+
+const (
+	step  = "loader"
+	guess = time.Second
+
+	tree    = "."
+	stub    = "usr/lib/systemd/boot/efi/linuxx64.efi.stub"
+	grubDir = "usr/lib/grub/i386-pc"
+	hybrid  = "boot_hybrid.img"
+	bios    = "bios.img"
+)
+
+// modules of GRUB in BIOS, with what they are for.
+var modules = []struct{ name, why string }{
+	{"biosdisk", "disks and CD drives of the BIOS"},
+	{"part_gpt", "partitions of a disk"},
+	{"iso9660", "the medium"},
+	{"fat", "the file system with the unified kernel image"},
+	{"loopback", "files as disks"},
+	{"search", "the medium among all disks"},
+	{"search_fs_file", "the same, by a file"},
+	{"normal", "scripts with conditions"},
+	{"test", "conditions"},
+	{"echo", "messages"},
+	{"serial", "the serial line"},
+	{"terminal", "messages on the screen and the serial line"},
+	{"sleep", "time to read an error"},
+	{"reboot", "another try after an error"},
+	{"linux", "the kernel"},
+}
+
+// set is what comes from Debian's packages. GRUB's dependencies aren't in moddep.lst only: grub-mkimage needs the list and each module.
+var set = debian.Set{
+	Name: "loader-tools",
+	Tree: tree,
+	Tools: []debian.Tool{
+		{Package: "systemd-boot-efi", Name: stub, Why: "unified kernel images"},
+		{Package: "grub-common", Name: "grub-mkimage", Why: "GRUB's program out of its modules"},
+		{Package: "grub-pc-bin", Name: grubDir, Why: "GRUB for the BIOS"},
+	},
+}
+
+// Build returns the boot loaders, from the cache if they are there.
+func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loader, error) {
+	r.Expect(step, guess)
+	from, err := set.Build(ctx, store, r)
+	if err != nil {
+		return Loader{}, err
+	}
+	r.Plan(step)
+	inputs := []string{filepath.Base(from), early}
+	for _, m := range modules {
+		inputs = append(inputs, m.name)
+	}
+	hit := true
+	dir, err := store.Build(ctx, step, inputs, func(ctx context.Context, dir string) error {
+		hit = false
+		done := r.Step(step)
+		err := mkimage(ctx, from, dir)
+		done(err)
+		return err
+	})
+	if err != nil {
+		return Loader{}, err
+	}
+	if hit {
+		r.Cached(step)
+	}
+	var l Loader
+	for _, f := range []struct {
+		path    string
+		content *[]byte
+	}{{filepath.Join(from, stub), &l.Stub}, {filepath.Join(from, grubDir, hybrid), &l.BootHybrid}, {filepath.Join(dir, bios), &l.BIOS}} {
+		if *f.content, err = os.ReadFile(f.path); err != nil {
+			return Loader{}, fmt.Errorf("boot loader: %w", err)
+		}
+	}
+	return l, nil
+}
+
+// mkimage makes GRUB's program. grub-mkimage runs with the libraries of its own release, whatever this machine has.
+func mkimage(ctx context.Context, from, dir string) (err error) {
+	config, err := os.CreateTemp(dir, ".early-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(config.Name())) }()
+	_, err = config.WriteString(early)
+	if err = errors.Join(err, config.Close()); err != nil {
+		return err
+	}
+	libraries := filepath.Join(from, "usr/lib/x86_64-linux-gnu")
+	args := []string{"--library-path", libraries, filepath.Join(from, "usr/bin/grub-mkimage"),
+		"--format=i386-pc-eltorito", "--directory=" + filepath.Join(from, grubDir), "--prefix=/",
+		"--config=" + config.Name(), "--output=" + filepath.Join(dir, bios)}
+	for _, m := range modules {
+		args = append(args, m.name)
+	}
+	out, err := exec.CommandContext(ctx, filepath.Join(libraries, "ld-linux-x86-64.so.2"), args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("grub-mkimage: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+package media
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/diskfs/go-diskfs/backend/file"
+	"github.com/diskfs/go-diskfs/filesystem/iso9660"
+	"github.com/diskfs/go-diskfs/partition/gpt"
+
+	"github.com/garboard-os/garboard/image/loader"
+)
+
+const (
+	isoSector  = 2048
+	diskSector = 512
+
+	// The volume descriptors of ISO 9660 (ECMA-119, 8.1) begin at this sector. One of them points to the boot catalog (El Torito, 2.0).
+	firstDescriptor = 16
+	descriptorBoot  = 0
+	descriptorEnd   = 255
+	catalogField    = 0x47
+	// The name of a volume, filled up with blanks, and its dates, of dateSize bytes each (ECMA-119, 8.4.7, 8.4.26 to
+	// 8.4.29).
+	dateField, dateSize = 813, 17
+	dates               = 4
+	nameField, nameSize = 40, 32
+	descriptorPrimary   = 1
+
+	// Entries of the boot catalog: validation, the BIOS's image, a header, and UEFI's image (El Torito, 2.1 to 2.5).
+	catalogEntry  = 32
+	catalogImages = 4 * catalogEntry
+	imageField    = 8
+
+	// gptSectors is the size of a partition table with its entries.
+	gptSectors = 33
+)
+
+// Names in the ISO's file system.
+const (
+	biosFile = "bios.img"
+	efiFile  = "efi.img"
+)
+
+// writeISO makes an image of a CD from the files in dir, of which biosFile and efiFile are what firmware boots. It is also one of a disk: copied to
+// a USB stick, BIOSes start the boot record, and UEFI finds the partition with efiFile.
+func writeISO(to, dir, label string, boots loader.Loader) (err error) {
+	if err := sameTimes(dir); err != nil {
+		return err
+	}
+	size, err := os.Stat(filepath.Join(dir, efiFile)) // the library removes the directory
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	fs, err := iso9660.Create(file.New(out, false), 0, 0, isoSector, dir)
+	if err != nil {
+		return fmt.Errorf("ISO 9660: %w", err)
+	}
+	bios := &iso9660.ElToritoEntry{Platform: iso9660.BIOS, Emulation: iso9660.NoEmulation, BootFile: "/" + biosFile, BootTable: true}
+	efi := &iso9660.ElToritoEntry{Platform: iso9660.EFI, Emulation: iso9660.NoEmulation, BootFile: "/" + efiFile}
+	// The count of sectors has 16 bits. UEFI takes 0 as the rest of the medium (UEFI 2.10, 13.3.2.1).
+	efi.SetLoadSize(0)
+	if err := fs.Finalize(iso9660.FinalizeOptions{
+		VolumeIdentifier: label, Joliet: true,
+		ElTorito: &iso9660.ElTorito{HideBootCatalog: true, Entries: []*iso9660.ElToritoEntry{bios, efi}},
+	}); err != nil {
+		return fmt.Errorf("ISO 9660: %w", err)
+	}
+	catalog, err := descriptors(out)
+	if err != nil {
+		return err
+	}
+	images := make([]byte, catalogImages)
+	if _, err := out.ReadAt(images, catalog*isoSector); err != nil {
+		return fmt.Errorf("boot catalog: %w", err)
+	}
+	at := func(entry int) uint64 {
+		return uint64(binary.LittleEndian.Uint32(images[entry*catalogEntry+imageField:])) * (isoSector / diskSector)
+	}
+	if err := hybrid(out, at(3), uint64(size.Size()/diskSector)); err != nil {
+		return err
+	}
+	return bootRecord(out, boots, at(1))
+}
+
+// sameTimes gives all files the same time.
+func sameTimes(dir string) error {
+	return filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chtimes(path, epoch, epoch)
+	})
+}
+
+// descriptors completes the volume descriptors, and returns the sector of the boot catalog.
+func descriptors(out *os.File) (catalog int64, err error) {
+	var all [][]byte
+	for at := int64(firstDescriptor); ; at++ {
+		d := make([]byte, isoSector)
+		if _, err := out.ReadAt(d, at*isoSector); err != nil {
+			return 0, fmt.Errorf("volume descriptor: %w", err)
+		}
+		if d[0] == descriptorEnd {
+			break
+		}
+		if d[0] == descriptorBoot {
+			catalog = int64(binary.LittleEndian.Uint32(d[catalogField:]))
+		} else {
+			complete(d)
+		}
+		all = append(all, d)
+	}
+	// BIOSes look for the boot record in the second place only (El Torito, 2.0); the library writes it as the last one.
+	slices.SortStableFunc(all, func(a, b []byte) int { return cmp.Compare(place(a), place(b)) })
+	if len(all) < 2 || all[1][0] != descriptorBoot {
+		return 0, errors.New("ISO 9660: no boot record")
+	}
+	_, err = out.WriteAt(bytes.Join(all, nil), firstDescriptor*isoSector)
+	return catalog, err
+}
+
+// place of a kind of volume descriptor.
+func place(descriptor []byte) int {
+	switch descriptor[0] {
+	case descriptorPrimary:
+		return 0
+	case descriptorBoot:
+		return 1
+	}
+	return 2
+}
+
+// complete gives a volume a constant time, and its name the right form.
+func complete(d []byte) {
+	if name := d[nameField : nameField+nameSize]; d[0] == descriptorPrimary {
+		copy(name, bytes.ReplaceAll(name, []byte{0}, []byte(" "))) // the library fills it up with zeros
+	}
+	for i := range dates {
+		date := d[dateField+i*dateSize : dateField+(i+1)*dateSize]
+		copy(date, epoch.Format("20060102150405")+"00")
+		date[dateSize-1] = 0 // UTC
+	}
+}
+
+// hybrid adds a partition table with UEFI's image as a partition.
+func hybrid(out *os.File, start, sectors uint64) error {
+	end, err := out.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	const mib = 1 << 20
+	size := (end + gptSectors*diskSector + mib - 1) / mib * mib // hypervisors want disks of whole MiB
+	if err := out.Truncate(size); err != nil {
+		return err
+	}
+	hash := sha256.New()
+	if _, err := out.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if _, err := io.Copy(hash, out); err != nil {
+		return err
+	}
+	sum := hash.Sum(nil)
+	table := &gpt.Table{
+		LogicalSectorSize: diskSector, PhysicalSectorSize: diskSector, ProtectiveMBR: true, GUID: guid(sum[:16]),
+		Partitions: []*gpt.Partition{{Index: 1, Start: start, End: start + sectors - 1, Size: sectors * diskSector, Type: gpt.EFISystemPartition, Name: "EFI", GUID: guid(sum[16:])}},
+	}
+	if err := table.Write(out, size); err != nil {
+		return fmt.Errorf("partition table: %w", err)
+	}
+	return nil
+}
+
+// guid makes an identity of 16 bytes of a hash (RFC 9562, version 8).
+func guid(sum []byte) string {
+	b := bytes.Clone(sum[:16])
+	b[6] = b[6]&0x0f | 0x80
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%X-%X-%X-%X-%X", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// Places in GRUB's images (grub-core/boot/i386/pc/boot.S, cdboot.S and diskboot.S). Addresses of disks are in sectors of 512 bytes.
+const (
+	recordCode    = 440   // bytes of the boot record before the disk's signature
+	recordAddress = 0x1b0 // in boot_hybrid.img: where the program begins, after cdboot.img
+	cdbootSectors = 4     // the size of cdboot.img
+	listAddress   = 0x9f4 // in the image: the first sector after diskboot.img
+	mbrActive     = 446   // the first partition of the boot record
+	mbrSecond     = mbrActive + 16
+	activeFlag    = 0x80
+)
+
+// bootRecord writes the code that a BIOS starts from a disk. It loads the same program as the CD's.
+func bootRecord(out *os.File, boots loader.Loader, image uint64) error {
+	code := bytes.Clone(boots.BootHybrid[:recordCode])
+	binary.LittleEndian.PutUint64(code[recordAddress:], image+cdbootSectors)
+	if _, err := out.WriteAt(code, 0); err != nil {
+		return err
+	}
+	// Some BIOSes start no disk without an active partition. UEFI allows no other entry than the protective one to be in use, so
+	// the active one is empty (the same as xorriso's --mbr-force-bootable).
+	if _, err := out.WriteAt([]byte{activeFlag, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}, mbrSecond); err != nil {
+		return err
+	}
+	list := make([]byte, 8)
+	binary.LittleEndian.PutUint64(list, image+cdbootSectors+1)
+	_, err := out.WriteAt(list, int64(image)*diskSector+listAddress)
+	return err
+}

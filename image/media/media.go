@@ -1,0 +1,195 @@
+// Package media makes what a machine boots from: a unified kernel image for UEFI, an image of a CD that also is one of a USB stick, and the
+// files for a boot over the network. It only puts together what was built: it needs no other program, and runs on any workstation.
+//
+//	kernel, initramfs, command line ─▶ unified kernel image ─▶ FAT32 with EFI/BOOT/BOOTX64.EFI ─▶ ISO
+//
+// The medium has the kernel once. UEFI starts the unified kernel image, and GRUB, for a BIOS, takes kernel and initramfs out of it.
+package media
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/image/loader"
+)
+
+// The kinds of media.
+const (
+	ISO = "iso"
+	UKI = "uki"
+	PXE = "pxe"
+)
+
+// Kinds are all of them.
+var Kinds = []string{ISO, UKI, PXE}
+
+// BootFile is where UEFI looks on a medium that isn't in its boot entries (UEFI 2.10, 3.5.1.1).
+const BootFile = "/EFI/BOOT/BOOTX64.EFI"
+
+// Names of the files for a boot over the network.
+const (
+	KernelFile    = "vmlinuz"
+	InitramfsFile = "initramfs"
+	UKIFile       = "garboard.efi"
+	ScriptFile    = "boot.ipxe"
+)
+
+// defaultArgs: the last console is where the kernel writes. A screen is where a person looks, and a machine without a screen has a serial line.
+const defaultArgs = "console=ttyS0,115200 console=tty0 quiet panic=10"
+
+// Options are what a medium is made of.
+type Options struct {
+	Loader  loader.Loader
+	Version string // of Garboard
+	Release string // of the kernel
+	// Kernel and Initramfs are files.
+	Kernel, Initramfs string
+	// Args are added to the kernel's command line.
+	Args []string
+	// Config is a machine configuration; nil: none. Only an ISO can have one.
+	Config []byte
+}
+
+func (o Options) cmdline() string {
+	args := append([]string{defaultArgs}, o.Args...)
+	if o.Config != nil {
+		args = append(args, boot.ISOArgument)
+	}
+	return strings.Join(args, " ")
+}
+
+// Build makes a medium. The ISO and the unified kernel image are files. The files for a boot over the network are in a directory.
+func (o Options) Build(kind, to string) error {
+	if o.Config != nil && kind != ISO {
+		return fmt.Errorf("a medium of kind %s can't have a configuration: name its URL instead, with the kernel argument garboard.config=URL", kind)
+	}
+	uki, err := o.uki()
+	if err != nil {
+		return err
+	}
+	switch kind {
+	case UKI:
+		return boot.WriteFile(to, uki, 0o644)
+	case PXE:
+		return o.pxe(uki, to)
+	case ISO:
+		return o.iso(uki, to)
+	}
+	return fmt.Errorf("kind %q: must be one of %s", kind, strings.Join(Kinds, ", "))
+}
+
+func (o Options) uki() ([]byte, error) {
+	kernel, err := os.ReadFile(o.Kernel)
+	if err != nil {
+		return nil, err
+	}
+	initramfs, err := os.ReadFile(o.Initramfs)
+	if err != nil {
+		return nil, err
+	}
+	return unified(o.Loader.Stub, []section{
+		{".osrel", osRelease(o.Version)},
+		{".uname", []byte(o.Release)},
+		{".cmdline", []byte(o.cmdline())},
+		{initramfsSection, initramfs},
+		{kernelSection, kernel},
+	})
+}
+
+const (
+	kernelSection    = ".linux"
+	initramfsSection = ".initrd"
+)
+
+// iso makes the ISO beside its final name, and renames it.
+func (o Options) iso(uki []byte, to string) (err error) {
+	work, err := os.MkdirTemp(filepath.Dir(to), ".media-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	dir := filepath.Join(work, "files")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	if err := writeFAT(filepath.Join(dir, efiFile), "GARBOARD", []fatFile{{BootFile, uki}}); err != nil {
+		return err
+	}
+	script, err := o.grub(uki)
+	if err != nil {
+		return err
+	}
+	files := map[string][]byte{biosFile: o.Loader.BIOS, strings.TrimPrefix(loader.ConfigFile, "/"): []byte(script)}
+	label := "GARBOARD"
+	if o.Config != nil {
+		files[boot.ISOFile], label = o.Config, boot.ISOLabel
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	made := filepath.Join(work, "iso")
+	if err := writeISO(made, dir, label, o.Loader); err != nil {
+		return err
+	}
+	if o.Config != nil { // it has keys
+		if err := os.Chmod(made, 0o600); err != nil {
+			return err
+		}
+	}
+	return os.Rename(made, to)
+}
+
+// grub is the script for a BIOS. It takes kernel and initramfs out of the unified kernel image.
+func (o Options) grub(uki []byte) (string, error) {
+	kernel, err := blocks(uki, kernelSection)
+	if err != nil {
+		return "", err
+	}
+	initramfs, err := blocks(uki, initramfsSection)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf(`serial --unit=0 --speed=115200
+terminal_output --append serial
+loopback efi /%s
+loopback uki (efi)%s
+echo "Garboard %s: loading the kernel"
+linux (uki)%s %s
+echo "Garboard %s: loading the system"
+initrd (uki)%s
+boot
+echo "The medium can't be read. The machine restarts in 30 seconds."
+sleep 30
+reboot
+`, efiFile, BootFile, o.Version, kernel, o.cmdline(), o.Version, initramfs), nil
+}
+
+// pxe writes what a server of boot files needs: iPXE and GRUB take kernel and initramfs, and UEFI's HTTP boot the unified kernel image.
+func (o Options) pxe(uki []byte, to string) error {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	files := map[string][]byte{
+		UKIFile:    uki,
+		ScriptFile: fmt.Appendf(nil, "#!ipxe\nkernel %s %s initrd=%s\ninitrd %s\nboot\n", KernelFile, o.cmdline(), InitramfsFile, InitramfsFile),
+	}
+	for name, from := range map[string]string{KernelFile: o.Kernel, InitramfsFile: o.Initramfs} {
+		content, err := os.ReadFile(from)
+		if err != nil {
+			return err
+		}
+		files[name] = content
+	}
+	for name, content := range files {
+		if err := boot.WriteFile(filepath.Join(to, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

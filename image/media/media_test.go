@@ -1,0 +1,220 @@
+package media
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/pe"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/diskfs/go-diskfs/backend/file"
+	"github.com/diskfs/go-diskfs/filesystem"
+	"github.com/diskfs/go-diskfs/filesystem/fat32"
+	"github.com/diskfs/go-diskfs/filesystem/iso9660"
+	"github.com/diskfs/go-diskfs/partition/gpt"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/image/loader"
+)
+
+// stub is a program with one section, and headers of a size.
+func stub(t *testing.T, headers uint32) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	dos := make([]byte, 0x40)
+	copy(dos, "MZ")
+	dos[0x3c] = 0x40
+	b.Write(dos)
+	b.WriteString("PE\x00\x00")
+	put := func(v any) {
+		if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(pe.FileHeader{Machine: pe.IMAGE_FILE_MACHINE_AMD64, NumberOfSections: 1, SizeOfOptionalHeader: 240})
+	put(pe.OptionalHeader64{Magic: 0x20b, SectionAlignment: 4096, FileAlignment: 512, SizeOfHeaders: headers, NumberOfRvaAndSizes: 16})
+	text := pe.SectionHeader32{VirtualSize: 100, VirtualAddress: 4096, SizeOfRawData: 512, PointerToRawData: headers}
+	copy(text.Name[:], ".text")
+	put(text)
+	b.Write(make([]byte, int(headers)+512-b.Len()))
+	return b.Bytes()
+}
+
+func options(t *testing.T) Options {
+	t.Helper()
+	dir := t.TempDir()
+	o := Options{
+		Loader:  loader.Loader{Stub: stub(t, 1024), BIOS: bytes.Repeat([]byte("grub"), 4000), BootHybrid: bytes.Repeat([]byte{0x90}, 512)},
+		Version: "v1.2.3", Release: "6.12.0-amd64", Args: []string{"console=ttyS1"},
+		Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs"),
+	}
+	for path, content := range map[string]string{o.Kernel: "the kernel", o.Initramfs: strings.Repeat("the initramfs ", 100000)} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return o
+}
+
+func build(t *testing.T, o Options, kind string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "medium")
+	if err := o.Build(kind, to); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+func TestUnifiedKernelImage(t *testing.T) {
+	o := options(t)
+	uki := read(t, build(t, o, UKI))
+	file, err := pe.NewFile(bytes.NewReader(uki))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		".linux": "the kernel", ".initrd": string(read(t, o.Initramfs)), ".uname": o.Release,
+		".cmdline": "console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1",
+		".osrel":   "ID=\"garboard\"\nNAME=\"Garboard\"\nPRETTY_NAME=\"Garboard v1.2.3\"\nVERSION_ID=\"v1.2.3\"\n",
+	} {
+		s := file.Section(name)
+		if s == nil {
+			t.Errorf("there is no section %s", name)
+			continue
+		}
+		content, err := s.Data()
+		if err != nil || string(content[:s.VirtualSize]) != want {
+			t.Errorf("%s is %.100q: %v", name, content, err)
+		}
+		if s.VirtualAddress%4096 != 0 || s.Offset%512 != 0 {
+			t.Errorf("%s is at %x in memory, and at %x in the file", name, s.VirtualAddress, s.Offset)
+		}
+		list, err := blocks(uki, name)
+		var first, count int
+		if _, scan := fmt.Sscanf(list, "%d+%d", &first, &count); err != nil || scan != nil || !strings.HasPrefix(string(uki[first*512:(first+count)*512]), want) {
+			t.Errorf("%s isn't in the blocks %s: %v, %v", name, list, err, scan)
+		}
+	}
+	end := file.Sections[len(file.Sections)-1]
+	if size := file.OptionalHeader.(*pe.OptionalHeader64).SizeOfImage; size < end.VirtualAddress+end.VirtualSize {
+		t.Errorf("the image ends at %x, and its last section at %x", size, end.VirtualAddress+end.VirtualSize)
+	}
+	if _, err := unified(stub(t, 512), make([]section, 8)); err == nil {
+		t.Error("headers without room have got 8 sections")
+	}
+	if _, err := unified([]byte("no program"), nil); err == nil {
+		t.Error("a text is a boot stub")
+	}
+}
+
+// The same parts give the same bytes, and other ones give others.
+func TestMediaAreReproducible(t *testing.T) {
+	o := options(t)
+	for _, kind := range []string{ISO, UKI} {
+		first, second := sha256.Sum256(read(t, build(t, o, kind))), sha256.Sum256(read(t, build(t, o, kind)))
+		if first != second {
+			t.Errorf("two builds of %s differ", kind)
+		}
+		other := o
+		other.Args = []string{"console=ttyS2"}
+		if first == sha256.Sum256(read(t, build(t, other, kind))) {
+			t.Errorf("%s with another argument is the same", kind)
+		}
+	}
+}
+
+// What firmware and node look for is in the ISO: the partition and the files.
+func TestISO(t *testing.T) {
+	o := options(t)
+	o.Config = []byte("machine: {}\n")
+	path := build(t, o, ISO)
+	image, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	iso, err := iso9660.Read(file.New(image, true), 0, 0, isoSector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if label := strings.TrimSpace(iso.Label()); label != boot.ISOLabel {
+		t.Errorf("the volume is %q", label)
+	}
+	if second := read(t, path)[(firstDescriptor+1)*isoSector:]; string(second[:30]) != "\x00CD001\x01EL TORITO SPECIFICATION" {
+		t.Errorf("the second volume descriptor isn't the boot record: %q", second[:30])
+	}
+	table, err := gpt.Read(image, diskSector, diskSector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(table.Partitions) == 0 || table.Partitions[0].Type != gpt.EFISystemPartition {
+		t.Fatalf("partitions %v", table.Partitions)
+	}
+	efi := table.Partitions[0]
+	fat, err := fat32.Read(file.New(image, true), int64(efi.Size), int64(efi.Start)*diskSector, diskSector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uki := content(t, fat, BootFile)
+	if !bytes.Equal(uki, read(t, build(t, withISOArgument(o), UKI))) {
+		t.Error("UEFI would boot another unified kernel image")
+	}
+	if _, err := blocks(uki, kernelSection); err != nil {
+		t.Error(err)
+	}
+	if record := read(t, path)[:512]; !bytes.Equal(record[:recordAddress], o.Loader.BootHybrid[:recordAddress]) || record[mbrSecond] != activeFlag {
+		t.Errorf("boot record % x", record)
+	}
+}
+
+// withISOArgument are the options of the unified kernel image in an ISO with a configuration.
+func withISOArgument(o Options) Options {
+	o.Config, o.Args = nil, append(o.Args, boot.ISOArgument)
+	return o
+}
+
+func content(t *testing.T, fs filesystem.FileSystem, path string) []byte {
+	t.Helper()
+	f, err := fs.OpenFile(path, os.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	all, err := io.ReadAll(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestPXE(t *testing.T) {
+	o := options(t)
+	dir := build(t, o, PXE)
+	want := "#!ipxe\nkernel vmlinuz console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1 initrd=initramfs\ninitrd initramfs\nboot\n"
+	if got := string(read(t, filepath.Join(dir, ScriptFile))); got != want {
+		t.Errorf("script\n%s", got)
+	}
+	for name, from := range map[string]string{KernelFile: o.Kernel, InitramfsFile: o.Initramfs} {
+		if !bytes.Equal(read(t, filepath.Join(dir, name)), read(t, from)) {
+			t.Errorf("%s differs", name)
+		}
+	}
+	o.Config = []byte("machine: {}\n")
+	if err := o.Build(PXE, dir); err == nil || !strings.Contains(err.Error(), "garboard.config=URL") {
+		t.Errorf("PXE with a configuration: %v", err)
+	}
+}

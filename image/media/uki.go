@@ -1,0 +1,96 @@
+package media
+
+import (
+	"bytes"
+	"debug/pe"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// A section of a unified kernel image (UAPI.5, "Unified Kernel Images"), by the name that systemd's stub looks for.
+type section struct {
+	name    string
+	content []byte
+}
+
+// Characteristics of the sections: initialized data that can be read (PE format, "Section Flags").
+const sectionFlags = pe.IMAGE_SCN_CNT_INITIALIZED_DATA | pe.IMAGE_SCN_MEM_READ
+
+// Offsets in the headers of a PE32+ file (PE format, "COFF File Header" and "Optional Header").
+const (
+	signatureSize     = 4
+	sectionCountField = 2 // in the COFF header
+	sectionHeaderSize = 40
+
+	initializedSizeField = 8 // all in the optional header
+	imageSizeField       = 56
+)
+
+// unified puts sections into systemd's stub. The result is a program for UEFI, and boots the kernel that is in it.
+func unified(stub []byte, sections []section) ([]byte, error) {
+	file, err := pe.NewFile(bytes.NewReader(stub))
+	if err != nil {
+		return nil, fmt.Errorf("boot stub: %w", err)
+	}
+	header, ok := file.OptionalHeader.(*pe.OptionalHeader64)
+	if !ok || len(file.Sections) == 0 {
+		return nil, errors.New("boot stub: it is no program for a 64-bit UEFI")
+	}
+	coff := int(binary.LittleEndian.Uint32(stub[0x3c:])) + signatureSize
+	optional := coff + binary.Size(pe.FileHeader{})
+	table := optional + int(file.SizeOfOptionalHeader)
+	if end := table + (len(file.Sections)+len(sections))*sectionHeaderSize; end > int(header.SizeOfHeaders) {
+		return nil, fmt.Errorf("boot stub: its headers have no room for %d sections", len(sections))
+	}
+	last := file.Sections[len(file.Sections)-1]
+	address := align(last.VirtualAddress+last.VirtualSize, header.SectionAlignment)
+	image := append(bytes.Clone(stub), make([]byte, int(align(uint32(len(stub)), header.FileAlignment))-len(stub))...)
+	initialized := header.SizeOfInitializedData
+	for i, s := range sections {
+		size := align(uint32(len(s.content)), header.FileAlignment)
+		h := pe.SectionHeader32{
+			VirtualSize: uint32(len(s.content)), VirtualAddress: address,
+			SizeOfRawData: size, PointerToRawData: uint32(len(image)), Characteristics: sectionFlags,
+		}
+		copy(h.Name[:], s.name)
+		at := table + (len(file.Sections)+i)*sectionHeaderSize
+		if _, err := binary.Encode(image[at:at+sectionHeaderSize], binary.LittleEndian, h); err != nil {
+			return nil, err
+		}
+		image = append(image, s.content...)
+		image = append(image, make([]byte, int(size)-len(s.content))...)
+		address = align(address+uint32(len(s.content)), header.SectionAlignment)
+		initialized += size
+	}
+	binary.LittleEndian.PutUint16(image[coff+sectionCountField:], uint16(len(file.Sections)+len(sections)))
+	binary.LittleEndian.PutUint32(image[optional+initializedSizeField:], initialized)
+	binary.LittleEndian.PutUint32(image[optional+imageSizeField:], address)
+	return image, nil
+}
+
+func align(n, to uint32) uint32 { return (n + to - 1) / to * to }
+
+// blocks is where a section lies in a unified kernel image, as a block list of GRUB: first block + count, of 512 bytes
+// (GRUB manual, "How to specify block lists").
+func blocks(uki []byte, name string) (string, error) {
+	file, err := pe.NewFile(bytes.NewReader(uki))
+	if err != nil {
+		return "", fmt.Errorf("unified kernel image: %w", err)
+	}
+	s := file.Section(name)
+	if s == nil || s.Offset%512 != 0 || s.Size%512 != 0 {
+		return "", fmt.Errorf("unified kernel image: it has no section %s in blocks of 512 bytes", name)
+	}
+	return fmt.Sprintf("%d+%d", s.Offset/512, s.Size/512), nil
+}
+
+// osRelease describes the system in a unified kernel image (os-release(5)).
+func osRelease(version string) []byte {
+	var b strings.Builder
+	for _, line := range [][2]string{{"ID", "garboard"}, {"NAME", "Garboard"}, {"PRETTY_NAME", "Garboard " + version}, {"VERSION_ID", version}} {
+		fmt.Fprintf(&b, "%s=%q\n", line[0], line[1])
+	}
+	return []byte(b.String())
+}

@@ -1,0 +1,56 @@
+//go:build e2e && long
+
+// Package media tests what a machine boots from, with real firmware.
+package media
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/vm"
+)
+
+func TestMain(m *testing.M) { e2etest.Main(m) }
+
+// bootBudget is for firmware, boot loader and kernel, as on real hardware, until the machine
+// is on the network.
+const bootBudget = 40 * time.Second
+
+// A UEFI boots the ISO from a CD drive: the machine has no configuration, and waits for one.
+func TestMediumInUEFI(t *testing.T) {
+	medium := e2etest.Medium(t, media.Options{Args: args})
+	c, m := e2etest.Start(t, "medium-uefi", qemu.QEMU, medium, func(o *qemu.Options) {
+		o.Unconfigured, o.Boot.UEFI = true, true
+		o.Hardware = []vm.Hardware{{NIC: "e1000", Disk: vm.SATA}}
+	})
+	c.Says(bootBudget, 0, "maintenance mode", "SHA-256")
+	m.Reached("maintenance mode")
+}
+
+// A BIOS boots the same ISO from a USB stick. It has a configuration: the machine installs
+// itself with it.
+func TestMediumInBIOS(t *testing.T) {
+	dir := t.TempDir()
+	e2etest.Gbctl(t, "gen", "config", "medium", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/nvme0n1")
+	config, err := os.ReadFile(filepath.Join(dir, "controlplane.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	medium := e2etest.Medium(t, media.Options{Args: args, Config: config})
+	c, m := e2etest.Start(t, "medium-bios", qemu.QEMU, medium, func(o *qemu.Options) {
+		o.Unconfigured = true
+		o.Hardware = []vm.Hardware{{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Stick}}
+	})
+	c.Says(bootBudget, 0, "machined", "configuration from kernel argument")
+	m.Reached("the configuration on the medium")
+	c.Says(bootBudget, 0, "disks: Running (up)")
+	m.Reached("its system is on its disk")
+}
+
+// args make the serial line the main console, as in the other tests.
+var args = []string{"console=ttyS0", "panic=-1"}

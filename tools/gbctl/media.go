@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image"
+	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/kernel"
+	"github.com/garboard-os/garboard/tools/devcluster"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) mediaCommand() *cobra.Command {
+	return group(&cobra.Command{Use: "media"}, a.mediaBuildCommand())
+}
+
+func (a *app) mediaBuildCommand() *cobra.Command {
+	var output, source, flavour, configFile string
+	var args []string
+	cmd := &cobra.Command{
+		Use:       "build [" + strings.Join(media.Kinds, "|") + "]",
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: media.Kinds,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			kind := media.ISO
+			if len(given) > 0 {
+				kind = given[0]
+			}
+			if output == "" {
+				output = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe"}[kind]
+			}
+			o := media.Options{Args: args}
+			if configFile != "" {
+				if kind != media.ISO {
+					return usagef("--config: only an iso can have a configuration; for %s, use --extra-kernel-arg garboard.config=URL", kind)
+				}
+				var err error
+				if _, o.Config, err = a.readConfig(configFile, config.LoadForMachine); err != nil {
+					return err
+				}
+			}
+			checkout, err := devcluster.Checkout(source)
+			if err != nil {
+				return fmt.Errorf("%w; use --source", err)
+			}
+			made, loader, err := image.BuildMedia(cmd.Context(), checkout, cmd.ErrOrStderr(), image.Flavour(flavour))
+			if err != nil {
+				return err
+			}
+			o.Loader, o.Version, o.Release, o.Kernel, o.Initramfs = loader, made.Version, made.Release, made.Kernel, made.Initramfs
+			if err := o.Build(kind, output); err != nil {
+				return err
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), output)
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVarP(&output, "output", "o", "", "file to write, or the directory for pxe (default garboard.iso, garboard.efi or pxe)")
+	f.StringVar(&flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
+	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso: the machine uses it at its first boot")
+	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
+	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
+	return cmd
+}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/selfhosted"
 )
@@ -29,6 +30,9 @@ type Options struct {
 	Checkout string
 	// Cluster has the options of the cluster. Create sets Boot, Images, Kubernetes and Out.
 	Cluster qemu.Options
+	// Medium makes nodes in QEMU boot from an ISO, with its boot loader, instead of a kernel
+	// that QEMU loads; UEFI makes them do so with this firmware instead of a BIOS.
+	Medium, UEFI bool
 	// Wait limits the time until the cluster is ready; 0: see ReadyBudgets.
 	Wait time.Duration
 }
@@ -67,12 +71,24 @@ func Create(ctx context.Context, out io.Writer, o Options) (*Created, error) {
 	node := image.Build
 	if q.Choice.Name == qemu.Container {
 		node = image.BuildRoot
+		if o.Medium || o.UEFI {
+			return nil, errors.New("containers have no firmware: use --provisioner qemu")
+		}
 	}
 	made, err := Build(ctx, o.Checkout, out, node, image.Cloud, optional...)
 	if err != nil {
 		return nil, err
 	}
 	start := time.Now()
+	q.Boot.UEFI = o.UEFI
+	if o.Medium {
+		medium, err := buildMedium(ctx, o.Checkout, out)
+		if err != nil {
+			return nil, err
+		}
+		defer os.Remove(medium) // the cluster has its own copy
+		q.Boot.Medium = medium
+	}
 	c, err := Start(ctx, out, q, made)
 	if err != nil {
 		return nil, err
@@ -125,6 +141,30 @@ func Build(ctx context.Context, checkout string, out io.Writer, node image.Build
 	return made, err
 }
 
+// buildMedium makes an ISO, in a file of its own. Its main console is the serial line, which
+// is the console of nodes in QEMU.
+func buildMedium(ctx context.Context, checkout string, out io.Writer) (path string, err error) {
+	made, boots, err := image.BuildMedia(ctx, checkout, out, image.Cloud)
+	if err != nil {
+		return "", err
+	}
+	file, err := os.CreateTemp("", "garboard-*.iso")
+	if err != nil {
+		return "", err
+	}
+	if err := file.Close(); err != nil {
+		return "", err
+	}
+	err = media.Options{
+		Loader: boots, Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs,
+		Args: []string{"console=ttyS0", "panic=-1", "garboard.chart=/dev/ttyS1"},
+	}.Build(media.ISO, file.Name())
+	if err != nil {
+		err = errors.Join(err, os.Remove(file.Name()))
+	}
+	return file.Name(), err
+}
+
 // Start starts a cluster with what was built.
 func Start(ctx context.Context, out io.Writer, o qemu.Options, made *image.Artifacts) (*qemu.Cluster, error) {
 	if len(o.Self) == 0 {
@@ -134,7 +174,7 @@ func Start(ctx context.Context, out io.Writer, o qemu.Options, made *image.Artif
 		}
 		o.Self = []string{self}
 	}
-	o.Boot = qemu.Boot{Kernel: made.Kernel, Initramfs: made.Initramfs, Rootfs: made.RootFS, Init: made.Init, Sandbox: made.Sandbox}
+	o.Boot.Kernel, o.Boot.Initramfs, o.Boot.Rootfs, o.Boot.Init, o.Boot.Sandbox = made.Kernel, made.Initramfs, made.RootFS, made.Init, made.Sandbox
 	o.Images, o.Out = made.Layout, out
 	return qemu.Up(ctx, o)
 }

@@ -37,9 +37,16 @@ type createFlags struct {
 	mirrors []string
 
 	wireguard string
+	boot      string
 
 	patches, controlPlanePatches, workerPatches []string
 }
+
+// The values of --boot.
+const (
+	bootDirect = "direct"
+	bootISO    = "iso"
+)
 
 // S-330, S-331, S-332
 func (a *app) clusterCreateCommand() *cobra.Command {
@@ -77,6 +84,8 @@ func (o *createFlags) flags(cmd *cobra.Command) {
 	f.StringArrayVar(&o.patches, "config-patch", nil, "patch for all nodes, or @FILE; repeatable")
 	f.StringArrayVar(&o.controlPlanePatches, "config-patch-control-plane", nil, "patch for control planes, or @FILE; repeatable")
 	f.StringArrayVar(&o.workerPatches, "config-patch-worker", nil, "patch for workers, or @FILE; repeatable")
+	f.StringVar(&o.boot, "boot", bootDirect, "how nodes in QEMU boot: direct (QEMU loads the kernel, which is fast), or iso (from an ISO, with firmware and boot loader)")
+	f.BoolVar(&o.cluster.UEFI, "uefi", false, "give nodes in QEMU a UEFI instead of a BIOS")
 	f.DurationVar(&o.cluster.Wait, "wait-timeout", 0, "how long the cluster may take until it is ready, from power-on, such as 90s or 10m (default "+devcluster.ReadyBudgets+")")
 	f.StringVar(&o.source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	f.BoolVar(&o.merge, "merge", true, "merge the access into the client configuration and the kubeconfig")
@@ -108,6 +117,10 @@ func (o *createFlags) options(workers bool) (_ devcluster.Options, err error) {
 	if o.cluster.Checkout, err = devcluster.Checkout(o.source); err != nil {
 		return o.cluster, fmt.Errorf("%w; use --source", err)
 	}
+	if o.boot != bootDirect && o.boot != bootISO {
+		return o.cluster, usagef("--boot %s: must be %s or %s", o.boot, bootDirect, bootISO)
+	}
+	o.cluster.Medium = o.boot == bootISO
 	q := &o.cluster.Cluster
 	if workers {
 		q.ControlPlanes = max(q.ControlPlanes, 1)

@@ -3,7 +3,10 @@ package boot
 import "strings"
 
 // Names of Garboard's kernel parameters.
-const paramConfig = "garboard.config"
+const (
+	paramConfig   = "garboard.config"
+	paramPlatform = "garboard.platform"
+)
 
 // Param is one kernel parameter. Value is empty for a flag such as quiet.
 type Param struct{ Key, Value string }

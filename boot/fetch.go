@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"time"
@@ -33,19 +34,28 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// errNotThere is in the error of an answer 404.
+var errNotThere = errors.New("it isn't there")
+
 // errFinal marks answers for which a retry is useless.
 var errFinal = errors.New("asking again won't help")
 
+// A request is what fetch sends; its method is GET by default.
+type request struct {
+	method, url string
+	header      http.Header
+}
+
 // fetch gets a document over HTTP. It retries while the failure may be
 // temporary. Errors show the URL without its password.
-func fetch(ctx context.Context, client *http.Client, wait Waiter, location string) ([]byte, error) {
-	u, err := url.Parse(location)
+func fetch(ctx context.Context, client *http.Client, wait Waiter, r request) ([]byte, error) {
+	u, err := url.Parse(r.url)
 	if err != nil {
 		return nil, errors.New("not a URL") // the error would contain a password
 	}
 	pause := fetchWait
 	for attempt := 1; ; attempt++ {
-		data, err := fetchOnce(ctx, client, u)
+		data, err := fetchOnce(ctx, client, u, r)
 		if err == nil {
 			return data, nil
 		}
@@ -63,13 +73,14 @@ func fetch(ctx context.Context, client *http.Client, wait Waiter, location strin
 	}
 }
 
-func fetchOnce(ctx context.Context, client *http.Client, u *url.URL) ([]byte, error) {
+func fetchOnce(ctx context.Context, client *http.Client, u *url.URL, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, r.method, u.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errFinal)
 	}
+	maps.Copy(req.Header, r.header)
 	resp, err := client.Do(req)
 	if err != nil {
 		var inner *url.Error
@@ -82,6 +93,8 @@ func fetchOnce(ctx context.Context, client *http.Client, u *url.URL) ([]byte, er
 	switch {
 	case resp.StatusCode == http.StatusOK:
 		return readLimited(resp.Body)
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, fmt.Errorf("%s: %w: %w", resp.Status, errNotThere, errFinal)
 	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusRequestTimeout && resp.StatusCode != http.StatusTooManyRequests:
 		return nil, fmt.Errorf("%s: %w", resp.Status, errFinal)
 	}

@@ -67,6 +67,8 @@ type SourceOptions struct {
 	Mount   Mounter      // default: no volumes
 	// Wait waits between two attempts; default: in real time.
 	Wait Waiter
+	// Metadata is the URL of the cloud's metadata service; default: linkLocal.
+	Metadata string
 }
 
 // Sources is the table of sources, in the order in which they are read.
@@ -83,6 +85,9 @@ func Sources(o SourceOptions) []Source {
 	if o.Mount == nil {
 		o.Mount = func(context.Context, string, func(fs.FS) error) error { return none("no volumes here") }
 	}
+	if o.Metadata == "" {
+		o.Metadata = linkLocal
+	}
 	state := Source{StateSource, func(context.Context) ([]byte, error) { return readFile(o.Root, ConfigFile) }}
 	if o.Mode == Container {
 		return []Source{
@@ -95,7 +100,8 @@ func Sources(o SourceOptions) []Source {
 			}},
 		}
 	}
-	return []Source{
+	platform, _ := o.Cmdline.Get(paramPlatform)
+	sources := []Source{
 		state,
 		{"kernel argument", func(ctx context.Context) ([]byte, error) {
 			if o.Cmdline.Config == "" {
@@ -106,6 +112,10 @@ func Sources(o SourceOptions) []Source {
 		{"fw_cfg", func(context.Context) ([]byte, error) { return readFile(o.Root, fwCfgFile) }},
 		{"SMBIOS", o.readSMBIOS},
 	}
+	if platform != "" && platform != platformMetal {
+		sources = append(sources, Source{"platform " + platform, func(ctx context.Context) ([]byte, error) { return o.readPlatform(ctx, platform) }})
+	}
+	return sources
 }
 
 // Found is the configuration and where it was.
@@ -166,7 +176,11 @@ func (o SourceOptions) readLocation(ctx context.Context, location string) ([]byt
 	case location == ISOLabel:
 		return o.readVolume(ctx)
 	case strings.HasPrefix(location, "http://"), strings.HasPrefix(location, "https://"):
-		return fetch(ctx, o.HTTP, o.Wait, location)
+		location, err := o.expand(location)
+		if err != nil {
+			return nil, err
+		}
+		return fetch(ctx, o.HTTP, o.Wait, request{url: location})
 	case strings.HasPrefix(location, dataPrefix):
 		_, text, _ := strings.Cut(location, "base64,")
 		data, err := base64.StdEncoding.DecodeString(text)

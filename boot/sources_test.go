@@ -121,7 +121,7 @@ func TestFetch(t *testing.T) {
 	}{
 		{"at once", []int{200}, 1, ""},
 		{"comes up", []int{503, 500, 429, 200}, 4, ""},
-		{"not there", []int{404}, 1, "get URL: 404 Not Found: asking again won't help"},
+		{"not there", []int{404}, 1, "get URL: 404 Not Found: it isn't there: asking again won't help"},
 		{"never", []int{503}, fetchAttempts, "get URL: 503 Service Unavailable (tried 8 times)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestFetch(t *testing.T) {
 			var waited time.Duration
 			pass := func(_ context.Context, d time.Duration) error { waited += d; return nil }
 			location := strings.Replace(server.URL, "://", "://me:secret@", 1)
-			data, err := fetch(t.Context(), server.Client(), pass, location)
+			data, err := fetch(t.Context(), server.Client(), pass, request{url: location})
 			if requests != tt.requests {
 				t.Errorf("%d requests", requests)
 			}
@@ -159,13 +159,13 @@ func TestFetch(t *testing.T) {
 func TestFetchEnds(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write(make([]byte, config.MaxSize+1)) }))
 	defer server.Close()
-	if _, err := fetch(t.Context(), server.Client(), noWait, server.URL); !errors.Is(err, errTooLarge) {
+	if _, err := fetch(t.Context(), server.Client(), noWait, request{url: server.URL}); !errors.Is(err, errTooLarge) {
 		t.Errorf("too large: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("power off")
 	stop := func(context.Context, time.Duration) error { cancel(reason); return wait(ctx, time.Hour) }
-	if _, err := fetch(ctx, http.DefaultClient, stop, "http://"+freeport.Find(t).String()); !errors.Is(err, reason) || !strings.Contains(err.Error(), "connection refused") {
+	if _, err := fetch(ctx, http.DefaultClient, stop, request{url: "http://" + freeport.Find(t).String()}); !errors.Is(err, reason) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("cancelled: %v", err)
 	}
 }

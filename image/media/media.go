@@ -167,7 +167,18 @@ boot
 echo "The medium can't be read. The machine restarts in 30 seconds."
 sleep 30
 reboot
-`, efiFile, BootFile, o.Version, kernel, o.cmdline(), o.Version, initramfs), nil
+`, efiFile, BootFile, o.Version, kernel, quoted(o.cmdline()), o.Version, initramfs), nil
+}
+
+// quoted protects what GRUB's scripts would replace, such as ${mac} (GRUB manual, "Quoting").
+func quoted(cmdline string) string {
+	args := strings.Split(cmdline, " ")
+	for i, arg := range args {
+		if strings.ContainsAny(arg, "${}|&;<>'\"\\") {
+			args[i] = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(args, " ")
 }
 
 // pxe writes what a server of boot files needs: iPXE and GRUB take kernel and initramfs, and UEFI's HTTP boot the unified kernel image.

@@ -201,6 +201,19 @@ func content(t *testing.T, fs filesystem.FileSystem, path string) []byte {
 	return all
 }
 
+func TestGRUBReplacesNothing(t *testing.T) {
+	o := options(t)
+	o.Args = []string{"garboard.config=http://10.0.0.1/${mac}.yaml?a&b", "it's"}
+	uki, err := o.uki()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := o.grub(uki)
+	if want := `quiet panic=10 'garboard.config=http://10.0.0.1/${mac}.yaml?a&b' 'it'\''s'` + "\n"; err != nil || !strings.Contains(script, want) {
+		t.Errorf("%v, no %s in\n%s", err, want, script)
+	}
+}
+
 func TestPXE(t *testing.T) {
 	o := options(t)
 	dir := build(t, o, PXE)

@@ -1,0 +1,112 @@
+package boot
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// linkLocal is where the metadata services of clouds are.
+const linkLocal = "http://169.254.169.254"
+
+// A metadata is how a platform gives a machine its user data. The user data is the machine
+// configuration.
+type metadata struct {
+	path   string
+	header http.Header
+	// token is the path that a token for further requests is put to; "": there is none.
+	token string
+	// encoded: the user data is in base64.
+	encoded bool
+}
+
+// Platforms with a metadata service:
+//
+//   - https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html
+//   - https://cloud.google.com/compute/docs/metadata/querying-metadata
+//   - https://learn.microsoft.com/azure/virtual-machines/user-data
+//   - https://docs.hetzner.cloud/reference/cloud#server-metadata
+var metadataServices = map[string]metadata{
+	"aws":    {path: "/latest/user-data", token: "/latest/api/token"},
+	"gcp":    {path: "/computeMetadata/v1/instance/attributes/user-data", header: http.Header{"Metadata-Flavor": {"Google"}}},
+	"azure":  {path: "/metadata/instance/compute/userData?api-version=2021-01-01&format=text", header: http.Header{"Metadata": {"true"}}, encoded: true},
+	"hcloud": {path: "/hetzner/v1/userdata"},
+}
+
+// Platforms without one.
+const (
+	platformMetal   = "metal"
+	platformNoCloud = "nocloud"
+)
+
+const (
+	awsTTL, awsToken = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "X-Aws-Ec2-Metadata-Token"
+	// tokenSeconds is how long the token is needed.
+	tokenSeconds = "300"
+)
+
+// readPlatform reads the configuration from what garboard.platform= names.
+func (o SourceOptions) readPlatform(ctx context.Context, platform string) ([]byte, error) {
+	service, known := metadataServices[platform]
+	switch {
+	case platform == platformNoCloud:
+		return o.readNoCloud(ctx)
+	case !known:
+		return nil, fmt.Errorf("%s=%s: must be one of %s", paramPlatform, platform,
+			strings.Join(append([]string{platformMetal, platformNoCloud}, slices.Sorted(maps.Keys(metadataServices))...), ", "))
+	}
+	header := maps.Clone(service.header)
+	if service.token != "" {
+		token, err := fetch(ctx, o.HTTP, o.Wait, request{http.MethodPut, o.Metadata + service.token, http.Header{awsTTL: {tokenSeconds}}})
+		if err != nil {
+			return nil, err
+		}
+		header = http.Header{awsToken: {string(token)}}
+	}
+	data, err := fetch(ctx, o.HTTP, o.Wait, request{url: o.Metadata + service.path, header: header})
+	if errors.Is(err, errNotThere) || err == nil && len(data) == 0 {
+		return nil, none("the machine has no user data")
+	}
+	if err == nil && service.encoded {
+		if data, err = base64.StdEncoding.DecodeString(string(data)); err != nil {
+			err = errors.New("the user data isn't base64")
+		}
+	}
+	return data, err
+}
+
+// noCloudLabels are those of the volume of NoCloud
+// (https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html).
+var noCloudLabels = []string{"cidata", "CIDATA"}
+
+const (
+	noCloudFile = "user-data"
+	// noCloudSerial is the beginning of a serial number that names a URL.
+	noCloudSerial = "ds=nocloud;s="
+)
+
+// readNoCloud reads the file user-data from a volume, or from the URL in the machine's serial
+// number.
+func (o SourceOptions) readNoCloud(ctx context.Context) (data []byte, err error) {
+	for _, label := range noCloudLabels {
+		err = o.Mount(ctx, label, func(files fs.FS) (err error) {
+			data, err = readFile(files, noCloudFile)
+			return err
+		})
+		if !errors.Is(err, ErrNone) {
+			return data, err
+		}
+	}
+	serial, serialErr := o.readText(productSerial)
+	url, found := strings.CutPrefix(serial, noCloudSerial)
+	if serialErr != nil || !found {
+		return nil, none(fmt.Sprintf("no volume %s with %s, and no serial number %sURL", noCloudLabels[0], noCloudFile, noCloudSerial))
+	}
+	return fetch(ctx, o.HTTP, o.Wait, request{url: strings.TrimSuffix(url, "/") + "/" + noCloudFile})
+}

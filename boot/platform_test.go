@@ -1,0 +1,106 @@
+package boot
+
+import (
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// cloud answers as the metadata services of clouds are documented, for a machine with user data.
+func cloud(t *testing.T) *httptest.Server {
+	t.Helper()
+	mux := http.NewServeMux()
+	handle := func(pattern, query, header, value, answer string) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.RawQuery != query || header != "" && r.Header.Get(header) != value {
+				http.Error(w, "", http.StatusForbidden)
+				return
+			}
+			_, _ = w.Write([]byte(answer))
+		})
+	}
+	handle("PUT /latest/api/token", "", "X-aws-ec2-metadata-token-ttl-seconds", "300", "the token")
+	handle("GET /latest/user-data", "", "X-aws-ec2-metadata-token", "the token", "for aws")
+	handle("GET /computeMetadata/v1/instance/attributes/user-data", "", "Metadata-Flavor", "Google", "for gcp")
+	handle("GET /metadata/instance/compute/userData", "api-version=2021-01-01&format=text", "Metadata", "true", "Zm9yIGF6dXJl")
+	handle("GET /hetzner/v1/userdata", "", "", "", "for hcloud")
+	handle("GET /seed/user-data", "", "", "", "for nocloud")
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server
+}
+
+func TestPlatforms(t *testing.T) {
+	server, empty := cloud(t), httptest.NewServer(http.NewServeMux())
+	defer empty.Close()
+	// Without user data, AWS gives a token all the same.
+	bare := http.NewServeMux()
+	bare.HandleFunc("PUT /latest/api/token", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("t")) })
+	aws := httptest.NewServer(bare)
+	defer aws.Close()
+	for _, tt := range []struct {
+		platform, metadata string
+		root               fstest.MapFS
+		mount              Mounter
+		data, err          string
+	}{
+		{platform: "aws", metadata: server.URL, data: "for aws"},
+		{platform: "gcp", metadata: server.URL, data: "for gcp"},
+		{platform: "azure", metadata: server.URL, data: "for azure"},
+		{platform: "hcloud", metadata: server.URL, data: "for hcloud"},
+		{platform: "nocloud", mount: volume("cidata", files("/user-data", "on a volume")), data: "on a volume"},
+		{platform: "nocloud", mount: volume("CIDATA", files("/user-data", "on a volume")), data: "on a volume"},
+		{platform: "nocloud", root: files(productSerial, "ds=nocloud;s="+server.URL+"/seed/\n"), data: "for nocloud"},
+		{platform: "aws", metadata: aws.URL, err: "the machine has no user data"},
+		{platform: "gcp", metadata: empty.URL, err: "the machine has no user data"},
+		{platform: "nocloud", err: "no volume cidata with user-data, and no serial number ds=nocloud;s=URL"},
+		{platform: "metal", err: "SMBIOS: no OEM string garboard.config= in /sys/firmware/dmi/entries"},
+		{platform: "mars", err: "read configuration from platform mars: garboard.platform=mars: must be one of metal, nocloud, aws, azure, gcp, hcloud"},
+	} {
+		o := SourceOptions{Root: tt.root, Cmdline: ParseCmdline("garboard.platform=" + tt.platform), Metadata: tt.metadata, Mount: tt.mount, Wait: noWait}
+		if tt.root == nil {
+			o.Root = fstest.MapFS{}
+		}
+		found, err := Find(t.Context(), Sources(o))
+		if string(found.Data) != tt.data || tt.err == "" && err != nil {
+			t.Errorf("%s: %q, %v", tt.platform, found.Data, err)
+		}
+		if tt.err != "" && (err == nil || !strings.HasSuffix(err.Error(), tt.err)) {
+			t.Errorf("%s: %v, want %s", tt.platform, err, tt.err)
+		}
+	}
+}
+
+func TestVariablesInTheURL(t *testing.T) {
+	var asked string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = r.URL.RequestURI()
+		_, _ = w.Write([]byte("x"))
+	}))
+	defer server.Close()
+	root := files(productUUID, "4C4C4544-AB\n", productSerial, "A&B 7\n", kernelHostname, "node-1\n",
+		"/sys/class/net/eth0/address", "52:54:00:00:00:02\n", "/sys/class/net/ens1/address", "52:54:00:00:00:01\n", "/sys/class/net/aaa/address", "00:00:00:00:00:00\n")
+	root["sys/class/net/eth0/device"], root["sys/class/net/ens1/device"] = &fstest.MapFile{Mode: fs.ModeDir}, &fstest.MapFile{Mode: fs.ModeDir}
+	find := func(root fs.FS, query string) error {
+		_, err := Find(t.Context(), Sources(SourceOptions{Root: root, Cmdline: ParseCmdline("garboard.config=" + server.URL + query), Wait: noWait}))
+		return err
+	}
+	if err := find(root, "/${hostname}?u=${uuid}&s=${serial}&m=${mac}"); err != nil || asked != "/node-1?u=4c4c4544-ab&s=A%26B%207&m=52%3A54%3A00%3A00%3A00%3A01" {
+		t.Errorf("asked %s: %v", asked, err)
+	}
+	// What isn't known yet is no reason to go on without the configuration.
+	for query, want := range map[string]string{
+		"/${hostname}": "${hostname} in garboard.config: the machine has no hostname yet",
+		"/${mac}":      "${mac} in garboard.config: the machine has no network interface yet",
+		"/${uuid}":     "${uuid} in garboard.config: no " + productUUID,
+		"/${ip}":       "${ip} in garboard.config: known are ${uuid}, ${serial}, ${mac} and ${hostname}",
+	} {
+		if err := find(files(kernelHostname, "(none)\n"), query); err == nil || errors.Is(err, ErrNone) || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v", query, err)
+		}
+	}
+}

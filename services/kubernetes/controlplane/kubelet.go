@@ -82,6 +82,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 		return 0, err
 	}
 	wanted, wroteAny, waits := map[string]bool{}, false, false
+	replaced := c.replaced(ctx, v)
 	for _, pod := range pods {
 		if pod.Phase == resource.PhaseTearingDown {
 			continue
@@ -90,7 +91,7 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 			return 0, err
 		}
 		wanted[filepath.Base(c.path(pod.ID))] = true
-		if c.mustWait(c.path(pod.ID), pod.Spec) {
+		if c.replaces && c.mustWait(replaced, pod.ID, pod.Spec) {
 			waits = true
 			continue
 		}
@@ -230,17 +231,26 @@ func (c *KubeletStaticPodController) kubelet(v resource.View) (*kubeclient.Clien
 	return client, nil
 }
 
-// refresh asks the kubelet, and reports whether all pods are ready.
-func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.View) (bool, error) {
+// podsOfKubelet asks the kubelet for all its pods.
+func (c *KubeletStaticPodController) podsOfKubelet(ctx context.Context, v resource.View) (kubeclient.Object, error) {
 	client, err := c.kubelet(v)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, statusBudget)
-	defer cancel()
 	answer, err := client.Raw(ctx, "/pods")
 	if err != nil {
-		return false, fmt.Errorf("error fetching pod status: %w", err)
+		return nil, fmt.Errorf("error fetching pod status: %w", err)
+	}
+	return answer, nil
+}
+
+// refresh asks the kubelet, and reports whether all pods are ready.
+func (c *KubeletStaticPodController) refresh(ctx context.Context, v resource.View) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusBudget)
+	defer cancel()
+	answer, err := c.podsOfKubelet(ctx, v)
+	if err != nil {
+		return false, err
 	}
 	ready, unstarted, err := publishStatuses(ctx, v, answer)
 	if err != nil {

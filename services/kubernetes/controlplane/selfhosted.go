@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 )
 
@@ -19,26 +21,56 @@ const (
 	// the cluster; its value is that pod's name.
 	CheckpointOf = "checkpointer.alpha.coreos.com/checkpoint-of"
 
-	// portPoll is how often the port of a program is tried that still runs as a pod of the
-	// cluster, and portWait how long it is waited for.
+	// portPoll is how often it is tried whether a program that runs as a pod of the cluster is
+	// gone. portWait is how long its port is waited for.
 	portPoll = 200 * time.Millisecond
 	portWait = 10 * time.Minute
 	// portDial bounds a try: loopback answers at once.
 	portDial = 100 * time.Millisecond
 )
 
-// mustWait: where the control plane was self-hosted until now, a static pod is written when
-// the program's port is free. Earlier it would only fail, and then be started after a pause
-// that the kubelet doubles each time, up to 5 minutes.
-func (c *KubeletStaticPodController) mustWait(file string, pod kubeclient.Object) bool {
+// replaced are the programs that still run on this node as pods of DaemonSets, while static pods
+// replace them; nil: the kubelet doesn't say.
+func (c *KubeletStaticPodController) replaced(ctx context.Context, v resource.View) map[string]bool {
 	if !c.replaces {
-		return false
+		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, statusBudget)
+	defer cancel()
+	answer, err := c.podsOfKubelet(ctx, v)
+	if err != nil {
+		return nil
+	}
+	found := map[string]bool{}
+	for _, pod := range answer.Items() {
+		for _, owner := range pod.List("metadata", "ownerReferences") {
+			if pod.Namespace() == kubeSystem && owner.Text("kind") == "DaemonSet" {
+				found[owner.Text("name")] = true
+			}
+		}
+	}
+	return found
+}
+
+// mustWait: where the control plane was self-hosted until now, a static pod is written when its
+// predecessor is gone, and the program's port is free. Earlier it would only fail, and then be
+// started after a pause that the kubelet doubles each time, up to 5 minutes. Without an API
+// server, the kubelet doesn't say what it runs: then only kube-apiserver must not wait for that.
+func (c *KubeletStaticPodController) mustWait(replaced map[string]bool, name string, pod kubeclient.Object) bool {
 	if c.since.IsZero() {
 		c.since = time.Now()
 	}
-	if _, err := os.Stat(file); err == nil || time.Since(c.since) > portWait {
+	if _, err := os.Stat(c.path(name)); err == nil {
 		return false
+	}
+	if replaced[name] {
+		return true
+	}
+	if time.Since(c.since) > portWait {
+		return false
+	}
+	if replaced == nil && name != apiServer {
+		return true
 	}
 	containers := pod.List("spec", "containers")
 	if len(containers) == 0 {

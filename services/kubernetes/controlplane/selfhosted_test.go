@@ -1,10 +1,12 @@
 package controlplane
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"testing"
 
@@ -47,6 +49,19 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 	put(t, os.WriteFile(own, []byte("{}"), 0o600))
 	put(t, os.WriteFile(left, []byte(`{"metadata":{"annotations":{"`+CheckpointOf+`":"kube-apiserver-x"}}}`), 0o600))
 	put(t, os.MkdirAll(f.path("checkpoints", "manifests"), 0o700))
+	runs := func(programs ...string) {
+		var items list
+		for _, program := range programs {
+			items = append(items, object{"metadata": object{
+				"name": program + "-x7k2p", "namespace": kubeSystem, "labels": object{"k8s-app": program},
+				"ownerReferences": list{object{"kind": "DaemonSet", "name": program, "controller": true}},
+			}})
+		}
+		text, err := json.Marshal(object{"kind": "PodList", "items": items})
+		put(t, err)
+		f.kubelet.answer(http.StatusOK, string(text))
+	}
+	runs(controllerManager)
 	f.selfHosted.Store(false)
 	written := func(programs ...string) func() error {
 		return func() error {
@@ -59,10 +74,12 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 		}
 	}
 	// S-304: it isn't written while the self-hosted one has its port.
-	eventually.That(t, patience, "the other files are written", written(controllerManager, scheduler))
-	if err := written(apiServer)(); err == nil {
-		t.Error("the static pod of kube-apiserver was written while its port wasn't free")
+	eventually.That(t, patience, "the file of the scheduler is written", written(scheduler))
+	if written(apiServer)() == nil || written(controllerManager)() == nil {
+		t.Error("a static pod was written while its port wasn't free, or its predecessor was there")
 	}
+	// Without an API server the kubelet doesn't say what it runs.
+	f.kubelet.answer(http.StatusInternalServerError, "Authorization error")
 	for _, path := range []string{left, f.path("checkpoints")} {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is still there: %v", path, err)
@@ -73,4 +90,9 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 	}
 	put(t, old.Close())
 	eventually.That(t, patience, "the file of kube-apiserver is written", written(apiServer))
+	if written(controllerManager)() == nil {
+		t.Error("the static pod of kube-controller-manager was written, and its predecessor may be there")
+	}
+	runs()
+	eventually.That(t, patience, "the file of kube-controller-manager is written", written(controllerManager))
 }

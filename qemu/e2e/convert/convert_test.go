@@ -109,6 +109,7 @@ func TestConvertUnderLoad(t *testing.T) {
 	load.Goes(writeBudget, "after the conversion")
 	load.Stop()
 	load.Complete(writeBudget, map[string]func(context.Context) (map[string]string, error){"the API server": load.Read})
+	t.Logf("the longest time without an acknowledged write was %s", longest.Took)
 	if err := c.Promised(longest.From, longest.From.Add(longest.Took), silence); err != nil {
 		t.Errorf("without an acknowledged write: %v", err)
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"path"
 	"slices"
@@ -51,12 +52,12 @@ func Effects(changes []Change) []Effect {
 }
 
 // applyRow is the effect of a change of one field. refine, if set, can depend on the
-// change and on the new configuration.
+// change and on both configurations.
 type applyRow struct {
 	path   string // with [] for the entries of a list or mapping
 	effect Effect
 	note   string
-	refine func(*applyRow, place, Change, *Config) (Effect, string)
+	refine func(row *applyRow, where place, c Change, from, to *Config) (Effect, string)
 }
 
 const (
@@ -83,8 +84,10 @@ var applyTable = []applyRow{
 
 	{path: "machine.type", effect: Reboot},
 	{path: "machine.token", effect: Live},
-	{path: "machine.ca.crt", effect: Reboot},
-	{path: "machine.ca.key", effect: Reboot},
+	{path: "machine.ca.crt", effect: Reboot, refine: issuing},
+	{path: "machine.ca.key", effect: Reboot, refine: issuing},
+	{path: "machine.acceptedCAs[].crt", effect: Live},
+	{path: "machine.acceptedCAs[].key", effect: Live},
 	{path: "machine.certSANs", effect: Live},
 	{path: "machine.network.hostname", effect: kubelet, note: "the node registers under its new name"},
 	{path: "machine.network.nameservers", effect: Live},
@@ -166,14 +169,21 @@ var applyTable = []applyRow{
 	{path: "cluster.network.dnsDomain", effect: kubelet, note: "pods use it from their next start"},
 	{path: "cluster.network.podSubnets", effect: Reboot},
 	{path: "cluster.network.serviceSubnets", effect: Reboot},
-	{path: "cluster.ca.crt", effect: Reboot},
-	{path: "cluster.ca.key", effect: Reboot},
+	{path: "cluster.ca.crt", effect: Reboot, refine: issuing},
+	{path: "cluster.ca.key", effect: Reboot, refine: issuing},
+	{path: "cluster.acceptedCAs[].crt", effect: kubelet, note: noteRolling, refine: trusted},
+	{path: "cluster.acceptedCAs[].key", effect: kubelet, note: noteRolling, refine: trusted},
 	{path: "cluster.aggregatorCA.crt", effect: Reboot, refine: firstAuthority},
 	{path: "cluster.aggregatorCA.key", effect: Reboot, refine: firstAuthority},
-	{path: "cluster.serviceAccount.key", effect: Live, note: "tokens that were signed with the old key become invalid", refine: onControlPlanes},
+	{path: "cluster.acceptedAggregatorCAs[].crt", effect: Live, refine: onControlPlanes},
+	{path: "cluster.acceptedAggregatorCAs[].key", effect: Live, refine: onControlPlanes},
+	{path: "cluster.serviceAccount.key", effect: Live, note: "tokens that were signed with the old key become invalid, unless acceptedKeys has it", refine: onControlPlanes},
+	{path: "cluster.serviceAccount.acceptedKeys", effect: Live, note: noteRolling, refine: onControlPlanes},
 	{path: "cluster.etcd.image", effect: etcd, refine: onControlPlanes},
-	{path: "cluster.etcd.ca.crt", effect: Reboot, refine: onControlPlanes},
-	{path: "cluster.etcd.ca.key", effect: Reboot, refine: onControlPlanes},
+	{path: "cluster.etcd.ca.crt", effect: Reboot, refine: issuing},
+	{path: "cluster.etcd.ca.key", effect: Reboot, refine: issuing},
+	{path: "cluster.etcd.acceptedCAs[].crt", effect: etcd, refine: trusted},
+	{path: "cluster.etcd.acceptedCAs[].key", effect: etcd, refine: trusted},
 	{path: "cluster.etcd.extraArgs", effect: etcd, refine: onControlPlanes},
 	{path: "cluster.apiServer.image", effect: Live, note: noteRolling, refine: onControlPlanes},
 	{path: "cluster.apiServer.extraArgs", effect: Live, note: noteRolling, refine: onControlPlanes},
@@ -216,7 +226,7 @@ var applyRows = func() map[string]*applyRow {
 }()
 
 // onControlPlanes removes the effect of settings that a worker doesn't use.
-func onControlPlanes(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
+func onControlPlanes(row *applyRow, _ place, _ Change, _, to *Config) (Effect, string) {
 	if to.Machine.Type == Worker {
 		return Live, noteUnused
 	}
@@ -225,7 +235,7 @@ func onControlPlanes(row *applyRow, _ place, _ Change, to *Config) (Effect, stri
 
 // ownTaints: a control plane can change its taints, because it has an administrator's
 // access.
-func ownTaints(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
+func ownTaints(row *applyRow, _ place, _ Change, _, to *Config) (Effect, string) {
 	if to.Machine.Type == Worker {
 		return row.effect, noteRegisters
 	}
@@ -234,18 +244,54 @@ func ownTaints(row *applyRow, _ place, _ Change, to *Config) (Effect, string) {
 
 // firstAuthority: a cluster without such an authority gets one without a
 // reboot. This happens when the control plane of another system is adopted.
-func firstAuthority(row *applyRow, where place, c Change, to *Config) (Effect, string) {
+func firstAuthority(row *applyRow, where place, c Change, from, to *Config) (Effect, string) {
 	if c.Op == Added {
 		return Live, noteRolling
 	}
-	return onControlPlanes(row, where, c, to)
+	return issuing(row, where, c, from, to)
+}
+
+// issuing: the programs that are to trust another authority read it at their start. If they
+// trust both authorities already, only certificates are issued again.
+func issuing(row *applyRow, where place, c Change, from, to *Config) (Effect, string) {
+	a := authorityAt(where)
+	if !a.Workers && to.Machine.Type == Worker {
+		return Live, noteUnused
+	}
+	was, wasAccepted := a.Of(from)
+	is, isAccepted := a.Of(to)
+	if bytes.Equal(was.Crt, is.Crt) || !accepts(*wasAccepted, is.Crt) || !accepts(*isAccepted, was.Crt) {
+		return row.effect, row.note
+	}
+	if a.Name == KubernetesAuthority {
+		return kubelet, "the kubelet gets another certificate"
+	}
+	return Live, "certificates are issued again"
+}
+
+func accepts(accepted []CertKey, crt PEM) bool {
+	return slices.ContainsFunc(accepted, func(a CertKey) bool { return bytes.Equal(a.Crt, crt) })
+}
+
+// trusted: programs restart only for another set of authorities.
+func trusted(row *applyRow, where place, c Change, from, to *Config) (Effect, string) {
+	a := authorityAt(where)
+	was, wasAccepted := a.Of(from)
+	is, isAccepted := a.Of(to)
+	if bytes.Equal(Trusted(*was, *wasAccepted), Trusted(*is, *isAccepted)) {
+		return Live, ""
+	}
+	if !a.Workers {
+		return onControlPlanes(row, where, c, from, to)
+	}
+	return row.effect, row.note
 }
 
 // containerdDropIns is where containerd looks for further configuration, at its
 // start only.
 const containerdDropIns = "/var/cri/conf.d"
 
-func dropIn(row *applyRow, where place, _ Change, _ *Config) (Effect, string) {
+func dropIn(row *applyRow, where place, _ Change, _, _ *Config) (Effect, string) {
 	// machine.files[PATH].field
 	if name, ok := where[len(where)-2].(entry); ok {
 		name := path.Clean(string(name))

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"encoding/base64"
 	"maps"
 	"path"
@@ -25,6 +26,7 @@ var checks = []check{
 	{"identity is there", checkIdentity},
 	{"tokens are well-formed", checkTokens},
 	{"authorities are whole", checkAuthorities},
+	{"accepted authorities are distinct", checkAccepted},
 	{"endpoint is reachable by name and port", checkEndpoint},
 	{"hostname is valid", checkHostname},
 	{"interfaces are consistent", checkInterfaces},
@@ -139,6 +141,50 @@ func checkAuthorities(c *Config, r *report) {
 		}
 	case control && !older:
 		r.lacks(at("cluster", "serviceAccount", "key"), "a control plane signs service account tokens")
+	}
+}
+
+// maxAccepted bounds each list of authorities: a rotation needs one.
+const maxAccepted = 8
+
+func checkAccepted(c *Config, r *report) {
+	for _, a := range Authorities {
+		issuing, accepted := a.Of(c)
+		seen, where := []PEM{issuing.Crt}, at()
+		for _, name := range a.Accepted {
+			where = where.with(name)
+		}
+		if len(*accepted) > maxAccepted {
+			r.bad(where, "has %d authorities; at most %d are accepted", len(*accepted), maxAccepted)
+		}
+		for i, pair := range *accepted {
+			switch _, _, err := pair.CA().Parse(); {
+			case len(pair.Crt) == 0:
+				r.lacks(where.with(i, "crt"), "")
+			case err != nil:
+				r.bad(where.with(i), "%v", err)
+			case slices.ContainsFunc(seen, func(p PEM) bool { return bytes.Equal(p, pair.Crt) }):
+				r.bad(where.with(i), "is there twice: in this list, or as the authority that issues")
+			}
+			seen = append(seen, pair.Crt)
+		}
+	}
+	keys := c.Cluster.ServiceAccount.AcceptedKeys
+	if where := at("cluster", "serviceAccount", "acceptedKeys"); len(keys) > maxAccepted {
+		r.bad(where, "has %d keys; at most %d are accepted", len(keys), maxAccepted)
+	}
+	seen := []PEM{}
+	for i, key := range append([]KeyPEM{c.Cluster.ServiceAccount.Key}, keys...) {
+		public, err := pki.EncodePublicKey(key)
+		where := at("cluster", "serviceAccount", "acceptedKeys", i-1)
+		switch {
+		case i == 0: // checkAuthorities looks at it
+		case err != nil:
+			r.bad(where, "%v", err)
+		case slices.ContainsFunc(seen, func(p PEM) bool { return bytes.Equal(p, public) }):
+			r.bad(where, "is there twice: in this list, or as the key that signs")
+		}
+		seen = append(seen, public)
 	}
 }
 

@@ -13,9 +13,11 @@ type Cluster struct {
 	ControlPlane ControlPlaneSet `yaml:"controlPlane"`
 	Network      ClusterNetwork  `yaml:"network"`
 
-	CA             CertKey        `yaml:"ca"`           // Kubernetes CA; workers hold only crt
-	AggregatorCA   CertKey        `yaml:"aggregatorCA"` // control planes: CN front-proxy
-	ServiceAccount ServiceAccount `yaml:"serviceAccount"`
+	CA                    CertKey        `yaml:"ca"`                              // Kubernetes CA; workers hold only crt
+	AcceptedCAs           []CertKey      `yaml:"acceptedCAs" key:"crt"`           // further authorities that are accepted, as in machine.acceptedCAs
+	AggregatorCA          CertKey        `yaml:"aggregatorCA"`                    // control planes: CN front-proxy
+	AcceptedAggregatorCAs []CertKey      `yaml:"acceptedAggregatorCAs" key:"crt"` // further ones that are accepted, as in machine.acceptedCAs
+	ServiceAccount        ServiceAccount `yaml:"serviceAccount"`
 
 	Etcd              Etcd              `yaml:"etcd"`
 	APIServer         APIServer         `yaml:"apiServer"`
@@ -73,13 +75,16 @@ type Flannel struct {
 // ServiceAccount holds the key that signs service account tokens.
 type ServiceAccount struct {
 	Key KeyPEM `yaml:"key"` // base64 PEM, RSA or ECDSA; control planes: required
+	// AcceptedKeys are further keys whose tokens are accepted, private or public ones.
+	AcceptedKeys []KeyPEM `yaml:"acceptedKeys"`
 }
 
 // Etcd has the settings of etcd.
 type Etcd struct {
-	Image     string            `yaml:"image"`     // default DefaultEtcdImage
-	CA        CertKey           `yaml:"ca"`        // control planes: required
-	ExtraArgs map[string]string `yaml:"extraArgs"` // flag without dashes: value
+	Image       string            `yaml:"image"`                 // default DefaultEtcdImage
+	CA          CertKey           `yaml:"ca"`                    // control planes: required
+	AcceptedCAs []CertKey         `yaml:"acceptedCAs" key:"crt"` // further authorities that are accepted, as in machine.acceptedCAs
+	ExtraArgs   map[string]string `yaml:"extraArgs"`             // flag without dashes: value
 }
 
 // APIServer has the settings of kube-apiserver.

@@ -51,9 +51,9 @@ func (c Change) String() string {
 // are as Load returns them: a default that was written out is no change. nil
 // stands for no configuration.
 func Diff(old, new *Config) []Change {
-	d := differ{to: new}
+	d := differ{from: old, to: new}
 	if old == nil {
-		old = &Config{}
+		old, d.from = &Config{}, new
 	}
 	if new == nil {
 		d.to, new = old, &Config{}
@@ -64,8 +64,9 @@ func Diff(old, new *Config) []Change {
 
 // differ compares two values of one type.
 type differ struct {
-	to      *Config
-	changes []Change
+	// from and to have the effects; where there is no configuration, both are the other one.
+	from, to *Config
+	changes  []Change
 }
 
 // fields compares two structs of this package. path is their place in the
@@ -181,7 +182,7 @@ func (d *differ) add(path string, where place, c Change) {
 	c.Path = where.String()
 	row := applyRows[path]
 	if c.Effect, c.Note = row.effect, row.note; row.refine != nil {
-		c.Effect, c.Note = row.refine(row, where, c, d.to)
+		c.Effect, c.Note = row.refine(row, where, c, d.from, d.to)
 	}
 	d.changes = append(d.changes, c)
 }

@@ -53,8 +53,8 @@ type KubeContext struct {
 
 // AdminKubeconfig makes a self-contained kubeconfig for an administrator of the
 // Kubernetes at server (a URL). The group "system:masters" passes all
-// authorization checks, also before any role exists.
-func AdminKubeconfig(cluster, server string, ca pki.CA, now time.Time) (text []byte, expires time.Time, err error) {
+// authorization checks, also before any role exists. trusted are the authorities of the server.
+func AdminKubeconfig(cluster, server string, ca pki.CA, trusted PEM, now time.Time) (text []byte, expires time.Time, err error) {
 	crt, key, err := ca.Issue(pki.Leaf{CN: "admin", Orgs: []string{"system:masters"}, Client: true, Validity: adminValidity, Now: now})
 	if err != nil {
 		return nil, expires, fmt.Errorf("make kubeconfig of %s: %w", cluster, err)
@@ -69,7 +69,7 @@ func AdminKubeconfig(cluster, server string, ca pki.CA, now time.Time) (text []b
 		APIVersion: "v1", Kind: "Config", CurrentContext: user,
 		Clusters: []KubeCluster{{Name: cluster}}, Users: []KubeUser{{Name: user}}, Contexts: []KubeContext{{Name: user}},
 	}
-	file.Clusters[0].Cluster.CA, file.Clusters[0].Cluster.Server = b64(ca.Cert), server
+	file.Clusters[0].Cluster.CA, file.Clusters[0].Cluster.Server = b64(trusted), server
 	file.Users[0].User.Crt, file.Users[0].User.Key = b64(crt), b64(key)
 	file.Contexts[0].Context.Cluster, file.Contexts[0].Context.User = cluster, user
 	text, err = yaml.Marshal(file)

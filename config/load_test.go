@@ -248,17 +248,20 @@ machine:
   type: controlplane
   token: %s
   ca: %s
+  acceptedCAs: [%s]
 cluster:
   clusterName: big
   id: garboard
   secret: %s
   token: %s
   ca: %s
+  acceptedCAs: [%s]
   aggregatorCA: %s
-  serviceAccount: {key: %s}
-  etcd: {ca: %s, image: "registry.k8s.io/etcd:3", extraArgs: {quota-backend-bytes: 8000000000}}
-`, string(s.MachineToken), pair(s.MachineCA), string(s.ClusterSecret), string(s.BootstrapToken),
-		pair(s.KubernetesCA), pair(s.AggregatorCA), pem(s.ServiceAccount), pair(s.EtcdCA))
+  acceptedAggregatorCAs: [%s]
+  serviceAccount: {key: %s, acceptedKeys: [%s]}
+  etcd: {ca: %s, acceptedCAs: [%s], image: "registry.k8s.io/etcd:3", extraArgs: {quota-backend-bytes: 8000000000}}
+`, string(s.MachineToken), pair(s.MachineCA), pair(s.EtcdCA), string(s.ClusterSecret), string(s.BootstrapToken),
+		pair(s.KubernetesCA), pair(s.EtcdCA), pair(s.AggregatorCA), pair(s.EtcdCA), pem(s.ServiceAccount), pem(s.EtcdCA.Key), pair(s.EtcdCA), pair(s.MachineCA))
 	machine := strings.NewReplacer("CRT", pem(s.EtcdCA.Crt), "KEY", pem(s.EtcdCA.Key)).Replace(fullMachine)
 	return with(with(doc, "machine", machine), "cluster", fullCluster)
 }

@@ -259,7 +259,7 @@ test.yaml:6:15: machine.network.hostname: must be text, not a list
 test.yaml:9:15: machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24
 test.yaml:10:9: machine.network.interfaces[1].interface: is missing
 test.yaml:10:9: machine.network.interfaces[1].mtu: 1 is out of range (68 to 65535 bytes)
-test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, certSANs, network, time, install, kubelet, registries, files, env, sysctls, systemDiskEncryption
+test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, files, env, sysctls, systemDiskEncryption
 test.yaml:12:1: cluster.token: is missing
 test.yaml:12:1: cluster.ca.crt: is missing
 test.yaml:14:15: cluster.controlPlane.endpoint: not an absolute URL such as https://host:port/path

@@ -55,6 +55,11 @@ type Machine struct {
 	Token Secret `yaml:"token"`
 	// CA signs the certificates of the machine API. Workers hold only crt.
 	CA CertKey `yaml:"ca"`
+	// AcceptedCAs are further authorities of the machine API: their certificates are accepted,
+	// and only ca signs new ones. A change of ca needs no reboot if the new one was accepted
+	// before, and the old one still is. gbctl rotate-ca keeps the keys of both here while it
+	// runs.
+	AcceptedCAs []CertKey `yaml:"acceptedCAs" key:"crt"`
 	// CertSANs are additional names and addresses in the certificate of the machine API,
 	// on control planes only: for a worker, control planes sign only the address of its
 	// connection.

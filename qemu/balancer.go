@@ -39,14 +39,22 @@ func openPorts(p Plan, d clusterDir, lan *network.LAN, log *slog.Logger) (_ *por
 	if p.Shared.IsValid() {
 		servers = []network.Node{{Name: "shared address", Address: p.Shared}} // the control planes decide which of them has it
 	}
-	var trust *tls.Config
+	var trust func() *tls.Config
 	if len(servers) > 1 {
-		own, err := (&Cluster{Plan: p, dir: d}).kubeAPI()
+		cluster := &Cluster{Plan: p, dir: d}
+		first, err := cluster.kubeAPI()
 		if err != nil {
 			return nil, err
 		}
-		trust = own.trust.Clone()
-		trust.ServerName = balance.ServerName
+		trust = func() *tls.Config { // the user may replace the cluster's authorities, and the file
+			own, err := cluster.kubeAPI()
+			if err != nil {
+				own = first
+			}
+			trust := own.trust.Clone()
+			trust.ServerName = balance.ServerName
+			return trust
+		}
 	}
 	o := &ports{plan: p, lan: lan, kubernetes: newBalancer(lan, servers, kubernetesPort, trust, log)}
 	defer func() {
@@ -112,21 +120,17 @@ func (p *ports) setEndpoint(on bool) error {
 // asks the API servers there whether they are ready. While none is, the first that accepts
 // a connection gets it. So a cluster that is starting can be reached as soon as one node
 // listens.
-func newBalancer(to dialer, nodes []network.Node, port int, trust *tls.Config, log *slog.Logger) *balance.Balancer {
+func newBalancer(to dialer, nodes []network.Node, port int, trust func() *tls.Config, log *slog.Logger) *balance.Balancer {
 	byName := map[string]network.Node{}
 	var upstreams []balance.Upstream
 	for _, n := range nodes {
 		byName[n.Name] = n
 		upstreams = append(upstreams, balance.Upstream{Name: n.Name})
 	}
-	o := balance.Options{
+	b := balance.New(balance.Options{
 		Dial: func(ctx context.Context, name string) (net.Conn, error) { return to.Dial(ctx, byName[name], port) },
-		Log:  log,
-	}
-	if trust != nil {
-		o.TLS = func() *tls.Config { return trust }
-	}
-	b := balance.New(o)
+		TLS:  trust, Log: log,
+	})
 	b.Set(upstreams)
 	return b
 }

@@ -48,7 +48,7 @@ func configurations(p Plan, o Options, now time.Time) (f files, err error) {
 		}
 	}
 	server := fmt.Sprintf("https://127.0.0.1:%d", p.KubernetesPort)
-	if f.kubeconfig, _, err = config.AdminKubeconfig(p.Name, server, secrets.KubernetesCA.CA(), now); err != nil {
+	if f.kubeconfig, _, err = config.AdminKubeconfig(p.Name, server, secrets.KubernetesCA.CA(), secrets.KubernetesCA.Crt, now); err != nil {
 		return f, err
 	}
 	f.clientConfig, err = clientConfig(p, secrets.MachineCA.CA(), now)

@@ -24,7 +24,7 @@ func TestWaitReadyEndsWithTheCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	access, _, err := config.AdminKubeconfig(plan.Name, "https://127.0.0.1:1", ca, time.Now())
+	access, _, err := config.AdminKubeconfig(plan.Name, "https://127.0.0.1:1", ca, ca.Cert, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

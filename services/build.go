@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/operation"
@@ -28,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/operations/convertk8s"
 	"github.com/garboard-os/garboard/services/operations/doctor"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/operations/rotateca"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/disks"
@@ -108,9 +110,21 @@ func NewNode(o Options) (*Node, error) {
 		Store: store, Peers: others, Kubernetes: upgrade.Kubernetes,
 		RemoveInitialized: func(ctx context.Context) error { return controlplane.RemoveInitialized(ctx, store) },
 	}
+	rotate := rotateca.Options{
+		Store: store, Peers: others, Kubernetes: upgrade.Kubernetes, IssuedBy: rotateca.IssuedBy,
+		AcceptedBy: map[string]func(context.Context, netip.Addr, config.CertKey) error{
+			config.MachineAuthority: others.AcceptedBy,
+			config.KubernetesAuthority: func(ctx context.Context, node netip.Addr, ca config.CertKey) error {
+				return controlplane.AcceptedBy(ctx, store, node, ca)
+			},
+			config.EtcdAuthority: func(ctx context.Context, node netip.Addr, ca config.CertKey) error {
+				return etcd.AcceptedBy(ctx, store, node, ca)
+			},
+		},
+	}
 	n.ops, err = operation.New(operation.Options{
 		Store: store, Log: o.Logs.Quiet(operation.ID), Print: o.Logs.Printf, Dir: boot.OperationsDir, Lock: member.Lock(), Shared: member.Shared(),
-		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade), convertk8s.Definition(convert)}),
+		Definitions: slices.Concat(lifecycle.Definitions(ends), member.Definitions(), []operation.Definition{upgradek8s.Definition(upgrade), convertk8s.Definition(convert), rotateca.Definition(rotate)}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
@@ -156,6 +170,8 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("controllers: %w", err)
 	}
+	locked := ends
+	locked.Lock = nil
 	doctor := doctor.New(doctor.Options{
 		Mode: o.Mode, Store: store, Statuses: n.graph.Statuses, Events: n.graph.Events, Tail: o.Logs.Tail,
 		Configuration: applier, SinceBoot: since,
@@ -163,7 +179,7 @@ func NewNode(o Options) (*Node, error) {
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
 		Processes: o.Processes, Since: since, Disks: d.List, UserDisks: d.UserDisks,
-		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot, Interrupt: ends.Interrupt, KubernetesVersion: upgrade.From,
+		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot, Interrupt: ends.Interrupt, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {
 		return nil, err

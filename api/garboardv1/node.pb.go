@@ -2873,6 +2873,202 @@ func (x *ConvertKubernetesResponse) GetOperation() *Operation {
 	return nil
 }
 
+type RotateCARequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// etcd, aggregator, kubernetes, service-account, machine; empty: all.
+	Authorities []string `protobuf:"bytes,1,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	// Only check the cluster, and return the steps.
+	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateCARequest) Reset() {
+	*x = RotateCARequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateCARequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateCARequest) ProtoMessage() {}
+
+func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
+func (*RotateCARequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *RotateCARequest) GetAuthorities() []string {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+func (x *RotateCARequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RotateCAResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateCAResponse) Reset() {
+	*x = RotateCAResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateCAResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateCAResponse) ProtoMessage() {}
+
+func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
+func (*RotateCAResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *RotateCAResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type ClientCertificateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A certificate signing request (PKCS #10), PEM. Only its key counts.
+	Request       []byte `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClientCertificateRequest) Reset() {
+	*x = ClientCertificateRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClientCertificateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClientCertificateRequest) ProtoMessage() {}
+
+func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClientCertificateRequest.ProtoReflect.Descriptor instead.
+func (*ClientCertificateRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *ClientCertificateRequest) GetRequest() []byte {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+type ClientCertificateResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Certificate []byte                 `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"` // PEM
+	// All that nodes may have their certificates from, PEM.
+	Authorities   []byte `protobuf:"bytes,2,opt,name=authorities,proto3" json:"authorities,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClientCertificateResponse) Reset() {
+	*x = ClientCertificateResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClientCertificateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClientCertificateResponse) ProtoMessage() {}
+
+func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClientCertificateResponse.ProtoReflect.Descriptor instead.
+func (*ClientCertificateResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ClientCertificateResponse) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *ClientCertificateResponse) GetAuthorities() []byte {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
 type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Skip all steps and checks in the cluster (gbctl reset --graceful=false).
@@ -2891,7 +3087,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +3099,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3112,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -2970,7 +3166,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2982,7 +3178,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2995,7 +3191,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -3216,7 +3412,17 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x16remove_initialized_key\x18\x03 \x01(\bR\x14removeInitializedKey\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"Q\n" +
 	"\x19ConvertKubernetesResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xf5\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"L\n" +
+	"\x0fRotateCARequest\x12 \n" +
+	"\vauthorities\x18\x01 \x03(\tR\vauthorities\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"H\n" +
+	"\x10RotateCAResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"4\n" +
+	"\x18ClientCertificateRequest\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\fR\arequest\"_\n" +
+	"\x19ClientCertificateResponse\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12 \n" +
+	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"\xf5\x01\n" +
 	"\fResetRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
 	"\x06reboot\x18\x02 \x01(\bR\x06reboot\x121\n" +
@@ -3225,7 +3431,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb8\x0f\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\x89\x11\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -3249,7 +3455,9 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
 	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
 	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
-	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
+	"\bRotateCA\x12\x1c.garboard.v1.RotateCARequest\x1a\x1d.garboard.v1.RotateCAResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
+	"\x11ClientCertificate\x12%.garboard.v1.ClientCertificateRequest\x1a&.garboard.v1.ClientCertificateResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_node_proto_rawDescOnce sync.Once
@@ -3264,7 +3472,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -3314,86 +3522,95 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*UpgradeKubernetesResponse)(nil), // 45: garboard.v1.UpgradeKubernetesResponse
 	(*ConvertKubernetesRequest)(nil),  // 46: garboard.v1.ConvertKubernetesRequest
 	(*ConvertKubernetesResponse)(nil), // 47: garboard.v1.ConvertKubernetesResponse
-	(*ResetRequest)(nil),              // 48: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 49: garboard.v1.ResetResponse
-	nil,                               // 50: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 51: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 52: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 53: garboard.v1.Operation
+	(*RotateCARequest)(nil),           // 48: garboard.v1.RotateCARequest
+	(*RotateCAResponse)(nil),          // 49: garboard.v1.RotateCAResponse
+	(*ClientCertificateRequest)(nil),  // 50: garboard.v1.ClientCertificateRequest
+	(*ClientCertificateResponse)(nil), // 51: garboard.v1.ClientCertificateResponse
+	(*ResetRequest)(nil),              // 52: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 53: garboard.v1.ResetResponse
+	nil,                               // 54: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 55: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 56: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 57: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	51, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	55, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	51, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	50, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	55, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	54, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	52, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	51, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	51, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	56, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	55, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	55, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	52, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	52, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	56, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	56, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
 	39, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	52, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	51, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	53, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	51, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	53, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	53, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	53, // 22: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	51, // 23: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	53, // 24: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 25: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 26: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 27: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 28: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 29: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 30: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 31: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 32: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 33: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 34: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 35: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 36: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 37: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	33, // 38: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	37, // 39: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	35, // 40: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	40, // 41: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	42, // 42: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	48, // 43: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	44, // 44: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	46, // 45: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	2,  // 46: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 47: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 48: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 49: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 50: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 51: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 52: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 53: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 54: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 55: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 56: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 57: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 58: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	34, // 59: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	38, // 60: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	36, // 61: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	41, // 62: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	43, // 63: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	49, // 64: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	45, // 65: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	47, // 66: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	46, // [46:67] is the sub-list for method output_type
-	25, // [25:46] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	56, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	55, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	57, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	55, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	57, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	57, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	57, // 22: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	57, // 23: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	55, // 24: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	57, // 25: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 26: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 27: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 28: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 29: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 30: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 31: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 32: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 33: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 34: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 35: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 36: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	29, // 37: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 38: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	33, // 39: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	37, // 40: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	35, // 41: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	40, // 42: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	42, // 43: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	52, // 44: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	44, // 45: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	46, // 46: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	48, // 47: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	50, // 48: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 49: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 50: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 51: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 52: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 53: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 54: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 55: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 56: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 57: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 58: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 59: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 60: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 61: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	34, // 62: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	38, // 63: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	36, // 64: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	41, // 65: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	43, // 66: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	53, // 67: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	45, // 68: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	47, // 69: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	49, // 70: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	51, // 71: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	49, // [49:72] is the sub-list for method output_type
+	26, // [26:49] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -3409,7 +3626,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   50,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -132,6 +132,38 @@ func (ca CA) Parse() (*x509.Certificate, crypto.Signer, error) {
 	return cert, key, nil
 }
 
+// CrossSign makes another certificate of this authority, which an older one signs: clients
+// that trust only the older one trust this authority with it.
+func (ca CA) CrossSign(older CA) ([]byte, error) {
+	cert, _, err := ca.Parse()
+	if err != nil {
+		return nil, err
+	}
+	parent, signer, err := older.Parse()
+	if err != nil {
+		return nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	notAfter := cert.NotAfter
+	if parent.NotAfter.Before(notAfter) {
+		notAfter = parent.NotAfter
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: cert.Subject, NotBefore: cert.NotBefore, NotAfter: notAfter,
+		KeyUsage: cert.KeyUsage, IsCA: true, BasicConstraintsValid: true,
+		// Both authorities have the same name, so it isn't set by itself.
+		SubjectKeyId: cert.SubjectKeyId, AuthorityKeyId: parent.SubjectKeyId,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, cert.PublicKey, signer)
+	if err != nil {
+		return nil, fmt.Errorf("sign authority %s by an older one: %w", cert.Subject, err)
+	}
+	return EncodeCert(der), nil
+}
+
 // NewServiceAccountKey makes the key that signs service account tokens.
 func NewServiceAccountKey() ([]byte, error) { return NewKey(ECDSA) }
 

@@ -11,6 +11,8 @@ import (
 	"fmt"
 )
 
+const publicType = "PUBLIC KEY"
+
 // minRSABits is the shortest RSA key that Go's TLS and Kubernetes accept.
 const minRSABits = 2048
 
@@ -36,8 +38,14 @@ func EncodeKey(key crypto.Signer) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// EncodePublicKey is the PEM text (PKIX) of a private key's public half.
+// EncodePublicKey is the PEM text (PKIX) of a private key's public half, or of a public key.
 func EncodePublicKey(keyPEM []byte) ([]byte, error) {
+	if block, _ := pem.Decode(keyPEM); block != nil && block.Type == publicType {
+		if _, err := x509.ParsePKIXPublicKey(block.Bytes); err != nil {
+			return nil, fmt.Errorf("parse public key: %w", err)
+		}
+		return pem.EncodeToMemory(block), nil
+	}
 	key, err := ParseKey(keyPEM)
 	if err != nil {
 		return nil, err
@@ -46,7 +54,7 @@ func EncodePublicKey(keyPEM []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode public key: %w", err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: publicType, Bytes: der}), nil
 }
 
 // ParseCert reads the first certificate of PEM text.

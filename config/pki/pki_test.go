@@ -231,3 +231,42 @@ func TestKeys(t *testing.T) {
 		}
 	}
 }
+
+// A client that knows only the older authority, and one that knows only the newer one, accept
+// a server that shows the newer one as signed by the older one, though both have one name.
+func TestCrossSign(t *testing.T) {
+	older, err := NewMachineCA(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer, err := NewMachineCA(now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cross, err := newer.CrossSign(older)
+	if err != nil {
+		t.Fatal(err)
+	}
+	crt, _, err := newer.Issue(Leaf{CN: "n1", DNS: []string{"n1"}, Server: true, Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := ParseCert(crt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		root, shown []byte
+		ok          bool
+	}{
+		"older": {older.Cert, cross, true}, "newer": {newer.Cert, cross, true}, "older, without": {older.Cert, nil, false},
+	} {
+		roots, shown := x509.NewCertPool(), x509.NewCertPool()
+		roots.AppendCertsFromPEM(c.root)
+		shown.AppendCertsFromPEM(c.shown)
+		_, err := leaf.Verify(x509.VerifyOptions{DNSName: "n1", Roots: roots, Intermediates: shown, CurrentTime: now})
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

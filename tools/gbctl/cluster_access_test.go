@@ -34,7 +34,7 @@ func development(t *testing.T, name, server string) *qemu.Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig, _, err := config.AdminKubeconfig(name, server, ca, time.Now())
+	kubeconfig, _, err := config.AdminKubeconfig(name, server, ca, ca.Cert, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func (a *app) configCommand() *cobra.Command {
 	)
 	addTo(cmd, "node", a.confirmCommand(), a.historyCommand(), a.showCommand(), a.rollbackCommand())
 	addTo(cmd, "client",
-		a.contextsCommand(), a.useContextCommand(), a.mergeCommand(), a.addCommand(),
+		a.contextsCommand(), a.useContextCommand(), a.mergeCommand(), a.addCommand(), a.renewCommand(),
 		a.hostsCommand("nodes", func(c *client.Context) *[]string { return &c.Nodes }),
 		a.hostsCommand("endpoints", func(c *client.Context) *[]string { return &c.Endpoints }))
 	return cmd

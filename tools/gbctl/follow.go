@@ -23,7 +23,15 @@ import (
 //
 // It stops earlier if stop returns true.
 func (a *app) follow(ctx context.Context, node, id string, stop func(*apiv1.Operation) bool) error {
-	f := &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
+	return a.follower(node, id, stop).run(ctx)
+}
+
+func (a *app) follower(node, id string, stop func(*apiv1.Operation) bool) *follower {
+	return &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
+}
+
+func (f *follower) run(ctx context.Context) error {
+	a, node, id := f.app, f.node, f.id
 	var retries retryLog
 	for {
 		err := a.withClient(ctx, node, f.watch)
@@ -57,6 +65,8 @@ type follower struct {
 	node, id string
 	out      *printer
 	stop     func(*apiv1.Operation) bool // ends follow before the operation ends
+	// prepare is called before the user is asked a question. It may answer it.
+	prepare func(ctx context.Context, o *apiv1.Operation) (answer string, err error)
 
 	last       *apiv1.Operation // nil: no update yet
 	streamErr  error            // of the last stream
@@ -213,9 +223,18 @@ func (f *follower) askUser(ctx context.Context, o *apiv1.Operation) {
 	case <-ctx.Done():
 		return
 	}
+	if f.prepare != nil {
+		text, err := f.prepare(ctx, o)
+		switch {
+		case err != nil:
+			fmt.Fprintf(f.app.err, "%s: %s; %s waits for an answer: run the same command again\n", f.node, visible(err.Error()), f.id)
+			return
+		case text != "" && !f.send(ctx, o, text):
+			return
+		}
+	}
 	for {
 		fmt.Fprintf(f.app.err, "%s: %s: ", f.node, visible(prompt(o.Question)))
-		var text string
 		select {
 		case <-ctx.Done():
 			fmt.Fprintln(f.app.err)
@@ -225,24 +244,25 @@ func (f *follower) askUser(ctx context.Context, o *apiv1.Operation) {
 				fmt.Fprintf(f.app.err, "\n%s: %s waits for an answer: gbctl -n %s operation answer %s ANSWER\n", f.node, f.id, f.node, f.id)
 				return
 			}
-			text = strings.TrimSpace(line)
-		}
-		if text == "" {
-			continue
-		}
-		err := f.app.withClient(ctx, f.node, func(ctx context.Context, c *client.Client) error {
-			ctx, cancel := context.WithTimeout(ctx, f.app.timeout)
-			defer cancel()
-			return answerOperation(ctx, c, o, text)
-		})
-		if err == nil || ctx.Err() != nil {
-			return
-		}
-		fmt.Fprintf(f.app.err, "%s: %s\n", f.node, visible(err.Error()))
-		if exitCode(err) != codeRefused {
-			return
+			if text := strings.TrimSpace(line); text != "" && !f.send(ctx, o, text) {
+				return
+			}
 		}
 	}
+}
+
+// send sends an answer. It returns whether the user must be asked again.
+func (f *follower) send(ctx context.Context, o *apiv1.Operation, text string) (again bool) {
+	err := f.app.withClient(ctx, f.node, func(ctx context.Context, c *client.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, f.app.timeout)
+		defer cancel()
+		return answerOperation(ctx, c, o, text)
+	})
+	if err == nil || ctx.Err() != nil {
+		return false
+	}
+	fmt.Fprintf(f.app.err, "%s: %s\n", f.node, visible(err.Error()))
+	return exitCode(err) == codeRefused
 }
 
 // userInput reads lines from standard input. It returns them, and a channel that makes

@@ -17,7 +17,7 @@ func TestKubeconfigOfAHostileNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, _, err := config.AdminKubeconfig("home", "https://10.5.0.2:6443", ca, time.Now())
+	data, _, err := config.AdminKubeconfig("home", "https://10.5.0.2:6443", ca, ca.Cert, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestKubeconfigOfOthersStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	add, _, err := config.AdminKubeconfig("dev", "https://127.0.0.1:20000", ca, time.Now())
+	add, _, err := config.AdminKubeconfig("dev", "https://127.0.0.1:20000", ca, ca.Cert, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,6 +78,11 @@ const (
 	// NodeServiceConvertKubernetesProcedure is the fully-qualified name of the NodeService's
 	// ConvertKubernetes RPC.
 	NodeServiceConvertKubernetesProcedure = "/garboard.v1.NodeService/ConvertKubernetes"
+	// NodeServiceRotateCAProcedure is the fully-qualified name of the NodeService's RotateCA RPC.
+	NodeServiceRotateCAProcedure = "/garboard.v1.NodeService/RotateCA"
+	// NodeServiceClientCertificateProcedure is the fully-qualified name of the NodeService's
+	// ClientCertificate RPC.
+	NodeServiceClientCertificateProcedure = "/garboard.v1.NodeService/ClientCertificate"
 )
 
 // NodeServiceClient is a client for the garboard.v1.NodeService service.
@@ -128,6 +133,12 @@ type NodeServiceClient interface {
 	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
 	// static pods, on all control planes. Only a control plane does it.
 	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
+	// RotateCA starts an operation that replaces the authorities of the cluster and the key of
+	// service accounts, on all nodes. Only a control plane does it.
+	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
+	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
+	// a year. Only a control plane does it.
+	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the garboard.v1.NodeService service. By default, it
@@ -280,6 +291,18 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("ConvertKubernetes")),
 			connect.WithClientOptions(opts...),
 		),
+		rotateCA: connect.NewClient[garboardv1.RotateCARequest, garboardv1.RotateCAResponse](
+			httpClient,
+			baseURL+NodeServiceRotateCAProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("RotateCA")),
+			connect.WithClientOptions(opts...),
+		),
+		clientCertificate: connect.NewClient[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse](
+			httpClient,
+			baseURL+NodeServiceClientCertificateProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("ClientCertificate")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -306,6 +329,8 @@ type nodeServiceClient struct {
 	reset             *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
 	upgradeKubernetes *connect.Client[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse]
 	convertKubernetes *connect.Client[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse]
+	rotateCA          *connect.Client[garboardv1.RotateCARequest, garboardv1.RotateCAResponse]
+	clientCertificate *connect.Client[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse]
 }
 
 // Version calls garboard.v1.NodeService.Version.
@@ -413,6 +438,16 @@ func (c *nodeServiceClient) ConvertKubernetes(ctx context.Context, req *connect.
 	return c.convertKubernetes.CallUnary(ctx, req)
 }
 
+// RotateCA calls garboard.v1.NodeService.RotateCA.
+func (c *nodeServiceClient) RotateCA(ctx context.Context, req *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error) {
+	return c.rotateCA.CallUnary(ctx, req)
+}
+
+// ClientCertificate calls garboard.v1.NodeService.ClientCertificate.
+func (c *nodeServiceClient) ClientCertificate(ctx context.Context, req *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {
+	return c.clientCertificate.CallUnary(ctx, req)
+}
+
 // NodeServiceHandler is an implementation of the garboard.v1.NodeService service.
 type NodeServiceHandler interface {
 	Version(context.Context, *connect.Request[garboardv1.VersionRequest]) (*connect.Response[garboardv1.VersionResponse], error)
@@ -461,6 +496,12 @@ type NodeServiceHandler interface {
 	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
 	// static pods, on all control planes. Only a control plane does it.
 	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
+	// RotateCA starts an operation that replaces the authorities of the cluster and the key of
+	// service accounts, on all nodes. Only a control plane does it.
+	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
+	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
+	// a year. Only a control plane does it.
+	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -609,6 +650,18 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("ConvertKubernetes")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceRotateCAHandler := connect.NewUnaryHandler(
+		NodeServiceRotateCAProcedure,
+		svc.RotateCA,
+		connect.WithSchema(nodeServiceMethods.ByName("RotateCA")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceClientCertificateHandler := connect.NewUnaryHandler(
+		NodeServiceClientCertificateProcedure,
+		svc.ClientCertificate,
+		connect.WithSchema(nodeServiceMethods.ByName("ClientCertificate")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/garboard.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case NodeServiceVersionProcedure:
@@ -653,6 +706,10 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceUpgradeKubernetesHandler.ServeHTTP(w, r)
 		case NodeServiceConvertKubernetesProcedure:
 			nodeServiceConvertKubernetesHandler.ServeHTTP(w, r)
+		case NodeServiceRotateCAProcedure:
+			nodeServiceRotateCAHandler.ServeHTTP(w, r)
+		case NodeServiceClientCertificateProcedure:
+			nodeServiceClientCertificateHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -744,4 +801,12 @@ func (UnimplementedNodeServiceHandler) UpgradeKubernetes(context.Context, *conne
 
 func (UnimplementedNodeServiceHandler) ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ConvertKubernetes is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RotateCA is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ClientCertificate is not implemented"))
 }

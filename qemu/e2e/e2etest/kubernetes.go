@@ -5,6 +5,8 @@ package e2etest
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,8 +14,12 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"testing"
 	"time"
 
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/osthread"
@@ -46,7 +52,44 @@ func (c *Cluster) Server(inside *osthread.Thread, n qemu.Node) *Server {
 
 func (c *Cluster) server(url string, dial func(context.Context, string, string) (net.Conn, error)) *Server {
 	c.t.Helper()
-	trust := c.as(c.Secrets().KubernetesCA.CA(), pki.Leaf{CN: "e2e", Orgs: []string{"system:masters"}})
+	return c.serverAs(url, dial, c.as(c.Secrets().KubernetesCA.CA(), pki.Leaf{CN: "e2e", Orgs: []string{"system:masters"}}))
+}
+
+// EndpointAs returns a client that uses the load balancer, with the credentials of a
+// kubeconfig.
+func (c *Cluster) EndpointAs(kubeconfig string) *Server {
+	c.t.Helper()
+	ca, crt, key := Credentials(c.t, kubeconfig)
+	pair, err := tls.X509KeyPair(crt, key)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	return c.serverAs(fmt.Sprintf("https://127.0.0.1:%d", c.KubernetesPort), new(net.Dialer).DialContext,
+		&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}})
+}
+
+// Credentials are the authorities, the certificate and the key in a kubeconfig.
+func Credentials(t testing.TB, kubeconfig string) (ca, crt, key []byte) {
+	t.Helper()
+	var k config.Kubeconfig
+	if err := yaml.Unmarshal([]byte(kubeconfig), &k); err != nil || len(k.Clusters) != 1 || len(k.Users) != 1 {
+		t.Fatalf("kubeconfig: %v:\n%s", err, kubeconfig)
+	}
+	for _, part := range []struct {
+		to   *[]byte
+		text string
+	}{{&ca, k.Clusters[0].Cluster.CA}, {&crt, k.Users[0].User.Crt}, {&key, k.Users[0].User.Key}} {
+		var err error
+		if *part.to, err = base64.StdEncoding.DecodeString(part.text); err != nil {
+			t.Fatalf("kubeconfig: %v", err)
+		}
+	}
+	return ca, crt, key
+}
+
+func (c *Cluster) serverAs(url string, dial func(context.Context, string, string) (net.Conn, error), trust *tls.Config) *Server {
 	// HTTP/1: after a timeout the connection is closed, so that the next request goes to
 	// another server and does not wait for the same one.
 	transport := &http.Transport{TLSClientConfig: trust, DialContext: dial, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}

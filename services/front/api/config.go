@@ -69,7 +69,11 @@ func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.Ap
 	// The guard has looked before the document came: of two strangers at once, the
 	// second must find that the node has a configuration.
 	r.First = caller.maintenance
-	return s.change(ctx, r, req.Msg.GetForce(), s.opts.Config.Apply)
+	interrupt := s.opts.Interrupt
+	if !caller.admin() && !caller.maintenance { // another node
+		interrupt = s.opts.InterruptLocked
+	}
+	return s.change(ctx, r, req.Msg.GetForce(), interrupt, s.opts.Config.Apply)
 }
 
 // checkDocument looks at what can be said before the document or patch is parsed.
@@ -106,7 +110,7 @@ func (s *configService) patched(patch []byte, base string) (text []byte, from st
 
 // change applies what a request says. If the node reboots or restarts etcd for it, the
 // cluster must be able to do without the node.
-func (s *configService) change(ctx context.Context, r machine.Request, force bool, apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
+func (s *configService) change(ctx context.Context, r machine.Request, force bool, interrupt func(context.Context, string, bool, func() error) (string, error), apply func(context.Context, machine.Request) (machine.Result, error)) (*connect.Response[apiv1.ApplyConfigResponse], error) {
 	interrupts := false
 	if !r.DryRun && !r.First {
 		planned := r
@@ -131,7 +135,7 @@ func (s *configService) change(ctx context.Context, r machine.Request, force boo
 	}
 	var result machine.Result
 	var failure error // of apply; another one is the cluster's
-	_, err := s.opts.Interrupt(ctx, "apply-config", force, func() error {
+	_, err := interrupt(ctx, "apply-config", force, func() error {
 		result, failure = apply(ctx, r)
 		return failure
 	})
@@ -158,7 +162,7 @@ func (s *configService) Rollback(ctx context.Context, req *connect.Request[apiv1
 			return nil, failed(connect.CodeNotFound, "version %d isn't in the history; see gbctl config history", version)
 		}
 	}
-	return s.change(ctx, r, false, func(ctx context.Context, r machine.Request) (machine.Result, error) {
+	return s.change(ctx, r, false, s.opts.Interrupt, func(ctx context.Context, r machine.Request) (machine.Result, error) {
 		return s.opts.Config.Rollback(ctx, req.Msg.GetVersion(), r)
 	})
 }

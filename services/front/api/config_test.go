@@ -152,6 +152,24 @@ func TestApplyThatRestartsEtcd(t *testing.T) {
 	}
 }
 
+// Another node's operation has the lock of the cluster: this node only counts the members.
+func TestPeerRestartsEtcd(t *testing.T) {
+	r := newRig(t)
+	r.opts.Interrupt = func(context.Context, string, bool, func() error) (string, error) {
+		return "", errors.New("the lock is held")
+	}
+	r.opts.InterruptLocked = func(_ context.Context, _ string, _ bool, do func() error) (string, error) { return "", do() }
+	r.applier.texts = map[uint64][]byte{0: []byte("machine: {}\n")}
+	r.applier.result = machine.Result{Mode: machine.Immediate, Restarted: []string{"etcd"}}
+	r.serve()
+	client := garboardv1connect.NewConfigServiceClient(r.as(identity(contract.Peer)), host)
+	_, err := ask(t, client.Apply, &apiv1.ApplyConfigRequest{Patch: []byte("machine: {}"), Base: machine.Digest([]byte("machine: {}\n")), Mode: apiv1.ApplyMode_APPLY_MODE_IMMEDIATE})
+	must(t, err)
+	if n := len(r.applier.done()); n != 1 {
+		t.Errorf("%d requests came through", n)
+	}
+}
+
 // A reboot for a configuration is asked what any other reboot is.
 func TestApplyThatMayNotReboot(t *testing.T) {
 	r := newRig(t)

@@ -10,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/operations/convertk8s"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/operations/rotateca"
 	"github.com/garboard-os/garboard/services/operations/upgradek8s"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -69,6 +70,12 @@ func (s *nodeService) ConvertKubernetes(ctx context.Context, req *connect.Reques
 	a := convertk8s.Arguments{Yes: m.GetYes(), RemoveCheckpoints: m.GetRemoveCheckpoints(), OnlyKey: m.GetRemoveInitializedKey()}
 	o, err := s.operate(ctx, convertk8s.Name, a.Encode(), m.GetDryRun())
 	return connect.NewResponse(&apiv1.ConvertKubernetesResponse{Operation: o}), err
+}
+
+func (s *nodeService) RotateCA(ctx context.Context, req *connect.Request[apiv1.RotateCARequest]) (*connect.Response[apiv1.RotateCAResponse], error) {
+	a := rotateca.Arguments{Authorities: req.Msg.GetAuthorities()}
+	o, err := s.operate(ctx, rotateca.Name, a.Encode(), req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.RotateCAResponse{Operation: o}), err
 }
 
 // versionTag is a version as the tags of images have it.

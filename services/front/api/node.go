@@ -16,6 +16,7 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/system/clock"
@@ -211,11 +212,32 @@ func (s *nodeService) Kubeconfig(context.Context, *connect.Request[apiv1.Kubecon
 	if !c.Machine.Type.ControlPlane() || len(c.Cluster.CA.Key) == 0 {
 		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold the cluster's authority: ask a control plane", c.Machine.Type)
 	}
-	data, expires, err := config.AdminKubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), time.Now())
+	data, expires, err := config.AdminKubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), c.Cluster.TrustedCAs(), time.Now())
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
 	return connect.NewResponse(&apiv1.KubeconfigResponse{Kubeconfig: data, Expires: timestamppb.New(expires)}), nil
+}
+
+// ClientCertificate signs for the caller, with its own name and roles.
+func (s *nodeService) ClientCertificate(ctx context.Context, req *connect.Request[apiv1.ClientCertificateRequest]) (*connect.Response[apiv1.ClientCertificateResponse], error) {
+	c, err := machine.Config(s.opts.Store)
+	if err != nil {
+		return nil, applyError(machine.ErrNoConfig)
+	}
+	if len(c.Machine.CA.Key) == 0 {
+		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold the authority of the machine API: ask a control plane", c.Machine.Type)
+	}
+	request, err := pki.ParseRequest(req.Msg.GetRequest())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	caller := callOf(ctx)
+	crt, err := c.Machine.CA.CA().Sign(request.PublicKey, pki.Leaf{CN: caller.peer, Orgs: caller.roles, Client: true, Now: time.Now()})
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return connect.NewResponse(&apiv1.ClientCertificateResponse{Certificate: crt, Authorities: c.Machine.TrustedCAs()}), nil
 }
 
 func (s *nodeService) Diagnose(ctx context.Context, _ *connect.Request[apiv1.DiagnoseRequest]) (*connect.Response[apiv1.DiagnoseResponse], error) {

@@ -1,17 +1,25 @@
 package api
 
 import (
+	"bytes"
+	"crypto/tls"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
+	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/machine"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -136,4 +144,44 @@ func TestDisksHaveAllThatIsKnown(t *testing.T) {
 	if !proto.Equal(res.Msg, want) {
 		t.Errorf("got %v\nwant %v", res.Msg, want)
 	}
+}
+
+// A client gets a certificate for its own key, with its own name and roles, and all authorities
+// that nodes may have their certificates from. A worker signs none.
+func TestClientCertificate(t *testing.T) {
+	r := newRig(t)
+	cfg, err := config.Generate(config.Options{ClusterName: "test", Endpoint: "https://10.5.0.2:6443"})
+	must(t, err)
+	former, err := pki.NewMachineCA(time.Now())
+	must(t, err)
+	cfg.Machine.AcceptedCAs = []config.CertKey{{Crt: former.Cert, Key: former.Key}}
+	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, cfg))
+	r.serve()
+	key, err := pki.NewKey(pki.Ed25519)
+	must(t, err)
+	request, err := pki.NewRequest(key, pki.Leaf{CN: "somebody else", Orgs: []string{"os:peer"}})
+	must(t, err)
+	client := garboardv1connect.NewNodeServiceClient(r.as(admin), host)
+	got, err := ask(t, client.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
+	must(t, err)
+	cert, err := pki.ParseCert(got.GetCertificate())
+	must(t, err)
+	authority, err := pki.ParseCert(cfg.Machine.CA.Crt)
+	must(t, err)
+	if cert.CheckSignatureFrom(authority) != nil || cert.Subject.CommonName != "jane" || !slices.Equal(cert.Subject.Organization, []string{string(contract.Admin)}) {
+		t.Errorf("a certificate for %s by %s", cert.Subject, cert.Issuer)
+	}
+	if _, err := tls.X509KeyPair(got.GetCertificate(), key); err != nil {
+		t.Error(err)
+	}
+	if !bytes.Equal(got.GetAuthorities(), cfg.Machine.TrustedCAs()) {
+		t.Errorf("authorities:\n%s", got.GetAuthorities())
+	}
+	_, err = ask(t, client.ClientCertificate, &apiv1.ClientCertificateRequest{Request: []byte("nonsense")})
+	wantCode(t, err, connect.CodeInvalidArgument, "parse certificate request")
+	worker := *cfg
+	worker.Machine.Type, worker.Machine.CA.Key = config.Worker, nil
+	must(t, machine.Configs.Put(r.opts.Store.As("test"), machine.ConfigID, &worker))
+	_, err = ask(t, client.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
+	wantCode(t, err, connect.CodeFailedPrecondition, "ask a control plane")
 }

@@ -33,6 +33,8 @@ type Options struct {
 	// Interrupt calls do, which stops or restarts this node's etcd, if the cluster can do
 	// without its member. force: also if not; the warning is why not.
 	Interrupt func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)
+	// InterruptLocked is Interrupt for another node: its operation has the lock of the cluster.
+	InterruptLocked func(ctx context.Context, what string, force bool, do func() error) (warning string, err error)
 	// KubernetesVersion is the version of the cluster's components that don't have version
 	// to.
 	KubernetesVersion func(ctx context.Context, to string) (string, error)

@@ -236,3 +236,64 @@ func TestPeersCertificateExpires(t *testing.T) {
 		t.Errorf("with the time of the other node: %v", err)
 	}
 }
+
+// rotate gives a node a configuration with these authorities, and its gate the trust for it.
+func (n *controlPlane) rotate(t *testing.T, issuing config.CertKey, accepted ...config.CertKey) {
+	t.Helper()
+	cfg, _, err := config.Load("test", []byte(n.document(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Machine.CA, cfg.Machine.AcceptedCAs = issuing, accepted
+	text, err := cfg.Encode()
+	if err == nil {
+		_, err = n.applier.Apply(t.Context(), machine.Request{Text: text, Mode: machine.Immediate})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	crt, key, err := issuing.CA().Issue(pki.Leaf{CN: "n", IPs: []netip.Addr{n.addr}, Server: true, Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.bench.write(t, settings{mode: api.ModeNormal, bundle: cfg.Machine.TrustedCAs(), cert: crt, key: key})
+}
+
+// Two nodes replace their authority one after the other, without a reboot. They call each
+// other all the time, and refuse the old authority afterwards.
+func TestPeersWhileTheAuthorityIsReplaced(t *testing.T) {
+	t.Parallel()
+	made, fresh := newCA(t), newCA(t)
+	one, two := newControlPlane(t, made, "n1"), newControlPlane(t, made, "n2")
+	former, next := config.CertKey{Crt: made.Cert, Key: made.Key}, config.CertKey{Crt: fresh.Cert, Key: fresh.Key}
+	accepts := func(want bool, ca config.CertKey) {
+		t.Helper()
+		eventually.That(t, 10*time.Second, "both nodes to notice", func() error {
+			for _, way := range [][2]*controlPlane{{one, two}, {two, one}} {
+				if _, err := way[0].peers.Version(t.Context(), way[1].addr); err != nil {
+					return err
+				}
+				if err := way[0].peers.AcceptedBy(t.Context(), way[1].addr, ca); (err == nil) != want {
+					return errors.Join(errors.New("an authority is accepted, or is not"), err)
+				}
+			}
+			return nil
+		})
+	}
+	accepts(false, next)
+	for _, step := range []struct {
+		issuing  config.CertKey
+		accepted []config.CertKey
+	}{{former, []config.CertKey{next}}, {next, []config.CertKey{former}}, {next, nil}} {
+		for _, n := range []*controlPlane{one, two} {
+			n.rotate(t, step.issuing, step.accepted...)
+			eventually.That(t, 10*time.Second, "the nodes to call each other", func() error {
+				_, err := one.peers.Version(t.Context(), two.addr)
+				_, back := two.peers.Version(t.Context(), one.addr)
+				return errors.Join(err, back)
+			})
+		}
+	}
+	accepts(true, next)
+	accepts(false, former)
+}

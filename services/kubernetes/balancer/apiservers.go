@@ -136,8 +136,8 @@ func (s *serverList) follow(ctx context.Context) {
 			continue
 		}
 		cfg, err := machine.Config(s.o.Store)
-		if err == nil && (client == nil || !bytes.Equal(authority, cfg.Cluster.CA.Crt)) {
-			authority = cfg.Cluster.CA.Crt
+		if err == nil && (client == nil || !bytes.Equal(authority, cfg.Cluster.TrustedCAs())) {
+			authority = cfg.Cluster.TrustedCAs()
 			client, err = kubeclient.New(kubeclient.Options{
 				Server: "https://" + s.o.address, ServerName: ServerName, CA: authority, CertFile: s.o.kubeletClient,
 			})

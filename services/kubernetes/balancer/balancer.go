@@ -230,7 +230,7 @@ func (g *gate) set(open bool) error {
 func (o Options) trust() *tls.Config {
 	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: ServerName, RootCAs: x509.NewCertPool()}
 	if cfg, err := machine.Config(o.Store); err == nil {
-		t.RootCAs.AppendCertsFromPEM(cfg.Cluster.CA.Crt)
+		t.RootCAs.AppendCertsFromPEM(cfg.Cluster.TrustedCAs())
 	}
 	return t
 }

@@ -9,6 +9,7 @@ import (
 
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -155,7 +156,7 @@ func selfHostedClient(r resource.Reader) (*kubeclient.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec := secrets.KubernetesSpec{CA: c.Cluster.CA, Balancer: balancer.URL}
+	spec := secrets.KubernetesSpec{Trusted: c.Cluster.TrustedCAs(), Balancer: balancer.URL}
 	if spec.Admin, err = secrets.Admin(c.Cluster.CA, time.Now()); err != nil {
 		return nil, err
 	}
@@ -163,30 +164,56 @@ func selfHostedClient(r resource.Reader) (*kubeclient.Client, error) {
 }
 
 // Metrics are those of the API server of one node, in the text format of Prometheus.
-func Metrics(ctx context.Context, r resource.Reader, node netip.Addr) (string, error) {
+func Metrics(ctx context.Context, r resource.Reader, node netip.Addr) (text string, err error) {
 	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
 	if err != nil {
 		return "", err
 	}
+	err = onNode(r, node, keys.Spec.Admin, func(c *kubeclient.Client) error {
+		text, err = c.Text(ctx, "/metrics")
+		return err
+	})
+	return text, err
+}
+
+// AcceptedBy asks the API server of one node with an administrator's certificate of an
+// authority: it fails if the API server doesn't accept that one.
+func AcceptedBy(ctx context.Context, r resource.Reader, node netip.Addr, ca config.CertKey) error {
+	pair, err := secrets.Admin(ca, time.Now())
+	if err != nil {
+		return err
+	}
+	return onNode(r, node, pair, func(c *kubeclient.Client) error {
+		_, err := c.Raw(ctx, "/api")
+		return err
+	})
+}
+
+// onNode calls do with a client of the API server of one node.
+func onNode(r resource.Reader, node netip.Addr, pair config.CertKey, do func(*kubeclient.Client) error) error {
+	keys, err := secrets.Kubernetes.Get(r, secrets.KubernetesID)
+	if err != nil {
+		return err
+	}
 	own, err := Configs.Get(r, apiServer)
 	if err != nil {
-		return "", err
+		return err
 	}
 	server := netip.AddrPortFrom(node, uint16(own.Spec.(APIServerConfig).LocalPort))
 	client, err := kubeclient.New(kubeclient.Options{
-		Server: "https://" + server.String(), ServerName: balancer.ServerName, CA: keys.Spec.CA.Crt, Cert: keys.Spec.Admin.Crt, Key: keys.Spec.Admin.Key,
+		Server: "https://" + server.String(), ServerName: balancer.ServerName, CA: keys.Spec.Trusted, Cert: pair.Crt, Key: pair.Key,
 	})
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer client.Close()
-	return client.Text(ctx, "/metrics")
+	return do(client)
 }
 
 // adminClient is a client of this node's own apiserver, or of another one while
 // that isn't ready, with all rights.
 func adminClient(s secrets.KubernetesSpec) (*kubeclient.Client, error) {
-	return kubeclient.New(kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.CA.Crt, Cert: s.Admin.Crt, Key: s.Admin.Key})
+	return kubeclient.New(kubeclient.Options{Server: s.Balancer, ServerName: balancer.ServerName, CA: s.Trusted, Cert: s.Admin.Crt, Key: s.Admin.Key})
 }
 
 // withMutex runs do while this node holds the mutex of the cluster (S-217).

@@ -73,7 +73,11 @@ var StaticPodStatuses = resource.Define[PodStatus](resource.Definition{
 // version of the KubernetesControlPlaneConfig that the pod was made of.
 const ConfigVersion = "configVersion"
 
-// PodStatus is a pod's status as the kubelet has it, with ConfigVersion.
+// SecretsVersion is the key for the version of the secrets (secrets.StatusSpec) that the pod
+// was made of.
+const SecretsVersion = "secretsVersion"
+
+// PodStatus is a pod's status as the kubelet has it, with ConfigVersion and SecretsVersion.
 type PodStatus kubeclient.Object
 
 // Ready is the pod's own condition.

@@ -215,7 +215,7 @@ func (c *KubeletStaticPodController) kubelet(v resource.View) (*kubeclient.Clien
 		return nil, err
 	}
 	with := kubeclient.Options{
-		Server: c.kubeletURL, ServerName: hostname.Spec, CA: o.Spec.CA.Crt, Cert: o.Spec.KubeletClient.Crt, Key: o.Spec.KubeletClient.Key,
+		Server: c.kubeletURL, ServerName: hostname.Spec, CA: o.Spec.Trusted, Cert: o.Spec.KubeletClient.Crt, Key: o.Spec.KubeletClient.Key,
 	}
 	if c.client != nil && reflect.DeepEqual(with, c.clientWith) {
 		return c.client, nil

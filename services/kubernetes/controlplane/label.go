@@ -104,7 +104,7 @@ func (c *NodeLabelController) client(v resource.View, cfg *config.Config) (*kube
 		if _, err := os.Stat(c.kubeletClient); err != nil {
 			return nil, nil
 		}
-		return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.CA.Crt, CertFile: c.kubeletClient})
+		return kubeclient.New(kubeclient.Options{Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: c.kubeletClient})
 	}
 	keys, err := secrets.Kubernetes.Get(v, secrets.KubernetesID)
 	if err != nil {

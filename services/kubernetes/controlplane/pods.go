@@ -281,7 +281,7 @@ func controllerManagerFlags(c ControllerManagerConfig, secrets string) map[strin
 		"leader-elect":                     "true",
 		"leader-elect-retry-period":        leaderRetry,
 		"profiling":                        "false",
-		"root-ca-file":                     secrets + "/ca.crt",
+		"root-ca-file":                     secrets + "/root-ca.crt",
 		"service-account-private-key-file": secrets + "/service-account.key",
 		"service-cluster-ip-range":         c.ServiceCIDR,
 		"tls-min-version":                  tlsMinVersion,

@@ -32,6 +32,7 @@ func publishStatuses(ctx context.Context, v resource.View, answer kubeclient.Obj
 		status, _ := pod["status"].(map[string]any)
 		if version, known := meta[configVersionAnnotation]; known && status != nil {
 			status[ConfigVersion] = version
+			status[SecretsVersion] = meta[secretsVersionAnnotation]
 		}
 		if before, err := StaticPodStatuses.Get(v, id); err == nil && lost(status, before.Spec) {
 			status = kept(ctx, pod, before.Spec)
@@ -62,7 +63,7 @@ func containers(s PodStatus) int { return len(kubeclient.Object(s).List("contain
 // lost reports whether the kubelet has forgotten the status of a pod that it runs: it does,
 // for a minute at most, when it replaces the pod's object in the API server.
 func lost(now, before PodStatus) bool {
-	return now[ConfigVersion] == before[ConfigVersion] && containers(now) == 0 && containers(before) > 0
+	return now[ConfigVersion] == before[ConfigVersion] && now[SecretsVersion] == before[SecretsVersion] && containers(now) == 0 && containers(before) > 0
 }
 
 // probeBudget bounds a probe of a program on this node.

@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -36,7 +37,7 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 		pod, err := staticPod(podInput{
 			config:         o.Spec,
 			configVersion:  o.Version,
-			secretsVersion: status.Spec.Version,
+			secretsVersion: cmp.Or(status.Spec.Programs[o.Spec.program()], status.Spec.Version),
 			address:        address.Spec.Primary,
 			secretsDir:     c.secretsDir,
 			filesDir:       c.filesDir,

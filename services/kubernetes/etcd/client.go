@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -15,7 +16,11 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -53,6 +58,7 @@ func Dial(ctx context.Context, r resource.Reader, urls ...string) (*clientv3.Cli
 		Endpoints:   urls,
 		DialTimeout: requestTimeout,
 		TLS:         trust,
+		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(reloading{credentials.NewTLS(trust), r})},
 		Logger:      zap.NewNop(), // errors are returned
 	})
 	if err != nil {
@@ -61,7 +67,26 @@ func Dial(ctx context.Context, r resource.Reader, urls ...string) (*clientv3.Cli
 	return client, nil
 }
 
-// trust is the authority of the members, and this node's client certificate.
+// reloading reads the authorities and this node's certificate at each handshake: a client may
+// live longer than both.
+type reloading struct {
+	credentials.TransportCredentials
+	r resource.Reader
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (f reloading) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	trust, err := trust(f.r)
+	if err != nil {
+		return nil, nil, err
+	}
+	return credentials.NewTLS(trust).ClientHandshake(ctx, authority, conn)
+}
+
+// Clone implements credentials.TransportCredentials.
+func (f reloading) Clone() credentials.TransportCredentials { return f }
+
+// trust is the authorities of the members, and this node's client certificate.
 func trust(r resource.Reader) (*tls.Config, error) {
 	keys, err := secrets.Etcd.Get(r, secrets.EtcdID)
 	if err != nil {
@@ -74,6 +99,33 @@ func trust(r resource.Reader) (*tls.Config, error) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(keys.Spec.CA)
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
+}
+
+// AcceptedBy asks a member for its status with a client certificate of an authority: it fails
+// if the member doesn't accept that one.
+func AcceptedBy(ctx context.Context, r resource.Reader, member netip.Addr, ca config.CertKey) error {
+	trust, err := trust(r)
+	if err != nil {
+		return err
+	}
+	crt, key, err := ca.CA().Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
+	if err != nil {
+		return err
+	}
+	pair, err := tls.X509KeyPair(crt, key)
+	if err != nil {
+		return err
+	}
+	trust.Certificates = []tls.Certificate{pair}
+	c, err := clientv3.New(clientv3.Config{Context: ctx, Endpoints: []string{clientURL(member)}, TLS: trust, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	_, err = c.Status(ctx, clientURL(member))
+	return err
 }
 
 // list asks the quorum for the members.
@@ -94,7 +146,7 @@ func (e *Etcd) api() (*kubeclient.Client, error) {
 		return nil, err
 	}
 	k := keys.Spec
-	return kubeclient.New(kubeclient.Options{Server: k.Endpoint, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
+	return kubeclient.New(kubeclient.Options{Server: k.Endpoint, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key})
 }
 
 // apiServers is the path of Kubernetes' own list of its API servers.

@@ -115,6 +115,8 @@ type Etcd struct {
 	well atomic.Pointer[time.Time]
 	// unsettled: the journal's phase is new or joining.
 	unsettled atomic.Pointer[record]
+	// secrets is the version of the files that this run of etcd has read.
+	secrets atomic.Pointer[string]
 	// dataID is the identity of the data of this run of etcd; set once data is there.
 	dataID atomic.Pointer[identity]
 }
@@ -151,6 +153,9 @@ func (e *Etcd) Service() dag.Service {
 		Needs: []dag.Condition{certificates{e.o}},
 		Skip:  e.o.skip,
 		Prepare: func(ctx context.Context, h *dag.Handle) error {
+			if err := secrets.Await(ctx, e.o.Store, secrets.EtcdID); err != nil {
+				return err
+			}
 			if err := e.runner.Prepare(ctx, h); err != nil {
 				return err
 			}
@@ -169,6 +174,9 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	now := time.Now()
 	e.well.Store(&now)
 	e.dataID.Store(nil)
+	if files, err := secrets.Statuses.Get(e.o.Store, secrets.EtcdID); err == nil {
+		e.secrets.Store(&files.Spec.Version)
+	}
 	defer func() {
 		e.publish(false)
 		e.suspect.Store(outer.Err() == nil && !killed(err))
@@ -398,6 +406,9 @@ func (e *Etcd) publish(ready bool) {
 	status := StatusSpec{Ready: ready, Endpoint: fmt.Sprintf("https://127.0.0.1:%d", clientPort)}
 	if id := e.dataID.Load(); id != nil {
 		status.MemberID = HexID(id.member)
+	}
+	if version := e.secrets.Load(); version != nil {
+		status.Secrets = *version
 	}
 	// The store refuses only an undefined type.
 	_ = Statuses.Put(e.o.Store.As(ID), StatusID, status)

@@ -41,7 +41,7 @@ var errRemoved = errors.New("the cluster has removed this member")
 // which outlives the loss of STATE.
 type owner struct {
 	Cluster   string `json:"cluster"`   // hexadecimal
-	Authority string `json:"authority"` // SHA-256 of etcd's CA certificate
+	Authority string `json:"authority"` // SHA-256 of a certificate of etcd's CA
 }
 
 func (e *Etcd) ownerFile() string { return e.o.DataDir + ".owner" }
@@ -63,12 +63,12 @@ func (e *Etcd) readOwner() (owner, error) {
 
 // own records that the data belongs to this cluster.
 func (e *Etcd) own(id identity) error {
-	authority, err := e.authority()
+	authorities, err := e.authorities()
 	if err != nil {
 		return err
 	}
-	want := owner{Cluster: HexID(id.cluster), Authority: authority}
-	if has, err := e.readOwner(); err != nil || has == want {
+	want := owner{Cluster: HexID(id.cluster), Authority: authorities[0]}
+	if has, err := e.readOwner(); err != nil || has.Cluster == want.Cluster && slices.Contains(authorities, has.Authority) {
 		return err
 	}
 	data, err := json.Marshal(want)
@@ -78,17 +78,20 @@ func (e *Etcd) own(id identity) error {
 	return boot.WriteFile(e.ownerFile(), append(data, '\n'), 0o600)
 }
 
-func (e *Etcd) authority() (string, error) {
+// authorities are all that are accepted.
+func (e *Etcd) authorities() (all []string, err error) {
 	keys, err := secrets.Etcd.Get(e.o.Store, secrets.EtcdID)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	block, _ := pem.Decode(bytes.TrimSpace(keys.Spec.CA))
-	if block == nil {
-		return "", errors.New("etcd's authority: no certificate")
+	for block, rest := pem.Decode(bytes.TrimSpace(keys.Spec.CA)); block != nil; block, rest = pem.Decode(rest) {
+		sum := sha256.Sum256(block.Bytes)
+		all = append(all, hex.EncodeToString(sum[:]))
 	}
-	sum := sha256.Sum256(block.Bytes)
-	return hex.EncodeToString(sum[:]), nil
+	if len(all) == 0 {
+		return nil, errors.New("etcd's authority: no certificate")
+	}
+	return all, nil
 }
 
 // foreignData returns a *wait if the data is known to be another cluster's (S-225). The
@@ -110,11 +113,11 @@ func (e *Etcd) foreignData(r record) error {
 	if err != nil {
 		return err
 	}
-	authority, err := e.authority()
+	authorities, err := e.authorities()
 	if err != nil {
 		return err
 	}
-	if has.Cluster == cluster && has.Authority != authority {
+	if has.Cluster == cluster && !slices.Contains(authorities, has.Authority) {
 		return e.foreignDataError(id, "its authority isn't that of cluster.etcd.ca in this node's configuration")
 	}
 	return nil

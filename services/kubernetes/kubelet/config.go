@@ -33,6 +33,8 @@ const (
 	servingKeyFile      = secretsDir + "/serving.key"
 	kubeconfig          = boot.KubeletDir + "/kubeconfig" // written by the kubelet itself, or for it
 	clientFile          = boot.KubeletClient
+	// servingFile is the certificate that the kubelet of a worker gets from the cluster.
+	servingFile = boot.KubeletDir + "/pki/kubelet-server-current.pem"
 )
 
 // prepare writes what the kubelet reads only at its start, and restores what it checks then.
@@ -122,7 +124,10 @@ func (o Options) hasCertificate(s secrets.KubeletSpec) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := forgetOther(name.Spec, clientFile, kubeconfig); err != nil {
+	if err := forgetOther(name.Spec, s, clientFile, kubeconfig); err != nil {
+		return false, err
+	}
+	if err := forgetFormer(s, servingFile); err != nil {
 		return false, err
 	}
 	_, err = os.Stat(clientFile)
@@ -150,7 +155,7 @@ func stillGood(have []byte, s secrets.KubeletSpec, now time.Time) bool {
 	if err != nil {
 		return false
 	}
-	ca, err := pki.ParseCert(s.CA)
+	ca, err := pki.ParseCert(s.Issuing)
 	return err == nil && old.CheckSignatureFrom(ca) == nil &&
 		old.Subject.CommonName == fresh.Subject.CommonName && now.After(old.NotBefore) && now.Before(old.NotAfter)
 }

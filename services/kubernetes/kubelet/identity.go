@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,6 +39,9 @@ func (o Options) awaitIdentity(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, credentialsTime)
 	defer cancel()
 	text := fmt.Sprintf("kubelet credentials for %s to be made", name.Spec)
+	if err := secrets.Await(ctx, o.Store, secrets.KubeletID); err != nil {
+		return err
+	}
 	return secrets.Kubelet.When(o.Store, secrets.KubeletID, text, func(s secrets.KubeletSpec) bool {
 		return len(s.Client.Crt) == 0 || nameIn(s.Client.Crt) == user(name.Spec)
 	}).Wait(ctx)
@@ -51,9 +55,10 @@ func nameIn(crt []byte) string {
 	return cert.Subject.CommonName
 }
 
-// forgetOther removes the credentials that the kubelet got under another name:
-// with them it may not register this one. It asks for new ones with the token.
-func forgetOther(hostname, client, kubeconfig string) error {
+// forgetOther removes the credentials that the kubelet got under another name: with them it
+// may not register this one. It also removes those of a former authority. The kubelet asks
+// for new ones with the token.
+func forgetOther(hostname string, s secrets.KubeletSpec, client, kubeconfig string) error {
 	have, err := os.ReadFile(client)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -61,7 +66,7 @@ func forgetOther(hostname, client, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	if nameIn(have) == user(hostname) {
+	if nameIn(have) == user(hostname) && !former(have, s) {
 		return nil
 	}
 	for _, file := range []string{client, kubeconfig} {
@@ -70,6 +75,37 @@ func forgetOther(hostname, client, kubeconfig string) error {
 		}
 	}
 	return nil
+}
+
+// forgetFormer removes a certificate of a former authority.
+func forgetFormer(s secrets.KubeletSpec, file string) error {
+	have, err := os.ReadFile(file)
+	if err == nil && former(have, s) {
+		err = os.Remove(file)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// former reports whether a certificate is of an authority that is accepted, but doesn't
+// issue any more.
+func former(have []byte, s secrets.KubeletSpec) bool {
+	cert, err := pki.ParseCert(have)
+	if err != nil {
+		return false
+	}
+	signed := func(ca []byte) bool {
+		authority, err := pki.ParseCert(ca)
+		return err == nil && cert.CheckSignatureFrom(authority) == nil
+	}
+	for block, rest := pem.Decode(s.CA); block != nil; block, rest = pem.Decode(rest) {
+		if signed(pem.EncodeToMemory(block)) {
+			return !signed(s.Issuing)
+		}
+	}
+	return false
 }
 
 // whileAddressed runs the kubelet for as long as the node keeps the address that

@@ -52,6 +52,7 @@ func TestNewNameIsWaitedFor(t *testing.T) {
 		must(t, network.Hostnames.Put(w, network.HostnameID, "old"))
 		must(t, network.Statuses.Put(w, network.ID, network.Status{Config: 1}))
 		must(t, secrets.Kubelet.Put(w, secrets.KubeletID, secrets.KubeletSpec{Client: old}))
+		must(t, secrets.Statuses.Put(w, secrets.KubeletID, secrets.StatusSpec{}))
 		o := Options{Store: store}
 		must(t, o.awaitIdentity(t.Context()))
 
@@ -82,20 +83,56 @@ func TestCredentialsOfAnotherNameAreForgotten(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	client, kubeconfig := filepath.Join(dir, "current.pem"), filepath.Join(dir, "kubeconfig")
-	must(t, forgetOther("node-1", client, kubeconfig))
+	must(t, forgetOther("node-1", secrets.KubeletSpec{}, client, kubeconfig))
 	pair := credentials(t, "node-1")
 	must(t, os.WriteFile(filepath.Join(dir, "1.pem"), slices.Concat([]byte(pair.Key), pair.Crt), 0o600))
 	must(t, os.Symlink("1.pem", client)) // as the kubelet keeps it
 	must(t, os.WriteFile(kubeconfig, nil, 0o600))
-	must(t, forgetOther("node-1", client, kubeconfig))
+	must(t, forgetOther("node-1", secrets.KubeletSpec{}, client, kubeconfig))
 	if _, err := os.Stat(client); err != nil {
 		t.Error(err)
 	}
-	must(t, forgetOther("node-2", client, kubeconfig))
+	must(t, forgetOther("node-2", secrets.KubeletSpec{}, client, kubeconfig))
 	for _, file := range []string{client, kubeconfig} {
 		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is still there (%v)", file, err)
 		}
+	}
+}
+
+// Certificates of an authority that is accepted, and doesn't issue any more, are replaced:
+// those of any other authority stay, as the kubelet may have no valid token.
+func TestCertificatesOfAFormerAuthorityAreForgotten(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	made := func() config.CertKey {
+		ca, err := pki.NewKubernetesCA(now)
+		must(t, err)
+		return config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	}
+	old, fresh := made(), made()
+	for name, c := range map[string]struct {
+		by   config.CertKey
+		stay bool
+	}{"issuing": {fresh, true}, "former": {old, false}, "unknown": {made(), true}} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			client, serving, kubeconfig := filepath.Join(dir, "client.pem"), filepath.Join(dir, "server.pem"), filepath.Join(dir, "kubeconfig")
+			crt, key, err := c.by.CA().Issue(pki.Leaf{CN: user("node-1"), DNS: []string{"node-1"}, Client: true, Server: true, Now: now})
+			must(t, err)
+			for _, file := range []string{client, serving, kubeconfig} {
+				must(t, os.WriteFile(file, slices.Concat(crt, key), 0o600))
+			}
+			s := secrets.KubeletSpec{CA: config.Trusted(fresh, []config.CertKey{old}), Issuing: fresh.Crt}
+			must(t, forgetOther("node-1", s, client, kubeconfig))
+			must(t, forgetFormer(s, serving))
+			must(t, forgetFormer(s, serving)) // it is gone
+			for _, file := range []string{client, serving, kubeconfig} {
+				if _, err := os.Stat(file); (err == nil) != c.stay {
+					t.Errorf("%s: %v", file, err)
+				}
+			}
+		})
 	}
 }
 

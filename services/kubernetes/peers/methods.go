@@ -7,12 +7,28 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
+	"github.com/garboard-os/garboard/config"
 )
 
 // Version of the system.
 func (c *Client) Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error) {
 	res := &apiv1.VersionResponse{}
 	return res, c.call(ctx, node, garboardv1connect.NodeServiceVersionProcedure, &apiv1.VersionRequest{}, res)
+}
+
+// AcceptedBy calls a node with a certificate of an authority: it fails if the node doesn't
+// accept that one.
+func (c *Client) AcceptedBy(ctx context.Context, node netip.Addr, ca config.CertKey) error {
+	now, err := c.current()
+	if err != nil {
+		return err
+	}
+	s, err := newSession(ca, now.trusted, now.node, c.Now())
+	if err != nil {
+		return err
+	}
+	defer s.transport.CloseIdleConnections()
+	return c.callBy(ctx, s, node, garboardv1connect.NodeServiceVersionProcedure, &apiv1.VersionRequest{}, &apiv1.VersionResponse{})
 }
 
 // Services are the states of all services: what is up, and what the others wait for.

@@ -89,7 +89,8 @@ func (c *Client) Check() error {
 // session is a certificate, and the connections that were made with it.
 type session struct {
 	node      string
-	authority config.PEM
+	issuing   config.PEM
+	trusted   config.PEM
 	began     time.Time
 	transport *http.Transport
 }
@@ -105,14 +106,14 @@ func (c *Client) current() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca, now := cfg.Machine.CA, c.Now()
+	ca, trusted, now := cfg.Machine.CA, cfg.Machine.TrustedCAs(), c.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.session
-	if old != nil && old.node == hostname.Spec && bytes.Equal(old.authority, ca.Crt) && !now.Before(old.began) && now.Sub(old.began) < renewAt {
+	if old != nil && old.node == hostname.Spec && bytes.Equal(old.issuing, ca.Crt) && bytes.Equal(old.trusted, trusted) && !now.Before(old.began) && now.Sub(old.began) < renewAt {
 		return old, nil
 	}
-	if c.session, err = newSession(ca, hostname.Spec, now); err != nil {
+	if c.session, err = newSession(ca, trusted, hostname.Spec, now); err != nil {
 		c.session = old
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func (c *Client) current() (*session, error) {
 
 var errNoKey = errors.New("this node doesn't have the key of the machine API's authority (machine.ca.key): only control planes call other nodes")
 
-func newSession(ca config.CertKey, node string, now time.Time) (*session, error) {
+func newSession(ca config.CertKey, trusted config.PEM, node string, now time.Time) (*session, error) {
 	if len(ca.Key) == 0 {
 		return nil, errNoKey
 	}
@@ -137,10 +138,10 @@ func newSession(ca config.CertKey, node string, now time.Time) (*session, error)
 		return nil, fmt.Errorf("certificate as a peer: %w", err)
 	}
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.Crt)
+	roots.AppendCertsFromPEM(trusted)
 	var protocols http.Protocols
 	protocols.SetHTTP2(true)
-	return &session{node: node, authority: ca.Crt, began: now, transport: &http.Transport{
+	return &session{node: node, issuing: ca.Crt, trusted: trusted, began: now, transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}},
 		TLSHandshakeTimeout: callTimeout,
@@ -167,27 +168,28 @@ func (frames) Unmarshal(data []byte, message any) error {
 }
 
 // dial is a client of one method of a node, whose answers are of the type of res.
-func (c *Client) dial(node netip.Addr, procedure string, res proto.Message) (*connect.Client[frame, frame], error) {
-	s, err := c.current()
-	if err != nil {
-		return nil, err
-	}
+func (s *session) dial(node netip.Addr, procedure string, res proto.Message) *connect.Client[frame, frame] {
 	url := "https://" + netip.AddrPortFrom(node, api.Port).String() + procedure
 	return connect.NewClient[frame, frame](&http.Client{Transport: s.transport}, url, connect.WithCodec(frames{}), connect.WithReadMaxBytes(maxAnswer),
 		connect.WithResponseInitializer(func(_ connect.Spec, message any) error {
 			message.(*frame).Message = res
 			return nil
-		})), nil
+		}))
 }
 
 // call calls a method with one answer, which is written to res.
 func (c *Client) call(ctx context.Context, node netip.Addr, procedure string, req, res proto.Message) error {
+	s, err := c.current()
+	if err != nil {
+		return failed(node, procedure, err)
+	}
+	return c.callBy(ctx, s, node, procedure, req, res)
+}
+
+func (c *Client) callBy(ctx context.Context, s *session, node netip.Addr, procedure string, req, res proto.Message) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	method, err := c.dial(node, procedure, res)
-	if err == nil {
-		_, err = method.CallUnary(ctx, connect.NewRequest(&frame{req}))
-	}
+	_, err := s.dial(node, procedure, res).CallUnary(ctx, connect.NewRequest(&frame{req}))
 	return failed(node, procedure, err)
 }
 
@@ -198,11 +200,11 @@ func (c *Client) stream(ctx context.Context, node netip.Addr, procedure string, 
 	defer cancel()
 	silent := time.AfterFunc(c.timeout, cancel)
 	defer silent.Stop()
-	method, err := c.dial(node, procedure, res)
+	s, err := c.current()
 	if err != nil {
 		return failed(node, procedure, err)
 	}
-	answers, err := method.CallServerStream(ctx, connect.NewRequest(&frame{req}))
+	answers, err := s.dial(node, procedure, res).CallServerStream(ctx, connect.NewRequest(&frame{req}))
 	if err == nil {
 		for answers.Receive() {
 			silent.Reset(c.timeout)

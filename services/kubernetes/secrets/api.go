@@ -15,7 +15,7 @@ import (
 
 // APISpec is the certificates of the machine API. PEM.
 type APISpec struct {
-	CA      config.PEM     `yaml:"ca"` // the authority of clients' certificates
+	CA      config.PEM     `yaml:"ca"` // the authorities of clients' certificates
 	Serving config.CertKey `yaml:"serving"`
 }
 
@@ -62,29 +62,32 @@ func (c *APIController) Reconcile(ctx context.Context, v resource.View) (time.Du
 	if err != nil {
 		return 0, err
 	}
-	return renewal(now, serving.Crt), API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: serving})
+	if serving, err = chained(serving, ca, n.config.Machine.AcceptedCAs); err != nil {
+		return 0, err
+	}
+	return renewal(now, serving.Crt), API.Put(v, APIID, APISpec{CA: n.config.Machine.TrustedCAs(), Serving: serving})
 }
 
 // worker keeps the certificate while it is valid, and otherwise requests
 // another one. A certificate that is only due for renewal is used meanwhile.
 func (c *APIController) worker(ctx context.Context, v resource.View, n node, have APISpec) (time.Duration, error) {
 	ca, now := config.CertKey{Crt: n.config.Machine.CA.Crt}, c.now()
-	want := n.worker(now)
+	want, trusted := n.worker(now), n.config.Machine.TrustedCAs()
+	authorities := append([]config.CertKey{ca}, n.config.Machine.AcceptedCAs...)
 	if len(have.Serving.Crt) == 0 {
-		// The certificate of an earlier boot is used until there is a better one,
-		// even if it has a name or an address that the node had then.
-		if have.Serving = c.stored.read(v, ca, now); len(have.Serving.Crt) > 0 {
-			if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
-				return 0, err
-			}
-		}
+		have.Serving = c.stored.read(v, now, authorities...)
 	}
 	cert, err := pki.ParseCert(have.Serving.Crt)
-	good := err == nil && signedBy(cert, ca)
-	if good && fits(cert, ca, want) {
-		if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: have.Serving}); err != nil {
+	// The certificate of an earlier boot, or of a former authority that is still accepted, is
+	// used until there is a better one, even if it has a name or an address that the node had
+	// then.
+	if err == nil && signedByAny(cert, authorities...) {
+		if err := API.Put(v, APIID, APISpec{CA: trusted, Serving: have.Serving}); err != nil {
 			return 0, err
 		}
+	}
+	good := err == nil && signedBy(cert, ca)
+	if good && fits(cert, ca, want) {
 		if !c.stored.write(v, have.Serving) {
 			return keepAgain, nil
 		}
@@ -104,7 +107,7 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 	}
 	v.Log().Info("a control plane signed the certificate of the machine API")
 	serving := config.CertKey{Crt: crt, Key: key}
-	if err := API.Put(v, APIID, APISpec{CA: ca.Crt, Serving: serving}); err != nil {
+	if err := API.Put(v, APIID, APISpec{CA: trusted, Serving: serving}); err != nil {
 		return 0, err
 	}
 	if !c.stored.write(v, serving) {

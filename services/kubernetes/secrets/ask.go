@@ -113,7 +113,7 @@ func (a *signingClient) askOne(ctx context.Context, n node, host string, request
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(n.config.Machine.CA.Crt)
+	roots.AppendCertsFromPEM(n.config.Machine.TrustedCAs())
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, dialTimeout)

@@ -32,15 +32,15 @@ type certFile struct {
 	logged string      // why it wasn't used
 }
 
-// read returns the pair that an earlier boot has stored, if it is of this authority and valid now.
-func (f *certFile) read(v resource.View, ca config.CertKey, now time.Time) config.CertKey {
+// read returns the pair that an earlier boot has stored, if it is of one of these authorities and valid now.
+func (f *certFile) read(v resource.View, now time.Time, authorities ...config.CertKey) config.CertKey {
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return config.CertKey{}
 	}
 	var pair config.CertKey
 	if err == nil {
-		pair, err = usable(data, ca, now)
+		pair, err = usable(data, now, authorities)
 	}
 	if err == nil {
 		return pair
@@ -52,7 +52,7 @@ func (f *certFile) read(v resource.View, ca config.CertKey, now time.Time) confi
 	return config.CertKey{}
 }
 
-func usable(data []byte, ca config.CertKey, now time.Time) (none config.CertKey, err error) {
+func usable(data []byte, now time.Time, authorities []config.CertKey) (none config.CertKey, err error) {
 	if _, err := tls.X509KeyPair(data, data); err != nil {
 		return none, err
 	}
@@ -62,7 +62,7 @@ func usable(data []byte, ca config.CertKey, now time.Time) (none config.CertKey,
 	switch {
 	case err != nil: // the key comes first: write didn't write this file
 		return none, err
-	case !signedBy(cert, ca):
+	case !signedByAny(cert, authorities...):
 		return none, errors.New("it is of another authority")
 	case now.After(cert.NotAfter):
 		return none, fmt.Errorf("it expired on %s", cert.NotAfter.Format(time.DateOnly))

@@ -20,7 +20,7 @@ func (c *EtcdController) Reconcile(_ context.Context, v resource.View) (time.Dur
 	if err != nil || !ok || !n.config.Machine.Type.ControlPlane() {
 		return 0, err
 	}
-	ca := n.config.Cluster.Etcd.CA
+	ca, accepted := n.config.Cluster.Etcd.CA, n.config.Cluster.Etcd.AcceptedCAs
 	if len(ca.Crt) == 0 || len(ca.Key) == 0 {
 		return 0, missing("etcd.ca")
 	}
@@ -43,11 +43,16 @@ func (c *EtcdController) Reconcile(_ context.Context, v resource.View) (time.Dur
 	if err != nil {
 		return 0, err
 	}
+	authorities, err := n.digests(config.EtcdAuthority)
+	if err != nil {
+		return 0, err
+	}
 	spec := EtcdSpec{
-		CA:         ca.Crt,
+		CA:         config.Trusted(ca, accepted),
 		ServerCert: server.Crt, ServerKey: server.Key,
 		PeerCert: peer.Crt, PeerKey: peer.Key,
 		ClientCert: client.Crt, ClientKey: client.Key,
+		Authorities: authorities,
 	}
 	return renewal(now, server.Crt, peer.Crt, client.Crt), Etcd.Put(v, EtcdID, spec)
 }

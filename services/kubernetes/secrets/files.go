@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
@@ -33,8 +34,9 @@ const (
 type file struct {
 	data []byte
 	// renewed: its program reads it again by itself, so that a new content needs
-	// no restart. These are the leaf certificates and their keys. etcd reads them
-	// at each handshake, the control plane's programs and the kubelet watch them.
+	// no restart. These are the leaf certificates and their keys, and the authorities of the
+	// aggregation layer. etcd reads them at each handshake, the control plane's programs and
+	// the kubelet watch them.
 	renewed bool
 }
 
@@ -51,64 +53,65 @@ func (c *FilesController) Reconcile(_ context.Context, v resource.View) (time.Du
 	var errs []error
 	for _, s := range []struct {
 		id    string
-		files func(resource.Reader) (map[string]file, error)
+		files func(resource.Reader) (map[string]file, map[string]string, error)
 	}{{KubernetesID, kubernetesFiles}, {EtcdID, etcdFiles}, {KubeletID, kubeletFiles}} {
-		files, err := s.files(v)
+		files, authorities, err := s.files(v)
 		if err == nil {
 			err = writeAll(filepath.Join(c.dir, s.id), files)
 		}
 		if err == nil {
-			err = Statuses.Put(v, s.id, StatusSpec{Version: version(files)})
+			err = Statuses.Put(v, s.id, StatusSpec{Version: version(files), Programs: programVersions(files), Authorities: authorities})
 		}
 		errs = append(errs, ignoreNotFound(err))
 	}
 	return 0, errors.Join(errs...)
 }
 
-func etcdFiles(r resource.Reader) (map[string]file, error) {
+func etcdFiles(r resource.Reader) (map[string]file, map[string]string, error) {
 	o, err := Etcd.Get(r, EtcdID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	files := map[string]file{"ca.crt": {data: o.Spec.CA}}
 	leaf(files, "server", config.CertKey{Crt: o.Spec.ServerCert, Key: o.Spec.ServerKey})
 	leaf(files, "peer", config.CertKey{Crt: o.Spec.PeerCert, Key: o.Spec.PeerKey})
-	return files, nil
+	return files, o.Spec.Authorities, nil
 }
 
 // kubeletFiles leaves out the kubelet's client certificate: that one is only
 // its first, and the kubelet itself keeps and renews it.
-func kubeletFiles(r resource.Reader) (map[string]file, error) {
+func kubeletFiles(r resource.Reader) (map[string]file, map[string]string, error) {
 	o, err := Kubelet.Get(r, KubeletID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	files := map[string]file{"ca.crt": {data: o.Spec.CA}}
 	if len(o.Spec.Serving.Crt) > 0 {
 		leaf(files, "serving", o.Spec.Serving)
 	}
-	return files, nil
+	return files, o.Spec.Authorities, nil
 }
 
-func kubernetesFiles(r resource.Reader) (map[string]file, error) {
+func kubernetesFiles(r resource.Reader) (map[string]file, map[string]string, error) {
 	o, err := Kubernetes.Get(r, KubernetesID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s := o.Spec
 	encryption, err := encryptionConfig(s.EncryptionKey)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	files := map[string]file{
-		"kube-apiserver/ca.crt":                       {data: s.CA.Crt},
+		"kube-apiserver/ca.crt":                       {data: s.Trusted},
 		"kube-apiserver/etcd-client-ca.crt":           {data: s.EtcdCA},
-		"kube-apiserver/aggregator-ca.crt":            {data: s.AggregatorCA},
+		"kube-apiserver/aggregator-ca.crt":            {data: s.AggregatorCA, renewed: true},
 		"kube-apiserver/service-account.pub":          {data: s.ServiceAccount.Crt},
 		"kube-apiserver/service-account.key":          {data: s.ServiceAccount.Key},
 		"kube-apiserver/encryption.yaml":              {data: encryption},
 		"kube-controller-manager/ca.crt":              {data: s.CA.Crt},
 		"kube-controller-manager/ca.key":              {data: s.CA.Key},
+		"kube-controller-manager/root-ca.crt":         {data: s.Trusted},
 		"kube-controller-manager/service-account.key": {data: s.ServiceAccount.Key},
 	}
 	leaf(files, "kube-apiserver/apiserver", s.APIServer)
@@ -117,13 +120,13 @@ func kubernetesFiles(r resource.Reader) (map[string]file, error) {
 	leaf(files, "kube-apiserver/front-proxy-client", s.FrontProxy)
 	for program, pair := range map[string]config.CertKey{"kube-controller-manager": s.ControllerManager, "kube-scheduler": s.Scheduler} {
 		leaf(files, program+"/client", pair)
-		text, err := kubeconfig(s.Balancer, s.CA.Crt, program)
+		text, err := kubeconfig(s.Balancer, s.Trusted, program)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		files[program+"/kubeconfig"] = file{data: text}
 	}
-	return files, nil
+	return files, s.Authorities, nil
 }
 
 // kubeconfig is a client configuration that refers to its certificate's files,
@@ -173,6 +176,24 @@ func writeAll(dir string, files map[string]file) error {
 		}
 	}
 	return nil
+}
+
+// programVersions are the versions of the files of each program, in its folder.
+func programVersions(files map[string]file) map[string]string {
+	folders := map[string]map[string]file{}
+	for path, f := range files {
+		if program, _, inside := strings.Cut(path, "/"); inside {
+			if folders[program] == nil {
+				folders[program] = map[string]file{}
+			}
+			folders[program][path] = f
+		}
+	}
+	versions := map[string]string{}
+	for program, inside := range folders {
+		versions[program] = version(inside)
+	}
+	return versions
 }
 
 // version is a hash of the files that programs read only at their start.

@@ -47,8 +47,13 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	if len(cluster.CA.Crt) == 0 {
 		return 0, missing("ca")
 	}
+	authorities, err := n.digests(config.KubernetesAuthority)
+	if err != nil {
+		return 0, err
+	}
+	kubelet := KubeletSpec{CA: cluster.TrustedCAs(), Issuing: cluster.CA.Crt, Authorities: authorities}
 	if !n.config.Machine.Type.ControlPlane() {
-		return 0, Kubelet.Put(v, KubeletID, KubeletSpec{CA: cluster.CA.Crt})
+		return 0, Kubelet.Put(v, KubeletID, kubelet)
 	}
 	if len(cluster.CA.Key) == 0 {
 		return 0, missing("ca")
@@ -56,8 +61,7 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	// The kubelet first: it also runs where the control plane is self-hosted, and its
 	// configuration lacks the secrets for static pods.
 	now := c.now()
-	kubelet, err := n.kubelet(v, now)
-	if err != nil {
+	if err := n.kubelet(v, now, &kubelet); err != nil {
 		return 0, err
 	}
 	if err := Kubelet.Put(v, KubeletID, kubelet); err != nil {
@@ -80,23 +84,21 @@ func (c *KubernetesController) Reconcile(_ context.Context, v resource.View) (ti
 	return again, Kubernetes.Put(v, KubernetesID, spec)
 }
 
-// kubelet is the kubelet's certificates, with the name and group that the
+// kubelet makes the kubelet's certificates, with the name and group that the
 // cluster's own signers would use.
-func (n node) kubelet(r resource.Reader, now time.Time) (KubeletSpec, error) {
+func (n node) kubelet(r resource.Reader, now time.Time, spec *KubeletSpec) (err error) {
 	var have KubeletSpec
 	if o, err := Kubelet.Get(r, KubeletID); err == nil {
 		have = o.Spec
 	}
-	spec := KubeletSpec{CA: n.config.Cluster.CA.Crt}
 	leaf := pki.Leaf{CN: "system:node:" + n.hostname, Orgs: []string{"system:nodes"}, Now: now}
 	client := leaf
 	client.Client = true
-	var err error
 	if spec.Serving, err = keep(have.Serving, n.config.Cluster.CA, n.server(leaf)); err != nil {
-		return spec, err
+		return err
 	}
 	spec.Client, err = keep(have.Client, n.config.Cluster.CA, client)
-	return spec, err
+	return err
 }
 
 // complete reports a secret that is missing in the configuration.
@@ -120,17 +122,21 @@ func complete(c *config.Cluster) error {
 // kubernetes is the spec for n. It keeps the parts of have that are still valid.
 func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, error) {
 	cluster := &n.config.Cluster
-	public, err := pki.EncodePublicKey(cluster.ServiceAccount.Key)
+	public, err := cluster.ServiceAccount.PublicKeys()
 	if err != nil {
-		return have, fmt.Errorf("cluster.serviceAccount.key: %w", err)
+		return have, fmt.Errorf("cluster.serviceAccount: %w", err)
 	}
 	spec := KubernetesSpec{
 		CA:             cluster.CA,
-		EtcdCA:         cluster.Etcd.CA.Crt,
-		AggregatorCA:   cluster.AggregatorCA.Crt,
+		Trusted:        cluster.TrustedCAs(),
+		EtcdCA:         config.Trusted(cluster.Etcd.CA, cluster.Etcd.AcceptedCAs),
+		AggregatorCA:   config.Trusted(cluster.AggregatorCA, cluster.AcceptedAggregatorCAs),
 		ServiceAccount: config.CertKey{Crt: public, Key: cluster.ServiceAccount.Key},
 		Endpoint:       cluster.ControlPlane.Endpoint.String(),
 		LocalEndpoint:  "https://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(cluster.ControlPlane.LocalAPIServerPort)),
+	}
+	if spec.Authorities, err = n.digests(config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey); err != nil {
+		return have, err
 	}
 	if spec.EncryptionKey, err = encryptionKey(cluster.Secret); err != nil {
 		return have, fmt.Errorf("cluster.secret: %w", err)
@@ -154,7 +160,8 @@ func (n node) kubernetes(have KubernetesSpec, now time.Time) (KubernetesSpec, er
 			return have, err
 		}
 	}
-	return spec, nil
+	spec.APIServer, err = chained(spec.APIServer, cluster.CA, cluster.AcceptedCAs)
+	return spec, err
 }
 
 // admin is allowed everything in Kubernetes.

@@ -2,6 +2,7 @@ package secrets
 
 import (
 	"crypto/x509"
+	"encoding/pem"
 	"net"
 	"net/netip"
 	"slices"
@@ -31,6 +32,44 @@ func keep(have, ca config.CertKey, want pki.Leaf) (config.CertKey, error) {
 func signedBy(cert *x509.Certificate, ca config.CertKey) bool {
 	authority, err := pki.ParseCert(ca.Crt)
 	return err == nil && cert.CheckSignatureFrom(authority) == nil
+}
+
+// signedByAny reports whether one of the authorities has signed a certificate.
+func signedByAny(cert *x509.Certificate, authorities ...config.CertKey) bool {
+	return slices.ContainsFunc(authorities, func(ca config.CertKey) bool { return signedBy(cert, ca) })
+}
+
+// chained adds the authority's own certificates by each accepted one whose key is there, and
+// removes others. So clients that know only a former authority, such as pods that read it
+// at their start, accept the server until that authority isn't accepted any more.
+func chained(pair, issuing config.CertKey, accepted []config.CertKey) (config.CertKey, error) {
+	first, rest := pem.Decode(pair.Crt)
+	if first == nil {
+		return pair, nil
+	}
+	var crosses []*x509.Certificate
+	for block, more := pem.Decode(rest); block != nil; block, more = pem.Decode(more) {
+		if cross, err := x509.ParseCertificate(block.Bytes); err == nil {
+			crosses = append(crosses, cross)
+		}
+	}
+	pair.Crt = pem.EncodeToMemory(first)
+	for _, older := range accepted {
+		if len(older.Key) == 0 {
+			continue
+		}
+		i := slices.IndexFunc(crosses, func(c *x509.Certificate) bool { return signedBy(c, older) })
+		if i >= 0 {
+			pair.Crt = append(pair.Crt, pki.EncodeCert(crosses[i].Raw)...)
+			continue
+		}
+		cross, err := issuing.CA().CrossSign(older.CA())
+		if err != nil {
+			return pair, err
+		}
+		pair.Crt = append(pair.Crt, cross...)
+	}
+	return pair, nil
 }
 
 // fits is false for a certificate of another subject, one that lacks a name,

@@ -3,6 +3,7 @@ package secrets
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -94,6 +95,13 @@ func addHosts(leaf *pki.Leaf, hosts []string) {
 			leaf.DNS = append(leaf.DNS, host)
 		}
 	}
+}
+
+// digests are those of the configuration with these names.
+func (n node) digests(names ...string) (map[string]string, error) {
+	all, err := n.config.Digests()
+	maps.DeleteFunc(all, func(name, _ string) bool { return !slices.Contains(names, name) })
+	return all, err
 }
 
 // Missing: a secret is missing in the configuration (S-282), for example in one

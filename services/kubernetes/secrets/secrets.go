@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // IDs of the one object of each kind.
@@ -44,13 +45,15 @@ const namespace = "secrets"
 
 // EtcdSpec is the secrets for etcd and its clients on this node. PEM.
 type EtcdSpec struct {
-	CA         config.PEM    `yaml:"ca"`
+	CA         config.PEM    `yaml:"ca"`         // all that are accepted
 	ServerCert config.PEM    `yaml:"serverCert"` // for clients of this member
 	ServerKey  config.KeyPEM `yaml:"serverKey"`
 	PeerCert   config.PEM    `yaml:"peerCert"` // among members
 	PeerKey    config.KeyPEM `yaml:"peerKey"`
 	ClientCert config.PEM    `yaml:"clientCert"` // of Garboard itself
 	ClientKey  config.KeyPEM `yaml:"clientKey"`
+
+	Authorities map[string]string `yaml:"authorities,omitempty"` // see StatusSpec
 }
 
 // Etcd is the secrets of etcd, on control planes.
@@ -61,13 +64,14 @@ var Etcd = resource.Define[EtcdSpec](resource.Definition{
 // KubernetesSpec is the secrets for the control plane's programs. PEM.
 type KubernetesSpec struct {
 	CA             config.CertKey `yaml:"ca"`             // of the cluster; signs kubelets' certificates too
+	Trusted        config.PEM     `yaml:"trusted"`        // it, and further ones that are accepted
 	APIServer      config.CertKey `yaml:"apiServer"`      // serving
 	KubeletClient  config.CertKey `yaml:"kubeletClient"`  // apiserver → kubelets
-	EtcdCA         config.PEM     `yaml:"etcdCA"`         // the authority of etcd's certificates
+	EtcdCA         config.PEM     `yaml:"etcdCA"`         // the authorities of etcd's certificates
 	EtcdClient     config.CertKey `yaml:"etcdClient"`     // apiserver → etcd
-	AggregatorCA   config.PEM     `yaml:"aggregatorCA"`   // the authority that aggregated API servers trust
+	AggregatorCA   config.PEM     `yaml:"aggregatorCA"`   // the authorities that aggregated API servers trust
 	FrontProxy     config.CertKey `yaml:"frontProxy"`     // apiserver → aggregated API servers
-	ServiceAccount config.CertKey `yaml:"serviceAccount"` // public key, private key
+	ServiceAccount config.CertKey `yaml:"serviceAccount"` // public keys, private key
 
 	Admin             config.CertKey `yaml:"admin"` // system:masters
 	ControllerManager config.CertKey `yaml:"controllerManager"`
@@ -80,6 +84,8 @@ type KubernetesSpec struct {
 	// Balancer is the URL at which the node's own clients reach a ready apiserver,
 	// with balancer.ServerName in its certificate.
 	Balancer string `yaml:"balancer"`
+
+	Authorities map[string]string `yaml:"authorities,omitempty"` // see StatusSpec
 }
 
 // Kubernetes is the secrets of the control plane, on control planes.
@@ -94,9 +100,12 @@ var Kubernetes = resource.Define[KubernetesSpec](resource.Definition{
 // back off while the API server is only starting. Workers don't have the CA's key:
 // their kubelets request both from the cluster, the first one with the token.
 type KubeletSpec struct {
-	CA      config.PEM     `yaml:"ca"` // of the cluster: of clients that the kubelet accepts
+	CA      config.PEM     `yaml:"ca"`      // of the cluster: of clients that the kubelet accepts
+	Issuing config.PEM     `yaml:"issuing"` // the one of them that signs new certificates
 	Serving config.CertKey `yaml:"serving"`
 	Client  config.CertKey `yaml:"client"`
+
+	Authorities map[string]string `yaml:"authorities,omitempty"` // see StatusSpec
 }
 
 // Kubelet is the secrets of the kubelet, on every node.
@@ -109,7 +118,39 @@ type StatusSpec struct {
 	// Version is a hash of content: it changes only when a program must be
 	// restarted to use the new content. Renewed certificates don't count.
 	Version string `yaml:"version"`
+	// Programs are the same for each program of the control plane.
+	Programs map[string]string `yaml:"programs,omitempty"`
+	// Authorities are what the files are made of: config.Config.Digests.
+	Authorities map[string]string `yaml:"authorities,omitempty"`
 }
+
+// Current reports whether the files are those of a configuration.
+func (s StatusSpec) Current(c *config.Config) bool {
+	now, err := c.Digests()
+	if err != nil {
+		return false
+	}
+	for name, digest := range s.Authorities {
+		if now[name] != digest {
+			return false
+		}
+	}
+	return true
+}
+
+// Await waits until the files with an ID are those of the present configuration.
+func Await(ctx context.Context, s *resource.Store, id string) error {
+	c, err := machine.Config(s)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, awaitTime)
+	defer cancel()
+	return Statuses.When(s, id, "certificates of "+id+" for the present configuration", func(s StatusSpec) bool { return s.Current(c) }).Wait(ctx)
+}
+
+// awaitTime is ample for a few certificates.
+const awaitTime = 30 * time.Second
 
 // Statuses is the state of the secret files of the control plane, of etcd and of
 // the kubelet: one for each, by the ID of its secrets.

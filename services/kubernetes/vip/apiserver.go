@@ -47,7 +47,7 @@ func (c *checker) check(ctx context.Context, path string) error {
 			return fmt.Errorf("certificate for the API server: %w", err)
 		}
 		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(keys.Spec.CA.Crt)
+		roots.AppendCertsFromPEM(keys.Spec.Trusted)
 		c.client = &http.Client{Timeout: checkTimeout, Transport: &http.Transport{
 			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
 		}}

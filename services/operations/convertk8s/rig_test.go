@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 )
@@ -40,7 +41,7 @@ type object = map[string]any
 type rig struct {
 	t      *testing.T
 	dir    string
-	shared *memory
+	shared *rollouttest.Memory
 	runner *operation.Runner
 	off    func()
 
@@ -68,7 +69,7 @@ type member struct {
 const image = "registry.example/"
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, dir: t.TempDir(), shared: &memory{}, sets: map[string]object{}, secrets: map[string]object{}, pods: map[string]string{}, mark: true}
+	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}, sets: map[string]object{}, secrets: map[string]object{}, pods: map[string]string{}, mark: true}
 	for i, name := range []string{"n1", "n2", "n3", "w1"} {
 		r.nodes = append(r.nodes, &member{name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1, document: []byte("# kept\ncluster:\n  scheduler: {image: \"own:1\"}\n")})
 	}
@@ -372,44 +373,3 @@ func (r *rig) answerPods(w http.ResponseWriter, q *http.Request, name string) {
 	}
 	json.NewEncoder(w).Encode(object{"items": items})
 }
-
-// memory is where the records of shared operations are.
-type memory struct {
-	mu      sync.Mutex
-	records map[string][]byte
-}
-
-func (s *memory) Claim(_ context.Context, h operation.Holder) (operation.Claim, error) {
-	return claim{s, h.ID}, nil
-}
-
-func (s *memory) List(context.Context) ([]operation.SharedRecord, error) { return nil, nil }
-
-func (s *memory) Delete(context.Context, string) error { return nil }
-
-type claim struct {
-	*memory
-	id string
-}
-
-func (c claim) Node() string { return "n1" }
-
-func (c claim) Read(context.Context) ([]byte, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.records[c.id], nil
-}
-
-func (c claim) Write(_ context.Context, record []byte) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.records == nil {
-		c.records = map[string][]byte{}
-	}
-	c.records[c.id] = record
-	return nil
-}
-
-func (c claim) Lost() <-chan struct{} { return nil }
-
-func (c claim) Release(context.Context) error { return nil }

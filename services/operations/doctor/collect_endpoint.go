@@ -130,7 +130,7 @@ func (d *Doctor) collectPrograms(ctx context.Context, _ *snapshot) func(*snapsho
 
 func authority(c *config.Config) *x509.CertPool {
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(c.Cluster.CA.Crt)
+	pool.AppendCertsFromPEM(c.Cluster.TrustedCAs())
 	return pool
 }
 

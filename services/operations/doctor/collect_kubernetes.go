@@ -74,7 +74,7 @@ func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot
 // client is one with the best rights that this node has: the administrator's on a
 // control plane, else the kubelet's, else those of a node that wants to join.
 func (d *Doctor) client(ctx context.Context, s *snapshot, c *cluster) (*kubeclient.Client, error) {
-	options := kubeclient.Options{ServerName: balancer.ServerName, CA: s.config.Cluster.CA.Crt}
+	options := kubeclient.Options{ServerName: balancer.ServerName, CA: s.config.Cluster.TrustedCAs()}
 	if o, err := secrets.Kubernetes.Get(d.o.Store, secrets.KubernetesID); err == nil {
 		c.as, c.through = "admin", o.Spec.LocalEndpoint
 		options.Cert, options.Key = o.Spec.Admin.Crt, o.Spec.Admin.Key

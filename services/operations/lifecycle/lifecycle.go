@@ -145,14 +145,14 @@ func drainTimeout(d time.Duration) (time.Duration, error) {
 func (o Options) client() (*kubeclient.Client, error) {
 	if keys, err := secrets.Kubernetes.Get(o.Store, secrets.KubernetesID); err == nil {
 		k := keys.Spec
-		return kubeclient.New(kubeclient.Options{Server: k.Balancer, ServerName: balancer.ServerName, CA: k.CA.Crt, Cert: k.Admin.Crt, Key: k.Admin.Key})
+		return kubeclient.New(kubeclient.Options{Server: k.Balancer, ServerName: balancer.ServerName, CA: k.Trusted, Cert: k.Admin.Crt, Key: k.Admin.Key})
 	}
 	cfg, err := machine.Config(o.Store)
 	if err != nil {
 		return nil, err
 	}
 	return kubeclient.New(kubeclient.Options{
-		Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.CA.Crt, CertFile: boot.KubeletClient,
+		Server: balancer.URL, ServerName: balancer.ServerName, CA: cfg.Cluster.TrustedCAs(), CertFile: boot.KubeletClient,
 	})
 }
 

@@ -30,6 +30,7 @@ type Program struct {
 
 	pod      controlplane.PodStatus // empty where the kubelet has none
 	running  string                 // the version of the configuration that the pod was made of
+	secrets  string                 // the version of the secrets that it was made of
 	started  string                 // when its container was started
 	restarts int
 	waiting  string // why its container doesn't run
@@ -65,6 +66,7 @@ func Running(ctx context.Context, peers Peers, n Node, name string) (Program, er
 		}
 		run.pod = status
 		run.running, _ = status[controlplane.ConfigVersion].(string)
+		run.secrets, _ = status[controlplane.SecretsVersion].(string)
 		for _, container := range kubeclient.Object(status).List("containerStatuses") {
 			if at := container.At("state", "running", "startedAt"); at != nil {
 				run.started = fmt.Sprint(at)
@@ -94,6 +96,9 @@ func (r Program) Unhealthy() error {
 	}
 	return nil
 }
+
+// Secrets is the version of the secrets that the pod was made of.
+func (r Program) Secrets() string { return r.secrets }
 
 // failing says why waiting won't help.
 func (r Program) failing() error {

@@ -109,30 +109,7 @@ func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
 
 // awaitRollout waits until all pods of a workload are of its present template, and ready.
 func (o Options) awaitRollout(ctx context.Context, p *operation.Progress, ref kubeclient.Ref) error {
-	return o.withKubernetes(func(client *kubeclient.Client) error {
-		return rollout.Poll(ctx, p, func(ctx context.Context) error {
-			w, err := client.Get(ctx, ref)
-			if kubeclient.IsNotFound(err) {
-				return rollout.Lasting{Err: err}
-			} else if err != nil {
-				return err
-			}
-			return rolledOut(w)
-		})
-	})
-}
-
-// rolledOut says why the pods of a DaemonSet or Deployment aren't all new and ready.
-func rolledOut(w kubeclient.Object) error {
-	number := func(path ...string) int { n, _ := w.At(path...).(float64); return int(n) }
-	wanted, updated, ready := number("spec", "replicas"), number("status", "updatedReplicas"), number("status", "availableReplicas")
-	if w.Kind() == "DaemonSet" {
-		wanted, updated, ready = number("status", "desiredNumberScheduled"), number("status", "updatedNumberScheduled"), number("status", "numberAvailable")
-	}
-	if number("status", "observedGeneration") < number("metadata", "generation") || updated < wanted || ready < wanted {
-		return fmt.Errorf("%s: %d of %d pods are updated, %d are available", w, updated, wanted, ready)
-	}
-	return nil
+	return o.withKubernetes(func(client *kubeclient.Client) error { return rollout.AwaitWorkload(ctx, p, client, ref) })
 }
 
 // manifestsStep offers what a bootstrap manifest of this release would change in the

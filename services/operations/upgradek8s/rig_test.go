@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
 )
 
 // rig is a cluster of three control planes and a worker, as the operation sees it: what
@@ -35,7 +36,7 @@ import (
 type rig struct {
 	t      *testing.T
 	dir    string
-	shared *memory
+	shared *rollouttest.Memory
 	runner *operation.Runner
 	off    func()
 
@@ -67,7 +68,7 @@ const (
 )
 
 func newRig(t *testing.T) *rig {
-	r := &rig{t: t, dir: t.TempDir(), shared: &memory{}, proxy: "registry.k8s.io/kube-proxy:" + older}
+	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}, proxy: "registry.k8s.io/kube-proxy:" + older}
 	for i, name := range []string{"n1", "n2", "n3", "w1"} {
 		m := &member{
 			name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1,
@@ -367,44 +368,3 @@ func (r *rig) only() string {
 	}
 	return ""
 }
-
-// memory is where the records of shared operations are.
-type memory struct {
-	mu      sync.Mutex
-	records map[string][]byte
-}
-
-func (s *memory) Claim(_ context.Context, h operation.Holder) (operation.Claim, error) {
-	return claim{s, h.ID}, nil
-}
-
-func (s *memory) List(context.Context) ([]operation.SharedRecord, error) { return nil, nil }
-
-func (s *memory) Delete(context.Context, string) error { return nil }
-
-type claim struct {
-	*memory
-	id string
-}
-
-func (c claim) Node() string { return "n1" }
-
-func (c claim) Read(context.Context) ([]byte, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.records[c.id], nil
-}
-
-func (c claim) Write(_ context.Context, record []byte) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.records == nil {
-		c.records = map[string][]byte{}
-	}
-	c.records[c.id] = record
-	return nil
-}
-
-func (c claim) Lost() <-chan struct{} { return nil }
-
-func (c claim) Release(context.Context) error { return nil }

@@ -1,0 +1,79 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net/netip"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
+	"github.com/garboard-os/garboard/tools/testing/freeport"
+)
+
+// status is a member that only answers requests for its status.
+type status struct {
+	pb.UnimplementedMaintenanceServer
+}
+
+func (status) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
+	return &pb.StatusResponse{Header: &pb.ResponseHeader{}, Version: "3"}, nil
+}
+
+// A client of etcd that lives longer than an authority goes on with the next one, and a member
+// accepts what its authorities have signed, and nothing else.
+func TestClientWhileTheAuthorityIsReplaced(t *testing.T) {
+	t.Parallel()
+	authority := func() config.CertKey {
+		ca, err := pki.NewEtcdCA(time.Now())
+		must(t, err)
+		return config.CertKey{Crt: ca.Cert, Key: ca.Key}
+	}
+	former, next := authority(), authority()
+	listener, addr := freeport.Listen(t, clientPort)
+	crt, key, err := next.CA().Issue(pki.Leaf{CN: "n1", IPs: []netip.Addr{addr}, Server: true, Now: time.Now()})
+	must(t, err)
+	pair, err := tls.X509KeyPair(crt, key)
+	must(t, err)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(next.Crt)
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots})))
+	pb.RegisterMaintenanceServer(server, status{})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+
+	store := resource.NewStore()
+	use := func(ca config.CertKey) {
+		crt, key, err := ca.CA().Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
+		must(t, err)
+		must(t, secrets.Etcd.Put(store.As("test"), secrets.EtcdID, secrets.EtcdSpec{CA: ca.Crt, ClientCert: crt, ClientKey: key}))
+	}
+	use(former)
+	client, err := Dial(t.Context(), store, clientURL(addr))
+	must(t, err)
+	defer client.Close()
+	ask := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := client.Status(ctx, clientURL(addr))
+		return err
+	}
+	if ask() == nil {
+		t.Error("the client accepts a member of an unknown authority")
+	}
+	use(next)
+	eventually.That(t, 20*time.Second, "the client to use the next authority", ask)
+	must(t, AcceptedBy(t.Context(), store, addr, next))
+	if AcceptedBy(t.Context(), store, addr, former) == nil {
+		t.Error("the member accepts the former authority")
+	}
+}

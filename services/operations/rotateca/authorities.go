@@ -1,0 +1,305 @@
+package rotateca
+
+import (
+	"bytes"
+	"context"
+	"crypto/rsa"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+// phase of a rotation on a node.
+type phase string
+
+const (
+	former   phase = "issue and accept the old authorities only" // as before
+	accepted phase = "accept the new authorities"
+	issuing  phase = "issue with the new authorities"
+	dropped  phase = "accept the new authorities only"
+)
+
+// rotation is what is replaced by what. It has certificates and public keys only.
+type rotation struct {
+	Nodes []rollout.Node `json:"nodes"`
+	// Fresh: nothing of an earlier rotation is left, so new authorities are made. Otherwise
+	// all nodes get those with which the coordinator issues, and nothing is made.
+	Fresh bool `json:"fresh"`
+	// Issued: all nodes issue with the new authorities already.
+	Issued bool                    `json:"issued,omitempty"`
+	New    map[string]config.PEM   `json:"new"`    // by name
+	Former map[string][]config.PEM `json:"former"` // by name
+}
+
+// needless reports whether a phase changes nothing, in a rotation that isn't fresh. The keys of
+// service accounts of other nodes aren't known, and are replaced in any case.
+func (r rotation) needless(name string, to phase) bool {
+	if r.Fresh {
+		return false
+	}
+	if name == config.ServiceAccountKey {
+		return to == accepted
+	}
+	return r.Issued && (to == accepted || to == issuing)
+}
+
+// rotating is the rotation in the record.
+var rotating = operation.Data[rotation]{Key: "rotation"}
+
+// node of the cluster.
+type node struct{ rollout.Node }
+
+// chosen are those of the authorities that a node has.
+func (n node) chosen(all []string) (mine []string) {
+	for _, name := range all {
+		if a, found := authority(name); n.ControlPlane || found && a.Workers {
+			mine = append(mine, name)
+		}
+	}
+	return mine
+}
+
+func authority(name string) (config.Authority, bool) {
+	i := slices.IndexFunc(config.Authorities, func(a config.Authority) bool { return a.Name == name })
+	if i < 0 {
+		return config.Authority{}, false
+	}
+	return config.Authorities[i], true
+}
+
+// nodes in the order in which they get a phase: the coordinator first, as it has the keys,
+// and last where it loses the old ones; in between the control planes before the workers.
+func (r rotation) nodes(o Options, to phase) (all []node) {
+	var own []node
+	address, err := network.Addresses.Get(o.Store, network.AddressID)
+	for _, workers := range []bool{false, true} {
+		for _, n := range r.Nodes {
+			switch {
+			case n.ControlPlane == workers:
+			case err == nil && n.Address == address.Spec.Primary.Unmap():
+				own = append(own, node{n})
+			default:
+				all = append(all, node{n})
+			}
+		}
+	}
+	if to == dropped {
+		return append(all, own...)
+	}
+	return append(own, all...)
+}
+
+// make gives this node the new authorities, with their keys.
+func (o Options) make(ctx context.Context, p *operation.Progress, chosen []string) (rotation, error) {
+	r, err := rotating.Get(p)
+	if err != nil || !r.Fresh || len(r.New) > 0 {
+		return r, err
+	}
+	own, err := machine.Config(o.Store)
+	if err != nil {
+		return r, err
+	}
+	next := *own
+	for _, name := range chosen {
+		// What this node already accepts is of an attempt that ended before it was recorded.
+		var public config.PEM
+		if a, found := authority(name); found {
+			was, is := a.Of(&next)
+			if len(*is) == 0 {
+				made, err := newAuthority(*was)
+				if err != nil {
+					return r, err
+				}
+				*is = []config.CertKey{made}
+			}
+			public = (*is)[0].Crt
+		} else {
+			account := &next.Cluster.ServiceAccount
+			if len(account.AcceptedKeys) == 0 {
+				made, err := newKey(account.Key)
+				if err != nil {
+					return r, err
+				}
+				account.AcceptedKeys = []config.KeyPEM{made}
+			}
+			if public, err = pki.EncodePublicKey(account.AcceptedKeys[0]); err != nil {
+				return r, err
+			}
+		}
+		if r.New == nil {
+			r.New = map[string]config.PEM{}
+		}
+		r.New[name] = public
+	}
+	me := r.nodes(o, accepted)[0]
+	text, err := patchOf(&next, me, chosen, true)
+	if err != nil {
+		return r, err
+	}
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, me, text) }); err != nil {
+		return r, err
+	}
+	return r, rotating.Put(p, r)
+}
+
+// newAuthority makes an authority of the same kind.
+func newAuthority(old config.CertKey) (config.CertKey, error) {
+	cert, err := pki.ParseCert(old.Crt)
+	if err != nil {
+		return config.CertKey{}, err
+	}
+	algorithm := map[x509.PublicKeyAlgorithm]pki.Algorithm{x509.RSA: pki.RSA, x509.Ed25519: pki.Ed25519, x509.ECDSA: pki.ECDSA}[cert.PublicKeyAlgorithm]
+	ca, err := pki.NewCA(algorithm, cert.Subject, time.Now(), pki.CAValidity)
+	return config.CertKey{Crt: ca.Cert, Key: ca.Key}, err
+}
+
+// newKey makes a key of the same kind.
+func newKey(old config.KeyPEM) (config.KeyPEM, error) {
+	key, err := pki.ParseKey(old)
+	if err != nil {
+		return nil, err
+	}
+	algorithm := pki.ECDSA
+	if _, yes := key.(*rsa.PrivateKey); yes {
+		algorithm = pki.RSA
+	}
+	return pki.NewKey(algorithm)
+}
+
+// target is the configuration of a node in a phase, as far as its authorities go. The keys
+// are those that this node has. has are the certificates with which the node issues now.
+func (o Options) target(r rotation, n node, chosen []string, to phase, has *config.Config) (*config.Config, error) {
+	own, err := machine.Config(o.Store)
+	if err != nil {
+		return nil, err
+	}
+	c := *own
+	for _, name := range chosen {
+		a, found := authority(name)
+		if !found {
+			if err := serviceAccount(&c, r, to); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		issues, accepts := a.Of(&c)
+		known := append([]config.CertKey{*issues}, *accepts...)
+		pair := func(crt config.PEM) config.CertKey {
+			i := slices.IndexFunc(known, func(k config.CertKey) bool { return bytes.Equal(k.Crt, crt) })
+			if i < 0 || !n.ControlPlane {
+				return config.CertKey{Crt: crt}
+			}
+			return known[i]
+		}
+		crt := r.New[name]
+		switch now, _ := a.Of(has); {
+		case to == accepted && !r.Fresh:
+			crt = now.Crt
+		case to == accepted || to == former:
+			crt = r.Former[name][0]
+		}
+		*issues, *accepts = pair(crt), nil
+		if n.ControlPlane && len(issues.Key) == 0 && (to != accepted || r.Fresh) {
+			return nil, rollout.Lasting{Err: fmt.Errorf("this node doesn't have the key of the %s authority: its coordinator ended before another control plane had it; run gbctl rotate-ca again", name)}
+		}
+		if to == accepted || to == issuing {
+			for _, other := range append([]config.PEM{r.New[name]}, r.Former[name]...) {
+				if !bytes.Equal(other, crt) {
+					*accepts = append(*accepts, pair(other))
+				}
+			}
+		}
+	}
+	return &c, nil
+}
+
+// serviceAccount gives c the keys of a phase.
+func serviceAccount(c *config.Config, r rotation, to phase) error {
+	s := &c.Cluster.ServiceAccount
+	all := append([]config.KeyPEM{s.Key}, s.AcceptedKeys...)
+	wanted := r.New[config.ServiceAccountKey]
+	if r.Fresh && (to == accepted || to == former) {
+		wanted = r.Former[config.ServiceAccountKey][0]
+	}
+	s.Key, s.AcceptedKeys = nil, nil
+	for _, key := range all {
+		public, err := pki.EncodePublicKey(key)
+		if err != nil {
+			return err
+		}
+		if bytes.Equal(public, wanted) && !bytes.Equal(public, key) {
+			s.Key = key
+		} else if to == accepted || to == issuing {
+			s.AcceptedKeys = append(s.AcceptedKeys, key)
+		}
+	}
+	if len(s.Key) == 0 {
+		return rollout.Lasting{Err: fmt.Errorf("this node doesn't have the %s key: its coordinator ended before another control plane had it; run gbctl rotate-ca again", config.ServiceAccountKey)}
+	}
+	return nil
+}
+
+// patchOf is the strategic merge patch that gives a node the authorities of c that are
+// accepted and, if issues is set, those that issue.
+func patchOf(c *config.Config, n node, chosen []string, issues bool) ([]byte, error) {
+	tree := map[string]any{}
+	put := func(path []string, value any) {
+		at := tree
+		for _, key := range path[:len(path)-1] {
+			if at[key] == nil {
+				at[key] = map[string]any{}
+			}
+			at = at[key].(map[string]any)
+		}
+		at[path[len(path)-1]] = value
+	}
+	pair := func(k config.CertKey) map[string]any {
+		if m := map[string]any{"crt": encode(k.Crt)}; len(k.Key) == 0 || !n.ControlPlane {
+			return m
+		} else {
+			m["key"] = encode(k.Key)
+			return m
+		}
+	}
+	for _, name := range chosen {
+		a, found := authority(name)
+		if !found {
+			s := c.Cluster.ServiceAccount
+			var keys any // null removes the list
+			if len(s.AcceptedKeys) > 0 {
+				all := []string{}
+				for _, key := range s.AcceptedKeys {
+					all = append(all, encode(key))
+				}
+				keys = all
+			}
+			put([]string{"cluster", "serviceAccount", "acceptedKeys"}, keys)
+			put([]string{"cluster", "serviceAccount", "key"}, encode(s.Key))
+			continue
+		}
+		issuing, accepts := a.Of(c)
+		var list any
+		if len(*accepts) > 0 {
+			all := []any{map[string]any{"$patch": "replace"}}
+			for _, k := range *accepts {
+				all = append(all, pair(k))
+			}
+			list = all
+		}
+		put(a.Accepted, list)
+		if issues {
+			put(a.Issuing, pair(*issuing))
+		}
+	}
+	return yaml.Marshal(tree)
+}

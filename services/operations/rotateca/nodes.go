@@ -1,0 +1,420 @@
+package rotateca
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/api"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+// kubeletPort is where kubelets serve.
+const kubeletPort = 10250
+
+// programs of a control plane, and services of a node that must be up.
+var (
+	programs = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+	needed   = []string{"containerd", "kubelet", "etcd", "trustd"}
+)
+
+func (o Options) preflightStep(chosen []string) operation.Step {
+	return operation.Step{
+		ID: "preflight", What: "check that all nodes are healthy and have the same authorities", Deadline: lookTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			if _, err := rotating.Get(p); err == nil {
+				return nil // what was there before the first change counts
+			}
+			r, warnings, err := o.look(ctx, chosen)
+			if err != nil {
+				return err
+			}
+			for _, text := range warnings {
+				p.Report("%s", text)
+			}
+			return rotating.Put(p, r)
+		},
+	}
+}
+
+// look asks all nodes. The error names everything that keeps the rotation from beginning.
+func (o Options) look(ctx context.Context, chosen []string) (r rotation, warnings []string, err error) {
+	if err := o.Peers.Check(); err != nil {
+		return r, nil, err
+	}
+	own, err := machine.Config(o.Store)
+	if err != nil {
+		return r, nil, err
+	}
+	if own.SelfHosted() {
+		return r, nil, errors.New("the control plane is self-hosted: convert it first, by `gbctl convert-k8s`")
+	}
+	r = rotation{Fresh: true, Issued: true, Former: map[string][]config.PEM{}}
+	var problems []error
+	err = o.withKubernetes(func(client *kubeclient.Client) error {
+		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
+		if err != nil {
+			return err
+		}
+		for _, item := range list.Items() {
+			r.Nodes = append(r.Nodes, rollout.NodeOf(item))
+			if !item.Condition("Ready") {
+				problems = append(problems, fmt.Errorf("node %s isn't Ready: kubectl describe node %s", item.Name(), item.Name()))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return r, nil, err
+	}
+	slices.SortFunc(r.Nodes, func(a, b rollout.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for _, n := range r.Nodes {
+		if err := o.ask(ctx, node{n}, own, chosen, &r); err != nil {
+			problems = append(problems, fmt.Errorf("node %s: %w", n.Name, err))
+		}
+	}
+	if len(rollout.ControlPlanes(r.Nodes)) == 0 {
+		problems = append(problems, fmt.Errorf("no node has the label %s", rollout.ControlPlaneLabel))
+	}
+	if err := errors.Join(append(problems, r.complete(own, chosen))...); err != nil {
+		return r, nil, err
+	}
+	if !r.Fresh {
+		warnings = append(warnings, "the nodes have accepted authorities, as after a rotation that failed: all get those with which this node issues, and nothing else stays accepted; no new authority is made")
+	}
+	return r, warnings, nil
+}
+
+// complete adds what is known from the configuration of this node.
+func (r *rotation) complete(own *config.Config, chosen []string) error {
+	if !r.Fresh {
+		r.New = map[string]config.PEM{}
+	}
+	for _, name := range chosen {
+		a, found := authority(name)
+		if !found {
+			for i, key := range append([]config.KeyPEM{own.Cluster.ServiceAccount.Key}, own.Cluster.ServiceAccount.AcceptedKeys...) {
+				public, err := pki.EncodePublicKey(key)
+				switch {
+				case err != nil:
+					return err
+				case !r.Fresh && i == 0:
+					r.New[name] = public
+				default:
+					r.Former[name] = append(r.Former[name], public)
+				}
+			}
+		} else if issues, _ := a.Of(own); !r.Fresh {
+			r.New[name] = issues.Crt
+			r.Former[name] = slices.DeleteFunc(r.Former[name], func(crt config.PEM) bool { return slices.Equal(crt, issues.Crt) })
+		}
+	}
+	return nil
+}
+
+// ask completes the rotation by what a node itself says.
+func (o Options) ask(ctx context.Context, n node, own *config.Config, chosen []string, r *rotation) error {
+	if !n.Address.IsValid() {
+		return errors.New("it has no InternalIP in Kubernetes")
+	}
+	version, err := o.Peers.Version(ctx, n.Address)
+	if err != nil {
+		return err
+	}
+	if version.GetVersion() != boot.Version {
+		return fmt.Errorf("it runs release %s, and this node %s: all nodes must run the same release", version.GetVersion(), boot.Version)
+	}
+	has, err := o.read(ctx, n)
+	if err != nil {
+		return err
+	}
+	for _, name := range n.chosen(chosen) {
+		a, found := authority(name)
+		if !found {
+			continue
+		}
+		issues, accepts := a.Of(has)
+		mine, _ := a.Of(own)
+		same := slices.Equal(issues.Crt, mine.Crt)
+		r.Issued = r.Issued && same
+		r.Fresh = r.Fresh && same && len(*accepts) == 0
+		for _, k := range append([]config.CertKey{*issues}, *accepts...) {
+			if !slices.ContainsFunc(r.Former[name], func(crt config.PEM) bool { return slices.Equal(crt, k.Crt) }) {
+				r.Former[name] = append(r.Former[name], k.Crt)
+			}
+		}
+	}
+	statuses, err := o.healthy(ctx, n)
+	if err != nil || len(own.Cluster.ServiceAccount.AcceptedKeys) > 0 {
+		r.Fresh = false
+	}
+	digests, derr := own.Digests()
+	if key := statuses[secrets.KubernetesID].Authorities[config.ServiceAccountKey]; key != "" && key != digests[config.ServiceAccountKey] {
+		r.Fresh = false
+	}
+	return errors.Join(err, derr)
+}
+
+// read returns the certificates of the authorities in the configuration of a node.
+func (o Options) read(ctx context.Context, n node) (*config.Config, error) {
+	document, err := o.Peers.Config(ctx, n.Address)
+	if err != nil {
+		return nil, err
+	}
+	return certificates(document.GetDocument())
+}
+
+func certificates(document []byte) (*config.Config, error) {
+	var tree map[string]any
+	if err := yaml.Unmarshal(document, &tree); err != nil {
+		return nil, fmt.Errorf("its configuration: %w", err)
+	}
+	c, o := &config.Config{}, kubeclient.Object(tree)
+	for _, a := range config.Authorities {
+		issues, accepts := a.Of(c)
+		if text := o.Text(append(slices.Clone(a.Issuing), "crt")...); text != "" {
+			if err := issues.Crt.UnmarshalText([]byte(text)); err != nil {
+				return nil, fmt.Errorf("its %s: %w", strings.Join(a.Issuing, "."), err)
+			}
+		}
+		for _, entry := range o.List(a.Accepted...) {
+			var k config.CertKey
+			if err := k.Crt.UnmarshalText([]byte(entry.Text("crt"))); err != nil {
+				return nil, fmt.Errorf("its %s: %w", strings.Join(a.Accepted, "."), err)
+			}
+			*accepts = append(*accepts, k)
+		}
+	}
+	return c, nil
+}
+
+func encode(text []byte) string { return base64.StdEncoding.EncodeToString(text) }
+
+// move gives a node a phase, and waits until it is healthy in it.
+func (o Options) move(ctx context.Context, p *operation.Progress, r rotation, n node, chosen []string, to phase) error {
+	began := time.Now()
+	own, err := machine.Config(o.Store)
+	if err != nil {
+		return err
+	}
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
+		has, err := o.read(ctx, n)
+		if err != nil {
+			return err
+		}
+		c, err := o.target(r, n, chosen, to, has)
+		if err != nil {
+			return err
+		}
+		text, err := patchOf(c, n, chosen, to != accepted || r.Fresh)
+		if err != nil {
+			return err
+		}
+		return o.patch(ctx, n, text)
+	}); err != nil {
+		return err
+	}
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
+		if err := o.settled(ctx, r, n, chosen, to); err != nil {
+			return err
+		}
+		return o.probe(ctx, r, n, chosen, to, own)
+	}); err != nil {
+		return err
+	}
+	p.Report("healthy after %.1f s", time.Since(began).Seconds())
+	return nil
+}
+
+// patch retries what other nodes can end, such as a missing quorum.
+func (o Options) patch(ctx context.Context, n node, text []byte) error {
+	document, err := o.Peers.Config(ctx, n.Address)
+	if err != nil {
+		return err
+	}
+	_, err = o.Peers.Patch(ctx, n.Address, document.GetDigest(), text)
+	if slices.Contains([]connect.Code{connect.CodeInvalidArgument, connect.CodePermissionDenied}, connect.CodeOf(err)) {
+		err = rollout.Lasting{Err: err}
+	}
+	return err
+}
+
+// settled says why a node isn't in a phase yet, or not healthy.
+func (o Options) settled(ctx context.Context, r rotation, n node, chosen []string, to phase) error {
+	has, err := o.read(ctx, n)
+	if err != nil {
+		return err
+	}
+	c, err := o.target(r, n, chosen, to, has)
+	if err != nil {
+		return err
+	}
+	want, err := c.Digests()
+	if err != nil {
+		return err
+	}
+	statuses, err := o.healthy(ctx, n)
+	if err != nil {
+		return err
+	}
+	for id, s := range statuses {
+		for name, digest := range s.Authorities {
+			if slices.Contains(chosen, name) && digest != want[name] {
+				return fmt.Errorf("the files of %s aren't those of the new %s authority yet: gbctl -n %s logs controller-runtime", id, name, n.Address)
+			}
+		}
+	}
+	return nil
+}
+
+// healthy says why a node isn't healthy, or its programs don't run with the files that it
+// has. It returns the statuses of the files.
+func (o Options) healthy(ctx context.Context, n node) (map[string]secrets.StatusSpec, error) {
+	services, err := o.Peers.Services(ctx, n.Address)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range services {
+		if slices.Contains(needed, s.GetId()) && !s.GetUp() && (n.ControlPlane || s.GetId() == "containerd" || s.GetId() == "kubelet") {
+			return nil, fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState()))
+		}
+	}
+	statuses, err := specs[secrets.StatusSpec](o.Peers.Resources(ctx, n.Address, secrets.Statuses.Type(), ""))
+	if err != nil || !n.ControlPlane {
+		return statuses, err
+	}
+	members, err := specs[etcd.StatusSpec](o.Peers.Resources(ctx, n.Address, etcd.Statuses.Type(), etcd.StatusID))
+	if err != nil {
+		return statuses, err
+	}
+	switch member := members[etcd.StatusID]; {
+	case !member.Ready:
+		return statuses, errors.New("etcd doesn't serve")
+	case member.Secrets != statuses[secrets.EtcdID].Version:
+		return statuses, errors.New("etcd runs with its former files")
+	}
+	for _, name := range programs {
+		run, err := rollout.Running(ctx, o.Peers, n.Node, name)
+		if err == nil {
+			err = run.Unhealthy()
+		}
+		if err != nil {
+			return statuses, err
+		}
+		if run.Secrets() != statuses[secrets.KubernetesID].Programs[name] {
+			return statuses, fmt.Errorf("%s runs with its former files", name)
+		}
+	}
+	return statuses, nil
+}
+
+// specs are those of resources, by their IDs.
+func specs[S any](found []*apiv1.Resource, err error) (map[string]S, error) {
+	all := map[string]S{}
+	for _, f := range found {
+		var spec S
+		if err := yaml.Unmarshal([]byte(f.GetSpec()), &spec); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.GetId(), err)
+		}
+		all[f.GetId()] = spec
+	}
+	return all, err
+}
+
+// probe tries the servers of a node themselves: whether they accept the new authorities,
+// issue with them, and refuse the old ones. own has the keys of before the phase.
+func (o Options) probe(ctx context.Context, r rotation, n node, chosen []string, to phase, own *config.Config) error {
+	for _, name := range chosen {
+		a, found := authority(name)
+		if !found {
+			continue
+		}
+		port := map[string]int{config.MachineAuthority: api.Port, config.KubernetesAuthority: kubeletPort}[name]
+		if to == issuing && port != 0 {
+			if err := o.IssuedBy(ctx, netip.AddrPortFrom(n.Address, uint16(port)), r.New[name]); err != nil {
+				return fmt.Errorf("port %d: %w", port, err)
+			}
+		}
+		ask := o.AcceptedBy[name]
+		if ask == nil || !n.ControlPlane && name != config.MachineAuthority {
+			continue
+		}
+		issues, accepts := a.Of(own)
+		for _, k := range append([]config.CertKey{*issues}, *accepts...) {
+			isNew := slices.Equal(k.Crt, r.New[name])
+			switch {
+			case len(k.Key) == 0 || isNew && to == former:
+			case to == accepted && isNew:
+				if err := ask(ctx, n.Address, k); err != nil {
+					return fmt.Errorf("the new %s authority isn't accepted yet: %w", name, err)
+				}
+			case to == dropped && !isNew:
+				if err := ask(ctx, n.Address, k); err == nil {
+					return fmt.Errorf("the old %s authority is still accepted", name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// IssuedBy fails unless a server has a certificate of an authority. It ends the handshake
+// before it would have to show a certificate.
+func IssuedBy(ctx context.Context, server netip.AddrPort, authority config.PEM) error {
+	ca, err := pki.ParseCert(authority)
+	if err != nil {
+		return err
+	}
+	dialer := tls.Dialer{Config: &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		InsecureSkipVerify: true, // VerifyConnection does it
+		VerifyConnection: func(c tls.ConnectionState) error {
+			if c.PeerCertificates[0].CheckSignatureFrom(ca) != nil {
+				return errors.New("its certificate isn't of the new authority yet")
+			}
+			return nil
+		},
+	}}
+	conn, err := dialer.DialContext(ctx, "tcp", server.String())
+	if err == nil {
+		_ = conn.Close() // nothing was sent
+	}
+	return err
+}
+
+// noneIssues fails if a node still issues with a new authority: the others must accept it.
+func (o Options) noneIssues(ctx context.Context, r rotation, chosen []string) error {
+	for _, n := range r.Nodes {
+		has, err := o.read(ctx, node{n})
+		if err != nil {
+			return fmt.Errorf("node %s: %w", n.Name, err)
+		}
+		for _, name := range chosen {
+			if a, found := authority(name); found {
+				if issues, _ := a.Of(has); slices.Equal(issues.Crt, r.New[name]) {
+					return fmt.Errorf("node %s still issues with the new %s authority, so all nodes go on accepting both: run gbctl rotate-ca again", n.Name, name)
+				}
+			}
+		}
+	}
+	return nil
+}

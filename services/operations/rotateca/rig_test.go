@@ -1,0 +1,473 @@
+package rotateca
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+	"gopkg.in/yaml.v3"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/merge"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/kubernetes/secrets"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+	"github.com/garboard-os/garboard/services/operations/rollout/rollouttest"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+)
+
+type object = map[string]any
+
+// rig is a cluster of three control planes and a worker, as the operation sees it. Their
+// configurations are real, and so are the handshakes of their servers.
+type rig struct {
+	t      *testing.T
+	dir    string
+	shared *rollouttest.Memory
+	runner *operation.Runner
+	store  *resource.Store
+	me     int // the node of the operation
+	off    func()
+
+	mu    sync.Mutex // guards all below
+	nodes []*member
+	did   []string
+	cut   string // the node of the operation loses its power when this is done
+	power context.CancelFunc
+	// lost is a node that doesn't answer.
+	lost string
+	// authentication is the ConfigMap to which API servers only add.
+	authentication map[string]any
+}
+
+type member struct {
+	name     string
+	address  netip.Addr
+	document []byte
+	config   *config.Config // of document
+	former   *config.Config // what programs run with for a moment
+	version  uint64
+	changed  time.Time
+}
+
+// startTime is how long programs take to run with new files.
+const startTime = 4 * time.Second
+
+// running is what the programs of a node run with now.
+func (m *member) running() *config.Config {
+	if m.former != nil && time.Since(m.changed) < startTime {
+		return m.former
+	}
+	return m.config
+}
+
+var authorities = sync.OnceValues(func() (*config.Secrets, error) { return config.NewSecrets(time.Now().Add(-time.Hour)) })
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, dir: t.TempDir(), shared: &rollouttest.Memory{}}
+	s, err := authorities()
+	put(t, err)
+	for i, name := range []string{"n1", "n2", "n3", "w1"} {
+		typ := config.ControlPlane
+		if name[0] == 'w' {
+			typ = config.Worker
+		}
+		c, err := config.Generate(config.Options{Type: typ, Endpoint: "https://10.5.0.1:6443", Hostname: name, Secrets: s})
+		put(t, err)
+		text, err := c.Encode()
+		put(t, err)
+		m := &member{name: name, address: netip.AddrFrom4([4]byte{10, 5, 0, byte(i + 2)}), version: 1, document: append([]byte("# kept\n"), text...)}
+		m.config, _, err = config.Load(name, m.document)
+		put(t, err)
+		r.nodes = append(r.nodes, m)
+	}
+	c := r.nodes[0].config.Cluster
+	r.authentication = object{"client-ca-file": string(c.CA.Crt), "requestheader-client-ca-file": string(c.AggregatorCA.Crt)}
+	return r
+}
+
+func put(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// boot is a start of the node that runs the operation.
+func (r *rig) boot() {
+	r.t.Helper()
+	me := r.nodes[r.me]
+	r.store = resource.NewStore()
+	put(r.t, machine.Configs.Put(r.store.As("test"), machine.ConfigID, me.config))
+	put(r.t, network.Addresses.Put(r.store.As("test"), network.AddressID, network.NodeAddress{Primary: me.address}))
+	accepts := map[string]func(context.Context, netip.Addr, config.CertKey) error{}
+	for _, a := range config.Authorities {
+		accepts[a.Name] = func(_ context.Context, n netip.Addr, ca config.CertKey) error { return r.handshake(a, n, ca) }
+	}
+	runner, err := operation.New(operation.Options{
+		Store: r.store, Log: slog.New(slog.DiscardHandler), Dir: r.dir + "/" + me.name, Shared: r.shared,
+		Definitions: []operation.Definition{Definition(Options{
+			Store: r.store, Peers: r, AcceptedBy: accepts, IssuedBy: r.issuedBy,
+			Kubernetes: func() (*kubeclient.Client, error) {
+				return kubeclient.New(kubeclient.Options{Server: "https://api", Transport: r})
+			},
+		})},
+	})
+	put(r.t, err)
+	ctx, cancel := context.WithCancel(r.t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = runner.Run(ctx) }()
+	r.runner, r.power = runner, cancel
+	r.off = func() { cancel(); <-ended }
+	runner.Open()
+	synctest.Wait()
+}
+
+func (r *rig) start(chosen ...string) (operation.Operation, error) {
+	return r.runner.Start(r.t.Context(), operation.Ask{Name: Name, Arguments: Arguments{Authorities: chosen}.Encode(), By: "jo"})
+}
+
+// run starts the operation and follows it to its end.
+func (r *rig) run(answer string, chosen ...string) operation.Operation {
+	r.t.Helper()
+	o, err := r.start(chosen...)
+	put(r.t, err)
+	return r.end(o.ID, answer)
+}
+
+// end follows an operation, over a power cut. before is called at the question.
+func (r *rig) end(id, answer string) operation.Operation {
+	r.t.Helper()
+	for range 30000 {
+		time.Sleep(time.Second)
+		synctest.Wait()
+		r.mu.Lock()
+		dark := r.cut == "dark"
+		r.mu.Unlock()
+		if dark {
+			r.off()
+			r.mu.Lock()
+			r.cut = ""
+			r.mu.Unlock()
+			r.boot()
+		}
+		o, err := r.runner.Get(id)
+		put(r.t, err)
+		if !o.Ended.IsZero() {
+			return o
+		}
+		if o.Question != nil && answer != "" {
+			put(r.t, r.runner.Answer(id, o.Question.ID, answer, "jo"))
+		}
+	}
+	o, _ := r.runner.Get(id)
+	r.t.Fatalf("%s doesn't end: %+v", id, o)
+	return o
+}
+
+// until waits for a change.
+func (r *rig) until(what string) {
+	r.t.Helper()
+	for range 30000 {
+		time.Sleep(time.Second)
+		r.mu.Lock()
+		there := slices.Contains(r.did, what)
+		r.mu.Unlock()
+		if there {
+			return
+		}
+	}
+	r.t.Fatalf("it never did %q: %q", what, r.did)
+}
+
+// note writes down a change; the power goes with the one that is to be cut.
+func (r *rig) note(what string) {
+	r.did = append(r.did, what)
+	if r.cut == what {
+		r.cut = "dark"
+		r.power()
+	}
+}
+
+func (r *rig) at(a netip.Addr) (*member, error) {
+	i := slices.IndexFunc(r.nodes, func(m *member) bool { return m.address == a })
+	if i < 0 || r.nodes[i].name == r.lost {
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("no answer from %s", a))
+	}
+	return r.nodes[i], nil
+}
+
+// handshake is a TLS connection to the server of an authority on a node, with a client
+// certificate of ca.
+func (r *rig) handshake(a config.Authority, n netip.Addr, ca config.CertKey) error {
+	r.mu.Lock()
+	m, err := r.at(n)
+	if err != nil {
+		r.mu.Unlock()
+		return err
+	}
+	c := m.running()
+	issuing, accepts := a.Of(c)
+	trusted := x509.NewCertPool()
+	trusted.AppendCertsFromPEM(config.Trusted(*issuing, *accepts))
+	signer, _ := a.Of(r.nodes[0].config) // a worker's certificate is signed by a control plane
+	if !bytesEqual(signer.Crt, issuing.Crt) {
+		signer = issuing
+	}
+	r.mu.Unlock()
+	serving, err := pair(*signer, pki.Leaf{CN: m.name, DNS: []string{m.name}, Server: true})
+	if err != nil {
+		return err
+	}
+	client, err := pair(ca, pki.Leaf{CN: "client", Client: true})
+	if err != nil {
+		return err
+	}
+	near, far := net.Pipe()
+	defer near.Close()
+	served := make(chan error, 1)
+	go func() {
+		defer far.Close()
+		served <- tls.Server(far, &tls.Config{Certificates: []tls.Certificate{serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: trusted}).Handshake()
+	}()
+	conn := tls.Client(near, &tls.Config{ServerName: m.name, RootCAs: trusted, Certificates: []tls.Certificate{client}})
+	go io.Copy(io.Discard, conn)
+	return errors.Join(conn.Handshake(), <-served)
+}
+
+func bytesEqual(a, b []byte) bool { return string(a) == string(b) }
+
+func pair(ca config.CertKey, leaf pki.Leaf) (tls.Certificate, error) {
+	leaf.Now = time.Now()
+	if len(ca.Key) == 0 {
+		return tls.Certificate{}, errors.New("no key")
+	}
+	crt, key, err := ca.CA().Issue(leaf)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(crt, key)
+}
+
+func (r *rig) issuedBy(_ context.Context, server netip.AddrPort, ca config.PEM) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(server.Addr())
+	if err != nil {
+		return err
+	}
+	c := m.running()
+	now := c.Machine.CA.Crt
+	if server.Port() == kubeletPort {
+		now = c.Cluster.CA.Crt
+	}
+	if !bytesEqual(now, ca) {
+		return errors.New("an old certificate")
+	}
+	return nil
+}
+
+func (r *rig) Check() error { return nil }
+
+func (r *rig) Version(_ context.Context, a netip.Addr) (*apiv1.VersionResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, err := r.at(a)
+	return &apiv1.VersionResponse{Version: boot.Version}, err
+}
+
+func (r *rig) Services(_ context.Context, a netip.Addr) ([]*apiv1.Service, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, err := r.at(a)
+	return []*apiv1.Service{{Id: "containerd", Up: true}, {Id: "etcd", Up: true}, {Id: "kubelet", Up: true}}, err
+}
+
+func (r *rig) Config(_ context.Context, a netip.Addr) (*apiv1.GetConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err != nil {
+		return nil, err
+	}
+	document, err := config.Redact(m.document)
+	return &apiv1.GetConfigResponse{Document: document, Digest: strconv.FormatUint(m.version, 10)}, err
+}
+
+func (r *rig) Patch(_ context.Context, a netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err != nil {
+		return nil, err
+	}
+	if base != strconv.FormatUint(m.version, 10) {
+		return nil, connect.NewError(connect.CodeAborted, errors.New("the configuration has changed"))
+	}
+	document, err := merge.Apply(m.document, patch)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	next, _, err := config.Load(m.name, document)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	changes := config.Diff(m.config, next)
+	for _, c := range changes {
+		if c.Effect == config.Reboot {
+			r.t.Errorf("node %s would reboot: %s", m.name, c)
+		}
+	}
+	if !strings.HasPrefix(string(document), "# kept") {
+		r.t.Errorf("the document of %s has lost its comment", m.name)
+	}
+	if len(changes) == 0 {
+		return &apiv1.ApplyConfigResponse{}, nil
+	}
+	before := m.config
+	m.former, m.document, m.config, m.changed = m.running(), document, next, time.Now()
+	m.version++
+	if m == r.nodes[r.me] {
+		put(r.t, machine.Configs.Put(r.store.As("test"), machine.ConfigID, next))
+	}
+	r.note(m.name + " " + r.phase(before, next))
+	return &apiv1.ApplyConfigResponse{}, nil
+}
+
+// phase is what a change of a configuration is, and which effects it has.
+func (r *rig) phase(before, after *config.Config) string {
+	was, is := before.Machine, after.Machine
+	if bytesEqual(was.CA.Crt, is.CA.Crt) && len(was.AcceptedCAs) == len(is.AcceptedCAs) {
+		return "kubelets"
+	}
+	switch {
+	case !bytesEqual(was.CA.Crt, is.CA.Crt):
+		return "issue"
+	case len(is.AcceptedCAs) > len(was.AcceptedCAs):
+		return "accept"
+	}
+	return "drop"
+}
+
+func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []*apiv1.Resource, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m, err := r.at(a)
+	if err != nil {
+		return nil, err
+	}
+	add := func(id string, spec any) {
+		text, merr := yaml.Marshal(spec)
+		err = errors.Join(err, merr)
+		all = append(all, &apiv1.Resource{Id: id, Version: 1, Spec: string(text)})
+	}
+	digests := func(c *config.Config) map[string]string {
+		d, derr := c.Digests()
+		err = errors.Join(err, derr)
+		return d
+	}
+	// The files are there at once, and the programs run with them later.
+	files, running := digests(m.config), digests(m.running())
+	switch typ {
+	case secrets.Statuses.Type():
+		add(secrets.KubeletID, secrets.StatusSpec{Authorities: only(files, config.KubernetesAuthority)})
+		if m.name[0] == 'n' {
+			add(secrets.EtcdID, secrets.StatusSpec{Version: files[config.EtcdAuthority], Authorities: only(files, config.EtcdAuthority)})
+			versions := map[string]string{}
+			for _, name := range programs {
+				versions[name] = fmt.Sprint(files)
+			}
+			add(secrets.KubernetesID, secrets.StatusSpec{Programs: versions, Authorities: only(files, config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey)})
+		}
+	case etcd.Statuses.Type():
+		add(etcd.StatusID, etcd.StatusSpec{Ready: true, Secrets: running[config.EtcdAuthority]})
+	case controlplane.Configs.Type():
+		add(id, object{"image": "i:1"})
+	case controlplane.StaticPodStatuses.Type():
+		for _, name := range programs {
+			add("kube-system/"+name+"-"+m.name, object{
+				controlplane.ConfigVersion: "1", controlplane.SecretsVersion: fmt.Sprint(running),
+				"conditions": []object{{"type": "Ready", "status": "True"}},
+			})
+		}
+	}
+	return all, err
+}
+
+func only(all map[string]string, names ...string) map[string]string {
+	some := maps.Clone(all)
+	maps.DeleteFunc(some, func(name, _ string) bool { return !slices.Contains(names, name) })
+	return some
+}
+
+// RoundTrip is the API server.
+func (r *rig) RoundTrip(q *http.Request) (*http.Response, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := httptest.NewRecorder()
+	r.answer(w, q)
+	return w.Result(), nil
+}
+
+const discovery = `{"kind":"APIGroupDiscoveryList","items":[{"metadata":{},"versions":[{"version":"v1","resources":[
+	{"resource":"configmaps","scope":"Namespaced","responseKind":{"kind":"ConfigMap"}},{"resource":"nodes","scope":"Cluster","responseKind":{"kind":"Node"}}]}]}]}`
+
+func (r *rig) answer(w http.ResponseWriter, q *http.Request) {
+	switch {
+	case q.URL.Path == "/api" || q.URL.Path == "/apis":
+		io.WriteString(w, discovery)
+	case q.URL.Path == "/api/v1/nodes":
+		items := []object{}
+		for _, m := range r.nodes {
+			labels := object{}
+			if m.name[0] == 'n' {
+				labels[rollout.ControlPlaneLabel] = ""
+			}
+			items = append(items, object{
+				"metadata": object{"name": m.name, "labels": labels},
+				"status":   object{"addresses": []object{{"type": "InternalIP", "address": m.address}}, "conditions": []object{{"type": "Ready", "status": "True"}}},
+			})
+		}
+		json.NewEncoder(w).Encode(object{"items": items})
+	case strings.HasSuffix(q.URL.Path, "/configmaps/"+authentication.Name):
+		if q.Method == http.MethodPatch {
+			var patch object
+			json.NewDecoder(q.Body).Decode(&patch)
+			maps.Copy(r.authentication, patch["data"].(object))
+			r.note("authentication")
+		}
+		json.NewEncoder(w).Encode(object{"data": r.authentication})
+	case strings.HasSuffix(q.URL.Path, "/configmaps"):
+		trusted := string(r.nodes[1].running().Cluster.TrustedCAs())
+		json.NewEncoder(w).Encode(object{"items": []object{{"metadata": object{"name": rootCA, "namespace": "default"}, "data": object{"ca.crt": trusted}}}})
+	default:
+		w.WriteHeader(http.StatusNotFound)
+	}
+}

@@ -1,0 +1,304 @@
+// Package rotateca is the operation rotate-ca: it replaces the authorities of a running
+// cluster, and the key of service accounts.
+//
+//	preflight ─▶ accept ─▶ issue ─▶ kubelets ─▶ workloads ─▶ tokens ─▶ confirm ═▶ drop ═▶ verify
+//
+// accept makes all nodes accept the new authorities beside the old ones. Then, in issue and
+// kubelets, all certificates are issued again. Servers also show the new authority as signed
+// by the old one, so clients that know only that one go on until drop. Up to confirm,
+// everything can be undone.
+//
+// The record has no secrets. The new authorities are with their keys in the configurations of
+// all control planes, first in that of the coordinator, and after issue the old ones are:
+// another control plane can take over in both directions.
+package rotateca
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+	"github.com/garboard-os/garboard/services/operations/rollout"
+)
+
+// Name of the operation.
+const Name = "rotate-ca"
+
+const (
+	// lookTimeout bounds a look at all nodes, in the plan and again as a step.
+	lookTimeout = 2 * time.Minute
+	// nodeTimeout bounds what is done on one node, and allTimeout on all.
+	nodeTimeout = 15 * time.Minute
+	allTimeout  = 3 * time.Hour
+	// questionTimeout is for all who have credentials to get new ones.
+	questionTimeout = 24 * time.Hour
+	// tokenLife is longer than the tokens that kubelets get for pods are used: an hour and
+	// seven seconds (https://kubernetes.io/docs/concepts/storage/projected-volumes/).
+	tokenLife = 65 * time.Minute
+	// tokenAgain is enough where the kubelets were restarted: they get all tokens again within
+	// two minutes, and clients read the file each minute.
+	tokenAgain = 4 * time.Minute
+)
+
+// names are all that can be replaced.
+var names = []string{config.EtcdAuthority, config.AggregatorAuthority, config.KubernetesAuthority, config.ServiceAccountKey, config.MachineAuthority}
+
+// Arguments of the operation.
+type Arguments struct {
+	// Authorities are what is replaced: names of package config. None means all.
+	Authorities []string `json:"authorities,omitempty"`
+}
+
+// Encode makes them the arguments of an operation.
+func (a Arguments) Encode() []byte {
+	data, err := json.Marshal(a)
+	if err != nil {
+		panic(fmt.Sprintf("arguments of %s: %v", Name, err)) // texts only
+	}
+	return data
+}
+
+// Peers calls the nodes of the cluster, this one too: peers.Client.
+type Peers interface {
+	rollout.Peers
+	Check() error
+	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
+	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
+	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
+	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
+}
+
+// Options are what the operation stands on.
+type Options struct {
+	Store resource.Reader
+	Peers Peers
+	// Kubernetes makes a client of the cluster's API as its administrator.
+	Kubernetes func() (*kubeclient.Client, error)
+	// AcceptedBy asks the server of an authority on a node with a client certificate of that
+	// authority, by its name. An error means that it isn't accepted.
+	AcceptedBy map[string]func(ctx context.Context, node netip.Addr, ca config.CertKey) error
+	// IssuedBy is the function of that name.
+	IssuedBy func(ctx context.Context, server netip.AddrPort, authority config.PEM) error
+}
+
+// Definition of the operation.
+func Definition(o Options) operation.Definition {
+	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
+}
+
+func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
+	chosen, err := decode(r)
+	if err != nil {
+		return operation.Plan{}, err
+	}
+	steps, err := o.steps(r)
+	if err != nil {
+		return operation.Plan{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	_, warnings, err := o.look(ctx, chosen)
+	return operation.Plan{Steps: steps, Warnings: warnings}, err
+}
+
+// decode returns the names that are chosen, in the order of names.
+func decode(r operation.Request) (chosen []string, err error) {
+	var a Arguments
+	if err := json.Unmarshal(r.Arguments, &a); err != nil {
+		return nil, fmt.Errorf("its arguments: %w", err)
+	}
+	for _, name := range a.Authorities {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("there is no authority %q; there are %v", name, names)
+		}
+	}
+	for _, name := range names {
+		if len(a.Authorities) == 0 || slices.Contains(a.Authorities, name) {
+			chosen = append(chosen, name)
+		}
+	}
+	return chosen, nil
+}
+
+func (o Options) steps(r operation.Request) ([]operation.Step, error) {
+	chosen, err := decode(r)
+	if err != nil {
+		return nil, err
+	}
+	kubernetes, tokens := slices.Contains(chosen, config.KubernetesAuthority), slices.Contains(chosen, config.ServiceAccountKey)
+	// Kubelets come last: by then each API server signs tokens with the new key.
+	first := slices.DeleteFunc(slices.Clone(chosen), func(name string) bool { return name == config.KubernetesAuthority })
+	steps := []operation.Step{o.preflightStep(chosen), o.acceptStep(chosen)}
+	if len(first) > 0 {
+		steps = append(steps, o.issueStep("issue", "issue certificates again", first))
+	}
+	if kubernetes {
+		steps = append(steps, o.issueStep("kubelets", "issue the certificates of Kubernetes again, with those of the kubelets", []string{config.KubernetesAuthority}), o.workloadsStep(r.ID))
+	}
+	if tokens {
+		steps = append(steps, tokensStep(kubernetes))
+	}
+	return append(steps, confirmStep(), o.dropStep(chosen), o.verifyStep(chosen)), nil
+}
+
+func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
+	client, err := o.Kubernetes()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return do(client)
+}
+
+// acceptStep makes the new authorities, and all nodes accept them.
+func (o Options) acceptStep(chosen []string) operation.Step {
+	return operation.Step{
+		ID: "accept", What: "accept the new authorities on one node after another", Deadline: allTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			r, err := o.make(ctx, p, chosen)
+			if err != nil {
+				return err
+			}
+			return p.Each(ctx, 1, o.parts(r, chosen, accepted, former)...)
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			r, err := rotating.Get(p)
+			if errors.Is(err, operation.ErrNoData) || err == nil && !r.Fresh {
+				return nil // what an earlier rotation has left stays
+			} else if err != nil {
+				return err
+			}
+			if err := o.noneIssues(ctx, r, chosen); err != nil {
+				return err
+			}
+			return p.UndoEach(ctx, o.parts(r, chosen, accepted, former)...)
+		},
+	}
+}
+
+func (o Options) issueStep(id, what string, chosen []string) operation.Step {
+	return operation.Step{
+		ID: id, What: what, Deadline: allTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			r, err := rotating.Get(p)
+			if err != nil {
+				return err
+			}
+			if err := p.Each(ctx, 1, o.parts(r, chosen, issuing, accepted)...); err != nil {
+				return err
+			}
+			return issued.Put(p, time.Now())
+		},
+		Undo: func(ctx context.Context, p *operation.Progress) error {
+			r, err := rotating.Get(p)
+			if err != nil || !r.Fresh {
+				return err
+			}
+			return p.UndoEach(ctx, o.parts(r, chosen, issuing, accepted)...)
+		},
+	}
+}
+
+// parts give each node the phase to, or undo it with back.
+func (o Options) parts(r rotation, chosen []string, to, back phase) (parts []operation.Part) {
+	for _, n := range r.nodes(o, to) {
+		mine := slices.DeleteFunc(n.chosen(chosen), func(name string) bool { return r.needless(name, to) })
+		if len(mine) == 0 {
+			continue
+		}
+		parts = append(parts, operation.Part{
+			ID: n.Name, What: fmt.Sprintf("%s on node %q", to, n.Address), Deadline: nodeTimeout,
+			Run:  func(ctx context.Context, p *operation.Progress) error { return o.move(ctx, p, r, n, mine, to) },
+			Undo: func(ctx context.Context, p *operation.Progress) error { return o.move(ctx, p, r, n, mine, back) },
+		})
+	}
+	return parts
+}
+
+// issued is when the last certificates were issued.
+var issued = operation.Data[time.Time]{Key: "issued"}
+
+// tokensStep waits until pods have tokens that the new key has signed.
+func tokensStep(kubelets bool) operation.Step {
+	wait := tokenLife
+	if kubelets {
+		wait = tokenAgain
+	}
+	return operation.Step{
+		ID: "tokens", What: fmt.Sprintf("wait %s until all pods have tokens of the new key", wait), Deadline: 2 * tokenLife,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			since, err := issued.Get(p)
+			if err != nil {
+				return err
+			}
+			if !sleep.For(ctx, time.Until(since.Add(wait))) {
+				return context.Cause(ctx)
+			}
+			return nil
+		},
+	}
+}
+
+// Question is the ID of the question before the old authorities end.
+const Question = "drop"
+
+func confirmStep() operation.Step {
+	return operation.Step{
+		ID: "confirm", What: "ask for the point of no return", Deadline: time.Minute,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			p.Report("all users need new credentials now: gbctl config renew, gbctl kubeconfig")
+			p.Report("pods that use the Kubernetes API and read its authority only at their start need a restart now")
+			answer, err := p.Ask(ctx, operation.Question{
+				ID: Question, Text: "old credentials end now: go on", Options: []string{"yes", "no"}, Timeout: questionTimeout,
+			})
+			if err == nil && answer != "yes" {
+				err = errors.New("it wasn't confirmed")
+			}
+			return err
+		},
+	}
+}
+
+func (o Options) dropStep(chosen []string) operation.Step {
+	return operation.Step{
+		ID: "drop", What: "end the old authorities on one node after another", Deadline: allTimeout, PointOfNoReturn: true,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			r, err := rotating.Get(p)
+			if err != nil {
+				return err
+			}
+			return p.Each(ctx, 1, o.parts(r, chosen, dropped, dropped)...)
+		},
+	}
+}
+
+func (o Options) verifyStep(chosen []string) operation.Step {
+	return operation.Step{
+		ID: "verify", What: "check that no node accepts the old authorities", Deadline: nodeTimeout, PointOfNoReturn: true,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			r, err := rotating.Get(p)
+			if err != nil {
+				return err
+			}
+			for _, n := range r.Nodes {
+				n := node{n}
+				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return o.settled(ctx, r, n, n.chosen(chosen), dropped) }); err != nil {
+					return fmt.Errorf("node %s: %w", n.Name, err)
+				}
+			}
+			return o.withKubernetes(func(client *kubeclient.Client) error {
+				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.forget(ctx, client, r) })
+			})
+		},
+	}
+}

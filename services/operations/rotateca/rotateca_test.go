@@ -1,0 +1,385 @@
+package rotateca
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/operation"
+)
+
+// whole is all that a rotation changes, in its order.
+func whole() (all []string) {
+	for _, phase := range []string{"accept", "issue", "kubelets"} {
+		for _, n := range []string{"n1", "n2", "n3", "w1"} {
+			all = append(all, n+" "+phase)
+		}
+	}
+	return append(all, "n2 drop", "n3 drop", "w1 drop", "n1 drop", "authentication")
+}
+
+// rotated checks that all nodes have new authorities, the same, and nothing else.
+func (r *rig) rotated(before *config.Config) {
+	r.t.Helper()
+	first := r.nodes[0].config
+	for _, m := range r.nodes {
+		for _, a := range config.Authorities {
+			if m.name[0] == 'w' && !a.Workers {
+				continue
+			}
+			old, _ := a.Of(before)
+			mine, accepts := a.Of(m.config)
+			if now, _ := a.Of(first); len(*accepts) > 0 || bytes.Equal(mine.Crt, old.Crt) || !bytes.Equal(mine.Crt, now.Crt) {
+				r.t.Errorf("node %s has %d accepted ones beside the %s authority, old: %v, of n1: %v", m.name, len(*accepts), a.Name, bytes.Equal(mine.Crt, old.Crt), bytes.Equal(mine.Crt, now.Crt))
+			}
+			if worker := m.name[0] == 'w'; worker != (len(mine.Key) == 0) {
+				r.t.Errorf("node %s has a key of the %s authority: %v", m.name, a.Name, !worker)
+			}
+		}
+		key := m.config.Cluster.ServiceAccount
+		if m.name[0] == 'n' && (len(key.AcceptedKeys) > 0 || bytes.Equal(key.Key, before.Cluster.ServiceAccount.Key) || !bytes.Equal(key.Key, first.Cluster.ServiceAccount.Key)) {
+			r.t.Errorf("node %s has another key of service accounts", m.name)
+		}
+	}
+}
+
+// unchanged checks that all nodes have what they had.
+func (r *rig) unchanged(before *config.Config) {
+	r.t.Helper()
+	for _, m := range r.nodes {
+		for _, a := range config.Authorities {
+			old, _ := a.Of(before)
+			if now, accepts := a.Of(m.config); len(now.Crt) > 0 && (len(*accepts) > 0 || !bytes.Equal(now.Crt, old.Crt)) {
+				r.t.Errorf("node %s has another %s authority, or %d accepted ones", m.name, a.Name, len(*accepts))
+			}
+		}
+		if key := m.config.Cluster.ServiceAccount; m.name[0] == 'n' && (len(key.AcceptedKeys) > 0 || !bytes.Equal(key.Key, before.Cluster.ServiceAccount.Key)) {
+			r.t.Errorf("node %s has another key of service accounts", m.name)
+		}
+	}
+}
+
+// noKeys checks that no record has a private key.
+func (r *rig) noKeys() {
+	r.t.Helper()
+	var keys []string
+	for _, m := range r.nodes {
+		for _, a := range config.Authorities {
+			issuing, accepts := a.Of(m.config)
+			for _, k := range append([]config.CertKey{*issuing}, *accepts...) {
+				if len(k.Key) > 0 {
+					keys = append(keys, encode(k.Key)[100:140])
+				}
+			}
+		}
+	}
+	err := filepath.Walk(r.dir, func(path string, info os.FileInfo, err error) error {
+		if err != nil || info.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, key := range keys {
+			if bytes.Contains(text, []byte(key)) {
+				r.t.Errorf("%s has a private key", path)
+			}
+		}
+		return err
+	})
+	put(r.t, err)
+}
+
+func (r *rig) expect(want []string) {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if diff := cmp.Diff(want, r.did); diff != "" {
+		r.t.Errorf("what was changed (-want +got):\n%s", diff)
+	}
+}
+
+// All authorities are replaced on one node after another. Old credentials are accepted until
+// the question, and refused afterwards.
+func TestEverythingIsRotated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer func() { r.off() }()
+		before := r.nodes[0].config
+		o, err := r.start()
+		put(t, err)
+		for o.Question == nil {
+			time.Sleep(time.Second)
+			if o, err = r.runner.Get(o.ID); err != nil || !o.Ended.IsZero() {
+				t.Fatalf("it ended as %s: %s, %v", o.State, o.Error, err)
+			}
+		}
+		r.noKeys()
+		old := func(n *member) (accepted []string) {
+			for _, a := range config.Authorities {
+				former, _ := a.Of(before)
+				if (n.name[0] == 'n' || a.Workers) && r.handshake(a, n.address, *former) == nil {
+					accepted = append(accepted, a.Name)
+				}
+			}
+			return accepted
+		}
+		for _, n := range r.nodes {
+			if got, want := len(old(n)), map[byte]int{'n': 4, 'w': 2}[n.name[0]]; got != want {
+				t.Errorf("before the answer, node %s accepts %d old authorities, and not %d", n.name, got, want)
+			}
+		}
+		if o = r.end(o.ID, "yes"); o.State != operation.Done {
+			t.Fatalf("it ended as %s: %s", o.State, o.Error)
+		}
+		r.expect(whole())
+		r.rotated(before)
+		for _, n := range r.nodes {
+			if got := old(n); len(got) > 0 {
+				t.Errorf("afterwards node %s accepts old certificates of %v", n.name, got)
+			}
+		}
+		for key, text := range r.authentication {
+			if strings.Contains(fmt.Sprint(text), strings.TrimSpace(string(before.Cluster.CA.Crt))) || strings.Contains(fmt.Sprint(text), strings.TrimSpace(string(before.Cluster.AggregatorCA.Crt))) {
+				t.Errorf("extension API servers still accept the old authority: %s", key)
+			}
+		}
+	})
+}
+
+// The coordinator loses its power at each change, and the operation goes on with the same
+// authorities.
+func TestKilledAtEachChange(t *testing.T) {
+	t.Parallel()
+	for _, cut := range whole() {
+		t.Run(cut, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.cut = cut
+				r.boot()
+				defer func() { r.off() }()
+				before := r.nodes[0].config
+				if o := r.run("yes"); o.State != operation.Done {
+					t.Fatalf("it ended as %s: %s", o.State, o.Error)
+				}
+				r.expect(whole())
+				r.rotated(before)
+			})
+		})
+	}
+}
+
+// The answer no takes everything back, on each node, the last first.
+func TestNoTakesEverythingBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer func() { r.off() }()
+		before := r.nodes[0].config
+		if o := r.run("no"); o.State != operation.Failed || !strings.Contains(o.Error, "it wasn't confirmed") {
+			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+		r.unchanged(before)
+		want := whole()[:12]
+		for _, phase := range []string{"kubelets", "issue", "drop"} {
+			for _, n := range []string{"w1", "n3", "n2", "n1"} {
+				want = append(want, n+" "+phase)
+			}
+		}
+		r.expect(want)
+		r.did = nil
+		if o := r.run("yes"); o.State != operation.Done {
+			t.Errorf("the next rotation ended as %s: %s", o.State, o.Error)
+		}
+		r.rotated(before)
+	})
+}
+
+func TestAbort(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"n2 accept", "n2 issue", "w1 kubelets"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.boot()
+				defer func() { r.off() }()
+				before := r.nodes[0].config
+				o, err := r.start()
+				put(t, err)
+				r.until(when)
+				put(t, r.runner.Abort(o.ID, "jo"))
+				if o = r.end(o.ID, ""); o.State != operation.Aborted {
+					t.Errorf("it ended as %s: %s", o.State, o.Error)
+				}
+				r.unchanged(before)
+			})
+		})
+	}
+}
+
+// Another control plane goes on with the same authorities, also back.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		when, answer string
+		state        operation.State
+	}{{"n3 accept", "yes", operation.Done}, {"n2 issue", "yes", operation.Done}, {"w1 kubelets", "no", operation.Failed}, {"n3 drop", "yes", operation.Done}} {
+		t.Run(c.when+" "+c.answer, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				r.boot()
+				before := r.nodes[0].config
+				o, err := r.start()
+				put(t, err)
+				if strings.HasSuffix(c.when, "drop") {
+					for o.Question == nil {
+						time.Sleep(time.Second)
+						o, err = r.runner.Get(o.ID)
+						put(t, err)
+					}
+					put(t, r.runner.Answer(o.ID, o.Question.ID, "yes", "jo"))
+				}
+				r.until(c.when)
+				r.off()
+				r.me, r.shared.Node = 1, "n2"
+				r.boot()
+				defer func() { r.off() }()
+				_, err = r.runner.TakeOver(t.Context(), o.ID, "jo", func(operation.Operation) error { return nil })
+				put(t, err)
+				if o = r.end(o.ID, c.answer); o.State != c.state {
+					t.Fatalf("it ended as %s: %s", o.State, o.Error)
+				}
+				if c.state == operation.Done {
+					r.rotated(before)
+				} else {
+					r.unchanged(before)
+				}
+			})
+		})
+	}
+}
+
+// The coordinator is gone before another control plane has the new keys: nothing is lost, and
+// the next rotation cleans up.
+func TestTakeOverWithoutKeys(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		before := r.nodes[0].config
+		o, err := r.start()
+		put(t, err)
+		r.until("n1 accept")
+		r.off()
+		r.me, r.shared.Node = 1, "n2"
+		r.boot()
+		defer func() { r.off() }()
+		_, err = r.runner.TakeOver(t.Context(), o.ID, "jo", func(operation.Operation) error { return nil })
+		put(t, err)
+		if o = r.end(o.ID, "yes"); o.State != operation.Failed {
+			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+		if o = r.run("yes"); o.State != operation.Done {
+			t.Fatalf("the next one ended as %s: %s", o.State, o.Error)
+		}
+		for range 2 { // an unfinished one is brought to its end first
+			if bytes.Equal(r.nodes[1].config.Cluster.CA.Crt, before.Cluster.CA.Crt) {
+				if o = r.run("yes"); o.State != operation.Done {
+					t.Fatalf("the next one ended as %s: %s", o.State, o.Error)
+				}
+			}
+		}
+		r.rotated(before)
+	})
+}
+
+// A node is gone at the drop: the same command brings all nodes to the same authorities.
+func TestFailedDropIsFinished(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.boot()
+		defer func() { r.off() }()
+		before := r.nodes[0].config
+		o, err := r.start()
+		put(t, err)
+		for o.Question == nil {
+			time.Sleep(time.Second)
+			o, err = r.runner.Get(o.ID)
+			put(t, err)
+		}
+		r.lost = "n3"
+		if o = r.end(o.ID, "yes"); o.State != operation.Failed || !strings.Contains(o.Error, "n3") {
+			t.Errorf("it ended as %s: %s", o.State, o.Error)
+		}
+		r.lost = ""
+		now := r.nodes[0].config
+		o, err = r.runner.Start(t.Context(), operation.Ask{Name: Name, Arguments: Arguments{}.Encode(), DryRun: true})
+		put(t, err)
+		if len(o.Warnings) != 1 || !strings.Contains(o.Warnings[0], "no new authority is made") {
+			t.Errorf("warnings: %q", o.Warnings)
+		}
+		if o = r.run("yes"); o.State != operation.Done {
+			t.Fatalf("the next one ended as %s: %s", o.State, o.Error)
+		}
+		r.rotated(before)
+		if !bytes.Equal(now.Cluster.CA.Crt, r.nodes[0].config.Cluster.CA.Crt) {
+			t.Error("it has made new authorities")
+		}
+	})
+}
+
+// Only what is chosen is replaced, with the kind of key that it had.
+func TestChosen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		key, err := pki.NewKey(pki.RSA)
+		put(t, err)
+		for _, m := range r.nodes[:3] {
+			old := encode(m.config.Cluster.ServiceAccount.Key)
+			m.document = bytes.Replace(m.document, []byte(old), []byte(encode(key)), 1)
+			m.config, _, err = config.Load(m.name, m.document)
+			put(t, err)
+		}
+		r.boot()
+		defer func() { r.off() }()
+		before := r.nodes[0].config
+		began := time.Now()
+		if o := r.run("yes", config.ServiceAccountKey); o.State != operation.Done {
+			t.Fatalf("it ended as %s: %s", o.State, o.Error)
+		}
+		if time.Since(began) < tokenLife {
+			t.Error("it didn't wait until all tokens are of the new key")
+		}
+		after := r.nodes[0].config
+		if !bytes.Equal(before.Cluster.CA.Crt, after.Cluster.CA.Crt) || !bytes.Equal(before.Machine.CA.Crt, after.Machine.CA.Crt) {
+			t.Error("another authority was replaced")
+		}
+		made, err := pki.EncodePublicKey(after.Cluster.ServiceAccount.Key)
+		put(t, err)
+		if bytes.Equal(after.Cluster.ServiceAccount.Key, key) || len(made) < 400 { // RSA
+			t.Errorf("the key is\n%s", made)
+		}
+		if slices.ContainsFunc(r.did, func(did string) bool { return strings.HasPrefix(did, "w1") }) {
+			t.Errorf("the worker was changed: %q", r.did)
+		}
+		if _, err := r.start("nonsense"); err == nil || !strings.Contains(err.Error(), "there is no authority") {
+			t.Errorf("%v", err)
+		}
+	})
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/garboard-os/garboard/api/client"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/spf13/cobra"
+)
+
+const (
+	rotateCA = "rotate-ca" // the operation
+	// dropQuestion is its question before the old credentials end, in the step before dropStep.
+	dropQuestion = "drop"
+	dropStep     = "drop"
+	// formerSuffix is for the name of the context with the former credentials, which are valid
+	// again if the rotation is undone.
+	formerSuffix = "-former"
+)
+
+func (a *app) rotateCACommand() *cobra.Command {
+	r := &apiv1.RotateCARequest{}
+	var yes bool
+	chosen := map[string]*bool{}
+	cmd := &cobra.Command{
+		Use: "rotate-ca",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for name, yes := range chosen {
+				if *yes {
+					r.Authorities = append(r.Authorities, name)
+				}
+			}
+			slices.Sort(r.Authorities)
+			a.raiseTimeout(cmd, planTimeout)
+			return a.untimed(cmd.Context(), "rotate-ca", func(ctx context.Context, c *client.Client) error { return a.rotate(ctx, c, r, yes) })
+		},
+	}
+	f := cmd.Flags()
+	for name, what := range map[string]string{
+		config.MachineAuthority: "the authority of the machine API", config.KubernetesAuthority: "the authority of Kubernetes", config.EtcdAuthority: "the authority of etcd",
+		config.AggregatorAuthority: "the authority of aggregated APIs", config.ServiceAccountKey: "the key of service accounts",
+	} {
+		chosen[name] = f.Bool(name, false, "only "+what+", and others that are named")
+	}
+	f.BoolVarP(&yes, "yes", "y", false, "answer the question with yes, once this user has new credentials")
+	f.BoolVar(&r.DryRun, "dry-run", false, "only check the cluster, and show the steps")
+	return cmd
+}
+
+// rotate starts the operation, or follows one that runs, and keeps the credentials of this
+// user valid.
+func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCARequest, yes bool) error {
+	start := func(ctx context.Context) (*apiv1.Operation, error) {
+		m, err := unary(ctx, c.Node.RotateCA, r)
+		return m.GetOperation(), err
+	}
+	if r.DryRun {
+		_, err := a.begin(ctx, c, true, start)
+		return err
+	}
+	rctx, done := a.request(ctx, c.Name)
+	o, err := unfinished(rctx, c)
+	if err == nil && o == nil {
+		o, err = start(rctx)
+	}
+	done()
+	if err != nil {
+		return err
+	}
+	f := a.follower(c.Name, o.GetId(), func(*apiv1.Operation) bool { return false })
+	f.prepare = func(ctx context.Context, o *apiv1.Operation) (answer string, err error) {
+		if o.Question.GetId() != dropQuestion {
+			return "", nil
+		}
+		if err := a.withClient(ctx, c.Name, a.renewAll); err != nil {
+			return "", fmt.Errorf("get new credentials: %w", err)
+		}
+		if yes {
+			return "yes", nil
+		}
+		return "", nil
+	}
+	err = f.run(ctx)
+	switch {
+	case f.last == nil || f.last.Ended == nil:
+		return err
+	case err == nil:
+		return a.withClient(ctx, c.Name, a.renewAll) // with the new authorities only
+	case slices.ContainsFunc(f.last.Steps, func(s *apiv1.OperationStep) bool {
+		return s.Id == dropStep && s.State == apiv1.OperationStep_STATE_PENDING
+	}):
+		if rerr := a.restoreFormer(); rerr != nil {
+			fmt.Fprintf(a.err, "%s: %s\n", c.Name, visible(rerr.Error()))
+		}
+	}
+	return err
+}
+
+// unfinished is a rotation that runs on the node, or nil.
+func unfinished(ctx context.Context, c *client.Client) (*apiv1.Operation, error) {
+	all, err := operations(ctx, c)
+	for _, o := range all.GetOperations() {
+		if o.Name == rotateCA && o.Ended == nil && !o.Elsewhere {
+			return o, nil
+		}
+	}
+	return nil, err
+}
+
+// renewAll renews the context, and the entries of the cluster in the kubeconfig.
+func (a *app) renewAll(ctx context.Context, c *client.Client) error {
+	ctx, done := a.request(ctx, c.Name)
+	defer done()
+	if err := a.renew(ctx, c); err != nil {
+		return err
+	}
+	return a.renewKubeconfig(ctx, c)
+}
+
+func (a *app) renewCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "renew",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.one(cmd.Context(), "config renew", a.renew)
+		},
+	}
+}
+
+// renew replaces the certificate of the context by a new one, for a new key, and its
+// authorities by all that the node accepts. While there are several, the former credentials
+// stay in a context of their own.
+func (a *app) renew(ctx context.Context, c *client.Client) error {
+	file, path, err := a.load()
+	if err != nil {
+		return err
+	}
+	name := cmp.Or(a.contextName, file.Context)
+	old, err := file.Current(name)
+	if err != nil {
+		return err
+	}
+	key, err := pki.NewKey(pki.Ed25519)
+	if err != nil {
+		return err
+	}
+	request, err := pki.NewRequest(key, pki.Leaf{})
+	if err != nil {
+		return err
+	}
+	m, err := unary(ctx, c.Node.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
+	if err != nil {
+		return err
+	}
+	b64, next := base64.StdEncoding.EncodeToString, *old
+	next.CA, next.Crt, next.Key = b64(m.GetAuthorities()), b64(m.GetCertificate()), b64(key)
+	if err := works(ctx, &next, c.Name); err != nil {
+		return fmt.Errorf("the new certificate doesn't work, and context %q stays as it is: %w", name, err)
+	}
+	file.Contexts[name] = &next
+	if bytes.Count(m.GetAuthorities(), []byte("-----BEGIN ")) < 2 {
+		delete(file.Contexts, name+formerSuffix)
+	} else if file.Contexts[name+formerSuffix] == nil {
+		file.Contexts[name+formerSuffix] = old
+	}
+	if err := file.Save(path); err != nil {
+		return err
+	}
+	a.loaded = &next
+	_, until := owner(&next)
+	fmt.Fprintf(a.out, "context %q has a new certificate, valid until %s\n", name, until)
+	return nil
+}
+
+// works tries a context.
+func works(ctx context.Context, c *client.Context, node string) error {
+	n, err := client.Dial(c, node)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	_, err = unary(ctx, n.Node.Version, &apiv1.VersionRequest{})
+	return err
+}
+
+// restoreFormer makes the former credentials those of the context again.
+func (a *app) restoreFormer() error {
+	file, path, err := a.load()
+	if err != nil {
+		return err
+	}
+	name := cmp.Or(a.contextName, file.Context)
+	former := file.Contexts[name+formerSuffix]
+	if former == nil {
+		return nil
+	}
+	file.Contexts[name] = former
+	delete(file.Contexts, name+formerSuffix)
+	return file.Save(path)
+}
+
+// renewKubeconfig replaces the entries of the cluster in the user's kubeconfig, if there are
+// any. The current context stays.
+func (a *app) renewKubeconfig(ctx context.Context, c *client.Client) error {
+	m, err := unary(ctx, c.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
+	if err != nil {
+		return err
+	}
+	if err := checkKubeconfig(m.Kubeconfig); err != nil {
+		return fmt.Errorf("the node's kubeconfig: %w; nothing was changed", err)
+	}
+	path, err := defaultKubeconfig()
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil // there is none, or it isn't this user's
+	}
+	have, err := parseKube(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	fresh, err := parseKube(m.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	context := get(fresh.entry("contexts", text(fresh.root, "current-context")), "context")
+	entry := fresh.entry("clusters", text(context, "cluster"))
+	there := have.entry("clusters", text(context, "cluster"))
+	if there == nil || text(get(there, "cluster"), "server") != text(get(entry, "cluster"), "server") {
+		return nil
+	}
+	current := text(have.root, "current-context")
+	merged, _, err := mergeKubeconfig(data, m.Kubeconfig, true)
+	if err != nil {
+		return fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
+	}
+	result, err := parseKube(merged)
+	if err != nil {
+		return err
+	}
+	set(result.root, "current-context", current)
+	if merged, err = result.encode(); err != nil {
+		return err
+	}
+	if err := writeKubeconfig(path, merged); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.out, "the entries of the cluster in %s are renewed\n", path)
+	return nil
+}

@@ -156,6 +156,11 @@ var applyTable = []applyRow{
 	{path: "machine.systemDiskEncryption.ephemeral.keys[].nodeID", effect: Reboot},
 	{path: "machine.systemDiskEncryption.ephemeral.keys[].static.passphrase", effect: Reboot},
 	{path: "machine.systemDiskEncryption.ephemeral.keys[].slot", effect: Reboot},
+	{path: "machine.logging.destinations[].endpoint", effect: Live},
+	{path: "machine.logging.destinations[].format", effect: Live},
+	{path: "machine.logging.destinations[].extraTags", effect: Live},
+	{path: "machine.metrics.address", effect: Live},
+	{path: "machine.metrics.clientCA", effect: Live},
 
 	{path: "cluster.clusterName", effect: Reboot},
 	{path: "cluster.id", effect: Live},

@@ -44,6 +44,8 @@ var checks = []check{
 	{"files are distinct", checkFiles},
 	{"environment and sysctls are well-formed", checkEnv},
 	{"encryption keys are usable", checkEncryption},
+	{"logs have destinations", checkLogging},
+	{"metrics have an address", checkMetrics},
 	{"certificate names are valid", checkSANs},
 	{"subnets fit", checkSubnets},
 	{"CNI is chosen once", checkCNI},

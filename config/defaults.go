@@ -51,6 +51,11 @@ var defaults = []struct {
 			keep(&c.Machine.Files[i].Op, FileCreate)
 		}
 	}},
+	{"machine.logging.destinations", func(c *Config) {
+		for i := range c.Machine.Logging.Destinations {
+			keep(&c.Machine.Logging.Destinations[i].Format, LogJSONLines)
+		}
+	}},
 	{"cluster.clusterName", func(c *Config) { keep(&c.Cluster.Name, "garboard") }},
 	{"cluster.controlPlane.localAPIServerPort", func(c *Config) { keep(&c.Cluster.ControlPlane.LocalAPIServerPort, DefaultAPIServerPort) }},
 	{"cluster.network.cni.name", func(c *Config) { keep(&c.Cluster.Network.CNI.Name, CNIFlannel) }},

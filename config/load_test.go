@@ -82,7 +82,7 @@ func TestLoadFillsDefaults(t *testing.T) {
 			t.Errorf("type %s", c.Machine.Type)
 		}
 		for _, d := range defaults {
-			if d.path == "machine.files" || d.path == "machine.network.interfaces" {
+			if d.path == "machine.files" || d.path == "machine.network.interfaces" || d.path == "machine.logging.destinations" {
 				continue // of entries, below
 			}
 			if fieldAt(t, c, d.path).IsZero() {
@@ -201,6 +201,9 @@ systemDiskEncryption:
     keys: [{nodeID: {}, slot: 0}, {static: {passphrase: other}, slot: 2}]
   ephemeral:
     keys: [{static: {passphrase: supersecret}, slot: 1}, {nodeID: {}, slot: 31}]
+logging:
+  destinations: [{endpoint: "tls://logs.example.org:6514", format: rfc5424, extraTags: {rack: "12"}}]
+metrics: {address: "10.0.0.201:9100", clientCA: CRT}
 `
 
 const fullCluster = `controlPlane:

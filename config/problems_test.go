@@ -116,6 +116,23 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "systemDiskEncryption: {state: {keys: [{slot: 1}]}}", `machine.systemDiskEncryption.state.keys[0]: needs exactly one of nodeID and static`},
 	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 32}]}}", `machine.systemDiskEncryption.state.keys[0].slot: 32 is out of range (0 to 31)`},
 	{"machine", "systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 1}, {static: {passphrase: x}, slot: 1}]}}", `machine.systemDiskEncryption.state.keys[1].slot: 1 is already taken by another key`},
+	{"machine", "logging: {destinations: [{format: json_lines}]}", `machine.logging.destinations[0].endpoint: is missing: such as tcp://host:port`},
+	{"machine", "logging: {destinations: [{endpoint: 'logs:514'}]}", `machine.logging.destinations[0].endpoint: not an absolute URL such as https://host:port/path`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcps://logs:514'}]}", `machine.logging.destinations[0].endpoint: must be tcp, udp, tls, http or https, not "tcps"; did you mean tcp`},
+	{"machine", "logging: {destinations: [{endpoint: 'udp://logs'}]}", `machine.logging.destinations[0].endpoint: lacks the port; did you mean udp://logs:514`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:99999'}]}", `machine.logging.destinations[0].endpoint: "99999" is not a port (1 to 65535)`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://me:pass@logs:514/x'}]}", `machine.logging.destinations[0].endpoint: must be a scheme, a host and a port only; did you mean tcp://logs:514`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://a_b:514'}]}", `machine.logging.destinations[0].endpoint: "a_b" is neither a DNS name nor an IP address`},
+	{"machine", "logging: {destinations: [{endpoint: 'https://logs/x', format: rfc5424}]}", `machine.logging.destinations[0].format: rfc5424 isn't sent over HTTP; use json_lines, or an endpoint with tcp, tls or udp`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514', format: json}]}", `machine.logging.destinations[0].format: "json" is not one of json_lines, rfc5424`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514'}, {endpoint: 'tcp://logs:514', format: rfc5424}]}", `machine.logging.destinations[1].endpoint: is also the endpoint of an earlier entry`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {host: a}}]}", `machine.logging.destinations[0].extraTags.host: is a field that each line has; choose another name`},
+	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {'a b': a}}]}", `machine.logging.destinations[0].extraTags["a b"]: must be of letters, digits, dashes, dots and underscores, 32 at most`},
+	{"machine", `logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {a: "x\ny"}}]}`, `machine.logging.destinations[0].extraTags.a: the value must be of printable characters, 256 bytes at most`},
+	{"machine", "metrics: {address: 9100}", `machine.metrics.address: "9100" is not host:port or :port`},
+	{"machine", "metrics: {address: ':443'}", `machine.metrics.address: port 443 is for programs with privileges; choose a port from 1024 on`},
+	{"machine", "metrics: {address: ':10250'}", `machine.metrics.address: another program of the node listens on port 10250; choose another port`},
+	{"machine", "metrics: {address: 'node-1:9100'}", `machine.metrics.address: "node-1" is not an IP address of the node`},
 	// The cluster.
 	{"cluster", "extraManifests: ['file:///x']", `cluster.extraManifests[0]: not an absolute URL such as https://host:port/path`},
 	{"cluster", "inlineManifests: [{contents: x}]", `cluster.inlineManifests[0].name: is missing`},
@@ -259,7 +276,7 @@ test.yaml:6:15: machine.network.hostname: must be text, not a list
 test.yaml:9:15: machine.network.interfaces[0].cidr: lacks the prefix length; did you mean 10.0.0.1/24
 test.yaml:10:9: machine.network.interfaces[1].interface: is missing
 test.yaml:10:9: machine.network.interfaces[1].mtu: 1 is out of range (68 to 65535 bytes)
-test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, files, env, sysctls, systemDiskEncryption
+test.yaml:11:3: machine.mystery: unknown key; known here are type, token, ca, acceptedCAs, certSANs, network, time, install, kubelet, registries, files, env, sysctls, systemDiskEncryption, logging, metrics
 test.yaml:12:1: cluster.token: is missing
 test.yaml:12:1: cluster.ca.crt: is missing
 test.yaml:14:15: cluster.controlPlane.endpoint: not an absolute URL such as https://host:port/path

@@ -79,6 +79,8 @@ type Machine struct {
 	// doesn't check those parameters any more.
 	Sysctls              map[string]string    `yaml:"sysctls"`
 	SystemDiskEncryption SystemDiskEncryption `yaml:"systemDiskEncryption"`
+	Logging              Logging              `yaml:"logging"`
+	Metrics              Metrics              `yaml:"metrics"`
 }
 
 // Network has the network settings of the node.

@@ -34,6 +34,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/files"
+	"github.com/garboard-os/garboard/services/system/forward"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/sysctl"
@@ -62,6 +63,7 @@ type Node struct {
 	ops     *operation.Runner
 	api     *api.Server
 	disks   *disks.Disks
+	forward *forward.Forwarder
 	report  reporter
 	logs    *logs.Logs
 }
@@ -184,6 +186,7 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	n.forward = forward.New(forward.Options{Mode: o.Mode, Store: store, Logs: o.Logs, Since: since, AuditLog: controlplane.AuditLog})
 	chartTo, _ := o.Cmdline.Get(paramChart)
 	n.report = reporter{graph: n.graph, store: store, logs: o.Logs, chartTo: chartTo, since: since}
 	return n, nil

@@ -34,6 +34,7 @@ func (n *Node) Run(ctx context.Context) error {
 			n.logs.Logger(operation.ID).Warn(err.Error())
 		}
 	})
+	wg.Go(func() { n.forward.Run(rctx) })
 	events := n.graph.Subscribe(rctx)
 	wg.Go(func() { n.report.run(rctx, events) })
 	err := n.graph.Run(ctx)

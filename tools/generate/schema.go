@@ -229,15 +229,16 @@ var valueNodes = map[string]node{
 	"machine.network.interfaces[].wireguard.privateKey":        {Type: "string", Pattern: key32Pattern},
 	"machine.network.interfaces[].wireguard.peers[].publicKey": {Type: "string", Pattern: key32Pattern},
 	// Arguments, labels and the like are text to us, but look like anything to YAML.
-	"machine.env":                         texts,
-	"machine.sysctls":                     texts,
-	"machine.kubelet.extraArgs":           texts,
-	"machine.kubelet.nodeLabels":          texts,
-	"cluster.etcd.extraArgs":              texts,
-	"cluster.apiServer.extraArgs":         texts,
-	"cluster.controllerManager.extraArgs": texts,
-	"cluster.scheduler.extraArgs":         texts,
-	"cluster.proxy.extraArgs":             texts,
+	"machine.env":     texts,
+	"machine.sysctls": texts,
+	"machine.logging.destinations[].extraTags": texts,
+	"machine.kubelet.extraArgs":                texts,
+	"machine.kubelet.nodeLabels":               texts,
+	"cluster.etcd.extraArgs":                   texts,
+	"cluster.apiServer.extraArgs":              texts,
+	"cluster.controllerManager.extraArgs":      texts,
+	"cluster.scheduler.extraArgs":              texts,
+	"cluster.proxy.extraArgs":                  texts,
 }
 
 var texts = node{Type: or("object", "null"), Additional: &node{Type: or("string", "number", "boolean", "null")}}

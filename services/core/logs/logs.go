@@ -55,6 +55,7 @@ type Logs struct {
 	byID map[string]*ring
 
 	disk disk
+	feed Feed
 }
 
 // New returns logs that live in memory. console gets one Write per line; see
@@ -124,7 +125,10 @@ func (l *Logs) IDs() []string {
 	return ids
 }
 
-// add is the way of every line into its ring and, if there is one, its file.
+// Feed is the lines of all logs, for those who send them elsewhere.
+func (l *Logs) Feed() *Feed { return &l.feed }
+
+// add is the way of every line into its ring, the feed and, if there is one, its file.
 func (l *Logs) add(id, line string) {
 	if len(line) > maxLine {
 		line = line[:maxLine]
@@ -136,6 +140,8 @@ func (l *Logs) add(id, line string) {
 	defer r.mu.Unlock()
 	r.add(line)
 	l.disk.enqueue(id, line)
+	level, _, text := Parse(line)
+	l.feed.Add(Record{Time: l.now(), Facility: FacilityService, Service: id, Level: level, Message: text})
 }
 
 func (l *Logs) ring(id string) *ring {

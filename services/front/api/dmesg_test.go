@@ -8,30 +8,13 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
-	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/testing/protocmp"
 )
-
-func TestKernelRecords(t *testing.T) {
-	for record, want := range map[string]*apiv1.KernelMessage{
-		"6,339,5140900,-;NET: Registered PF_INET\n SUBSYSTEM=net\n": {Level: 6, SinceBootUs: 5140900, Message: "NET: Registered PF_INET"},
-		"30,340,5690716,-,caller=T1;[garboard] up":                  {Level: 6, SinceBootUs: 5690716, Message: "[garboard] up"},
-		`3,1,0,-;a\x09b\x0ac\xfz \x`:                                {Level: 3, Message: "a\tb\nc\\xfz \\x"},
-		"2,1,1,-;bad \xff":                                          {Level: 2, SinceBootUs: 1, Message: "bad \uFFFD"},
-		"":                                                          nil,
-		"6,1,-;short":                                               nil,
-		"x,1,2,-;none":                                              nil,
-		"6,1,-2,-;none":                                             nil,
-	} {
-		if diff := cmp.Diff(want, parseKmsg([]byte(record)), protocmp.Transform()); diff != "" {
-			t.Errorf("%q: %s", record, diff)
-		}
-	}
-}
 
 // TestDmesgReadsRecordByRecord stands a pipe in for the kernel's log, which also
 // gives what there is and then EAGAIN.

@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"sync"
 
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/boot"
@@ -52,6 +53,11 @@ func runAt(dir, socket, address string) int {
 			return err
 		}
 		defer g.backend.CloseIdleConnections()
+		ctx, stop := context.WithCancel(ctx)
+		var metrics sync.WaitGroup
+		defer metrics.Wait()
+		defer stop()
+		metrics.Go(func() { g.serveMetrics(ctx) })
 		return g.server().Listen(ctx, address)
 	})
 }

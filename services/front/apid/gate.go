@@ -154,7 +154,7 @@ func (g *gate) refuse(r *http.Request, caller identity, code connect.Code, why e
 // authenticate identifies the caller with the current authorities, which may be newer
 // than the connection.
 func (g *gate) authenticate(s *state, r *http.Request) (identity, error) {
-	caller, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates)
+	caller, err := s.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates, s.identify)
 	if err != nil {
 		return identity{}, err
 	}

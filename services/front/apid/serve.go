@@ -89,7 +89,7 @@ func (g *gate) tick() {
 	g.watcher.Poll(g.log, g.refresh)
 	s, now := g.state.Load(), g.now()
 	g.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
-		caller, err := s.recall(c, chain)
+		caller, err := s.recall(c, chain, s.identify)
 		if err == nil {
 			err = caller.current(now)
 		}

@@ -100,7 +100,7 @@ func newSupervisor(o Options) *supervisor {
 	}
 	s := &supervisor{Options: o}
 	s.publisher = statefile.Publisher[facts]{
-		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type()},
+		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{machine.Stages.Type(), secrets.API.Type(), machine.Configs.Type()},
 		Current: func() (statefile.State[facts], error) {
 			c, err := s.current()
 			return c.toState(), err
@@ -168,7 +168,11 @@ func (s *supervisor) current() (settings, error) {
 	case err != nil:
 		return settings{}, err
 	}
-	return settings{mode: api.ModeNormal, bundle: o.Spec.CA, cert: o.Spec.Serving.Crt, key: o.Spec.Serving.Key}, nil
+	in := settings{mode: api.ModeNormal, bundle: o.Spec.CA, cert: o.Spec.Serving.Crt, key: o.Spec.Serving.Key}
+	if c, err := machine.Config(s.Store); err == nil {
+		in.metrics, in.metricsCA = c.Machine.Metrics.Address, c.Machine.Metrics.ClientCA
+	}
+	return in, nil
 }
 
 func (s *supervisor) maintenance() (settings, error) {

@@ -16,6 +16,8 @@ const (
 	bundleName = "ca.crt" // authorities of clients; several during a rotation
 	certName   = "server.crt"
 	keyName    = "server.key"
+	// metricsName is machine.metrics.clientCA.
+	metricsName = "metrics-ca.crt"
 )
 
 // modeClosed, beside api.ModeNormal and api.ModeMaintenance, refuses every client. The
@@ -28,33 +30,37 @@ type facts struct {
 	// PinnedCA, in maintenance mode, is the SHA-256 of a certificate that clients
 	// must show: their own, or their authority's. Hexadecimal; empty: none.
 	PinnedCA string `json:"pinnedCA,omitempty"`
+	// Metrics is machine.metrics.address; empty: none.
+	Metrics string `json:"metrics,omitempty"`
 }
 
 // settings are what PID 1 writes for the gate.
 type settings struct {
-	mode     string
-	pinnedCA string
-	bundle   []byte
-	cert     []byte
-	key      []byte
+	mode      string
+	pinnedCA  string
+	metrics   string
+	bundle    []byte
+	cert      []byte
+	key       []byte
+	metricsCA []byte
 }
 
 func (s settings) toState() statefile.State[facts] {
 	return statefile.State[facts]{
-		Facts: facts{Mode: s.mode, PinnedCA: s.pinnedCA},
-		Files: map[string][]byte{bundleName: s.bundle, certName: s.cert, keyName: s.key},
+		Facts: facts{Mode: s.mode, PinnedCA: s.pinnedCA, Metrics: s.metrics},
+		Files: map[string][]byte{bundleName: s.bundle, certName: s.cert, keyName: s.key, metricsName: s.metricsCA},
 	}
 }
 
 func fromState(b statefile.State[facts]) settings {
 	return settings{
-		mode: b.Facts.Mode, pinnedCA: b.Facts.PinnedCA,
-		bundle: b.Files[bundleName], cert: b.Files[certName], key: b.Files[keyName],
+		mode: b.Facts.Mode, pinnedCA: b.Facts.PinnedCA, metrics: b.Facts.Metrics,
+		bundle: b.Files[bundleName], cert: b.Files[certName], key: b.Files[keyName], metricsCA: b.Files[metricsName],
 	}
 }
 
 func read(dir string) (settings, error) {
-	b, err := statefile.Read[facts](dir, bundleName, certName, keyName)
+	b, err := statefile.Read[facts](dir, bundleName, certName, keyName, metricsName)
 	return fromState(b), err
 }
 
@@ -64,6 +70,10 @@ type state struct {
 	pinned  string         // SHA-256 in lower-case hexadecimal; "": none
 	trusted *x509.CertPool // normal mode
 	tls     *tls.Config    // nil when closed
+	// The metrics' own address.
+	metrics    string         // "": none
+	metricsTLS *tls.Config    // nil: none
+	scrapers   *x509.CertPool // nil: none besides trusted
 }
 
 // newState parses and checks in.
@@ -86,11 +96,24 @@ func newState(in settings) (*state, error) {
 	if err != nil {
 		return nil, fmt.Errorf("certificate of the API: %w", err)
 	}
-	s.tls = s.config(cert)
+	s.tls = s.config(cert, s.admit)
+	if in.metrics == "" || in.mode != api.ModeNormal {
+		return s, nil
+	}
+	s.metrics = in.metrics
+	if len(in.metricsCA) > 0 {
+		if s.scrapers, err = authorities(in.metricsCA); err != nil {
+			return nil, err
+		}
+	}
+	s.metricsTLS = s.config(cert, func(c tls.ConnectionState) error {
+		_, err := s.identifyScraper(c.PeerCertificates)
+		return err
+	})
 	return s, nil
 }
 
-func (s *state) config(cert tls.Certificate) *tls.Config {
+func (s *state) config(cert tls.Certificate, admit func(tls.ConnectionState) error) *tls.Config {
 	c := &tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{cert},
@@ -100,7 +123,7 @@ func (s *state) config(cert tls.Certificate) *tls.Config {
 	}
 	if s.requiresCertificate() {
 		c.ClientAuth = tls.RequireAnyClientCert
-		c.VerifyConnection = s.admit
+		c.VerifyConnection = admit
 	}
 	return c
 }

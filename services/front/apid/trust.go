@@ -58,12 +58,12 @@ type verdict struct {
 	err    error
 }
 
-// recall is identify, once per connection and state.
-func (s *state) recall(c *connlimit.Conn, chain []*x509.Certificate) (identity, error) {
+// recall is identify, or identifyScraper, once per connection and state.
+func (s *state) recall(c *connlimit.Conn, chain []*x509.Certificate, identify func([]*x509.Certificate) (identity, error)) (identity, error) {
 	if v, _ := c.Memo.Load().(*verdict); v != nil && v.by == s {
 		return v.caller, v.err
 	}
-	caller, err := s.identify(chain)
+	caller, err := identify(chain)
 	c.Memo.Store(&verdict{s, caller, err})
 	return caller, err
 }

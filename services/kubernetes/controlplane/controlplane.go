@@ -158,6 +158,9 @@ type Options struct {
 	Initialized func(ctx context.Context, r resource.Reader, endpoint string) (bool, error)
 }
 
+// AuditLog is the audit log of the API server. Rotated files are beside it.
+const AuditLog = auditDir + "/" + apiServer + ".log"
+
 const (
 	filesDir   = "/etc/kubernetes"
 	auditDir   = boot.LogDir + "/audit/kube" // made with the other directories of EPHEMERAL

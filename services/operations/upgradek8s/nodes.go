@@ -34,7 +34,8 @@ type state struct {
 	kubelet string            // the version that runs
 	ready   bool              // as Kubernetes sees it
 	images  map[string]string // of the configuration, by component
-	broken  []string          // why the upgrade can't begin
+	args    map[string]map[string]string
+	broken  []string // why the upgrade can't begin
 }
 
 // survey is a look at all nodes.
@@ -67,7 +68,7 @@ func (o Options) look(ctx context.Context, a Arguments) (survey, error) {
 	}
 	var problems []error
 	for _, st := range s.states {
-		for _, text := range slices.Concat(st.broken, st.mismatches(a)) {
+		for _, text := range slices.Concat(st.broken, st.mismatches(a), st.removed(a)) {
 			problems = append(problems, fmt.Errorf("node %s: %s", st.Name, text))
 		}
 	}
@@ -128,6 +129,9 @@ func (o Options) ask(ctx context.Context, st *state) {
 	document, err := o.Peers.Config(ctx, st.Address)
 	if err == nil {
 		st.images, err = imagesOf(document.GetDocument())
+	}
+	if err == nil {
+		st.args, err = argsOf(document.GetDocument())
 	}
 	if err != nil {
 		bad("%v", err)

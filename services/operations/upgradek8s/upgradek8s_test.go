@@ -197,6 +197,9 @@ func TestRefused(t *testing.T) {
 		"a digest": {Arguments{From: older, To: newer}, func(r *rig) {
 			r.nodes[1].document = []byte(strings.Replace(string(r.nodes[1].document), "kube-apiserver:"+older, "kube-apiserver@sha256:0", 1))
 		}, "node n2: image registry.k8s.io/kube-apiserver@sha256:0 has no version as its tag"},
+		"a removed feature gate": {Arguments{From: older, To: newer}, func(r *rig) {
+			r.nodes[1].document = merged(t, r.nodes[1].document, "cluster: {scheduler: {extraArgs: {feature-gates: 'MemoryManager=true,NodeSwap=true'}}}")
+		}, "node n2: kube-scheduler doesn't start with the feature gate MemoryManager of cluster.scheduler.extraArgs: Kubernetes has removed it in v1.36; remove it from the configuration first"},
 		"sick": {Arguments{From: older, To: newer}, func(r *rig) {
 			r.dies, r.after = "registry.k8s.io/kube-scheduler:"+older, 0
 		}, "kube-scheduler isn't ready: CrashLoopBackOff"},

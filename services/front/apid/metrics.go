@@ -1,0 +1,167 @@
+package apid
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/garboard-os/garboard/api"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/front/connlimit"
+)
+
+const (
+	// Bounds of the metrics' own address: a few servers of Prometheus read it.
+	maxScrapers   = 32
+	maxScraperNew = 16
+	maxScrapes    = 8
+	// scrapeTimeout is longer than Prometheus waits.
+	scrapeTimeout = 30 * time.Second
+	// listenEvery is how often the address of the configuration is compared with that of
+	// the listener. A node may get the address later than the configuration.
+	listenEvery = time.Second
+)
+
+// scrapes is the handler behind machine.metrics.address: GET /metrics and nothing else.
+type scrapes struct {
+	*gate
+	open    connlimit.Conns
+	running atomic.Int32
+}
+
+// listener is a running server.
+type listener struct {
+	address string
+	stop    context.CancelFunc
+	done    chan struct{}
+}
+
+// close stops the server, and waits for it.
+func (l *listener) close() {
+	if l != nil {
+		l.stop()
+		<-l.done
+	}
+}
+
+// serveMetrics serves at the address that the state has, until ctx ends.
+func (g *gate) serveMetrics(ctx context.Context) {
+	var current *listener
+	defer func() { current.close() }()
+	reported := ""
+	for ok := true; ok; ok = sleep.For(ctx, listenEvery) {
+		wanted := g.state.Load().metrics
+		if current != nil {
+			select {
+			case <-current.done: // it failed
+			default:
+				if current.address == wanted {
+					continue
+				}
+			}
+			current.close()
+			current = nil
+		}
+		if wanted == "" {
+			continue
+		}
+		l, err := g.listenMetrics(ctx, wanted)
+		if err != nil && err.Error() != reported {
+			reported = err.Error()
+			g.log.Warn("metrics have no own address: "+reported, "address", wanted)
+		}
+		current = l
+	}
+}
+
+func (g *gate) listenMetrics(ctx context.Context, address string) (*listener, error) {
+	port, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	s := &scrapes{gate: g, open: connlimit.Conns{Max: maxScrapers, MaxNew: maxScraperNew}}
+	server := &connlimit.Server{
+		Handler: s, Log: g.log, Conns: &s.open, TLS: s.config,
+		Read: g.piece, Idle: idleTimeout, Stall: g.stall, MaxHeader: maxHeader, MaxStreams: maxScrapes, Tick: s.sweep,
+	}
+	ctx, stop := context.WithCancel(ctx)
+	l := &listener{address: address, stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(l.done)
+		if err := server.Serve(ctx, port); err != nil {
+			g.log.Warn("metrics: " + err.Error())
+		}
+	}()
+	g.log.Info("serves metrics", "address", address)
+	return l, nil
+}
+
+func (s *scrapes) config() (*tls.Config, error) {
+	if c := s.state.Load().metricsTLS; c != nil {
+		return c, nil
+	}
+	return nil, errClosed
+}
+
+func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.running.Add(1) > maxScrapes {
+		s.running.Add(-1)
+		http.Error(w, fmt.Sprintf("the node answers %d requests already; try again later", maxScrapes), http.StatusServiceUnavailable)
+		return
+	}
+	defer s.running.Add(-1)
+	now := s.state.Load()
+	m, _ := api.Lookup(api.MetricsPath)
+	caller, err := now.recall(connlimit.Of(r.Context()), r.TLS.PeerCertificates, now.identifyScraper)
+	if err == nil {
+		err = caller.current(s.now())
+	}
+	switch {
+	case err == nil && !api.Allowed(m, caller.roles):
+		err = fmt.Errorf("metrics need the role %s", m.Role)
+		fallthrough
+	case err != nil:
+		s.log.Warn("refused", "who", caller.name, "from", r.RemoteAddr, "method", printablePath(r), "why", err.Error())
+		http.Error(w, err.Error(), http.StatusForbidden)
+		return
+	case r.URL.Path != api.MetricsPath:
+		http.Error(w, "there is only "+api.MetricsPath, http.StatusNotFound)
+		return
+	case r.Method != http.MethodGet:
+		http.Error(w, "there is only GET", http.StatusMethodNotAllowed)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), callKey{}, call{caller, now.mode, r.RemoteAddr}), scrapeTimeout)
+	defer cancel()
+	r.Body = http.NoBody
+	s.proxy.ServeHTTP(newSteady(w, s.stall), r.WithContext(ctx))
+}
+
+// sweep closes connections of clients that are no longer allowed.
+func (s *scrapes) sweep() {
+	state, now := s.state.Load(), s.now()
+	s.open.Sweep(func(c *connlimit.Conn, chain []*x509.Certificate) bool {
+		caller, err := state.recall(c, chain, state.identifyScraper)
+		return err == nil && caller.current(now) == nil
+	})
+}
+
+// identifyScraper is identify for the metrics' own address: certificates of
+// machine.metrics.clientCA may read metrics, too.
+func (s *state) identifyScraper(chain []*x509.Certificate) (identity, error) {
+	if s.metrics == "" || len(chain) == 0 {
+		return identity{}, errors.New("metrics aren't served here")
+	}
+	if s.scrapers != nil && verify(chain, s.scrapers) == nil {
+		caller := newIdentity(chain[0])
+		caller.roles = []string{string(api.Reader)}
+		return caller, nil
+	}
+	return s.identify(chain)
+}

@@ -1,0 +1,110 @@
+package upgradek8s
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
+)
+
+// With a flag or a feature gate that it doesn't know, or a gate that it doesn't allow to
+// change, a component doesn't start. The tables below have what each minor version took
+// away, by the sources of v1.34.4, v1.35.4 and v1.36.3: the flags of the five components,
+// and the versions in their tables of feature gates. A test compares them with the programs.
+
+// removedFlags are component and flag.
+var removedFlags = map[int][][2]string{
+	35: {{"kubelet", "pod-infra-container-image"}},
+}
+
+// removedGates are unknown from that version on.
+var removedGates = map[int]string{
+	35: `AllowServiceLBStatusOnNonLB ComponentSLIs CronJobsScheduledAnnotation LoadBalancerIPMode PodIndexLabel ProbeHostPodSecurityStandards
+		SizeMemoryBackedVolumes StatefulSetAutoDeletePVC StrictCostEnforcementForVAP StrictCostEnforcementForWebhooks UserNamespacesPodSecurityStandards`,
+	36: `CSIMigrationPortworx HonorPVReclaimPolicy InPlacePodVerticalScalingAllocatedStatus InTreePluginPortworxUnregister MemoryManager
+		ServiceTrafficDistribution StructuredAuthorizationConfiguration TopologyAwareHints WatchFromStorageWithoutResourceVersion`,
+}
+
+// lockedGates have only this value from that version on.
+var lockedGates = map[int]string{
+	35: `AggregatedDiscoveryRemoveBetaType=true AllowOverwriteTerminationGracePeriodSeconds=false DisableAllocatorDualWrite=true ExecProbeTimeout=true
+		ImageMaximumGCAge=true InPlacePodVerticalScaling=true JobManagedBy=true PodObservedGenerationTracking=true PreferSameTrafficDistribution=true
+		SupplementalGroupsPolicy=true SystemdWatchdog=true`,
+	36: `CSIServiceAccountTokenSecrets=true DRAAdminAccess=true DeclarativeValidation=true DisableNodeKubeProxyVersion=true
+		ExternalServiceAccountTokenSigner=true GitRepoVolumeDriver=false ImageVolume=true InOrderInformers=true KubeletFineGrainedAuthz=true KubeletPSI=true
+		KubeletPodResourcesDynamicResources=true KubeletPodResourcesGet=true MutableCSINodeAllocatableCount=true NodeLogQuery=true ProcMountType=true
+		SELinuxChangePolicy=true SELinuxMountReadWriteOncePod=true SeparateCacheWatchRPC=false TopologyManagerPolicyOptions=true
+		UserNamespacesSupport=true VolumeAttributesClass=true`,
+}
+
+// featureGates is the flag with the gates: A=true,B=false.
+const featureGates = "feature-gates"
+
+// argsOf reads the extraArgs of each component from the document of a node.
+func argsOf(document []byte) (map[string]map[string]string, error) {
+	var tree map[string]any
+	if err := yaml.Unmarshal(document, &tree); err != nil {
+		return nil, fmt.Errorf("its configuration: %w", err)
+	}
+	all := map[string]map[string]string{}
+	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+		args, _ := kubeclient.Object(tree).At(argsPath(c)...).(map[string]any)
+		all[c.name] = map[string]string{}
+		for flag, value := range args {
+			all[c.name][strings.ReplaceAll(flag, "_", "-")] = fmt.Sprint(value)
+		}
+	}
+	return all, nil
+}
+
+func argsPath(c component) []string { return append(slices.Clone(c.path[:len(c.path)-1]), "extraArgs") }
+
+// removed are the settings of the node with which a component of the new version wouldn't
+// start.
+func (s state) removed(a Arguments) (all []string) {
+	for _, c := range slices.Concat(programs, []component{proxy, kubelet}) {
+		if c.name == kubelet.name && a.NoKubelet || c.name != kubelet.name && !s.ControlPlane {
+			continue
+		}
+		args := s.args[c.name]
+		for version := minor(a.From) + 1; version <= minor(a.To); version++ {
+			refuse := func(what, why string) {
+				all = append(all, fmt.Sprintf("%s doesn't start with %s of %s: %s in v1.%d; remove it from the configuration first, by `gbctl patch mc`",
+					c.name, what, strings.Join(argsPath(c), "."), why, version))
+			}
+			for _, flag := range removedFlags[version] {
+				if _, used := args[flag[1]]; used && flag[0] == c.name {
+					refuse("the flag "+flag[1], "Kubernetes has removed it")
+				}
+			}
+			gates := parseGates(args[featureGates])
+			for _, gate := range slices.Sorted(maps.Keys(gates)) {
+				if slices.Contains(strings.Fields(removedGates[version]), gate) {
+					refuse("the feature gate "+gate, "Kubernetes has removed it")
+				}
+				for value, other := range map[string]string{"true": "false", "false": "true"} {
+					if gates[gate] == value && slices.Contains(strings.Fields(lockedGates[version]), gate+"="+other) {
+						refuse("the feature gate "+gate+"="+value, "it is always "+other)
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// parseGates reads A=true,kube:B=false.
+func parseGates(text string) map[string]string {
+	gates := map[string]string{}
+	for _, pair := range strings.Split(text, ",") {
+		name, value, found := strings.Cut(strings.TrimSpace(pair), "=")
+		if found {
+			gates[name[strings.LastIndexByte(name, ':')+1:]] = strings.ToLower(strings.TrimSpace(value))
+		}
+	}
+	return gates
+}

@@ -1,0 +1,60 @@
+//go:build long
+
+package upgradek8s
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The programs that are built here refuse what the tables have, and the older ones don't.
+func TestRemovedSettingsOfThePrograms(t *testing.T) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := func(component, name string) string {
+		found, err := filepath.Glob(filepath.Join(cache, "garboard", component, "*", name))
+		if err != nil || len(found) == 0 {
+			t.Skipf("%s isn't built on this machine", component)
+		}
+		return found[0]
+	}
+	// Without a configuration, each ends by itself.
+	output := func(args ...string) string {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		text, _ := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput() // it always fails
+		return string(text)
+	}
+	opposite := strings.NewReplacer("=true", "=false", "=false", "=true")
+	for version, component := range map[int]string{35: "kubernetes-1.35", 36: "kubernetes"} {
+		scheduler := program(component, "kube-scheduler")
+		for _, gate := range strings.Fields(removedGates[version]) {
+			if text := output(scheduler, "--feature-gates="+gate+"=true"); !strings.Contains(text, "unrecognized feature gate: "+gate) {
+				t.Errorf("v1.%d: %s: %s", version, gate, text)
+			}
+		}
+		for _, gate := range strings.Fields(lockedGates[version]) {
+			if text := output(scheduler, "--feature-gates="+opposite.Replace(gate)); !strings.Contains(text, "is locked to") {
+				t.Errorf("v1.%d: %s: %s", version, gate, text)
+			}
+		}
+		for _, flag := range removedFlags[version] {
+			if text := output(program(component, flag[0]), "--"+flag[1]+"=x"); !strings.Contains(text, "unknown flag: --"+flag[1]) {
+				t.Errorf("v1.%d: %s --%s: %s", version, flag[0], flag[1], text)
+			}
+		}
+	}
+	for _, gate := range strings.Fields(removedGates[36] + " " + lockedGates[36]) {
+		name, _, _ := strings.Cut(gate, "=")
+		if text := output(program("kubernetes-1.35", "kube-scheduler"), "--feature-gates="+name+"="+map[bool]string{true: "false", false: "true"}[strings.HasSuffix(gate, "=true")]); strings.Contains(text, "feature gate") {
+			t.Errorf("v1.35 refuses %s already: %s", name, text)
+		}
+	}
+}

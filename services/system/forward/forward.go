@@ -1,0 +1,235 @@
+// Package forward sends the logs of the node to other machines
+// (machine.logging.destinations): those of services, of the kernel, and the API server's
+// audit log.
+//
+//	service logs ─┐
+//	kernel ───────┼─► logs.Feed ─► one goroutine for each destination ─► tcp, tls, udp, http
+//	audit log ────┘
+//
+// Nothing waits for a destination: the feed is bounded, and a destination that falls
+// behind loses the oldest lines. It counts them, sends the count, and LogDestinations
+// shows it. A batch that couldn't be sent is sent again, so after an interrupted
+// connection some lines may come twice. TCP doesn't report which lines a server has
+// read: those that were on their way may be missing then.
+package forward
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/logs"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/machine"
+)
+
+const (
+	// LogID is the log of this package.
+	LogID = "logforward"
+	// publishEvery is how often the counters are published. A destination that fails, or
+	// works again, is published at once.
+	publishEvery = 5 * time.Second
+)
+
+// Destination is what became of the lines for one server.
+type Destination struct {
+	Format  config.LogFormat `yaml:"format"`
+	Sending bool             `yaml:"sending"` // the last attempt succeeded
+	// Since is when that began; zero: nothing was sent yet.
+	Since   time.Time `yaml:"since"`
+	Sent    uint64    `yaml:"sent"`    // lines
+	Dropped uint64    `yaml:"dropped"` // lines that were too many to wait, or that the server refused
+	// Error is the last failure; it stays after it was solved.
+	Error string `yaml:"error,omitempty"`
+}
+
+// Destinations are those of the configuration, by endpoint.
+var Destinations = resource.Define[Destination](resource.Definition{
+	Type: "LogDestinations.runtime.garboard.dev", Kind: "LogDestination", Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "FORMAT", Value: func(s any) string { return string(s.(Destination).Format) }},
+		{Name: "SENDING", Value: func(s any) string { return strconv.FormatBool(s.(Destination).Sending) }},
+		{Name: "SINCE", Value: func(s any) string {
+			if since := s.(Destination).Since; !since.IsZero() {
+				return since.UTC().Format(time.RFC3339)
+			}
+			return ""
+		}},
+		{Name: "SENT", Value: func(s any) string { return strconv.FormatUint(s.(Destination).Sent, 10) }},
+		{Name: "DROPPED", Value: func(s any) string { return strconv.FormatUint(s.(Destination).Dropped, 10) }},
+		{Name: "ERROR", Value: func(s any) string { return s.(Destination).Error }},
+	},
+})
+
+// Options are what the forwarder stands on.
+type Options struct {
+	Mode  boot.Mode
+	Store *resource.Store
+	Logs  *logs.Logs
+	// Since is the time since boot.
+	Since func() time.Duration
+	// AuditLog is the API server's audit log.
+	AuditLog string
+
+	// What tests have in another way.
+	kmsg  string // "": logs.KmsgDevice
+	first time.Duration
+	flush time.Duration
+}
+
+// Forwarder sends the logs. It isn't a service of the graph, so that it still sends what
+// services log when they stop.
+type Forwarder struct {
+	o       Options
+	log     *slog.Logger
+	changed chan struct{} // a destination fails, or works again
+	sources func()        // stops the sources and waits for them; nil: they don't run
+	late    bool          // forwarding was off once: sources begin at their end
+	running map[string]*running
+}
+
+// running is a destination with its goroutine.
+type running struct {
+	*destination
+	stop func() // stops the goroutine and waits for it
+}
+
+// New returns a forwarder; Run runs it.
+func New(o Options) *Forwarder {
+	if o.kmsg == "" {
+		o.kmsg = logs.KmsgDevice
+	}
+	if o.first == 0 {
+		o.first = firstPause
+	}
+	if o.flush == 0 {
+		o.flush = flushBudget
+	}
+	return &Forwarder{o: o, log: o.Logs.Logger(LogID), changed: make(chan struct{}, 1), running: map[string]*running{}}
+}
+
+// Run forwards until ctx ends, and then for flushBudget at most.
+func (f *Forwarder) Run(ctx context.Context) {
+	configs := f.o.Store.Watch(ctx, machine.Configs.Type())
+	tick := time.NewTicker(publishEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			f.set(nil)
+			return
+		case <-configs:
+			if cfg, err := machine.Config(f.o.Store); err == nil {
+				f.set(cfg)
+			}
+		case <-f.changed:
+		case <-tick.C:
+		}
+		f.publish()
+	}
+}
+
+// set makes the destinations those of cfg; nil: none.
+func (f *Forwarder) set(cfg *config.Config) {
+	wanted := map[string]settings{}
+	if cfg != nil {
+		for _, d := range cfg.Machine.Logging.Destinations {
+			wanted[d.Name()] = settings{LogDestination: d, env: cfg.Machine.Env}
+		}
+	}
+	var stopping sync.WaitGroup
+	for name, r := range f.running {
+		if next, still := wanted[name]; !still || !reflect.DeepEqual(next, r.settings) {
+			stopping.Go(r.stop)
+			r.stop = nil
+		}
+	}
+	stopping.Wait()
+	for name, r := range f.running {
+		if _, still := wanted[name]; !still {
+			r.reader.Close()
+			delete(f.running, name)
+		}
+	}
+	if len(wanted) > 0 {
+		f.o.Logs.Feed().Keep(true)
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		f.start(name, wanted[name])
+	}
+	switch {
+	case len(wanted) > 0 && f.sources == nil:
+		f.sources = f.startSources()
+	case len(wanted) == 0:
+		if f.sources != nil {
+			f.sources()
+			f.sources = nil
+		}
+		f.o.Logs.Feed().Keep(false)
+		f.late = true
+	}
+}
+
+// start starts a destination, or starts it again with other settings: it then continues
+// where it was.
+func (f *Forwarder) start(name string, s settings) {
+	r := f.running[name]
+	if r == nil {
+		r = &running{destination: &destination{o: f.o, log: f.log, name: name, reader: f.o.Logs.Feed().Read(), changed: f.changed}}
+		f.running[name] = r
+	}
+	if r.stop != nil {
+		return
+	}
+	r.settings = s
+	r.stop = owned(func(ctx context.Context) {
+		for {
+			// What servers answer is input from outside.
+			err := dag.Guard(f.log, func() error { r.run(ctx); return nil })
+			if err == nil || !sleep.For(ctx, lastPause) {
+				return
+			}
+		}
+	})
+}
+
+// owned runs do in a goroutine; stop ends it and waits for it.
+func owned(do func(ctx context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		do(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// publish shows the state of all destinations.
+func (f *Forwarder) publish() {
+	w := f.o.Store.As(LogID)
+	var errs []error
+	for name, r := range f.running {
+		errs = append(errs, Destinations.Put(w, name, r.status()))
+	}
+	for _, old := range Destinations.List(f.o.Store) {
+		if f.running[old.ID] == nil {
+			errs = append(errs, Destinations.Delete(w, old.ID))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		f.log.Warn(err.Error())
+	}
+}

@@ -1,4 +1,4 @@
-// Package kubernetes is a small client of the Kubernetes API: JSON over HTTP with
+// Package kubeclient is a small client of the Kubernetes API: JSON over HTTP with
 // a client certificate or a bearer token, and the handful of verbs that a node
 // needs. Objects are plain maps, so it fits every version of Kubernetes and
 // drags in none of its libraries, which would double the size of PID 1.
@@ -21,7 +21,10 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // FieldManager is the name under which Garboard owns fields.
@@ -162,10 +165,27 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	return nil, statusError(resp.StatusCode, text)
 }
 
+// A question is asked again, after a pause, if its connection breaks: the balancer does that with
+// the connections to an API server that isn't ready any more, and then another one answers.
+const (
+	asks     = 3
+	askPause = 200 * time.Millisecond
+)
+
 // read sends r and returns the answer.
 func (c *Client) read(ctx context.Context, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	for ask := 1; ; ask++ {
+		data, err := c.readOnce(ctx, r)
+		broke := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+		if !broke || r.method != http.MethodGet || ask == asks || !sleep.For(ctx, askPause) {
+			return data, err
+		}
+	}
+}
+
+func (c *Client) readOnce(ctx context.Context, r request) ([]byte, error) {
 	body, err := c.open(ctx, r)
 	if err != nil {
 		return nil, err

@@ -253,6 +253,33 @@ func TestWatch(t *testing.T) {
 }
 
 // A server that hangs is left when the context ends.
+// A question whose connection breaks is asked again, and a change isn't.
+func TestBrokenConnections(t *testing.T) {
+	asked := map[string]int{}
+	breaks := 2
+	handler := func(w http.ResponseWriter, r *http.Request) {
+		if asked[r.Method]++; asked[r.Method] <= breaks {
+			panic(http.ErrAbortHandler)
+		}
+		_, _ = w.Write([]byte("{}"))
+	}
+	c, _ := serve(t, map[string]http.HandlerFunc{"GET /version": handler, "PUT /version": handler})
+	read := func(method string) error {
+		_, err := c.read(t.Context(), request{method: method, path: "/version"})
+		return err
+	}
+	if err := read(http.MethodGet); err != nil || asked[http.MethodGet] != asks {
+		t.Errorf("asked %d times: %v", asked[http.MethodGet], err)
+	}
+	if err := read(http.MethodPut); err == nil || asked[http.MethodPut] != 1 {
+		t.Errorf("changed %d times: %v", asked[http.MethodPut], err)
+	}
+	breaks = 100
+	if err := read(http.MethodGet); err == nil || asked[http.MethodGet] != 2*asks {
+		t.Errorf("asked %d times: %v", asked[http.MethodGet], err)
+	}
+}
+
 func TestRequestEndsWithContext(t *testing.T) {
 	hang := make(chan struct{})
 	c, _ := serve(t, map[string]http.HandlerFunc{"GET /readyz": func(http.ResponseWriter, *http.Request) { <-hang }})

@@ -77,6 +77,19 @@ func TestQ16OtherKubernetes(t *testing.T) {
 // nothing that was acknowledged is lost.
 func TestUpgradeUnderLoad(t *testing.T) {
 	c, m := e2etest.Ready(t, "upgrade3", qemu.Container, e2etest.Nodes(3, 1), e2etest.OtherKubernetes(t))
+	c.Complete()
+	c.Eventually(versionBudget, "all nodes are healthy", func() error {
+		var addresses []string
+		for _, n := range c.Nodes {
+			addresses = append(addresses, n.Address.String())
+		}
+		out, err := c.TryGbctl("-n", strings.Join(addresses, ","), "health")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+	m.Reached("all control planes serve")
 	load := c.Write(e2etest.KubernetesStore(c.Endpoint()))
 	load.Goes(writeBudget, "before the upgrade")
 	out, err := c.Patient(wideBudget).TryGbctl("-n", c.Nodes[1].Address.String(), "upgrade-k8s", "--to", plain(config.KubernetesVersion), "--yes")

@@ -22,9 +22,9 @@ import (
 
 // Budgets are those of docs/design.md.
 const (
-	budgetInit    = 30e6 // bytes of PID 1, stripped
+	budgetInit    = 33e6 // bytes of PID 1, stripped
 	budgetPSS     = 60e6 // bytes of memory of PID 1 and its helpers, idle
-	budgetPayload = 60e6 // bytes over the network to boot
+	budgetPayload = 64e6 // bytes over the network to boot
 	budgetReady   = 15 * time.Second
 
 	// controlPlaneMiB is the memory in which a one-node control plane has to run,

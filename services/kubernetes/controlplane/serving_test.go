@@ -213,7 +213,7 @@ func served(t *testing.T, s http.Handler) *resource.Store {
 	put(t, err)
 	store := testStore(t, c)
 	put(t, secrets.Kubernetes.Put(store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{
-		CA:        c.Cluster.CA,
+		CA: c.Cluster.CA, Trusted: c.Cluster.CA.Crt,
 		APIServer: config.CertKey{Crt: admin}, Admin: config.CertKey{Crt: admin, Key: key}, Balancer: server.URL,
 	}))
 	return store

@@ -25,7 +25,7 @@ type status struct {
 	pb.UnimplementedMaintenanceServer
 }
 
-func (status) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
+func (*status) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
 	return &pb.StatusResponse{Header: &pb.ResponseHeader{}, Version: "3"}, nil
 }
 
@@ -47,7 +47,7 @@ func TestClientWhileTheAuthorityIsReplaced(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(next.Crt)
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots})))
-	pb.RegisterMaintenanceServer(server, status{})
+	pb.RegisterMaintenanceServer(server, &status{})
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 

@@ -115,8 +115,8 @@ type Etcd struct {
 	well atomic.Pointer[time.Time]
 	// unsettled: the journal's phase is new or joining.
 	unsettled atomic.Pointer[record]
-	// secrets is the version of the files that this run of etcd has read.
-	secrets atomic.Pointer[string]
+	// files is the version of the certificates that this run of etcd has read.
+	files atomic.Pointer[string]
 	// dataID is the identity of the data of this run of etcd; set once data is there.
 	dataID atomic.Pointer[identity]
 }
@@ -175,7 +175,7 @@ func (e *Etcd) run(outer context.Context, h *dag.Handle) (err error) {
 	e.well.Store(&now)
 	e.dataID.Store(nil)
 	if files, err := secrets.Statuses.Get(e.o.Store, secrets.EtcdID); err == nil {
-		e.secrets.Store(&files.Spec.Version)
+		e.files.Store(&files.Spec.Version)
 	}
 	defer func() {
 		e.publish(false)
@@ -407,8 +407,8 @@ func (e *Etcd) publish(ready bool) {
 	if id := e.dataID.Load(); id != nil {
 		status.MemberID = HexID(id.member)
 	}
-	if version := e.secrets.Load(); version != nil {
-		status.Secrets = *version
+	if version := e.files.Load(); version != nil {
+		status.Files = *version
 	}
 	// The store refuses only an undefined type.
 	_ = Statuses.Put(e.o.Store.As(ID), StatusID, status)

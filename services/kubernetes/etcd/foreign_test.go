@@ -39,7 +39,7 @@ func TestForeignAuthorityOfKubernetes(t *testing.T) {
 	must(t, err)
 	n.cfg.Cluster.ControlPlane.Endpoint = endpoint
 	must(t, secrets.Kubernetes.Put(n.o.Store.As("test"), secrets.KubernetesID, secrets.KubernetesSpec{
-		CA: config.CertKey{Crt: own.ca.Cert, Key: own.ca.Key}, Endpoint: endpoint.String(),
+		CA: config.CertKey{Crt: own.ca.Cert, Key: own.ca.Key}, Trusted: own.ca.Cert, Endpoint: endpoint.String(),
 	}))
 	waits(t, n.decide(t.Context()), "cluster.ca", other.apiserver.URL, "another cluster")
 	var refusal Refusal

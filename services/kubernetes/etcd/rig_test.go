@@ -148,7 +148,7 @@ func (r *rig) node(name string, machineType config.MachineType, addr netip.Addr)
 	must(t, err)
 	must(t, secrets.Etcd.Put(as, secrets.EtcdID, keys))
 	must(t, secrets.Kubernetes.Put(as, secrets.KubernetesID, secrets.KubernetesSpec{
-		CA: config.CertKey{Crt: r.ca.Cert, Key: r.ca.Key}, Endpoint: endpoint.String(),
+		CA: config.CertKey{Crt: r.ca.Cert, Key: r.ca.Key}, Trusted: r.ca.Cert, Endpoint: endpoint.String(),
 	}))
 	n.Etcd = New(Options{Store: store, Peers: peers.New(store), DataDir: n.path("data"), Journal: n.path("etcd.json")})
 	return n

@@ -10,7 +10,7 @@ type StatusSpec struct {
 	Ready    bool   `yaml:"ready"`
 	Endpoint string `yaml:"endpoint"` // https://127.0.0.1:2379
 	MemberID string `yaml:"memberID"` // hexadecimal
-	Secrets  string `yaml:"secrets"`  // the version of the files that it was started with: secrets.StatusSpec
+	Files    string `yaml:"files"`    // the version of those that it was started with: secrets.StatusSpec
 }
 
 // Statuses has the object StatusID, on control planes.

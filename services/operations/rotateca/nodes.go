@@ -309,7 +309,7 @@ func (o Options) healthy(ctx context.Context, n node) (map[string]secrets.Status
 	switch member := members[etcd.StatusID]; {
 	case !member.Ready:
 		return statuses, errors.New("etcd doesn't serve")
-	case member.Secrets != statuses[secrets.EtcdID].Version:
+	case member.Files != statuses[secrets.EtcdID].Version:
 		return statuses, errors.New("etcd runs with its former files")
 	}
 	for _, name := range programs {

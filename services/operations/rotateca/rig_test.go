@@ -407,7 +407,7 @@ func (r *rig) Resources(_ context.Context, a netip.Addr, typ, id string) (all []
 			add(secrets.KubernetesID, secrets.StatusSpec{Programs: versions, Authorities: only(files, config.KubernetesAuthority, config.EtcdAuthority, config.AggregatorAuthority, config.ServiceAccountKey)})
 		}
 	case etcd.Statuses.Type():
-		add(etcd.StatusID, etcd.StatusSpec{Ready: true, Secrets: running[config.EtcdAuthority]})
+		add(etcd.StatusID, etcd.StatusSpec{Ready: true, Files: running[config.EtcdAuthority]})
 	case controlplane.Configs.Type():
 		add(id, object{"image": "i:1"})
 	case controlplane.StaticPodStatuses.Type():

@@ -178,8 +178,10 @@ func (o Options) acceptStep(chosen []string) operation.Step {
 			} else if err != nil {
 				return err
 			}
-			if err := o.noneIssues(ctx, r, chosen); err != nil {
-				return err
+			if _, err := issued.Get(p); err == nil { // it has begun
+				if err := o.noneIssues(ctx, r, chosen); err != nil {
+					return err
+				}
 			}
 			return p.UndoEach(ctx, o.parts(r, chosen, accepted, former)...)
 		},
@@ -191,10 +193,13 @@ func (o Options) issueStep(id, what string, chosen []string) operation.Step {
 		ID: id, What: what, Deadline: allTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
 			r, err := rotating.Get(p)
-			if err != nil {
-				return err
+			if err == nil {
+				err = issued.Put(p, time.Now())
 			}
-			if err := p.Each(ctx, 1, o.parts(r, chosen, issuing, accepted)...); err != nil {
+			if err == nil {
+				err = p.Each(ctx, 1, o.parts(r, chosen, issuing, accepted)...)
+			}
+			if err != nil {
 				return err
 			}
 			return issued.Put(p, time.Now())
@@ -225,7 +230,7 @@ func (o Options) parts(r rotation, chosen []string, to, back phase) (parts []ope
 	return parts
 }
 
-// issued is when the last certificates were issued.
+// issued is when the last certificates were issued, or their issue began.
 var issued = operation.Data[time.Time]{Key: "issued"}
 
 // tokensStep waits until pods have tokens that the new key has signed.

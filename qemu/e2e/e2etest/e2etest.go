@@ -26,8 +26,8 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/image"
-	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/components"
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/vm"
 	"github.com/garboard-os/garboard/tools/testing/eventually"

@@ -1,0 +1,151 @@
+//go:build e2e && long
+
+package configure
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/garboard-os/garboard/api/client"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+// observePatch sends the logs to an address, and serves metrics at a port.
+const observePatch = `
+machine:
+  logging: {destinations: [{endpoint: "tcp://ADDRESS", format: json_lines, extraTags: {rack: r12}}]}
+  metrics: {address: ":9200"}
+`
+
+// observed: another machine gets the logs of services and the audit log, and the metrics.
+func observed(t *testing.T, c *e2etest.Cluster) {
+	network := c.Network()
+	listener, err := network.Listen("10.5.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := collect(t, listener)
+	c.Gbctl("patch", "mc", "--immediate", "-p", strings.Replace(observePatch, "ADDRESS", listener.Addr().String(), 1))
+	c.Kubectl("create", "namespace", "observed")
+	for _, want := range []string{
+		`"facility":"service","host":"` + c.Node() + `"`, `"service":"kubelet"`, `"service":"etcd"`, `"rack":"r12"`,
+		`"facility":"audit"`, `namespaces/observed`,
+	} {
+		c.Eventually(upBudget, "a line with "+want, func() error { return lines.has(want) })
+	}
+	c.Eventually(apiBudget, "the destination takes lines", func() error {
+		out, err := c.TryGbctl("get", "logdestinations")
+		if err == nil && !strings.Contains(out, listener.Addr().String()) {
+			err = fmt.Errorf("destinations are\n%s", out)
+		}
+		return err
+	})
+
+	file, err := client.Load(c.ClientConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, err := file.Current("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	authorities, own, err := admin.Credentials()
+	if err != nil {
+		t.Fatal(err)
+	}
+	trust := &tls.Config{RootCAs: authorities, Certificates: []tls.Certificate{own}}
+	url := "https://" + net.JoinHostPort(c.Nodes[0].Address.String(), "9200") + "/metrics"
+	dial := func(ctx context.Context, _, address string) (net.Conn, error) { return network.Dial(ctx, address) }
+	user := &http.Client{Transport: &http.Transport{TLSClientConfig: trust, DialContext: dial, DisableKeepAlives: true}, Timeout: apiBudget}
+	c.Eventually(upBudget, "metrics at their own address", func() error {
+		answer, err := user.Get(url)
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err == nil && (answer.StatusCode != http.StatusOK || !strings.Contains(string(text), "garboard_")) {
+			err = fmt.Errorf("%s: %.200s", answer.Status, text)
+		}
+		return err
+	})
+	stranger := trust.Clone()
+	stranger.Certificates = nil
+	nobody := &http.Client{Transport: &http.Transport{TLSClientConfig: stranger, DialContext: dial, DisableKeepAlives: true}, Timeout: apiBudget}
+	if answer, err := nobody.Get(url); err == nil {
+		answer.Body.Close()
+		if answer.StatusCode == http.StatusOK {
+			t.Error("a client without a certificate gets the metrics")
+		}
+	}
+	c.Gbctl("apply-config", "--immediate", "-f", c.Configuration(c.Node()))
+	up(c)
+}
+
+// received are lines that arrived.
+type received struct {
+	mu  sync.Mutex // guards all
+	all []string
+}
+
+func (r *received) has(text string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, line := range r.all {
+		if strings.Contains(line, text) {
+			return nil
+		}
+	}
+	return fmt.Errorf("none of %d lines has it", len(r.all))
+}
+
+// collect takes lines from all connections. Each one must be a JSON object.
+func collect(t *testing.T, listener net.Listener) *received {
+	t.Helper()
+	r := &received{}
+	var done sync.WaitGroup
+	conns := make(chan net.Conn, 16)
+	done.Go(func() {
+		defer close(conns)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // closed below
+			}
+			conns <- conn
+			done.Go(func() {
+				defer conn.Close()
+				scan := bufio.NewScanner(conn)
+				scan.Buffer(nil, 1<<20)
+				for scan.Scan() {
+					if !json.Valid(scan.Bytes()) {
+						t.Errorf("no JSON: %s", scan.Text())
+					}
+					r.mu.Lock()
+					r.all = append(r.all, scan.Text())
+					r.mu.Unlock()
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		if err := listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
+		for conn := range conns {
+			conn.Close()
+		}
+		done.Wait()
+	})
+	return r
+}

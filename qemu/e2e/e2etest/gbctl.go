@@ -149,6 +149,24 @@ func (c *Cluster) Gbctl(args ...string) string {
 	return out
 }
 
+// Healthy waits until all control planes serve, and each node is healthy: operations on all
+// nodes begin only then.
+func (c *Cluster) Healthy() {
+	c.t.Helper()
+	c.Complete()
+	var all []string
+	for _, n := range c.Nodes {
+		all = append(all, n.Address.String())
+	}
+	c.Eventually(completeBudget, "all nodes are healthy", func() error {
+		out, err := c.TryGbctl("-n", strings.Join(all, ","), "health")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+}
+
 // Row reports whether a table has a row with all of these fields.
 func Row(table string, parts ...string) bool {
 	for line := range strings.Lines(table) {

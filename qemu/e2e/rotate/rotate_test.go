@@ -179,6 +179,8 @@ func TestRotateOneNode(t *testing.T) {
 // waits for longer than promised, and nothing that was acknowledged is lost.
 func TestRotateUnderLoad(t *testing.T) {
 	c, m := e2etest.Ready(t, "rotate", qemu.Container, e2etest.Nodes(3, 1))
+	c.Healthy()
+	m.Reached("all control planes serve")
 	var use atomic.Pointer[e2etest.Store] // the credentials with which it writes
 	with := func(s e2etest.Store) { use.Store(&s) }
 	with(e2etest.KubernetesStore(c.Endpoint()))

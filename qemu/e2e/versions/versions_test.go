@@ -77,18 +77,7 @@ func TestQ16OtherKubernetes(t *testing.T) {
 // nothing that was acknowledged is lost.
 func TestUpgradeUnderLoad(t *testing.T) {
 	c, m := e2etest.Ready(t, "upgrade3", qemu.Container, e2etest.Nodes(3, 1), e2etest.OtherKubernetes(t))
-	c.Complete()
-	c.Eventually(versionBudget, "all nodes are healthy", func() error {
-		var addresses []string
-		for _, n := range c.Nodes {
-			addresses = append(addresses, n.Address.String())
-		}
-		out, err := c.TryGbctl("-n", strings.Join(addresses, ","), "health")
-		if err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
-		return err
-	})
+	c.Healthy()
 	m.Reached("all control planes serve")
 	load := c.Write(e2etest.KubernetesStore(c.Endpoint()))
 	load.Goes(writeBudget, "before the upgrade")

@@ -111,7 +111,7 @@ func bundle(parts [][]byte) PEM {
 		return parts[0]
 	}
 	for i, part := range parts {
-		parts[i] = append(bytes.TrimSpace(part), '\n')
+		parts[i] = append(slices.Clip(bytes.TrimSpace(part)), '\n') // a copy: the configuration is shared
 	}
 	slices.SortFunc(parts, bytes.Compare)
 	return bytes.Join(slices.CompactFunc(parts, bytes.Equal), nil)

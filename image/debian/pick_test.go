@@ -120,8 +120,11 @@ func TestPathsAreTakenAsTheyAre(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(to, "etc/tool.conf")); err != nil || string(got) != "x" {
 		t.Errorf("file: %q, %v", got, err)
 	}
-	if err := p.take(Tool{Name: "etc/folder"}); err == nil || !strings.Contains(err.Error(), "plugin") {
-		t.Errorf("error %v doesn't name what is no plug-in", err)
+	if err := p.take(Tool{Name: "etc/folder"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(to, "etc/folder/plugin")); err != nil || string(got) != "not ELF" {
+		t.Errorf("file in a folder: %q, %v", got, err)
 	}
 	if err := p.take(Tool{Name: "etc/absent"}); err == nil {
 		t.Error("a file that no package has was taken")

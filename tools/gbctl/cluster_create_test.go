@@ -65,6 +65,8 @@ func TestS332FlagsOfClusterCreate(t *testing.T) {
 		{[]string{"--config-patch", "a: 1", "--config-patch", "@" + file}, func(o *devcluster.Options) { o.Cluster.Patches = texts("a: 1", "machine: {}\n") }},
 		{[]string{"--config-patch-control-plane", "a: 2"}, func(o *devcluster.Options) { o.Cluster.ControlPlanePatches = texts("a: 2") }},
 		{[]string{"--config-patch-worker", "[a, b]"}, func(o *devcluster.Options) { o.Cluster.WorkerPatches = texts("[a, b]") }},
+		{[]string{"--boot", "iso"}, func(o *devcluster.Options) { o.Medium = true }},
+		{[]string{"--uefi"}, func(o *devcluster.Options) { o.UEFI = true }},
 		{[]string{"--wait-timeout", "90s"}, func(o *devcluster.Options) { o.Wait = 90 * time.Second }},
 		{[]string{"--source", filepath.Join(checkout, "image")}, func(o *devcluster.Options) { o.Checkout = checkout }},
 		{[]string{"--merge=false"}, func(*devcluster.Options) {}},

@@ -38,7 +38,7 @@ func observed(t *testing.T, c *e2etest.Cluster) {
 	c.Gbctl("patch", "mc", "--immediate", "-p", strings.Replace(observePatch, "ADDRESS", listener.Addr().String(), 1))
 	c.Kubectl("create", "namespace", "observed")
 	for _, want := range []string{
-		`"facility":"service","host":"` + c.Node() + `"`, `"service":"kubelet"`, `"service":"etcd"`, `"rack":"r12"`,
+		`"facility":"service","host":"` + c.Node() + `"`, `"service":"kubelet"`, `"rack":"r12"`,
 		`"facility":"audit"`, `namespaces/observed`,
 	} {
 		c.Eventually(upBudget, "a line with "+want, func() error { return lines.has(want) })

@@ -30,7 +30,8 @@ const (
 )
 
 // replaced are the programs that still run on this node as pods of DaemonSets, while static pods
-// replace them; nil: the kubelet doesn't say.
+// replace them; nil: the kubelet doesn't say. A pod that is being deleted doesn't count: that of
+// the only API server can't be deleted from the API before its static pod runs.
 func (c *KubeletStaticPodController) replaced(ctx context.Context, v resource.View) map[string]bool {
 	if !c.replaces {
 		return nil
@@ -43,6 +44,9 @@ func (c *KubeletStaticPodController) replaced(ctx context.Context, v resource.Vi
 	}
 	found := map[string]bool{}
 	for _, pod := range answer.Items() {
+		if pod.Text("metadata", "deletionTimestamp") != "" {
+			continue
+		}
 		for _, owner := range pod.List("metadata", "ownerReferences") {
 			if pod.Namespace() == kubeSystem && owner.Text("kind") == "DaemonSet" {
 				found[owner.Text("name")] = true

@@ -49,13 +49,18 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 	put(t, os.WriteFile(own, []byte("{}"), 0o600))
 	put(t, os.WriteFile(left, []byte(`{"metadata":{"annotations":{"`+CheckpointOf+`":"kube-apiserver-x"}}}`), 0o600))
 	put(t, os.MkdirAll(f.path("checkpoints", "manifests"), 0o700))
+	deleted := "" // since when the pods are being deleted
 	runs := func(programs ...string) {
 		var items list
 		for _, program := range programs {
-			items = append(items, object{"metadata": object{
+			meta := object{
 				"name": program + "-x7k2p", "namespace": kubeSystem, "labels": object{"k8s-app": program},
 				"ownerReferences": list{object{"kind": "DaemonSet", "name": program, "controller": true}},
-			}})
+			}
+			if deleted != "" {
+				meta["deletionTimestamp"] = deleted
+			}
+			items = append(items, object{"metadata": meta})
 		}
 		text, err := json.Marshal(object{"kind": "PodList", "items": items})
 		put(t, err)
@@ -93,6 +98,7 @@ func TestSelfHostedControlPlaneHasNoFiles(t *testing.T) {
 	if written(controllerManager)() == nil {
 		t.Error("the static pod of kube-controller-manager was written, and its predecessor may be there")
 	}
-	runs()
+	deleted = "2026-01-01T00:00:00Z"
+	runs(controllerManager)
 	eventually.That(t, patience, "the file of kube-controller-manager is written", written(controllerManager))
 }

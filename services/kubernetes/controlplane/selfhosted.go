@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -39,10 +40,13 @@ func (c *KubeletStaticPodController) replaced(ctx context.Context, v resource.Vi
 	ctx, cancel := context.WithTimeout(ctx, statusBudget)
 	defer cancel()
 	answer, err := c.podsOfKubelet(ctx, v)
+	found := map[string]bool{}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return found // there is no kubelet, which would start a pod again
+	}
 	if err != nil {
 		return nil
 	}
-	found := map[string]bool{}
 	for _, pod := range answer.Items() {
 		if pod.Text("metadata", "deletionTimestamp") != "" {
 			continue

@@ -34,11 +34,12 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// errNotThere is in the error of an answer 404.
-var errNotThere = errors.New("it isn't there")
-
-// errFinal marks answers for which a retry is useless.
-var errFinal = errors.New("asking again won't help")
+var (
+	// errFinal marks answers for which a retry is useless, and errNotThere those of them that
+	// are 404.
+	errFinal    = errors.New("asking again won't help")
+	errNotThere = fmt.Errorf("%w", errFinal)
+)
 
 // A request is what fetch sends; its method is GET by default.
 type request struct {
@@ -94,7 +95,7 @@ func fetchOnce(ctx context.Context, client *http.Client, u *url.URL, r request) 
 	case resp.StatusCode == http.StatusOK:
 		return readLimited(resp.Body)
 	case resp.StatusCode == http.StatusNotFound:
-		return nil, fmt.Errorf("%s: %w: %w", resp.Status, errNotThere, errFinal)
+		return nil, fmt.Errorf("%s: %w", resp.Status, errNotThere)
 	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusRequestTimeout && resp.StatusCode != http.StatusTooManyRequests:
 		return nil, fmt.Errorf("%s: %w", resp.Status, errFinal)
 	}

@@ -121,7 +121,7 @@ func TestFetch(t *testing.T) {
 	}{
 		{"at once", []int{200}, 1, ""},
 		{"comes up", []int{503, 500, 429, 200}, 4, ""},
-		{"not there", []int{404}, 1, "get URL: 404 Not Found: it isn't there: asking again won't help"},
+		{"not there", []int{404}, 1, "get URL: 404 Not Found: asking again won't help"},
 		{"never", []int{503}, fetchAttempts, "get URL: 503 Service Unavailable (tried 8 times)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

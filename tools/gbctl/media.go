@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
@@ -31,6 +32,9 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 			if output == "" {
 				output = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe"}[kind]
 			}
+			if !slices.Contains(kernel.Flavours, kernel.Flavour(flavour)) {
+				return usagef("--flavour %s: must be %s or %s", flavour, kernel.Generic, kernel.Cloud)
+			}
 			o := media.Options{Args: args}
 			if configFile != "" {
 				if kind != media.ISO {
@@ -50,6 +54,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 				return err
 			}
 			o.Loader, o.Version, o.Release, o.Kernel, o.Initramfs = loader, made.Version, made.Release, made.Kernel, made.Initramfs
+			fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
 			if err := o.Build(kind, output); err != nil {
 				return err
 			}

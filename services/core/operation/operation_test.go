@@ -409,6 +409,36 @@ func TestUndoingGoesOnAfterARestart(t *testing.T) {
 	})
 }
 
+// What can't be undone isn't tried again when the node restarts while an earlier step is
+// undone: both would be undone at once, which no journal may say.
+func TestUndoingThatFailedIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		first, second := n.noting("first"), n.noting("second")
+		first.Undo = func(ctx context.Context, _ *Progress) error {
+			n.do("undo first")
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		second.Run = func(context.Context, *Progress) error { return errors.New("no") }
+		second.Undo = func(context.Context, *Progress) error { n.do("undo second"); return errors.New("it stays") }
+		n.definitions = []Definition{planned("reset", first, second)}
+		n.boot()
+		id := n.start("reset")
+		for range maxAttempts {
+			synctest.Wait()
+			n.want(id, Undoing, Undoing, Failed)
+			n.halt()
+			n.boot()
+		}
+		defer n.halt()
+		synctest.Wait()
+		n.want(id, Failed, Failed, Failed)
+		n.expect("first", "undo second", "undo first", "undo first", "undo first", "undo first", "undo first")
+	})
+}
+
 // What ends the node at each boot doesn't do so for ever.
 func TestStepThatEndsTheNodeEachTime(t *testing.T) {
 	t.Parallel()

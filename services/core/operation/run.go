@@ -255,9 +255,11 @@ func (x *execution) conclude(next *record, verdict State) []Event {
 	return append(events, Event{Kind: Changed, State: next.State, Text: next.Error})
 }
 
-// undoable tells whether something of a step is to be undone.
+// undoable tells whether something of a step is to be undone. What couldn't be undone isn't
+// tried again after a restart: a later step may be half undone.
 func (x *execution) undoable(s Status) bool {
-	return s.Attempts > 0 && s.State != Undone && x.steps[s.ID].Undo != nil
+	tried := s.State == Undone || s.State == Failed && s.UndoAttempts > 0
+	return s.Attempts > 0 && !tried && x.steps[s.ID].Undo != nil
 }
 
 // abort turns an operation round.

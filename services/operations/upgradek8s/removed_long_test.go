@@ -1,4 +1,4 @@
-//go:build long
+//go:build e2e && long
 
 package upgradek8s
 

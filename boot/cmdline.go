@@ -11,6 +11,18 @@ const (
 // Param is one kernel parameter. Value is empty for a flag such as quiet.
 type Param struct{ Key, Value string }
 
+// String is the parameter as it is on a command line.
+func (p Param) String() string {
+	text := p.Key
+	if p.Value != "" {
+		text += "=" + p.Value
+	}
+	if strings.ContainsAny(text, blanks) {
+		return `"` + text + `"`
+	}
+	return text
+}
+
 // Cmdline is the kernel command line.
 type Cmdline struct {
 	// Config is the place of the configuration: a URL or "metal-iso"; empty

@@ -38,8 +38,8 @@ type Volume struct {
 // higher number, so every layout has one partition of type TypeMeta with its number.
 //
 // Disks without a number are of a release that wrote none: they have the partitions of
-// layout 1.
-const Layout = 1
+// layout 1, which has two partitions for systems instead of BIOS (former).
+const Layout = 2
 
 // layoutShift: bits 48 to 63 of the attributes are for the owner of the partition's type
 // (UEFI 2.10, table 5.8).
@@ -60,32 +60,30 @@ const (
 	roomyDisk = 8 * gib
 )
 
-// Partition types. EFI's is that of the UEFI specification (2.10, table 5.7);
-// the others are random UUIDs for Garboard.
+// Partition types. EFI's is that of the UEFI specification (2.10, table 5.7), and BIOS's
+// that of the GRUB manual ("BIOS installation"); the others are random UUIDs for Garboard.
 const (
 	TypeEFI       = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"
-	TypeBootA     = "104570E5-C21B-4715-828D-698D47D3D15B"
-	TypeBootB     = "FC30169E-53FE-4BF8-8144-7F73C561361A"
+	TypeBIOS      = "21686148-6449-6E6F-744E-656564454649"
 	TypeMeta      = "9C408D2B-DDCA-453D-969F-2642A4704172"
 	TypeState     = "8B1CCFBC-2A94-45BA-9A62-FAD8EAA825B3"
 	TypeEphemeral = "A617CAFD-D217-41F8-9118-C2B9DE583C97"
 )
 
-// Volumes are the table, in the order of the partitions on the disk. EFI and
-// both slots exist from the start, also on a machine that boots from elsewhere,
-// so that installations and upgrades never move anything.
+// Volumes are the table, in the order of the partitions on the disk. EFI and BIOS
+// exist from the start, also on a machine that boots from elsewhere, so that
+// installations and upgrades never move anything. Boot loaders find EFI as the first
+// partition.
 //
-// The sizes: EFI has room for two kernels, and is the minimum of FAT32 on disks
-// with 4 KiB sectors (65525 clusters, 256 MiB). A slot has room for several
-// boot payloads (60 MiB is the limit of one). mkfs.xfs needs at least 300 MiB,
-// which is more than STATE will ever contain.
+// The sizes: EFI has room for the systems in both slots, of 70 MiB each, and is the
+// minimum of FAT32 on disks with 4 KiB sectors (65525 clusters, 256 MiB). mkfs.xfs needs
+// at least 300 MiB, which is more than STATE will ever contain.
 //
 // The flags: no program is ever run from STATE. Containers run from EPHEMERAL, and
 // set-user-id programs work in their volumes as on any other node. Neither has device nodes.
 var Volumes = []Volume{
 	{Label: LabelEFI, Type: TypeEFI, Size: 512 * mib, Small: 272 * mib},
-	{Label: LabelBootA, Type: TypeBootA, Size: 512 * mib, Small: 256 * mib},
-	{Label: LabelBootB, Type: TypeBootB, Size: 512 * mib, Small: 256 * mib},
+	{Label: LabelBIOS, Type: TypeBIOS, Size: 1 * mib, Small: 1 * mib},
 	{Label: LabelMeta, Type: TypeMeta, Size: 1 * mib, Small: 1 * mib, Attributes: Layout << layoutShift,
 		Wipe: LabelState, Keys: true},
 	{Label: LabelState, Type: TypeState, Size: 512 * mib, Small: 320 * mib,
@@ -94,6 +92,30 @@ var Volumes = []Volume{
 	{Label: LabelEphemeral, Type: TypeEphemeral,
 		FileSystem: "xfs", Dir: EphemeralDir, Flags: syscall.MS_NOATIME | syscall.MS_NODEV,
 		Wipe: LabelEphemeral, Holds: "images, pods' data and the data of etcd"},
+}
+
+// former are the partitions of layout 1 that later ones don't have. The first one has room
+// for what BIOS is for.
+var former = []Volume{
+	{Label: "BOOT-A", Type: "104570E5-C21B-4715-828D-698D47D3D15B"},
+	{Label: "BOOT-B", Type: "FC30169E-53FE-4BF8-8144-7F73C561361A"},
+}
+
+// Partitions are those of a disk with this layout or an earlier one, in no order.
+func Partitions(layout int) []Volume {
+	if layout >= 2 {
+		return Volumes
+	}
+	all := slices.DeleteFunc(slices.Clone(Volumes), func(v Volume) bool { return v.Label == LabelBIOS })
+	return append(all, former...)
+}
+
+// BIOSLabel is the label of the partition for the BIOS's boot loader on a disk with this layout.
+func BIOSLabel(layout int) string {
+	if layout >= 2 {
+		return LabelBIOS
+	}
+	return former[0].Label
 }
 
 // SizeOn is the size on a disk of that many bytes; 0: the rest of it.

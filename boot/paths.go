@@ -9,6 +9,7 @@ package boot
 // The paths on a node. The table in docs/design.md is this table.
 const (
 	StateDir     = "/system/state"             // STATE partition
+	EFIDir       = "/system/boot"              // EFI system partition, while it is written
 	ConfigFile   = "/system/state/config.yaml" // the applied configuration
 	ClockFile    = "/system/state/clock"       // last saved time, the clock's floor
 	SecretsDir   = "/system/secrets"           // tmpfs, 0700
@@ -42,8 +43,7 @@ const (
 // GPT partition labels.
 const (
 	LabelEFI       = "EFI"
-	LabelBootA     = "BOOT-A"
-	LabelBootB     = "BOOT-B"
+	LabelBIOS      = "BIOS"
 	LabelMeta      = "META"
 	LabelState     = "STATE"
 	LabelEphemeral = "EPHEMERAL"

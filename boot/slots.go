@@ -14,7 +14,7 @@ type SlotState string
 const (
 	// SlotEmpty has no system, or an unfinished one: it never boots.
 	SlotEmpty SlotState = "empty"
-	// SlotTrying has a new system that may boot a few times to prove itself.
+	// SlotTrying has a new system that may boot once to prove itself.
 	SlotTrying SlotState = "trying"
 	// SlotGood has proved itself: the node was healthy with it.
 	SlotGood SlotState = "good"
@@ -22,9 +22,10 @@ const (
 	SlotBad SlotState = "bad"
 )
 
-// SlotTries is how often a new system may boot before it becomes bad: one boot
-// may fail for another reason than the system, such as a power cut.
-const SlotTries = 3
+// SlotTries is how often a new system may boot before it becomes bad. Whatever ends its
+// first boot, the boot loader starts the system that is known to work: the new one can't
+// leave a machine behind that only a person at it can repair.
+const SlotTries = 1
 
 // Slot is one of the two places for a system.
 type Slot struct {
@@ -33,6 +34,11 @@ type Slot struct {
 	Since   time.Time `json:"since,omitzero"` // in this state
 	Reason  string    `json:"reason,omitempty"`
 	Tries   int       `json:"tries,omitempty"` // that are left, while it is trying
+	// Excused are services that weren't healthy before, so that the new system needn't be
+	// healthier.
+	Excused []string `json:"excused,omitempty"`
+	// Args are the kernel arguments.
+	Args []string `json:"args,omitempty"`
 }
 
 // Slots are the two systems of a machine, and the choice between them. The rules:
@@ -98,9 +104,11 @@ func (s *Slots) Next() string {
 	if s.good(s.Choice) {
 		return s.Choice
 	}
-	for _, name := range SlotNames {
-		if s.good(name) {
-			return name
+	for _, state := range []SlotState{SlotGood, SlotTrying} { // a trying one without a try: there is no other
+		for _, name := range SlotNames {
+			if slot, _ := s.Of(name); slot.State == state {
+				return name
+			}
 		}
 	}
 	return ""
@@ -136,7 +144,7 @@ func (s *Slots) Write(name string, now time.Time) error {
 
 // Written records that a slot has a complete system. It boots next. If no slot
 // is good, it also becomes the choice.
-func (s *Slots) Written(name, version string, now time.Time) error {
+func (s *Slots) Written(name string, system Slot, now time.Time) error {
 	slot, err := s.Of(name)
 	if err != nil {
 		return err
@@ -144,7 +152,8 @@ func (s *Slots) Written(name, version string, now time.Time) error {
 	if slot.State != SlotEmpty {
 		return fmt.Errorf("slot %s is %s: nothing was written to it", name, slot.State)
 	}
-	*slot = Slot{State: SlotTrying, Version: version, Since: now, Tries: SlotTries, Reason: "written"}
+	system.State, system.Since, system.Tries, system.Reason = SlotTrying, now, SlotTries, "written"
+	*slot = system
 	return nil
 }
 
@@ -156,7 +165,7 @@ func (s *Slots) Booted(name string, now time.Time) error {
 		return err
 	}
 	if slot.Tries == 0 {
-		return s.Fail(name, fmt.Sprintf("it booted %d times without being healthy", SlotTries), now)
+		return s.Fail(name, "it booted again before it was healthy", now)
 	}
 	slot.Tries--
 	return nil
@@ -172,11 +181,27 @@ func (s *Slots) Prove(name, reason string, now time.Time) error {
 	case SlotGood:
 		return nil
 	case SlotTrying:
-		*slot = Slot{State: SlotGood, Version: slot.Version, Since: now, Reason: reason}
+		slot.become(SlotGood, reason, now)
 		s.Choice = name
 		return nil
 	}
 	return fmt.Errorf("slot %s is %s, and can't be good", name, slot.State)
+}
+
+func (s *Slot) become(state SlotState, reason string, now time.Time) {
+	*s = Slot{State: state, Version: s.Version, Args: s.Args, Since: now, Reason: reason}
+}
+
+// Found records the system that runs in a slot of which nothing is known: META was wiped.
+func (s *Slots) Found(name string, system Slot, now time.Time) error {
+	slot, err := s.Of(name)
+	if err != nil || slot.State != "" && slot.State != SlotEmpty {
+		return err
+	}
+	system.State, system.Since, system.Reason = SlotGood, now, "it was found running"
+	*slot = system
+	s.Choice = name
+	return nil
 }
 
 // Fail makes a trying slot bad. A good one stays good: it has worked, and the
@@ -189,7 +214,7 @@ func (s *Slots) Fail(name, reason string, now time.Time) error {
 	if !s.good(other(name)) {
 		return fmt.Errorf("slot %s has failed (%s), and boots again: there is no good one", name, reason)
 	}
-	*slot = Slot{State: SlotBad, Version: slot.Version, Since: now, Reason: reason}
+	slot.become(SlotBad, reason, now)
 	s.Choice = other(name)
 	return nil
 }

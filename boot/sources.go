@@ -18,6 +18,8 @@ import (
 )
 
 const (
+	// MediumLabel is the label of a medium without a configuration.
+	MediumLabel = "GARBOARD"
 	// ISOLabel as the value of garboard.config= means the volume of that label that has
 	// ISOFile. ISOArgument is the whole kernel parameter.
 	ISOLabel    = "metal-iso"

@@ -63,6 +63,7 @@ type applyRow struct {
 const (
 	noteCreated   = "created in the cluster if missing, never changed there"
 	noteInstall   = "used at the next installation"
+	noteUpgrade   = "used at the next installation or upgrade"
 	noteRegisters = "those of a worker are set when it registers: Kubernetes doesn't allow a node to change its own taints"
 	noteRolling   = "its static pod is replaced"
 	noteUnused    = "for control planes only"
@@ -126,6 +127,7 @@ var applyTable = []applyRow{
 	{path: "machine.install.disk", effect: Live, note: noteInstall},
 	{path: "machine.install.image", effect: Live, note: noteInstall},
 	{path: "machine.install.wipe", effect: Live, note: noteInstall},
+	{path: "machine.install.extraKernelArgs", effect: Live, note: noteUpgrade},
 	{path: "machine.kubelet.image", effect: kubelet},
 	{path: "machine.kubelet.extraArgs", effect: kubelet},
 	{path: "machine.kubelet.nodeLabels", effect: Live},

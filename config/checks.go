@@ -216,7 +216,19 @@ func checkInstall(c *Config, r *report) {
 	if disk := c.Machine.Install.Disk; disk != "" && (!strings.HasPrefix(disk, "/dev/") || path.Clean(disk) != disk) {
 		r.bad(at("machine", "install", "disk"), "%s is not a device below /dev, such as /dev/sda", quote(disk))
 	}
+	for i, arg := range c.Machine.Install.ExtraKernelArgs {
+		where := at("machine", "install", "extraKernelArgs", i)
+		switch {
+		case arg == "" || len(arg) > maxKernelArg || strings.ContainsFunc(arg, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' }):
+			r.bad(where, "%s is not one kernel argument of at most %d printable characters, without blanks and quotes, such as console=ttyS1", quote(arg), maxKernelArg)
+		case strings.HasPrefix(arg, "garboard.slot="):
+			r.bad(where, "garboard.slot is set by the boot loader")
+		}
+	}
 }
+
+// maxKernelArg bounds one kernel argument. The whole command line has at most 2048 bytes (COMMAND_LINE_SIZE on x86).
+const maxKernelArg = 256
 
 // imageReference is looser than the specification: it finds typing errors, and
 // the registry decides the rest. The tag or digest is required, because a node

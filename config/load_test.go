@@ -161,6 +161,7 @@ time:
 install:
   disk: /dev/vda
   image: ghcr.io/garboard-os/installer:v0.1.0
+  extraKernelArgs: [console=ttyS1]
   wipe: true
 kubelet:
   image: ghcr.io/garboard-os/kubelet:v1.35.4

@@ -86,6 +86,8 @@ var oneProblem = []struct{ section, lines, want string }{
 	// The machine.
 	{"machine", "time: {servers: ['a b']}", `machine.time.servers[0]: "a b" is neither a DNS name nor an IP address`},
 	{"machine", "install: {disk: sda}", `machine.install.disk: "sda" is not a device below /dev, such as /dev/sda`},
+	{"machine", "install: {extraKernelArgs: ['two args']}", `machine.install.extraKernelArgs[0]: "two args" is not one kernel argument of at most 256 printable characters, without blanks and quotes, such as console=ttyS1`},
+	{"machine", "install: {extraKernelArgs: [garboard.slot=B]}", `machine.install.extraKernelArgs[0]: garboard.slot is set by the boot loader`},
 	{"machine", "install: {image: 'installer'}", `machine.install.image: "installer" lacks a tag or a digest`},
 	{"machine", "install: {image: 'Not an image'}", `machine.install.image: "Not an image" is not an image reference, such as registry.k8s.io/pause:3.10.1`},
 	{"machine", "certSANs: ['https://x']", `machine.certSANs[0]: "https://x" is neither a DNS name nor an IP address`},

@@ -170,6 +170,8 @@ type Install struct {
 	Disk  string `yaml:"disk"`  // device, such as /dev/vda; required on machines, unused in containers
 	Image string `yaml:"image"` // installer image; default: that of the release
 	Wipe  bool   `yaml:"wipe"`  // use the disk even if it contains other data
+	// ExtraKernelArgs are added to the kernel's command line of an installed system. They change at the next installation or upgrade.
+	ExtraKernelArgs []string `yaml:"extraKernelArgs"`
 }
 
 // Kubelet has the settings of the kubelet.

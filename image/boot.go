@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/debian"
 	"github.com/garboard-os/garboard/image/initramfs"
+	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/program"
 	"github.com/garboard-os/garboard/image/progress"
 	"github.com/garboard-os/garboard/image/rootfs"
@@ -126,6 +127,10 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	if err != nil {
 		return nil, err
 	}
+	loaders, err := loader.Build(ctx, store, r)
+	if err != nil {
+		return nil, err
+	}
 	result.RootFS, err = b.rootFS(ctx, rootfs.Sources{
 		Version: boot.Version,
 		Programs: map[string]string{
@@ -136,6 +141,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		},
 		CNI:            made["cni"],
 		Tools:          tools,
+		Loaders:        loaders.Disk,
 		KernelPackages: linux.Packages, ModulesDir: linux.ModulesDir(),
 	})
 	if err != nil {

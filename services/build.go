@@ -37,6 +37,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/forward"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/services/system/sysctl"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
@@ -63,8 +64,10 @@ type Node struct {
 	ops     *operation.Runner
 	api     *api.Server
 	disks   *disks.Disks
+	slots   *slots.Slots
 	forward *forward.Forwarder
 	report  reporter
+	power   func(p boot.Power, why string)
 	logs    *logs.Logs
 }
 
@@ -72,7 +75,7 @@ type Node struct {
 // of the tables in node.go, and a test finds it first.
 func NewNode(o Options) (*Node, error) {
 	store := resource.NewStore()
-	n := &Node{Store: store, logs: o.Logs}
+	n := &Node{Store: store, logs: o.Logs, power: o.Power}
 	applier := machine.NewApplier(machine.ApplierOptions{
 		Mode: o.Mode, Store: store, Log: o.Logs.Logger(machine.ID),
 		Restart: func(ctx context.Context, id string) error { return n.graph.Restart(ctx, id) },
@@ -95,9 +98,15 @@ func NewNode(o Options) (*Node, error) {
 		Running: func(names ...string) (string, error) { return n.ops.Running(names...) }, LeaveWith: []string{lifecycle.Reset},
 	})
 
+	n.slots = slots.New(slots.Options{Cmdline: o.Cmdline, Store: store, Disks: d, Log: o.Logs.Logger(slots.ID)})
+	var systems lifecycle.Systems // nil in a container
+	if o.Mode == boot.Machine {
+		systems = n.slots
+	}
 	var err error
 	ends := lifecycle.Options{
 		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, MarkWipe: d.MarkWipe, Power: o.Power,
+		Systems: systems, Unhealthy: n.unhealthy,
 		Start: func(ctx context.Context, id string) error { return n.graph.Start(ctx, id) },
 		Stop:  func(ctx context.Context, id string) error { return n.graph.Stop(ctx, id) },
 	}
@@ -147,6 +156,7 @@ func NewNode(o Options) (*Node, error) {
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
 		}),
 		d.Service(),
+		slots.Service(slots.ServiceOptions{Mode: o.Mode, Slots: n.slots, Install: n.install}),
 		files.New(files.Options{Store: store, Logs: o.Logs}).Service(),
 		balancer.Service(balancer.Options{Store: store}),
 		clock.New(clock.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),

@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/files"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
 
@@ -29,11 +30,12 @@ var dependencies = map[string][]string{
 	network.ID:    {udev.ID},
 	machine.ID:    {udev.ID},
 	disks.ID:      {machine.ID},
+	slots.ID:      {disks.ID},
 	files.ID:      {disks.ID},
 	clock.ID:      {disks.ID, network.ID},
 	balancer.ID:   {disks.ID, network.ID},
 	trustd.ID:     {network.ID, clock.ID},
-	containerd.ID: {disks.ID, files.ID},
+	containerd.ID: {disks.ID, files.ID, slots.ID},
 	etcd.ID:       {containerd.ID, network.ID, clock.ID},
 	kubelet.ID:    {containerd.ID, network.ID, clock.ID, balancer.ID},
 	vip.ID:        {network.ID, etcd.ID},

@@ -37,6 +37,7 @@ func (n *Node) Run(ctx context.Context) error {
 	wg.Go(func() { n.forward.Run(rctx) })
 	events := n.graph.Subscribe(rctx)
 	wg.Go(func() { n.report.run(rctx, events) })
+	wg.Go(func() { n.prove(ctx) })
 	err := n.graph.Run(ctx)
 	stopControllers()
 	wg.Wait()

@@ -2631,6 +2631,319 @@ func (x *ShutdownResponse) GetOperation() *Operation {
 	return nil
 }
 
+type InstallSystemRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only return the plan.
+	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstallSystemRequest) Reset() {
+	*x = InstallSystemRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstallSystemRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstallSystemRequest) ProtoMessage() {}
+
+func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstallSystemRequest.ProtoReflect.Descriptor instead.
+func (*InstallSystemRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *InstallSystemRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type InstallSystemResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstallSystemResponse) Reset() {
+	*x = InstallSystemResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstallSystemResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstallSystemResponse) ProtoMessage() {}
+
+func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstallSystemResponse.ProtoReflect.Descriptor instead.
+func (*InstallSystemResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *InstallSystemResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type UpgradeSystemRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods      bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeSystemRequest) Reset() {
+	*x = UpgradeSystemRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeSystemRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeSystemRequest) ProtoMessage() {}
+
+func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeSystemRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeSystemRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *UpgradeSystemRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *UpgradeSystemRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type UpgradeSystemResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeSystemResponse) Reset() {
+	*x = UpgradeSystemResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeSystemResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeSystemResponse) ProtoMessage() {}
+
+func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeSystemResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeSystemResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *UpgradeSystemResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type RollbackSystemRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods      bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSystemRequest) Reset() {
+	*x = RollbackSystemRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSystemRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSystemRequest) ProtoMessage() {}
+
+func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSystemRequest.ProtoReflect.Descriptor instead.
+func (*RollbackSystemRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *RollbackSystemRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RollbackSystemRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *RollbackSystemRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *RollbackSystemRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RollbackSystemResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSystemResponse) Reset() {
+	*x = RollbackSystemResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSystemResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSystemResponse) ProtoMessage() {}
+
+func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSystemResponse.ProtoReflect.Descriptor instead.
+func (*RollbackSystemResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *RollbackSystemResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 type UpgradeKubernetesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Such as 1.35.4. Empty: the version of the cluster's components that don't have the
@@ -2650,7 +2963,7 @@ type UpgradeKubernetesRequest struct {
 
 func (x *UpgradeKubernetesRequest) Reset() {
 	*x = UpgradeKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +2975,7 @@ func (x *UpgradeKubernetesRequest) String() string {
 func (*UpgradeKubernetesRequest) ProtoMessage() {}
 
 func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
+	mi := &file_garboard_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +2988,7 @@ func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *UpgradeKubernetesRequest) GetFrom() string {
@@ -2722,7 +3035,7 @@ type UpgradeKubernetesResponse struct {
 
 func (x *UpgradeKubernetesResponse) Reset() {
 	*x = UpgradeKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +3047,7 @@ func (x *UpgradeKubernetesResponse) String() string {
 func (*UpgradeKubernetesResponse) ProtoMessage() {}
 
 func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
+	mi := &file_garboard_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +3060,7 @@ func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
@@ -2773,7 +3086,7 @@ type ConvertKubernetesRequest struct {
 
 func (x *ConvertKubernetesRequest) Reset() {
 	*x = ConvertKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +3098,7 @@ func (x *ConvertKubernetesRequest) String() string {
 func (*ConvertKubernetesRequest) ProtoMessage() {}
 
 func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +3111,7 @@ func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesRequest.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ConvertKubernetesRequest) GetYes() bool {
@@ -2838,7 +3151,7 @@ type ConvertKubernetesResponse struct {
 
 func (x *ConvertKubernetesResponse) Reset() {
 	*x = ConvertKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3163,7 @@ func (x *ConvertKubernetesResponse) String() string {
 func (*ConvertKubernetesResponse) ProtoMessage() {}
 
 func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3176,7 @@ func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConvertKubernetesResponse.ProtoReflect.Descriptor instead.
 func (*ConvertKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ConvertKubernetesResponse) GetOperation() *Operation {
@@ -2885,7 +3198,7 @@ type RotateCARequest struct {
 
 func (x *RotateCARequest) Reset() {
 	*x = RotateCARequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3210,7 @@ func (x *RotateCARequest) String() string {
 func (*RotateCARequest) ProtoMessage() {}
 
 func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3223,7 @@ func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
 func (*RotateCARequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RotateCARequest) GetAuthorities() []string {
@@ -2936,7 +3249,7 @@ type RotateCAResponse struct {
 
 func (x *RotateCAResponse) Reset() {
 	*x = RotateCAResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3261,7 @@ func (x *RotateCAResponse) String() string {
 func (*RotateCAResponse) ProtoMessage() {}
 
 func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3274,7 @@ func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
 func (*RotateCAResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RotateCAResponse) GetOperation() *Operation {
@@ -2981,7 +3294,7 @@ type ClientCertificateRequest struct {
 
 func (x *ClientCertificateRequest) Reset() {
 	*x = ClientCertificateRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2993,7 +3306,7 @@ func (x *ClientCertificateRequest) String() string {
 func (*ClientCertificateRequest) ProtoMessage() {}
 
 func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3006,7 +3319,7 @@ func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateRequest.ProtoReflect.Descriptor instead.
 func (*ClientCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ClientCertificateRequest) GetRequest() []byte {
@@ -3027,7 +3340,7 @@ type ClientCertificateResponse struct {
 
 func (x *ClientCertificateResponse) Reset() {
 	*x = ClientCertificateResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3352,7 @@ func (x *ClientCertificateResponse) String() string {
 func (*ClientCertificateResponse) ProtoMessage() {}
 
 func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
+	mi := &file_garboard_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3365,7 @@ func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientCertificateResponse.ProtoReflect.Descriptor instead.
 func (*ClientCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ClientCertificateResponse) GetCertificate() []byte {
@@ -3087,7 +3400,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3412,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
+	mi := &file_garboard_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3425,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -3166,7 +3479,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3178,7 +3491,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
+	mi := &file_garboard_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3191,7 +3504,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -3396,6 +3709,24 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"H\n" +
 	"\x10ShutdownResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"/\n" +
+	"\x14InstallSystemRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"M\n" +
+	"\x15InstallSystemResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa2\x01\n" +
+	"\x14UpgradeSystemRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"M\n" +
+	"\x15UpgradeSystemResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa3\x01\n" +
+	"\x15RollbackSystemRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"N\n" +
+	"\x16RollbackSystemResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x88\x01\n" +
 	"\x18UpgradeKubernetesRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
@@ -3431,7 +3762,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\x89\x11\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xd3\x13\n" +
 	"\vNodeService\x12^\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -3452,7 +3783,10 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\aMetrics\x12\x1b.garboard.v1.MetricsRequest\x1a\x1c.garboard.v1.MetricsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
-	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
+	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12k\n" +
+	"\rInstallSystem\x12!.garboard.v1.InstallSystemRequest\x1a\".garboard.v1.InstallSystemResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12k\n" +
+	"\rUpgradeSystem\x12!.garboard.v1.UpgradeSystemRequest\x1a\".garboard.v1.UpgradeSystemResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12n\n" +
+	"\x0eRollbackSystem\x12\".garboard.v1.RollbackSystemRequest\x1a#.garboard.v1.RollbackSystemResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12P\n" +
 	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
 	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
 	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
@@ -3472,7 +3806,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -3518,99 +3852,116 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*RebootResponse)(nil),            // 41: garboard.v1.RebootResponse
 	(*ShutdownRequest)(nil),           // 42: garboard.v1.ShutdownRequest
 	(*ShutdownResponse)(nil),          // 43: garboard.v1.ShutdownResponse
-	(*UpgradeKubernetesRequest)(nil),  // 44: garboard.v1.UpgradeKubernetesRequest
-	(*UpgradeKubernetesResponse)(nil), // 45: garboard.v1.UpgradeKubernetesResponse
-	(*ConvertKubernetesRequest)(nil),  // 46: garboard.v1.ConvertKubernetesRequest
-	(*ConvertKubernetesResponse)(nil), // 47: garboard.v1.ConvertKubernetesResponse
-	(*RotateCARequest)(nil),           // 48: garboard.v1.RotateCARequest
-	(*RotateCAResponse)(nil),          // 49: garboard.v1.RotateCAResponse
-	(*ClientCertificateRequest)(nil),  // 50: garboard.v1.ClientCertificateRequest
-	(*ClientCertificateResponse)(nil), // 51: garboard.v1.ClientCertificateResponse
-	(*ResetRequest)(nil),              // 52: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 53: garboard.v1.ResetResponse
-	nil,                               // 54: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 55: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 56: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 57: garboard.v1.Operation
+	(*InstallSystemRequest)(nil),      // 44: garboard.v1.InstallSystemRequest
+	(*InstallSystemResponse)(nil),     // 45: garboard.v1.InstallSystemResponse
+	(*UpgradeSystemRequest)(nil),      // 46: garboard.v1.UpgradeSystemRequest
+	(*UpgradeSystemResponse)(nil),     // 47: garboard.v1.UpgradeSystemResponse
+	(*RollbackSystemRequest)(nil),     // 48: garboard.v1.RollbackSystemRequest
+	(*RollbackSystemResponse)(nil),    // 49: garboard.v1.RollbackSystemResponse
+	(*UpgradeKubernetesRequest)(nil),  // 50: garboard.v1.UpgradeKubernetesRequest
+	(*UpgradeKubernetesResponse)(nil), // 51: garboard.v1.UpgradeKubernetesResponse
+	(*ConvertKubernetesRequest)(nil),  // 52: garboard.v1.ConvertKubernetesRequest
+	(*ConvertKubernetesResponse)(nil), // 53: garboard.v1.ConvertKubernetesResponse
+	(*RotateCARequest)(nil),           // 54: garboard.v1.RotateCARequest
+	(*RotateCAResponse)(nil),          // 55: garboard.v1.RotateCAResponse
+	(*ClientCertificateRequest)(nil),  // 56: garboard.v1.ClientCertificateRequest
+	(*ClientCertificateResponse)(nil), // 57: garboard.v1.ClientCertificateResponse
+	(*ResetRequest)(nil),              // 58: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 59: garboard.v1.ResetResponse
+	nil,                               // 60: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 61: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 62: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 63: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	55, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	61, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	55, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	54, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	61, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	60, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	56, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	55, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	55, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	62, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	61, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	61, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
 	23, // 10: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	26, // 11: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	56, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	56, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	62, // 12: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	62, // 13: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
 	39, // 14: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 15: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	56, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	55, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	57, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	55, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	57, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	57, // 21: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	57, // 22: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	57, // 23: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	55, // 24: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	57, // 25: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 26: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 27: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 28: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 29: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 30: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 31: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 32: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 33: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 34: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 35: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 36: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 37: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 38: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	33, // 39: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	37, // 40: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	35, // 41: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	40, // 42: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	42, // 43: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	52, // 44: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	44, // 45: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	46, // 46: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	48, // 47: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	50, // 48: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 49: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 50: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 51: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 52: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 53: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 54: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 55: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 56: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 57: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 58: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 59: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 60: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 61: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	34, // 62: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	38, // 63: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	36, // 64: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	41, // 65: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	43, // 66: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	53, // 67: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	45, // 68: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	47, // 69: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	49, // 70: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	51, // 71: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	49, // [49:72] is the sub-list for method output_type
-	26, // [26:49] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	62, // 16: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	61, // 17: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	61, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	63, // 21: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	61, // 22: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 23: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	61, // 24: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 25: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	63, // 26: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	63, // 27: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	63, // 28: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	61, // 29: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 30: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 31: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 32: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 33: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 34: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 35: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 36: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 37: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 38: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 39: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 40: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 41: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	29, // 42: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 43: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	33, // 44: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	37, // 45: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	35, // 46: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	40, // 47: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	42, // 48: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	44, // 49: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	46, // 50: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	48, // 51: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	58, // 52: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	50, // 53: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	52, // 54: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	54, // 55: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	56, // 56: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 57: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 58: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 59: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 60: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 61: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 62: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 63: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 64: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 65: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 66: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 67: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 68: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 69: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	34, // 70: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	38, // 71: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	36, // 72: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	41, // 73: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	43, // 74: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	45, // 75: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	47, // 76: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	49, // 77: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	59, // 78: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	51, // 79: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	53, // 80: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	55, // 81: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	57, // 82: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	57, // [57:83] is the sub-list for method output_type
+	31, // [31:57] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -3626,7 +3977,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   54,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,4 +1,4 @@
-// Package loader makes the boot loaders of media: systemd's stub for UEFI, and GRUB for BIOS.
+// Package loader makes the boot loaders of media and of installed machines: systemd's stub and systemd-boot for UEFI, and GRUB for BIOS.
 package loader
 
 import (
@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/cache"
 	"github.com/garboard-os/garboard/image/debian"
 	"github.com/garboard-os/garboard/image/progress"
@@ -23,6 +24,8 @@ type Loader struct {
 	Stub []byte
 	// BIOS is GRUB for the BIOS, as El Torito starts it. BootHybrid is a boot record that starts it from a disk.
 	BIOS, BootHybrid []byte
+	// Disk is a folder with what is installed on a disk (boot/esp), under the names that esp has for them.
+	Disk string
 }
 
 // ConfigFile is what GRUB runs, from the medium that has it.
@@ -41,7 +44,13 @@ const (
 	stub    = "usr/lib/systemd/boot/efi/linuxx64.efi.stub"
 	grubDir = "usr/lib/grub/i386-pc"
 	hybrid  = "boot_hybrid.img"
+	record  = "boot.img"
 	bios    = "bios.img"
+	disk    = "disk"
+
+	systemdBoot = "usr/lib/systemd/boot/efi/systemd-bootx64.efi"
+	// diskPrefix is where GRUB finds its script: on the first partition of the disk that it was started from.
+	diskPrefix = "(,gpt1)/garboard"
 )
 
 // modules of GRUB in BIOS, with what they are for.
@@ -60,6 +69,8 @@ var modules = []struct{ name, why string }{
 	{"terminal", "messages on the screen and the serial line"},
 	{"sleep", "time to read an error"},
 	{"reboot", "another try after an error"},
+	{"configfile", "the scripts of an installed machine's slots"},
+	{"loadenv", "the environment block of an installed machine"},
 	{"linux", "the kernel"},
 }
 
@@ -69,6 +80,7 @@ var set = debian.Set{
 	Tree: tree,
 	Tools: []debian.Tool{
 		{Package: "systemd-boot-efi", Name: stub, Why: "unified kernel images"},
+		{Package: "systemd-boot-efi", Name: systemdBoot, Why: "the choice between two systems on a disk"},
 		{Package: "grub-common", Name: "grub-mkimage", Why: "GRUB's program out of its modules"},
 		{Package: "grub-pc-bin", Name: grubDir, Why: "GRUB for the BIOS"},
 	},
@@ -82,7 +94,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 		return Loader{}, err
 	}
 	r.Plan(step)
-	inputs := []string{filepath.Base(from), early}
+	inputs := []string{filepath.Base(from), early, diskPrefix}
 	for _, m := range modules {
 		inputs = append(inputs, m.name)
 	}
@@ -90,7 +102,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	dir, err := store.Build(ctx, step, inputs, func(ctx context.Context, dir string) error {
 		hit = false
 		done := r.Step(step)
-		err := mkimage(ctx, from, dir)
+		err := makeAll(ctx, from, dir)
 		done(err)
 		return err
 	})
@@ -100,7 +112,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	if hit {
 		r.Cached(step)
 	}
-	var l Loader
+	l := Loader{Disk: filepath.Join(dir, disk)}
 	for _, f := range []struct {
 		path    string
 		content *[]byte
@@ -112,8 +124,8 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	return l, nil
 }
 
-// mkimage makes GRUB's program. grub-mkimage runs with the libraries of its own release, whatever this machine has.
-func mkimage(ctx context.Context, from, dir string) (err error) {
+// makeAll makes GRUB's programs, and the folder for disks.
+func makeAll(ctx context.Context, from, dir string) (err error) {
 	config, err := os.CreateTemp(dir, ".early-*")
 	if err != nil {
 		return err
@@ -123,10 +135,29 @@ func mkimage(ctx context.Context, from, dir string) (err error) {
 	if err = errors.Join(err, config.Close()); err != nil {
 		return err
 	}
+	if err := os.Mkdir(filepath.Join(dir, disk), 0o755); err != nil {
+		return err
+	}
+	for name, file := range map[string]string{esp.SystemdBoot: systemdBoot, esp.GRUBRecord: filepath.Join(grubDir, record)} {
+		content, err := os.ReadFile(filepath.Join(from, file))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, disk, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		mkimage(ctx, from, filepath.Join(dir, bios), "--format=i386-pc-eltorito", "--prefix=/", "--config="+config.Name()),
+		mkimage(ctx, from, filepath.Join(dir, disk, esp.GRUBProgram), "--format=i386-pc", "--prefix="+diskPrefix),
+	)
+}
+
+// mkimage makes a program of GRUB. grub-mkimage runs with the libraries of its own release, whatever this machine has.
+func mkimage(ctx context.Context, from, to string, args ...string) error {
 	libraries := filepath.Join(from, "usr/lib/x86_64-linux-gnu")
-	args := []string{"--library-path", libraries, filepath.Join(from, "usr/bin/grub-mkimage"),
-		"--format=i386-pc-eltorito", "--directory=" + filepath.Join(from, grubDir), "--prefix=/",
-		"--config=" + config.Name(), "--output=" + filepath.Join(dir, bios)}
+	args = append([]string{"--library-path", libraries, filepath.Join(from, "usr/bin/grub-mkimage"),
+		"--directory=" + filepath.Join(from, grubDir), "--output=" + to}, args...)
 	for _, m := range modules {
 		args = append(args, m.name)
 	}

@@ -7,6 +7,10 @@
 package media
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/loader"
 )
 
@@ -92,18 +97,13 @@ func (o Options) uki() ([]byte, error) {
 		return nil, err
 	}
 	return unified(o.Loader.Stub, []section{
-		{".osrel", osRelease(o.Version)},
-		{".uname", []byte(o.Release)},
-		{".cmdline", []byte(o.cmdline())},
-		{initramfsSection, initramfs},
-		{kernelSection, kernel},
+		{esp.SectionRelease, osRelease(o.Version)},
+		{esp.SectionUname, []byte(o.Release)},
+		{esp.SectionCmdline, []byte(o.cmdline())},
+		{esp.SectionInitramfs, initramfs},
+		{esp.SectionKernel, kernel},
 	})
 }
-
-const (
-	kernelSection    = ".linux"
-	initramfsSection = ".initrd"
-)
 
 // iso makes the ISO beside its final name, and renames it.
 func (o Options) iso(uki []byte, to string) (err error) {
@@ -119,12 +119,16 @@ func (o Options) iso(uki []byte, to string) (err error) {
 	if err := writeFAT(filepath.Join(dir, efiFile), "GARBOARD", []fatFile{{BootFile, uki}}); err != nil {
 		return err
 	}
+	described, err := o.describe(filepath.Join(dir, efiFile), uki)
+	if err != nil {
+		return err
+	}
 	script, err := o.grub(uki)
 	if err != nil {
 		return err
 	}
-	files := map[string][]byte{biosFile: o.Loader.BIOS, strings.TrimPrefix(loader.ConfigFile, "/"): []byte(script)}
-	label := "GARBOARD"
+	files := map[string][]byte{biosFile: o.Loader.BIOS, esp.MediumFile: described, strings.TrimPrefix(loader.ConfigFile, "/"): []byte(script)}
+	label := boot.MediumLabel
 	if o.Config != nil {
 		files[boot.ISOFile], label = o.Config, boot.ISOLabel
 	}
@@ -147,11 +151,7 @@ func (o Options) iso(uki []byte, to string) (err error) {
 
 // grub is the script for a BIOS. It takes kernel and initramfs out of the unified kernel image.
 func (o Options) grub(uki []byte) (string, error) {
-	kernel, err := blocks(uki, kernelSection)
-	if err != nil {
-		return "", err
-	}
-	initramfs, err := blocks(uki, initramfsSection)
+	image, err := esp.ReadImage(bytes.NewReader(uki), int64(len(uki)))
 	if err != nil {
 		return "", err
 	}
@@ -167,18 +167,21 @@ boot
 echo "The medium can't be read. The machine restarts in 30 seconds."
 sleep 30
 reboot
-`, efiFile, BootFile, o.Version, kernel, quoted(o.cmdline()), o.Version, initramfs), nil
+`, efiFile, BootFile, o.Version, image.Kernel, esp.Quoted(o.cmdline()), o.Version, image.Initramfs), nil
 }
 
-// quoted protects what GRUB's scripts would replace, such as ${mac} (GRUB manual, "Quoting").
-func quoted(cmdline string) string {
-	args := strings.Split(cmdline, " ")
-	for i, arg := range args {
-		if strings.ContainsAny(arg, "${}|&;<>'\"\\") {
-			args[i] = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
-		}
+// describe says where the system is in the file with the EFI partition, for the installation.
+func (o Options) describe(file string, uki []byte) ([]byte, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
 	}
-	return strings.Join(args, " ")
+	at := bytes.Index(content, uki)
+	if at < 0 {
+		return nil, fmt.Errorf("%s isn't in one piece in %s", BootFile, efiFile)
+	}
+	sum := sha256.Sum256(uki)
+	return json.Marshal(esp.Medium{Version: o.Version, File: efiFile, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:])})
 }
 
 // pxe writes what a server of boot files needs: iPXE and GRUB take kernel and initramfs, and UEFI's HTTP boot the unified kernel image.

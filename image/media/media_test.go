@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"debug/pe"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/diskfs/go-diskfs/partition/gpt"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/loader"
 )
 
@@ -45,6 +47,14 @@ func stub(t *testing.T, headers uint32) []byte {
 	return b.Bytes()
 }
 
+// kernel has a header as one for x86 (Documentation/arch/x86/boot.rst): one setup sector, and 32 bytes after it.
+func kernel() string {
+	k := make([]byte, 1024+32)
+	k[0x1f1], k[0x1f4] = 1, 2
+	copy(k[0x202:], "HdrS")
+	return string(k)
+}
+
 func options(t *testing.T) Options {
 	t.Helper()
 	dir := t.TempDir()
@@ -53,7 +63,7 @@ func options(t *testing.T) Options {
 		Version: "v1.2.3", Release: "6.12.0-amd64", Args: []string{"console=ttyS1"},
 		Kernel: filepath.Join(dir, "vmlinuz"), Initramfs: filepath.Join(dir, "initramfs"),
 	}
-	for path, content := range map[string]string{o.Kernel: "the kernel", o.Initramfs: strings.Repeat("the initramfs ", 100000)} {
+	for path, content := range map[string]string{o.Kernel: kernel(), o.Initramfs: strings.Repeat("the initramfs ", 100000)} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +97,7 @@ func TestUnifiedKernelImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		".linux": "the kernel", ".initrd": string(read(t, o.Initramfs)), ".uname": o.Release,
+		".linux": kernel(), ".initrd": string(read(t, o.Initramfs)), ".uname": o.Release,
 		".cmdline": "console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1",
 		".osrel":   "ID=\"garboard\"\nNAME=\"Garboard\"\nPRETTY_NAME=\"Garboard v1.2.3\"\nVERSION_ID=\"v1.2.3\"\n",
 	} {
@@ -103,10 +113,15 @@ func TestUnifiedKernelImage(t *testing.T) {
 		if s.VirtualAddress%4096 != 0 || s.Offset%512 != 0 {
 			t.Errorf("%s is at %x in memory, and at %x in the file", name, s.VirtualAddress, s.Offset)
 		}
-		list, err := blocks(uki, name)
+	}
+	image, err := esp.ReadImage(bytes.NewReader(uki), int64(len(uki)))
+	if err != nil || image.Version != o.Version || !strings.HasSuffix(image.Cmdline, "console=ttyS1") {
+		t.Errorf("%+v, %v", image, err)
+	}
+	for list, want := range map[string]string{image.Kernel: kernel(), image.Initramfs: string(read(t, o.Initramfs))} {
 		var first, count int
-		if _, scan := fmt.Sscanf(list, "%d+%d", &first, &count); err != nil || scan != nil || !strings.HasPrefix(string(uki[first*512:(first+count)*512]), want) {
-			t.Errorf("%s isn't in the blocks %s: %v, %v", name, list, err, scan)
+		if _, err := fmt.Sscanf(list, "%d+%d", &first, &count); err != nil || !strings.HasPrefix(string(uki[first*512:(first+count)*512]), want) {
+			t.Errorf("%.10q isn't in the blocks %s: %v", want, list, err)
 		}
 	}
 	end := file.Sections[len(file.Sections)-1]
@@ -173,8 +188,12 @@ func TestISO(t *testing.T) {
 	if !bytes.Equal(uki, read(t, build(t, withISOArgument(o), UKI))) {
 		t.Error("UEFI would boot another unified kernel image")
 	}
-	if _, err := blocks(uki, kernelSection); err != nil {
-		t.Error(err)
+	var described esp.Medium
+	if err := json.Unmarshal(content(t, iso, "/"+esp.MediumFile), &described); err != nil || described.Version != o.Version {
+		t.Errorf("%+v, %v", described, err)
+	}
+	if got := content(t, iso, "/"+described.File)[described.Offset:][:described.Size]; !bytes.Equal(got, uki) {
+		t.Error("the system that is installed is another one")
 	}
 	if record := read(t, path)[:512]; !bytes.Equal(record[:recordAddress], o.Loader.BootHybrid[:recordAddress]) || record[mbrSecond] != activeFlag {
 		t.Errorf("boot record % x", record)

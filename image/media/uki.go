@@ -72,20 +72,6 @@ func unified(stub []byte, sections []section) ([]byte, error) {
 
 func align(n, to uint32) uint32 { return (n + to - 1) / to * to }
 
-// blocks is where a section lies in a unified kernel image, as a block list of GRUB: first block + count, of 512 bytes
-// (GRUB manual, "How to specify block lists").
-func blocks(uki []byte, name string) (string, error) {
-	file, err := pe.NewFile(bytes.NewReader(uki))
-	if err != nil {
-		return "", fmt.Errorf("unified kernel image: %w", err)
-	}
-	s := file.Section(name)
-	if s == nil || s.Offset%512 != 0 || s.Size%512 != 0 {
-		return "", fmt.Errorf("unified kernel image: it has no section %s in blocks of 512 bytes", name)
-	}
-	return fmt.Sprintf("%d+%d", s.Offset/512, s.Size/512), nil
-}
-
 // osRelease describes the system in a unified kernel image (os-release(5)).
 func osRelease(version string) []byte {
 	var b strings.Builder

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/debian"
 )
 
@@ -52,6 +53,8 @@ type Sources struct {
 	CNI string
 	// Tools is the folder that the set of the same name was built into.
 	Tools string
+	// Loaders is a folder with the boot loaders of installed machines; empty for none.
+	Loaders string
 	// KernelPackages are the keys of the packages that the kernel was taken from.
 	KernelPackages []string
 	// ModulesDir is the kernel's module folder, named after its release; empty for none.
@@ -66,6 +69,7 @@ func Plan(src Sources) ([]Entry, error) {
 	copies := []copied{
 		{src.CNI, "/opt/cni/bin"},
 		{src.Tools, "/"},
+		{src.Loaders, esp.LoaderDir},
 		{src.ModulesDir, path.Join("/usr/lib/modules", filepath.Base(src.ModulesDir))},
 	}
 	for name, from := range src.Programs {

@@ -11,6 +11,7 @@ var Tools = debian.Set{
 		{Package: "xfsprogs", Name: "mkfs.xfs", Why: "making STATE and EPHEMERAL"},
 		{Package: "xfsprogs", Name: "xfs_growfs", Why: "growing EPHEMERAL with its disk"},
 		{Package: "xfsprogs", Name: "xfs_repair", Why: "a filesystem whose log can't be replayed"},
+		{Package: "dosfstools", Name: "mkfs.fat", Why: "making the EFI system partition"},
 		{Package: "e2fsprogs", Name: "mke2fs", Why: "data disks with ext4"},
 		{Package: "cryptsetup-bin", Name: "cryptsetup", Why: "LUKS2 headers"},
 		{Package: "nftables", Name: "nft", Why: "the portmap plugin (hostPort) calls it"},

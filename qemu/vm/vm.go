@@ -127,7 +127,7 @@ func (c Config) arguments(now time.Time) []string {
 	if c.DiskGiB >= 0 {
 		args = append(args,
 			"-drive", "if=none,id=disk,format=raw,discard=unmap,file="+option(c.Disk),
-			"-device", cmp.Or(c.Hardware.Disk, virtioDisk)+",drive=disk,serial="+machineUUID(c.Name)[:diskSerial])
+			"-device", cmp.Or(c.Hardware.Disk, virtioDisk)+",drive=disk,bootindex=1,serial="+machineUUID(c.Name)[:diskSerial])
 	}
 	args = append(args,
 		"-netdev", c.network(),
@@ -154,7 +154,20 @@ func (c Config) system() (args []string) {
 	}
 	return append(args,
 		"-drive", "if=none,id=medium,format=raw,readonly=on,file="+option(c.Medium),
-		"-device", device+",drive=medium,bootindex=0")
+		"-device", fmt.Sprintf("%s,drive=medium,bootindex=%d", device, map[bool]int{true: 2, false: 0}[bootable(c.Disk)]))
+}
+
+// bootable reports whether a disk has a boot record. After an installation, a person takes the medium out, or lets the firmware start the
+// disk first: a BIOS starts no other disk if the first one can't be started.
+func bootable(disk string) bool {
+	f, err := os.Open(disk)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var code [2]byte
+	_, err = f.ReadAt(code[:], 0)
+	return err == nil && code != [2]byte{} && code != [2]byte{0xcd, 0x18}
 }
 
 func monitorArguments() []string {

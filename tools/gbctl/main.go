@@ -74,7 +74,7 @@ func (a *app) rootCommand() *cobra.Command {
 	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand())
 	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand())
 	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), a.applyCommand(), a.editCommand(), a.patchCommand(), a.configCommand())
-	addTo(root, groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand())
+	addTo(root, groupOperate, a.kubeconfigCommand(), a.rebootCommand(), a.shutdownCommand(), a.resetCommand(), a.installCommand(), a.upgradeCommand(), a.systemRollbackCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand())
 	addTo(root, groupClient, genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)

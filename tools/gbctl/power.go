@@ -40,17 +40,73 @@ type powerFlags struct {
 
 func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 	flags := cmd.Flags()
-	flags.BoolVar(&f.wait, "wait", false, wait)
+	flags.BoolVar(&f.wait, "wait", f.wait, wait)
 	flags.BoolVar(&f.drain, "drain", true, "evict the pods first, if other nodes can run them")
 	flags.DurationVar(&f.drainTimeout, "drain-timeout", drainTimeout, "how long the eviction of pods may take; pods that remain stop with the node")
 	flags.BoolVar(&f.force, "force", false, "don't evict pods, and don't check the other nodes")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only show the steps")
 }
 
+// A restart is a command that restarts nodes.
+type restart struct {
+	use, now, back string
+	wait           bool // by default
+	ask            func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error)
+}
+
 func (a *app) rebootCommand() *cobra.Command {
-	var f powerFlags
+	return a.restartCommand(restart{use: "reboot", now: "reboots now", back: "is back and healthy",
+		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
+			m, err := unary(ctx, n.Node.Reboot, &apiv1.RebootRequest{
+				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+			})
+			return m.GetOperation(), err
+		}})
+}
+
+func (a *app) upgradeCommand() *cobra.Command {
+	return a.restartCommand(restart{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true,
+		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
+			m, err := unary(ctx, n.Node.UpgradeSystem, &apiv1.UpgradeSystemRequest{
+				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+			})
+			return m.GetOperation(), err
+		}})
+}
+
+func (a *app) systemRollbackCommand() *cobra.Command {
+	return a.restartCommand(restart{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true,
+		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
+			m, err := unary(ctx, n.Node.RollbackSystem, &apiv1.RollbackSystemRequest{
+				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+			})
+			return m.GetOperation(), err
+		}})
+}
+
+func (a *app) installCommand() *cobra.Command {
+	f := powerFlags{wait: true}
+	r := restart{now: "restarts from its disk", back: "is back, and runs from its disk,",
+		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
+			m, err := unary(ctx, n.Node.InstallSystem, &apiv1.InstallSystemRequest{DryRun: f.dryRun})
+			return m.GetOperation(), err
+		}}
 	cmd := &cobra.Command{
-		Use: "reboot",
+		Use: "install",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.raiseTimeout(cmd, planTimeout)
+			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.restart(ctx, n, r, f) })
+		},
+	}
+	cmd.Flags().BoolVar(&f.wait, "wait", f.wait, "wait until each node is back and healthy")
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show the steps")
+	return cmd
+}
+
+func (a *app) restartCommand(r restart) *cobra.Command {
+	f := powerFlags{wait: r.wait}
+	cmd := &cobra.Command{
+		Use: r.use,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.raiseTimeout(cmd, planTimeout)
 			nodes, err := a.targets(cmd.Context())
@@ -58,14 +114,14 @@ func (a *app) rebootCommand() *cobra.Command {
 				return err
 			}
 			f.wait = f.wait || len(nodes) > 1 && !f.force
-			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.reboot(ctx, n, f) })
+			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.restart(ctx, n, r, f) })
 		},
 	}
 	f.add(cmd, "wait until each node is back and healthy")
 	return cmd
 }
 
-func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error {
+func (a *app) restart(ctx context.Context, n *client.Client, r restart, f powerFlags) error {
 	before := ""
 	if f.wait && !f.dryRun {
 		rctx, done := a.request(ctx, n.Name)
@@ -77,23 +133,18 @@ func (a *app) reboot(ctx context.Context, n *client.Client, f powerFlags) error 
 		before = s.BootId
 	}
 	start := time.Now()
-	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := unary(ctx, n.Node.Reboot, &apiv1.RebootRequest{
-			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-		})
-		return m.GetOperation(), err
-	})
+	id, err := a.begin(ctx, n, f.dryRun, func(ctx context.Context) (*apiv1.Operation, error) { return r.ask(ctx, n, f) })
 	if err != nil || f.dryRun {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s: reboots now\n", n.Name)
+	fmt.Fprintf(a.out, "%s: %s\n", n.Name, r.now)
 	if !f.wait {
 		return nil
 	}
 	if err := a.waitBack(ctx, n.Name, before, func(ctx context.Context) error { return a.operationEnded(ctx, n.Name, id) }); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%s: is back and healthy after %s\n", n.Name, span(time.Since(start)))
+	fmt.Fprintf(a.out, "%s: %s after %s\n", n.Name, r.back, span(time.Since(start)))
 	return nil
 }
 
@@ -106,14 +157,19 @@ func (a *app) waitBack(ctx context.Context, node, before string, last func(conte
 			return err
 		case s.BootId == before:
 			return errors.New("shuts down")
-		case unhealthyReason(s) != "":
-			return errors.New(unhealthyReason(s))
 		}
-		return last(ctx)
+		err = last(ctx)
+		if why := unhealthyReason(s); why != "" && !errors.As(err, new(endedBadly)) {
+			return errors.New(why)
+		}
+		return err
 	})
 }
 
-// operationEnded returns nil when an operation has ended on a node that has restarted.
+// endedBadly is the error of an operation that has failed: waiting doesn't change it.
+type endedBadly struct{ error }
+
+// operationEnded returns nil when an operation is done on a node that has restarted.
 func (a *app) operationEnded(ctx context.Context, node, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -123,8 +179,12 @@ func (a *app) operationEnded(ctx context.Context, node, id string) error {
 			return err
 		}
 		for _, o := range all.Operations {
-			if o.Id == id && o.Ended == nil {
+			switch {
+			case o.Id != id:
+			case o.Ended == nil:
 				return fmt.Errorf("%s hasn't ended yet", id)
+			case o.State != apiv1.Operation_STATE_DONE:
+				return endedBadly{fmt.Errorf("%s has failed: %s", id, visible(o.Error))}
 			}
 		}
 		return nil
@@ -250,6 +310,9 @@ func (a *app) retryUntil(ctx context.Context, node string, budget time.Duration,
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if errors.As(err, new(endedBadly)) {
+			return err
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("not within %s: %w", budget, err)

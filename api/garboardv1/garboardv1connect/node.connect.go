@@ -70,6 +70,15 @@ const (
 	NodeServiceRebootProcedure = "/garboard.v1.NodeService/Reboot"
 	// NodeServiceShutdownProcedure is the fully-qualified name of the NodeService's Shutdown RPC.
 	NodeServiceShutdownProcedure = "/garboard.v1.NodeService/Shutdown"
+	// NodeServiceInstallSystemProcedure is the fully-qualified name of the NodeService's InstallSystem
+	// RPC.
+	NodeServiceInstallSystemProcedure = "/garboard.v1.NodeService/InstallSystem"
+	// NodeServiceUpgradeSystemProcedure is the fully-qualified name of the NodeService's UpgradeSystem
+	// RPC.
+	NodeServiceUpgradeSystemProcedure = "/garboard.v1.NodeService/UpgradeSystem"
+	// NodeServiceRollbackSystemProcedure is the fully-qualified name of the NodeService's
+	// RollbackSystem RPC.
+	NodeServiceRollbackSystemProcedure = "/garboard.v1.NodeService/RollbackSystem"
 	// NodeServiceResetProcedure is the fully-qualified name of the NodeService's Reset RPC.
 	NodeServiceResetProcedure = "/garboard.v1.NodeService/Reset"
 	// NodeServiceUpgradeKubernetesProcedure is the fully-qualified name of the NodeService's
@@ -124,6 +133,15 @@ type NodeServiceClient interface {
 	// Shutdown starts the same operation as Reboot, but powers the machine off at the
 	// end.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
+	// InstallSystem starts an operation that writes the system of the medium to the disk, and
+	// restarts the machine from it. A machine whose disk has no system does it by itself.
+	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
+	// UpgradeSystem starts an operation that writes the system of a medium to the slot that
+	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
+	// healthy within 10 minutes, or ends before, the machine boots the former one.
+	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)
+	// RollbackSystem starts an operation that reboots the node into the other slot.
+	RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error)
 	// Reset starts an operation that removes the node from its cluster and deletes
 	// its data.
 	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
@@ -273,6 +291,24 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Shutdown")),
 			connect.WithClientOptions(opts...),
 		),
+		installSystem: connect.NewClient[garboardv1.InstallSystemRequest, garboardv1.InstallSystemResponse](
+			httpClient,
+			baseURL+NodeServiceInstallSystemProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("InstallSystem")),
+			connect.WithClientOptions(opts...),
+		),
+		upgradeSystem: connect.NewClient[garboardv1.UpgradeSystemRequest, garboardv1.UpgradeSystemResponse](
+			httpClient,
+			baseURL+NodeServiceUpgradeSystemProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("UpgradeSystem")),
+			connect.WithClientOptions(opts...),
+		),
+		rollbackSystem: connect.NewClient[garboardv1.RollbackSystemRequest, garboardv1.RollbackSystemResponse](
+			httpClient,
+			baseURL+NodeServiceRollbackSystemProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("RollbackSystem")),
+			connect.WithClientOptions(opts...),
+		),
 		reset: connect.NewClient[garboardv1.ResetRequest, garboardv1.ResetResponse](
 			httpClient,
 			baseURL+NodeServiceResetProcedure,
@@ -326,6 +362,9 @@ type nodeServiceClient struct {
 	metrics           *connect.Client[garboardv1.MetricsRequest, garboardv1.MetricsResponse]
 	reboot            *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
 	shutdown          *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
+	installSystem     *connect.Client[garboardv1.InstallSystemRequest, garboardv1.InstallSystemResponse]
+	upgradeSystem     *connect.Client[garboardv1.UpgradeSystemRequest, garboardv1.UpgradeSystemResponse]
+	rollbackSystem    *connect.Client[garboardv1.RollbackSystemRequest, garboardv1.RollbackSystemResponse]
 	reset             *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
 	upgradeKubernetes *connect.Client[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse]
 	convertKubernetes *connect.Client[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse]
@@ -423,6 +462,21 @@ func (c *nodeServiceClient) Shutdown(ctx context.Context, req *connect.Request[g
 	return c.shutdown.CallUnary(ctx, req)
 }
 
+// InstallSystem calls garboard.v1.NodeService.InstallSystem.
+func (c *nodeServiceClient) InstallSystem(ctx context.Context, req *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error) {
+	return c.installSystem.CallUnary(ctx, req)
+}
+
+// UpgradeSystem calls garboard.v1.NodeService.UpgradeSystem.
+func (c *nodeServiceClient) UpgradeSystem(ctx context.Context, req *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error) {
+	return c.upgradeSystem.CallUnary(ctx, req)
+}
+
+// RollbackSystem calls garboard.v1.NodeService.RollbackSystem.
+func (c *nodeServiceClient) RollbackSystem(ctx context.Context, req *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error) {
+	return c.rollbackSystem.CallUnary(ctx, req)
+}
+
 // Reset calls garboard.v1.NodeService.Reset.
 func (c *nodeServiceClient) Reset(ctx context.Context, req *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
 	return c.reset.CallUnary(ctx, req)
@@ -487,6 +541,15 @@ type NodeServiceHandler interface {
 	// Shutdown starts the same operation as Reboot, but powers the machine off at the
 	// end.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
+	// InstallSystem starts an operation that writes the system of the medium to the disk, and
+	// restarts the machine from it. A machine whose disk has no system does it by itself.
+	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
+	// UpgradeSystem starts an operation that writes the system of a medium to the slot that
+	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
+	// healthy within 10 minutes, or ends before, the machine boots the former one.
+	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)
+	// RollbackSystem starts an operation that reboots the node into the other slot.
+	RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error)
 	// Reset starts an operation that removes the node from its cluster and deletes
 	// its data.
 	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
@@ -632,6 +695,24 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Shutdown")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceInstallSystemHandler := connect.NewUnaryHandler(
+		NodeServiceInstallSystemProcedure,
+		svc.InstallSystem,
+		connect.WithSchema(nodeServiceMethods.ByName("InstallSystem")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceUpgradeSystemHandler := connect.NewUnaryHandler(
+		NodeServiceUpgradeSystemProcedure,
+		svc.UpgradeSystem,
+		connect.WithSchema(nodeServiceMethods.ByName("UpgradeSystem")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceRollbackSystemHandler := connect.NewUnaryHandler(
+		NodeServiceRollbackSystemProcedure,
+		svc.RollbackSystem,
+		connect.WithSchema(nodeServiceMethods.ByName("RollbackSystem")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceResetHandler := connect.NewUnaryHandler(
 		NodeServiceResetProcedure,
 		svc.Reset,
@@ -700,6 +781,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceRebootHandler.ServeHTTP(w, r)
 		case NodeServiceShutdownProcedure:
 			nodeServiceShutdownHandler.ServeHTTP(w, r)
+		case NodeServiceInstallSystemProcedure:
+			nodeServiceInstallSystemHandler.ServeHTTP(w, r)
+		case NodeServiceUpgradeSystemProcedure:
+			nodeServiceUpgradeSystemHandler.ServeHTTP(w, r)
+		case NodeServiceRollbackSystemProcedure:
+			nodeServiceRollbackSystemHandler.ServeHTTP(w, r)
 		case NodeServiceResetProcedure:
 			nodeServiceResetHandler.ServeHTTP(w, r)
 		case NodeServiceUpgradeKubernetesProcedure:
@@ -789,6 +876,18 @@ func (UnimplementedNodeServiceHandler) Reboot(context.Context, *connect.Request[
 
 func (UnimplementedNodeServiceHandler) Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Shutdown is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.InstallSystem is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.UpgradeSystem is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RollbackSystem is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {

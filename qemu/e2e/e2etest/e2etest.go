@@ -10,6 +10,7 @@
 package e2etest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,13 +26,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/garboard-os/garboard/image"
 	"github.com/garboard-os/garboard/image/components"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/vm"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -166,7 +168,7 @@ func Metal(t *testing.T, hardware ...vm.Hardware) (*image.Artifacts, Option) {
 }
 
 // Medium builds an ISO with the kernel for bare metal. The option makes machines boot it. Loader,
-// Version, Release, Kernel and Initramfs of the options are set here.
+// Release, Kernel and Initramfs of the options are set here, and Version unless it is given.
 func Medium(t *testing.T, o media.Options) Option {
 	t.Helper()
 	root, err := repository()
@@ -177,7 +179,8 @@ func Medium(t *testing.T, o media.Options) Option {
 	if err != nil {
 		t.Fatalf("build what the test boots: %v", err)
 	}
-	o.Loader, o.Version, o.Release, o.Kernel, o.Initramfs = boots, made.Version, made.Release, made.Kernel, made.Initramfs
+	o.Loader, o.Release, o.Kernel, o.Initramfs = boots, made.Release, made.Kernel, made.Initramfs
+	o.Version = cmp.Or(o.Version, made.Version)
 	path := filepath.Join(t.TempDir(), "garboard.iso")
 	if err := o.Build(media.ISO, path); err != nil {
 		t.Fatal(err)

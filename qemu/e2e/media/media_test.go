@@ -48,8 +48,12 @@ func TestMediumInBIOS(t *testing.T) {
 	})
 	c.Says(bootBudget, 0, "machined", "configuration from kernel argument")
 	m.Reached("the configuration on the medium")
-	c.Says(bootBudget, 0, "disks: Running (up)")
-	m.Reached("its system is on its disk")
+	c.Says(bootBudget, 0, "end: running: stop all services, and restart the machine")
+	m.Reached("the system is on the disk")
+	c.Says(2*bootBudget, 0, "runs from slot A, which is trying")
+	m.Reached("the disk boots")
+	c.Says(bootBudget, 0, "slot A is good")
+	m.Reached("the system is good")
 }
 
 // args make the serial line the main console, as in the other tests.

@@ -25,6 +25,21 @@ func (s *nodeService) Shutdown(ctx context.Context, req *connect.Request[apiv1.S
 	return connect.NewResponse(&apiv1.ShutdownResponse{Operation: o}), err
 }
 
+func (s *nodeService) InstallSystem(ctx context.Context, req *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
+	o, err := s.operate(ctx, lifecycle.Install, nil, req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.InstallSystemResponse{Operation: o}), err
+}
+
+func (s *nodeService) UpgradeSystem(ctx context.Context, req *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
+	o, err := s.operate(ctx, lifecycle.Upgrade, powerArguments(req.Msg), req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.UpgradeSystemResponse{Operation: o}), err
+}
+
+func (s *nodeService) RollbackSystem(ctx context.Context, req *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
+	o, err := s.operate(ctx, lifecycle.Rollback, powerArguments(req.Msg), req.Msg.GetDryRun())
+	return connect.NewResponse(&apiv1.RollbackSystemResponse{Operation: o}), err
+}
+
 // powerArguments are those of a reboot or a shutdown.
 func powerArguments(m interface {
 	GetForce() bool

@@ -1,4 +1,5 @@
-// Package lifecycle is how a node goes: the operations reboot, shutdown and reset.
+// Package lifecycle is how a node goes, and comes back with another system: the operations reboot, shutdown and reset, and in system.go
+// install, upgrade and rollback.
 //
 // Each is a plan of package operation. A node that others can stand in for is emptied
 // first: no new pods come (cordon), and those that are there end within their
@@ -104,6 +105,9 @@ type Options struct {
 	MarkWipe func(labels []string, users []disks.UserDisk) error
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
+	// Systems are the slots; nil in a container. Unhealthy are the services that aren't healthy now.
+	Systems   Systems
+	Unhealthy func() []string
 
 	// Kubernetes makes a client; nil: with what this node has.
 	Kubernetes func() (*kubeclient.Client, error)
@@ -118,6 +122,9 @@ func Definitions(o Options) []operation.Definition {
 		o.reboot().definition(),
 		o.shutdown().definition(),
 		{Name: Reset, Exclusive: true, Plan: o.planReset, Steps: o.resetSteps},
+		o.install(),
+		o.upgrade(),
+		o.rollback(),
 	}
 }
 

@@ -46,6 +46,7 @@ type rig struct {
 	down   bool     // Kubernetes doesn't answer
 	cut    string   // the power goes when this is done
 	lock   operation.Lock
+	system *systems
 	may    error // of etcd: whether the member may leave
 	stop   error // whether it may be away
 	leave  error
@@ -113,10 +114,14 @@ func (r *rig) on() {
 	r.mu.Lock()
 	r.power, r.dark = make(chan struct{}), make(chan struct{})
 	r.mu.Unlock()
+	var installed Systems
+	if r.system != nil {
+		installed = r.system
+	}
 	runner, err := operation.New(operation.Options{
 		Store: resource.NewStore(), Log: slog.New(slog.DiscardHandler), Dir: r.dir, Lock: r.lock,
 		Definitions: Definitions(Options{
-			Store: r.store, Etcd: member{r},
+			Store: r.store, Etcd: member{r}, Systems: installed, Unhealthy: func() []string { return []string{"timed"} },
 			Start:    func(_ context.Context, id string) error { return r.note("start " + id) },
 			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
 			StopPods: func(context.Context) error { return r.note("stop pods") },

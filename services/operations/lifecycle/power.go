@@ -136,7 +136,7 @@ func (o power) all(r operation.Request, args PowerArguments, timeout time.Durati
 			Run: func(ctx context.Context, p *operation.Progress) error { return o.uncordon(ctx, p, r.ID) },
 		},
 	}
-	if o.name == Reboot && !args.Force {
+	if o.how == boot.Reboot && !args.Force {
 		steps = append(steps, operation.Step{
 			ID: "back", What: "let other nodes go, once this one is back", Deadline: changeTimeout, Optional: true,
 			// An operation that goes on takes the lock of the cluster again, as soon as

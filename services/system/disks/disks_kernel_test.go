@@ -320,7 +320,7 @@ func TestForeignDiskIsRefused(t *testing.T) {
 		{"ext4", func(t *testing.T, l *loop) { command(t, "mkfs.ext4", "-q", "-L", "photos", l.path) }, `ext4 file system "photos"`},
 		{"xfs", func(t *testing.T, l *loop) { command(t, "mkfs.xfs", "-q", "-L", "data", l.path) }, `xfs file system "data"`},
 		{"partitions", putPartitions, `partitions "ESP", "root" (xfs "root")`},
-		{"same labels, other types", putLookalike, `partitions "EFI", "BOOT-A", "BOOT-B", "META", "STATE", "EPHEMERAL"`},
+		{"same labels, other types", putLookalike, `partitions "EFI", "BIOS", "META", "STATE", "EPHEMERAL"`},
 		{"data", func(t *testing.T, l *loop) { l.writeAt(777, "?") }, "unknown data"},
 		{"data at the end", func(t *testing.T, l *loop) { l.writeAt(4*gib-100, "?") }, "unknown data"},
 	}

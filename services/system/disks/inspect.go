@@ -159,22 +159,22 @@ func describe(c content) string {
 	return strings.Replace(c.String(), c.kind, c.kind+" file system", 1)
 }
 
-// isOurs reports whether the table has every partition of the layout with its
+// isOurs reports whether the table has every partition of its layout with its
 // own type, and no other partition.
 func isOurs(t *gpt.Table) bool {
-	n := 0
+	n, want := 0, boot.Partitions(layoutOf(t))
 	for _, p := range t.Partitions {
 		if p.Type == gpt.Unused {
 			continue
 		}
 		n++
-		if !slices.ContainsFunc(boot.Volumes, func(v boot.Volume) bool {
+		if !slices.ContainsFunc(want, func(v boot.Volume) bool {
 			return v.Label == p.Name && strings.EqualFold(v.Type, string(p.Type))
 		}) {
 			return false
 		}
 	}
-	return n == len(boot.Volumes)
+	return n == len(want)
 }
 
 // describeTable lists the partitions with their content.

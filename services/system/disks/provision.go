@@ -190,9 +190,16 @@ func erase(file *os.File, dev device, t *gpt.Table) error {
 	return nil
 }
 
+// bootNothing is int 18h, with which a boot record gives up (BIOS Boot Specification 1.01, 6.7).
+var bootNothing = []byte{0xcd, 0x18}
+
 func writeTable(file *os.File, dev device, t *gpt.Table) error {
 	if err := t.Write(file, dev.Size); err != nil {
 		return fmt.Errorf("write partition table of %s: %w", dev.Path, err)
+	}
+	// A BIOS starts each disk that has a table. Until there is a boot loader, this one tells it to try the next.
+	if _, err := file.WriteAt(bootNothing, 0); err != nil {
+		return fmt.Errorf("write boot record of %s: %w", dev.Path, err)
 	}
 	if err := unix.IoctlSetInt(int(file.Fd()), unix.BLKRRPART, 0); err != nil {
 		return fmt.Errorf("make the kernel read the partition table of %s: %w", dev.Path, err)

@@ -54,19 +54,32 @@ func (m *machineUnderTest) mustHaveKept() {
 	}
 }
 
-// Disks of releases that wrote no layout number are used without changes.
+// Disks of layout 1, and of releases that wrote no number, are used without changes.
 func TestDiskOfTheLayoutBefore(t *testing.T) {
-	l := installed(t)
-	l.ofLayout(0, nil)
-	m := bootMachine(t, l)
-	if found, err := m.disks.MountState(t.Context()); !found || err != nil {
-		t.Fatalf("STATE: %v, %v", found, err)
+	for number := range uint64(2) {
+		l := installed(t)
+		l.ofLayout(number, func(t *gpt.Table) {
+			a := t.Partitions[1]
+			b := *a
+			a.Name, a.Type, a.End = "BOOT-A", "104570E5-C21B-4715-828D-698D47D3D15B", a.Start+1023
+			b.Name, b.Type, b.Start, b.Index = "BOOT-B", "FC30169E-53FE-4BF8-8144-7F73C561361A", a.End+1, 6
+			a.Size, b.Size = 0, 0
+			t.Partitions = append(t.Partitions, &b)
+		})
+		m := bootMachine(t, l)
+		if found, err := m.disks.MountState(t.Context()); !found || err != nil {
+			t.Fatalf("STATE: %v, %v", found, err)
+		}
+		m.mustUp(config.Install{Disk: l.path})
+		m.mustHaveKept()
+		if system, err := m.disks.SystemDisk(); err != nil || system.BIOS.Label != "BOOT-A" {
+			t.Errorf("%+v, %v", system, err)
+		}
+		m.off()
 	}
-	m.mustUp(config.Install{Disk: l.path})
-	m.mustHaveKept()
 }
 
-const tooNew = "holds a Garboard system of a newer release (disk layout 2; this release knows up to 1), and isn't touched. " +
+const tooNew = "holds a Garboard system of a newer release (disk layout 3; this release knows up to 2), and isn't touched. " +
 	"Boot that release. To use the disk with this one, reset the node with that release first (gbctl reset), and set machine.install.wipe: true"
 
 // A disk of a newer release is never used, whatever the configuration says, and
@@ -80,7 +93,7 @@ func TestDiskOfANewerLayout(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := installed(t)
-			l.ofLayout(2, change)
+			l.ofLayout(3, change)
 			before := l.edges()
 			m := bootMachine(t, l)
 			if found, err := m.disks.MountState(t.Context()); found || err == nil || !strings.Contains(err.Error(), tooNew) {
@@ -92,7 +105,7 @@ func TestDiskOfANewerLayout(t *testing.T) {
 			if !bytes.Equal(before, l.edges()) {
 				t.Error("the disk was written to")
 			}
-			l.ofLayout(1, func(t *gpt.Table) { t.Partitions[1].Name, t.Partitions[1].Type = boot.LabelBootA, boot.TypeBootA })
+			l.ofLayout(2, func(t *gpt.Table) { t.Partitions[1].Name, t.Partitions[1].Type = boot.LabelBIOS, boot.TypeBIOS })
 			again := bootMachine(t, l)
 			again.mustUp(config.Install{Disk: l.path})
 			again.mustHaveKept()
@@ -128,8 +141,8 @@ func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 	if err := m.disks.Erase(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l.ofLayout(2, nil)
-	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path}), "holds the partitions of a newer Garboard release (disk layout 2), which were reset, and isn't touched", "machine.install.wipe: true")
+	l.ofLayout(3, nil)
+	refused(t, bootMachine(t, l).up(config.Install{Disk: l.path}), "holds the partitions of a newer Garboard release (disk layout 3), which were reset, and isn't touched", "machine.install.wipe: true")
 	m = bootMachine(t, l)
 	m.mustUp(config.Install{Disk: l.path, Wipe: true})
 	m.write("state/mine", "anew")
@@ -151,7 +164,7 @@ func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 // doesn't wipe a newer one.
 func TestNewerLayoutBesideOurs(t *testing.T) {
 	l, user := installed(t), installed(t)
-	user.ofLayout(2, nil)
+	user.ofLayout(3, nil)
 	found, err := bootMachine(t, l, user).disks.MountState(t.Context())
 	if found || err == nil || !strings.Contains(err.Error(), "both hold a Garboard system") {
 		t.Errorf("%v, %v", found, err)
@@ -173,7 +186,7 @@ func TestNewerLayoutBesideOurs(t *testing.T) {
 	if _, err := m.disks.MountState(t.Context()); err == nil || !strings.Contains(m.console.String(), "is NOT wiped, though a reset requested it") {
 		t.Errorf("%v, console: %s", err, m.console)
 	}
-	user.ofLayout(1, nil)
+	user.ofLayout(2, nil)
 	m = bootMachine(t, user)
 	m.mustUp(config.Install{Disk: user.path})
 	m.mustHaveKept()

@@ -1,0 +1,136 @@
+package esp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+const (
+	entryCfg       = ".cfg"
+	variableChoice = "choice"
+	variableTrying = "trying"
+	// environmentSize is the size of GRUB's environment block (GRUB manual, "The GRUB environment block").
+	environmentSize = 1024
+)
+
+// grubScript starts a trying system once, and then the chosen one. If a system can't be loaded, the other one is started.
+const grubScript = `serial --unit=0 --speed=115200
+terminal_output --append serial
+load_env --file $prefix/grubenv choice trying
+set slot=$choice
+if [ -n "$trying" ]; then
+  set slot=$trying
+  set trying=
+  save_env --file $prefix/grubenv trying
+fi
+source $prefix/$slot.cfg
+for slot in A B; do
+  if [ -f $prefix/$slot.cfg ]; then
+    loopback -d system
+    source $prefix/$slot.cfg
+  fi
+done
+echo "No system on this disk can be started. The machine restarts in 30 seconds."
+sleep 30
+reboot
+`
+
+// environmentBlock is the content of the file.
+func environmentBlock(choice, trying string) []byte {
+	text := "# GRUB Environment Block\n"
+	for _, v := range [][2]string{{variableChoice, choice}, {variableTrying, trying}} {
+		text += v[0] + "=" + v[1] + "\n"
+	}
+	return []byte(text + strings.Repeat("#", environmentSize-len(text)))
+}
+
+// startBIOS writes the script that starts a slot.
+func (p Partition) startBIOS(name, version, line string) error {
+	image, err := p.image(name)
+	if err != nil {
+		return err
+	}
+	script := fmt.Sprintf(`loopback system /%s/%s.efi
+echo "Garboard %s (slot %s): loading the system"
+linux (system)%s %s
+initrd (system)%s
+boot
+`, systemsDir, name, version, name, image.Kernel, Quoted(line), image.Initramfs)
+	return p.put([]byte(script), grubDir, name+entryCfg)
+}
+
+func (p Partition) image(slot string) (Image, error) {
+	file, err := os.Open(p.System(slot))
+	if err != nil {
+		return Image{}, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return Image{}, err
+	}
+	return ReadImage(file, info.Size())
+}
+
+// Quoted protects the characters of kernel arguments that GRUB's scripts would replace (GRUB manual, "Quoting").
+func Quoted(line string) string {
+	args := strings.Split(line, " ")
+	for i, arg := range args {
+		if strings.ContainsAny(arg, "${}|&;<>'\"\\") {
+			args[i] = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(args, " ")
+}
+
+// Places in GRUB's images (grub-core/boot/i386/pc/boot.S and diskboot.S). Addresses are in sectors of 512 bytes.
+const (
+	recordCode    = 440   // bytes of the boot record before the disk's signature
+	recordAddress = 0x5c  // where the program begins
+	driveCheck    = 0x66  // a jump over the workaround for BIOSes that give a wrong number of the disk
+	listAddress   = 0x1f4 // in the program's first sector: where its rest begins
+)
+
+// Device is a disk.
+type Device interface {
+	io.ReaderAt
+	io.WriterAt
+}
+
+// BootRecord makes a BIOS start GRUB from a disk: its program goes to a partition of its own, and the boot record starts it.
+// The partition table is left alone.
+func BootRecord(disk Device, record, program []byte, start, size int64) error {
+	switch {
+	case len(record) < recordCode || len(program) < 2*block:
+		return errors.New("GRUB's images are too short")
+	case int64(len(program)) > size:
+		return fmt.Errorf("GRUB has %d bytes, and its partition %d", len(program), size)
+	}
+	first := uint64(start / block)
+	program = append([]byte(nil), program...)
+	binary.LittleEndian.PutUint64(program[listAddress:], first+1)
+	if err := replace(disk, program, start); err != nil {
+		return err
+	}
+	code := append([]byte(nil), record[:recordCode]...)
+	binary.LittleEndian.PutUint64(code[recordAddress:], first)
+	code[driveCheck], code[driveCheck+1] = 0x90, 0x90 // no operation
+	return replace(disk, code, 0)
+}
+
+// replace writes what differs only: a boot record that is as it should be isn't touched again.
+func replace(disk Device, data []byte, at int64) error {
+	have := make([]byte, len(data))
+	if _, err := disk.ReadAt(have, at); err != nil {
+		return err
+	}
+	if string(have) == string(data) {
+		return nil
+	}
+	_, err := disk.WriteAt(data, at)
+	return err
+}

@@ -1,0 +1,13 @@
+package esp
+
+// MediumFile is the file of a medium that describes the system on it, as JSON.
+const MediumFile = "garboard.json"
+
+// Medium describes the system on a medium: a part of one of its files, so that the medium has it only once.
+type Medium struct {
+	Version string `json:"version"`
+	File    string `json:"file"`
+	Offset  int64  `json:"offset"` // bytes
+	Size    int64  `json:"size"`
+	SHA256  string `json:"sha256"` // in hexadecimal digits
+}

@@ -1,0 +1,77 @@
+//go:build e2e && long
+
+package media
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/garboard-os/garboard/image/media"
+	"github.com/garboard-os/garboard/qemu"
+	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+)
+
+// systemBudget is for an operation that restarts a machine, until its node is Ready again.
+const systemBudget = 3 * time.Minute
+
+// A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from another CD, with its data
+// kept. A system whose kernel panics doesn't stay: the machine boots the former one, which says why.
+func TestInstalledMachine(t *testing.T) {
+	c, m := e2etest.Start(t, "installed", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) { o.Boot.UEFI = true })
+	c.Says(bootBudget, 0, "installing Garboard v1.0.0 on the medium GARBOARD")
+	m.Reached("the machine installs itself")
+	c.Says(2*bootBudget, 0, "runs from slot A, which is trying")
+	m.Reached("the disk boots")
+	c.Ready(m)
+	c.Says(bootBudget, 0, "slot A is good")
+	m.Reached("the node is Ready, from its disk")
+	c.Kubectl("create", "configmap", "mine", "--from-literal=kept=yes")
+	c = c.Patient(systemBudget)
+
+	// insert puts another medium into the machine, which sees it after its next start.
+	insert := func(o media.Options) {
+		t.Helper()
+		var made qemu.Options
+		e2etest.Medium(t, o)(&made)
+		if err := os.Rename(made.Boot.Medium, c.Boot.Medium); err != nil {
+			t.Fatal(err)
+		}
+		c.Gbctl("-n", c.Node(), "reboot", "--wait")
+	}
+	slots := func(want string) {
+		t.Helper()
+		c.Eventually(bootBudget, "the slots are as they should be", func() error {
+			out, err := c.TryGbctl("-n", c.Node(), "get", "slots")
+			if err != nil {
+				return err
+			}
+			if got := strings.Join(strings.Fields(out), " "); !strings.Contains(got, want) {
+				return fmt.Errorf("%s, want %s", got, want)
+			}
+			return nil
+		})
+	}
+
+	insert(media.Options{Args: args, Version: "v2.0.0"})
+	m.Reached("another medium is in the machine")
+	c.Gbctl("-n", c.Node(), "upgrade")
+	m.Reached("the machine is upgraded")
+	slots("A good v1.0.0 no no")
+	slots("B good v2.0.0 yes yes")
+	if got := c.Kubectl("get", "configmap", "mine", "-o", "jsonpath={.data.kept}"); got != "yes" {
+		t.Errorf("the data is %q", got)
+	}
+
+	insert(media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"})
+	out, err := c.TryGbctl("-n", c.Node(), "upgrade")
+	if err == nil || !strings.Contains(out+err.Error(), "slot A is bad") {
+		t.Errorf("%s, %v", out, err)
+	}
+	m.Reached("a system that panics has failed")
+	slots("A bad v3.0.0 no no it was started, and didn't become healthy before the machine restarted")
+	slots("B good v2.0.0 yes yes")
+	c.Ready(m)
+}

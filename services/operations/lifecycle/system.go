@@ -1,0 +1,283 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/slots"
+)
+
+// Names of the operations that change the system in a slot. Each ends with a boot of that slot:
+//
+//	install                       verify ─▶ write ─▶ end ══▶ prove
+//	upgrade    verify ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
+//	rollback             choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
+//
+// If the new system doesn't become healthy, the machine boots the former one, which fails the operation with the reason.
+const (
+	Install  = "install"
+	Upgrade  = "upgrade"
+	Rollback = "rollback"
+)
+
+const (
+	// verifyTimeout and writeTimeout are for a medium of 70 MB at 1 MB/s.
+	verifyTimeout = 3 * time.Minute
+	writeTimeout  = 10 * time.Minute
+	chooseTimeout = time.Minute
+	// ProveTimeout is how long a new system may take to become healthy.
+	ProveTimeout = 10 * time.Minute
+	// proveGrace is for the way back to the former system.
+	proveGrace = 20 * time.Minute
+	provePoll  = time.Second
+)
+
+// Systems are the slots of this machine.
+type Systems interface {
+	Running() string
+	Get() (boot.Slots, error)
+	Medium(ctx context.Context) (slots.Source, error)
+	Verify(ctx context.Context, src slots.Source, report func(done, of int64)) error
+	Write(ctx context.Context, name string, src slots.Source, system boot.Slot, report func(done, of int64)) error
+	Empty(ctx context.Context, name string) error
+	Rollback(ctx context.Context, reason string) error
+}
+
+// errNoSlots refuses what only a machine can do.
+var errNoSlots = errors.New("this node is a container: its host has its system")
+
+// target is the slot that an operation writes; source is what it writes there.
+var (
+	target = operation.Data[string]{Key: "slot"}
+	source = operation.Data[slots.Source]{Key: "source"}
+)
+
+func (o Options) install() operation.Definition {
+	steps := func(r operation.Request) []operation.Step {
+		return append(o.write(), o.end(boot.Reboot, 0, reasonOf(r)), o.prove())
+	}
+	return operation.Definition{
+		Name: Install, Exclusive: true, Role: "os:operator",
+		Plan: func(ctx context.Context, r operation.Request) (operation.Plan, error) {
+			if err := o.mayInstall(ctx); err != nil {
+				return operation.Plan{}, err
+			}
+			return operation.Plan{Steps: steps(r), Unlocked: "a machine that is installed runs nothing yet"}, nil
+		},
+		Steps: func(r operation.Request) ([]operation.Step, error) { return steps(r), nil },
+	}
+}
+
+func (o Options) mayInstall(ctx context.Context) error {
+	if o.Systems == nil {
+		return errNoSlots
+	}
+	if slot := o.Systems.Running(); slot != "" {
+		return fmt.Errorf("this machine runs from slot %s of its disk: it is installed. A new system comes with `gbctl upgrade`", slot)
+	}
+	all, err := o.Systems.Get()
+	if err != nil {
+		return err
+	}
+	if slot := all.Next(); slot != "" {
+		return fmt.Errorf("the disk of this machine has a system in slot %s: remove the medium, and restart the machine", slot)
+	}
+	_, err = o.Systems.Medium(ctx)
+	return err
+}
+
+// write are the steps up to a complete system in a slot.
+func (o Options) write() []operation.Step {
+	return []operation.Step{
+		{
+			ID: "verify", What: "read the system on the medium, and compare its checksum", Deadline: verifyTimeout,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				src, err := o.Systems.Medium(ctx)
+				if err != nil {
+					return err
+				}
+				p.Report("%s", src)
+				if err := o.Systems.Verify(ctx, src, percent(p, "read")); err != nil {
+					return err
+				}
+				all, err := o.Systems.Get()
+				if err != nil {
+					return err
+				}
+				return errors.Join(source.Put(p, src), target.Put(p, all.Target(o.Systems.Running())))
+			},
+		},
+		{
+			ID: "write", What: "write the system to the slot that doesn't run", Deadline: writeTimeout,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				src, err := source.Get(p)
+				if err != nil {
+					return err
+				}
+				slot, err := target.Get(p)
+				if err != nil {
+					return err
+				}
+				system := boot.Slot{}
+				if o.Unhealthy != nil && o.Systems.Running() != "" {
+					system.Excused = o.Unhealthy()
+				}
+				if cfg, err := machine.Config(o.Store); err == nil {
+					system.Args = cfg.Machine.Install.ExtraKernelArgs
+				}
+				p.Report("to slot %s", slot)
+				return o.Systems.Write(ctx, slot, src, system, percent(p, "written"))
+			},
+			Undo: func(ctx context.Context, p *operation.Progress) error {
+				slot, err := target.Get(p)
+				if err != nil {
+					return err
+				}
+				return o.Systems.Empty(ctx, slot)
+			},
+		},
+	}
+}
+
+// percent reports each fifth of the way.
+func percent(p *operation.Progress, word string) func(done, of int64) {
+	told := int64(0)
+	return func(done, of int64) {
+		if part := done * 5 / of; part > told {
+			told = part
+			p.Report("%d%% of %d MB %s", part*20, of/1_000_000, word)
+		}
+	}
+}
+
+// prove waits until it is known whether the new system is healthy. It runs after the boot, in the new system or in the former one.
+func (o Options) prove() operation.Step {
+	return operation.Step{
+		ID: "prove", What: "see that the new system is healthy", Deadline: ProveTimeout + proveGrace,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			name, err := target.Get(p)
+			if err != nil {
+				return err
+			}
+			for {
+				all, err := o.Systems.Get()
+				if err != nil {
+					return err
+				}
+				slot, err := all.Of(name)
+				if err != nil {
+					return err
+				}
+				switch {
+				case slot.State == boot.SlotGood && o.Systems.Running() == name:
+					return nil
+				case slot.State == boot.SlotTrying && o.Systems.Running() == name:
+				case slot.State == boot.SlotTrying && slot.Tries > 0:
+					return fmt.Errorf("the machine wasn't started from slot %s of its disk: remove the medium, or let the firmware start the disk first", name)
+				default:
+					return fmt.Errorf("slot %s is %s: %s. The machine runs the former system, in slot %s", name, slot.State, slot.Reason, o.Systems.Running())
+				}
+				if !sleep.For(ctx, provePoll) {
+					return ctx.Err()
+				}
+			}
+		},
+	}
+}
+
+// changed is the reboot with another system, for upgrade and rollback.
+func (o Options) changed(name string) power { return power{o, name, boot.Reboot, holdReboot} }
+
+func (o Options) upgrade() operation.Definition {
+	d := o.changed(Upgrade).definition()
+	d.WithoutJournal = false
+	plan, steps := d.Plan, d.Steps
+	// Pods may come again to either system, so that is before it is known which one stays.
+	around := func(all []operation.Step) []operation.Step { return slices.Concat(o.write(), all, []operation.Step{o.prove()}) }
+	d.Plan = func(ctx context.Context, r operation.Request) (operation.Plan, error) {
+		if err := o.mayUpgrade(ctx); err != nil {
+			return operation.Plan{}, err
+		}
+		p, err := plan(ctx, r)
+		p.Steps = around(p.Steps)
+		return p, err
+	}
+	d.Steps = func(r operation.Request) ([]operation.Step, error) {
+		all, err := steps(r)
+		return around(all), err
+	}
+	return d
+}
+
+func (o Options) mayUpgrade(ctx context.Context) error {
+	if err := o.installed(); err != nil {
+		return err
+	}
+	all, err := o.Systems.Get()
+	if err != nil {
+		return err
+	}
+	if running, err := all.Of(o.Systems.Running()); err != nil {
+		return err
+	} else if running.State == boot.SlotTrying {
+		return errors.New("the running system isn't known to be healthy yet: wait until it is (gbctl get slots, gbctl doctor)")
+	}
+	_, err = o.Systems.Medium(ctx)
+	return err
+}
+
+func (o Options) installed() error {
+	switch {
+	case o.Systems == nil:
+		return errNoSlots
+	case o.Systems.Running() == "":
+		return errors.New("this machine doesn't run from its disk: it has the system of its medium, or of the network")
+	}
+	return nil
+}
+
+func (o Options) rollback() operation.Definition {
+	d := o.changed(Rollback).definition()
+	d.WithoutJournal = false
+	plan, steps := d.Plan, d.Steps
+	with := func(r operation.Request, all []operation.Step) []operation.Step {
+		at := slices.IndexFunc(all, func(s operation.Step) bool { return s.EndsNode })
+		return slices.Insert(all, max(at, 0), operation.Step{
+			ID: "choose", What: "make the other slot boot next", Deadline: chooseTimeout,
+			Run: func(ctx context.Context, _ *operation.Progress) error {
+				return o.Systems.Rollback(ctx, "rolled back by "+r.By)
+			},
+		})
+	}
+	d.Plan = func(ctx context.Context, r operation.Request) (operation.Plan, error) {
+		if err := o.mayRollback(); err != nil {
+			return operation.Plan{}, err
+		}
+		p, err := plan(ctx, r)
+		p.Steps = with(r, p.Steps)
+		return p, err
+	}
+	d.Steps = func(r operation.Request) ([]operation.Step, error) {
+		all, err := steps(r)
+		return with(r, all), err
+	}
+	return d
+}
+
+func (o Options) mayRollback() error {
+	if err := o.installed(); err != nil {
+		return err
+	}
+	all, err := o.Systems.Get()
+	if err != nil {
+		return err
+	}
+	return all.Rollback(o.Systems.Running(), "", time.Time{}) // of a copy
+}

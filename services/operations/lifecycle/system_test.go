@@ -1,0 +1,199 @@
+package lifecycle
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/system/slots"
+)
+
+// systems are the slots of the rig's machine.
+type systems struct {
+	r       *rig
+	running string
+	none    error // why there is no medium
+
+	mu  sync.Mutex // guards what follows
+	all boot.Slots
+}
+
+func (s *systems) Running() string { return s.running }
+
+func (s *systems) Get() (boot.Slots, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all, nil
+}
+
+func (s *systems) Medium(context.Context) (slots.Source, error) {
+	return slots.Source{Medium: esp.Medium{Version: "v2", File: "efi.img", Size: 65_000_000}, Label: "GARBOARD"}, s.none
+}
+
+func (s *systems) Verify(context.Context, slots.Source, func(done, of int64)) error {
+	return s.r.note("verify")
+}
+
+func (s *systems) Write(_ context.Context, name string, src slots.Source, system boot.Slot, report func(done, of int64)) error {
+	report(src.Size, src.Size)
+	if err := s.r.note(strings.TrimSpace("write " + src.Version + " to " + name + " " + strings.Join(system.Excused, " "))); err != nil {
+		return err
+	}
+	return s.change(func(all *boot.Slots) error {
+		if err := all.Write(name, time.Now()); err != nil {
+			return err
+		}
+		system.Version = src.Version
+		return all.Written(name, system, time.Now())
+	})
+}
+
+func (s *systems) Empty(_ context.Context, name string) error {
+	if err := s.r.note("empty " + name); err != nil {
+		return err
+	}
+	return s.change(func(all *boot.Slots) error { return all.Write(name, time.Now()) })
+}
+
+func (s *systems) Rollback(context.Context, string) error {
+	if err := s.r.note("choose"); err != nil {
+		return err
+	}
+	return s.change(func(all *boot.Slots) error { return all.Rollback(s.running, "", time.Now()) })
+}
+
+func (s *systems) change(change func(all *boot.Slots) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return change(&s.all)
+}
+
+// installed is a rig whose machine runs from slot A.
+func installed(t *testing.T) (*rig, *systems) {
+	t.Helper()
+	r := newRig(t)
+	r.system = &systems{r: r, running: "A", all: boot.Slots{A: boot.Slot{State: boot.SlotGood, Version: "v1"}, B: boot.Slot{State: boot.SlotEmpty}, Choice: "A"}}
+	return r, r.system
+}
+
+// reboot starts the machine from a slot, after the change that a boot loader or the new system has made.
+func (s *systems) reboot(t *testing.T, slot string, change func(all *boot.Slots) error) {
+	t.Helper()
+	s.r.off()
+	if err := s.change(change); err != nil {
+		t.Fatal(err)
+	}
+	s.running = slot
+	s.r.on()
+}
+
+func prove(name string) func(*boot.Slots) error {
+	return func(all *boot.Slots) error { return all.Prove(name, "healthy", time.Now()) }
+}
+
+func TestInstallFromAMedium(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
+		r.on()
+		o := r.run(Install, nil)
+		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
+		s.reboot(t, "A", prove("A"))
+		check(t, r, r.end(o.ID), operation.Done)
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install}); err == nil || !strings.Contains(err.Error(), "it is installed") {
+			t.Errorf("%v", err)
+		}
+		r.off()
+	})
+}
+
+// A machine that starts from its medium again isn't installed anew, and the operation says what to do.
+func TestInstalledMachineThatStartsFromItsMedium(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
+		r.on()
+		o := r.run(Install, nil)
+		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
+		s.reboot(t, "", func(*boot.Slots) error { return nil })
+		o = r.end(o.ID)
+		check(t, r, o, operation.Failed)
+		if !strings.Contains(o.Error, "the machine wasn't started from slot A of its disk: remove the medium") {
+			t.Error(o.Error)
+		}
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install}); err == nil || !strings.Contains(err.Error(), "has a system in slot A: remove the medium") {
+			t.Errorf("%v", err)
+		}
+		r.off()
+	})
+}
+
+// What wasn't healthy before needn't be so afterwards.
+func TestUpgrade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.on()
+		o := r.run(Upgrade, PowerArguments{}.Encode())
+		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "reboot")
+		s.reboot(t, "B", prove("B"))
+		check(t, r, r.end(o.ID), operation.Done, "uncordon")
+		if s.all.Next() != "B" || s.all.B.Version != "v2" {
+			t.Errorf("%+v", s.all)
+		}
+		o = r.run(Rollback, PowerArguments{}.Encode())
+		check(t, r, o, operation.Running, "cordon", "look at pods", "choose", "reboot")
+		s.reboot(t, "A", func(*boot.Slots) error { return nil })
+		check(t, r, r.end(o.ID), operation.Done, "uncordon")
+		r.off()
+	})
+}
+
+// The former system says why it runs again, and takes pods again.
+func TestUpgradeThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		r.on()
+		o := r.run(Upgrade, PowerArguments{}.Encode())
+		check(t, r, o, operation.Running, "verify", "write v2 to B timed", "cordon", "look at pods", "reboot")
+		s.reboot(t, "A", func(all *boot.Slots) error { return all.Fail("B", "no kubelet", time.Now()) })
+		o = r.end(o.ID)
+		check(t, r, o, operation.Failed, "uncordon")
+		if !strings.Contains(o.Error, "slot B is bad: no kubelet. The machine runs the former system, in slot A") {
+			t.Error(o.Error)
+		}
+		r.off()
+	})
+}
+
+// An upgrade that can't begin changes nothing, and one that fails before the restart leaves nothing to boot.
+func TestUpgradeThatIsRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(r *rig, s *systems)
+		want   string
+	}{
+		"no medium":         {func(_ *rig, s *systems) { s.none = slots.ErrNoMedium }, slots.ErrNoMedium.Error()},
+		"from its medium":   {func(_ *rig, s *systems) { s.running = "" }, "doesn't run from its disk"},
+		"on trial":          {func(_ *rig, s *systems) { s.all.A.State = boot.SlotTrying }, "isn't known to be healthy yet"},
+		"a container":       {func(r *rig, _ *systems) { r.system = nil }, "this node is a container"},
+		"etcd needs a node": {func(r *rig, _ *systems) { r.stop = errStop }, "--force"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, s := installed(t)
+				tt.change(r, s)
+				r.on()
+				defer func() { r.off() }()
+				_, err := r.runner.Start(t.Context(), operation.Ask{Name: Upgrade, Arguments: PowerArguments{}.Encode()})
+				if err == nil || !strings.Contains(err.Error(), tt.want) || len(r.did) > 0 {
+					t.Errorf("%v, %q", err, r.did)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,109 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/operation"
+	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/front/apid"
+	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
+	"github.com/garboard-os/garboard/services/operations/lifecycle"
+	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/machine"
+	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/slots"
+)
+
+// reachable are the services that a machine needs for a person to repair the rest. A system that has no other one to go back to is good
+// when they are up: a new control plane waits for `gbctl bootstrap`, however long that takes.
+var reachable = []string{network.ID, machine.ID, disks.ID, slots.ID, apid.ID}
+
+// proveEvery is how often a new system is looked at. It is healthy after healthyLooks in a row.
+const (
+	proveEvery   = time.Second
+	healthyLooks = 5
+)
+
+// install runs the operation, and returns an error if the machine isn't installed by it.
+func (n *Node) install(ctx context.Context) error {
+	begun, err := n.ops.Start(ctx, operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium"})
+	if err != nil {
+		return err
+	}
+	var last operation.Operation
+	if err := n.ops.Watch(ctx, begun.ID, 0, func(u operation.Update) error { last = u.Operation; return nil }); err != nil {
+		return err
+	}
+	if last.State == operation.Failed || last.State == operation.Aborted {
+		return errors.New(last.Error)
+	}
+	return nil
+}
+
+// unhealthy are the services and static pods that aren't up.
+func (n *Node) unhealthy() (names []string) {
+	for _, s := range n.graph.Statuses() {
+		if !s.Up || s.Health == dag.HealthFail {
+			names = append(names, s.ID)
+		}
+	}
+	for _, pod := range controlplane.StaticPods.List(n.Store) {
+		if status, err := controlplane.StaticPodStatuses.Get(n.Store, pod.ID); err != nil || !status.Spec.Ready() {
+			names = append(names, pod.ID)
+		}
+	}
+	return names
+}
+
+// prove makes a new system good when it is healthy, or goes back to the former one when its time is up.
+func (n *Node) prove(ctx context.Context) {
+	began, looks := time.Now(), 0
+	for sleep.For(ctx, proveEvery) {
+		status, err := slots.Statuses.Get(n.Store, n.slots.Running())
+		if err != nil {
+			continue // the disk isn't there yet, or this boot is from elsewhere
+		}
+		if status.Spec.State != boot.SlotTrying {
+			return
+		}
+		all, err := n.slots.Get()
+		if err != nil {
+			continue
+		}
+		waiting := n.unproven(all)
+		if len(waiting) > 0 {
+			looks = 0
+		} else if looks++; looks >= healthyLooks {
+			if err := n.slots.Prove(ctx, "healthy "+time.Since(began).Round(time.Second).String()+" after its first boot"); err == nil {
+				n.logs.Printf("slot %s is good: Garboard %s is healthy", n.slots.Running(), status.Spec.Version)
+				return
+			}
+		}
+		if time.Since(began) > lifecycle.ProveTimeout && len(waiting) > 0 {
+			why := fmt.Sprintf("not healthy within %s: %s", lifecycle.ProveTimeout, strings.Join(waiting, ", "))
+			if err := n.slots.Fail(ctx, why); err == nil {
+				n.power(boot.Reboot, "the new system goes: "+why)
+				return
+			}
+		}
+	}
+}
+
+// unproven are the names of what the running system must have up, and hasn't.
+func (n *Node) unproven(all boot.Slots) []string {
+	running, err := all.Of(n.slots.Running())
+	if err != nil {
+		return []string{err.Error()}
+	}
+	alone := all.A.State != boot.SlotGood && all.B.State != boot.SlotGood
+	return slices.DeleteFunc(n.unhealthy(), func(name string) bool {
+		return alone && !slices.Contains(reachable, name) || slices.Contains(running.Excused, name)
+	})
+}

@@ -1,0 +1,292 @@
+// Package slots owns the two systems on a machine's disk: what META says about them, and what the boot loaders start.
+//
+//	medium ─▶ Write ─▶ file in the EFI system partition ─▶ Written: trying ═▶ the next boot ─▶ healthy: good
+//	                                                                                        ╰▶ else: bad, and the other one boots
+//
+// META has the truth (boot.Slots). The files for the boot loaders (boot/esp) follow from it, and are made again whenever they may differ.
+package slots
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/meta"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/disks"
+)
+
+// ID owns the resources, and is the log.
+const ID = "slots"
+
+// Status is a slot as users see it.
+type Status struct {
+	State   boot.SlotState `yaml:"state"`
+	Version string         `yaml:"version,omitempty"`
+	Running bool           `yaml:"running"`
+	Next    bool           `yaml:"next"` // it boots next
+	Since   time.Time      `yaml:"since,omitempty"`
+	Reason  string         `yaml:"reason,omitempty"`
+}
+
+// Statuses are both slots of a machine.
+var Statuses = resource.Define[Status](resource.Definition{
+	Type:      "Slots.runtime.garboard.dev",
+	Kind:      "Slot",
+	Aliases:   []string{"slot"},
+	Namespace: "runtime",
+	Columns: []resource.Column{
+		{Name: "STATE", Value: func(s any) string { return string(s.(Status).State) }},
+		{Name: "VERSION", Value: func(s any) string { return s.(Status).Version }},
+		{Name: "RUNNING", Value: func(s any) string { return yes(s.(Status).Running) }},
+		{Name: "NEXT", Value: func(s any) string { return yes(s.(Status).Next) }},
+		{Name: "REASON", Value: func(s any) string { return s.(Status).Reason }},
+	},
+})
+
+func yes(b bool) string { return map[bool]string{true: "yes", false: "no"}[b] }
+
+// Disks is the system disk.
+type Disks interface {
+	SystemDisk() (disks.SystemDisk, error)
+	UseEFI(ctx context.Context, use func(dir string) error) error
+	Volume(ctx context.Context, label string, use func(fs.FS) error) error
+}
+
+// Options are what the slots stand on.
+type Options struct {
+	Cmdline boot.Cmdline
+	Store   *resource.Store
+	Disks   Disks
+	Log     *slog.Logger
+
+	loaders string // tests have their own
+}
+
+// Slots are those of one machine.
+type Slots struct {
+	o Options
+	// mu is held during all changes of META's slots and of the EFI system partition.
+	mu sync.Mutex
+}
+
+// New returns the slots; nothing is read yet.
+func New(o Options) *Slots {
+	o.loaders = cmp.Or(o.loaders, esp.LoaderDir)
+	return &Slots{o: o}
+}
+
+// Running is the slot that this boot is from; "": it is from a medium, or over the network.
+func (s *Slots) Running() string {
+	name, _ := s.o.Cmdline.Get(boot.ParamSlot)
+	return name
+}
+
+// Get is what META says.
+func (s *Slots) Get() (slots boot.Slots, err error) {
+	err = s.meta(func(c meta.Change) error {
+		slots, err = read(c)
+		return err
+	})
+	return slots, err
+}
+
+// read takes a META without slots for two empty ones.
+func read(c meta.Change) (boot.Slots, error) {
+	slots, err := boot.SlotsKey.In(c)
+	if errors.Is(err, meta.ErrNotFound) {
+		err = nil
+	}
+	for _, name := range boot.SlotNames {
+		if slot, _ := slots.Of(name); slot.State == "" {
+			slot.State = boot.SlotEmpty
+		}
+	}
+	return slots, err
+}
+
+// meta calls use with the values of META, and writes what it has changed.
+func (s *Slots) meta(use func(c meta.Change) error) error {
+	system, err := s.o.Disks.SystemDisk()
+	if err != nil {
+		return err
+	}
+	store, file, err := meta.OpenFile(system.Meta.Path)
+	if errors.Is(err, meta.ErrEmpty) && file != nil {
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return store.Update(use)
+}
+
+// change writes a change of the slots to META, and makes the boot loaders follow. The caller holds s.mu.
+func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error) error {
+	var slots boot.Slots
+	err := s.meta(func(c meta.Change) (err error) {
+		if slots, err = read(c); err != nil {
+			return err
+		}
+		if err := change(&slots); err != nil {
+			return err
+		}
+		return boot.SlotsKey.Put(c, slots)
+	})
+	if err != nil {
+		return err
+	}
+	s.publish(slots)
+	return s.follow(ctx, slots)
+}
+
+// follow makes the boot loaders start what the slots say.
+func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
+	record, err := os.ReadFile(filepath.Join(s.o.loaders, esp.GRUBRecord))
+	if err != nil {
+		return err
+	}
+	program, err := os.ReadFile(filepath.Join(s.o.loaders, esp.GRUBProgram))
+	if err != nil {
+		return err
+	}
+	systemdBoot, err := os.ReadFile(filepath.Join(s.o.loaders, esp.SystemdBoot))
+	if err != nil {
+		return err
+	}
+	system, err := s.o.Disks.SystemDisk()
+	if err != nil {
+		return err
+	}
+	if err := s.o.Disks.UseEFI(ctx, func(dir string) error {
+		p := esp.Partition(dir)
+		return errors.Join(p.Loaders(systemdBoot), p.Start(slots))
+	}); err != nil {
+		return fmt.Errorf("boot loader on %s: %w", system.EFI.Path, err)
+	}
+	disk, err := system.Open()
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	if err := errors.Join(esp.BootRecord(disk, record, program, system.BIOS.Start, system.BIOS.Size), disk.Sync()); err != nil {
+		return fmt.Errorf("boot record of %s: %w", system.Path, err)
+	}
+	return nil
+}
+
+func (s *Slots) publish(slots boot.Slots) {
+	for _, name := range boot.SlotNames {
+		slot, _ := slots.Of(name)
+		status := Status{State: slot.State, Version: slot.Version, Running: name == s.Running(), Next: name == slots.Next(), Since: slot.Since, Reason: slot.Reason}
+		if err := Statuses.Put(s.o.Store.As(ID), name, status); err != nil {
+			s.o.Log.Error("publish slot", "slot", name, "err", err)
+		}
+	}
+}
+
+// Begin is for a boot that has its disk: it records what this boot says about the slots.
+func (s *Slots) Begin(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slots, err := s.Get()
+	if err != nil {
+		return err
+	}
+	running := s.Running()
+	if running == "" {
+		s.publish(slots)
+		return nil
+	}
+	started, err := s.started(ctx, slots, running)
+	if err != nil {
+		return err
+	}
+	begun := func(slots *boot.Slots) error {
+		now := time.Now()
+		if err := slots.Found(running, boot.Slot{Version: boot.Version, Args: s.args()}, now); err != nil {
+			return err
+		}
+		for _, name := range boot.SlotNames {
+			if slot, _ := slots.Of(name); name != running && slot.State == boot.SlotTrying && (name == started || slot.Tries == 0) {
+				s.o.Log.Error("the new system didn't come up, and this one runs again", "slot", name, "version", slot.Version)
+				if err := slots.Fail(name, "it was started, and didn't become healthy before the machine restarted", now); err != nil {
+					return err
+				}
+			}
+		}
+		if err := slots.Booted(running, now); err != nil {
+			s.o.Log.Warn(err.Error()) // there is no other system
+		}
+		return nil
+	}
+	next := slots
+	if err := begun(&next); err != nil {
+		return err
+	}
+	// What boots next runs: the boot loaders have followed the last change, and this boot needn't wait for the EFI system partition.
+	if reflect.DeepEqual(next, slots) && slots.Next() == running {
+		s.publish(slots)
+		return nil
+	}
+	return s.change(ctx, begun)
+}
+
+// started is the slot that is trying, if a boot loader has started it and another one runs now; "": there is none.
+func (s *Slots) started(ctx context.Context, slots boot.Slots, running string) (name string, err error) {
+	for _, other := range boot.SlotNames {
+		if slot, _ := slots.Of(other); other == running || slot.State != boot.SlotTrying {
+			continue
+		}
+		err := s.o.Disks.UseEFI(ctx, func(dir string) error {
+			was, err := esp.Partition(dir).Started(other)
+			if was {
+				name = other
+			}
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return name, nil
+}
+
+// Prove makes the running system good.
+func (s *Slots) Prove(ctx context.Context, reason string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.change(ctx, func(slots *boot.Slots) error { return slots.Prove(s.Running(), reason, time.Now()) })
+}
+
+// Fail makes the running system bad. The error is that there is no other.
+func (s *Slots) Fail(ctx context.Context, reason string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.change(ctx, func(slots *boot.Slots) error { return slots.Fail(s.Running(), reason, time.Now()) })
+}
+
+// Empty takes a system that hasn't booted yet out of its slot.
+func (s *Slots) Empty(ctx context.Context, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.change(ctx, func(slots *boot.Slots) error { return slots.Write(name, time.Now()) })
+}
+
+// Rollback makes the other system boot next.
+func (s *Slots) Rollback(ctx context.Context, reason string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.change(ctx, func(slots *boot.Slots) error { return slots.Rollback(s.Running(), reason, time.Now()) })
+}

@@ -1,0 +1,289 @@
+package slots
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/tools/testing/uki"
+	"github.com/google/go-cmp/cmp"
+)
+
+// machine has its disk and its medium in files. The loaders are what they are on a node.
+type machine struct {
+	t   *testing.T
+	dir string
+	// before is called before the EFI system partition is used, and before the medium is read.
+	before func(what string) error
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{t: t, dir: t.TempDir(), before: func(string) error { return nil }}
+	for _, dir := range []string{"efi", "medium", "loaders"} {
+		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.put("disk", make([]byte, 2<<20))
+	m.put("meta", make([]byte, 1<<20))
+	m.put("loaders/"+esp.SystemdBoot, []byte("systemd-boot"))
+	m.put("loaders/"+esp.GRUBRecord, make([]byte, 512))
+	m.put("loaders/"+esp.GRUBProgram, bytes.Repeat([]byte("grub"), 1000))
+	return m
+}
+
+func (m *machine) put(name string, content []byte) {
+	m.t.Helper()
+	if err := os.WriteFile(filepath.Join(m.dir, name), content, 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// insert puts a medium into the machine.
+func (m *machine) insert(version string) {
+	m.t.Helper()
+	image := uki.Image(m.t, version, "quiet "+boot.ISOArgument)
+	sum := sha256.Sum256(image)
+	described, err := json.Marshal(esp.Medium{Version: version, File: "efi.img", Offset: 100, Size: int64(len(image)), SHA256: hex.EncodeToString(sum[:])})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.put("medium/"+esp.MediumFile, described)
+	m.put("medium/efi.img", append(make([]byte, 100), append(image, "more"...)...))
+}
+
+func (m *machine) SystemDisk() (disks.SystemDisk, error) {
+	return disks.SystemDisk{
+		Path: filepath.Join(m.dir, "disk"),
+		Meta: disks.SystemPartition{Path: filepath.Join(m.dir, "meta"), Size: 1 << 20},
+		BIOS: disks.SystemPartition{Start: 1 << 20, Size: 1 << 20},
+	}, nil
+}
+
+func (m *machine) UseEFI(_ context.Context, use func(dir string) error) error {
+	if err := m.before("efi"); err != nil {
+		return err
+	}
+	return use(filepath.Join(m.dir, "efi"))
+}
+
+func (m *machine) Volume(_ context.Context, label string, use func(fs.FS) error) error {
+	if err := m.before("medium"); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(m.dir, "medium", esp.MediumFile)); err != nil || label != boot.MediumLabel {
+		return boot.ErrNone
+	}
+	return use(os.DirFS(filepath.Join(m.dir, "medium")))
+}
+
+// boot starts the machine from a slot; "": from its medium.
+func (m *machine) boot(slot string) *Slots {
+	m.t.Helper()
+	line := "quiet garboard.platform=metal garboard.config=http://10.0.0.1/a"
+	if slot != "" {
+		line += " garboard.slot=" + slot
+	}
+	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders")})
+	if err := s.Begin(m.t.Context()); err != nil {
+		m.t.Fatal(err)
+	}
+	return s
+}
+
+// write writes the medium's system to the slot that doesn't run.
+func (m *machine) write(s *Slots) error {
+	m.t.Helper()
+	src, err := s.Medium(m.t.Context())
+	if err != nil {
+		return err
+	}
+	if err := s.Verify(m.t.Context(), src, nil); err != nil {
+		return err
+	}
+	all, err := s.Get()
+	if err != nil {
+		return err
+	}
+	return s.Write(m.t.Context(), all.Target(s.Running()), src, boot.Slot{Args: []string{"mine=1"}}, func(int64, int64) {})
+}
+
+func (m *machine) want(s *Slots, want string) {
+	m.t.Helper()
+	var got []string
+	for _, name := range boot.SlotNames {
+		status, err := Statuses.Get(s.o.Store, name)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		text := name + " " + string(status.Spec.State) + " " + status.Spec.Version
+		if status.Spec.Next {
+			text += " next"
+		}
+		got = append(got, strings.TrimSpace(strings.ReplaceAll(text, "  ", " ")))
+	}
+	if diff := cmp.Diff(want, strings.Join(got, ", ")); diff != "" {
+		m.t.Error(diff)
+	}
+}
+
+func (m *machine) entries() string {
+	m.t.Helper()
+	found, err := filepath.Glob(filepath.Join(m.dir, "efi/loader/entries/*"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var names []string
+	for _, path := range found {
+		names = append(names, filepath.Base(path))
+	}
+	return strings.Join(names, " ")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The life of a machine: installed, upgraded, back to the former system after one that failed, upgraded again, rolled back.
+func TestLifeOfAMachine(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.insert("v1")
+	s := m.boot("")
+	m.want(s, "A empty, B empty")
+	must(t, m.write(s))
+	m.want(s, "A trying v1 next, B empty")
+	entry, err := os.ReadFile(filepath.Join(m.dir, "efi/loader/entries/garboard-a+1.conf"))
+	must(t, err)
+	// Not the argument of the medium, and those of the machine.
+	if want := "\noptions quiet garboard.platform=metal garboard.config=http://10.0.0.1/a mine=1 garboard.slot=A\n"; !strings.HasSuffix(string(entry), want) {
+		t.Errorf("%s", entry)
+	}
+	s = m.boot("A")
+	m.want(s, "A trying v1 next, B empty")
+	must(t, s.Prove(t.Context(), "healthy"))
+	m.want(s, "A good v1 next, B empty")
+
+	m.insert("v2")
+	must(t, m.write(s))
+	m.want(s, "A good v1, B trying v2 next")
+	// systemd-boot starts it, and it ends.
+	must(t, os.Rename(filepath.Join(m.dir, "efi/loader/entries/garboard-b+1.conf"), filepath.Join(m.dir, "efi/loader/entries/garboard-b+0-1.conf")))
+	s = m.boot("A")
+	m.want(s, "A good v1 next, B bad v2")
+	if got := m.entries(); got != "garboard-a.conf garboard-b+0.conf" {
+		t.Error(got)
+	}
+
+	must(t, m.write(s))
+	s = m.boot("B")
+	m.want(s, "A good v1 next, B trying v2")
+	if err := s.Fail(t.Context(), "no kubelet"); err != nil {
+		t.Fatal(err)
+	}
+	s = m.boot("A")
+	if status, err := Statuses.Get(s.o.Store, "B"); err != nil || status.Spec.Reason != "no kubelet" {
+		t.Errorf("%+v, %v", status, err)
+	}
+
+	must(t, m.write(s))
+	s = m.boot("B")
+	must(t, s.Prove(t.Context(), "healthy"))
+	m.want(s, "A good v1, B good v2 next")
+	must(t, s.Rollback(t.Context(), "asked"))
+	m.want(s, "A good v1 next, B good v2")
+	if got := m.entries(); got != "garboard-a.conf garboard-b.conf" {
+		t.Error(got)
+	}
+
+	// META is wiped by a reset: the system that runs is known to work.
+	m.put("meta", make([]byte, 1<<20))
+	s = m.boot("A")
+	m.want(s, "A good "+boot.Version+" next, B empty")
+}
+
+// A medium with one wrong bit anywhere is refused before anything is written.
+func TestDamagedMedium(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	m.insert("v1")
+	s := m.boot("")
+	whole, err := os.ReadFile(filepath.Join(m.dir, "medium/efi.img"))
+	must(t, err)
+	end := len(whole) - len("more")
+	for at := 100; at < end; at += 97 {
+		damaged := bytes.Clone(whole)
+		damaged[at] ^= 1 << (at % 8)
+		m.put("medium/efi.img", damaged)
+		if err := m.write(s); err == nil || !strings.Contains(err.Error(), "the medium GARBOARD is damaged") {
+			t.Fatalf("byte %d: %v", at, err)
+		}
+	}
+	m.put("medium/efi.img", whole[:end-1])
+	if err := m.write(s); err == nil {
+		t.Error("a medium that was cut off is taken")
+	}
+	m.want(s, "A empty, B empty")
+	if files, err := os.ReadDir(filepath.Join(m.dir, "efi")); err != nil || len(files) > 0 {
+		t.Errorf("%v was written, %v", files, err)
+	}
+	m.put("medium/"+esp.MediumFile, []byte(`{"size": -1}`))
+	if _, err := s.Medium(t.Context()); err == nil || !strings.Contains(err.Error(), "describes no system") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Wherever an upgrade is cut off, the machine boots a system that is known to work, or one that is complete and on trial.
+func TestUpgradeThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	cut := errors.New("the power is gone")
+	for at := range 6 {
+		m := newMachine(t)
+		m.insert("v1")
+		must(t, m.write(m.boot("")))
+		s := m.boot("A")
+		must(t, s.Prove(t.Context(), "healthy"))
+		m.insert("v2")
+		src, err := s.Medium(t.Context())
+		must(t, err)
+		n := 0
+		m.before = func(string) error {
+			if n++; n > at {
+				return cut
+			}
+			return nil
+		}
+		err = s.Write(t.Context(), "B", src, boot.Slot{}, nil)
+		m.before = func(string) error { return nil }
+		s = m.boot("A")
+		if err != nil {
+			if !errors.Is(err, cut) {
+				t.Fatal(err)
+			}
+			all, err := s.Get()
+			must(t, err)
+			if all.Next() != "A" && (all.B.State != boot.SlotTrying || m.entries() != "garboard-a.conf garboard-b+1.conf") {
+				t.Errorf("cut at %d: %+v, %s", at, all, m.entries())
+			}
+		}
+		must(t, m.write(s))
+		m.want(s, "A good v1, B trying v2 next")
+	}
+}

@@ -64,11 +64,14 @@ func (n *Node) unhealthy() (names []string) {
 
 // prove makes a new system good when it is healthy, or goes back to the former one when its time is up.
 func (n *Node) prove(ctx context.Context) {
+	if n.slots.Running() == "" {
+		return
+	}
 	began, looks := time.Now(), 0
 	for sleep.For(ctx, proveEvery) {
 		status, err := slots.Statuses.Get(n.Store, n.slots.Running())
 		if err != nil {
-			continue // the disk isn't there yet, or this boot is from elsewhere
+			continue // the disk isn't there yet
 		}
 		if status.Spec.State != boot.SlotTrying {
 			return

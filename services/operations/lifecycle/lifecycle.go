@@ -19,7 +19,6 @@ package lifecycle
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -119,14 +118,6 @@ func Definitions(o Options) []operation.Definition {
 		o.shutdown().definition(),
 		{Name: Reset, Exclusive: true, Plan: o.planReset, Steps: o.resetSteps},
 	}
-}
-
-// decode reads the arguments of an operation, which this package has encoded.
-func decode[T any](r operation.Request) (args T, err error) {
-	if err = json.Unmarshal(r.Arguments, &args); err != nil {
-		err = fmt.Errorf("arguments: %w", err)
-	}
-	return args, err
 }
 
 // drainTimeout is 0 where nobody has said anything.

@@ -135,11 +135,7 @@ func (e *Etcd) withdraw(ctx context.Context, report func(format string, args ...
 		return err
 	}
 	defer done()
-	r, err := e.read()
-	if err != nil {
-		return err
-	}
-	data, err := e.hasData()
+	r, data, err := e.begun()
 	switch {
 	case err != nil:
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -329,10 +330,8 @@ func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
 	if !ok {
 		return
 	}
-	for _, value := range values {
-		if value == n.Value {
-			return
-		}
+	if slices.Contains(values, n.Value) {
+		return
 	}
 	v.SetZero()
 	d.bad(n, "%s is not one of %s%s", quote(n.Value), strings.Join(values, ", "), didYouMean(n.Value, values))

@@ -93,7 +93,7 @@ func NewNode(o Options) (*Node, error) {
 
 	others := peers.New(store)
 	member := etcd.New(etcd.Options{
-		Mode: o.Mode, Store: store, Containerd: ctrd, Peers: others, Log: o.Logs.Logger(etcd.ID),
+		Store: store, Containerd: ctrd, Peers: others, Log: o.Logs.Logger(etcd.ID),
 		Stop:    func(ctx context.Context) error { return n.graph.Stop(ctx, etcd.ID) },
 		Running: func(names ...string) (string, error) { return n.ops.Running(names...) }, LeaveWith: []string{lifecycle.Reset},
 	})
@@ -148,9 +148,9 @@ func NewNode(o Options) (*Node, error) {
 		since = func() time.Duration { return time.Since(began) }
 	}
 	services := []dag.Service{
-		udev.Service(udev.Options{Mode: o.Mode, Logs: o.Logs}),
+		udev.Service(udev.Options{Mode: o.Mode}),
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline}),
-		network.New(network.Options{Mode: o.Mode, Store: store, Logs: o.Logs}).Service(),
+		network.New(network.Options{Store: store}).Service(),
 		machine.Service(machine.Options{
 			Store: store, Applier: applier, MountState: d.MountState,
 			Sources: boot.Sources(boot.SourceOptions{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume}),
@@ -190,7 +190,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd,
-		Processes: o.Processes, Since: since, Disks: d.List, UserDisks: d.UserDisks,
+		Since: since, Disks: d.List, UserDisks: d.UserDisks,
 		Diagnose: doctor.Diagnose, Etcd: member, Operations: n.ops, MayReboot: ends.MayReboot, Interrupt: ends.Interrupt, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {

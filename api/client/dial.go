@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
 	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 )
@@ -82,15 +83,9 @@ var ErrFingerprint = errors.New("the certificate has another fingerprint")
 // DialMaintenance makes a client for a node that has no configuration, and so no
 // certificate that could prove who it is. fingerprint is that of the certificate
 // on the node's console; without one, any certificate is believed: Shown tells
-// which one it was.
-func DialMaintenance(node, fingerprint string) (*Client, error) {
-	return DialMaintenanceAs(nil, node, fingerprint)
-}
-
-// DialMaintenanceAs is DialMaintenance with a context, which says what way leads
-// to the node, and whose certificate it takes to talk to a node whose kernel
-// command line demands one.
-func DialMaintenanceAs(c *Context, node, fingerprint string) (*Client, error) {
+// which one it was. c may be nil; it says what way leads to the node, and whose
+// certificate it takes to talk to a node whose kernel command line demands one.
+func DialMaintenance(c *Context, node, fingerprint string) (*Client, error) {
 	want := ""
 	if fingerprint != "" {
 		var err error

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
 	"github.com/garboard-os/garboard/api/client/faultyserver"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
@@ -168,7 +169,7 @@ func TestNoRefusalFromANodeThatCloses(t *testing.T) {
 func TestDialMaintenance(t *testing.T) {
 	c := listen(t, nil)
 	call := func(fingerprint string) (*Client, error) {
-		client, err := DialMaintenanceAs(c, "10.5.0.2", fingerprint)
+		client, err := DialMaintenance(c, "10.5.0.2", fingerprint)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,7 +187,7 @@ func TestDialMaintenance(t *testing.T) {
 	if _, err := call(strings.Repeat("00", 32)); !errors.Is(err, ErrFingerprint) {
 		t.Errorf("another fingerprint: %v", err)
 	}
-	if _, err := DialMaintenance("10.5.0.2", "00"); err == nil {
+	if _, err := DialMaintenance(nil, "10.5.0.2", "00"); err == nil {
 		t.Error("half a fingerprint was taken")
 	}
 }

@@ -158,13 +158,3 @@ func window(now time.Time, validity time.Duration, parent *x509.Certificate) (no
 	}
 	return notBefore, notAfter, nil
 }
-
-// Renew reports whether less than left remains of a certificate's validity at
-// now. A certificate that can't be read is an error.
-func Renew(certPEM []byte, now time.Time, left time.Duration) (bool, error) {
-	cert, err := ParseCert(certPEM)
-	if err != nil {
-		return false, err
-	}
-	return cert.NotAfter.Sub(now) < left, nil
-}

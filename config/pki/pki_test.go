@@ -187,26 +187,6 @@ func TestIssueRefuses(t *testing.T) {
 	}
 }
 
-func TestRenew(t *testing.T) {
-	cert, _, err := newCA(t, NewEtcdCA).Issue(Leaf{CN: "x", Client: true, Now: now})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for at, want := range map[time.Time]bool{
-		now:                                     false,
-		now.Add(LeafValidity - RenewBefore):     false,
-		now.Add(LeafValidity - RenewBefore + 1): true,
-		now.Add(2 * LeafValidity):               true,
-	} {
-		if got, err := Renew(cert, at, RenewBefore); err != nil || got != want {
-			t.Errorf("at %s: %v, %v", at, got, err)
-		}
-	}
-	if _, err := Renew([]byte("x"), now, RenewBefore); err == nil {
-		t.Error("no error for garbage")
-	}
-}
-
 func TestKeys(t *testing.T) {
 	key, err := NewServiceAccountKey()
 	if err != nil {

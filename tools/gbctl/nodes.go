@@ -209,7 +209,7 @@ func (a *app) dial(node string) (*client.Client, error) {
 		return nil, usagef("%w", err)
 	}
 	if a.insecure {
-		return client.DialMaintenanceAs(c, node, a.fingerprint)
+		return client.DialMaintenance(c, node, a.fingerprint)
 	}
 	n, err := client.Dial(c, node)
 	if err != nil { // only if there is no usable certificate

@@ -34,7 +34,7 @@ func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, er
 	if err != nil {
 		return nil, err
 	}
-	return client.DialMaintenanceAs(who, c.Name, shown)
+	return client.DialMaintenance(who, c.Name, shown)
 }
 
 // warn prints, once for each node, that the certificate of the node was not verified.

@@ -47,6 +47,20 @@ func (r Row) In(state State) time.Duration {
 	return sum
 }
 
+// bars are how each state is drawn. The marks of the text are ASCII, for serial consoles.
+var bars = []struct {
+	state  State
+	colour string
+	mark   byte
+	label  string
+}{
+	{Waiting, "#d9dee5", '.', "waiting"},
+	{Preparing, "#f2b84b", '-', "preparing"},
+	{Starting, "#6aa5dd", '=', "starting"},
+	{Running, "#3569a8", '#', "running, not healthy yet"},
+	{Failed, "#c8443c", 'x', "failed"},
+}
+
 // NewChart draws the boot from its events, oldest first (Graph.BootEvents).
 func NewChart(events []Event) Chart {
 	var c Chart

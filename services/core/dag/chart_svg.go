@@ -23,18 +23,6 @@ const (
 	svgTicks  = 8  // about so many lines on the axis
 )
 
-var colours = []struct {
-	state  State
-	colour string
-	label  string
-}{
-	{Waiting, "#d9dee5", "waiting"},
-	{Preparing, "#f2b84b", "preparing"},
-	{Starting, "#6aa5dd", "starting"},
-	{Running, "#3569a8", "running, not healthy yet"},
-	{Failed, "#c8443c", "failed"},
-}
-
 const svgStyle = `text{font:12px ui-monospace,"DejaVu Sans Mono",Menlo,monospace;fill:#24303c}` +
 	`.title{font-weight:bold;font-size:14px}.axis{fill:#66727f;font-size:11px}.grid{stroke:#e6eaee}` +
 	`.critical{font-weight:bold;fill:#a8321f}.up{stroke:#1c7a3f;stroke-width:3}.path{fill:none;stroke:#a8321f;stroke-width:1.5;stroke-dasharray:4 3}`
@@ -100,7 +88,7 @@ func (s sketch) text(x, y float64, class, text string) {
 
 func (s sketch) legend() {
 	x := s.left
-	for _, c := range colours {
+	for _, c := range bars {
 		fmt.Fprintf(s.out, `<rect x="%.1f" y="36" width="11" height="11" rx="2" fill="%s"/>`, x, c.colour)
 		s.text(x+16, 46, "axis", c.label)
 		x += 16 + float64(len(c.label))*svgGlyph + svgMargin
@@ -140,7 +128,7 @@ func (s sketch) row(i int, row Row) {
 	s.text(svgMargin, y+12, class, row.ID)
 	end := s.left
 	for _, span := range row.Spans {
-		for _, c := range colours {
+		for _, c := range bars {
 			if c.state != span.State {
 				continue
 			}

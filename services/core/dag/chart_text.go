@@ -13,20 +13,6 @@ import (
 // fits a terminal of 132.
 const barWidth = 60
 
-// marks are the characters of each state in a bar of text: ASCII, for serial
-// consoles.
-var marks = []struct {
-	state State
-	mark  byte
-	label string
-}{
-	{Waiting, '.', "waiting"},
-	{Preparing, '-', "preparing"},
-	{Starting, '=', "starting"},
-	{Running, '#', "running, not healthy yet"},
-	{Failed, 'x', "failed"},
-}
-
 // Text writes the chart as a table with bars.
 func (c Chart) Text(w io.Writer) error {
 	out := bufio.NewWriter(w)
@@ -51,7 +37,7 @@ func (c Chart) Text(w io.Writer) error {
 		fmt.Fprintf(out, "  %s\n", strings.TrimRight(c.bar(row), " "))
 	}
 	var legend []string
-	for _, m := range marks {
+	for _, m := range bars {
 		legend = append(legend, fmt.Sprintf("%c %s", m.mark, m.label))
 	}
 	fmt.Fprintf(out, "%s, | up; times since the kernel's start\n", strings.Join(legend, ", "))
@@ -64,7 +50,7 @@ func (c Chart) Text(w io.Writer) error {
 func (c Chart) bar(row Row) string {
 	bar := []byte(strings.Repeat(" ", barWidth))
 	for _, span := range row.Spans {
-		for _, m := range marks {
+		for _, m := range bars {
 			if m.state == span.State {
 				for x := c.column(span.From); x <= c.column(span.To); x++ {
 					bar[x] = m.mark

@@ -87,36 +87,3 @@ func TestEventsCountFromTheKernelsStart(t *testing.T) {
 		t.Errorf("%s, %s", first, second)
 	}
 }
-
-func TestAllShrinks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := start(t, slow("cri", 2*time.Second), slow("networkd", time.Second))
-		cond := All(r.Up("networkd"), All(r.Up("cri")))
-		var seen []string
-		done := make(chan error, 1)
-		go func() { done <- cond.Wait(t.Context()) }()
-		for range 3 {
-			synctest.Wait()
-			seen = append(seen, cond.String())
-			pass(time.Second)
-		}
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		want := `service "cri" to be "up", service "networkd" to be "up"|service "cri" to be "up"|`
-		if got := strings.Join(seen, "|"); got != want {
-			t.Errorf("%s", got)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if err := r.Stop(t.Context(), "cri"); err != nil {
-			t.Error(err)
-		}
-		if err := cond.Wait(ctx); err == nil || !strings.Contains(err.Error(), "deadline") || cond.String() != `service "cri" to be "up"` {
-			t.Errorf("%v, %s", err, cond)
-		}
-		if err := r.end(); err != nil {
-			t.Error(err)
-		}
-	})
-}

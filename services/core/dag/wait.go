@@ -19,7 +19,7 @@ const Behind reason.Code = "WaitsForServices"
 // After each part that holds, an event lists the rest. A service that was up
 // may have ended during the wait, so services are checked again at the end.
 func (r *runner) await(ctx context.Context) bool {
-	conds := flatten(r.svc.Needs)
+	conds := slices.Clone(r.svc.Needs)
 	for _, need := range r.needs {
 		conds = append(conds, upCondition{need})
 	}
@@ -66,7 +66,12 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 	}
 	closed := make([]bool, len(open))
 	for left := len(open); left > 0; left-- {
-		rest := unmet(open, closed)
+		var rest []Condition
+		for i, c := range open {
+			if !closed[i] {
+				rest = append(rest, c)
+			}
+		}
 		text, code := describe(rest), reason.Code("")
 		if !slices.ContainsFunc(rest, func(c Condition) bool { _, service := c.(upCondition); return !service }) {
 			code = Behind
@@ -80,16 +85,6 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 		}
 	}
 	return true
-}
-
-func unmet(conds []Condition, met []bool) []Condition {
-	var rest []Condition
-	for i, c := range conds {
-		if !met[i] {
-			rest = append(rest, c)
-		}
-	}
-	return rest
 }
 
 // awaitOne waits for one condition. If it fails, or panics, that is logged and

@@ -2,11 +2,11 @@
 // them so.
 //
 // A fact is an Object: namespace, type, ID, version, phase, finalizers, and a
-// spec that is a typed Go value. The Store holds them in memory, compares and
-// swaps on version, and lets anyone watch. A Controller names the types it reads
-// and writes; the Runtime calls its Reconcile when an input changed, and again
-// with backoff when it failed. Specs are immutable once stored: to change one,
-// Put a new value.
+// spec that is a typed Go value. The Store holds them in memory, lets only their
+// owner write, and lets anyone watch. A Controller names the types it reads and
+// writes; the Runtime calls its Reconcile when an input changed, and again with
+// backoff when it failed. Specs are immutable once stored: to change one, Put a
+// new value.
 package resource
 
 import (
@@ -19,7 +19,6 @@ import (
 // and name the object.
 var (
 	ErrNotFound    = errors.New("not found")
-	ErrConflict    = errors.New("version conflict")
 	ErrTearingDown = errors.New("is being torn down")
 	ErrOwned       = errors.New("belongs to another owner")
 	ErrUndeclared  = errors.New("not declared by the controller")
@@ -73,12 +72,8 @@ type View interface {
 	Log() *slog.Logger
 }
 
-// target says which object, and for a compare-and-swap which version of it.
-type target struct {
-	typ, namespace, id string
-	version            uint64
-	compare            bool
-}
+// target says which object.
+type target struct{ typ, namespace, id string }
 
 // Kind is a registered type of objects whose spec is an S.
 type Kind[S any] struct {
@@ -144,15 +139,6 @@ func (k *Kind[S]) List(r Reader) []Object[S] {
 // tell. The error wraps ErrOwned or ErrTearingDown.
 func (k *Kind[S]) Put(w Writer, id string, spec S) error {
 	return w.put(k.at(id), spec)
-}
-
-// CompareAndSwap is Put if the object has this version; 0 if it isn't there. The
-// error else wraps ErrConflict. Versions begin anew when an object is deleted
-// and created.
-func (k *Kind[S]) CompareAndSwap(w Writer, version uint64, id string, spec S) error {
-	at := k.at(id)
-	at.version, at.compare = version, true
-	return w.put(at, spec)
 }
 
 // Delete removes the object, or if it has finalizers marks it as torn down: then

@@ -58,19 +58,9 @@ func TestVersionGrowsOnlyWithTheSpec(t *testing.T) { // S-010
 	}
 }
 
-func TestCompareAndSwap(t *testing.T) {
+func TestOnlyTheOwnerWrites(t *testing.T) {
 	s := NewStore()
-	w := s.As("test")
-	must(t, pods.CompareAndSwap(w, 0, "a", podSpec{Image: "one"}))
-	for _, version := range []uint64{0, 2} {
-		if err := pods.CompareAndSwap(w, version, "a", podSpec{Image: "x"}); !errors.Is(err, ErrConflict) {
-			t.Errorf("version %d: %v", version, err)
-		}
-	}
-	must(t, pods.CompareAndSwap(w, 1, "a", podSpec{Image: "two"}))
-	if err := pods.CompareAndSwap(w, 1, "gone", podSpec{}); !errors.Is(err, ErrConflict) {
-		t.Error(err)
-	}
+	must(t, pods.Put(s.As("test"), "a", podSpec{Image: "one"}))
 	if err := pods.Put(s.As("other"), "a", podSpec{}); !errors.Is(err, ErrOwned) {
 		t.Error(err)
 	}
@@ -323,29 +313,21 @@ func TestWatchBeginsWithWhatIsThere(t *testing.T) {
 	})
 }
 
-// Writers race for one object; each success is one version, and none is lost.
-func TestCompareAndSwapUnderRace(t *testing.T) {
+// Writers race for one object; each write is one version, and none is lost.
+func TestWritesUnderRace(t *testing.T) {
 	s := NewStore()
-	counts := statuses.In("race")
 	const writers, each = 8, 50
 	done := make(chan int, writers)
-	for range writers {
+	for i := range writers {
 		go func() {
 			w := s.As("test")
-			wins := 0
-			for wins < each {
-				o, err := counts.Get(s, "n")
-				if err != nil && !errors.Is(err, ErrNotFound) {
-					break
-				}
-				err = counts.CompareAndSwap(w, o.Version, "n", !o.Spec)
-				if err == nil {
-					wins++
-				} else if !errors.Is(err, ErrConflict) {
-					break
+			wrote := 0
+			for n := range each {
+				if pods.Put(w, "n", podSpec{Image: fmt.Sprint(i, n)}) == nil {
+					wrote++
 				}
 			}
-			done <- wins
+			done <- wrote
 		}()
 	}
 	deadline := time.After(time.Minute)
@@ -358,9 +340,9 @@ func TestCompareAndSwapUnderRace(t *testing.T) {
 			t.Fatal("writers hang")
 		}
 	}
-	o, err := counts.Get(s, "n")
+	o, err := pods.Get(s, "n")
 	must(t, err)
 	if total != writers*each || o.Version != uint64(total) {
-		t.Errorf("%d swaps, version %d", total, o.Version)
+		t.Errorf("%d writes, version %d", total, o.Version)
 	}
 }

@@ -287,7 +287,7 @@ func TestViewRefusesWhatIsNotDeclared(t *testing.T) {
 		"controller test.C writes TestConfigs.test.garboard.dev":         configs.Put(v, "node", nil),
 		"controller test.C writes TestPods.test.garboard.dev":            pods.Delete(v, "a"),
 		"controller test.C reads TestConfigs.test.garboard.dev other ":   configs.AddFinalizer(v, "other", "x"),
-		"controller test.C writes TestPods.test.garboard.dev ":           pods.CompareAndSwap(v, 0, "a", podSpec{}),
+		"controller test.C writes TestPods.test.garboard.dev ":           pods.Put(v, "a", podSpec{}),
 		"controller test.C reads TestConfigs.test.garboard.dev (panics)": listPanics(func() { configs.List(v) }),
 	}
 	for want, err := range refused {

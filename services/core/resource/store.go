@@ -86,8 +86,6 @@ func (w *writer) put(at target, spec any) error {
 		return fail(fmt.Errorf("no ID"))
 	case exists && o.Owner != w.owner:
 		return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
-	case at.compare && o.Version != at.version:
-		return fail(fmt.Errorf("%w: version is %d, not %d", ErrConflict, o.Version, at.version))
 	case exists && o.Phase == PhaseTearingDown:
 		return fail(fmt.Errorf("%w, held by %s", ErrTearingDown, strings.Join(o.Finalizers, ", ")))
 	case exists && sameSpec(o.Spec, spec):

@@ -9,7 +9,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/operation"
-	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
@@ -38,7 +37,6 @@ type Options struct {
 	// KubernetesVersion is the version of the cluster's components that don't have version
 	// to.
 	KubernetesVersion func(ctx context.Context, to string) (string, error)
-	Processes         *process.Table
 	// Diagnose says what is wrong with the node, and what was looked at.
 	Diagnose func(ctx context.Context) (findings []*apiv1.Finding, checked []string)
 	// Since is the time since boot.

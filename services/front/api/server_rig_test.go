@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+
 	contract "github.com/garboard-os/garboard/api"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
@@ -90,10 +91,10 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 	began, table := time.Now(), process.New()
 	r.opts = Options{
 		Mode: boot.Container, Store: store, Graph: graph, Runtime: rt, Logs: l, Config: r.applier,
-		Containerd: containerd.New(containerd.Options{Mode: boot.Container, Store: store, Processes: table, Logs: l}), Processes: table,
-		Etcd:     etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
-		Diagnose: func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
-		Disks:    func() ([]disks.Disk, error) { return nil, nil },
+		Containerd: containerd.New(containerd.Options{Mode: boot.Container, Store: store, Processes: table, Logs: l}),
+		Etcd:       etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
+		Diagnose:   func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
+		Disks:      func() ([]disks.Disk, error) { return nil, nil },
 		UserDisks: func(names []string) (users []disks.UserDisk, err error) {
 			for _, name := range names {
 				if name != "/dev/sdb" {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -315,4 +318,15 @@ func (r *Runner) remove(ctx context.Context, cl *client.Client) error {
 		return err
 	}
 	return nil
+}
+
+// CommandLine is the one of a program with these flags. Extra flags have priority.
+func CommandLine(program string, flags, extra map[string]string) []string {
+	maps.Copy(flags, extra)
+	args := make([]string, 0, len(flags))
+	for flag, value := range flags {
+		args = append(args, "--"+flag+"="+value)
+	}
+	slices.Sort(args)
+	return slices.Insert(args, 0, program)
 }

@@ -38,11 +38,7 @@ func (e *Etcd) mayBootstrap(ctx context.Context, given []string) (*Begun, error)
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("bootstrap: %s", why)
 	}
-	r, err := e.read()
-	if err != nil {
-		return nil, err
-	}
-	data, err := e.hasData()
+	r, data, err := e.begun()
 	if err != nil {
 		return nil, err
 	}

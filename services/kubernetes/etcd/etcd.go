@@ -25,14 +25,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
-	"sort"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/oci"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
@@ -43,7 +43,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 const (
@@ -74,7 +73,6 @@ const (
 
 // Options are the inputs of the service. Paths are for tests: "" is a node's.
 type Options struct {
-	Mode       boot.Mode
 	Store      *resource.Store
 	Containerd *containerd.Containerd
 	Peers      *peers.Client
@@ -352,15 +350,7 @@ func arguments(me self, r record, extra map[string]string) []string {
 	if r.Phase == joining {
 		flags["initial-cluster"], flags["initial-cluster-state"] = r.Initial, "existing"
 	}
-	for k, v := range extra {
-		flags[k] = v
-	}
-	args := make([]string, 0, len(flags))
-	for k, v := range flags {
-		args = append(args, "--"+k+"="+v)
-	}
-	sort.Strings(args)
-	return slices.Insert(args, 0, "etcd")
+	return containerd.CommandLine("etcd", flags, extra)
 }
 
 // healthy asks the member itself, and publishes the result for the control

@@ -141,6 +141,14 @@ func newToken() string {
 	return hex.EncodeToString(b[:])
 }
 
+// begun is the journal, and whether there is data.
+func (e *Etcd) begun() (r record, data bool, err error) {
+	if r, err = e.read(); err == nil {
+		data, err = e.hasData()
+	}
+	return r, data, err
+}
+
 // hasData reports whether the data directory has any content.
 func (e *Etcd) hasData() (bool, error) {
 	entries, err := os.ReadDir(e.o.DataDir)

@@ -7,9 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/garboard-os/garboard/services/core/sleep"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
 // leaveTimeout limits what follows the removal: the service stops within its
@@ -211,11 +212,7 @@ func (e *Etcd) ownMember(ctx context.Context, ask asking) (*removal, error) {
 	if why := e.o.skip(); why != "" {
 		return nil, refuse("%s", why)
 	}
-	r, err := e.read()
-	if err != nil {
-		return nil, err
-	}
-	data, err := e.hasData()
+	r, data, err := e.begun()
 	if err != nil {
 		return nil, err
 	}

@@ -203,11 +203,7 @@ func (e *Etcd) Beginning() (*apiv1.BeginningResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := e.read()
-	if err != nil {
-		return nil, err
-	}
-	data, err := e.hasData()
+	r, data, err := e.begun()
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -45,7 +44,7 @@ type BootstrapArguments struct {
 }
 
 // Encode returns them in the form for an operation.
-func (a BootstrapArguments) Encode() []byte { return encode(a) }
+func (a BootstrapArguments) Encode() []byte { return operation.Encode(a) }
 
 // RecoverArguments are those of RecoverOperation. The snapshot is on the node already
 // (Receive).
@@ -56,15 +55,7 @@ type RecoverArguments struct {
 }
 
 // Encode returns them in the form for an operation.
-func (a RecoverArguments) Encode() []byte { return encode(a) }
-
-func encode(arguments any) []byte {
-	data, err := json.Marshal(arguments)
-	if err != nil {
-		panic(fmt.Sprintf("arguments of an operation: %v", err)) // strings and booleans only
-	}
-	return data
-}
+func (a RecoverArguments) Encode() []byte { return operation.Encode(a) }
 
 // Definitions are the operations that begin and end this node's membership.
 func (e *Etcd) Definitions() []operation.Definition {
@@ -100,9 +91,9 @@ func (e *Etcd) planBootstrap(ctx context.Context, r operation.Request) (operatio
 }
 
 func (e *Etcd) bootstrapSteps(r operation.Request) ([]operation.Step, error) {
-	var a BootstrapArguments
-	if err := json.Unmarshal(r.Arguments, &a); err != nil {
-		return nil, fmt.Errorf("its arguments: %w", err)
+	a, err := operation.Decode[BootstrapArguments](r)
+	if err != nil {
+		return nil, err
 	}
 	return []operation.Step{
 		{
@@ -144,11 +135,7 @@ func (e *Etcd) withdraw(ctx context.Context, report func(format string, args ...
 		return err
 	}
 	defer done()
-	r, err := e.read()
-	if err != nil {
-		return err
-	}
-	data, err := e.hasData()
+	r, data, err := e.begun()
 	switch {
 	case err != nil:
 		return err
@@ -178,9 +165,9 @@ func (e *Etcd) planRecover(_ context.Context, r operation.Request) (operation.Pl
 var restoredAs = operation.Data[string]{Key: "token"}
 
 func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
-	var a RecoverArguments
-	if err := json.Unmarshal(r.Arguments, &a); err != nil {
-		return nil, fmt.Errorf("its arguments: %w", err)
+	a, err := operation.Decode[RecoverArguments](r)
+	if err != nil {
+		return nil, err
 	}
 	return []operation.Step{
 		{

@@ -146,10 +146,7 @@ func (e *Etcd) clear(ctx context.Context, s Snapshot) (r record, already bool, e
 	if why := e.o.skip(); why != "" {
 		return r, false, refuse("%s", why)
 	}
-	if r, err = e.read(); err != nil {
-		return r, false, err
-	}
-	data, err := e.hasData()
+	r, data, err := e.begun()
 	if err != nil {
 		return r, false, err
 	}

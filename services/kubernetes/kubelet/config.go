@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"gopkg.in/yaml.v3"
+
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
@@ -21,7 +23,6 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/services/system/network"
-	"gopkg.in/yaml.v3"
 )
 
 const (
@@ -333,13 +334,5 @@ func commandLine(c *config.Config, hostname string, addr netip.Addr) []string {
 		sort.Strings(pairs)
 		flags["node-labels"] = strings.Join(pairs, ",")
 	}
-	for k, v := range c.Machine.Kubelet.ExtraArgs {
-		flags[k] = v
-	}
-	args := make([]string, 0, len(flags))
-	for k, v := range flags {
-		args = append(args, "--"+k+"="+v)
-	}
-	sort.Strings(args)
-	return slices.Insert(args, 0, "kubelet")
+	return containerd.CommandLine("kubelet", flags, c.Machine.Kubelet.ExtraArgs)
 }

@@ -15,7 +15,6 @@ package convertk8s
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -70,29 +69,19 @@ type Arguments struct {
 }
 
 // Encode makes them the arguments of an operation.
-func (a Arguments) Encode() []byte {
-	data, err := json.Marshal(a)
-	if err != nil {
-		panic(fmt.Sprintf("arguments of %s: %v", Name, err)) // booleans only
-	}
-	return data
-}
+func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
 // Peers calls the nodes of the cluster, this one too: peers.Client.
 type Peers interface {
 	rollout.Peers
-	Check() error
 	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
-	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
-	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
 }
 
 // Options are what the operation stands on.
 type Options struct {
-	Store resource.Reader
-	Peers Peers
-	// Kubernetes makes a client of the cluster's API as its administrator.
-	Kubernetes func() (*kubeclient.Client, error)
+	Store      resource.Reader
+	Peers      Peers
+	Kubernetes rollout.Kubernetes
 	// RemoveInitialized removes the key of a self-hosted control plane from etcd. A key that
 	// isn't there is no error.
 	RemoveInitialized func(ctx context.Context) error
@@ -127,9 +116,9 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 }
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	var a Arguments
-	if err := json.Unmarshal(r.Arguments, &a); err != nil {
-		return nil, fmt.Errorf("its arguments: %w", err)
+	a, err := operation.Decode[Arguments](r)
+	if err != nil {
+		return nil, err
 	}
 	if a.OnlyKey {
 		return []operation.Step{o.keyStep()}, nil
@@ -167,7 +156,7 @@ func (o Options) look(ctx context.Context) (s survey, err error) {
 		return s, err
 	}
 	s.Before, s.Images = map[string]before{}, map[string]string{}
-	err = o.withKubernetes(func(client *kubeclient.Client) error {
+	err = o.Kubernetes.With(func(client *kubeclient.Client) error {
 		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
 		if err != nil {
 			return err
@@ -225,15 +214,6 @@ func (o Options) daemonSets(ctx context.Context, client *kubeclient.Client, s *s
 
 func daemonSet(name string) kubeclient.Ref {
 	return kubeclient.Ref{APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "kube-system", Name: name}
-}
-
-func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
-	client, err := o.Kubernetes()
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return do(client)
 }
 
 func (o Options) discoverStep() operation.Step {

@@ -177,14 +177,10 @@ func (o Options) gatherStep(a Arguments) operation.Step {
 				return nil // of the manual way, or of an earlier conversion
 			}
 			p.Report("aggregator CA key can't be recovered from bootkube-boostrapped control plane, generating new CA") // S-293
-			return o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return createAuthority(ctx, client) })
-			})
+			return o.Kubernetes.Poll(ctx, p, createAuthority)
 		},
 		Undo: func(ctx context.Context, p *operation.Progress) error {
-			return o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return client.Delete(ctx, newSecret) })
-			})
+			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return client.Delete(ctx, newSecret) })
 		},
 	}
 }
@@ -255,9 +251,7 @@ func (o Options) patchStep() operation.Step {
 			parts = append(parts, operation.Part{
 				ID: n.Name, What: fmt.Sprintf("patching control plane node %q configuration", n.Address), Deadline: nodeTimeout,
 				Run: func(ctx context.Context, p *operation.Progress) error {
-					return o.withKubernetes(func(client *kubeclient.Client) error {
-						return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.patch(ctx, client, n, s) })
-					})
+					return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.patch(ctx, client, n, s) })
 				},
 				Undo: func(ctx context.Context, p *operation.Progress) error {
 					return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.unpatch(ctx, n, s.Before[n.Name]) })

@@ -66,7 +66,7 @@ func (o Options) checkpointerStep(a Arguments) operation.Step {
 			if err := confirm(ctx, p, a, "checkpointer", "confirm disabling pod-checkpointer to proceed with control plane update"); err != nil {
 				return err
 			}
-			return o.withKubernetes(func(client *kubeclient.Client) error { return disable(ctx, p, client, a) })
+			return o.Kubernetes.With(func(client *kubeclient.Client) error { return disable(ctx, p, client, a) })
 		},
 		Undo: func(ctx context.Context, p *operation.Progress) error {
 			set, err := saved.Get(p)
@@ -75,8 +75,9 @@ func (o Options) checkpointerStep(a Arguments) operation.Step {
 			} else if err != nil {
 				return err
 			}
-			return o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { _, err := client.CreateIfMissing(ctx, set); return err })
+			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+				_, err := client.CreateIfMissing(ctx, set)
+				return err
 			})
 		},
 	}
@@ -208,14 +209,12 @@ func (o Options) programStep(c program) operation.Step {
 				return err
 			}
 			p.Report("deleting daemonset %q", c.name)
-			if err := o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error {
-					// It is still there if no API server answered when it was to be deleted.
-					if err := client.Delete(ctx, daemonSet(checkpointer)); err != nil {
-						return err
-					}
-					return orphan(ctx, client, c.name)
-				})
+			if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+				// It is still there if no API server answered when it was to be deleted.
+				if err := client.Delete(ctx, daemonSet(checkpointer)); err != nil {
+					return err
+				}
+				return orphan(ctx, client, c.name)
 			}); err != nil {
 				return err
 			}
@@ -230,8 +229,8 @@ func (o Options) programStep(c program) operation.Step {
 				return err
 			}
 			p.Report("waiting for static pods for %q to be present in the API server state", c.name) // S-301
-			if err := o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return present(ctx, client, c, nodes) })
+			if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+				return present(ctx, client, c, nodes)
 			}); err != nil {
 				return err
 			}
@@ -256,34 +255,26 @@ func orphan(ctx context.Context, client *kubeclient.Client, name string) error {
 // replace ends the self-hosted pod of a program on a node, and waits for the static one.
 func (o Options) replace(ctx context.Context, p *operation.Progress, n rollout.Node, c program) error {
 	began := time.Now()
-	if err := o.withKubernetes(func(client *kubeclient.Client) error {
-		return rollout.Poll(ctx, p, func(ctx context.Context) error {
-			pods, err := podsOf(ctx, client, c, n)
-			if err != nil {
+	if err := o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+		pods, err := podsOf(ctx, client, c, n)
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods {
+			if _, static := annotations(pod)[mirror]; static {
+				continue
+			}
+			if err := client.Delete(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace(), Name: pod.Name()}); err != nil {
 				return err
 			}
-			for _, pod := range pods {
-				if _, static := annotations(pod)[mirror]; static {
-					continue
-				}
-				if err := client.Delete(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace(), Name: pod.Name()}); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		}
+		return nil
 	}); err != nil {
 		return err
 	}
 	// Restarts don't count: the program may have failed while the other one had its port
 	// (S-304).
-	if err := rollout.Poll(ctx, p, func(ctx context.Context) error {
-		run, err := rollout.Running(ctx, o.Peers, n, c.name)
-		if err != nil {
-			return err
-		}
-		return run.Unhealthy()
-	}); err != nil {
+	if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return rollout.Healthy(ctx, o.Peers, n, c.name) }); err != nil {
 		return err
 	}
 	p.Report("healthy as a static pod after %.1f s", time.Since(began).Seconds())
@@ -330,25 +321,19 @@ func (o Options) verifyStep() operation.Step {
 			if err != nil {
 				return err
 			}
-			return o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error {
-					for _, n := range nodes {
-						for _, c := range programs {
-							run, err := rollout.Running(ctx, o.Peers, n, c.name)
-							if err == nil {
-								err = run.Unhealthy()
-							}
-							if err != nil {
-								return fmt.Errorf("node %s: %w", n.Name, err)
-							}
+			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error {
+				for _, n := range nodes {
+					for _, c := range programs {
+						if err := rollout.Healthy(ctx, o.Peers, n, c.name); err != nil {
+							return fmt.Errorf("node %s: %w", n.Name, err)
 						}
 					}
-					if err := client.Delete(ctx, newSecret); err != nil {
-						return err
-					}
-					p.Report("conversion process completed successfully")
-					return nil
-				})
+				}
+				if err := client.Delete(ctx, newSecret); err != nil {
+					return err
+				}
+				p.Report("conversion process completed successfully")
+				return nil
 			})
 		},
 	}

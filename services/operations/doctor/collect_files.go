@@ -51,7 +51,6 @@ type space struct {
 	label, path string
 	size, free  uint64 // bytes
 	nodes, left uint64 // inodes; 0: it has no limit
-	readOnly    bool
 }
 
 func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
@@ -132,7 +131,7 @@ func statfs(path string) (space, bool) {
 		return space{}, false
 	}
 	return space{
-		size: st.Blocks * uint64(st.Bsize), free: st.Bavail * uint64(st.Bsize), nodes: st.Files, left: st.Ffree, readOnly: st.Flags&unix.ST_RDONLY != 0,
+		size: st.Blocks * uint64(st.Bsize), free: st.Bavail * uint64(st.Bsize), nodes: st.Files, left: st.Ffree,
 	}, true
 }
 

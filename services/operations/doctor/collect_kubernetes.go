@@ -27,14 +27,12 @@ type cluster struct {
 	as      string // in whose name
 	err     error  // there is no server to ask, or no answer at all
 
-	node       kubeclient.Object
-	nodeErr    error
-	csrs       []kubeclient.Object
-	csrsErr    error
-	pods       []kubeclient.Object
-	podsErr    error
-	missing    []string // objects of the manifests that aren't there
-	missingErr error
+	node    kubeclient.Object
+	nodeErr error
+	csrs    []kubeclient.Object
+	csrsErr error
+	pods    []kubeclient.Object
+	missing []string // objects of the manifests that aren't there
 }
 
 // collectCluster asks this node's apiserver where there is one that serves, else another
@@ -61,11 +59,11 @@ func (d *Doctor) collectCluster(ctx context.Context, s *snapshot) func(*snapshot
 		c.csrs, c.csrsErr = list.Items(), err
 	})
 	wg.Go(func() {
-		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: kubeSystem}, kubeclient.Selection{Fields: "spec.nodeName=" + s.hostname})
-		c.pods, c.podsErr = list.Items(), err
+		list, _ := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: kubeSystem}, kubeclient.Selection{Fields: "spec.nodeName=" + s.hostname})
+		c.pods = list.Items()
 	})
 	if s.controlPlane() {
-		wg.Go(func() { c.missing, c.missingErr = d.missing(ctx, client) })
+		wg.Go(func() { c.missing, _ = d.missing(ctx, client) })
 	}
 	wg.Wait()
 	return func(s *snapshot) { s.cluster = c }

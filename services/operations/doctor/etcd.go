@@ -110,10 +110,9 @@ func etcdWaits(s *snapshot) []finding {
 // recovered is what etcd says of each member that it finds in its data, and of
 // itself.
 type recovered struct {
-	Message string   `json:"msg"`
-	Local   string   `json:"local-member-id"`
-	ID      string   `json:"recovered-remote-peer-id"`
-	URLs    []string `json:"recovered-remote-peer-urls"`
+	Local string   `json:"local-member-id"`
+	ID    string   `json:"recovered-remote-peer-id"`
+	URLs  []string `json:"recovered-remote-peer-urls"`
 }
 
 // etcdForeign holds where the data knows this member by an address that the node

@@ -20,7 +20,6 @@ package lifecycle
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -126,14 +125,6 @@ func Definitions(o Options) []operation.Definition {
 		o.upgrade(),
 		o.rollback(),
 	}
-}
-
-// decode reads the arguments of an operation, which this package has encoded.
-func decode[T any](r operation.Request) (args T, err error) {
-	if err = json.Unmarshal(r.Arguments, &args); err != nil {
-		err = fmt.Errorf("arguments: %w", err)
-	}
-	return args, err
 }
 
 // drainTimeout is 0 where nobody has said anything.

@@ -2,7 +2,6 @@ package lifecycle
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,16 +25,7 @@ type PowerArguments struct {
 }
 
 // Encode makes them the arguments of an operation.
-func (a PowerArguments) Encode() []byte { return encode(a) }
-
-// encode is for types that JSON has an encoding for.
-func encode(v any) []byte {
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return data
-}
+func (a PowerArguments) Encode() []byte { return operation.Encode(a) }
 
 // power is the definition of reboot or shutdown.
 type power struct {
@@ -62,7 +52,7 @@ func (o power) definition() operation.Definition {
 }
 
 func powerArguments(r operation.Request) (args PowerArguments, timeout time.Duration, err error) {
-	if args, err = decode[PowerArguments](r); err == nil {
+	if args, err = operation.Decode[PowerArguments](r); err == nil {
 		timeout, err = drainTimeout(args.DrainTimeout)
 	}
 	return args, timeout, err

@@ -46,7 +46,7 @@ type ResetArguments struct {
 }
 
 // Encode makes them the arguments of an operation.
-func (a ResetArguments) Encode() []byte { return encode(a) }
+func (a ResetArguments) Encode() []byte { return operation.Encode(a) }
 
 // wipes are the labels of args, each once, STATE first.
 func wipes(args ResetArguments) ([]string, error) {
@@ -71,7 +71,7 @@ type resetRequest struct {
 
 func resetRequestOf(r operation.Request) (q resetRequest, err error) {
 	q.Request = r
-	if q.args, err = decode[ResetArguments](r); err != nil {
+	if q.args, err = operation.Decode[ResetArguments](r); err != nil {
 		return q, err
 	}
 	if q.labels, err = wipes(q.args); err != nil {

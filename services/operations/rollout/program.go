@@ -97,6 +97,15 @@ func (r Program) Unhealthy() error {
 	return nil
 }
 
+// Healthy says why a program of a node isn't what its configuration wants, and ready.
+func Healthy(ctx context.Context, peers Peers, n Node, name string) error {
+	run, err := Running(ctx, peers, n, name)
+	if err != nil {
+		return err
+	}
+	return run.Unhealthy()
+}
+
 // Secrets is the version of the secrets that the pod was made of.
 func (r Program) Secrets() string { return r.secrets }
 

@@ -60,7 +60,30 @@ func Discovered(nodes []Node) string {
 
 // Peers calls the nodes of the cluster, this one too: peers.Client.
 type Peers interface {
+	Check() error
+	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
+	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
 	Resources(ctx context.Context, node netip.Addr, typ, id string) ([]*apiv1.Resource, error)
+}
+
+// Kubernetes makes a client of the cluster's API as its administrator.
+type Kubernetes func() (*kubeclient.Client, error)
+
+// With calls do with a client.
+func (k Kubernetes) With(do func(*kubeclient.Client) error) error {
+	client, err := k()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return do(client)
+}
+
+// Poll is Poll with a client.
+func (k Kubernetes) Poll(ctx context.Context, p *operation.Progress, do func(context.Context, *kubeclient.Client) error) error {
+	return k.With(func(client *kubeclient.Client) error {
+		return Poll(ctx, p, func(ctx context.Context) error { return do(ctx, client) })
+	})
 }
 
 // Lasting is an error that trying again doesn't change.

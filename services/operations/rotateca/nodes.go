@@ -70,7 +70,7 @@ func (o Options) look(ctx context.Context, chosen []string) (r rotation, warning
 	}
 	r = rotation{Fresh: true, Issued: true, Former: map[string][]config.PEM{}}
 	var problems []error
-	err = o.withKubernetes(func(client *kubeclient.Client) error {
+	err = o.Kubernetes.With(func(client *kubeclient.Client) error {
 		list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
 		if err != nil {
 			return err

@@ -15,7 +15,6 @@ package rotateca
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -60,30 +59,20 @@ type Arguments struct {
 }
 
 // Encode makes them the arguments of an operation.
-func (a Arguments) Encode() []byte {
-	data, err := json.Marshal(a)
-	if err != nil {
-		panic(fmt.Sprintf("arguments of %s: %v", Name, err)) // texts only
-	}
-	return data
-}
+func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
 // Peers calls the nodes of the cluster, this one too: peers.Client.
 type Peers interface {
 	rollout.Peers
-	Check() error
 	Version(ctx context.Context, node netip.Addr) (*apiv1.VersionResponse, error)
 	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
-	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
-	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
 }
 
 // Options are what the operation stands on.
 type Options struct {
-	Store resource.Reader
-	Peers Peers
-	// Kubernetes makes a client of the cluster's API as its administrator.
-	Kubernetes func() (*kubeclient.Client, error)
+	Store      resource.Reader
+	Peers      Peers
+	Kubernetes rollout.Kubernetes
 	// AcceptedBy asks the server of an authority on a node with a client certificate of that
 	// authority, by its name. An error means that it isn't accepted.
 	AcceptedBy map[string]func(ctx context.Context, node netip.Addr, ca config.CertKey) error
@@ -113,9 +102,9 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 
 // decode returns the names that are chosen, in the order of names.
 func decode(r operation.Request) (chosen []string, err error) {
-	var a Arguments
-	if err := json.Unmarshal(r.Arguments, &a); err != nil {
-		return nil, fmt.Errorf("its arguments: %w", err)
+	a, err := operation.Decode[Arguments](r)
+	if err != nil {
+		return nil, err
 	}
 	for _, name := range a.Authorities {
 		if !slices.Contains(names, name) {
@@ -149,15 +138,6 @@ func (o Options) steps(r operation.Request) ([]operation.Step, error) {
 		steps = append(steps, tokensStep(kubernetes))
 	}
 	return append(steps, confirmStep(), o.dropStep(chosen), o.verifyStep(chosen)), nil
-}
-
-func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
-	client, err := o.Kubernetes()
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return do(client)
 }
 
 // acceptStep makes the new authorities, and all nodes accept them.
@@ -301,9 +281,7 @@ func (o Options) verifyStep(chosen []string) operation.Step {
 					return fmt.Errorf("node %s: %w", n.Name, err)
 				}
 			}
-			return o.withKubernetes(func(client *kubeclient.Client) error {
-				return rollout.Poll(ctx, p, func(ctx context.Context) error { return o.forget(ctx, client, r) })
-			})
+			return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return o.forget(ctx, client, r) })
 		},
 	}
 }

@@ -33,7 +33,7 @@ func (o Options) workloadsStep(id string) operation.Step {
 			if err != nil {
 				return err
 			}
-			return o.withKubernetes(func(client *kubeclient.Client) error {
+			return o.Kubernetes.With(func(client *kubeclient.Client) error {
 				if err := rollout.Poll(ctx, p, func(ctx context.Context) error { return published(ctx, client, r) }); err != nil {
 					return err
 				}

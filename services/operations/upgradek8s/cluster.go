@@ -39,9 +39,7 @@ func (o Options) proxyStep(a Arguments) operation.Step {
 				return fmt.Errorf("node %s: %w", n.Name, err)
 			}
 		}
-		return o.withKubernetes(func(client *kubeclient.Client) error {
-			return rollout.Poll(ctx, p, func(ctx context.Context) error { return setProxy(ctx, client, version) })
-		})
+		return o.Kubernetes.Poll(ctx, p, func(ctx context.Context, client *kubeclient.Client) error { return setProxy(ctx, client, version) })
 	}
 	return operation.Step{
 		ID: proxy.name, What: fmt.Sprintf("updating daemonset %q to version %q", proxy.name, strings.TrimPrefix(a.To, "v")), Deadline: rolloutTimeout,
@@ -98,18 +96,9 @@ func setProxy(ctx context.Context, client *kubeclient.Client, version string) er
 	return err
 }
 
-func (o Options) withKubernetes(do func(*kubeclient.Client) error) error {
-	client, err := o.Kubernetes()
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return do(client)
-}
-
 // awaitRollout waits until all pods of a workload are of its present template, and ready.
 func (o Options) awaitRollout(ctx context.Context, p *operation.Progress, ref kubeclient.Ref) error {
-	return o.withKubernetes(func(client *kubeclient.Client) error { return rollout.AwaitWorkload(ctx, p, client, ref) })
+	return o.Kubernetes.With(func(client *kubeclient.Client) error { return rollout.AwaitWorkload(ctx, p, client, ref) })
 }
 
 // manifestsStep offers what a bootstrap manifest of this release would change in the
@@ -118,7 +107,7 @@ func (o Options) manifestsStep(a Arguments) operation.Step {
 	return operation.Step{
 		ID: "manifests", What: "compare the cluster's objects with the bootstrap manifests", Deadline: rolloutTimeout,
 		Run: func(ctx context.Context, p *operation.Progress) error {
-			return o.withKubernetes(func(client *kubeclient.Client) error { return o.manifests(ctx, p, client, a) })
+			return o.Kubernetes.With(func(client *kubeclient.Client) error { return o.manifests(ctx, p, client, a) })
 		},
 	}
 }

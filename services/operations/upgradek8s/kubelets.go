@@ -50,7 +50,7 @@ func (o Options) kubeletsStep(a Arguments, by string) operation.Step {
 // setKubelet gives the kubelet of a node its version. Where the minor version changes and
 // another node can take its pods, the node is drained.
 func (o Options) setKubelet(ctx context.Context, p *operation.Progress, n rollout.Node, version, by string) error {
-	return o.withKubernetes(func(client *kubeclient.Client) error {
+	return o.Kubernetes.With(func(client *kubeclient.Client) error {
 		var now string
 		var others bool
 		if err := rollout.Poll(ctx, p, func(ctx context.Context) (err error) {

@@ -150,11 +150,7 @@ func (o Options) ask(ctx context.Context, st *state) {
 		return
 	}
 	for _, c := range programs {
-		run, err := rollout.Running(ctx, o.Peers, st.Node, c.name)
-		if err == nil {
-			err = run.Unhealthy()
-		}
-		if err != nil {
+		if err := rollout.Healthy(ctx, o.Peers, st.Node, c.name); err != nil {
 			bad("%v", err)
 		}
 	}

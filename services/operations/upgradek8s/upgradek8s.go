@@ -19,8 +19,6 @@ package upgradek8s
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -28,7 +26,6 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/operations/rollout"
 )
 
@@ -70,30 +67,20 @@ type Arguments struct {
 }
 
 // Encode makes them the arguments of an operation.
-func (a Arguments) Encode() []byte {
-	data, err := json.Marshal(a)
-	if err != nil {
-		panic(fmt.Sprintf("arguments of %s: %v", Name, err)) // strings and booleans only
-	}
-	return data
-}
+func (a Arguments) Encode() []byte { return operation.Encode(a) }
 
 // Peers calls the nodes of the cluster, this one too: peers.Client.
 type Peers interface {
 	rollout.Peers
-	Check() error
-	Config(ctx context.Context, node netip.Addr) (*apiv1.GetConfigResponse, error)
-	Patch(ctx context.Context, node netip.Addr, base string, patch []byte) (*apiv1.ApplyConfigResponse, error)
 	Services(ctx context.Context, node netip.Addr) ([]*apiv1.Service, error)
 	Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error)
 }
 
 // Options are what the operation stands on.
 type Options struct {
-	Store resource.Reader
-	Peers Peers
-	// Kubernetes makes a client of the cluster's API as its administrator.
-	Kubernetes func() (*kubeclient.Client, error)
+	Store      resource.Reader
+	Peers      Peers
+	Kubernetes rollout.Kubernetes
 	// Metrics are those of the API server of one node, in the text format of Prometheus.
 	Metrics func(ctx context.Context, node netip.Addr) (string, error)
 }
@@ -103,15 +90,8 @@ func Definition(o Options) operation.Definition {
 	return operation.Definition{Name: Name, Exclusive: true, Shared: true, Plan: o.plan, Steps: o.steps}
 }
 
-func decode(r operation.Request) (a Arguments, err error) {
-	if err = json.Unmarshal(r.Arguments, &a); err != nil {
-		err = fmt.Errorf("its arguments: %w", err)
-	}
-	return a, err
-}
-
 func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan, error) {
-	a, err := decode(r)
+	a, err := operation.Decode[Arguments](r)
 	if err != nil {
 		return operation.Plan{}, err
 	}
@@ -129,7 +109,7 @@ func (o Options) plan(ctx context.Context, r operation.Request) (operation.Plan,
 }
 
 func (o Options) steps(r operation.Request) ([]operation.Step, error) {
-	a, err := decode(r)
+	a, err := operation.Decode[Arguments](r)
 	if err != nil {
 		return nil, err
 	}

@@ -26,13 +26,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/logs"
-	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/machine"
 )
 
 // ID of the service.
@@ -135,9 +135,7 @@ func addressColumn(spec any) string {
 
 // Options are the inputs of the service.
 type Options struct {
-	Mode  boot.Mode
 	Store *resource.Store
-	Logs  *logs.Logs
 
 	etcDir   string                  // /etc; tests have their own
 	pinFile  string                  // on STATE; different in tests

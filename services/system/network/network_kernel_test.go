@@ -18,7 +18,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/garboard-os/garboard/boot"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -26,9 +29,6 @@ import (
 	"github.com/garboard-os/garboard/services/system/machine"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/garboard-os/garboard/tools/testing/uml"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 // peer is another machine: a network namespace.
@@ -196,7 +196,7 @@ func (n *node) run(physical func(netlink.Link) bool) {
 	t.Helper()
 	l := logs.New(n.console)
 	o := Options{
-		Mode: boot.Machine, Store: n.store, Logs: l,
+		Store:  n.store,
 		etcDir: n.etc, pinFile: n.pin, pinReady: func() bool { return true },
 		physical: physical,
 	}

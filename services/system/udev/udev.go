@@ -24,7 +24,6 @@ import (
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/dag"
-	"github.com/garboard-os/garboard/services/core/logs"
 )
 
 const (
@@ -40,10 +39,7 @@ const (
 const ID = "udevd"
 
 // Options are the inputs of udevd.
-type Options struct {
-	Mode boot.Mode
-	Logs *logs.Logs
-}
+type Options struct{ Mode boot.Mode }
 
 // Service is udevd.
 func Service(o Options) dag.Service {

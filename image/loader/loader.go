@@ -1,4 +1,4 @@
-// Package loader makes the boot loaders of media: systemd's stub for UEFI, and GRUB for BIOS.
+// Package loader makes the boot loaders of media: systemd's stub for UEFI, GRUB for BIOS, and iPXE for a BIOS that boots over the network.
 package loader
 
 import (
@@ -23,6 +23,8 @@ type Loader struct {
 	Stub []byte
 	// BIOS is GRUB for the BIOS, as El Torito starts it. BootHybrid is a boot record that starts it from a disk.
 	BIOS, BootHybrid []byte
+	// IPXE is iPXE for the network card's own driver in a BIOS, as PXE loads it.
+	IPXE []byte
 }
 
 // ConfigFile is what GRUB runs, from the medium that has it.
@@ -42,6 +44,7 @@ const (
 	grubDir = "usr/lib/grub/i386-pc"
 	hybrid  = "boot_hybrid.img"
 	bios    = "bios.img"
+	ipxe    = "usr/lib/ipxe/undionly.kpxe"
 )
 
 // modules of GRUB in BIOS, with what they are for.
@@ -71,6 +74,7 @@ var set = debian.Set{
 		{Package: "systemd-boot-efi", Name: stub, Why: "unified kernel images"},
 		{Package: "grub-common", Name: "grub-mkimage", Why: "GRUB's program out of its modules"},
 		{Package: "grub-pc-bin", Name: grubDir, Why: "GRUB for the BIOS"},
+		{Package: "ipxe", Name: ipxe, Why: "HTTP for a BIOS that boots over the network"},
 	},
 }
 
@@ -104,7 +108,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	for _, f := range []struct {
 		path    string
 		content *[]byte
-	}{{filepath.Join(from, stub), &l.Stub}, {filepath.Join(from, grubDir, hybrid), &l.BootHybrid}, {filepath.Join(dir, bios), &l.BIOS}} {
+	}{{filepath.Join(from, stub), &l.Stub}, {filepath.Join(from, grubDir, hybrid), &l.BootHybrid}, {filepath.Join(dir, bios), &l.BIOS}, {filepath.Join(from, ipxe), &l.IPXE}} {
 		if *f.content, err = os.ReadFile(f.path); err != nil {
 			return Loader{}, fmt.Errorf("boot loader: %w", err)
 		}

@@ -272,6 +272,7 @@ func (r *rack) interrupt() {
 		r.t.Fatal(err)
 	}
 	if err := r.gbctl.Wait(); err != nil {
-		r.t.Errorf("gbctl ended with %v:\n%s", err, &r.out)
+		r.t.Errorf("gbctl ended with %v", err)
 	}
+	r.t.Logf("gbctl printed:\n%s", &r.out)
 }

@@ -88,7 +88,7 @@ func machineUUID(q *dhcpv4.DHCPv4) string {
 }
 
 // progressEvery is how often a transfer reports that it goes on.
-const progressEvery = 5 * time.Second
+const progressEvery = 10 * time.Second
 
 // progress reports a transfer of a file to a machine.
 type progress struct {

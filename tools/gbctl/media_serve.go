@@ -47,16 +47,18 @@ func (a *app) serveMedia(cmd *cobra.Command, o serveFlags) error {
 	if err := checkFlavour(o.flavour); err != nil {
 		return err
 	}
+	serve := netboot.Options{HTTPPort: o.httpPort, Out: cmd.OutOrStdout()}
+	if o.configs != (netboot.Configs{}) {
+		if err := a.checkConfigs(&o.configs); err != nil {
+			return err
+		}
+		serve.Configs = &o.configs
+	}
 	on, err := netboot.FindInterface(o.on)
 	if err != nil {
 		return usagef("--interface: %w", err)
 	}
-	serve := netboot.Options{On: on, HTTPPort: o.httpPort, Out: cmd.OutOrStdout()}
-	if o.configs != (netboot.Configs{}) {
-		if serve.Configs, err = &o.configs, a.checkConfigs(&o.configs); err != nil {
-			return err
-		}
-	}
+	serve.On = on
 	server, err := netboot.New(cmd.Context(), serve)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package netboot
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"slices"
@@ -102,16 +103,9 @@ func (s *Server) answer(q *dhcpv4.DHCPv4, again bool) (*dhcpv4.DHCPv4, error) {
 		f.name, f.file, f.url = f.name+" with iPXE", media.ScriptFile, true
 	}
 	if isNew {
-		s.report.line(q.ClientHWAddr.String(), "(%s%s) asks for a boot file: %s", f.name, withUUID(machineUUID(q)), f.file)
+		s.report.line(q.ClientHWAddr.String(), "(%s, UUID %s) asks for a boot file: %s", f.name, cmp.Or(machineUUID(q), "unknown"), f.file)
 	}
 	return s.bootReply(q, kind, f)
-}
-
-func withUUID(id string) string {
-	if id == "" {
-		return ""
-	}
-	return ", UUID " + id
 }
 
 // bootReply names a boot file. The header has it, because the firmware of some network cards reads options 66 and 67 wrong; only a URL is

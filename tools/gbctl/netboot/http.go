@@ -50,7 +50,7 @@ func (s *Server) serveHTTP(ctx context.Context) error {
 func (s *Server) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{name}", func(w http.ResponseWriter, r *http.Request) {
-		name, who := r.PathValue("name"), s.machines.name(address(r.RemoteAddr))
+		name, who := r.PathValue("name"), s.machines.name(r.RemoteAddr)
 		file, known := s.files[name]
 		if !known {
 			s.report.line(who, "HTTP: no file %q", name)
@@ -64,14 +64,7 @@ func (s *Server) handler(ctx context.Context) http.Handler {
 		w.Header().Set("Content-Type", kind)
 		p := s.report.progress(who, name, "HTTP", len(file))
 		http.ServeContent(w, r, name, time.Time{}, &reader{bytes.NewReader(file), ctx, p})
-		err := errors.New("the machine has closed the connection")
-		if ctx.Err() != nil {
-			err = errors.New("gbctl ends")
-		}
-		if p.done == p.size {
-			err = nil
-		}
-		p.end(err)
+		p.end(ended(ctx, errors.New("the machine has closed the connection")))
 	})
 	if s.o.Configs != nil {
 		mux.HandleFunc("GET /"+configPath, s.serveConfig)
@@ -79,11 +72,13 @@ func (s *Server) handler(ctx context.Context) http.Handler {
 	return mux
 }
 
-// address is the address of an HTTP client.
-type address string
-
-func (address) Network() string  { return "tcp" }
-func (a address) String() string { return string(a) }
+// ended is why a transfer has ended: because of an error, or because of ctx.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errors.New("gbctl ends")
+	}
+	return err
+}
 
 // reader is a file whose reading is reported, and ends with ctx.
 type reader struct {
@@ -108,7 +103,7 @@ func (r *reader) Read(b []byte) (int, error) {
 // serveConfig gives a machine its configuration, by what it says about itself.
 func (s *Server) serveConfig(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	who := s.machines.name(address(r.RemoteAddr))
+	who := s.machines.name(r.RemoteAddr)
 	uuid := strings.ToLower(q.Get("uuid"))
 	// A machine names its first network card, which needn't be the one that it booted from.
 	name, text, err := s.o.Configs.find(s.machines.bootedFrom(uuid), q.Get("mac"), q.Get("serial"), uuid)

@@ -55,18 +55,18 @@ func (m *machines) learn(q *dhcpv4.DHCPv4) (isNew bool) {
 	return !known || last != q.TransactionID
 }
 
-// name is the hardware address of a machine where it is known, and else its address.
-func (m *machines) name(peer net.Addr) string {
-	host, _, err := net.SplitHostPort(peer.String())
+// name is the hardware address of a machine where it is known, and else its address. peer is its address and port.
+func (m *machines) name(peer string) string {
+	from, err := netip.ParseAddrPort(peer)
 	if err != nil {
-		host = peer.String()
+		return peer
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if a, err := netip.ParseAddr(host); err == nil && m.byAddress[a] != nil {
-		return m.byAddress[a].String()
+	if mac := m.byAddress[from.Addr()]; mac != nil {
+		return mac.String()
 	}
-	return host
+	return from.Addr().String()
 }
 
 // bootedFrom is the hardware address of the network card from which the machine with a UUID booted, or "".
@@ -116,11 +116,11 @@ func (p *progress) reached(n int64) {
 	}
 }
 
-// end reports the end. Before the first byte a client may only have asked for the size.
+// end reports the end, and why it came before all was sent. Before the first byte a client may only have asked for the size.
 func (p *progress) end(err error) {
 	switch took := p.report.now().Sub(p.start); {
 	case p.done == 0 && p.size > 0:
-	case err != nil || p.done < p.size:
+	case p.done < p.size:
 		p.report.line(p.who, "stopped loading %s at %s of %s: %v", p.name, amount(p.done), amount(p.size), err)
 	default:
 		p.report.line(p.who, "has loaded %s in %.1f s", p.name, took.Seconds())

@@ -70,29 +70,25 @@ func (s *Server) serveTFTP(ctx context.Context) error {
 
 // transfer answers one request.
 func (s *Server) transfer(ctx context.Context, peer net.Addr, packet string) {
+	who := s.machines.name(peer.String())
 	local := net.UDPAddr{IP: s.o.On.Address.AsSlice()}
 	to, _ := peer.(*net.UDPAddr)
 	c, err := net.DialUDP("udp4", &local, to)
 	if err != nil {
-		s.report.line(s.machines.name(peer), "TFTP: %v", err)
+		s.report.line(who, "TFTP: %v", err)
 		return
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	r, code, err := s.parse(packet)
 	if err != nil {
-		s.report.line(s.machines.name(peer), "TFTP: %v", err)
+		s.report.line(who, "TFTP: %v", err)
 		_, _ = c.Write(errorPacket(code, err.Error())) // who asks again gets it again
 		return
 	}
 	file := s.files[r.name]
-	p := s.report.progress(s.machines.name(peer), r.name, "TFTP", len(file))
-	err = send(c, r, file, p.reached)
-	if ctx.Err() != nil {
-		err = errors.New("gbctl ends")
-		_, _ = c.Write(errorPacket(0, err.Error()))
-	}
-	p.end(err)
+	p := s.report.progress(who, r.name, "TFTP", len(file))
+	p.end(ended(ctx, send(c, r, file, p.reached)))
 }
 
 func errorPacket(code uint16, text string) []byte {

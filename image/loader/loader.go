@@ -1,4 +1,5 @@
-// Package loader makes the boot loaders of media and of installed machines: systemd's stub and systemd-boot for UEFI, and GRUB for BIOS.
+// Package loader makes the boot loaders of media and of installed machines: systemd's stub and systemd-boot for UEFI, GRUB for BIOS, and iPXE
+// for a BIOS that boots over the network.
 package loader
 
 import (
@@ -26,6 +27,8 @@ type Loader struct {
 	BIOS, BootHybrid []byte
 	// Disk is a folder with what is installed on a disk (boot/esp), under the names that esp has for them.
 	Disk string
+	// IPXE is iPXE for the network card's own driver in a BIOS, as PXE loads it.
+	IPXE []byte
 }
 
 // ConfigFile is what GRUB runs, from the medium that has it.
@@ -46,6 +49,7 @@ const (
 	hybrid  = "boot_hybrid.img"
 	record  = "boot.img"
 	bios    = "bios.img"
+	ipxe    = "usr/lib/ipxe/undionly.kpxe"
 	disk    = "disk"
 
 	systemdBoot = "usr/lib/systemd/boot/efi/systemd-bootx64.efi"
@@ -83,6 +87,7 @@ var set = debian.Set{
 		{Package: "systemd-boot-efi", Name: systemdBoot, Why: "the choice between two systems on a disk"},
 		{Package: "grub-common", Name: "grub-mkimage", Why: "GRUB's program out of its modules"},
 		{Package: "grub-pc-bin", Name: grubDir, Why: "GRUB for the BIOS"},
+		{Package: "ipxe", Name: ipxe, Why: "HTTP for a BIOS that boots over the network"},
 	},
 }
 
@@ -116,7 +121,7 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	for _, f := range []struct {
 		path    string
 		content *[]byte
-	}{{filepath.Join(from, stub), &l.Stub}, {filepath.Join(from, grubDir, hybrid), &l.BootHybrid}, {filepath.Join(dir, bios), &l.BIOS}} {
+	}{{filepath.Join(from, stub), &l.Stub}, {filepath.Join(from, grubDir, hybrid), &l.BootHybrid}, {filepath.Join(dir, bios), &l.BIOS}, {filepath.Join(from, ipxe), &l.IPXE}} {
 		if *f.content, err = os.ReadFile(f.path); err != nil {
 			return Loader{}, fmt.Errorf("boot loader: %w", err)
 		}

@@ -35,14 +35,6 @@ var Kinds = []string{ISO, UKI, PXE}
 // BootFile is where UEFI looks on a medium that isn't in its boot entries (UEFI 2.10, 3.5.1.1).
 const BootFile = "/EFI/BOOT/BOOTX64.EFI"
 
-// Names of the files for a boot over the network.
-const (
-	KernelFile    = "vmlinuz"
-	InitramfsFile = "initramfs"
-	UKIFile       = "garboard.efi"
-	ScriptFile    = "boot.ipxe"
-)
-
 // defaultArgs: the last console is where the kernel writes. A screen is where a person looks, and a machine without a screen has a serial line.
 const defaultArgs = "console=ttyS0,115200 console=tty0 quiet panic=10"
 
@@ -72,6 +64,9 @@ func (o Options) Build(kind, to string) error {
 	if o.Config != nil && kind != ISO {
 		return fmt.Errorf("a medium of kind %s can't have a configuration: name its URL instead, with the kernel argument garboard.config=URL", kind)
 	}
+	if kind == PXE {
+		return o.pxe(to)
+	}
 	uki, err := o.uki()
 	if err != nil {
 		return err
@@ -79,8 +74,6 @@ func (o Options) Build(kind, to string) error {
 	switch kind {
 	case UKI:
 		return boot.WriteFile(to, uki, 0o644)
-	case PXE:
-		return o.pxe(uki, to)
 	case ISO:
 		return o.iso(uki, to)
 	}
@@ -182,28 +175,4 @@ func (o Options) describe(file string, uki []byte) ([]byte, error) {
 	}
 	sum := sha256.Sum256(uki)
 	return json.Marshal(esp.Medium{Version: o.Version, File: efiFile, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:])})
-}
-
-// pxe writes what a server of boot files needs: iPXE and GRUB take kernel and initramfs, and UEFI's HTTP boot the unified kernel image.
-func (o Options) pxe(uki []byte, to string) error {
-	if err := os.MkdirAll(to, 0o755); err != nil {
-		return err
-	}
-	files := map[string][]byte{
-		UKIFile:    uki,
-		ScriptFile: fmt.Appendf(nil, "#!ipxe\nkernel %s %s initrd=%s\ninitrd %s\nboot\n", KernelFile, o.cmdline(), InitramfsFile, InitramfsFile),
-	}
-	for name, from := range map[string]string{KernelFile: o.Kernel, InitramfsFile: o.Initramfs} {
-		content, err := os.ReadFile(from)
-		if err != nil {
-			return err
-		}
-		files[name] = content
-	}
-	for name, content := range files {
-		if err := boot.WriteFile(filepath.Join(to, name), content, 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
 }

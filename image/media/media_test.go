@@ -245,8 +245,56 @@ func TestPXE(t *testing.T) {
 			t.Errorf("%s differs", name)
 		}
 	}
+	addArgs(t, dir)
 	o.Config = []byte("machine: {}\n")
 	if err := o.Build(PXE, dir); err == nil || !strings.Contains(err.Error(), "garboard.config=URL") {
 		t.Errorf("PXE with a configuration: %v", err)
+	}
+}
+
+// addArgs adds arguments to existing files. The unified kernel image and the script have them, and nothing else changes.
+func addArgs(t *testing.T, dir string) {
+	t.Helper()
+	files, err := ReadNetworkFiles(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := files[UKIFile]
+	if err := files.AddArgs("a=1", "garboard.config=http://h/${serial}?m=${mac}&u=${uuid}"); err != nil {
+		t.Fatal(err)
+	}
+	const cmdline = "console=ttyS0,115200 console=tty0 quiet panic=10 console=ttyS1 a=1 garboard.config=http://h/"
+	if want := "#!ipxe\nkernel vmlinuz " + cmdline + "${serial:uristring}?m=${netX/mac}&u=${uuid} initrd=initramfs\ninitrd initramfs\nboot\n"; string(files[ScriptFile]) != want {
+		t.Errorf("script\n%s", files[ScriptFile])
+	}
+	image, err := pe.NewFile(bytes.NewReader(files[UKIFile]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := pe.NewFile(bytes.NewReader(before))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range image.Sections {
+		content, err := s.Data()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Name == ".cmdline" {
+			if want := cmdline + "${serial}?m=${mac}&u=${uuid}"; string(content[:s.VirtualSize]) != want {
+				t.Errorf("command line %q", content[:s.VirtualSize])
+			}
+		} else if was, err := old.Sections[i].Data(); err != nil || !bytes.Equal(was, content) || s.SectionHeader != old.Sections[i].SectionHeader {
+			t.Errorf("section %s differs: %v", s.Name, err)
+		}
+	}
+	if err := files.AddArgs(strings.Repeat("x", 512)); err == nil || !strings.Contains(err.Error(), "has room for a command line of 512 characters") {
+		t.Errorf("a long command line: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, IPXEFile)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadNetworkFiles(dir); err == nil || !strings.Contains(err.Error(), "make the files with 'gbctl media build pxe -o "+dir+"'") {
+		t.Errorf("without %s: %v", IPXEFile, err)
 	}
 }

@@ -54,7 +54,8 @@ type Config struct {
 type Hardware struct {
 	NIC  string `json:"nic,omitempty"`
 	Disk string `json:"disk,omitempty"` // a key of diskPaths
-	// Medium is the device with the medium that a machine boots from: CD or Stick.
+	// Medium is the device with the medium that a machine boots from: CD or Stick. Network: it
+	// has no medium, and its firmware boots from its network card.
 	Medium string `json:"medium,omitempty"`
 }
 
@@ -70,6 +71,8 @@ const (
 	// CD is a drive at the AHCI controller, and Stick is a disk at USB.
 	CD    = "ide-cd"
 	Stick = "usb-storage"
+	// Network is not a device of its own.
+	Network = "network"
 )
 
 // The UEFI of Debian's package ovmf, and its variables in a new machine.
@@ -131,7 +134,7 @@ func (c Config) arguments(now time.Time) []string {
 	}
 	args = append(args,
 		"-netdev", c.network(),
-		"-device", cmp.Or(c.Hardware.NIC, virtioNIC)+",netdev=net,mac="+c.HardwareAddr.String(),
+		"-device", c.networkCard(),
 		"-device", "virtio-rng-pci",
 		"-device", "i6300esb", "-action", "watchdog=reset")
 	return append(args, monitorArguments()...)
@@ -143,6 +146,9 @@ func (c Config) system() (args []string) {
 		args = append(args,
 			"-drive", "if=pflash,format=raw,readonly=on,file="+firmwareCode,
 			"-drive", "if=pflash,format=raw,file="+option(c.Variables))
+	}
+	if c.Hardware.Medium == Network {
+		return args
 	}
 	if c.Medium == "" {
 		return append(args, "-kernel", c.Kernel, "-initrd", c.Initramfs,
@@ -176,6 +182,18 @@ func monitorArguments() []string {
 		"-mon", "chardev=monitor,mode=control",
 		"-S", // the guest waits for "cont", so that no event is missed
 	}
+}
+
+func (c Config) networkCard() string {
+	card := cmp.Or(c.Hardware.NIC, virtioNIC) + ",netdev=net,mac=" + c.HardwareAddr.String()
+	if c.Hardware.Medium != Network {
+		return card
+	}
+	card += ",bootindex=0"
+	if c.Variables != "" {
+		card += ",romfile=" // otherwise QEMU's iPXE replaces what the UEFI itself has
+	}
+	return card
 }
 
 func (c Config) network() string {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,22 @@ func TestQEMUArguments(t *testing.T) {
 		if diff := cmp.Diff(string(want), got); diff != "" {
 			t.Errorf("%s (-want +got; -update writes it):\n%s", golden, diff)
 		}
+	}
+}
+
+// A machine without a medium boots from its network card: in a UEFI with the firmware's own
+// network, not with QEMU's.
+func TestNetworkBoot(t *testing.T) {
+	t.Parallel()
+	c := Config{Hardware: Hardware{Medium: Network}, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
+	const card = "virtio-net-pci,netdev=net,mac=02:00:00:00:00:01,bootindex=0"
+	args := c.arguments(time.Time{})
+	if !slices.Contains(args, card) || slices.Contains(args, "-kernel") {
+		t.Errorf("BIOS: %q", args)
+	}
+	c.Variables = "variables"
+	if args = c.arguments(time.Time{}); !slices.Contains(args, card+",romfile=") {
+		t.Errorf("UEFI: %q", args)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) mediaCommand() *cobra.Command {
-	return group(&cobra.Command{Use: "media"}, a.mediaBuildCommand())
+	return group(&cobra.Command{Use: "media"}, a.mediaBuildCommand(), a.mediaServeCommand())
 }
 
 func (a *app) mediaBuildCommand() *cobra.Command {
@@ -32,8 +32,8 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 			if output == "" {
 				output = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe"}[kind]
 			}
-			if !slices.Contains(kernel.Flavours, kernel.Flavour(flavour)) {
-				return usagef("--flavour %s: must be %s or %s", flavour, kernel.Generic, kernel.Cloud)
+			if err := checkFlavour(flavour); err != nil {
+				return err
 			}
 			o := media.Options{Args: args}
 			if configFile != "" {
@@ -45,15 +45,9 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 					return err
 				}
 			}
-			checkout, err := devcluster.Checkout(source)
-			if err != nil {
-				return fmt.Errorf("%w; use --source", err)
-			}
-			made, loader, err := image.BuildMedia(cmd.Context(), checkout, cmd.ErrOrStderr(), image.Flavour(flavour))
-			if err != nil {
+			if err := buildParts(cmd, source, flavour, &o); err != nil {
 				return err
 			}
-			o.Loader, o.Version, o.Release, o.Kernel, o.Initramfs = loader, made.Version, made.Release, made.Kernel, made.Initramfs
 			fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
 			if err := o.Build(kind, output); err != nil {
 				return err
@@ -69,4 +63,25 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	return cmd
+}
+
+func checkFlavour(flavour string) error {
+	if !slices.Contains(kernel.Flavours, kernel.Flavour(flavour)) {
+		return usagef("--flavour %s: must be %s or %s", flavour, kernel.Generic, kernel.Cloud)
+	}
+	return nil
+}
+
+// buildParts builds what a medium is made of.
+func buildParts(cmd *cobra.Command, source, flavour string, o *media.Options) error {
+	checkout, err := devcluster.Checkout(source)
+	if err != nil {
+		return fmt.Errorf("%w; use --source", err)
+	}
+	made, loader, err := image.BuildMedia(cmd.Context(), checkout, cmd.ErrOrStderr(), image.Flavour(flavour))
+	if err != nil {
+		return err
+	}
+	o.Loader, o.Version, o.Release, o.Kernel, o.Initramfs = loader, made.Version, made.Release, made.Kernel, made.Initramfs
+	return nil
 }

@@ -1,0 +1,124 @@
+package media
+
+import (
+	"bytes"
+	"debug/pe"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
+)
+
+// Names of the files for a boot over the network.
+const (
+	KernelFile    = "vmlinuz"
+	InitramfsFile = "initramfs"
+	UKIFile       = "garboard.efi"
+	ScriptFile    = "boot.ipxe"
+	// IPXEFile is what a BIOS loads first, unless its network card has iPXE already.
+	IPXEFile = "undionly.kpxe"
+)
+
+// NetworkFiles are what a server of boot files has, by name: iPXE takes kernel and initramfs, and UEFI takes the unified kernel image.
+type NetworkFiles map[string][]byte
+
+// NetworkFiles makes them.
+func (o Options) NetworkFiles() (NetworkFiles, error) {
+	uki, err := o.uki()
+	if err != nil {
+		return nil, err
+	}
+	files := NetworkFiles{UKIFile: uki, ScriptFile: script(o.cmdline()), IPXEFile: o.Loader.IPXE}
+	for name, from := range map[string]string{KernelFile: o.Kernel, InitramfsFile: o.Initramfs} {
+		if files[name], err = os.ReadFile(from); err != nil {
+			return nil, err
+		}
+	}
+	return files, nil
+}
+
+// ReadNetworkFiles reads the files that Build has written.
+func ReadNetworkFiles(dir string) (NetworkFiles, error) {
+	files := NetworkFiles{}
+	for _, name := range []string{KernelFile, InitramfsFile, UKIFile, ScriptFile, IPXEFile} {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%w; make the files with 'gbctl media build pxe -o %s'", err, dir)
+		}
+		if err != nil {
+			return nil, err
+		}
+		files[name] = content
+	}
+	return files, nil
+}
+
+// AddArgs adds arguments to the kernel's command line, in the unified kernel image and in the script for iPXE.
+func (f NetworkFiles) AddArgs(args ...string) error {
+	uki := f[UKIFile]
+	file, err := pe.NewFile(bytes.NewReader(uki))
+	if err != nil {
+		return fmt.Errorf("%s: %w", UKIFile, err)
+	}
+	at, section := 0, (*pe.Section)(nil)
+	for i, s := range file.Sections {
+		if s.Name == esp.SectionCmdline {
+			at, section = i, s
+		}
+	}
+	if section == nil || section.VirtualSize > section.Size {
+		return fmt.Errorf("%s: it has no command line", UKIFile)
+	}
+	old, err := section.Data()
+	if err != nil {
+		return fmt.Errorf("%s: %w", UKIFile, err)
+	}
+	cmdline := strings.Join(append([]string{string(old[:section.VirtualSize])}, args...), " ")
+	if len(cmdline) > int(section.Size) {
+		return fmt.Errorf("%s has room for a command line of %d characters, and this one has %d: %s", UKIFile, section.Size, len(cmdline), cmdline)
+	}
+	uki = bytes.Clone(uki)
+	copy(uki[section.Offset:], cmdline)
+	header := int(binary.LittleEndian.Uint32(uki[peOffset:])) + signatureSize + binary.Size(file.FileHeader) +
+		int(file.SizeOfOptionalHeader) + at*sectionHeaderSize
+	binary.LittleEndian.PutUint32(uki[header+virtualSizeField:], uint32(len(cmdline)))
+	f[UKIFile], f[ScriptFile] = uki, script(cmdline)
+	return nil
+}
+
+// Offsets in a PE file (PE format, "Signature" and "Section Table").
+const (
+	peOffset         = 0x3c
+	virtualSizeField = 8
+)
+
+// forIPXE are the variables in the URL of a configuration, as iPXE must fill them in: a serial number may have characters that a URL can't
+// have, and the hardware address is that of the network card that boots (https://ipxe.org/cfg).
+var forIPXE = strings.NewReplacer("${serial}", "${serial:uristring}", "${mac}", "${netX/mac}")
+
+func script(cmdline string) []byte {
+	return fmt.Appendf(nil, "#!ipxe\nkernel %s %s initrd=%s\ninitrd %s\nboot\n", KernelFile, forIPXE.Replace(cmdline), InitramfsFile, InitramfsFile)
+}
+
+// pxe writes the files into a directory.
+func (o Options) pxe(to string) error {
+	files, err := o.NetworkFiles()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for name, content := range files {
+		if err := boot.WriteFile(filepath.Join(to, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -200,7 +200,9 @@ func (o Options) upgrade() operation.Definition {
 	d.WithoutJournal = false
 	plan, steps := d.Plan, d.Steps
 	// Pods may come again to either system, so that is before it is known which one stays.
-	around := func(all []operation.Step) []operation.Step { return slices.Concat(o.write(), all, []operation.Step{o.prove()}) }
+	around := func(all []operation.Step) []operation.Step {
+		return slices.Concat(o.write(), all, []operation.Step{o.prove()})
+	}
 	d.Plan = func(ctx context.Context, r operation.Request) (operation.Plan, error) {
 		if err := o.mayUpgrade(ctx); err != nil {
 			return operation.Plan{}, err

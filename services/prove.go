@@ -54,10 +54,12 @@ func (n *Node) unhealthy() (names []string) {
 			names = append(names, s.ID)
 		}
 	}
-	for _, pod := range controlplane.StaticPods.List(n.Store) {
-		if status, err := controlplane.StaticPodStatuses.Get(n.Store, pod.ID); err != nil || !status.Spec.Ready() {
-			names = append(names, pod.ID)
-		}
+	if cfg, err := machine.Config(n.Store); err == nil && cfg.Machine.Type.ControlPlane() && len(controlplane.StaticPods.List(n.Store)) == 0 {
+		names = append(names, "static pods") // they aren't made yet, or there is no cluster
+	}
+	for _, reason := range controlplane.Unready(n.Store) {
+		name, _, _ := strings.Cut(reason, ":")
+		names = append(names, name)
 	}
 	return names
 }

@@ -48,10 +48,13 @@ func TestInstalledMachine(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if got := strings.Join(strings.Fields(out), " "); !strings.Contains(got, want) {
-				return fmt.Errorf("%s, want %s", got, want)
+			for line := range strings.Lines(out) {
+				// The columns of all resources: node, namespace, type, ID, version.
+				if f := strings.Fields(line); len(f) > 5 && strings.HasPrefix(f[3]+" "+strings.Join(f[5:], " "), want) {
+					return nil
+				}
 			}
-			return nil
+			return fmt.Errorf("%s, want %s", out, want)
 		})
 	}
 

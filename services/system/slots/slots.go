@@ -47,7 +47,7 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Namespace: "runtime",
 	Columns: []resource.Column{
 		{Name: "STATE", Value: func(s any) string { return string(s.(Status).State) }},
-		{Name: "VERSION", Value: func(s any) string { return s.(Status).Version }},
+		{Name: "RELEASE", Value: func(s any) string { return s.(Status).Version }},
 		{Name: "RUNNING", Value: func(s any) string { return yes(s.(Status).Running) }},
 		{Name: "NEXT", Value: func(s any) string { return yes(s.(Status).Next) }},
 		{Name: "REASON", Value: func(s any) string { return s.(Status).Reason }},

@@ -217,7 +217,7 @@ func TestDamagedFileSystemIsRepaired(t *testing.T) {
 	l.overwrite(t, boot.LabelState, 1*512, make([]byte, 512)) // its free space (XAGF)
 	m = bootMachine(t, l)
 	m.mustUp(config.Install{Disk: l.path})
-	if text := m.console.String(); !strings.Contains(text, "STATE on "+l.path+"p5 is repaired") {
+	if text := m.console.String(); !strings.Contains(text, "STATE on "+l.path+"p4 is repaired") {
 		t.Errorf("console: %s", text)
 	}
 }

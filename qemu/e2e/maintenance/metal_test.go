@@ -25,8 +25,8 @@ func TestMetalInQEMU(t *testing.T) {
 		disk, bus, state string
 		driver           string
 	}{
-		{vm.Hardware{NIC: "e1000", Disk: vm.NVMe}, "/dev/nvme0n1", "nvme", "/dev/nvme0n1p5", "e1000"},
-		{vm.Hardware{NIC: "e1000e", Disk: vm.SATA}, "/dev/sda", "ata", "/dev/sda5", "e1000e"},
+		{vm.Hardware{NIC: "e1000", Disk: vm.NVMe}, "/dev/nvme0n1", "nvme", "/dev/nvme0n1p4", "e1000"},
+		{vm.Hardware{NIC: "e1000e", Disk: vm.SATA}, "/dev/sda", "ata", "/dev/sda4", "e1000e"},
 	}
 	made, metal := e2etest.Metal(t, machines[0].Hardware, machines[1].Hardware)
 	for _, path := range []string{made.Kernel, made.Initramfs} {

@@ -151,39 +151,42 @@ func (s *Slots) change(ctx context.Context, change func(slots *boot.Slots) error
 	return s.follow(ctx, slots)
 }
 
-// follow makes the boot loaders start what the slots say.
+// follow makes the boot loaders start what the slots say. The loaders themselves are written by an installation only: what starts a good
+// system isn't replaced by one on trial, nor is it half replaced when the power goes.
 func (s *Slots) follow(ctx context.Context, slots boot.Slots) error {
-	record, err := os.ReadFile(filepath.Join(s.o.loaders, esp.GRUBRecord))
-	if err != nil {
-		return err
+	if slots.A.State != boot.SlotGood && slots.B.State != boot.SlotGood {
+		if err := s.writeLoaders(ctx); err != nil {
+			return fmt.Errorf("boot loader: %w", err)
+		}
 	}
-	program, err := os.ReadFile(filepath.Join(s.o.loaders, esp.GRUBProgram))
-	if err != nil {
-		return err
+	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Start(slots) }); err != nil {
+		return fmt.Errorf("boot entries: %w", err)
 	}
-	systemdBoot, err := os.ReadFile(filepath.Join(s.o.loaders, esp.SystemdBoot))
-	if err != nil {
+	return nil
+}
+
+func (s *Slots) writeLoaders(ctx context.Context) error {
+	content := map[string][]byte{}
+	for _, name := range []string{esp.GRUBRecord, esp.GRUBProgram, esp.SystemdBoot} {
+		data, err := os.ReadFile(filepath.Join(s.o.loaders, name))
+		if err != nil {
+			return err
+		}
+		content[name] = data
+	}
+	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Loaders(content[esp.SystemdBoot]) }); err != nil {
 		return err
 	}
 	system, err := s.o.Disks.SystemDisk()
 	if err != nil {
 		return err
 	}
-	if err := s.o.Disks.UseEFI(ctx, func(dir string) error {
-		p := esp.Partition(dir)
-		return errors.Join(p.Loaders(systemdBoot), p.Start(slots))
-	}); err != nil {
-		return fmt.Errorf("boot loader on %s: %w", system.EFI.Path, err)
-	}
 	disk, err := system.Open()
 	if err != nil {
 		return err
 	}
 	defer disk.Close()
-	if err := errors.Join(esp.BootRecord(disk, record, program, system.BIOS.Start, system.BIOS.Size), disk.Sync()); err != nil {
-		return fmt.Errorf("boot record of %s: %w", system.Path, err)
-	}
-	return nil
+	return errors.Join(esp.BootRecord(disk, content[esp.GRUBRecord], content[esp.GRUBProgram], system.BIOS.Start, system.BIOS.Size), disk.Sync())
 }
 
 func (s *Slots) publish(slots boot.Slots) {

@@ -182,8 +182,12 @@ func TestLifeOfAMachine(t *testing.T) {
 	m.want(s, "A good v1 next, B empty")
 
 	m.insert("v2")
+	m.put("loaders/"+esp.SystemdBoot, []byte("of another release"))
 	must(t, m.write(s))
 	m.want(s, "A good v1, B trying v2 next")
+	if loader, err := os.ReadFile(filepath.Join(m.dir, "efi/EFI/BOOT/BOOTX64.EFI")); err != nil || string(loader) != "systemd-boot" {
+		t.Errorf("what starts the good system was replaced: %q, %v", loader, err)
+	}
 	// systemd-boot starts it, and it ends.
 	must(t, os.Rename(filepath.Join(m.dir, "efi/loader/entries/garboard-b+1.conf"), filepath.Join(m.dir, "efi/loader/entries/garboard-b+0-1.conf")))
 	s = m.boot("A")
@@ -254,7 +258,7 @@ func TestDamagedMedium(t *testing.T) {
 func TestUpgradeThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	cut := errors.New("the power is gone")
-	for at := range 6 {
+	for at := range 7 {
 		m := newMachine(t)
 		m.insert("v1")
 		must(t, m.write(m.boot("")))

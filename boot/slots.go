@@ -64,6 +64,9 @@ var SlotNames = [...]string{"A", "B"}
 // boots from a medium has none.
 const ParamSlot = "garboard.slot"
 
+// ParamTrial is the kernel parameter of a system that is trying. It is known without the disk: a new system that doesn't find it goes, too.
+const ParamTrial = "garboard.trial"
+
 // SlotsKey is the key of the slots in META.
 var SlotsKey = meta.Key[Slots]{Name: "slots"}
 

@@ -73,6 +73,10 @@ func (n *Node) prove(ctx context.Context) {
 	for sleep.For(ctx, proveEvery) {
 		status, err := slots.Statuses.Get(n.Store, n.slots.Running())
 		if err != nil {
+			if n.slots.Trial() && time.Since(began) > lifecycle.ProveTimeout {
+				n.power(boot.Reboot, fmt.Sprintf("the new system goes: it hasn't found its disk within %s", lifecycle.ProveTimeout))
+				return
+			}
 			continue // the disk isn't there yet
 		}
 		if status.Spec.State != boot.SlotTrying {

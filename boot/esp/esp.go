@@ -117,7 +117,11 @@ func (p Partition) Start(slots boot.Slots) error {
 			}
 			continue
 		}
-		line := strings.Join(append(slices.Clone(slot.Args), boot.ParamSlot+"="+name), " ")
+		args := append(slices.Clone(slot.Args), boot.ParamSlot+"="+name)
+		if slot.State == boot.SlotTrying {
+			args = append(args, boot.ParamTrial)
+		}
+		line := strings.Join(args, " ")
 		if err := p.startUEFI(name, *slot, name == slots.Choice, line); err != nil {
 			return err
 		}

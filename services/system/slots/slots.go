@@ -92,6 +92,12 @@ func (s *Slots) Running() string {
 	return name
 }
 
+// Trial reports whether this boot is the one that a new system has. It doesn't need the disk.
+func (s *Slots) Trial() bool {
+	_, given := s.o.Cmdline.Get(boot.ParamTrial)
+	return given
+}
+
 // Get is what META says.
 func (s *Slots) Get() (slots boot.Slots, err error) {
 	err = s.meta(func(c meta.Change) error {

@@ -205,7 +205,7 @@ func readImage(path string) (esp.Image, error) {
 
 // own are the parameters of this machine's command line that describe the machine, and not its medium.
 func own(p boot.Param) bool {
-	return strings.HasPrefix(p.Key, "garboard.") && p.Key != boot.ParamSlot && p.String() != boot.ISOArgument
+	return strings.HasPrefix(p.Key, "garboard.") && p.Key != boot.ParamSlot && p.Key != boot.ParamTrial && p.String() != boot.ISOArgument
 }
 
 // argsFor are the kernel arguments for an image: its own, those that describe this machine, and more.
@@ -231,7 +231,7 @@ func (s *Slots) argsFor(image esp.Image, more []string) (args []string) {
 // args are those that this boot has.
 func (s *Slots) args() (args []string) {
 	for _, p := range s.o.Cmdline.Params {
-		if p.Key != boot.ParamSlot && p.Key != "BOOT_IMAGE" && p.Key != "initrd" {
+		if p.Key != boot.ParamSlot && p.Key != boot.ParamTrial && p.Key != "BOOT_IMAGE" && p.Key != "initrd" {
 			args = append(args, p.String())
 		}
 	}

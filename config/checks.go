@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"encoding/base64"
+	"fmt"
 	"maps"
 	"path"
 	"regexp"
@@ -250,15 +251,24 @@ func checkImages(c *Config, r *report) {
 		{at("cluster", "coreDNS", "image"), c.Cluster.CoreDNS.Image},
 		{at("cluster", "network", "cni", "flannel", "image"), c.Cluster.Network.CNI.Flannel.Image},
 	} {
-		name := i.image[strings.LastIndexByte(i.image, '/')+1:]
-		switch {
-		case i.image == "":
-		case !imageReference.MatchString(i.image):
-			r.bad(i.where, "%s is not an image reference, such as registry.k8s.io/pause:%s", quote(i.image), PauseVersion)
-		case !strings.Contains(name, ":"):
-			r.bad(i.where, "%s lacks a tag or a digest", quote(i.image))
+		if i.image == "" {
+			continue
+		}
+		if err := CheckImage(i.image); err != nil {
+			r.bad(i.where, "%s", err)
 		}
 	}
+}
+
+// CheckImage refuses what is no reference of an image, and one that names no version.
+func CheckImage(image string) error {
+	switch {
+	case !imageReference.MatchString(image):
+		return fmt.Errorf("%s is not an image reference, such as registry.k8s.io/pause:%s", quote(image), PauseVersion)
+	case !strings.Contains(image[strings.LastIndexByte(image, '/')+1:], ":"):
+		return fmt.Errorf("%s lacks a tag or a digest", quote(image))
+	}
+	return nil
 }
 
 func checkArgs(c *Config, r *report) {

@@ -154,13 +154,12 @@ func TestS118SharedAddressOutsideOfItsSubnet(t *testing.T) {
 	}
 }
 
-// S-068, S-069: a machine refuses settings that its user relies on and that this release
+// S-068: a machine refuses settings that its user relies on and that this release
 // doesn't implement, and names the place. A node in a container, which has no disk, warns.
-func TestS068S069UnsupportedOnMachines(t *testing.T) {
+func TestS068UnsupportedOnMachines(t *testing.T) {
 	for field, refusal := range map[string]string{
 		"systemDiskEncryption: {ephemeral: {keys: [{nodeID: {}, slot: 0}]}}": "machine.systemDiskEncryption: this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
 		"systemDiskEncryption: {state: {keys: [{nodeID: {}, slot: 0}]}}":     "machine.systemDiskEncryption: this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
-		"install: {disk: /dev/sda, image: 'registry.example/installer:v1'}":  "machine.install.image: this release doesn't install from an image: the machine would keep the system that it has booted; remove this field",
 	} {
 		doc := with(document(t, Worker), "machine", field)
 		place := strings.Count(doc[:strings.Index(doc, field)], "\n") + 1
@@ -242,7 +241,7 @@ func TestWarnings(t *testing.T) {
 	}
 	_, all, _ := load(t, full(t))
 	var silent []string
-	for _, field := range []string{"systemDiskEncryption", "install.image", "cluster.id"} {
+	for _, field := range []string{"systemDiskEncryption", "cluster.id"} {
 		if !strings.Contains(strings.Join(all, "\n"), field+": has no effect in this release") {
 			silent = append(silent, field)
 		}

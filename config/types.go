@@ -167,9 +167,11 @@ type Time struct {
 
 // Install has the settings of the installation.
 type Install struct {
-	Disk  string `yaml:"disk"`  // device, such as /dev/vda; required on machines, unused in containers
-	Image string `yaml:"image"` // installer image; default: that of the release
-	Wipe  bool   `yaml:"wipe"`  // use the disk even if it contains other data
+	Disk string `yaml:"disk"` // device, such as /dev/vda; required on machines, unused in containers
+	// Image is the installer image that a machine without a system on its disk is installed from, once it has its configuration and
+	// containerd runs. Default: the medium that the machine was booted from; one that was booted over the network isn't installed.
+	Image string `yaml:"image"`
+	Wipe  bool   `yaml:"wipe"` // use the disk even if it contains other data
 	// ExtraKernelArgs are added to the kernel's command line of an installed system. They change at the next installation or upgrade.
 	ExtraKernelArgs []string `yaml:"extraKernelArgs"`
 }

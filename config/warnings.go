@@ -130,10 +130,6 @@ var unsupported = []struct {
 	refusal string
 }{
 	{
-		at("machine", "install", "image"), func(c *Config) bool { return c.Machine.Install.Image != "" },
-		"this release doesn't install from an image: the machine would keep the system that it has booted; remove this field",
-	},
-	{
 		at("machine", "systemDiskEncryption"), func(c *Config) bool { return c.Machine.SystemDiskEncryption != SystemDiskEncryption{} },
 		"this release doesn't encrypt partitions: the disk would be unencrypted; remove this field",
 	},

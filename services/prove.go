@@ -13,6 +13,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/front/apid"
+	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/system/disks"
@@ -31,9 +32,16 @@ const (
 	healthyLooks = 5
 )
 
-// install runs the operation, and returns an error if the machine isn't installed by it.
-func (n *Node) install(ctx context.Context) error {
-	begun, err := n.ops.Start(ctx, operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium"})
+// install runs the operation, and returns an error if the machine isn't installed by it. From a medium, that is before anything else runs.
+func (n *Node) install(ctx context.Context, image string) error {
+	ask := operation.Ask{Name: lifecycle.Install, By: "the first boot from a medium", Arguments: lifecycle.PowerArguments{Force: true}.Encode()}
+	if image != "" {
+		ask.By, ask.Arguments = "machine.install.image", lifecycle.PowerArguments{Image: image}.Encode()
+		if err := n.graph.Up(containerd.ID).Wait(ctx); err != nil {
+			return err
+		}
+	}
+	begun, err := n.ops.Start(ctx, ask)
 	if err != nil {
 		return err
 	}

@@ -2632,9 +2632,13 @@ func (x *ShutdownResponse) GetOperation() *Operation {
 }
 
 type InstallSystemRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only return the plan.
-	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// An installer image. Empty: the system of the medium in the machine.
+	Image         string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2669,11 +2673,39 @@ func (*InstallSystemRequest) Descriptor() ([]byte, []int) {
 	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
+func (x *InstallSystemRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *InstallSystemRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *InstallSystemRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
 func (x *InstallSystemRequest) GetDryRun() bool {
 	if x != nil {
 		return x.DryRun
 	}
 	return false
+}
+
+func (x *InstallSystemRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
 }
 
 type InstallSystemResponse struct {
@@ -2721,11 +2753,13 @@ func (x *InstallSystemResponse) GetOperation() *Operation {
 }
 
 type UpgradeSystemRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	KeepPods      bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	DrainTimeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// An installer image. Empty: the system of the medium in the machine.
+	Image         string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2786,6 +2820,13 @@ func (x *UpgradeSystemRequest) GetDryRun() bool {
 		return x.DryRun
 	}
 	return false
+}
+
+func (x *UpgradeSystemRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
 }
 
 type UpgradeSystemResponse struct {
@@ -3709,16 +3750,21 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"H\n" +
 	"\x10ShutdownResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"/\n" +
-	"\x14InstallSystemRequest\x12\x17\n" +
-	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"M\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb8\x01\n" +
+	"\x14InstallSystemRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05image\x18\x05 \x01(\tR\x05image\"M\n" +
 	"\x15InstallSystemResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa2\x01\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb8\x01\n" +
 	"\x14UpgradeSystemRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"M\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05image\x18\x05 \x01(\tR\x05image\"M\n" +
 	"\x15UpgradeSystemResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa3\x01\n" +
 	"\x15RollbackSystemRequest\x12\x14\n" +
@@ -3895,73 +3941,74 @@ var file_garboard_v1_node_proto_depIdxs = []int32{
 	63, // 18: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
 	61, // 19: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
 	63, // 20: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	63, // 21: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	61, // 22: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 23: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	61, // 24: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 25: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	63, // 26: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	63, // 27: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	63, // 28: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	61, // 29: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	63, // 30: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 31: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 32: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 33: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 34: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 35: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 36: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 37: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 38: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 39: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	24, // 40: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	27, // 41: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	29, // 42: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	31, // 43: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	33, // 44: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	37, // 45: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	35, // 46: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	40, // 47: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	42, // 48: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	44, // 49: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	46, // 50: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	48, // 51: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	58, // 52: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	50, // 53: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	52, // 54: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	54, // 55: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	56, // 56: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 57: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 58: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 59: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 60: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 61: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 62: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 63: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 64: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 65: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	25, // 66: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	28, // 67: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	30, // 68: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	32, // 69: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	34, // 70: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	38, // 71: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	36, // 72: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	41, // 73: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	43, // 74: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	45, // 75: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	47, // 76: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	49, // 77: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	59, // 78: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	51, // 79: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	53, // 80: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	55, // 81: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	57, // 82: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	57, // [57:83] is the sub-list for method output_type
-	31, // [31:57] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	61, // 21: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 22: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	61, // 23: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 24: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	61, // 25: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 26: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	63, // 27: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	63, // 28: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	63, // 29: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	61, // 30: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	63, // 31: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 32: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 33: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 34: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 35: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 36: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 37: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 38: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 39: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 40: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	24, // 41: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	27, // 42: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	29, // 43: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	31, // 44: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	33, // 45: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	37, // 46: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	35, // 47: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	40, // 48: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	42, // 49: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	44, // 50: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	46, // 51: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	48, // 52: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	58, // 53: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	50, // 54: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	52, // 55: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	54, // 56: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	56, // 57: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 58: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 59: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 60: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 61: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 62: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 63: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 64: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 65: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 66: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	25, // 67: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	28, // 68: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	30, // 69: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	32, // 70: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	34, // 71: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	38, // 72: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	36, // 73: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	41, // 74: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	43, // 75: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	45, // 76: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	47, // 77: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	49, // 78: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	59, // 79: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	51, // 80: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	53, // 81: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	55, // 82: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	57, // 83: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	58, // [58:84] is the sub-list for method output_type
+	32, // [32:58] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }

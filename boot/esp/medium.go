@@ -1,7 +1,11 @@
 package esp
 
-// MediumFile is the file of a medium that describes the system on it, as JSON.
-const MediumFile = "garboard.json"
+const (
+	// MediumFile is the file of a medium that describes the system on it, as JSON.
+	MediumFile = "garboard.json"
+	// InstallDir has this file, and the system, in an installer image.
+	InstallDir = "usr/install"
+)
 
 // Medium describes the system on a medium: a part of one of its files, so that the medium has it only once.
 type Medium struct {

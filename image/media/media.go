@@ -1,5 +1,5 @@
-// Package media makes what a machine boots from: a unified kernel image for UEFI, an image of a CD that also is one of a USB stick, and the
-// files for a boot over the network. It only puts together what was built: it needs no other program, and runs on any workstation.
+// Package media makes what a machine boots from: a unified kernel image for UEFI, an image of a CD that also is one of a USB stick, the files
+// for a boot over the network, and a container image with the system. It only puts together what was built: it needs no other program, and runs on any workstation.
 //
 //	kernel, initramfs, command line ─▶ unified kernel image ─▶ FAT32 with EFI/BOOT/BOOTX64.EFI ─▶ ISO
 //
@@ -8,29 +8,33 @@ package media
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/image/loader"
+	"github.com/garboard-os/garboard/image/oci"
 )
 
 // The kinds of media.
 const (
-	ISO = "iso"
-	UKI = "uki"
-	PXE = "pxe"
+	ISO       = "iso"
+	UKI       = "uki"
+	PXE       = "pxe"
+	Installer = "installer"
 )
 
 // Kinds are all of them.
-var Kinds = []string{ISO, UKI, PXE}
+var Kinds = []string{ISO, UKI, PXE, Installer}
 
 // BootFile is where UEFI looks on a medium that isn't in its boot entries (UEFI 2.10, 3.5.1.1).
 const BootFile = "/EFI/BOOT/BOOTX64.EFI"
@@ -59,8 +63,8 @@ func (o Options) cmdline() string {
 	return strings.Join(args, " ")
 }
 
-// Build makes a medium. The ISO and the unified kernel image are files. The files for a boot over the network are in a directory.
-func (o Options) Build(kind, to string) error {
+// Build makes a medium. It is one file; the files for a boot over the network are in a directory.
+func (o Options) Build(ctx context.Context, kind, to string) error {
 	if o.Config != nil && kind != ISO {
 		return fmt.Errorf("a medium of kind %s can't have a configuration: name its URL instead, with the kernel argument garboard.config=URL", kind)
 	}
@@ -76,6 +80,8 @@ func (o Options) Build(kind, to string) error {
 		return boot.WriteFile(to, uki, 0o644)
 	case ISO:
 		return o.iso(uki, to)
+	case Installer:
+		return o.installer(ctx, uki, to)
 	}
 	return fmt.Errorf("kind %q: must be one of %s", kind, strings.Join(Kinds, ", "))
 }
@@ -173,6 +179,21 @@ func (o Options) describe(file string, uki []byte) ([]byte, error) {
 	if at < 0 {
 		return nil, fmt.Errorf("%s isn't in one piece in %s", BootFile, efiFile)
 	}
+	return o.description(uki, efiFile, at)
+}
+
+func (o Options) description(uki []byte, file string, at int) ([]byte, error) {
 	sum := sha256.Sum256(uki)
-	return json.Marshal(esp.Medium{Version: o.Version, File: efiFile, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:])})
+	return json.Marshal(esp.Medium{Version: o.Version, File: file, Offset: int64(at), Size: int64(len(uki)), SHA256: hex.EncodeToString(sum[:])})
+}
+
+// installer makes an image for a registry, from which machines install and upgrade themselves.
+func (o Options) installer(ctx context.Context, uki []byte, to string) error {
+	described, err := o.description(uki, UKIFile, 0)
+	if err != nil {
+		return err
+	}
+	return oci.WriteArchive(ctx, to, "garboard/installer:"+strings.ReplaceAll(o.Version, "+", "-"), map[string][]byte{
+		path.Join(esp.InstallDir, UKIFile): uki, path.Join(esp.InstallDir, esp.MediumFile): described,
+	})
 }

@@ -1,11 +1,13 @@
 package media
 
 import (
+	"archive/tar"
 	"bytes"
 	"crypto/sha256"
 	"debug/pe"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +20,9 @@ import (
 	"github.com/diskfs/go-diskfs/filesystem/fat32"
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
 	"github.com/diskfs/go-diskfs/partition/gpt"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
@@ -74,7 +79,7 @@ func options(t *testing.T) Options {
 func build(t *testing.T, o Options, kind string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "medium")
-	if err := o.Build(kind, to); err != nil {
+	if err := o.Build(t.Context(), kind, to); err != nil {
 		t.Fatal(err)
 	}
 	return to
@@ -247,7 +252,7 @@ func TestPXE(t *testing.T) {
 	}
 	addArgs(t, dir)
 	o.Config = []byte("machine: {}\n")
-	if err := o.Build(PXE, dir); err == nil || !strings.Contains(err.Error(), "garboard.config=URL") {
+	if err := o.Build(t.Context(), PXE, dir); err == nil || !strings.Contains(err.Error(), "garboard.config=URL") {
 		t.Errorf("PXE with a configuration: %v", err)
 	}
 }
@@ -296,5 +301,84 @@ func addArgs(t *testing.T, dir string) {
 	}
 	if _, err := ReadNetworkFiles(dir); err == nil || !strings.Contains(err.Error(), "make the files with 'gbctl media build pxe -o "+dir+"'") {
 		t.Errorf("without %s: %v", IPXEFile, err)
+	}
+}
+
+// The image has the system, and says where it is. Two builds are the same.
+func TestInstallerImage(t *testing.T) {
+	o := options(t)
+	archive := read(t, build(t, o, Installer))
+	if !bytes.Equal(archive, read(t, build(t, o, Installer))) {
+		t.Error("two builds differ")
+	}
+	image, err := tarball(t, archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := image.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	content, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	files := untar(t, content)
+	var m esp.Medium
+	if err := json.Unmarshal(files["usr/install/garboard.json"], &m); err != nil {
+		t.Fatal(err)
+	}
+	uki := files["usr/install/"+m.File]
+	if m.Version != o.Version || m.Offset != 0 || m.Size != int64(len(uki)) || m.SHA256 != fmt.Sprintf("%x", sha256.Sum256(uki)) || !bytes.Equal(uki, read(t, build(t, o, UKI))) {
+		t.Errorf("%+v, of %d bytes", m, len(uki))
+	}
+}
+
+// tarball is the image in an archive, as a registry gets it.
+func tarball(t *testing.T, archive []byte) (v1.Image, error) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, data := range untar(t, bytes.NewReader(archive)) {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := validate.Index(index, validate.Fast); err != nil {
+		return nil, err
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, err
+	}
+	return index.Image(manifest.Manifests[0].Digest)
+}
+
+// untar returns the files of an archive.
+func untar(t *testing.T, from io.Reader) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	for archive := tar.NewReader(from); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Typeflag != tar.TypeReg {
+			continue
+		}
+		if files[header.Name], err = io.ReadAll(archive); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

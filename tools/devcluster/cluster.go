@@ -158,7 +158,7 @@ func buildMedium(ctx context.Context, checkout string, out io.Writer) (path stri
 	err = media.Options{
 		Loader: boots, Version: made.Version, Release: made.Release, Kernel: made.Kernel, Initramfs: made.Initramfs,
 		Args: []string{"console=ttyS0", "panic=-1", "garboard.chart=/dev/ttyS1"},
-	}.Build(media.ISO, file.Name())
+	}.Build(ctx, media.ISO, file.Name())
 	if err != nil {
 		err = errors.Join(err, os.Remove(file.Name()))
 	}

@@ -428,7 +428,7 @@ func TestGenConfigRefuses(t *testing.T) {
 	s.refused("config home 10.5.0.2 --kubernetes-version v1.20.5", "isn't one that this release runs", codeRefused)
 	s.refused("config home 10.5.0.2 --install-disk sda", "machine.install.disk", codeRefused)
 	s.refused("config home 10.5.0.2 --additional-sans a_b!", "certSANs", codeRefused)
-	s.refused(`config home 10.5.0.2 --config-patch {"machine":{"install":{"image":"registry.example/installer:v1"}}}`, "doesn't install from an image", codeRefused)
+	s.refused(`config home 10.5.0.2 --config-patch {"machine":{"install":{"image":"registry.example/installer"}}}`, "lacks a tag or a digest", codeRefused)
 	s.refused("config home 10.5.0.2 --config-patch @none.yaml", "no such file", codeRefused)
 	s.refused("config home", "accepts 2 arg(s)", codeFailed)
 	if left, _ := filepath.Glob("*"); len(left) > 0 {

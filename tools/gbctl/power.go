@@ -36,6 +36,7 @@ const (
 type powerFlags struct {
 	wait, force, drain, dryRun bool
 	drainTimeout               time.Duration
+	image                      string
 }
 
 func (f *powerFlags) add(cmd *cobra.Command, wait string) {
@@ -51,6 +52,7 @@ func (f *powerFlags) add(cmd *cobra.Command, wait string) {
 type restart struct {
 	use, now, back string
 	wait           bool // by default
+	image          bool // it takes the system of an image
 	ask            func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error)
 }
 
@@ -65,10 +67,10 @@ func (a *app) rebootCommand() *cobra.Command {
 }
 
 func (a *app) upgradeCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true,
+	return a.restartCommand(restart{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true,
 		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
 			m, err := unary(ctx, n.Node.UpgradeSystem, &apiv1.UpgradeSystemRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
 			})
 			return m.GetOperation(), err
 		}})
@@ -85,22 +87,13 @@ func (a *app) systemRollbackCommand() *cobra.Command {
 }
 
 func (a *app) installCommand() *cobra.Command {
-	f := powerFlags{wait: true}
-	r := restart{now: "restarts from its disk", back: "is back, and runs from its disk,",
+	return a.restartCommand(restart{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true,
 		ask: func(ctx context.Context, n *client.Client, f powerFlags) (*apiv1.Operation, error) {
-			m, err := unary(ctx, n.Node.InstallSystem, &apiv1.InstallSystemRequest{DryRun: f.dryRun})
+			m, err := unary(ctx, n.Node.InstallSystem, &apiv1.InstallSystemRequest{
+				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
+			})
 			return m.GetOperation(), err
-		}}
-	cmd := &cobra.Command{
-		Use: "install",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a.raiseTimeout(cmd, planTimeout)
-			return a.rolling(cmd.Context(), f.dryRun, func(ctx context.Context, n *client.Client) error { return a.restart(ctx, n, r, f) })
-		},
-	}
-	cmd.Flags().BoolVar(&f.wait, "wait", f.wait, "wait until each node is back and healthy")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show the steps")
-	return cmd
+		}})
 }
 
 func (a *app) restartCommand(r restart) *cobra.Command {
@@ -118,6 +111,9 @@ func (a *app) restartCommand(r restart) *cobra.Command {
 		},
 	}
 	f.add(cmd, "wait until each node is back and healthy")
+	if r.image {
+		cmd.Flags().StringVar(&f.image, "image", "", "installer image with the system, such as registry.example/garboard:v1.2.0 (default: the medium in the machine)")
+	}
 	return cmd
 }
 

@@ -133,10 +133,10 @@ type NodeServiceClient interface {
 	// Shutdown starts the same operation as Reboot, but powers the machine off at the
 	// end.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
-	// InstallSystem starts an operation that writes the system of the medium to the disk, and
-	// restarts the machine from it. A machine whose disk has no system does it by itself.
+	// InstallSystem starts an operation that writes a system to the disk, and restarts the
+	// machine from it. A machine whose disk has no system does it by itself if it can.
 	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
-	// UpgradeSystem starts an operation that writes the system of a medium to the slot that
+	// UpgradeSystem starts an operation that writes a system to the slot that
 	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
 	// healthy within 10 minutes, or ends before, the machine boots the former one.
 	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)
@@ -541,10 +541,10 @@ type NodeServiceHandler interface {
 	// Shutdown starts the same operation as Reboot, but powers the machine off at the
 	// end.
 	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
-	// InstallSystem starts an operation that writes the system of the medium to the disk, and
-	// restarts the machine from it. A machine whose disk has no system does it by itself.
+	// InstallSystem starts an operation that writes a system to the disk, and restarts the
+	// machine from it. A machine whose disk has no system does it by itself if it can.
 	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
-	// UpgradeSystem starts an operation that writes the system of a medium to the slot that
+	// UpgradeSystem starts an operation that writes a system to the slot that
 	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
 	// healthy within 10 minutes, or ends before, the machine boots the former one.
 	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)

@@ -171,6 +171,26 @@ func Metal(t *testing.T, hardware ...vm.Hardware) (*image.Artifacts, Option) {
 // Release, Kernel and Initramfs of the options are set here, and Version unless it is given.
 func Medium(t *testing.T, o media.Options) Option {
 	t.Helper()
+	path := buildMedium(t, media.ISO, o)
+	return func(o *qemu.Options) { o.Boot.Medium = path }
+}
+
+// InstallerHost is the registry in the names of installer images.
+const InstallerHost = "images.example"
+
+// Installer builds an installer image, as Medium does an ISO. It returns the directory with
+// the OCI layout that has it, and its name.
+func Installer(t *testing.T, o media.Options) (layout, ref string) {
+	t.Helper()
+	archive, layout := buildMedium(t, media.Installer, o), t.TempDir()
+	if out, err := exec.Command("tar", "-xf", archive, "-C", layout).CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v: %s", err, out)
+	}
+	return layout, InstallerHost + "/garboard/installer:" + o.Version
+}
+
+func buildMedium(t *testing.T, kind string, o media.Options) string {
+	t.Helper()
 	root, err := repository()
 	if err != nil {
 		t.Fatal(err)
@@ -181,11 +201,11 @@ func Medium(t *testing.T, o media.Options) Option {
 	}
 	o.Loader, o.Release, o.Kernel, o.Initramfs = boots, made.Release, made.Kernel, made.Initramfs
 	o.Version = cmp.Or(o.Version, made.Version)
-	path := filepath.Join(t.TempDir(), "garboard.iso")
-	if err := o.Build(media.ISO, path); err != nil {
+	path := filepath.Join(t.TempDir(), "garboard."+kind)
+	if err := o.Build(t.Context(), kind, path); err != nil {
 		t.Fatal(err)
 	}
-	return func(o *qemu.Options) { o.Boot.Medium = path }
+	return path
 }
 
 // paces are of type func() eventually.Pace, by test.

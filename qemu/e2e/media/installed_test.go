@@ -4,6 +4,7 @@ package media
 
 import (
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
@@ -12,15 +13,21 @@ import (
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
+	"github.com/garboard-os/garboard/qemu/network/registry"
 )
 
 // systemBudget is for an operation that restarts a machine, until its node is Ready again.
 const systemBudget = 3 * time.Minute
 
-// A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from another CD, with its data
-// kept. A system whose kernel panics doesn't stay: the machine boots the former one, which says why.
+// A machine with UEFI installs itself from a CD, and is a Ready node from its disk. It is upgraded from an image of a registry, with its
+// data kept. The system of another CD, whose kernel panics, doesn't stay: the machine boots the former one, which says why.
 func TestInstalledMachine(t *testing.T) {
-	c, m := e2etest.Start(t, "installed", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) { o.Boot.UEFI = true })
+	layout, upgrade := e2etest.Installer(t, media.Options{Args: args, Version: "v2.0.0"})
+	images := httptest.NewServer(registry.New(layout))
+	t.Cleanup(images.Close)
+	c, m := e2etest.Start(t, "installed", qemu.QEMU, e2etest.Medium(t, media.Options{Args: args, Version: "v1.0.0"}), func(o *qemu.Options) {
+		o.Boot.UEFI, o.Mirrors = true, map[string][]string{e2etest.InstallerHost: {images.URL}}
+	})
 	c.Says(bootBudget, 0, "installing Garboard v1.0.0 on the medium GARBOARD")
 	m.Reached("the machine installs itself")
 	c.Says(2*bootBudget, 0, "runs from slot A, which is trying")
@@ -31,16 +38,6 @@ func TestInstalledMachine(t *testing.T) {
 	c.Kubectl("create", "configmap", "mine", "--from-literal=kept=yes")
 	c = c.Patient(systemBudget)
 
-	// insert puts another medium into the machine, which sees it after its next start.
-	insert := func(o media.Options) {
-		t.Helper()
-		var made qemu.Options
-		e2etest.Medium(t, o)(&made)
-		if err := os.Rename(made.Boot.Medium, c.Boot.Medium); err != nil {
-			t.Fatal(err)
-		}
-		c.Gbctl("-n", c.Node(), "reboot", "--wait")
-	}
 	slots := func(want string) {
 		t.Helper()
 		c.Eventually(bootBudget, "the slots are as they should be", func() error {
@@ -58,9 +55,7 @@ func TestInstalledMachine(t *testing.T) {
 		})
 	}
 
-	insert(media.Options{Args: args, Version: "v2.0.0"})
-	m.Reached("another medium is in the machine")
-	c.Gbctl("-n", c.Node(), "upgrade")
+	c.Gbctl("-n", c.Node(), "upgrade", "--image", upgrade)
 	m.Reached("the machine is upgraded")
 	slots("A good v1.0.0 no no")
 	slots("B good v2.0.0 yes yes")
@@ -68,7 +63,14 @@ func TestInstalledMachine(t *testing.T) {
 		t.Errorf("the data is %q", got)
 	}
 
-	insert(media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"})
+	// The machine sees another medium after its next start.
+	var made qemu.Options
+	e2etest.Medium(t, media.Options{Args: append([]string{"rdinit=/nothing"}, args...), Version: "v3.0.0"})(&made)
+	if err := os.Rename(made.Boot.Medium, c.Boot.Medium); err != nil {
+		t.Fatal(err)
+	}
+	c.Gbctl("-n", c.Node(), "reboot", "--wait")
+	m.Reached("another medium is in the machine")
 	out, err := c.TryGbctl("-n", c.Node(), "upgrade")
 	if err == nil || !strings.Contains(out+err.Error(), "slot A is bad") {
 		t.Errorf("%s, %v", out, err)

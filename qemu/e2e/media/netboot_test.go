@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/qemu"
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 	"github.com/garboard-os/garboard/qemu/network"
@@ -36,11 +37,14 @@ const (
 )
 
 // A BIOS boots over the network, from a computer that runs gbctl beside a DHCP server. QEMU's
-// network cards have iPXE. The machine gets the configuration with its hardware address as name.
+// network cards have iPXE. The machine gets the configuration with its hardware address as name. This names the image that it is
+// installed from.
 func TestNetworkInBIOS(t *testing.T) {
 	dir := t.TempDir()
-	e2etest.Gbctl(t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/nvme0n1")
-	r := newRack(t, vm.Config{Name: "e2e/netboot-bios", Hardware: vm.Hardware{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Network}, DiskGiB: 8})
+	layout, installer := e2etest.Installer(t, media.Options{Args: args, Version: "v1.0.0"})
+	e2etest.Gbctl(t, "gen", "config", "netboot", "https://10.5.0.2:6443", "--output-dir", dir, "--install-disk", "/dev/nvme0n1",
+		"--registry-mirror", e2etest.InstallerHost+"=http://10.5.0.1:5000", "--config-patch", "machine: {install: {image: "+installer+"}}")
+	r := newRack(t, layout, vm.Config{Name: "e2e/netboot-bios", Hardware: vm.Hardware{NIC: "e1000e", Disk: vm.NVMe, Medium: vm.Network}, DiskGiB: 8})
 	configs := t.TempDir()
 	own := filepath.Join(configs, strings.ToUpper(strings.ReplaceAll(r.machine.HardwareAddr.String(), ":", "-"))+".yaml")
 	if err := os.Rename(filepath.Join(dir, "controlplane.yaml"), own); err != nil {
@@ -54,12 +58,17 @@ func TestNetworkInBIOS(t *testing.T) {
 	r.says(bootBudget, "gets its configuration: "+own)
 	r.consoleSays(bootBudget, "configuration from kernel argument")
 	m.Reached("it has its configuration")
+	r.consoleSays(bootBudget, "installed from "+installer, "end: running: stop all services, and restart the machine")
+	m.Reached("the system is on the disk")
 	r.interrupt()
+	r.powerOn() // QEMU ends where a machine restarts
+	r.consoleSays(2*bootBudget, "Garboard v1.0.0 runs from slot A, which is trying", "slot A is good")
+	m.Reached("the system of the disk is good")
 }
 
 // The network boot of a UEFI loads the unified kernel image by TFTP. There is no configuration.
 func TestNetworkInUEFI(t *testing.T) {
-	r := newRack(t, vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: -1,
+	r := newRack(t, t.TempDir(), vm.Config{Name: "e2e/netboot-uefi", Hardware: vm.Hardware{Medium: vm.Network}, DiskGiB: -1,
 		Variables: filepath.Join(t.TempDir(), "variables")})
 	r.serve()
 	m := e2etest.Marks(t)
@@ -82,6 +91,7 @@ type rack struct {
 	link     string // of the computer
 	node     network.Node
 	machine  vm.Config
+	running  *vm.Running
 	gbctl    *exec.Cmd
 	out      lines
 }
@@ -104,7 +114,8 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-func newRack(t *testing.T, machine vm.Config) *rack {
+// newRack has the images of an OCI layout.
+func newRack(t *testing.T, layout string, machine vm.Config) *rack {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a network namespace")
@@ -114,7 +125,7 @@ func newRack(t *testing.T, machine vm.Config) *rack {
 	computer := network.Node{Name: "computer", Address: netip.MustParseAddr("10.5.0.3")}
 	var err error
 	r.lan, err = network.New(network.Config{Cluster: "netboot", Prefix: netip.MustParsePrefix("10.5.0.0/24"),
-		Nodes: []network.Node{r.node, computer}, Images: t.TempDir()}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+		Nodes: []network.Node{r.node, computer}, Images: layout}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,8 +221,14 @@ func (r *rack) serve(more ...string) {
 	r.says(setBudget, "machines in the network of "+r.link+" (10.5.0.3) can boot now")
 }
 
+// powerOn starts the machine, once its former run has ended.
 func (r *rack) powerOn() {
 	r.t.Helper()
+	if r.running != nil {
+		if _, err := r.running.Wait(); err != nil {
+			r.t.Fatal(err)
+		}
+	}
 	cable, err := r.lan.Tap(r.node)
 	if err != nil {
 		r.t.Fatal(err)
@@ -221,6 +238,7 @@ func (r *rack) powerOn() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	r.running = running
 	r.t.Attr(e2etest.Booted, qemu.QEMU)
 	r.t.Cleanup(func() {
 		running.Cut()

@@ -16,37 +16,54 @@ import (
 )
 
 func (s *nodeService) Reboot(ctx context.Context, req *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Reboot, powerArguments(req.Msg), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, lifecycle.Reboot, powerArguments(req.Msg).Encode(), req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.RebootResponse{Operation: o}), err
 }
 
 func (s *nodeService) Shutdown(ctx context.Context, req *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Shutdown, powerArguments(req.Msg), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, lifecycle.Shutdown, powerArguments(req.Msg).Encode(), req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.ShutdownResponse{Operation: o}), err
 }
 
 func (s *nodeService) InstallSystem(ctx context.Context, req *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Install, nil, req.Msg.GetDryRun())
+	o, err := s.system(ctx, lifecycle.Install, req.Msg)
 	return connect.NewResponse(&apiv1.InstallSystemResponse{Operation: o}), err
 }
 
 func (s *nodeService) UpgradeSystem(ctx context.Context, req *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Upgrade, powerArguments(req.Msg), req.Msg.GetDryRun())
+	o, err := s.system(ctx, lifecycle.Upgrade, req.Msg)
 	return connect.NewResponse(&apiv1.UpgradeSystemResponse{Operation: o}), err
 }
 
 func (s *nodeService) RollbackSystem(ctx context.Context, req *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
-	o, err := s.operate(ctx, lifecycle.Rollback, powerArguments(req.Msg), req.Msg.GetDryRun())
+	o, err := s.operate(ctx, lifecycle.Rollback, powerArguments(req.Msg).Encode(), req.Msg.GetDryRun())
 	return connect.NewResponse(&apiv1.RollbackSystemResponse{Operation: o}), err
 }
 
-// powerArguments are those of a reboot or a shutdown.
-func powerArguments(m interface {
+// system starts an operation that brings another system.
+func (s *nodeService) system(ctx context.Context, name string, m interface {
+	power
+	GetImage() string
+	GetDryRun() bool
+}) (*apiv1.Operation, error) {
+	arguments := powerArguments(m)
+	if arguments.Image = m.GetImage(); arguments.Image != "" {
+		if err := config.CheckImage(arguments.Image); err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+	}
+	return s.operate(ctx, name, arguments.Encode(), m.GetDryRun())
+}
+
+// power has the fields that all requests to end a node have.
+type power interface {
 	GetForce() bool
 	GetKeepPods() bool
 	GetDrainTimeout() *durationpb.Duration
-}) []byte {
-	return lifecycle.PowerArguments{Force: m.GetForce(), KeepPods: m.GetKeepPods(), DrainTimeout: m.GetDrainTimeout().AsDuration()}.Encode()
+}
+
+func powerArguments(m power) lifecycle.PowerArguments {
+	return lifecycle.PowerArguments{Force: m.GetForce(), KeepPods: m.GetKeepPods(), DrainTimeout: m.GetDrainTimeout().AsDuration()}
 }
 
 func (s *nodeService) Reset(ctx context.Context, req *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 )
 
-// PowerArguments are what reboot and shutdown are asked with.
+// PowerArguments are what reboot, shutdown, install, upgrade and rollback are asked with.
 type PowerArguments struct {
 	// Force: at once, without regard to pods or to other nodes.
 	Force bool `json:"force,omitempty"`
@@ -22,6 +22,7 @@ type PowerArguments struct {
 	// be a reason to refuse is a warning, and no other node is waited for.
 	Button       bool          `json:"button,omitempty"`
 	DrainTimeout time.Duration `json:"drainTimeout,omitempty"` // 0: DrainTimeout
+	Image        string        `json:"image,omitempty"`        // of install and upgrade; "": the medium in the machine
 }
 
 // Encode makes them the arguments of an operation.

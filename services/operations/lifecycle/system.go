@@ -16,9 +16,8 @@ import (
 
 // Names of the operations that change the system in a slot. Each ends with a boot of that slot:
 //
-//	install                       verify ─▶ write ─▶ end ══▶ prove
-//	upgrade    verify ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
-//	rollback             choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
+//	install, upgrade   pull ─▶ verify ─▶ write ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back ─▶ prove
+//	rollback                            choose ─▶ cordon ─▶ drain ─▶ quorum ─▶ end ══▶ uncordon ─▶ back
 //
 // If the new system doesn't become healthy, the machine boots the former one, which fails the operation with the reason.
 const (
@@ -28,6 +27,7 @@ const (
 )
 
 const (
+	pullTimeout = 20 * time.Minute
 	// verifyTimeout and writeTimeout are for a medium of 70 MB at 1 MB/s.
 	verifyTimeout = 3 * time.Minute
 	writeTimeout  = 10 * time.Minute
@@ -44,6 +44,7 @@ type Systems interface {
 	Running() string
 	Get() (boot.Slots, error)
 	Medium(ctx context.Context) (slots.Source, error)
+	Pull(ctx context.Context, image string, report func(done, of int64)) (slots.Source, error)
 	Verify(ctx context.Context, src slots.Source, report func(done, of int64)) error
 	Write(ctx context.Context, name string, src slots.Source, system boot.Slot, report func(done, of int64)) error
 	Empty(ctx context.Context, name string) error
@@ -59,23 +60,7 @@ var (
 	source = operation.Data[slots.Source]{Key: "source"}
 )
 
-func (o Options) install() operation.Definition {
-	steps := func(r operation.Request) []operation.Step {
-		return append(o.write(), o.end(boot.Reboot, 0, reasonOf(r)), o.prove())
-	}
-	return operation.Definition{
-		Name: Install, Exclusive: true, Role: "os:operator",
-		Plan: func(ctx context.Context, r operation.Request) (operation.Plan, error) {
-			if err := o.mayInstall(ctx); err != nil {
-				return operation.Plan{}, err
-			}
-			return operation.Plan{Steps: steps(r), Unlocked: "a machine that is installed runs nothing yet"}, nil
-		},
-		Steps: func(r operation.Request) ([]operation.Step, error) { return steps(r), nil },
-	}
-}
-
-func (o Options) mayInstall(ctx context.Context) error {
+func (o Options) mayInstall() error {
 	if o.Systems == nil {
 		return errNoSlots
 	}
@@ -89,17 +74,33 @@ func (o Options) mayInstall(ctx context.Context) error {
 	if slot := all.Next(); slot != "" {
 		return fmt.Errorf("the disk of this machine has a system in slot %s: remove the medium, and restart the machine", slot)
 	}
-	_, err = o.Systems.Medium(ctx)
-	return err
+	return nil
 }
 
-// write are the steps up to a complete system in a slot.
-func (o Options) write() []operation.Step {
-	return []operation.Step{
-		{
-			ID: "verify", What: "read the system on the medium, and compare its checksum", Deadline: verifyTimeout,
+// write are the steps up to a complete system in a slot. It comes from an image, or from the medium in the machine.
+func (o Options) write(image string) []operation.Step {
+	get := operation.Step{
+		ID: "find", What: "find the system on the medium", Deadline: verifyTimeout,
+		Run: func(ctx context.Context, p *operation.Progress) error {
+			src, err := o.Systems.Medium(ctx)
+			return errors.Join(err, source.Put(p, src))
+		},
+	}
+	if image != "" {
+		get = operation.Step{
+			ID: "pull", What: "pull the image " + image, Deadline: pullTimeout,
 			Run: func(ctx context.Context, p *operation.Progress) error {
-				src, err := o.Systems.Medium(ctx)
+				src, err := o.Systems.Pull(ctx, image, percent(p, "pulled"))
+				return errors.Join(err, source.Put(p, src))
+			},
+		}
+	}
+	return []operation.Step{
+		get,
+		{
+			ID: "verify", What: "read the system, and compare its checksum", Deadline: verifyTimeout,
+			Run: func(ctx context.Context, p *operation.Progress) error {
+				src, err := source.Get(p)
 				if err != nil {
 					return err
 				}
@@ -111,7 +112,7 @@ func (o Options) write() []operation.Step {
 				if err != nil {
 					return err
 				}
-				return errors.Join(source.Put(p, src), target.Put(p, all.Target(o.Systems.Running())))
+				return target.Put(p, all.Target(o.Systems.Running()))
 			},
 		},
 		{
@@ -150,7 +151,7 @@ func (o Options) write() []operation.Step {
 func percent(p *operation.Progress, word string) func(done, of int64) {
 	told := int64(0)
 	return func(done, of int64) {
-		if part := done * 5 / of; part > told {
+		if part := done * 5 / max(of, 1); part > told {
 			told = part
 			p.Report("%d%% of %d MB %s", part*20, of/1_000_000, word)
 		}
@@ -192,33 +193,49 @@ func (o Options) prove() operation.Step {
 	}
 }
 
-// changed is the reboot with another system, for upgrade and rollback.
+// changed is the reboot with another system.
 func (o Options) changed(name string) power { return power{o, name, boot.Reboot, holdReboot} }
 
-func (o Options) upgrade() operation.Definition {
-	d := o.changed(Upgrade).definition()
+func (o Options) install() operation.Definition { return o.replace(Install, o.mayInstall) }
+func (o Options) upgrade() operation.Definition { return o.replace(Upgrade, o.mayUpgrade) }
+
+// replace writes a system, and restarts the machine from it.
+func (o Options) replace(name string, may func() error) operation.Definition {
+	d := o.changed(name).definition()
 	d.WithoutJournal = false
 	plan, steps := d.Plan, d.Steps
 	// Pods may come again to either system, so that is before it is known which one stays.
-	around := func(all []operation.Step) []operation.Step {
-		return slices.Concat(o.write(), all, []operation.Step{o.prove()})
+	around := func(r operation.Request, all []operation.Step) ([]operation.Step, error) {
+		args, err := operation.Decode[PowerArguments](r)
+		return slices.Concat(o.write(args.Image), all, []operation.Step{o.prove()}), err
 	}
-	d.Plan = func(ctx context.Context, r operation.Request) (operation.Plan, error) {
-		if err := o.mayUpgrade(ctx); err != nil {
-			return operation.Plan{}, err
+	d.Plan = func(ctx context.Context, r operation.Request) (p operation.Plan, err error) {
+		args, err := operation.Decode[PowerArguments](r)
+		if err == nil {
+			err = may()
 		}
-		p, err := plan(ctx, r)
-		p.Steps = around(p.Steps)
+		if err == nil && args.Image == "" {
+			_, err = o.Systems.Medium(ctx)
+		}
+		if err != nil {
+			return p, err
+		}
+		if p, err = plan(ctx, r); err == nil {
+			p.Steps, err = around(r, p.Steps)
+		}
 		return p, err
 	}
 	d.Steps = func(r operation.Request) ([]operation.Step, error) {
 		all, err := steps(r)
-		return around(all), err
+		if err != nil {
+			return nil, err
+		}
+		return around(r, all)
 	}
 	return d
 }
 
-func (o Options) mayUpgrade(ctx context.Context) error {
+func (o Options) mayUpgrade() error {
 	if err := o.installed(); err != nil {
 		return err
 	}
@@ -231,8 +248,7 @@ func (o Options) mayUpgrade(ctx context.Context) error {
 	} else if running.State == boot.SlotTrying {
 		return errors.New("the running system isn't known to be healthy yet: wait until it is (gbctl get slots, gbctl doctor)")
 	}
-	_, err = o.Systems.Medium(ctx)
-	return err
+	return nil
 }
 
 func (o Options) installed() error {

@@ -36,6 +36,12 @@ func (s *systems) Medium(context.Context) (slots.Source, error) {
 	return slots.Source{Medium: esp.Medium{Version: "v2", File: "efi.img", Size: 65_000_000}, Label: "GARBOARD"}, s.none
 }
 
+func (s *systems) Pull(_ context.Context, image string, report func(done, of int64)) (slots.Source, error) {
+	report(0, 0) // the sizes aren't known yet
+	report(65_000_000, 65_000_000)
+	return slots.Source{Medium: esp.Medium{Version: "v2", File: "garboard.efi", Size: 65_000_000}, Image: image}, s.r.note("pull " + image)
+}
+
 func (s *systems) Verify(context.Context, slots.Source, func(done, of int64)) error {
 	return s.r.note("verify")
 }
@@ -102,11 +108,11 @@ func TestInstallFromAMedium(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, nil)
+		o := r.run(Install, PowerArguments{Force: true}.Encode())
 		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
 		s.reboot(t, "A", prove("A"))
 		check(t, r, r.end(o.ID), operation.Done)
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install}); err == nil || !strings.Contains(err.Error(), "it is installed") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}.Encode()}); err == nil || !strings.Contains(err.Error(), "it is installed") {
 			t.Errorf("%v", err)
 		}
 		r.off()
@@ -119,7 +125,7 @@ func TestInstalledMachineThatStartsFromItsMedium(t *testing.T) {
 		r, s := installed(t)
 		s.running, s.all = "", boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
 		r.on()
-		o := r.run(Install, nil)
+		o := r.run(Install, PowerArguments{Force: true}.Encode())
 		check(t, r, o, operation.Running, "verify", "write v2 to A", "reboot")
 		s.reboot(t, "", func(*boot.Slots) error { return nil })
 		o = r.end(o.ID)
@@ -127,7 +133,7 @@ func TestInstalledMachineThatStartsFromItsMedium(t *testing.T) {
 		if !strings.Contains(o.Error, "the machine wasn't started from slot A of its disk: remove the medium") {
 			t.Error(o.Error)
 		}
-		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install}); err == nil || !strings.Contains(err.Error(), "has a system in slot A: remove the medium") {
+		if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Install, Arguments: PowerArguments{Force: true}.Encode()}); err == nil || !strings.Contains(err.Error(), "has a system in slot A: remove the medium") {
 			t.Errorf("%v", err)
 		}
 		r.off()
@@ -150,6 +156,24 @@ func TestUpgrade(t *testing.T) {
 		check(t, r, o, operation.Running, "cordon", "look at pods", "choose", "reboot")
 		s.reboot(t, "A", func(*boot.Slots) error { return nil })
 		check(t, r, r.end(o.ID), operation.Done, "uncordon")
+		r.off()
+	})
+}
+
+// A machine that was booted over the network runs already when it is installed from an image: its pods move away.
+func TestInstallFromAnImage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := installed(t)
+		s.running, s.none, s.all = "", slots.ErrNoMedium, boot.Slots{A: boot.Slot{State: boot.SlotEmpty}, B: boot.Slot{State: boot.SlotEmpty}}
+		r.on()
+		o := r.run(Install, PowerArguments{Image: "registry.example/installer:v2"}.Encode())
+		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify", "write v2 to A", "cordon", "look at pods", "reboot")
+		s.reboot(t, "A", prove("A"))
+		check(t, r, r.end(o.ID), operation.Done, "uncordon")
+		o = r.run(Upgrade, PowerArguments{Force: true, Image: "registry.example/installer:v2"}.Encode())
+		check(t, r, o, operation.Running, "pull registry.example/installer:v2", "verify", "write v2 to B timed", "reboot")
+		s.reboot(t, "B", prove("B"))
+		check(t, r, r.end(o.ID), operation.Done)
 		r.off()
 	})
 }

@@ -63,11 +63,19 @@ type Disks interface {
 	Volume(ctx context.Context, label string, use func(fs.FS) error) error
 }
 
+// Images are installer images.
+type Images interface {
+	Fetch(ctx context.Context, ref string, report func(done, of int64)) error
+	Files(ctx context.Context, ref string, use func(fs.FS) error) error
+	Remove(ctx context.Context, ref string) error
+}
+
 // Options are what the slots stand on.
 type Options struct {
 	Cmdline boot.Cmdline
 	Store   *resource.Store
 	Disks   Disks
+	Images  Images
 	Log     *slog.Logger
 
 	loaders string // tests have their own

@@ -13,26 +13,28 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/tools/testing/uki"
-	"github.com/google/go-cmp/cmp"
 )
 
-// machine has its disk and its medium in files. The loaders are what they are on a node.
-type machine struct {
+// A rig is a machine that has its disk and its medium in files. The loaders are what they are on a node.
+type rig struct {
 	t   *testing.T
 	dir string
 	// before is called before the EFI system partition is used, and before the medium is read.
 	before func(what string) error
 }
 
-func newMachine(t *testing.T) *machine {
+func newMachine(t *testing.T) *rig {
 	t.Helper()
-	m := &machine{t: t, dir: t.TempDir(), before: func(string) error { return nil }}
+	m := &rig{t: t, dir: t.TempDir(), before: func(string) error { return nil }}
 	for _, dir := range []string{"efi", "medium", "loaders"} {
 		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o700); err != nil {
 			t.Fatal(err)
@@ -46,7 +48,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-func (m *machine) put(name string, content []byte) {
+func (m *rig) put(name string, content []byte) {
 	m.t.Helper()
 	if err := os.WriteFile(filepath.Join(m.dir, name), content, 0o600); err != nil {
 		m.t.Fatal(err)
@@ -54,7 +56,7 @@ func (m *machine) put(name string, content []byte) {
 }
 
 // insert puts a medium into the machine.
-func (m *machine) insert(version string) {
+func (m *rig) insert(version string) {
 	m.t.Helper()
 	image := uki.Image(m.t, version, "quiet "+boot.ISOArgument)
 	sum := sha256.Sum256(image)
@@ -66,7 +68,7 @@ func (m *machine) insert(version string) {
 	m.put("medium/efi.img", append(make([]byte, 100), append(image, "more"...)...))
 }
 
-func (m *machine) SystemDisk() (disks.SystemDisk, error) {
+func (m *rig) SystemDisk() (disks.SystemDisk, error) {
 	return disks.SystemDisk{
 		Path: filepath.Join(m.dir, "disk"),
 		Meta: disks.SystemPartition{Path: filepath.Join(m.dir, "meta"), Size: 1 << 20},
@@ -74,14 +76,14 @@ func (m *machine) SystemDisk() (disks.SystemDisk, error) {
 	}, nil
 }
 
-func (m *machine) UseEFI(_ context.Context, use func(dir string) error) error {
+func (m *rig) UseEFI(_ context.Context, use func(dir string) error) error {
 	if err := m.before("efi"); err != nil {
 		return err
 	}
 	return use(filepath.Join(m.dir, "efi"))
 }
 
-func (m *machine) Volume(_ context.Context, label string, use func(fs.FS) error) error {
+func (m *rig) Volume(_ context.Context, label string, use func(fs.FS) error) error {
 	if err := m.before("medium"); err != nil {
 		return err
 	}
@@ -92,13 +94,13 @@ func (m *machine) Volume(_ context.Context, label string, use func(fs.FS) error)
 }
 
 // boot starts the machine from a slot; "": from its medium.
-func (m *machine) boot(slot string) *Slots {
+func (m *rig) boot(slot string) *Slots {
 	m.t.Helper()
 	line := "quiet garboard.platform=metal garboard.config=http://10.0.0.1/a"
 	if slot != "" {
 		line += " garboard.slot=" + slot
 	}
-	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders")})
+	s := New(Options{Cmdline: boot.ParseCmdline(line), Store: resource.NewStore(), Disks: m, Images: m, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders")})
 	if err := s.Begin(m.t.Context()); err != nil {
 		m.t.Fatal(err)
 	}
@@ -106,7 +108,7 @@ func (m *machine) boot(slot string) *Slots {
 }
 
 // write writes the medium's system to the slot that doesn't run.
-func (m *machine) write(s *Slots) error {
+func (m *rig) write(s *Slots) error {
 	m.t.Helper()
 	src, err := s.Medium(m.t.Context())
 	if err != nil {
@@ -122,7 +124,7 @@ func (m *machine) write(s *Slots) error {
 	return s.Write(m.t.Context(), all.Target(s.Running()), src, boot.Slot{Args: []string{"mine=1"}}, func(int64, int64) {})
 }
 
-func (m *machine) want(s *Slots, want string) {
+func (m *rig) want(s *Slots, want string) {
 	m.t.Helper()
 	var got []string
 	for _, name := range boot.SlotNames {
@@ -141,7 +143,7 @@ func (m *machine) want(s *Slots, want string) {
 	}
 }
 
-func (m *machine) entries() string {
+func (m *rig) entries() string {
 	m.t.Helper()
 	found, err := filepath.Glob(filepath.Join(m.dir, "efi/loader/entries/*"))
 	if err != nil {
@@ -152,6 +154,33 @@ func (m *machine) entries() string {
 		names = append(names, filepath.Base(path))
 	}
 	return strings.Join(names, " ")
+}
+
+// Fetch pulls an image, whose files are those of the medium.
+func (m *rig) Fetch(_ context.Context, ref string, report func(done, of int64)) error {
+	if ref == "missing" {
+		return errors.New("not found")
+	}
+	report(1, 1)
+	return os.Mkdir(filepath.Join(m.dir, ref), 0o700)
+}
+
+func (m *rig) Files(_ context.Context, ref string, use func(fs.FS) error) error {
+	if _, err := os.Stat(filepath.Join(m.dir, ref)); err != nil {
+		return err
+	}
+	files := fstest.MapFS{}
+	for _, name := range []string{esp.MediumFile, "efi.img"} {
+		data, err := os.ReadFile(filepath.Join(m.dir, "medium", name))
+		if err == nil {
+			files[esp.InstallDir+"/"+name] = &fstest.MapFile{Data: data}
+		}
+	}
+	return use(files)
+}
+
+func (m *rig) Remove(_ context.Context, ref string) error {
+	return os.Remove(filepath.Join(m.dir, ref))
 }
 
 func must(t *testing.T, err error) {
@@ -223,6 +252,35 @@ func TestLifeOfAMachine(t *testing.T) {
 	m.want(s, "A good "+boot.Version+" next, B empty")
 }
 
+// The system of an image is as good as that of a medium. The image is removed afterwards.
+func TestSystemOfAnImage(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	s := m.boot("")
+	if _, err := s.Pull(t.Context(), "missing", nil); err == nil || err.Error() != "not found" {
+		t.Error(err)
+	}
+	report := func(int64, int64) {}
+	if _, err := s.Pull(t.Context(), "other", report); err == nil || err.Error() != "other is no installer image: it has no /usr/install/garboard.json" {
+		t.Error(err)
+	}
+	m.insert("v1")
+	src, err := s.Pull(t.Context(), "installer", report)
+	must(t, err)
+	must(t, s.Verify(t.Context(), src, nil))
+	must(t, s.Write(t.Context(), "A", src, boot.Slot{}, nil))
+	m.want(s, "A trying v1 next, B empty")
+	if _, err := os.Stat(filepath.Join(m.dir, "installer")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the image is kept: %v", err)
+	}
+	m.put("medium/efi.img", []byte("short"))
+	src, err = s.Pull(t.Context(), "installer", report)
+	must(t, err)
+	if err := s.Verify(t.Context(), src, nil); err == nil || !strings.Contains(err.Error(), "the system in the image installer is damaged") {
+		t.Error(err)
+	}
+}
+
 // A medium with one wrong bit anywhere is refused before anything is written.
 func TestDamagedMedium(t *testing.T) {
 	t.Parallel()
@@ -236,7 +294,7 @@ func TestDamagedMedium(t *testing.T) {
 		damaged := bytes.Clone(whole)
 		damaged[at] ^= 1 << (at % 8)
 		m.put("medium/efi.img", damaged)
-		if err := m.write(s); err == nil || !strings.Contains(err.Error(), "the medium GARBOARD is damaged") {
+		if err := m.write(s); err == nil || !strings.Contains(err.Error(), "the system on the medium GARBOARD is damaged") {
 			t.Fatalf("byte %d: %v", at, err)
 		}
 	}

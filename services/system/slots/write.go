@@ -22,11 +22,17 @@ import (
 // Source is a system that can be written to a slot.
 type Source struct {
 	esp.Medium
-	Label string `json:"label"` // of the medium
+	Label string `json:"label,omitempty"` // of the medium
+	Image string `json:"image,omitempty"` // where it is instead
 }
 
-func (src Source) String() string {
-	return fmt.Sprintf("Garboard %s on the medium %s", src.Version, src.Label)
+func (src Source) String() string { return fmt.Sprintf("Garboard %s %s", src.Version, src.where()) }
+
+func (src Source) where() string {
+	if src.Image != "" {
+		return "in the image " + src.Image
+	}
+	return "on the medium " + src.Label
 }
 
 // ErrNoMedium is the error of Medium if no medium with a system is there.
@@ -35,38 +41,68 @@ var ErrNoMedium = errors.New("no medium with a system of Garboard is in this mac
 // Medium finds the system on a medium.
 func (s *Slots) Medium(ctx context.Context) (src Source, err error) {
 	for _, label := range []string{boot.MediumLabel, boot.ISOLabel} {
-		err := s.o.Disks.Volume(ctx, label, func(files fs.FS) error {
-			data, err := fs.ReadFile(files, esp.MediumFile)
-			if errors.Is(err, fs.ErrNotExist) {
-				return boot.ErrNone // a volume that has only a configuration
-			}
-			if err != nil {
-				return err
-			}
-			src.Label = label
-			return json.Unmarshal(data, &src.Medium)
-		})
-		if err == nil && (src.Offset < 0 || src.Size <= 0 || !fs.ValidPath(src.File)) {
-			err = fmt.Errorf("%s describes no system", esp.MediumFile)
+		src, err = s.describe(ctx, Source{Label: label})
+		if !errors.Is(err, boot.ErrNone) {
+			return src, err
 		}
-		if errors.Is(err, boot.ErrNone) {
-			continue
-		}
-		if err != nil {
-			return src, src.damaged(err)
-		}
-		return src, nil
 	}
 	return src, ErrNoMedium
 }
 
+// Pull fetches an installer image, and finds the system in it.
+func (s *Slots) Pull(ctx context.Context, image string, report func(done, of int64)) (src Source, err error) {
+	if err := s.o.Images.Fetch(ctx, image, report); err != nil {
+		return src, err
+	}
+	src, err = s.describe(ctx, Source{Image: image})
+	if errors.Is(err, boot.ErrNone) {
+		err = fmt.Errorf("%s is no installer image: it has no /%s/%s", image, esp.InstallDir, esp.MediumFile)
+	}
+	return src, err
+}
+
+// describe reads what is said of the system there.
+func (s *Slots) describe(ctx context.Context, src Source) (Source, error) {
+	err := s.files(ctx, src, func(files fs.FS) error {
+		data, err := fs.ReadFile(files, esp.MediumFile)
+		if errors.Is(err, fs.ErrNotExist) {
+			return boot.ErrNone // a volume that has only a configuration
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &src.Medium)
+		}
+		if err == nil && (src.Offset < 0 || src.Size <= 0 || !fs.ValidPath(src.File)) {
+			err = fmt.Errorf("%s describes no system", esp.MediumFile)
+		}
+		if err != nil {
+			return src.damaged(err)
+		}
+		return nil
+	})
+	return src, err
+}
+
+// files calls use with the directory that has the system.
+func (s *Slots) files(ctx context.Context, src Source, use func(fs.FS) error) error {
+	if src.Image == "" {
+		return s.o.Disks.Volume(ctx, src.Label, use)
+	}
+	return s.o.Images.Files(ctx, src.Image, func(root fs.FS) error {
+		dir, err := fs.Sub(root, esp.InstallDir)
+		if err != nil {
+			return err
+		}
+		return use(dir)
+	})
+}
+
 func (src Source) damaged(err error) error {
-	return fmt.Errorf("the medium %s is damaged (%w): make it again (gbctl media build)", src.Label, err)
+	return fmt.Errorf("the system %s is damaged: make it again (gbctl media build): %w", src.where(), err)
 }
 
 // read calls use with the bytes of the system.
 func (s *Slots) read(ctx context.Context, src Source, use func(system *io.SectionReader) error) error {
-	err := s.o.Disks.Volume(ctx, src.Label, func(files fs.FS) error {
+	err := s.files(ctx, src, func(files fs.FS) error {
 		f, err := files.Open(src.File)
 		if err != nil {
 			return err
@@ -147,7 +183,15 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 	if err != nil {
 		return fmt.Errorf("write slot %s: %w", name, err)
 	}
-	return s.change(ctx, func(slots *boot.Slots) error { return slots.Written(name, system, time.Now()) })
+	if err := s.change(ctx, func(slots *boot.Slots) error { return slots.Written(name, system, time.Now()) }); err != nil {
+		return err
+	}
+	if src.Image != "" { // its space is needed no longer
+		if err := s.o.Images.Remove(ctx, src.Image); err != nil {
+			s.o.Log.Warn("remove the installer image", "image", src.Image, "err", err)
+		}
+	}
+	return nil
 }
 
 func remove(path string) error {

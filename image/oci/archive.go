@@ -1,0 +1,40 @@
+package oci
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+)
+
+// WriteArchive writes an image with these files as one file: an archive of the OCI image layout, as tools for registries take it.
+func WriteArchive(ctx context.Context, to, ref string, files map[string][]byte) (err error) {
+	work, err := os.MkdirTemp(filepath.Dir(to), ".archive-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	content := tree{}
+	for name, data := range files {
+		content[name] = text(string(data))
+	}
+	dir := filepath.Join(work, "layout")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	if err := writeLayout(ctx, dir, []Image{{Ref: ref, Layers: []string{"system"}}}, func(string) tree { return content }); err != nil {
+		return err
+	}
+	made, err := os.Create(filepath.Join(work, "archive"))
+	if err != nil {
+		return err
+	}
+	defer made.Close()
+	if err := (tree{"": below(dir)}).writeTar(made); err != nil {
+		return err
+	}
+	if err := made.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(made.Name(), to)
+}

@@ -118,12 +118,31 @@ func BIOSLabel(layout int) string {
 	return former[0].Label
 }
 
-// SizeOn is the size on a disk of that many bytes; 0: the rest of it.
-func (v Volume) SizeOn(disk int64) int64 {
-	if disk < roomyDisk {
-		return v.Small
+// Usable is where the partitions of a disk of that many bytes end: they begin and end at whole MiB. The first and the last
+// MiB are for the partition table and its copy.
+func Usable(disk int64) int64 { return (disk - mib) &^ (mib - 1) }
+
+// Place is where a volume is on a disk, in bytes.
+type Place struct {
+	Volume
+	Start, Size int64
+}
+
+// Places are those of the volumes on a disk of that many bytes.
+func Places(disk int64) (places []Place) {
+	at := int64(mib)
+	for _, v := range Volumes {
+		size := v.Size
+		if disk < roomyDisk {
+			size = v.Small
+		}
+		if size == 0 {
+			size = Usable(disk) - at
+		}
+		places = append(places, Place{v, at, size})
+		at += size
 	}
-	return v.Size
+	return places
 }
 
 // WipeLabels are the labels that a reset accepts.

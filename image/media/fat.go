@@ -1,6 +1,7 @@
 package media
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -19,9 +20,8 @@ const (
 	fatExtra = 2 << 20  // for its tables
 )
 
-// writeFAT makes a file with a FAT32 file system, which UEFI boots from, and the files in it: path → content. Files lie one after the
-// other, without gaps.
-func writeFAT(to, label string, files []fatFile) (err error) {
+// makeFAT makes a file with a FAT32 file system for these files. They lie one after the other, without gaps.
+func makeFAT(to, label string, files []fatFile) error {
 	size := int64(fatExtra)
 	for _, f := range files {
 		size += int64(len(f.content)) * 33 / 32 // an entry of 4 bytes in each of two tables, for a cluster of 512
@@ -31,19 +31,20 @@ func writeFAT(to, label string, files []fatFile) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if e := out.Close(); err == nil {
-			err = e
-		}
-	}()
+	defer out.Close()
 	if err := out.Truncate(size); err != nil {
 		return err
 	}
+	return errors.Join(writeFAT(out, 0, size, label, files), out.Close())
+}
+
+// writeFAT makes a FAT32 file system in a part of a file, which UEFI boots from.
+func writeFAT(out *os.File, start, size int64, label string, files []fatFile) error {
 	// The library takes the time of all entries from this variable (https://reproducible-builds.org/specs/source-date-epoch/).
 	if err := os.Setenv("SOURCE_DATE_EPOCH", strconv.FormatInt(epoch.Unix(), 10)); err != nil {
 		return err
 	}
-	fs, err := fat32.Create(file.New(out, false), size, 0, 512, label, true)
+	fs, err := fat32.Create(file.New(out, false), size, start, 512, label, true)
 	if err != nil {
 		return fmt.Errorf("FAT32 of %d bytes: %w", size, err)
 	}

@@ -1,5 +1,5 @@
-// Package media makes what a machine boots from: a unified kernel image for UEFI, an image of a CD that also is one of a USB stick, the files
-// for a boot over the network, and a container image with the system. It only puts together what was built: it needs no other program, and runs on any workstation.
+// Package media makes what a machine boots from: a unified kernel image for UEFI, an image of a CD that also is one of a USB stick, one of a
+// disk with the system installed, the files for a boot over the network, and a container image with the system. It only puts together what was built: it needs no other program, and runs on any workstation.
 //
 //	kernel, initramfs, command line ─▶ unified kernel image ─▶ FAT32 with EFI/BOOT/BOOTX64.EFI ─▶ ISO
 //
@@ -31,10 +31,11 @@ const (
 	UKI       = "uki"
 	PXE       = "pxe"
 	Installer = "installer"
+	Disk      = "disk"
 )
 
 // Kinds are all of them.
-var Kinds = []string{ISO, UKI, PXE, Installer}
+var Kinds = []string{ISO, Disk, UKI, PXE, Installer}
 
 // BootFile is where UEFI looks on a medium that isn't in its boot entries (UEFI 2.10, 3.5.1.1).
 const BootFile = "/EFI/BOOT/BOOTX64.EFI"
@@ -80,6 +81,8 @@ func (o Options) Build(ctx context.Context, kind, to string) error {
 		return boot.WriteFile(to, uki, 0o644)
 	case ISO:
 		return o.iso(uki, to)
+	case Disk:
+		return o.disk(uki, to)
 	case Installer:
 		return o.installer(ctx, uki, to)
 	}
@@ -115,7 +118,7 @@ func (o Options) iso(uki []byte, to string) (err error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	if err := writeFAT(filepath.Join(dir, efiFile), "GARBOARD", []fatFile{{BootFile, uki}}); err != nil {
+	if err := makeFAT(filepath.Join(dir, efiFile), "GARBOARD", []fatFile{{BootFile, uki}}); err != nil {
 		return err
 	}
 	described, err := o.describe(filepath.Join(dir, efiFile), uki)

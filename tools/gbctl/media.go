@@ -30,7 +30,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 				kind = given[0]
 			}
 			if output == "" {
-				output = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.Installer: "garboard-installer.tar"}[kind]
+				output = map[string]string{media.ISO: "garboard.iso", media.UKI: media.UKIFile, media.PXE: "pxe", media.Installer: "garboard-installer.tar", media.Disk: "garboard.raw.zst"}[kind]
 			}
 			if err := checkFlavour(flavour); err != nil {
 				return err
@@ -57,7 +57,7 @@ func (a *app) mediaBuildCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&output, "output", "o", "", "file to write, or the directory for pxe (default garboard.iso, garboard.efi, pxe or garboard-installer.tar)")
+	f.StringVarP(&output, "output", "o", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
 	f.StringVar(&flavour, "flavour", string(kernel.Generic), "kernel: generic, for all machines, or cloud, which is smaller and only for virtual machines")
 	f.StringVar(&configFile, "config", "", "machine configuration to put into the iso: the machine uses it at its first boot")
 	f.StringArrayVar(&args, "extra-kernel-arg", nil, "argument to add to the kernel's command line, such as console=ttyS1; repeatable")

@@ -157,8 +157,16 @@ func (d *Disks) MountState(ctx context.Context) (found bool, err error) {
 	if err != nil || len(disks) == 0 {
 		return false, err
 	}
-	dev := disks[0]
-	if err := d.mountVolume(ctx, dev, d.volume(boot.LabelState)); err != nil {
+	dev, state := disks[0], d.volume(boot.LabelState)
+	f, err := d.inspect(dev)
+	if err != nil {
+		return false, err
+	}
+	// An image was written to this disk, and it hasn't been booted before.
+	if blank, err := d.unformatted(ctx, dev, f, state); err != nil || blank {
+		return false, err
+	}
+	if err := d.mountVolume(ctx, dev, state); err != nil {
 		return false, err
 	}
 	d.system = &dev

@@ -43,7 +43,7 @@ func (dev device) showPartition(ctx context.Context, file *os.File, p *gpt.Parti
 	}
 	start, size := int64(p.Start)*int64(dev.Sector), int64(p.End-p.Start+1)*int64(dev.Sector)
 	// EBUSY: the partition exists, only its node is missing.
-	if err := addPartition(file, p.Index, start, size); err != nil && !errors.Is(err, unix.EBUSY) {
+	if err := changePartition(file, unix.BLKPG_ADD_PARTITION, p.Index, start, size); err != nil && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("show it to the kernel: %w", err)
 	}
 	for {
@@ -56,11 +56,11 @@ func (dev device) showPartition(ctx context.Context, file *os.File, p *gpt.Parti
 	}
 }
 
-// addPartition is ioctl BLKPG with BLKPG_ADD_PARTITION (linux/blkpg.h).
-func addPartition(file *os.File, n int, start, size int64) error {
+// changePartition is ioctl BLKPG with one of its operations (linux/blkpg.h).
+func changePartition(file *os.File, op, n int, start, size int64) error {
 	part := unix.BlkpgPartition{Start: start, Length: size, Pno: int32(n)}
 	arg := unix.BlkpgIoctlArg{
-		Op:      unix.BLKPG_ADD_PARTITION,
+		Op:      int32(op),
 		Datalen: int32(unsafe.Sizeof(part)),
 		Data:    (*byte)(unsafe.Pointer(&part)),
 	}

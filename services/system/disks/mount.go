@@ -55,6 +55,9 @@ func (d *Disks) mountVolume(ctx context.Context, dev device, v volume) error {
 		return fmt.Errorf("mount %s (%s) on %s: %w", v.Label, path, v.Dir, err)
 	}
 	d.mounts = append(d.mounts, v.Dir)
+	if err := d.growFileSystem(ctx, path, v.Dir); err != nil {
+		d.log.Warn(fmt.Sprintf("%s doesn't use all of %s: %v", v.Label, path, err))
+	}
 	return nil
 }
 

@@ -48,6 +48,9 @@ func (d *Disks) take(ctx context.Context, dev device, wipe bool) error {
 		d.log.Warn(fmt.Sprintf("%s has an incomplete layout after an interruption: making the system's partitions again", dev.Path))
 		return d.layOut(ctx, dev)
 	}
+	if err := d.grow(ctx, dev, f); err != nil {
+		return fmt.Errorf("grow the partitions of %s: %w", dev.Path, err)
+	}
 	return d.finish(ctx, dev, f)
 }
 
@@ -144,26 +147,19 @@ func openDisk(dev device) (*os.File, error) {
 	return os.OpenFile(dev.Path, os.O_RDWR, 0)
 }
 
-// newTable is the layout as a partition table, aligned to whole MiB.
+// newTable is the layout as a partition table.
 func newTable(dev device) *gpt.Table {
-	const mib = 1 << 20
 	sectors := func(bytes int64) uint64 { return uint64(bytes / int64(dev.Sector)) }
 	t := &gpt.Table{LogicalSectorSize: dev.Sector, PhysicalSectorSize: dev.Sector, ProtectiveMBR: true}
-	at := int64(mib)
-	for i, v := range boot.Volumes {
-		size := v.SizeOn(dev.Size)
-		if size == 0 {
-			size = (dev.Size-mib)&^(mib-1) - at // the last MiB has the backup table
-		}
+	for i, p := range boot.Places(dev.Size) {
 		t.Partitions = append(t.Partitions, &gpt.Partition{
 			Index:      i + 1,
-			Name:       v.Label,
-			Type:       gpt.Type(v.Type),
-			Attributes: v.Attributes,
-			Start:      sectors(at),
-			End:        sectors(at+size) - 1,
+			Name:       p.Label,
+			Type:       gpt.Type(p.Type),
+			Attributes: p.Attributes,
+			Start:      sectors(p.Start),
+			End:        sectors(p.Start+p.Size) - 1,
 		})
-		at += size
 	}
 	return t
 }

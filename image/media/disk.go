@@ -1,0 +1,160 @@
+package media
+
+import (
+	"crypto/sha256"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
+	"github.com/garboard-os/garboard/boot/meta"
+)
+
+// slot is the one that has the system of an image.
+const slot = "A"
+
+// disk makes the compressed image of the smallest disk with the system on it, as an installation leaves it: the file systems of STATE and
+// EPHEMERAL are made at the first boot, which gives EPHEMERAL the rest of the disk.
+func (o Options) disk(uki []byte, to string) (err error) {
+	work, err := os.MkdirTemp(filepath.Dir(to), ".media-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	image, err := os.Create(filepath.Join(work, "disk"))
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	if err := image.Truncate(boot.MinDisk); err != nil {
+		return err
+	}
+	places := map[string]boot.Place{}
+	sum := sha256.Sum256(uki)
+	table := &gpt.Table{LogicalSectorSize: diskSector, PhysicalSectorSize: diskSector, ProtectiveMBR: true, GUID: guid(sum[:])}
+	for i, p := range boot.Places(boot.MinDisk) {
+		places[p.Label] = p
+		own := sha256.Sum256(append(sum[:], p.Label...))
+		table.Partitions = append(table.Partitions, &gpt.Partition{
+			Index: i + 1, Name: p.Label, Type: gpt.Type(p.Type), Attributes: p.Attributes, GUID: guid(own[:]),
+			Start: uint64(p.Start / diskSector), End: uint64((p.Start+p.Size)/diskSector) - 1,
+		})
+	}
+	if err := table.Write(image, boot.MinDisk); err != nil {
+		return err
+	}
+	slots, err := o.slots()
+	if err != nil {
+		return err
+	}
+	files, err := o.efi(filepath.Join(work, "efi"), uki, slots)
+	if err != nil {
+		return err
+	}
+	if err := writeFAT(image, places[boot.LabelEFI].Start, places[boot.LabelEFI].Size, boot.LabelEFI, files); err != nil {
+		return err
+	}
+	if err := writeMeta(image, places[boot.LabelMeta], slots); err != nil {
+		return err
+	}
+	if err := o.grubOn(image, places[boot.LabelBIOS]); err != nil {
+		return err
+	}
+	return compress(image, filepath.Join(work, "compressed"), to)
+}
+
+// slots are those of a machine that was just installed.
+func (o Options) slots() (slots boot.Slots, err error) {
+	slots.B.State = boot.SlotEmpty
+	if err = slots.Write(slot, epoch); err == nil {
+		err = slots.Written(slot, boot.Slot{Version: o.Version, Args: strings.Fields(o.cmdline())}, epoch)
+	}
+	return slots, err
+}
+
+// efi are the files of the EFI system partition. It makes them in a directory.
+func (o Options) efi(dir string, uki []byte, slots boot.Slots) (files []fatFile, err error) {
+	systemdBoot, err := os.ReadFile(filepath.Join(o.Loader.Disk, esp.SystemdBoot))
+	if err != nil {
+		return nil, err
+	}
+	partition := esp.Partition(dir)
+	if err := partition.Loaders(systemdBoot); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(partition.System(slot), uki, 0o600); err != nil {
+		return nil, err
+	}
+	if err := partition.Start(slots); err != nil {
+		return nil, err
+	}
+	tree := os.DirFS(dir)
+	err = fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(tree, path)
+		files = append(files, fatFile{"/" + path, content})
+		return err
+	})
+	return files, err
+}
+
+// part is a part of a file.
+type part struct {
+	io.ReaderAt
+	io.WriterAt
+	sync func() error
+}
+
+func (p part) Sync() error { return p.sync() }
+
+func writeMeta(image *os.File, at boot.Place, slots boot.Slots) error {
+	store, err := meta.Open(part{io.NewSectionReader(image, at.Start, at.Size), io.NewOffsetWriter(image, at.Start), image.Sync}, at.Size)
+	if err != nil && !errors.Is(err, meta.ErrEmpty) {
+		return err
+	}
+	return store.Update(func(c meta.Change) error { return boot.SlotsKey.Put(c, slots) })
+}
+
+// grubOn makes a BIOS start the image.
+func (o Options) grubOn(image *os.File, at boot.Place) error {
+	record, err := os.ReadFile(filepath.Join(o.Loader.Disk, esp.GRUBRecord))
+	if err != nil {
+		return err
+	}
+	program, err := os.ReadFile(filepath.Join(o.Loader.Disk, esp.GRUBProgram))
+	if err != nil {
+		return err
+	}
+	return esp.BootRecord(image, record, program, at.Start, at.Size)
+}
+
+func compress(image *os.File, made, to string) error {
+	if _, err := image.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	out, err := os.Create(made)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	encoder, err := zstd.NewWriter(out, zstd.WithEncoderConcurrency(1)) // with more, the bytes aren't the same each time
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(encoder, image); err != nil {
+		return err
+	}
+	if err := errors.Join(encoder.Close(), out.Sync()); err != nil {
+		return err
+	}
+	return os.Rename(made, to)
+}

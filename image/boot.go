@@ -167,7 +167,7 @@ func (b *builder) rootFS(ctx context.Context, src rootfs.Sources) (string, error
 	if err != nil {
 		return "", err
 	}
-	dir, err := b.step(ctx, stepRootFS, inputs, func(ctx context.Context, dir string) error {
+	dir, err := b.progress.Build(ctx, b.store, stepRootFS, inputs, func(ctx context.Context, dir string) error {
 		tree, err := os.MkdirTemp(dir, ".tree-")
 		if err != nil {
 			return err
@@ -189,7 +189,7 @@ func (b *builder) initramfs(ctx context.Context, contents initramfs.Contents) (s
 	}
 	// The name of the root filesystem's folder is its key: it stands for all that is in there, modules included.
 	inputs := append([]string{recipe, filepath.Base(filepath.Dir(contents.RootFS)), program}, initramfs.Modules...)
-	dir, err := b.step(ctx, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
+	dir, err := b.progress.Build(ctx, b.store, stepInitramfs, inputs, func(ctx context.Context, dir string) error {
 		out, err := os.Create(filepath.Join(dir, "initramfs"))
 		if err != nil {
 			return err
@@ -242,7 +242,7 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 	for _, row := range kernel.Modules {
 		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}
-	dir, err := b.step(ctx, stepKernel, inputs, func(ctx context.Context, dir string) error {
+	dir, err := b.progress.Build(ctx, b.store, stepKernel, inputs, func(ctx context.Context, dir string) error {
 		_, err := kernel.Fetch(ctx, lists, flavour, packages, dir)
 		return err
 	})
@@ -250,20 +250,4 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 		return nil, err
 	}
 	return kernel.Open(dir)
-}
-
-// step runs a cached build and shows it to whoever waits.
-func (b *builder) step(ctx context.Context, name string, inputs []string, build func(context.Context, string) error) (string, error) {
-	hit := true
-	dir, err := b.store.Build(ctx, name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := b.progress.Step(name)
-		err := build(ctx, dir)
-		done(err)
-		return err
-	})
-	if err == nil && hit {
-		b.progress.Cached(name)
-	}
-	return dir, err
 }

@@ -80,18 +80,7 @@ func (b *Builder) component(ctx context.Context, c Component) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	hit := true
-	dir, err := b.Store.Build(ctx, c.Name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := b.Progress.Step(c.Name)
-		err := compile(ctx, c, b.Root, module, dir)
-		done(err)
-		return err
-	})
-	if err == nil && hit {
-		b.Progress.Cached(c.Name)
-	}
-	return dir, err
+	return b.Progress.Build(ctx, b.Store, c.Name, inputs, func(ctx context.Context, dir string) error { return compile(ctx, c, b.Root, module, dir) })
 }
 
 // inputs is everything that decides how a component's binaries come out.

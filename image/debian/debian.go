@@ -67,10 +67,8 @@ func Lists(ctx context.Context, store *cache.Store, r *progress.Reporter) (deb.L
 	for _, flavour := range kernel.Flavours {
 		inputs = append(inputs, kernel.Tested[flavour])
 	}
-	dir, err := store.Build(ctx, stepLists, inputs, func(ctx context.Context, dir string) error {
-		done := r.Step(stepLists)
+	dir, err := r.Build(ctx, store, stepLists, inputs, func(ctx context.Context, dir string) error {
 		_, err := deb.Update(ctx, dir)
-		done(err)
 		return err
 	})
 	return deb.Lists{Dir: dir}, err
@@ -95,18 +93,7 @@ func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter
 	for _, t := range s.Tools {
 		inputs = append(inputs, t.Package, t.Name, strings.Join(t.Links, " "))
 	}
-	hit := true
-	dir, err := store.Build(ctx, s.Name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := r.Step(s.Name)
-		err := s.fetch(ctx, lists, packages, dir)
-		done(err)
-		return err
-	})
-	if err == nil && hit {
-		r.Cached(s.Name)
-	}
-	return dir, err
+	return r.Build(ctx, store, s.Name, inputs, func(ctx context.Context, dir string) error { return s.fetch(ctx, lists, packages, dir) })
 }
 
 // resolve finds the packages of the tools and of the libraries that they depend on.

@@ -103,19 +103,9 @@ func Build(ctx context.Context, store *cache.Store, r *progress.Reporter) (Loade
 	for _, m := range modules {
 		inputs = append(inputs, m.name)
 	}
-	hit := true
-	dir, err := store.Build(ctx, step, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := r.Step(step)
-		err := makeAll(ctx, from, dir)
-		done(err)
-		return err
-	})
+	dir, err := r.Build(ctx, store, step, inputs, func(ctx context.Context, dir string) error { return makeAll(ctx, from, dir) })
 	if err != nil {
 		return Loader{}, err
-	}
-	if hit {
-		r.Cached(step)
 	}
 	l := Loader{Disk: filepath.Join(dir, disk)}
 	for _, f := range []struct {

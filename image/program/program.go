@@ -60,21 +60,11 @@ func (b *Builder) Build(ctx context.Context, p Program) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("build %s: %w", p.Name, err)
 	}
-	hit := true
-	dir, err := b.Store.Build(ctx, p.Name, inputs, func(ctx context.Context, dir string) error {
-		hit = false
-		done := b.Progress.Step(p.Name)
+	dir, err := b.Progress.Build(ctx, b.Store, p.Name, inputs, func(ctx context.Context, dir string) error {
 		_, err := b.golang(ctx, p, append([]string{"build", "-o", filepath.Join(dir, p.Name)}, p.arguments(b.Version)...)...)
-		done(err)
 		return err
 	})
-	if err != nil {
-		return "", err
-	}
-	if hit {
-		b.Progress.Cached(p.Name)
-	}
-	return filepath.Join(dir, p.Name), nil
+	return filepath.Join(dir, p.Name), err
 }
 
 func (p Program) arguments(version string) []string {

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/image/cache"
 	"golang.org/x/term"
 )
 
@@ -132,6 +133,22 @@ func (r *Reporter) Note(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.line("%s", text)
+}
+
+// Build is store.Build as a step of this name.
+func (r *Reporter) Build(ctx context.Context, store *cache.Store, name string, inputs []string, build func(ctx context.Context, dir string) error) (string, error) {
+	hit := true
+	dir, err := store.Build(ctx, name, inputs, func(ctx context.Context, dir string) error {
+		hit = false
+		done := r.Step(name)
+		err := build(ctx, dir)
+		done(err)
+		return err
+	})
+	if err == nil && hit {
+		r.Cached(name)
+	}
+	return dir, err
 }
 
 // Step starts a step; the returned function ends it and must be called once. An error is reported whatever the step's length.

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
 	"gopkg.in/yaml.v3"
 )
 
@@ -125,20 +126,7 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	if err != nil {
 		return nil, err
 	}
-	var k struct {
-		Clusters []struct {
-			Cluster struct {
-				Server string `yaml:"server"`
-				CA     string `yaml:"certificate-authority-data"`
-			} `yaml:"cluster"`
-		} `yaml:"clusters"`
-		Users []struct {
-			User struct {
-				Cert string `yaml:"client-certificate-data"`
-				Key  string `yaml:"client-key-data"`
-			} `yaml:"user"`
-		} `yaml:"users"`
-	}
+	var k config.Kubeconfig
 	if err := yaml.Unmarshal(data, &k); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Kubeconfig(), err)
 	}
@@ -146,7 +134,7 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 		return nil, fmt.Errorf("%s: no cluster or no user in it", c.Kubeconfig())
 	}
 	var decoded [3][]byte
-	for i, text := range []string{k.Clusters[0].Cluster.CA, k.Users[0].User.Cert, k.Users[0].User.Key} {
+	for i, text := range []string{k.Clusters[0].Cluster.CA, k.Users[0].User.Crt, k.Users[0].User.Key} {
 		if decoded[i], err = base64.StdEncoding.DecodeString(text); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Kubeconfig(), err)
 		}
@@ -180,35 +168,32 @@ func (c *Cluster) KubeClient() (server string, client *http.Client, err error) {
 	return api.server, api.client, nil
 }
 
-func (a *kubeAPI) get(ctx context.Context, path string) ([]byte, error) {
+// get reads an answer in JSON into to; nil: only the status counts.
+func (a *kubeAPI) get(ctx context.Context, path string, to any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, firstLine(string(body)))
+		firstLine, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
+		return fmt.Errorf("%s: %s: %s", path, resp.Status, firstLine)
 	}
-	return body, nil
+	if to == nil {
+		return nil
+	}
+	return json.Unmarshal(body, to)
 }
 
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	return line
-}
-
-func (a *kubeAPI) answers(ctx context.Context) error {
-	_, err := a.get(ctx, "/readyz")
-	return err
-}
+func (a *kubeAPI) answers(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }
 
 // condition is a condition of a node or a deployment, as in the Kubernetes API.
 type condition struct{ Type, Status, Message string }
@@ -228,17 +213,13 @@ func holds(conditions []condition, want string) error {
 }
 
 func (a *kubeAPI) nodesReady(ctx context.Context, count int) error {
-	body, err := a.get(ctx, "/api/v1/nodes")
-	if err != nil {
-		return err
-	}
 	var list struct {
 		Items []struct {
 			Metadata struct{ Name string }
 			Status   struct{ Conditions []condition }
 		}
 	}
-	if err := json.Unmarshal(body, &list); err != nil {
+	if err := a.get(ctx, "/api/v1/nodes", &list); err != nil {
 		return err
 	}
 	if len(list.Items) < count {
@@ -254,14 +235,10 @@ func (a *kubeAPI) nodesReady(ctx context.Context, count int) error {
 }
 
 func (a *kubeAPI) dnsReady(ctx context.Context) error {
-	body, err := a.get(ctx, "/apis/apps/v1/namespaces/kube-system/deployments/coredns")
-	if err != nil {
-		return err
-	}
 	var deployment struct {
 		Status struct{ Conditions []condition }
 	}
-	if err := json.Unmarshal(body, &deployment); err != nil {
+	if err := a.get(ctx, "/apis/apps/v1/namespaces/kube-system/deployments/coredns", &deployment); err != nil {
 		return err
 	}
 	if err := holds(deployment.Status.Conditions, "Available"); err != nil {

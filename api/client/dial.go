@@ -217,6 +217,15 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 	return client, nil
 }
 
+// Unary sends a request with a method of a client, and returns the message of the answer.
+func Unary[Q, M any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.Response[M], error), request *Q) (*M, error) {
+	response, err := method(ctx, connect.NewRequest(request))
+	if err != nil {
+		return nil, err
+	}
+	return response.Msg, nil
+}
+
 // Address parses a node as the user gives it: a name or an address, with or without a
 // port. host must be in the certificate.
 func Address(node string) (host, address string, err error) {

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-
-	"github.com/garboard-os/garboard/qemu"
 )
 
 const (
@@ -24,11 +22,6 @@ type object = map[string]any
 type kube struct {
 	server string
 	client *http.Client
-}
-
-func newKube(c *qemu.Cluster) (*kube, error) {
-	server, client, err := c.KubeClient()
-	return &kube{server, client}, err
 }
 
 // statusError is an answer of the API server that isn't a success.

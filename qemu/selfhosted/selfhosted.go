@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -57,20 +58,13 @@ func Convert(ctx context.Context, c *qemu.Cluster, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	kube, err := newKube(c)
+	server, kubeClient, err := c.KubeClient()
 	if err != nil {
 		return err
 	}
-	s := &conversion{cluster: c, nodes: nodes, kube: kube, out: out, start: time.Now()}
-	for _, n := range c.Nodes {
-		if n.Later {
-			continue
-		}
-		s.all = append(s.all, n)
-		if n.Type != string(config.Worker) {
-			s.control = append(s.control, n)
-		}
-	}
+	s := &conversion{cluster: c, nodes: nodes, kube: &kube{server, kubeClient}, out: out, start: time.Now()}
+	s.all = slices.DeleteFunc(slices.Clone(c.Nodes), func(n qemu.Node) bool { return n.Later })
+	s.control = slices.DeleteFunc(slices.Clone(s.all), func(n qemu.Node) bool { return n.Type == string(config.Worker) })
 	for _, step := range []struct {
 		what string
 		run  func(context.Context) error

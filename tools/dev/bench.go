@@ -169,17 +169,13 @@ func sizes(made *image.Artifacts) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	kernel, err := size(made.Kernel)
-	if err != nil {
-		return nil, err
-	}
-	initramfs, err := size(made.Initramfs)
+	payload, err := size(made.Kernel, made.Initramfs)
 	if err != nil {
 		return nil, err
 	}
 	return []figure{
 		bytesFigure("PID 1 binary, stripped", pid1, budgetInit),
-		bytesFigure("kernel + initramfs with root filesystem", kernel+initramfs, budgetPayload),
+		bytesFigure("kernel + initramfs with root filesystem", payload, budgetPayload),
 	}, nil
 }
 
@@ -319,10 +315,8 @@ func upTimes(how, console string) ([]figure, error) {
 // idleMemory is what PID 1 and its helpers take, and what the whole node takes.
 func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, error) {
 	fmt.Fprintf(out, "letting the node settle for %s\n", settle)
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-time.After(settle):
+	if err := pause(ctx, settle); err != nil {
+		return nil, err
 	}
 	host, err := c.HostPID()
 	if err != nil {
@@ -332,16 +326,15 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, 
 	if err != nil {
 		return nil, err
 	}
-	gate, err := nodeInit(init, "apid")
+	total, err := pss(init)
 	if err != nil {
 		return nil, err
 	}
-	signer, err := nodeInit(init, "trustd")
-	if err != nil {
-		return nil, err
-	}
-	var total int64
-	for _, pid := range []int{init, gate, signer} {
+	for _, helper := range []string{"apid", "trustd"} {
+		pid, err := nodeInit(init, helper)
+		if err != nil {
+			return nil, err
+		}
 		n, err := pss(pid)
 		if err != nil {
 			return nil, err

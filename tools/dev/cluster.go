@@ -100,9 +100,9 @@ func kubectlCommand() *cobra.Command {
 		Use:   "kubectl -- ARGS",
 		Short: "kubectl against a cluster",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := qemu.Open(name)
+			c, err := openCluster(name)
 			if err != nil {
-				return hint(err, name)
+				return err
 			}
 			return kubectl(cmd.Context(), c, os.Stdin, cmd.OutOrStdout(), args...)
 		},
@@ -131,11 +131,12 @@ func kubectl(ctx context.Context, c *qemu.Cluster, in io.Reader, out io.Writer, 
 	return nil
 }
 
-func hint(err error, name string) error {
+func openCluster(name string) (*qemu.Cluster, error) {
+	c, err := qemu.Open(name)
 	if errors.Is(err, qemu.ErrNoCluster) {
-		return fmt.Errorf("there is no cluster %s; make one with: make up", name)
+		err = fmt.Errorf("there is no cluster %s; make one with: make up", name)
 	}
-	return err
+	return c, err
 }
 
 // hostCommand is the process that holds a cluster; up starts it.

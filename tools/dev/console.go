@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/qemu"
@@ -25,9 +24,9 @@ func consoleCommand() *cobra.Command {
 		Short: "Show a node's console; on a terminal, follow it until Ctrl-C",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := qemu.Open(name)
+			c, err := openCluster(name)
 			if err != nil {
-				return hint(err, name)
+				return err
 			}
 			of, err := c.Find(cmp.Or(node, c.Nodes[0].Name))
 			if err != nil {
@@ -54,10 +53,8 @@ func showConsole(ctx context.Context, out io.Writer, path string, follow bool) e
 		if !follow {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if pause(ctx, followPoll) != nil {
 			return nil // Ctrl-C is how one ends it
-		case <-time.After(followPoll):
 		}
 	}
 }
@@ -69,9 +66,9 @@ func chartCommand() *cobra.Command {
 		Short: "Show how the last boot went, as a chart",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := qemu.Open(name)
+			c, err := openCluster(name)
 			if err != nil {
-				return hint(err, name)
+				return err
 			}
 			return printChart(cmd.Context(), cmd.OutOrStdout(), c)
 		},
@@ -81,20 +78,16 @@ func chartCommand() *cobra.Command {
 // printChart shows the chart of the first node's boot, and where the picture is.
 func printChart(ctx context.Context, out io.Writer, c *qemu.Cluster) error {
 	node := c.Nodes[0]
-	who, err := access(c)
-	if err != nil {
-		return err
-	}
-	api, err := client.Dial(who, node.Address.String())
+	api, err := dial(c, node)
 	if err != nil {
 		return err
 	}
 	defer api.Close()
-	got, err := api.Node.BootChart(ctx, connect.NewRequest(&garboardv1.BootChartRequest{}))
+	got, err := client.Unary(ctx, api.Node.BootChart, &garboardv1.BootChartRequest{})
 	if err != nil {
 		return fmt.Errorf("ask %s for its boot chart: %w", node.Name, err)
 	}
-	if _, err := out.Write(got.Msg.GetChart()); err != nil {
+	if _, err := out.Write(got.GetChart()); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nas a picture, once all services have been up: %s\n", c.Chart(node.Name))
@@ -108,4 +101,12 @@ func access(c *qemu.Cluster) (*client.Context, error) {
 		return nil, err
 	}
 	return file.Current("")
+}
+
+func dial(c *qemu.Cluster, node qemu.Node) (*client.Client, error) {
+	who, err := access(c)
+	if err != nil {
+		return nil, err
+	}
+	return client.Dial(who, node.Address.String())
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -63,7 +64,7 @@ func missingPackages(ctx context.Context, need map[string]string) ([]string, err
 	if _, err := exec.LookPath("dpkg-query"); err != nil {
 		return nil, errors.New("this isn't Debian or Ubuntu (no dpkg-query): building the image takes kernel and tools from Debian packages; use Debian 12 or newer, or a container or VM of it")
 	}
-	names := sortedNames(need)
+	names := slices.Sorted(maps.Keys(need))
 	// dpkg-query fails when one is unknown, and still lists the others.
 	out, _ := exec.CommandContext(ctx, "dpkg-query", append([]string{"-W", "-f", "${Package} ${db:Status-Status}\n"}, names...)...).Output()
 	installed := map[string]bool{}
@@ -96,13 +97,4 @@ func install(ctx context.Context, out io.Writer, packages []string) error {
 		}
 	}
 	return nil
-}
-
-func sortedNames(m map[string]string) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }

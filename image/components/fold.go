@@ -25,20 +25,26 @@ func fold(ctx context.Context, module string, packages []string, dir string) err
 	if err != nil {
 		return err
 	}
+	return copyPrograms(ctx, module, packages, dir, strings.TrimSpace(self), filepath.Join(dir, "main.go"), foldedMain)
+}
+
+// copyPrograms copies packages main to folders in dir, which are imported from base, and writes a file with a main that calls them by their
+// names.
+func copyPrograms(ctx context.Context, module string, packages []string, dir, base, file, main string) error {
 	var imports, cases strings.Builder
 	for i, pkg := range packages {
 		name := path.Base(pkg)
 		if err := copyProgram(ctx, module, pkg, filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("%s: %w", pkg, err)
 		}
-		fmt.Fprintf(&imports, "\tp%d %q\n", i, strings.TrimSpace(self)+"/"+name)
+		fmt.Fprintf(&imports, "\tp%d %q\n", i, base+"/"+name)
 		fmt.Fprintf(&cases, "\tcase %q:\n\t\tp%d.Main()\n", name, i)
 	}
-	source, err := format.Source(fmt.Appendf(nil, foldedMain, imports.String(), cases.String()))
+	source, err := format.Source(fmt.Appendf(nil, main, imports.String(), cases.String()))
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "main.go"), source, 0o644)
+	return os.WriteFile(file, source, 0o644)
 }
 
 const foldedMain = `package main
@@ -68,6 +74,9 @@ var (
 
 // copyModule copies what pins the versions of a module, with a text at the end of go.mod.
 func copyModule(module, dir, more string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
 	for name, end := range map[string]string{"go.mod": more, "go.sum": ""} {
 		content, err := os.ReadFile(filepath.Join(module, name))
 		if err != nil {
@@ -111,7 +120,7 @@ func copyProgram(ctx context.Context, module, pkg, dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	mains := 0

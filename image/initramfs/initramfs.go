@@ -17,6 +17,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,30 +57,37 @@ const (
 var directories = []string{"dev", "proc", "sys", "run", "root", "usr", "usr/lib", "usr/lib/modules"}
 
 // Write writes the archive for c.
-func Write(ctx context.Context, w io.Writer, c Contents) error {
+func Write(ctx context.Context, w io.Writer, c Contents) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write initramfs: %w", err)
+		}
+	}()
 	small, err := smallFiles(c)
 	if err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
 	counted := &counter{w: w}
 	if err := writeCompressed(ctx, counted, small); err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
 	if err := counted.align(); err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
-
 	rootfs, err := os.Open(c.RootFS)
 	if err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
 	defer rootfs.Close()
-	record, err := file(RootFSName, rootfs, 0o400)
+	stat, err := rootfs.Stat()
 	if err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
+	// It is read while it is written.
+	record := cpio.StaticFile(RootFSName, "", 0o400)
+	record.ReaderAt, record.FileSize = rootfs, uint64(stat.Size())
 	if err := writeSegment(counted, []cpio.Record{record}); err != nil {
-		return fmt.Errorf("write initramfs: %w", err)
+		return err
 	}
 	return counted.align()
 }
@@ -142,12 +150,7 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 	folders := map[string]bool{base: true}
 	var files []cpio.Record
 	var dep strings.Builder
-	paths := make([]string, 0, len(taken))
-	for path := range taken {
-		paths = append(paths, path)
-	}
-	slices.Sort(paths)
-	for _, path := range paths {
+	for _, path := range slices.Sorted(maps.Keys(taken)) {
 		dep.WriteString(lines[path])
 		for parent := filepath.Dir(path); parent != "."; parent = filepath.Dir(parent) {
 			folders[filepath.Join(base, parent)] = true
@@ -166,11 +169,9 @@ func moduleRecords(dir string, names []string) ([]cpio.Record, error) {
 	files = append(files, builtin)
 
 	var records []cpio.Record
-	for folder := range folders {
+	for _, folder := range slices.Sorted(maps.Keys(folders)) { // parents sort before their children
 		records = append(records, cpio.Directory(folder, 0o755))
 	}
-	// Parents sort before their children.
-	slices.SortFunc(records, func(a, b cpio.Record) int { return strings.Compare(a.Name, b.Name) })
 	return append(records, files...), nil
 }
 
@@ -181,18 +182,6 @@ func contents(name, path string, perm uint64) (cpio.Record, error) {
 		return cpio.Record{}, err
 	}
 	return cpio.StaticFile(name, string(data), perm), nil
-}
-
-// file is a record that is read while it is written.
-func file(name string, f *os.File, perm uint64) (cpio.Record, error) {
-	stat, err := f.Stat()
-	if err != nil {
-		return cpio.Record{}, err
-	}
-	record := cpio.StaticFile(name, "", perm)
-	record.ReaderAt = f
-	record.FileSize = uint64(stat.Size())
-	return record, nil
 }
 
 // writeSegment writes one complete cpio archive.

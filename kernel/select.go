@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,10 +71,7 @@ func Select(modulesDir string, flavour Flavour, table []Row) (*Selection, error)
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("select modules of %s for %s: %w", filepath.Base(modulesDir), flavour, errors.Join(missing...))
 	}
-	for file := range taken {
-		s.Files = append(s.Files, file)
-	}
-	slices.Sort(s.Files)
+	s.Files = slices.Sorted(maps.Keys(taken))
 	slices.Sort(s.Builtin)
 	s.Builtin = slices.Compact(s.Builtin)
 	return s, nil

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -148,12 +149,7 @@ func arrange(entries []Entry) ([]Entry, error) {
 			}
 		}
 	}
-	arranged := make([]Entry, 0, len(byPath))
-	for _, e := range byPath {
-		arranged = append(arranged, e)
-	}
-	slices.SortFunc(arranged, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
-	return arranged, nil
+	return slices.SortedFunc(maps.Values(byPath), func(a, b Entry) int { return strings.Compare(a.Path, b.Path) }), nil
 }
 
 // Lay writes the entries below root, an empty directory, and checks the result.

@@ -123,12 +123,10 @@ func kubectl(ctx context.Context, c *qemu.Cluster, in io.Reader, out io.Writer, 
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, os.Stderr
 	var exit *exec.ExitError
-	if err := cmd.Run(); errors.As(err, &exit) {
+	if err = cmd.Run(); errors.As(err, &exit) {
 		return exitCode(max(exit.ExitCode(), 1))
-	} else if err != nil {
-		return err
 	}
-	return nil
+	return err
 }
 
 func openCluster(name string) (*qemu.Cluster, error) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
@@ -132,15 +133,8 @@ func rows(b *bytes.Buffer, words comments, fields []config.Field, prefix string,
 
 // small reports whether a struct is no list and has few fields, all of them plain.
 func small(f config.Field) bool {
-	if f.Type.Kind() != reflect.Struct && f.Type.Kind() != reflect.Pointer || len(f.Fields) > maxInlineFields {
-		return false
-	}
-	for _, inner := range f.Fields {
-		if len(inner.Fields) > 0 {
-			return false
-		}
-	}
-	return true
+	isList := f.Type.Kind() != reflect.Struct && f.Type.Kind() != reflect.Pointer
+	return !isList && len(f.Fields) <= maxInlineFields && !slices.ContainsFunc(f.Fields, func(inner config.Field) bool { return len(inner.Fields) > 0 })
 }
 
 // anchor is how GitHub and others link to a heading.

@@ -104,7 +104,7 @@ func (f *applyFlags) change(cmd *cobra.Command, done string) (configChange, erro
 func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base string) (*apiv1.ApplyConfigResponse, error) {
 	ctx, done := c.app.request(ctx, n.Name)
 	defer done()
-	return unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
+	return client.Unary(ctx, n.Config.Apply, &apiv1.ApplyConfigRequest{
 		Document: document, Mode: c.mode, TryTimeout: c.tryTimeout(), DryRun: c.dryRun, Base: base, Force: c.force,
 	})
 }
@@ -377,7 +377,7 @@ var errRedacted = errors.New("the node returned its configuration without secret
 func (a *app) current(ctx context.Context, n *client.Client) (*apiv1.GetConfigResponse, error) {
 	ctx, done := a.request(ctx, n.Name)
 	defer done()
-	m, err := unary(ctx, n.Config.Get, &apiv1.GetConfigRequest{})
+	m, err := client.Unary(ctx, n.Config.Get, &apiv1.GetConfigRequest{})
 	if err == nil && m.Redacted {
 		err = &exitError{codeDenied, errRedacted}
 	}

@@ -138,7 +138,7 @@ func (f *feeds) fetch(ctx context.Context, i int, c *client.Client) snapshot {
 	s := snapshot{node: i}
 	resources := func(kind string, to **apiv1.ListResourcesResponse) func() error {
 		return func() (err error) {
-			*to, err = unary(ctx, c.Resource.List, &apiv1.ListResourcesRequest{Type: kind})
+			*to, err = client.Unary(ctx, c.Resource.List, &apiv1.ListResourcesRequest{Type: kind})
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
 	"gopkg.in/yaml.v3"
@@ -49,9 +48,7 @@ func (a *app) doctor(ctx context.Context) error {
 	return err
 }
 
-func diagnose(ctx context.Context, c *client.Client) (*apiv1.DiagnoseResponse, error) {
-	return unary(ctx, c.Node.Diagnose, &apiv1.DiagnoseRequest{})
-}
+var diagnose = asking(ofNode, nodeAPI.Diagnose, &apiv1.DiagnoseRequest{})
 
 func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 	if len(m.Findings) == 0 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
 	"gopkg.in/yaml.v3"
@@ -26,9 +25,7 @@ func (a *app) healthCommand() *cobra.Command {
 	return a.insecureFlags(a.outputFlag(cmd))
 }
 
-func status(ctx context.Context, c *client.Client) (*apiv1.NodeStatusResponse, error) {
-	return unary(ctx, c.Node.Status, &apiv1.NodeStatusRequest{})
-}
+var status = asking(ofNode, nodeAPI.Status, &apiv1.NodeStatusRequest{})
 
 // unhealthyReason returns why a node isn't healthy, or an empty text.
 func unhealthyReason(s *apiv1.NodeStatusResponse) string {

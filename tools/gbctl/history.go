@@ -36,9 +36,7 @@ func (a *app) historyCommand() *cobra.Command {
 	}))
 }
 
-func history(ctx context.Context, c *client.Client) (*apiv1.ConfigHistoryResponse, error) {
-	return unary(ctx, c.Config.History, &apiv1.ConfigHistoryRequest{})
-}
+var history = asking(ofConfig, configAPI.History, &apiv1.ConfigHistoryRequest{})
 
 // modeName is the name of a mode as in --mode.
 func modeName(m apiv1.ApplyMode) string {
@@ -68,7 +66,7 @@ func (a *app) showCommand() *cobra.Command {
 				return err
 			}
 			return a.one(cmd.Context(), "config show", func(ctx context.Context, n *client.Client) error {
-				m, err := unary(ctx, n.Config.Get, r)
+				m, err := client.Unary(ctx, n.Config.Get, r)
 				if err != nil {
 					return err
 				}
@@ -104,7 +102,7 @@ func (a *app) rollbackCommand() *cobra.Command {
 			return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 				ctx, done := a.request(ctx, n.Name)
 				defer done()
-				return unary(ctx, n.Config.Rollback, &apiv1.RollbackConfigRequest{
+				return client.Unary(ctx, n.Config.Rollback, &apiv1.RollbackConfigRequest{
 					Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
 				})
 			})

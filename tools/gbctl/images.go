@@ -41,7 +41,7 @@ func (a *app) removeImagesCommand() *cobra.Command {
 			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				ctx, done := a.request(ctx, c.Name)
 				defer done()
-				m, err := unary(ctx, c.Node.RemoveImages, r)
+				m, err := client.Unary(ctx, c.Node.RemoveImages, r)
 				if err != nil {
 					return err
 				}
@@ -58,17 +58,11 @@ func (a *app) removeImagesCommand() *cobra.Command {
 
 func (a *app) images(ctx context.Context, r *apiv1.ImagesRequest) error {
 	head := []string{"NAMESPACE", "NAME", "DIGEST", "SIZE", "CREATED"}
-	return list(ctx, a, head, images(r), rowsOf((*apiv1.ImagesResponse).GetImages, func(i *apiv1.ContainerImage) []string {
+	return list(ctx, a, head, asking(ofNode, nodeAPI.Images, r), rowsOf((*apiv1.ImagesResponse).GetImages, func(i *apiv1.ContainerImage) []string {
 		created := ""
 		if i.Created != nil {
 			created = i.Created.AsTime().UTC().Format("2006-01-02 15:04")
 		}
 		return []string{i.Namespace, i.Name, shortDigest(i.Digest), size(i.Size), created}
 	}))
-}
-
-func images(r *apiv1.ImagesRequest) func(context.Context, *client.Client) (*apiv1.ImagesResponse, error) {
-	return func(ctx context.Context, c *client.Client) (*apiv1.ImagesResponse, error) {
-		return unary(ctx, c.Node.Images, r)
-	}
 }

@@ -74,7 +74,7 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 		errs[i] = a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
 			ctx, done := a.request(ctx, n.Name)
 			defer done()
-			m, err := unary(ctx, n.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
+			m, err := client.Unary(ctx, n.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
 			if err == nil {
 				text = m.Kubeconfig
 			}

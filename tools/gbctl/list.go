@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -43,15 +42,6 @@ func rowsOf[M, T any](items func(M) []T, row func(T) []string) func(M) [][]strin
 		}
 		return rows
 	}
-}
-
-// unary sends a request with a method of a client, and returns the message of the answer.
-func unary[Q, M any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.Response[M], error), request *Q) (*M, error) {
-	response, err := method(ctx, connect.NewRequest(request))
-	if err != nil {
-		return nil, err
-	}
-	return response.Msg, nil
 }
 
 // size formats a number of bytes.

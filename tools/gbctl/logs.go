@@ -152,9 +152,7 @@ func (a *app) logsCommand() *cobra.Command {
 }
 
 func (a *app) logNames(ctx context.Context, kubernetes bool) error {
-	return list(ctx, a, []string{"ID"}, func(ctx context.Context, c *client.Client) (*apiv1.ListLogsResponse, error) {
-		return unary(ctx, c.Log.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes})
-	}, rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
+	return list(ctx, a, []string{"ID"}, asking(ofLog, logAPI.List, &apiv1.ListLogsRequest{Kubernetes: kubernetes}), rowsOf((*apiv1.ListLogsResponse).GetIds, func(id string) []string { return []string{id} }))
 }
 
 func (a *app) dmesgCommand() *cobra.Command {

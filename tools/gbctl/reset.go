@@ -64,10 +64,7 @@ func (a *app) resetCommand() *cobra.Command {
 }
 
 func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest) error {
-	_, err := a.begin(ctx, n, r.DryRun, func(ctx context.Context) (*apiv1.Operation, error) {
-		m, err := unary(ctx, n.Node.Reset, r)
-		return m.GetOperation(), err
-	})
+	_, err := a.begin(ctx, n, r.DryRun, starting(nodeAPI.Reset, r))
 	if err != nil || r.DryRun {
 		return err
 	}

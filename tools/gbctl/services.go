@@ -26,10 +26,8 @@ func (a *app) servicesCommand() *cobra.Command {
 	})
 }
 
-func services(r *apiv1.ListServicesRequest) func(context.Context, *client.Client) (*apiv1.ListServicesResponse, error) {
-	return func(ctx context.Context, c *client.Client) (*apiv1.ListServicesResponse, error) {
-		return unary(ctx, c.Service.List, r)
-	}
+func services(r *apiv1.ListServicesRequest) question[*apiv1.ListServicesResponse] {
+	return asking(ofService, serviceAPI.List, r)
 }
 
 var actions = map[string]apiv1.ControlServiceRequest_Action{
@@ -117,7 +115,7 @@ func (a *app) control(ctx context.Context, r *apiv1.ControlServiceRequest) error
 	return a.sequential(ctx, func(ctx context.Context, c *client.Client) error {
 		ctx, done := a.request(ctx, c.Name)
 		defer done()
-		m, err := unary(ctx, c.Service.Control, r)
+		m, err := client.Unary(ctx, c.Service.Control, r)
 		if err == nil {
 			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
 		}

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
@@ -112,8 +111,7 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 		}
 	}()
 	to := &checksumWriter{to: f, hash: sha256.New()}
-	stream, err := c.Etcd.Snapshot(ctx, connect.NewRequest(&apiv1.EtcdSnapshotRequest{}))
-	if err := receive(stream, err, func(m *apiv1.FileChunk) error {
+	if err := receive(ctx, c.Etcd.Snapshot, &apiv1.EtcdSnapshotRequest{}, func(m *apiv1.FileChunk) error {
 		_, err := to.Write(m.Data)
 		return err
 	}); err != nil {

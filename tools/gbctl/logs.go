@@ -70,7 +70,8 @@ func (a *app) stream(ctx context.Context, follow bool, read func(context.Context
 }
 
 // receive calls each for all messages of a stream.
-func receive[T any](stream *connect.ServerStreamForClient[T], err error, each func(*T) error) error {
+func receive[Q, T any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[T], error), request *Q, each func(*T) error) error {
+	stream, err := method(ctx, connect.NewRequest(request))
 	if err != nil {
 		return err
 	}
@@ -84,14 +85,16 @@ func receive[T any](stream *connect.ServerStreamForClient[T], err error, each fu
 }
 
 // streamLines prints a stream of each node: a line for each message, or a JSON object.
-func streamLines[T any, M interface {
+func streamLines[S, Q, T any, M interface {
 	*T
 	proto.Message
-}](ctx context.Context, a *app, follow bool, line func(M) string, open func(context.Context, *client.Client) (*connect.ServerStreamForClient[T], error)) error {
+}](ctx context.Context, a *app, follow bool, line func(M) string, service func(*client.Client) S, method func(S, context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[T], error), request *Q) error {
 	p := a.printer()
 	return a.stream(ctx, follow, func(ctx context.Context, c *client.Client) error {
-		stream, err := open(ctx, c)
-		return receive(stream, err, func(m *T) error {
+		open := func(ctx context.Context, r *connect.Request[Q]) (*connect.ServerStreamForClient[T], error) {
+			return method(service(c), ctx, r)
+		}
+		return receive(ctx, open, request, func(m *T) error {
 			if a.output == "json" {
 				return writeLine(a, document(c.Name, M(m)))
 			}
@@ -134,8 +137,7 @@ func (a *app) logsCommand() *cobra.Command {
 			r.Id, r.Tail = args[0], tail(last)
 			p := a.printer()
 			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
-				stream, err := c.Log.Read(ctx, connect.NewRequest(r))
-				return receive(stream, err, func(m *apiv1.LogChunk) error {
+				return receive(ctx, c.Log.Read, r, func(m *apiv1.LogChunk) error {
 					if m.Lost > 0 {
 						fmt.Fprintf(a.err, "%s: %d lines were lost: the log was written faster than it could be sent\n", c.Name, m.Lost)
 					}
@@ -162,9 +164,7 @@ func (a *app) dmesgCommand() *cobra.Command {
 		Use: "dmesg",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r.Tail = tail(last)
-			return streamLines(cmd.Context(), a, r.Follow, kernelLine, func(ctx context.Context, c *client.Client) (*connect.ServerStreamForClient[apiv1.KernelMessage], error) {
-				return c.Log.Dmesg(ctx, connect.NewRequest(r))
-			})
+			return streamLines(cmd.Context(), a, r.Follow, kernelLine, ofLog, logAPI.Dmesg, r)
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new messages, until Ctrl-C")
@@ -182,9 +182,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "events",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return streamLines(cmd.Context(), a, r.Follow, serviceLine, func(ctx context.Context, c *client.Client) (*connect.ServerStreamForClient[apiv1.ServiceEvent], error) {
-				return c.Service.Events(ctx, connect.NewRequest(r))
-			})
+			return streamLines(cmd.Context(), a, r.Follow, serviceLine, ofService, serviceAPI.Events, r)
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Follow, "follow", "f", false, "also print new events, until Ctrl-C")

@@ -78,7 +78,7 @@ func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest
 
 // confirmReset asks for confirmation. Data that is lost for good isn't lost unasked.
 func (a *app) confirmReset(ctx context.Context, r *apiv1.ResetRequest) error {
-	if !a.terminal() || !interactive(a.err) {
+	if !interactive(a.in) || !interactive(a.err) {
 		return usagef("nothing was done: reset asks for confirmation, and standard input or standard error isn't a terminal; use --yes to reset without a question")
 	}
 	nodes, err := a.targets(ctx)

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"google.golang.org/protobuf/proto"
@@ -85,16 +84,14 @@ func textOf[A any, T string | []byte](ask question[A], text func(A) T) func(cont
 }
 
 func supportEventsLog(ctx context.Context, n *supportNode, w io.Writer) error {
-	stream, err := n.client.Service.Events(ctx, connect.NewRequest(&apiv1.EventsRequest{Tail: supportEvents}))
-	return receive(stream, err, func(e *apiv1.ServiceEvent) error {
+	return receive(ctx, n.client.Service.Events, &apiv1.EventsRequest{Tail: supportEvents}, func(e *apiv1.ServiceEvent) error {
 		_, err := fmt.Fprintln(w, serviceLine(e))
 		return err
 	})
 }
 
 func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
-	stream, err := n.client.Log.Dmesg(ctx, connect.NewRequest(&apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}))
-	return receive(stream, err, func(m *apiv1.KernelMessage) error {
+	return receive(ctx, n.client.Log.Dmesg, &apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}, func(m *apiv1.KernelMessage) error {
 		_, err := fmt.Fprintln(w, kernelLine(m))
 		return err
 	})
@@ -113,8 +110,7 @@ func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
 			name = "logs/kubernetes/" + fileName(namespace) + "/" + fileName(container) + ".log"
 		}
 		n.enqueue(item{name, func(ctx context.Context, n *supportNode, w io.Writer) error {
-			stream, err := n.client.Log.Read(ctx, connect.NewRequest(&apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}))
-			return receive(stream, err, func(m *apiv1.LogChunk) error {
+			return receive(ctx, n.client.Log.Read, &apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}, func(m *apiv1.LogChunk) error {
 				if m.Lost > 0 {
 					fmt.Fprintf(w, "(%d lines were lost here)\n", m.Lost)
 				}

@@ -34,8 +34,8 @@ func (e *statusError) Error() string { return e.text }
 
 // refused reports whether the same request would be refused again.
 func refused(err error) bool {
-	var status *statusError
-	return errors.As(err, &status) && (status.code == http.StatusBadRequest || status.code == http.StatusUnprocessableEntity)
+	status, ok := errors.AsType[*statusError](err)
+	return ok && (status.code == http.StatusBadRequest || status.code == http.StatusUnprocessableEntity)
 }
 
 // collections are the paths of the kinds that are made here.
@@ -92,8 +92,7 @@ func (k *kube) apply(ctx context.Context, o object) error {
 // remove deletes an object.
 func (k *kube) remove(ctx context.Context, o object) error {
 	err := k.do(ctx, http.MethodDelete, pathOf(o), nil, nil)
-	var status *statusError
-	if errors.As(err, &status) && status.code == http.StatusNotFound {
+	if status, ok := errors.AsType[*statusError](err); ok && status.code == http.StatusNotFound {
 		return nil
 	}
 	return err

@@ -228,8 +228,8 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 // inFile adds the name of the file to the positions in a node's errors, so that editors
 // and terminals can jump to them.
 func inFile(file string, err error) error {
-	var answer *connect.Error
-	if connect.CodeOf(err) != connect.CodeInvalidArgument || !errors.As(err, &answer) {
+	answer, ok := errors.AsType[*connect.Error](err)
+	if !ok || answer.Code() != connect.CodeInvalidArgument {
 		return err
 	}
 	return &exitError{codeRefused, errors.New(place.ReplaceAllStringFunc(answer.Message(), func(at string) string {

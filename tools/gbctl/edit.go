@@ -137,8 +137,7 @@ func (d *draft) edit(ctx context.Context, a *app, text []byte) ([]byte, error) {
 	cmd := exec.Command("sh", "-c", editor+` "$@"`, editor, d.path)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = a.in, a.out, a.err
 	err := cmd.Run()
-	var ended *exec.ExitError
-	if errors.As(err, &ended) && (ended.ExitCode() == codeInterrupted || !ended.Exited() && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGINT) {
+	if ended, ok := errors.AsType[*exec.ExitError](err); ok && (ended.ExitCode() == codeInterrupted || !ended.Exited() && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGINT) {
 		// Ctrl-C goes to all processes of a terminal. The editor may exit first.
 		return nil, context.Canceled
 	}
@@ -161,8 +160,7 @@ var place = regexp.MustCompile(`(?m)^([^\s:]*):(\d+):(\d+): `)
 // positions by the number of these lines, so that they are right in the shown file.
 func asComments(node string, err error) string {
 	reasons := err.Error()
-	var answer *connect.Error
-	if errors.As(err, &answer) {
+	if answer, ok := errors.AsType[*connect.Error](err); ok {
 		reasons = answer.Message()
 	}
 	lines := strings.Split(strings.TrimSpace(reasons), "\n")

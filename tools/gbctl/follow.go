@@ -16,20 +16,16 @@ import (
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 )
 
-// follow prints an operation of a node from its start to its end, and asks the user its
+func (a *app) follower(node, id string, stop func(*apiv1.Operation) bool) *follower {
+	return &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
+}
+
+// run prints an operation of a node from its start to its end, and asks the user its
 // questions. It reconnects for as long as a machine may take to restart: the node
 // continues meanwhile, or restarts as a part of the operation. The error is the one with
 // which the operation ended.
 //
 // It stops earlier if stop returns true.
-func (a *app) follow(ctx context.Context, node, id string, stop func(*apiv1.Operation) bool) error {
-	return a.follower(node, id, stop).run(ctx)
-}
-
-func (a *app) follower(node, id string, stop func(*apiv1.Operation) bool) *follower {
-	return &follower{app: a, node: node, id: id, out: a.printer(), lastUpdate: time.Now(), stop: stop}
-}
-
 func (f *follower) run(ctx context.Context) error {
 	a, node, id := f.app, f.node, f.id
 	var retries retryLog

@@ -50,7 +50,7 @@ func (a *app) kubeconfig(ctx context.Context, to string, force bool) error {
 			return err
 		}
 	}
-	merged, current, err := mergeKubeconfigFile(to, text, force)
+	merged, current, err := mergeKubeconfigFile(to, text, func(kubeFile) bool { return force })
 	if err != nil {
 		return err
 	}
@@ -98,13 +98,17 @@ func defaultKubeconfig() (string, error) {
 	return filepath.Join(home, ".kube", "config"), nil
 }
 
-// mergeKubeconfigFile merges text into the content of a file, if the file exists.
-func mergeKubeconfigFile(path string, text []byte, force bool) (merged []byte, current string, err error) {
+// mergeKubeconfigFile merges text into the content of a file, if the file exists. force is
+// called with that content.
+func mergeKubeconfigFile(path string, text []byte, force func(have kubeFile) bool) (merged []byte, current string, err error) {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, "", err
 	}
-	merged, current, err = mergeKubeconfig(old, text, force)
+	have, err := parseKube(old)
+	if err == nil {
+		merged, current, err = mergeKubeconfig(old, text, force(have))
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
 	}

@@ -269,22 +269,22 @@ func gather[T any](ctx context.Context, a *app, ask func(context.Context, *clien
 	waiting := a.waitFor(nodes)
 	defer waiting.end()
 	values := make([]T, len(nodes))
-	err = a.each(ctx, nodes, func(ctx context.Context, i int, c *client.Client) (err error) {
-		defer waiting.done(nodes[i])
-		ctx, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
-		values[i], err = ask(ctx, c)
-		return err
+	errs := parallel(len(nodes), func(i int) error {
+		return a.withClient(ctx, nodes[i], func(ctx context.Context, c *client.Client) (err error) {
+			defer waiting.done(nodes[i])
+			ctx, cancel := context.WithTimeout(ctx, a.timeout)
+			defer cancel()
+			values[i], err = ask(ctx, c)
+			return err
+		})
 	})
-	var failed *nodeErrors
-	errors.As(err, &failed)
 	var answers []answer[T]
 	for i, node := range nodes {
-		if failed == nil || !slices.ContainsFunc(failed.failed, func(f nodeError) bool { return f.node == node }) {
+		if errs[i] == nil {
 			answers = append(answers, answer[T]{node, values[i]})
 		}
 	}
-	return answers, err
+	return answers, collect(nodes, errs)
 }
 
 // each calls all nodes at the same time. The error is nil or *nodeErrors.

@@ -84,7 +84,7 @@ func (a *app) followOne(ctx context.Context, what, id string) error {
 	if err != nil {
 		return err
 	}
-	return collect([]string{node}, []error{a.follow(ctx, node, id, func(*apiv1.Operation) bool { return false })})
+	return collect([]string{node}, []error{a.follower(node, id, func(*apiv1.Operation) bool { return false }).run(ctx)})
 }
 
 func (a *app) operationAnswerCommand() *cobra.Command {

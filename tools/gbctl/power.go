@@ -250,7 +250,7 @@ func (a *app) begin(ctx context.Context, n *client.Client, dryRun bool, start qu
 		fmt.Fprint(a.out, plan(n.Name, o))
 		return "", nil
 	}
-	return o.GetId(), a.follow(ctx, n.Name, o.GetId(), atLastStep)
+	return o.GetId(), a.follower(n.Name, o.GetId(), atLastStep).run(ctx)
 }
 
 // plan formats the steps of a dry run.

@@ -10,7 +10,6 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"gopkg.in/yaml.v3"
 )
 
 // shownEvents is the number of events of a service that fit on a screen.
@@ -66,11 +65,7 @@ func completeActions(_ *cobra.Command, args []string, _ string) ([]string, cobra
 
 func (a *app) service(ctx context.Context, id string) error {
 	answers, failed := gather(ctx, a, services(&apiv1.ListServicesRequest{Id: id, Events: shownEvents}))
-	var documents []*yaml.Node
-	for _, n := range answers {
-		documents = append(documents, document(n.node, n.value))
-	}
-	err := a.show(documents, true, func() error {
+	err := a.show(documents(answers), true, func() error {
 		first := true
 		for _, n := range answers {
 			for _, s := range n.value.Services {

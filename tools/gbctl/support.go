@@ -94,8 +94,7 @@ func (s *bundle) make(ctx context.Context) (err error) {
 	if s.err != nil {
 		return fmt.Errorf("write %s: %w", s.path, s.err)
 	}
-	var all *nodeErrors
-	if errors.As(failed, &all) && len(all.failed) == len(nodes) {
+	if all, ok := errors.AsType[*nodeErrors](failed); ok && len(all.failed) == len(nodes) {
 		return failed // the bundle would be empty
 	}
 	if err := errors.Join(f.Chmod(bundleMode), f.Sync(), f.Close()); err != nil {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/api/client"
@@ -86,15 +87,14 @@ func (x *extraction) from(ctx context.Context, c *client.Client, path, dir strin
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r, w := io.Pipe()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var receiving sync.WaitGroup
+	receiving.Go(func() {
 		err := receive(ctx, c.File.Copy, &apiv1.CopyFilesRequest{Path: path}, func(m *apiv1.FileChunk) error {
 			_, err := w.Write(m.Data)
 			return err
 		})
 		w.CloseWithError(err) // nil is the end of the archive
-	}()
+	})
 	err := x.extract(r, dir)
 	if err == nil {
 		// The stream continues after the archive, for example with an error of the node.
@@ -102,7 +102,7 @@ func (x *extraction) from(ctx context.Context, c *client.Client, path, dir strin
 	}
 	r.CloseWithError(errors.New("stopped reading"))
 	cancel()
-	<-done
+	receiving.Wait()
 	return err
 }
 

@@ -199,10 +199,6 @@ func (a *app) explainAnswer(_ string, err error) error {
 	if !ok {
 		return nil
 	}
-	code, known := byConnectCode[answer.Code()]
-	if !known {
-		code = codeFailed
-	}
 	message := answer.Message()
 	switch answer.Code() {
 	case connect.CodeDeadlineExceeded:
@@ -212,7 +208,7 @@ func (a *app) explainAnswer(_ string, err error) error {
 	case connect.CodeUnimplemented:
 		message = "doesn't support this request: it runs another release ('gbctl version' shows it)"
 	}
-	return &exitError{code, &answerError{message, err}}
+	return &exitError{exitCode(answer), &answerError{message, err}}
 }
 
 // answerError is the error in the answer of a node, without the text that connect adds.

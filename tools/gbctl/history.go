@@ -16,15 +16,13 @@ func (a *app) confirmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "confirm",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.sequential(cmd.Context(), func(ctx context.Context, n *client.Client) error {
-				ctx, done := a.request(ctx, n.Name)
-				defer done()
+			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, n *client.Client) error {
 				_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
 				if err == nil {
 					fmt.Fprintf(a.out, "confirmed mc at the node %s\n", n.Name)
 				}
 				return err
-			})
+			}))
 		},
 	}
 }

@@ -38,9 +38,7 @@ func (a *app) removeImagesCommand() *cobra.Command {
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Images = args
-			return a.sequential(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				ctx, done := a.request(ctx, c.Name)
-				defer done()
+			return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, c *client.Client) error {
 				m, err := client.Unary(ctx, c.Node.RemoveImages, r)
 				if err != nil {
 					return err
@@ -49,7 +47,7 @@ func (a *app) removeImagesCommand() *cobra.Command {
 					fmt.Fprintf(a.out, "%s: removed %s\n", c.Name, oneLine(name))
 				}
 				return nil
-			})
+			}))
 		},
 	}
 	cmd.Flags().BoolVarP(&r.Kubernetes, "kubernetes", "k", false, "images of Kubernetes instead of the system")

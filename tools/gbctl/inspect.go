@@ -22,11 +22,7 @@ func (a *app) inspectCommand() *cobra.Command {
 
 // one sends a request to one node, for output that can't be combined for several nodes.
 func (a *app) one(ctx context.Context, what string, call func(context.Context, *client.Client) error) error {
-	return a.untimed(ctx, what, func(ctx context.Context, c *client.Client) error {
-		ctx, done := a.request(ctx, c.Name)
-		defer done()
-		return call(ctx, c)
-	})
+	return a.untimed(ctx, what, a.limited(call))
 }
 
 // untimed is one without --timeout, for streams.

@@ -71,15 +71,13 @@ func (a *app) fetchKubeconfig(ctx context.Context) ([]byte, error) {
 	var text []byte
 	errs := make([]error, len(nodes))
 	for i, node := range nodes {
-		errs[i] = a.withClient(ctx, node, func(ctx context.Context, n *client.Client) error {
-			ctx, done := a.request(ctx, n.Name)
-			defer done()
+		errs[i] = a.withClient(ctx, node, a.limited(func(ctx context.Context, n *client.Client) error {
 			m, err := client.Unary(ctx, n.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
 			if err == nil {
 				text = m.Kubeconfig
 			}
 			return err
-		})
+		}))
 		if errs[i] == nil || ctx.Err() != nil {
 			return text, errs[i]
 		}

@@ -56,40 +56,34 @@ type restart struct {
 	start          func(f powerFlags) question[*apiv1.Operation]
 }
 
-func (a *app) rebootCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "reboot", now: "reboots now", back: "is back and healthy",
-		start: func(f powerFlags) question[*apiv1.Operation] {
-			return starting(nodeAPI.Reboot, &apiv1.RebootRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-			})
-		}})
+var restarts = []restart{
+	{use: "reboot", now: "reboots now", back: "is back and healthy", start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.Reboot, &apiv1.RebootRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+		})
+	}},
+	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true, start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
+		})
+	}},
+	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true, start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.RollbackSystem, &apiv1.RollbackSystemRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
+		})
+	}},
+	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true, start: func(f powerFlags) question[*apiv1.Operation] {
+		return starting(nodeAPI.InstallSystem, &apiv1.InstallSystemRequest{
+			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
+		})
+	}},
 }
 
-func (a *app) upgradeCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", wait: true, image: true,
-		start: func(f powerFlags) question[*apiv1.Operation] {
-			return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
-			})
-		}})
-}
-
-func (a *app) systemRollbackCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", wait: true,
-		start: func(f powerFlags) question[*apiv1.Operation] {
-			return starting(nodeAPI.RollbackSystem, &apiv1.RollbackSystemRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
-			})
-		}})
-}
-
-func (a *app) installCommand() *cobra.Command {
-	return a.restartCommand(restart{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", wait: true, image: true,
-		start: func(f powerFlags) question[*apiv1.Operation] {
-			return starting(nodeAPI.InstallSystem, &apiv1.InstallSystemRequest{
-				Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image,
-			})
-		}})
+func (a *app) restartCommands() (all []*cobra.Command) {
+	for _, r := range restarts {
+		all = append(all, a.restartCommand(r))
+	}
+	return all
 }
 
 func (a *app) restartCommand(r restart) *cobra.Command {

@@ -66,13 +66,11 @@ func completeActions(_ *cobra.Command, args []string, _ string) ([]string, cobra
 func (a *app) service(ctx context.Context, id string) error {
 	answers, failed := gather(ctx, a, services(&apiv1.ListServicesRequest{Id: id, Events: shownEvents}))
 	err := a.show(documents(answers), true, func() error {
-		first := true
+		between := ""
 		for _, n := range answers {
 			for _, s := range n.value.Services {
-				if !first {
-					fmt.Fprintln(a.out)
-				}
-				first = false
+				fmt.Fprint(a.out, between)
+				between = "\n"
 				if err := a.serviceBlock(n.node, s, n.value); err != nil {
 					return err
 				}
@@ -107,13 +105,11 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 // control acts on one node after another, so that Ctrl-C can limit a wrong restart to the
 // first node.
 func (a *app) control(ctx context.Context, r *apiv1.ControlServiceRequest) error {
-	return a.sequential(ctx, func(ctx context.Context, c *client.Client) error {
-		ctx, done := a.request(ctx, c.Name)
-		defer done()
+	return a.sequential(ctx, a.limited(func(ctx context.Context, c *client.Client) error {
 		m, err := client.Unary(ctx, c.Service.Control, r)
 		if err == nil {
 			fmt.Fprintf(a.out, "%s: %s\n", c.Name, strings.TrimSpace(oneLine(m.Message)))
 		}
 		return err
-	})
+	}))
 }

@@ -233,23 +233,26 @@ func summary(reports []*nodeReport, now time.Time) []byte {
 
 // supportProgress prints the progress, starting after progressDelay.
 type supportProgress struct {
-	stop chan struct{}
-	done chan struct{}
-
 	ready, asks atomic.Int64
+	end         func() // ends the output
 }
 
 func (a *app) supportProgress() *supportProgress {
-	p := &supportProgress{stop: make(chan struct{}), done: make(chan struct{})}
+	p := &supportProgress{}
 	again := interactive(a.err)
-	go func() {
-		defer close(p.done)
+	stop := make(chan struct{})
+	var output sync.WaitGroup
+	p.end = func() {
+		close(stop)
+		output.Wait()
+	}
+	output.Go(func() {
 		tick := time.NewTicker(progressDelay)
 		defer tick.Stop()
 		shown := false
 		for {
 			select {
-			case <-p.stop:
+			case <-stop:
 				if shown && again {
 					fmt.Fprint(a.err, "\r\x1b[K")
 				}
@@ -265,11 +268,6 @@ func (a *app) supportProgress() *supportProgress {
 			}
 			shown = true
 		}
-	}()
+	})
 	return p
-}
-
-func (p *supportProgress) end() {
-	close(p.stop)
-	<-p.done
 }

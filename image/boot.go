@@ -80,7 +80,6 @@ type Boot struct {
 type builder struct {
 	store    *cache.Store
 	progress *progress.Reporter
-	programs program.Builder
 }
 
 // Build makes a node's software from the checkout at root, for a flavour of the kernel.
@@ -96,7 +95,7 @@ func BuildRoot(ctx context.Context, root string, store *cache.Store, r *progress
 
 func build(ctx context.Context, root string, store *cache.Store, r *progress.Reporter, flavour Flavour, archive bool) (*Boot, error) {
 	b := &builder{store: store, progress: r}
-	b.programs = program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
+	programs := program.Builder{Root: root, Version: boot.Version, Store: store, Progress: r}
 	r.Expect(stepKernel, guessKernel)
 	r.Expect(stepRootFS, guessRootFS)
 	r.Expect(stepInitramfs, guessInitramfs)
@@ -111,7 +110,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		return nil, err
 	}
 	result := &Boot{Version: boot.Version}
-	if result.Init, err = b.programs.Build(ctx, program.Init); err != nil {
+	if result.Init, err = programs.Build(ctx, program.Init); err != nil {
 		return nil, err
 	}
 	// The file, not the link: whoever links or copies it under the name sandbox has a program of that name.
@@ -234,11 +233,7 @@ func (b *builder) kernel(ctx context.Context, flavour Flavour) (*kernel.Kernel, 
 	if differs := kernel.Differs(flavour, packages); differs != "" {
 		b.progress.Note(differs)
 	}
-	var inputs []string
-	for _, p := range packages {
-		inputs = append(inputs, p.Key())
-	}
-	inputs = append(inputs, string(flavour))
+	inputs := append(deb.Keys(packages), string(flavour))
 	for _, row := range kernel.Modules {
 		inputs = append(inputs, row.Names, string(row.Only), fmt.Sprint(row.Optional))
 	}

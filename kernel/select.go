@@ -104,13 +104,10 @@ func (s *Selection) copyOrder(dir string) error {
 	if err != nil {
 		return err
 	}
-	selected := make(map[string]bool, len(s.Files))
-	for _, name := range s.Names() {
-		selected[name] = true
-	}
+	selected := s.Names()
 	var kept strings.Builder
 	for line := range strings.Lines(string(data)) {
-		if selected[moduleName(strings.TrimSpace(line))] {
+		if slices.Contains(selected, moduleName(strings.TrimSpace(line))) {
 			kept.WriteString(line)
 		}
 	}
@@ -126,11 +123,11 @@ func copyModule(from, to string) error {
 		return err
 	}
 	defer in.Close()
-	plain, done, err := decompressor(from, in)
+	plain, err := decompressor(from, in)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer plain.Close()
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err

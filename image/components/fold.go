@@ -89,34 +89,28 @@ func copyModule(module, dir, more string) error {
 	return nil
 }
 
-// program is the Go files of a package main that count on this platform.
-type program struct {
-	Dir     string
-	GoFiles []string
-}
-
-func (p program) paths() []string {
-	paths := make([]string, len(p.GoFiles))
-	for i, file := range p.GoFiles {
-		paths[i] = filepath.Join(p.Dir, file)
-	}
-	return paths
-}
-
-func listProgram(ctx context.Context, module, pkg string) (found program, err error) {
+// sources lists the Go files of a package main that count on this platform.
+func sources(ctx context.Context, module, pkg string) ([]string, error) {
 	out, err := output(ctx, module, append([]string{"CGO_ENABLED=0"}, goEnvironment...), "go", "list", "-mod=readonly", "-json=Dir,GoFiles", pkg)
 	if err != nil {
-		return found, err
+		return nil, err
+	}
+	var found struct {
+		Dir     string
+		GoFiles []string
 	}
 	if err := json.Unmarshal([]byte(out), &found); err != nil {
-		return found, fmt.Errorf("read what go list says: %w", err)
+		return nil, fmt.Errorf("read what go list says: %w", err)
 	}
-	return found, nil
+	for i, file := range found.GoFiles {
+		found.GoFiles[i] = filepath.Join(found.Dir, file)
+	}
+	return found.GoFiles, nil
 }
 
 // copyProgram copies a package main, to be imported.
 func copyProgram(ctx context.Context, module, pkg, dir string) error {
-	found, err := listProgram(ctx, module, pkg)
+	files, err := sources(ctx, module, pkg)
 	if err != nil {
 		return err
 	}
@@ -124,7 +118,7 @@ func copyProgram(ctx context.Context, module, pkg, dir string) error {
 		return err
 	}
 	mains := 0
-	for _, path := range found.paths() {
+	for _, path := range files {
 		source, err := os.ReadFile(path)
 		if err != nil {
 			return err

@@ -100,11 +100,11 @@ func renameMain(dir string) error {
 func graftInputs(ctx context.Context, root string, packages []string) ([]string, error) {
 	var inputs []string
 	for _, pkg := range packages {
-		program, err := listProgram(ctx, root, "./"+pkg)
+		files, err := sources(ctx, root, "./"+pkg)
 		if err != nil {
 			return nil, err
 		}
-		hash, err := cache.HashTree(program.paths()...)
+		hash, err := cache.HashTree(files...)
 		if err != nil {
 			return nil, err
 		}

@@ -67,10 +67,7 @@ func Lists(ctx context.Context, store *cache.Store, r *progress.Reporter) (deb.L
 	for _, flavour := range kernel.Flavours {
 		inputs = append(inputs, kernel.Tested[flavour])
 	}
-	dir, err := r.Build(ctx, store, stepLists, inputs, func(ctx context.Context, dir string) error {
-		_, err := deb.Update(ctx, dir)
-		return err
-	})
+	dir, err := r.Build(ctx, store, stepLists, inputs, deb.Update)
 	return deb.Lists{Dir: dir}, err
 }
 
@@ -86,10 +83,7 @@ func (s Set) Build(ctx context.Context, store *cache.Store, r *progress.Reporter
 	if err != nil {
 		return "", fmt.Errorf("find the packages of %s: %w", s.Name, err)
 	}
-	inputs := []string{recipe, s.Tree, s.Authorities}
-	for _, p := range packages {
-		inputs = append(inputs, p.Key())
-	}
+	inputs := append([]string{recipe, s.Tree, s.Authorities}, deb.Keys(packages)...)
 	for _, t := range s.Tools {
 		inputs = append(inputs, t.Package, t.Name, strings.Join(t.Links, " "))
 	}
@@ -144,12 +138,9 @@ func (s Set) fetch(ctx context.Context, lists deb.Lists, packages []deb.Package,
 const PackagesFolder = "/usr/share/garboard/packages"
 
 func writeKeys(path string, packages []deb.Package) error {
-	var keys strings.Builder
-	for _, p := range packages {
-		fmt.Fprintln(&keys, p.Key())
-	}
+	keys := strings.Join(deb.Keys(packages), "\n") + "\n"
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, []byte(keys.String()), 0o644)
+	return os.WriteFile(path, []byte(keys), 0o644)
 }

@@ -249,10 +249,8 @@ func checkLink(root, inside string) error {
 	if !path.IsAbs(target) {
 		target = path.Join(path.Dir(inside), target)
 	}
-	for _, place := range mountedLater {
-		if strings.HasPrefix(target, place) {
-			return nil
-		}
+	if slices.ContainsFunc(mountedLater, func(place string) bool { return strings.HasPrefix(target, place) }) {
+		return nil
 	}
 	if _, err := os.Lstat(filepath.Join(root, target)); err != nil {
 		return fmt.Errorf("%s: link to %s, which isn't there", inside, target)

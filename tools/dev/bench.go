@@ -82,11 +82,8 @@ func bench(ctx context.Context, out io.Writer, provisioner string, clusters int)
 	case clusters < 1:
 		return fmt.Errorf("--clusters %d: must be 1 or more", clusters)
 	}
-	root, err := repository()
+	root, err := prepared(ctx, out, false)
 	if err != nil {
-		return err
-	}
-	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
 	made, err := devcluster.Build(ctx, root, out, image.Build, image.Cloud)
@@ -318,11 +315,7 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, 
 	if err := pause(ctx, settle); err != nil {
 		return nil, err
 	}
-	host, err := c.HostPID()
-	if err != nil {
-		return nil, err
-	}
-	init, err := nodeInit(host, "")
+	init, err := firstInit(c)
 	if err != nil {
 		return nil, err
 	}
@@ -343,6 +336,15 @@ func idleMemory(ctx context.Context, out io.Writer, c *qemu.Cluster) ([]figure, 
 	}
 	all, err := weigh(c, c.Nodes[0], "a one-node control plane")
 	return []figure{bytesFigure("PID 1, apid and trustd, idle, proportional set size", total, budgetPSS), all}, err
+}
+
+// firstInit finds the PID 1 of the first node of a cluster that runs.
+func firstInit(c *qemu.Cluster) (int, error) {
+	host, err := c.HostPID()
+	if err != nil {
+		return 0, err
+	}
+	return nodeInit(host, "")
 }
 
 // nodeInit finds the first descendant of a process that is a node's PID 1, or

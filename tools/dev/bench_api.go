@@ -42,11 +42,7 @@ const (
 
 // benchAPI measures the machine API of a node that serves.
 func benchAPI(ctx context.Context, out io.Writer, root string, c *qemu.Cluster) ([]figure, error) {
-	host, err := c.HostPID()
-	if err != nil {
-		return nil, err
-	}
-	init, err := nodeInit(host, "")
+	init, err := firstInit(c)
 	if err != nil {
 		return nil, err
 	}

@@ -39,11 +39,8 @@ func upCommand() *cobra.Command {
 }
 
 func up(ctx context.Context, out io.Writer, o qemu.Options) error {
-	root, err := repository()
+	root, err := prepared(ctx, out, false)
 	if err != nil {
-		return err
-	}
-	if err := setup(ctx, out, false); err != nil {
 		return err
 	}
 	c, err := devcluster.Create(ctx, out, devcluster.Options{Checkout: root, Cluster: o})
@@ -122,8 +119,8 @@ func kubectl(ctx context.Context, c *qemu.Cluster, in io.Reader, out io.Writer, 
 	cmd := exec.CommandContext(ctx, filepath.Join(made["kubernetes"], "kubectl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, os.Stderr
-	var exit *exec.ExitError
-	if err = cmd.Run(); errors.As(err, &exit) {
+	err = cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exitCode(max(exit.ExitCode(), 1))
 	}
 	return err

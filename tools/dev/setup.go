@@ -60,6 +60,16 @@ func setup(ctx context.Context, out io.Writer, tests bool) error {
 	return install(ctx, out, missing)
 }
 
+// prepared is the checkout that the program was started in, on a machine with the packages
+// that building needs, and those of the tests where asked.
+func prepared(ctx context.Context, out io.Writer, tests bool) (string, error) {
+	root, err := repository()
+	if err == nil {
+		err = setup(ctx, out, tests)
+	}
+	return root, err
+}
+
 func missingPackages(ctx context.Context, need map[string]string) ([]string, error) {
 	if _, err := exec.LookPath("dpkg-query"); err != nil {
 		return nil, errors.New("this isn't Debian or Ubuntu (no dpkg-query): building the image takes kernel and tools from Debian packages; use Debian 12 or newer, or a container or VM of it")

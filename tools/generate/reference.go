@@ -139,13 +139,7 @@ func small(f config.Field) bool {
 
 // anchor is how GitHub and others link to a heading.
 func anchor(path string) string {
-	keep := func(r rune) rune {
-		if r == '.' || r == '[' || r == ']' || r == '<' || r == '>' {
-			return -1
-		}
-		return r
-	}
-	return strings.Map(keep, strings.ToLower(path))
+	return strings.NewReplacer(".", "", "[", "", "]", "", "<", "", ">", "").Replace(strings.ToLower(path))
 }
 
 func typeCell(f config.Field) string {

@@ -67,11 +67,13 @@ func Write(ctx context.Context, w io.Writer, c Contents) (err error) {
 	if err != nil {
 		return err
 	}
-	counted := &counter{w: w}
-	if err := writeCompressed(ctx, counted, small); err != nil {
+	first, err := compressed(ctx, small)
+	if err != nil {
 		return err
 	}
-	if err := counted.align(); err != nil {
+	// The kernel skips zeros between segments.
+	padding := (alignment - len(first)%alignment) % alignment
+	if _, err := w.Write(append(first, make([]byte, padding)...)); err != nil {
 		return err
 	}
 	rootfs, err := os.Open(c.RootFS)
@@ -86,10 +88,7 @@ func Write(ctx context.Context, w io.Writer, c Contents) (err error) {
 	// It is read while it is written.
 	record := cpio.StaticFile(RootFSName, "", 0o400)
 	record.ReaderAt, record.FileSize = rootfs, uint64(stat.Size())
-	if err := writeSegment(counted, []cpio.Record{record}); err != nil {
-		return err
-	}
-	return counted.align()
+	return writeSegment(w, []cpio.Record{record})
 }
 
 // smallFiles lists the compressed segment.
@@ -184,7 +183,7 @@ func contents(name, path string, perm uint64) (cpio.Record, error) {
 	return cpio.StaticFile(name, string(data), perm), nil
 }
 
-// writeSegment writes one complete cpio archive.
+// writeSegment writes one complete cpio archive. Its length is a multiple of alignment.
 func writeSegment(w io.Writer, records []cpio.Record) error {
 	cpio.MakeAllReproducible(records)
 	for i := range records {
@@ -198,35 +197,17 @@ func writeSegment(w io.Writer, records []cpio.Record) error {
 	return cpio.WriteTrailer(archive)
 }
 
-// writeCompressed writes one archive through zstd. One thread: how many there are shows in the output.
-func writeCompressed(ctx context.Context, w io.Writer, records []cpio.Record) error {
+// compressed is one archive, through zstd. One thread: how many there are shows in the output.
+func compressed(ctx context.Context, records []cpio.Record) ([]byte, error) {
 	var archive, complaints bytes.Buffer
 	if err := writeSegment(&archive, records); err != nil {
-		return err
+		return nil, err
 	}
 	compressor := exec.CommandContext(ctx, "zstd", level, "--single-thread", "--quiet", "--stdout")
-	compressor.Stdin, compressor.Stdout, compressor.Stderr = &archive, w, &complaints
-	if err := compressor.Run(); err != nil {
-		return fmt.Errorf("%s: %w: %s", compressor, err, bytes.TrimSpace(complaints.Bytes()))
+	compressor.Stdin, compressor.Stderr = &archive, &complaints
+	out, err := compressor.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", compressor, err, bytes.TrimSpace(complaints.Bytes()))
 	}
-	return nil
-}
-
-// counter counts what passes, so that the next segment can be aligned.
-type counter struct {
-	w io.Writer
-	n int64
-}
-
-func (c *counter) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
-}
-
-// align pads with zeros, which the kernel skips between segments.
-func (c *counter) align() error {
-	padding := (alignment - c.n%alignment) % alignment
-	_, err := io.Copy(c, bytes.NewReader(make([]byte, padding)))
-	return err
+	return out, nil
 }

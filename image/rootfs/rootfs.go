@@ -80,7 +80,7 @@ func Plan(src Sources) ([]Entry, error) {
 		if c.from == "" {
 			continue
 		}
-		copied, err := copyOf(c.from, c.to)
+		copied, err := CopyOf(c.from, c.to)
 		if err != nil {
 			return nil, err
 		}
@@ -89,8 +89,8 @@ func Plan(src Sources) ([]Entry, error) {
 	return arrange(entries)
 }
 
-// copyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories come by themselves.
-func copyOf(from, to string) ([]Entry, error) {
+// CopyOf lists from, if it is a file or a link, or the files and links below it, as entries at or below to. Directories come by themselves.
+func CopyOf(from, to string) ([]Entry, error) {
 	var entries []Entry
 	err := filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

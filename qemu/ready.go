@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -46,7 +47,7 @@ type Milestone struct {
 // runs. It calls reached for each milestone, and waiting after each attempt with what is
 // still missing. Both may be nil. It returns an error when the cluster ends.
 func (c *Cluster) WaitReady(ctx context.Context, reached func(Milestone), waiting func(error)) error {
-	api, err := c.kubeAPI()
+	api, err := c.KubeAPI()
 	if err != nil {
 		return err
 	}
@@ -113,15 +114,16 @@ func (c *Cluster) Chart(node string) string {
 	return c.dir.chart(node)
 }
 
-// kubeAPI is a client of the Kubernetes API with the cluster's own kubeconfig.
-type kubeAPI struct {
+// KubeAPI is a client of the Kubernetes API, as an administrator, with the cluster's own
+// kubeconfig.
+type KubeAPI struct {
 	server string
 	trust  *tls.Config
 	client *http.Client
 }
 
-// kubeAPI reads the kubeconfig that create wrote.
-func (c *Cluster) kubeAPI() (*kubeAPI, error) {
+// KubeAPI reads the kubeconfig that create wrote.
+func (c *Cluster) KubeAPI() (*KubeAPI, error) {
 	data, err := os.ReadFile(c.Kubeconfig())
 	if err != nil {
 		return nil, err
@@ -146,7 +148,7 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(decoded[0])
 	trust := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
-	return &kubeAPI{
+	return &KubeAPI{
 		server: k.Clusters[0].Cluster.Server,
 		trust:  trust,
 		client: &http.Client{
@@ -158,28 +160,26 @@ func (c *Cluster) kubeAPI() (*kubeAPI, error) {
 	}, nil
 }
 
-// KubeClient returns a client of the Kubernetes API, as an administrator, and the URL of the
-// server. A request may take as long as the server of a cluster that starts needs.
-func (c *Cluster) KubeClient() (server string, client *http.Client, err error) {
-	api, err := c.kubeAPI()
+// Request sends a request, and returns the answer and its body. It may take as long as the
+// server of a cluster that starts needs.
+func (a *KubeAPI) Request(ctx context.Context, method, path string, header http.Header, body []byte) (*http.Response, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, a.server+path, bytes.NewReader(body))
 	if err != nil {
-		return "", nil, err
+		return nil, nil, err
 	}
-	return api.server, api.client, nil
+	req.Header = header
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	return resp, answer, err
 }
 
 // get reads an answer in JSON into to; nil: only the status counts.
-func (a *kubeAPI) get(ctx context.Context, path string, to any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+path, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+func (a *KubeAPI) get(ctx context.Context, path string, to any) error {
+	resp, body, err := a.Request(ctx, http.MethodGet, path, http.Header{}, nil)
 	if err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func (a *kubeAPI) get(ctx context.Context, path string, to any) error {
 	return json.Unmarshal(body, to)
 }
 
-func (a *kubeAPI) answers(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }
+func (a *KubeAPI) answers(ctx context.Context) error { return a.get(ctx, "/readyz", nil) }
 
 // condition is a condition of a node or a deployment, as in the Kubernetes API.
 type condition struct{ Type, Status, Message string }
@@ -212,7 +212,7 @@ func holds(conditions []condition, want string) error {
 	return fmt.Errorf("not %s", want)
 }
 
-func (a *kubeAPI) nodesReady(ctx context.Context, count int) error {
+func (a *KubeAPI) nodesReady(ctx context.Context, count int) error {
 	var list struct {
 		Items []struct {
 			Metadata struct{ Name string }
@@ -234,7 +234,7 @@ func (a *kubeAPI) nodesReady(ctx context.Context, count int) error {
 	return errors.Join(unready...)
 }
 
-func (a *kubeAPI) dnsReady(ctx context.Context) error {
+func (a *KubeAPI) dnsReady(ctx context.Context) error {
 	var deployment struct {
 		Status struct{ Conditions []condition }
 	}

@@ -1,28 +1,22 @@
 package selfhosted
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
+
+	"github.com/garboard-os/garboard/qemu"
 )
 
-const (
-	namespace   = "kube-system"
-	answerLimit = 16 << 20 // bytes
-)
+const namespace = "kube-system"
 
 // object is an object of Kubernetes, or a part of one.
 type object = map[string]any
 
 // kube is a client of the Kubernetes API.
-type kube struct {
-	server string
-	client *http.Client
-}
+type kube struct{ *qemu.KubeAPI }
 
 // statusError is an answer of the API server that isn't a success.
 type statusError struct {
@@ -59,17 +53,8 @@ func (k *kube) do(ctx context.Context, method, path string, body any, to any) er
 			return err
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, k.server+path, bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/apply-patch+yaml") // JSON is YAML
-	resp, err := k.client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerLimit))
+	header := http.Header{"Content-Type": {"application/apply-patch+yaml"}} // JSON is YAML
+	resp, answer, err := k.Request(ctx, method, path, header, text)
 	if err != nil {
 		return err
 	}

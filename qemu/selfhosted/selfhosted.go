@@ -58,11 +58,11 @@ func Convert(ctx context.Context, c *qemu.Cluster, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server, kubeClient, err := c.KubeClient()
+	api, err := c.KubeAPI()
 	if err != nil {
 		return err
 	}
-	s := &conversion{cluster: c, nodes: nodes, kube: &kube{server, kubeClient}, out: out, start: time.Now()}
+	s := &conversion{cluster: c, nodes: nodes, kube: &kube{api}, out: out, start: time.Now()}
 	s.all = slices.DeleteFunc(slices.Clone(c.Nodes), func(n qemu.Node) bool { return n.Later })
 	s.control = slices.DeleteFunc(slices.Clone(s.all), func(n qemu.Node) bool { return n.Type == string(config.Worker) })
 	for _, step := range []struct {

@@ -45,26 +45,14 @@ func (m machines) call(ctx context.Context, n qemu.Node, limit time.Duration, do
 	return do(ctx, c)
 }
 
-// receive reads a stream to its end.
-func receive[T any](stream *connect.ServerStreamForClient[T], err error, each func(*T)) error {
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		each(stream.Msg())
-	}
-	return stream.Err()
-}
-
 // list returns the names of the files in a directory of a node.
 func (m machines) list(ctx context.Context, n qemu.Node, dir string) (names []string, err error) {
 	err = m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) error {
-		stream, err := c.File.List(ctx, connect.NewRequest(&apiv1.ListFilesRequest{Path: dir, Depth: 1}))
-		return receive(stream, err, func(f *apiv1.FileInfo) {
+		return client.Receive(ctx, c.File.List, &apiv1.ListFilesRequest{Path: dir, Depth: 1}, func(f *apiv1.FileInfo) error {
 			if f.Error == "" && strings.HasPrefix(f.Mode, "-") {
 				names = append(names, f.Name)
 			}
+			return nil
 		})
 	})
 	if err != nil {
@@ -117,8 +105,10 @@ func (m machines) files(ctx context.Context, n qemu.Node, dir string) (map[strin
 // read returns a file of a node.
 func (m machines) read(ctx context.Context, n qemu.Node, name string) (data []byte, err error) {
 	err = m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) error {
-		stream, err := c.File.Read(ctx, connect.NewRequest(&apiv1.ReadFileRequest{Path: name}))
-		return receive(stream, err, func(chunk *apiv1.FileChunk) { data = append(data, chunk.Data...) })
+		return client.Receive(ctx, c.File.Read, &apiv1.ReadFileRequest{Path: name}, func(chunk *apiv1.FileChunk) error {
+			data = append(data, chunk.Data...)
+			return nil
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: read %s: %w", n.Name, name, err)

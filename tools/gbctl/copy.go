@@ -89,7 +89,7 @@ func (x *extraction) from(ctx context.Context, c *client.Client, path, dir strin
 	r, w := io.Pipe()
 	var receiving sync.WaitGroup
 	receiving.Go(func() {
-		err := receive(ctx, c.File.Copy, &apiv1.CopyFilesRequest{Path: path}, func(m *apiv1.FileChunk) error {
+		err := client.Receive(ctx, c.File.Copy, &apiv1.CopyFilesRequest{Path: path}, func(m *apiv1.FileChunk) error {
 			_, err := w.Write(m.Data)
 			return err
 		})

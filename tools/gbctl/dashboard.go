@@ -169,7 +169,7 @@ func (f *feeds) requestError(ctx context.Context, c *client.Client, err error) e
 func (f *feeds) events(ctx context.Context, i int, c *client.Client) {
 	for ctx.Err() == nil {
 		again := true
-		_ = receive(ctx, c.Service.Events, &apiv1.EventsRequest{Tail: pastEvents, Follow: true}, func(e *apiv1.ServiceEvent) error {
+		_ = client.Receive(ctx, c.Service.Events, &apiv1.EventsRequest{Tail: pastEvents, Follow: true}, func(e *apiv1.ServiceEvent) error {
 			f.send(eventsMsg{node: i, again: again, events: []*apiv1.ServiceEvent{e}})
 			again = false
 			return ctx.Err()
@@ -219,7 +219,7 @@ func (f *feeds) log(ctx context.Context, t logTarget) {
 	defer c.Close()
 	for ctx.Err() == nil {
 		again := true
-		err = receive(ctx, c.Log.Read, &apiv1.ReadLogRequest{Id: t.service, Tail: pastLines, Follow: true}, func(m *apiv1.LogChunk) error {
+		err = client.Receive(ctx, c.Log.Read, &apiv1.ReadLogRequest{Id: t.service, Tail: pastLines, Follow: true}, func(m *apiv1.LogChunk) error {
 			f.send(linesMsg{target: t, again: again, lines: m.Lines, lost: m.Lost})
 			again = false
 			return ctx.Err()

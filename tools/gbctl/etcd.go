@@ -111,7 +111,7 @@ func saveSnapshot(ctx context.Context, c *client.Client, path string) (_ uint64,
 		}
 	}()
 	to := &checksumWriter{to: f, hash: sha256.New()}
-	if err := receive(ctx, c.Etcd.Snapshot, &apiv1.EtcdSnapshotRequest{}, func(m *apiv1.FileChunk) error {
+	if err := client.Receive(ctx, c.Etcd.Snapshot, &apiv1.EtcdSnapshotRequest{}, func(m *apiv1.FileChunk) error {
 		_, err := to.Write(m.Data)
 		return err
 	}); err != nil {

@@ -84,7 +84,7 @@ var errStopped = errors.New("stopped")
 func (f *follower) watch(ctx context.Context, c *client.Client) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	f.streamErr = receive(ctx, c.Operation.Watch, &apiv1.WatchOperationRequest{Id: f.id, After: f.cursor}, func(u *apiv1.OperationUpdate) error {
+	f.streamErr = client.Receive(ctx, c.Operation.Watch, &apiv1.WatchOperationRequest{Id: f.id, After: f.cursor}, func(u *apiv1.OperationUpdate) error {
 		f.lastUpdate, f.last = time.Now(), u.Operation
 		if f.outputErr = f.show(u); f.outputErr != nil {
 			return f.outputErr

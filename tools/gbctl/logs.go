@@ -69,21 +69,6 @@ func (a *app) stream(ctx context.Context, follow bool, read func(context.Context
 	})
 }
 
-// receive calls each for all messages of a stream.
-func receive[Q, T any](ctx context.Context, method func(context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[T], error), request *Q, each func(*T) error) error {
-	stream, err := method(ctx, connect.NewRequest(request))
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	for stream.Receive() {
-		if err := each(stream.Msg()); err != nil {
-			return err
-		}
-	}
-	return stream.Err()
-}
-
 // streamLines prints a stream of each node: a line for each message, or a JSON object.
 func streamLines[S, Q, T any, M interface {
 	*T
@@ -94,7 +79,7 @@ func streamLines[S, Q, T any, M interface {
 		open := func(ctx context.Context, r *connect.Request[Q]) (*connect.ServerStreamForClient[T], error) {
 			return method(service(c), ctx, r)
 		}
-		return receive(ctx, open, request, func(m *T) error {
+		return client.Receive(ctx, open, request, func(m *T) error {
 			if a.output == "json" {
 				return writeLine(a, document(c.Name, M(m)))
 			}
@@ -137,7 +122,7 @@ func (a *app) logsCommand() *cobra.Command {
 			r.Id, r.Tail = args[0], tail(last)
 			p := a.printer()
 			return a.stream(cmd.Context(), r.Follow, func(ctx context.Context, c *client.Client) error {
-				return receive(ctx, c.Log.Read, r, func(m *apiv1.LogChunk) error {
+				return client.Receive(ctx, c.Log.Read, r, func(m *apiv1.LogChunk) error {
 					if m.Lost > 0 {
 						fmt.Fprintf(a.err, "%s: %d lines were lost: the log was written faster than it could be sent\n", c.Name, m.Lost)
 					}

@@ -84,14 +84,14 @@ func textOf[A any, T string | []byte](ask question[A], text func(A) T) func(cont
 }
 
 func supportEventsLog(ctx context.Context, n *supportNode, w io.Writer) error {
-	return receive(ctx, n.client.Service.Events, &apiv1.EventsRequest{Tail: supportEvents}, func(e *apiv1.ServiceEvent) error {
+	return client.Receive(ctx, n.client.Service.Events, &apiv1.EventsRequest{Tail: supportEvents}, func(e *apiv1.ServiceEvent) error {
 		_, err := fmt.Fprintln(w, serviceLine(e))
 		return err
 	})
 }
 
 func supportDmesg(ctx context.Context, n *supportNode, w io.Writer) error {
-	return receive(ctx, n.client.Log.Dmesg, &apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}, func(m *apiv1.KernelMessage) error {
+	return client.Receive(ctx, n.client.Log.Dmesg, &apiv1.DmesgRequest{Tail: int32(n.bundle.lines)}, func(m *apiv1.KernelMessage) error {
 		_, err := fmt.Fprintln(w, kernelLine(m))
 		return err
 	})
@@ -110,7 +110,7 @@ func (n *supportNode) logs(ctx context.Context, kubernetes bool) error {
 			name = "logs/kubernetes/" + fileName(namespace) + "/" + fileName(container) + ".log"
 		}
 		n.enqueue(item{name, func(ctx context.Context, n *supportNode, w io.Writer) error {
-			return receive(ctx, n.client.Log.Read, &apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}, func(m *apiv1.LogChunk) error {
+			return client.Receive(ctx, n.client.Log.Read, &apiv1.ReadLogRequest{Id: id, Kubernetes: kubernetes, Tail: int32(n.bundle.lines)}, func(m *apiv1.LogChunk) error {
 				if m.Lost > 0 {
 					fmt.Fprintf(w, "(%d lines were lost here)\n", m.Lost)
 				}

@@ -27,7 +27,7 @@ func (a *app) watch(ctx context.Context, q query) error {
 	return a.each(ctx, nodes, func(ctx context.Context, i int, c *client.Client) error {
 		first := sync.OnceFunc(w.synced)
 		defer first() // a node that fails doesn't delay the others
-		err := receive(ctx, c.Resource.Watch, q.request(), func(e *apiv1.ResourceEvent) error {
+		err := client.Receive(ctx, c.Resource.Watch, q.request(), func(e *apiv1.ResourceEvent) error {
 			if e.Kind == apiv1.ResourceEvent_KIND_SYNCED {
 				first()
 				return nil

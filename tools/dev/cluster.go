@@ -91,19 +91,30 @@ func downCommand() *cobra.Command {
 	}, &name)
 }
 
-func kubectlCommand() *cobra.Command {
+// clusterCommand makes a command for a cluster that exists.
+func clusterCommand(use, short string, args cobra.PositionalArgs, do func(cmd *cobra.Command, c *qemu.Cluster, args []string) error) *cobra.Command {
 	var name string
 	return clusterFlag(&cobra.Command{
-		Use:   "kubectl -- ARGS",
-		Short: "kubectl against a cluster",
+		Use:   use,
+		Short: short,
+		Args:  args,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openCluster(name)
+			c, err := qemu.Open(name)
+			if errors.Is(err, qemu.ErrNoCluster) {
+				err = fmt.Errorf("there is no cluster %s; make one with: make up", name)
+			}
 			if err != nil {
 				return err
 			}
-			return kubectl(cmd.Context(), c, os.Stdin, cmd.OutOrStdout(), args...)
+			return do(cmd, c, args)
 		},
 	}, &name)
+}
+
+func kubectlCommand() *cobra.Command {
+	return clusterCommand("kubectl -- ARGS", "kubectl against a cluster", nil, func(cmd *cobra.Command, c *qemu.Cluster, args []string) error {
+		return kubectl(cmd.Context(), c, os.Stdin, cmd.OutOrStdout(), args...)
+	})
 }
 
 // kubectl runs the one that was built with the cluster.
@@ -124,14 +135,6 @@ func kubectl(ctx context.Context, c *qemu.Cluster, in io.Reader, out io.Writer, 
 		return exitCode(max(exit.ExitCode(), 1))
 	}
 	return err
-}
-
-func openCluster(name string) (*qemu.Cluster, error) {
-	c, err := qemu.Open(name)
-	if errors.Is(err, qemu.ErrNoCluster) {
-		err = fmt.Errorf("there is no cluster %s; make one with: make up", name)
-	}
-	return c, err
 }
 
 // hostCommand is the process that holds a cluster; up starts it.

@@ -18,24 +18,15 @@ import (
 const followPoll = 200 * time.Millisecond
 
 func consoleCommand() *cobra.Command {
-	var name, node string
-	cmd := clusterFlag(&cobra.Command{
-		Use:   "console",
-		Short: "Show a node's console; on a terminal, follow it until Ctrl-C",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := openCluster(name)
-			if err != nil {
-				return err
-			}
-			of, err := c.Find(cmp.Or(node, c.Nodes[0].Name))
-			if err != nil {
-				return err
-			}
-			follow := term.IsTerminal(int(os.Stdout.Fd()))
-			return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(of.Name), follow)
-		},
-	}, &name)
+	var node string
+	cmd := clusterCommand("console", "Show a node's console; on a terminal, follow it until Ctrl-C", cobra.NoArgs, func(cmd *cobra.Command, c *qemu.Cluster, _ []string) error {
+		of, err := c.Find(cmp.Or(node, c.Nodes[0].Name))
+		if err != nil {
+			return err
+		}
+		follow := term.IsTerminal(int(os.Stdout.Fd()))
+		return showConsole(cmd.Context(), cmd.OutOrStdout(), c.Console(of.Name), follow)
+	})
 	cmd.Flags().StringVar(&node, "node", "", "name of the node (default the first control plane)")
 	return cmd
 }
@@ -60,19 +51,9 @@ func showConsole(ctx context.Context, out io.Writer, path string, follow bool) e
 }
 
 func chartCommand() *cobra.Command {
-	var name string
-	return clusterFlag(&cobra.Command{
-		Use:   "chart",
-		Short: "Show how the last boot went, as a chart",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := openCluster(name)
-			if err != nil {
-				return err
-			}
-			return printChart(cmd.Context(), cmd.OutOrStdout(), c)
-		},
-	}, &name)
+	return clusterCommand("chart", "Show how the last boot went, as a chart", cobra.NoArgs, func(cmd *cobra.Command, c *qemu.Cluster, _ []string) error {
+		return printChart(cmd.Context(), cmd.OutOrStdout(), c)
+	})
 }
 
 // printChart shows the chart of the first node's boot, and where the picture is.

@@ -99,7 +99,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 	r.Expect(stepKernel, guessKernel)
 	r.Expect(stepRootFS, guessRootFS)
 	r.Expect(stepInitramfs, guessInitramfs)
-	steps := []string{program.Init.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
+	steps := []string{program.Name, stepKernel, rootfs.Tools.Name, stepRootFS}
 	if archive {
 		steps = append(steps, stepInitramfs)
 	}
@@ -110,7 +110,7 @@ func build(ctx context.Context, root string, store *cache.Store, r *progress.Rep
 		return nil, err
 	}
 	result := &Boot{Version: boot.Version}
-	if result.Init, err = programs.Build(ctx, program.Init); err != nil {
+	if result.Init, err = programs.Build(ctx); err != nil {
 		return nil, err
 	}
 	// The file, not the link: whoever links or copies it under the name sandbox has a program of that name.
